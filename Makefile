@@ -1,0 +1,67 @@
+# Esper: `make demo` to see it grow a network, `make test` before every change.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+# One thread per process: the networks are small, and results do not depend on the machine's cores.
+export OMP_NUM_THREADS := 1
+export MKL_NUM_THREADS := 1
+# Some CPUs advertise AMX but trap on its first instruction; oneDNN stops below it.
+export ONEDNN_MAX_CPU_ISA := AVX512_CORE_BF16
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo check test test-slow fmt bench clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | \
+		awk -F ':.*## ' '{ printf "  make %-10s %s\n", $$1, $$2 }'
+
+setup: $(STAMP) ## create .venv with everything for development
+
+# setuptools is installed first and the package built without isolation, so that a repeated
+# installation finds everything in place and needs no network.
+$(STAMP): pyproject.toml constraints.txt
+	@if [ ! -x $(BIN)/python ]; then \
+		command -v $(PYTHON) >/dev/null 2>&1 || { \
+			echo "error: $(PYTHON) was not found; name a Python 3.11 or newer: make PYTHON=python3.12 ..." >&2; \
+			exit 1; }; \
+		$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+			echo "error: Esper needs Python 3.11 or newer, but $(PYTHON) is older; name another: make PYTHON=python3.12 ..." >&2; \
+			exit 1; }; \
+		echo "creating $(VENV)"; \
+		$(PYTHON) -m venv $(VENV); \
+	fi
+	$(BIN)/python -m pip install --quiet -c constraints.txt setuptools
+	$(BIN)/python -m pip install --quiet --no-build-isolation -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: setup ## grow a small network on the embedded digits and print what each seed brought
+	$(BIN)/python -m esper.cli.main grow --task digits --controller heuristic --seed 0 \
+		--out runs/demo --overwrite
+
+check: setup ## lint, format, types, import contracts and the shape of the tree
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python tools/check_tree.py
+
+test: check ## all that a change needs: the checks above, then the CPU test suite
+	$(BIN)/python -m pytest -n 2 -m "not slow and not gpu"
+
+test-slow: setup ## full counts and long soaks
+	$(BIN)/python -m pytest -m slow
+
+fmt: setup ## put the code into its standard form
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup ## run the benchmarks
+	$(BIN)/python -m benchmarks
+
+clean: ## remove .venv, caches and builds; runs/ stays
+	rm -rf $(VENV) build dist src/*.egg-info
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find src tests tools benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

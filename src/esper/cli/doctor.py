@@ -1,0 +1,68 @@
+"""`esper doctor`: versions, devices, threads, data found, and what is missing."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+from typing import Any
+
+from esper.cli.output import out_console, print_json, safe
+
+_EXTRAS = {"export": ("onnx", "onnxscript")}
+
+
+def add_parser(verbs: Any) -> None:
+    """Add the verb."""
+    parser = verbs.add_parser(
+        "doctor",
+        help="show versions, devices, threads, data found, and what is missing",
+        description="Show what Esper finds on this machine and what is missing.",
+    )
+    parser.add_argument("--data", metavar="PATH", help="where data files lie")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print what was found."""
+    from rich.table import Table
+
+    found = examine(options.data)
+    if options.json:
+        print_json(found)
+        return 0
+    table = Table(show_header=False, title="Esper on this machine", title_justify="left")
+    for section, entries in found.items():
+        for key, value in entries.items():
+            table.add_row(section, safe(key), safe(value))
+    out_console().print(table)
+    return 0
+
+
+def _data_found(data: dict[str, Any]) -> str:
+    return str(data["where"] or data["problem"])
+
+
+def examine(data: str | None) -> dict[str, dict[str, Any]]:
+    """Return everything the command shows, as plain data."""
+    import torch
+
+    from esper.growth.versions import software_versions
+    from esper.tasks import TASKS, describe_task
+
+    devices: dict[str, Any] = {"cpu": f"{os.cpu_count()} cores"}
+    for index in range(torch.cuda.device_count()):
+        devices[f"cuda:{index}"] = torch.cuda.get_device_name(index)
+    missing = {
+        extra: f"pip install 'esper-grow[{extra}]'"
+        for extra, packages in _EXTRAS.items()
+        if any(importlib.util.find_spec(package) is None for package in packages)
+    }
+    return {
+        "versions": software_versions(),
+        "devices": devices,
+        "threads": {"torch": torch.get_num_threads()},
+        "data": {name: _data_found(describe_task(name, data)["data"]) for name in TASKS.names()},
+        "missing": missing or {"nothing": ""},
+    }

@@ -1,0 +1,300 @@
+"""`esper grow`: train and grow one network."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from esper.cli.output import err_console, out_console, points, print_json, safe
+
+_EPILOG = """\
+examples:
+  esper grow --task digits --out runs/first
+  esper grow --task cifar_baseline --data ~/cifar-10-batches-py --device cuda --out runs/cifar
+  esper grow --model mynet:make --slots layer1,layer2 --data images.npz --out runs/mine
+  esper grow --resume --out runs/first
+"""
+
+_CONTROLLERS = "heuristic, wait, random, or schedule:FILE"
+
+
+def add_parser(verbs: Any) -> None:
+    """Add the verb."""
+    parser = verbs.add_parser(
+        "grow",
+        help="train and grow one network",
+        description="Train a network while a controller grows it, and compare it with its twin.",
+        epilog=_EPILOG,
+    )
+    what = parser.add_argument_group("what to grow")
+    what.add_argument("--task", metavar="T", help="a task of `esper tasks`")
+    what.add_argument("--model", metavar="MODULE:FACTORY", help="a model of your own")
+    what.add_argument("--slots", metavar="A,B", help="submodules whose output may grow")
+    what.add_argument("--data", metavar="PATH", help="file or folder of the data")
+    how = parser.add_argument_group("how")
+    how.add_argument("--controller", metavar="C", help=f"{_CONTROLLERS} (default: heuristic)")
+    how.add_argument("--epochs", type=int, metavar="E", help="length (default: the task's)")
+    how.add_argument("--seed", type=int, metavar="S", help="seed of the run (default: 0)")
+    how.add_argument("--device", choices=("auto", "cpu", "cuda"), help="(default: auto)")
+    how.add_argument("--learning-rate", type=float, metavar="LR", help="(default: the task's)")
+    how.add_argument("--batch-size", type=int, metavar="B", help="(default: the task's)")
+    how.add_argument(
+        "--training-mode",
+        choices=("straight_through", "shadow"),
+        help="how a seed learns in isolation (default: straight_through)",
+    )
+    how.add_argument("--gates", choices=("permissive", "strict"), help="(default: permissive)")
+    how.add_argument(
+        "--twin",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="also train the network that only waits (default: yes; twice the cost)",
+    )
+    limits = parser.add_argument_group("limits of growth (0: none)")
+    limits.add_argument("--max-seeds", type=int, metavar="N", help="seeds alive or fossilized")
+    limits.add_argument("--max-parameters", type=int, metavar="N", help="trainable parameters")
+    limits.add_argument("--max-added-flops", type=int, metavar="N", help="operations a sample")
+    limits.add_argument("--ablate-every", type=int, metavar="N", help="epochs (default: 1)")
+    where = parser.add_argument_group("where it goes")
+    where.add_argument("--out", metavar="RUN", required=True, help="folder of the run")
+    where.add_argument("--resume", action="store_true", help="continue the run in --out")
+    where.add_argument("--overwrite", action="store_true", help="replace the run in --out")
+    where.add_argument("--export", choices=("onnx", "pt2"), help="also write the grown network")
+    where.add_argument("--json", action="store_true", help="print one JSON document")
+    where.add_argument("-v", "--verbose", action="store_true", help="show every decision")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Carry out the command."""
+    from esper.cli.request import GrowRequest
+    from esper.growth.folder import RunFolder
+
+    folder = RunFolder(options.out)
+    state = None
+    if options.resume:
+        _refuse_changes(options)
+        request = GrowRequest.from_mapping(folder.read_config())
+        state = folder.load()
+    else:
+        request = resolve(options)
+    growing = request.build()
+    if state is not None:
+        growing.load_state_dict(state)
+    if not options.resume:
+        folder.create(request.to_mapping(), overwrite=options.overwrite)
+        folder.log(f"started: esper {shlex.join(sys.argv[1:])}")
+    finished = _carry_out(growing, folder, request, options)
+    return 0 if finished else 130
+
+
+def resolve(options: argparse.Namespace) -> Any:
+    """Turn options into a complete request."""
+    from esper.cli.request import GrowRequest, choose_device, growth_of, training_of
+    from esper.growth.gardener import DEFAULT_CONTROLLER
+    from esper.growth.grow import limited
+
+    training = training_of(options.task).replace(**_given(options, "learning_rate", "batch_size"))
+    growth = growth_of(options.task).replace(**_given(options, "epochs", "seed", "twin"))
+    garden = limited(
+        growth.garden,
+        options.max_seeds or 0,
+        options.max_parameters or 0,
+        options.max_added_flops or 0,
+    ).replace(**_given(options, "training_mode"))
+    if options.gates:
+        gates = garden.lifecycle.gates.replace(kind=options.gates)
+        garden = garden.replace(lifecycle=garden.lifecycle.replace(gates=gates))
+    gardener = growth.gardener.replace(**_given(options, "ablate_every"))
+    return GrowRequest(
+        task=options.task,
+        model=options.model,
+        slots=tuple(part for part in (options.slots or "").split(",") if part),
+        data=options.data,
+        controller=options.controller or DEFAULT_CONTROLLER,
+        device=choose_device(options.device or "auto"),
+        training=training,
+        growth=growth.replace(garden=garden, gardener=gardener),
+    )
+
+
+def _given(options: argparse.Namespace, *names: str) -> dict[str, Any]:
+    chosen = {name: vars(options)[name] for name in names}
+    return {name: value for name, value in chosen.items() if value is not None}
+
+
+def _refuse_changes(options: argparse.Namespace) -> None:
+    from esper.leyline.errors import UsageError
+
+    kept = {"out", "resume", "export", "json", "verbose", "run", "overwrite"}
+    if options.overwrite:
+        raise UsageError("--resume continues a run and --overwrite replaces it; give one of them")
+    changed = [
+        "--" + name.replace("_", "-")
+        for name, value in vars(options).items()
+        if name not in kept and value not in (None, False)
+    ]
+    if changed:
+        raise UsageError(
+            f"--resume continues with the settings of the run; leave out {', '.join(changed)}"
+        )
+
+
+def _carry_out(growing: Any, folder: Any, request: Any, options: argparse.Namespace) -> bool:
+    """Run to the end, or until a signal; return whether the end was reached."""
+    from esper.cli.view import GrowthView, metrics_line
+
+    console = err_console()
+    done = growing.gardener.epoch
+    title = f"growing {growing.name} ({request.controller}, {request.device})"
+    with (
+        _stop_signals() as stopped,
+        GrowthView(
+            console, request.growth.epochs, done, title=title, verbose=options.verbose
+        ) as view,
+    ):
+        for record in growing.epochs():
+            view.show(record)
+            folder.log(f"epoch {record.epoch} {metrics_line(record)}")
+            last = record.epoch == request.growth.epochs
+            folder.save(growing.state_dict(), force=last or bool(stopped))
+            if stopped and not last:
+                break
+    if growing.gardener.epoch < request.growth.epochs:
+        folder.log(f"interrupted after epoch {growing.gardener.epoch}")
+        console.print(
+            safe(
+                f"interrupted after epoch {growing.gardener.epoch}; continue with: "
+                f"esper grow --resume --out {shlex.quote(str(options.out))}"
+            )
+        )
+        return False
+    _finish(growing, folder, request, options)
+    return True
+
+
+def _finish(growing: Any, folder: Any, request: Any, options: argparse.Namespace) -> None:
+    """Write what is left behind and print the summary."""
+    from esper.growth.export import export_model
+    from esper.leyline.storage import atomic_write_text
+
+    grown = growing.finish()
+    report = grown.report(folder.path / "report.html", command=f"esper {shlex.join(sys.argv[1:])}")
+    grown.model.save(folder.path / "grown")
+    exported = None
+    if options.export:
+        example = growing.example_input
+        exported = export_model(
+            grown.model, example, folder.path / f"grown.{options.export}", options.export
+        )
+    document = {
+        **grown.summary.to_mapping(),
+        "contributions": describe_contributions(grown.contributions),
+        "run": str(folder.path),
+        "report": str(report),
+        "exported": None if exported is None else str(exported),
+    }
+    import json
+
+    atomic_write_text(folder.path / "summary.json", json.dumps(document, indent=2) + "\n")
+    folder.log("finished")
+    if options.json:
+        print_json(document)
+    else:
+        print_summary(grown, document)
+
+
+def describe_contributions(result: Any) -> dict[str, Any]:
+    """Return measured contributions as plain data."""
+
+    def plain(estimates: Any) -> dict[str, Any]:
+        return {
+            " + ".join(key) if isinstance(key, tuple) else key: {"value": e.value, "se": e.se}
+            for key, e in estimates.items()
+        }
+
+    return {
+        "all_off": {"value": result.all_off.value, "se": result.all_off.se},
+        "leave_one_out": plain(result.leave_one_out),
+        "solo_on": plain(result.solo_on),
+        "pairs": plain(result.pairs),
+        "interactions": plain(result.interactions),
+        "shapley": plain(result.shapley),
+    }
+
+
+def print_summary(grown: Any, document: dict[str, Any]) -> None:
+    """Print what was grown and what it was worth."""
+    from rich.table import Table
+
+    console, summary = out_console(), grown.summary
+    result = Table(title=f"Grown: {safe(summary.task)}", title_justify="left")
+    for column in ("", "parameters", "validation", "test"):
+        result.add_column(column, justify="left" if not column else "right")
+    if summary.twin_val_score is not None:
+        result.add_row(
+            "twin (only waits)",
+            f"{summary.parameters_before:,}",
+            points(summary.twin_val_score),
+            points(summary.twin_test_score),
+        )
+    result.add_row(
+        "grown",
+        f"{summary.parameters_after:,}",
+        points(summary.val_score),
+        points(summary.test_score),
+    )
+    console.print(result)
+    if summary.seeds:
+        console.print(_seed_table(grown))
+    else:
+        console.print("The controller grew nothing.")
+    console.print(safe(f"report: {document['report']}"), soft_wrap=True)
+    if document["exported"]:
+        console.print(safe(f"exported: {document['exported']}"), soft_wrap=True)
+
+
+def _seed_table(grown: Any) -> Any:
+    from rich.table import Table
+
+    table = Table(title="Seeds (contribution in points ± standard error)", title_justify="left")
+    for column in ("slot", "seed", "germinated", "ended", "fate", "parameters", "contribution"):
+        table.add_column(column)
+    worth = grown.contributions.leave_one_out
+    for seed in grown.summary.seeds:
+        measured = worth.get(seed.slot) if seed.fate != "pruned" else None
+        shown = "–" if measured is None else str(measured)
+        table.add_row(
+            safe(seed.slot),
+            safe(seed.blueprint),
+            f"epoch {seed.germinated}",
+            "–" if seed.ended is None else f"epoch {seed.ended}",
+            seed.fate,
+            f"{seed.parameters:,}",
+            shown,
+        )
+    return table
+
+
+@contextmanager
+def _stop_signals() -> Iterator[list[int]]:
+    """Within the block SIGINT and SIGTERM are noted, and the epoch in progress is finished."""
+    noted: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if noted:
+            raise KeyboardInterrupt
+        noted.append(number)
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield noted
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,130 @@
+"""What `esper grow` was asked for, resolved into `config.yaml`, and how to carry it out."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from esper.growth.gardener import DEFAULT_CONTROLLER
+from esper.growth.grow import TrainingConfig, data_run, task_training
+from esper.growth.run import GrowthConfig, GrowthRun
+from esper.leyline.config import Config, option
+from esper.leyline.errors import UsageError
+from esper.leyline.randomness import seeded
+from esper.tasks import Task, get_task, make_data, open_data
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrowRequest(Config):
+    """Everything that defines one `esper grow`."""
+
+    task: str | None = option(None, "Task to grow; empty when a model is given.")
+    model: str | None = option(None, "MODULE:FACTORY of the model to grow.")
+    slots: tuple[str, ...] = option((), "Submodules whose output may grow; the task's if empty.")
+    data: str | None = option(None, "File or folder of the data.")
+    controller: str = option(DEFAULT_CONTROLLER, "Who decides what grows.")
+    device: Literal["cpu", "cuda"] = option("cpu", "Where it runs.")
+    training: TrainingConfig = option(TrainingConfig, "How the network is trained.")
+    growth: GrowthConfig = option(GrowthConfig, "How the network is grown.")
+
+    def __post_init__(self) -> None:
+        """Check what no single field can."""
+        super().__post_init__()
+        if (self.task is None) == (self.model is None):
+            raise UsageError("give either --task T or --model MODULE:FACTORY with --data PATH")
+        if self.model is not None and self.data is None:
+            raise UsageError("--model needs --data PATH: the file or folder it is trained on")
+
+    def build(self) -> GrowthRun:
+        """Load the data, build the network and return the run."""
+        seed = self.growth.seed
+        if self.task is not None:
+            task = get_task(self.task)
+            data = task.load(self.data, device=self.device)
+            model, name = task.build_host(seed), task.name
+            slots = task.slot_paths
+            if self.slots:
+                slots = {slot: slots.get(slot, slot) for slot in self.slots}
+        else:
+            assert self.model is not None
+            assert self.data is not None
+            data = make_data(open_data(self.data), device=self.device)
+            model, name = build_model(self.model, seed), self.model
+            slots = dict(model_slots(model, self.slots))
+        return data_run(
+            model,
+            slots,
+            data,
+            config=self.growth,
+            training=self.training,
+            controller=self.controller,
+            name=name,
+        )
+
+
+def choose_device(name: str) -> Literal["cpu", "cuda"]:
+    """Return the device 'auto' stands for, or the named one if it is there."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UsageError("this machine has no CUDA device; use --device cpu")
+    return "cuda" if name == "cuda" else "cpu"
+
+
+def training_of(task: str | None) -> TrainingConfig:
+    """Return the training settings to start from."""
+    return TrainingConfig() if task is None else task_training(get_task(task))
+
+
+def growth_of(task: str | None) -> GrowthConfig:
+    """Return the growth settings to start from; a task's twin runs by default."""
+    if task is None:
+        return GrowthConfig(twin=True)
+    from esper.growth.grow import task_config
+
+    chosen: Task = get_task(task)
+    return task_config(chosen)
+
+
+def build_model(spec: str, seed: int) -> nn.Module:
+    """Import MODULE:FACTORY, from the current folder too, and call it."""
+    module_name, separator, factory_name = spec.partition(":")
+    if not separator or not module_name or not factory_name:
+        raise UsageError(f"--model must look like MODULE:FACTORY, got {spec!r}")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"cannot import {module_name!r}: {error}; run from the folder that holds it"
+        ) from None
+    factory = vars(module).get(factory_name)
+    if not callable(factory):
+        known = ", ".join(name for name, item in vars(module).items() if callable(item))
+        raise UsageError(f"{module_name!r} has no callable {factory_name!r}; it has: {known}")
+    with seeded(seed, "host"):
+        model = factory()
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"{spec} returned {type(model).__name__}, not a torch.nn.Module")
+    return model
+
+
+def model_slots(model: nn.Module, chosen: tuple[str, ...]) -> Mapping[str, str]:
+    """Return the slots named on the command line, or those the model names itself."""
+    if chosen:
+        return {path: path for path in chosen}
+    own: Any = vars(model).get("slot_paths")
+    if isinstance(own, Mapping) and own:
+        return dict(own)
+    names = [name for name, _ in model.named_modules() if name]
+    shown = ", ".join(names[:12]) + (", …" if len(names) > 12 else "")
+    raise UsageError(f"--model needs --slots NAME,NAME; this model has the submodules {shown}")

@@ -1,0 +1,148 @@
+"""What a person sees while a network grows: a live table, or plain lines without a terminal."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+from esper.cli.output import safe
+from esper.leyline.history import DecisionRecord, EpochRecord
+
+STAGE_STYLES = {
+    "DORMANT": "dim",
+    "GERMINATED": "yellow",
+    "TRAINING": "cyan",
+    "BLENDING": "magenta",
+    "HOLDING": "blue",
+    "FOSSILIZED": "green",
+    "PRUNED": "red",
+    "EMBARGOED": "red",
+    "RESETTING": "red",
+}
+
+_LINE_EVERY_S = 10.0
+_RECENT = 6
+
+
+class GrowthView:
+    """Shows a growing run; use it as a context manager and give it every record."""
+
+    def __init__(
+        self, console: Console, epochs: int, done: int, *, title: str, verbose: bool = False
+    ) -> None:
+        """Show a run of this many epochs, of which some may be done already."""
+        self._console = console
+        self._epochs = epochs
+        self._title = title
+        self._verbose = verbose
+        self._started = time.monotonic()
+        self._first = done
+        self._lined = self._started
+        self._events: list[Text] = []
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("epochs"),
+            TimeElapsedColumn(),
+            TextColumn("ETA"),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        self._bar = self._progress.add_task(title, total=epochs, completed=done)
+        self._live = Live(console=console, refresh_per_second=8) if console.is_terminal else None
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.update(self._progress)
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def show(self, record: EpochRecord) -> None:
+        """Take over one epoch."""
+        decision = record.decision
+        if decision is not None and (decision.op != "WAIT" or self._verbose):
+            self._events.append(decision_line(record.epoch, decision))
+        self._progress.update(self._bar, completed=record.epoch)
+        if self._live is not None:
+            self._live.update(Group(self._progress, self._table(record), *self._events[-_RECENT:]))
+        else:
+            self._print_lines(record)
+
+    def _table(self, record: EpochRecord) -> Table:
+        table = Table(box=None, pad_edge=False)
+        for column in ("slot", "stage", "seed", "alpha", "contribution"):
+            table.add_column(column, justify="right" if column == "alpha" else "left")
+        for slot in record.slots:
+            worth = "" if slot.contribution is None else f"{slot.contribution:+.2f}"
+            if slot.contribution_se is not None:
+                worth += f" ± {slot.contribution_se:.2f}"
+            table.add_row(
+                safe(slot.name),
+                Text(slot.stage.lower(), style=STAGE_STYLES.get(slot.stage, "")),
+                safe(slot.blueprint or ""),
+                f"{slot.alpha:.2f}" if slot.blueprint else "",
+                worth,
+            )
+        table.caption = metrics_line(record)
+        table.caption_justify = "left"
+        return table
+
+    def _print_lines(self, record: EpochRecord) -> None:
+        """Print decisions as they happen, and metrics at a rate a log can bear."""
+        if self._events:
+            for event in self._events:
+                self._console.print(event)
+            self._events.clear()
+        now = time.monotonic()
+        last = record.epoch == self._epochs
+        if last or record.epoch == 1 or now - self._lined >= _LINE_EVERY_S:
+            self._lined = now
+            rate = (now - self._started) / max(record.epoch - self._first, 1)
+            eta = rate * (self._epochs - record.epoch)
+            self._console.print(
+                f"epoch {record.epoch}/{self._epochs}  {metrics_line(record)}  ETA {eta:.0f} s"
+            )
+
+
+def metrics_line(record: EpochRecord) -> str:
+    """Return an epoch's metrics in one line."""
+    parts = [f"val score {record.val_score:.2f}", f"val loss {record.val_loss:.4f}"]
+    if record.twin_score is not None:
+        parts.append(f"twin {record.twin_score:.2f}")
+    if record.train_loss is not None:
+        parts.append(f"train loss {record.train_loss:.4f}")
+    parts.append(f"{record.parameters:,} parameters")
+    return "  ".join(parts)
+
+
+def decision_line(epoch: int, decision: DecisionRecord) -> Text:
+    """Return a decision in one line."""
+    words = [f"epoch {epoch}: {decision.op}"]
+    words += [str(word) for word in (decision.slot, decision.blueprint) if word]
+    if decision.outcome != "done":
+        words.append(f"({decision.reason or decision.outcome})")
+    return safe(" ".join(words))

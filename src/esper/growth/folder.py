@@ -1,0 +1,122 @@
+"""A run folder: settings, checkpoints, log and report of one growing run.
+
+`config.yaml` is complete and resolved; `checkpoints/latest` is replaced atomically; `log.txt` has
+one line per epoch. A folder is refused rather than overwritten unless the caller says so.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from esper.leyline.errors import CheckpointError, UsageError
+from esper.leyline.storage import atomic_write_text, load_tree, save_tree
+
+KIND = "growing run"
+VERSION = 1
+
+_OWN = ("config.yaml", "checkpoints", "log.txt", "report.html", "grown", "summary.json")
+
+
+class RunFolder:
+    """Reads and writes one run folder."""
+
+    def __init__(self, path: str | Path, *, save_every_s: float = 2.0) -> None:
+        """Look at a folder; nothing is created yet."""
+        self.path = Path(path)
+        self._save_every_s = save_every_s
+        self._saved_at = 0.0
+
+    @property
+    def checkpoint(self) -> Path:
+        """Where the latest state is."""
+        return self.path / "checkpoints" / "latest"
+
+    def create(self, config: Mapping[str, Any], *, overwrite: bool) -> None:
+        """Make the folder and write the settings; refuse one that is in use."""
+        if self.path.exists() and not self.path.is_dir():
+            raise UsageError(f"{self.path} is a file; give a folder for the run with --out")
+        if self.path.exists() and any(self.path.iterdir()):
+            if not overwrite:
+                raise UsageError(
+                    f"{self.path} is not empty; continue it with --resume, replace it with "
+                    "--overwrite, or give another folder with --out"
+                )
+            self._remove_own()
+        try:
+            (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(
+                f"cannot create the run folder {self.path}: {error.strerror}; "
+                "give a folder you may write to with --out"
+            ) from None
+        atomic_write_text(self.path / "config.yaml", _dump(config))
+
+    def read_config(self) -> dict[str, Any]:
+        """Return the settings of an existing run."""
+        import yaml
+
+        path = self.path / "config.yaml"
+        try:
+            data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise CheckpointError(
+                f"{self.path} is not a run folder (it has no config.yaml); "
+                "give the --out of a run that was started"
+            ) from None
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            reason = " ".join(str(error).split())
+            raise CheckpointError(f"{path} cannot be read: {reason}") from None
+        if not isinstance(data, dict):
+            raise CheckpointError(f"{path} is not a mapping of settings; the run cannot continue")
+        return data
+
+    def save(self, state: dict[str, Any], *, force: bool = False) -> None:
+        """Write a checkpoint, at most every few seconds unless forced."""
+        now = time.monotonic()
+        if force or now - self._saved_at >= self._save_every_s:
+            save_tree(self.checkpoint, state, kind=KIND, version=VERSION)
+            self._saved_at = time.monotonic()
+
+    def load(self) -> dict[str, Any] | None:
+        """Return the latest state, or None when the run stopped before the first one."""
+        if not self.checkpoint.parent.is_dir() or not any(self.checkpoint.parent.iterdir()):
+            return None
+        state, _ = load_tree(self.checkpoint, kind=KIND, version=VERSION)
+        return state
+
+    def log(self, line: str) -> None:
+        """Append one line with the time to log.txt."""
+        stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        try:
+            with (self.path / "log.txt").open("a", encoding="utf-8") as file:
+                file.write(f"{stamp} {line}\n")
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot write {self.path / 'log.txt'}: {error.strerror}; free some space or make "
+                "the folder writable, then continue with --resume"
+            ) from None
+
+    def _remove_own(self) -> None:
+        """Remove what a run writes, and nothing else that may lie there."""
+        if not (self.path / "config.yaml").exists():
+            raise UsageError(
+                f"{self.path} is not a run folder, so it is not overwritten; give another --out"
+            )
+        for name in _OWN:
+            item = self.path / name
+            if item.is_dir() and not item.is_symlink():
+                shutil.rmtree(item)
+            else:
+                item.unlink(missing_ok=True)
+
+
+def _dump(config: Mapping[str, Any]) -> str:
+    import yaml
+
+    text: str = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
+    return text

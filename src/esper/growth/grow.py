@@ -1,0 +1,204 @@
+"""`esper.grow`: grow a network of your own in one call; `task_run`: grow a task's host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import SGD, Optimizer
+
+from esper.growth.batches import FixedBatches, TrainingBatches
+from esper.growth.gardener import DEFAULT_CONTROLLER
+from esper.growth.grown import Grown
+from esper.growth.run import Batches, GrowthConfig, GrowthRun
+from esper.growth.training import SchedulerFactory
+from esper.kasmina.garden import GardenConfig
+from esper.leyline.config import Config, option
+from esper.leyline.controller import Controller
+from esper.leyline.errors import UsageError, unknown_name
+from esper.leyline.history import EpochRecord
+from esper.tasks.dataset import TaskData
+from esper.tasks.objective import OBJECTIVES, Objective
+from esper.tasks.task import Task
+
+
+def grow(
+    model: nn.Module,
+    slots: Sequence[str] | Mapping[str, str],
+    *,
+    train: Batches,
+    val: Batches,
+    epochs: int = 60,
+    controller: str | Controller = DEFAULT_CONTROLLER,
+    loss: str | Objective = "classification",
+    optimizer: Callable[..., Optimizer] | None = None,
+    scheduler: SchedulerFactory | None = None,
+    test: Batches | None = None,
+    max_seeds: int = 0,
+    max_parameters: int = 0,
+    max_added_flops: int = 0,
+    ablate_every: int = 1,
+    twin: bool = False,
+    seed: int = 0,
+    device: torch.device | str | None = None,
+    config: GrowthConfig | None = None,
+    on_epoch: Callable[[EpochRecord], None] | None = None,
+) -> Grown:
+    """Train a model for some epochs while a controller grows it.
+
+    Args:
+        model: any module; it is trained in place.
+        slots: names of submodules whose output may be augmented.
+        train: (inputs, targets) batches, iterated anew each epoch.
+        val: (inputs, targets) batches in a fixed order.
+        epochs: length of the run.
+        controller: 'heuristic', 'wait', 'random', 'schedule:FILE', or an object.
+        loss: 'classification', 'language', 'regression', or a function from (outputs, targets) to
+            per-sample (loss, correct or None).
+        optimizer: takes the parameters and returns an optimizer; SGD with momentum by default.
+        scheduler: takes the optimizer and returns a schedule, stepped once per epoch.
+        test: batches touched once, at the end.
+        max_seeds: most seeds alive or fossilized at once; 0 is no limit.
+        max_parameters: most trainable parameters; 0 is no limit.
+        max_added_flops: most operations per sample that seeds may add; 0 is no limit.
+        ablate_every: measure contributions at every this many epochs.
+        twin: also train the un-grown twin on the same batches (twice the cost).
+        seed: seed of new seeds and of controllers that draw.
+        device: where to train; by default where the model is.
+        config: further settings; the arguments above win over it.
+        on_epoch: called with the record of every epoch.
+    """
+    base = config or GrowthConfig()
+    garden = limited(base.garden, max_seeds, max_parameters, max_added_flops)
+    settings = base.replace(
+        epochs=epochs,
+        seed=seed,
+        twin=twin,
+        garden=garden,
+        gardener=base.gardener.replace(ablate_every=ablate_every),
+    )
+    run = GrowthRun(
+        model,
+        slots=slots,
+        train=train,
+        val=val,
+        test=test,
+        objective=find_objective(loss),
+        optimizer=optimizer or partial(SGD, lr=0.01, momentum=0.9, weight_decay=5e-4),
+        scheduler=scheduler,
+        controller=controller,
+        config=settings,
+        name=type(model).__name__,
+        device=device,
+    )
+    for record in run.epochs():
+        if on_epoch is not None:
+            on_epoch(record)
+    return run.finish()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig(Config):
+    """How a network is trained on data that Esper owns."""
+
+    batch_size: int = option(64, "Samples in one optimizer step.", minimum=1)
+    learning_rate: float = option(0.01, "Learning rate of SGD.", above=0.0)
+    momentum: float = option(0.9, "Momentum of SGD.", minimum=0.0, maximum=0.9999)
+    weight_decay: float = option(5e-4, "Weight decay of SGD.", minimum=0.0)
+
+
+def data_run(
+    model: nn.Module,
+    slots: Sequence[str] | Mapping[str, str],
+    data: TaskData,
+    *,
+    config: GrowthConfig,
+    training: TrainingConfig,
+    controller: str | Controller = DEFAULT_CONTROLLER,
+    name: str = "model",
+) -> GrowthRun:
+    """Return the run that grows a model on data held by Esper: reproducible and resumable."""
+    return GrowthRun(
+        model,
+        slots=slots,
+        train=TrainingBatches(data, training.batch_size, config.seed),
+        val=FixedBatches(data, "val", subset=True),
+        test=FixedBatches(data, "test"),
+        objective=OBJECTIVES[data.objective],
+        optimizer=partial(
+            SGD,
+            lr=training.learning_rate,
+            momentum=training.momentum,
+            weight_decay=training.weight_decay,
+        ),
+        config=config,
+        controller=controller,
+        name=name,
+        device=data.device,
+    )
+
+
+def task_run(
+    task: Task,
+    data: TaskData,
+    *,
+    config: GrowthConfig,
+    controller: str | Controller = DEFAULT_CONTROLLER,
+) -> GrowthRun:
+    """Return the run that grows a task's host on its data."""
+    return data_run(
+        task.build_host(config.seed),
+        task.slot_paths,
+        data,
+        config=config,
+        training=task_training(task),
+        controller=controller,
+        name=task.name,
+    )
+
+
+def task_training(task: Task) -> TrainingConfig:
+    """Return how a task trains its host."""
+    settings = task.config
+    return TrainingConfig(
+        batch_size=settings.batch_size,
+        learning_rate=settings.learning_rate,
+        momentum=settings.momentum,
+        weight_decay=settings.weight_decay,
+    )
+
+
+def task_config(task: Task, **changes: Any) -> GrowthConfig:
+    """Return the settings a task asks for, with some changed; its twin runs by default."""
+    settings = task.config
+    base = GrowthConfig(epochs=settings.horizon, twin=True, max_grad_norm=settings.max_grad_norm)
+    gardener = base.gardener.replace(param_budget=settings.param_budget)
+    return base.replace(gardener=gardener, **changes)
+
+
+def limited(
+    config: GardenConfig, max_seeds: int, max_parameters: int, max_added_flops: int
+) -> GardenConfig:
+    """Return a garden configuration with these limits of growth."""
+    rules = config.lifecycle.rules.replace(max_seeds=max_seeds)
+    return config.replace(
+        lifecycle=config.lifecycle.replace(rules=rules),
+        max_parameters=max_parameters,
+        max_added_flops=max_added_flops,
+    )
+
+
+def find_objective(loss: str | Objective) -> Objective:
+    """Return the per-sample objective of this name, or the function itself."""
+    if callable(loss):
+        return loss
+    for name, objective in OBJECTIVES.items():
+        if name == loss:
+            return objective
+    if not isinstance(loss, str):
+        raise UsageError(f"loss must be a name or a function, got {loss!r}")
+    raise unknown_name("loss", loss, OBJECTIVES)

@@ -1,0 +1,159 @@
+"""Keeping an optimizer in step with a network that grows.
+
+The optimizer stays the user's own `torch.optim` object, with its own groups: parameters of a new
+seed join the group of the host module they stand behind, those of a removed seed leave with their
+state, and everybody else's state is untouched. So schedulers, gradient accumulation and gradient
+scaling work as if nothing had happened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from esper.kasmina.garden import Garden
+from esper.leyline.errors import CheckpointError
+
+GRADIENT_STRIDE = 10
+"""Seeds' gradients are sampled at every this many optimizer steps."""
+
+
+class CarriedOptimizer:
+    """Binds an optimizer to a garden for as long as this object lives."""
+
+    def __init__(self, garden: Garden, optimizer: Optimizer) -> None:
+        """Take over the optimizer; parameters of seeds that exist already join it."""
+        self.garden = garden
+        self.optimizer = optimizer
+        self.measures_itself = True
+        self._steps = 0
+        self._seeds: dict[int, nn.Parameter] = {}
+        known = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        for name in garden.slot_names:
+            for parameter in garden.slot_parameters(name):
+                if id(parameter) in known:
+                    self._seeds[id(parameter)] = parameter
+        self.reconcile()
+        garden.on_change(self.reconcile)
+        self._hook = optimizer.register_step_pre_hook(self._before_step)
+
+    def reconcile(self) -> None:
+        """Let new seeds' parameters in and removed ones out."""
+        present = {
+            id(parameter): (name, parameter)
+            for name in self.garden.slot_names
+            for parameter in self.garden.slot_parameters(name)
+        }
+        for key in [key for key in self._seeds if key not in present]:
+            self._remove(self._seeds.pop(key))
+        for key, (name, parameter) in present.items():
+            if key not in self._seeds:
+                self._seeds[key] = parameter
+                self._home(name)["params"].append(parameter)
+
+    def sample_gradients(self) -> None:
+        """Measure the seeds' gradients on every so-manieth call; call it before clipping."""
+        if self._steps % GRADIENT_STRIDE == 0:
+            self.garden.measure_gradients()
+        self._steps += 1
+
+    def start_epoch(self) -> None:
+        """Start counting steps anew, so that every epoch samples its first step."""
+        self._steps = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return groups and state by parameter name, as plain data and tensors."""
+        names = self._names()
+        groups = [
+            {
+                "options": {key: value for key, value in group.items() if key != "params"},
+                "params": [names[id(p)] for p in group["params"]],
+            }
+            for group in self.optimizer.param_groups
+        ]
+        state = {names[id(p)]: dict(entry) for p, entry in self.optimizer.state.items()}
+        return {"class": type(self.optimizer).__name__, "groups": groups, "state": state}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned; the garden must have its topology already."""
+        kind = type(self.optimizer).__name__
+        if saved["class"] != kind:
+            raise CheckpointError(
+                f"the saved optimizer is a {saved['class']}, this one a {kind}; use the same class"
+            )
+        if len(saved["groups"]) != len(self.optimizer.param_groups):
+            raise CheckpointError(
+                f"the saved optimizer has {len(saved['groups'])} parameter groups, this one "
+                f"{len(self.optimizer.param_groups)}; make it with the same groups"
+            )
+        by_name = {name: p for p, name in self._named()}
+        missing = [n for group in saved["groups"] for n in group["params"] if n not in by_name]
+        if missing:
+            raise CheckpointError(
+                f"the saved optimizer knows parameters this network lacks: {', '.join(missing[:5])}"
+            )
+        for group, entry in zip(self.optimizer.param_groups, saved["groups"], strict=True):
+            group.update(entry["options"])
+            if isinstance(group.get("betas"), list):
+                group["betas"] = tuple(group["betas"])
+            group["params"] = [by_name[name] for name in entry["params"]]
+        self.optimizer.state.clear()
+        for name, entry in saved["state"].items():
+            parameter = by_name[name]
+            self.optimizer.state[parameter] = {
+                key: _like(value, parameter, key) for key, value in entry.items()
+            }
+
+    def _before_step(self, *_: Any) -> None:
+        if self.measures_itself:
+            self.sample_gradients()
+
+    def _home(self, slot: str) -> dict[str, Any]:
+        """Return the group that holds the host module behind the slot, else the first group."""
+        host = self.garden.model.get_submodule(self.garden.slot_paths[slot])
+        behind = {id(parameter) for parameter in host.parameters()}
+        for group in self.optimizer.param_groups:
+            if any(id(parameter) in behind for parameter in group["params"]):
+                return group
+        return self.optimizer.param_groups[0]
+
+    def _remove(self, parameter: nn.Parameter) -> None:
+        for group in self.optimizer.param_groups:
+            group["params"] = [p for p in group["params"] if p is not parameter]
+        self.optimizer.state.pop(parameter, None)
+
+    def _named(self) -> Iterable[tuple[Tensor, str]]:
+        """Yield every parameter of the optimizer or the garden with a stable name."""
+        seen: set[int] = set()
+        for name, parameter in self.garden.named_parameters():
+            seen.add(id(parameter))
+            yield parameter, name
+        for number, group in enumerate(self.optimizer.param_groups):
+            outside = [p for p in group["params"] if id(p) not in seen]
+            for position, parameter in enumerate(outside):
+                yield parameter, f"outside.{number}.{position}"
+
+    def _names(self) -> dict[int, str]:
+        return {id(parameter): name for parameter, name in self._named()}
+
+
+def make_optimizer(
+    garden: Garden,
+    factory: Callable[..., Optimizer],
+    params: Iterable[Any] | None,
+    options: dict[str, Any],
+) -> CarriedOptimizer:
+    """Build an optimizer over the garden (or over the given groups) and carry it."""
+    chosen = list(garden.parameters()) if params is None else params
+    return CarriedOptimizer(garden, factory(chosen, **options))
+
+
+def _like(value: Any, parameter: Tensor, key: str) -> Any:
+    """Put a restored state tensor where its parameter is; step counters stay where they were."""
+    if not isinstance(value, Tensor):
+        return value
+    # The step counter of Adam lives on the CPU unless the optimizer is capturable.
+    return value.clone() if key == "step" else value.to(parameter.device, copy=True)

@@ -1,0 +1,247 @@
+"""GrowthRun: the whole growing of one network, epoch by epoch, with or without its twin.
+
+The twin is the same network with the same initial weights and the same batches that only waits.
+Until the controller first acts, the network is its own twin; then the twin is forked off and both
+train on every batch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from esper.growth.evaluation import BatchEvaluator, evaluate_contributions
+from esper.growth.gardener import DEFAULT_CONTROLLER, Gardener, GardenerConfig
+from esper.growth.grown import Grown
+from esper.growth.training import SchedulerFactory, Trainee
+from esper.kasmina.contribution import values_in_points
+from esper.kasmina.garden import Garden, GardenConfig
+from esper.leyline.config import Config, option
+from esper.leyline.controller import Controller
+from esper.leyline.errors import UsageError
+from esper.leyline.history import EpochRecord, RunSummary, seed_records
+from esper.tasks.objective import Objective
+
+Batches = Iterable[tuple[Any, Any]]
+"""(inputs, targets) batches, iterated anew each epoch; `set_epoch(n)` is called where it exists."""
+
+OptimizerFactory = Callable[[list[nn.Parameter]], Optimizer]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrowthConfig(Config):
+    """How one network is grown."""
+
+    epochs: int = option(60, "Epochs of the whole run.", minimum=1)
+    seed: int = option(0, "Seed of the whole run.", minimum=0)
+    twin: bool = option(False, "Also train the network that only waits, for comparison.")
+    max_grad_norm: float = option(
+        1.0, "Gradient norm the host and each seed are clipped to; 0 is off.", minimum=0.0
+    )
+    garden: GardenConfig = option(GardenConfig, "The life of seeds and the limits of growth.")
+    gardener: GardenerConfig = option(GardenerConfig, "How the network is measured.")
+
+
+class GrowthRun:
+    """Everything about growing one network; iterate `epochs()` to carry it out."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        slots: Sequence[str] | Mapping[str, str],
+        train: Batches,
+        val: Batches,
+        objective: Objective,
+        optimizer: OptimizerFactory,
+        config: GrowthConfig,
+        controller: str | Controller = DEFAULT_CONTROLLER,
+        test: Batches | None = None,
+        scheduler: SchedulerFactory | None = None,
+        name: str = "model",
+        device: torch.device | str | None = None,
+    ) -> None:
+        """Wrap the model; nothing is trained yet."""
+        self.config = config
+        self.name = name
+        self.controller_name = (
+            controller if isinstance(controller, str) else type(controller).__name__
+        )
+        self.device = _device_of(model) if device is None else torch.device(device)
+        model = model.to(self.device)
+        self._train = train
+        self._val = BatchEvaluator(_Moved(val, self.device), objective)
+        self._test = None if test is None else BatchEvaluator(_Moved(test, self.device), objective)
+        self.example_input = _first_inputs(val, self.device)
+        garden = Garden(
+            model, slots, self.example_input, config=config.garden.replace(seed=config.seed)
+        )
+        self.parameters_before = garden.count_parameters()
+        self.gardener = Gardener(
+            garden, controller, config.epochs, seed=config.seed, config=config.gardener
+        )
+        self._optimizer = optimizer
+        self.gardener.optimizer(optimizer)
+        assert self.gardener.carried is not None
+        self._objective = objective
+        self._scheduler = scheduler
+        self.trainee = Trainee(
+            garden,
+            self.gardener.carried,
+            objective,
+            max_grad_norm=config.max_grad_norm,
+            scheduler=scheduler,
+        )
+        self.twin: Trainee | None = None
+        self._seconds = 0.0
+
+    @property
+    def garden(self) -> Garden:
+        """The network being grown."""
+        return self.trainee.garden
+
+    @property
+    def history(self) -> list[EpochRecord]:
+        """What happened so far."""
+        return self.gardener.history
+
+    def epochs(self) -> Iterator[EpochRecord]:
+        """Train, measure and decide, one epoch at a time, until the horizon."""
+        while self.gardener.epoch < self.config.epochs:
+            start = time.monotonic()
+            train_loss = self._train_epoch(self.gardener.epoch + 1)
+            twin_score = None if self.twin is None else _score(self._val, self.twin.garden)
+            is_own_twin = self.config.twin and self.twin is None
+            record = self.gardener.step(
+                self._val,
+                train_loss=train_loss,
+                twin_score=twin_score,
+                is_own_twin=is_own_twin,
+                before_action=self._fork_twin if is_own_twin else None,
+            )
+            self._seconds += time.monotonic() - start
+            yield record
+
+    def finish(self) -> Grown:
+        """Measure every seed once more and touch the test split for the first and only time."""
+        contributions = evaluate_contributions(self.garden, self._val)
+        test = twin_test = None
+        if self._test is not None:
+            test = _score(self._test, self.garden)
+            if self.config.twin:
+                twin_test = test if self.twin is None else _score(self._test, self.twin.garden)
+        last = self.history[-1]
+        summary = RunSummary(
+            task=self.name,
+            controller=self.controller_name,
+            seed=self.config.seed,
+            epochs=self.gardener.epoch,
+            parameters_before=self.parameters_before,
+            parameters_after=self.garden.count_parameters(),
+            val_score=last.val_score,
+            test_score=test,
+            twin_val_score=last.twin_score,
+            twin_test_score=twin_test,
+            seeds=seed_records(self.history),
+            seconds=self._seconds,
+        )
+        self.garden.eval()
+        return Grown(
+            model=self.garden,
+            history=list(self.history),
+            summary=summary,
+            contributions=contributions,
+            twin=None if self.twin is None else self.twin.garden.model,
+            config=self.config,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything needed to continue exactly from here."""
+        trainee = self.trainee
+        scheduler = None if trainee.scheduler is None else trainee.scheduler.state_dict()
+        return {
+            "gardener": self.gardener.state_dict(),
+            "scheduler": scheduler,
+            "twin": None if self.twin is None else self.twin.state_dict(),
+            "seconds": self._seconds,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned, in a run made the same way."""
+        self.twin = None
+        if state["twin"] is not None:
+            # Forked while this run is still un-grown: the twin never grows.
+            self.twin = self.trainee.fork(self._optimizer)
+            self.twin.load_state_dict(state["twin"])
+        self.gardener.load_state_dict(state["gardener"])
+        if self.trainee.scheduler is not None and state["scheduler"] is not None:
+            self.trainee.scheduler.load_state_dict(state["scheduler"])
+        self._seconds = float(state["seconds"])
+
+    def _train_epoch(self, epoch: int) -> float | None:
+        set_epoch = getattr(self._train, "set_epoch", None)
+        if callable(set_epoch):
+            set_epoch(epoch)
+        empty = True
+        for inputs, targets in _Moved(self._train, self.device):
+            empty = False
+            self.trainee.train_batch(inputs, targets)
+            if self.twin is not None:
+                self.twin.train_batch(inputs, targets)
+        if empty:
+            raise UsageError("the training set is empty; give it at least one batch")
+        if self.twin is not None:
+            self.twin.finish_epoch()
+        return self.trainee.finish_epoch()
+
+    def _fork_twin(self) -> None:
+        self.twin = self.trainee.fork(self._optimizer)
+
+
+class _Moved:
+    """Batches on a device."""
+
+    def __init__(self, batches: Batches, device: torch.device) -> None:
+        self._batches = batches
+        self._device = device
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        for batch in self._batches:
+            try:
+                inputs, targets = batch
+            except (TypeError, ValueError):
+                raise UsageError("batches must be (inputs, targets) pairs") from None
+            yield _move(inputs, self._device), _move(targets, self._device)
+
+
+def _move(value: Any, device: torch.device) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(device, non_blocking=True)
+    if isinstance(value, Mapping):
+        return {key: _move(item, device) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return tuple(_move(item, device) for item in value)
+    return value
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    parameter = next(model.parameters(), None)
+    return torch.device("cpu") if parameter is None else parameter.device
+
+
+def _first_inputs(batches: Batches, device: torch.device) -> Any:
+    for inputs, _ in _Moved(batches, device):
+        return inputs
+    raise UsageError("the validation set is empty; give it at least one batch")
+
+
+def _score(evaluator: BatchEvaluator, garden: Garden) -> float:
+    everything_on = torch.ones((1, len(garden.slot_names)), dtype=torch.bool)
+    loss, correct = evaluator.measure(garden, everything_on)
+    return float(values_in_points(loss, correct).mean())

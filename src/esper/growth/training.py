@@ -1,0 +1,107 @@
+"""One network being trained: a garden, its optimizer, and the step that moves them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from esper.growth.optimizer import CarriedOptimizer
+from esper.kasmina.garden import Garden
+from esper.kasmina.placement import call_arguments
+from esper.leyline.errors import NonFiniteError
+from esper.tasks.objective import Objective
+
+SchedulerFactory = Callable[[Optimizer], LRScheduler]
+
+
+class Trainee:
+    """A garden with its optimizer and schedule: everything one training step changes."""
+
+    def __init__(
+        self,
+        garden: Garden,
+        carried: CarriedOptimizer,
+        objective: Objective,
+        *,
+        max_grad_norm: float,
+        scheduler: SchedulerFactory | None,
+    ) -> None:
+        """Bind the parts; the optimizer is told that gradients are measured before clipping."""
+        self.garden = garden
+        self.carried = carried
+        self.objective = objective
+        self.max_grad_norm = max_grad_norm
+        self._make_scheduler = scheduler
+        self.scheduler = None if scheduler is None else scheduler(carried.optimizer)
+        self._losses: list[Tensor] = []
+        carried.measures_itself = False
+
+    def train_batch(self, inputs: Any, targets: Any) -> None:
+        """Take one optimizer step."""
+        args, kwargs = call_arguments(inputs)
+
+        def batch_loss(model: nn.Module) -> Tensor:
+            return self.objective(model(*args, **kwargs), targets)[0].mean()
+
+        self.garden.train()
+        optimizer = self.carried.optimizer
+        optimizer.zero_grad(set_to_none=True)
+        loss = self.garden.training_loss(batch_loss)
+        loss.backward()
+        self.carried.sample_gradients()
+        if self.max_grad_norm:
+            self.garden.clip_gradients(self.max_grad_norm)
+        optimizer.step()
+        self._losses.append(loss.detach())
+
+    def finish_epoch(self) -> float | None:
+        """Step the schedule and return the mean training loss; raise if it is not finite."""
+        if self.scheduler is not None:
+            self.scheduler.step()
+        if not self._losses:
+            return None
+        mean = float(torch.stack(self._losses).mean())
+        self._losses = []
+        if not torch.isfinite(torch.tensor(mean)):
+            raise NonFiniteError(
+                f"the training loss is {mean}; lower the learning rate, clip gradients "
+                "(max_grad_norm) or check the data"
+            )
+        return mean
+
+    def fork(self, factory: Callable[[list[nn.Parameter]], Optimizer]) -> Trainee:
+        """Return an independent copy in exactly this state."""
+        garden = copy.deepcopy(self.garden)
+        carried = CarriedOptimizer(garden, factory(list(garden.parameters())))
+        carried.load_state_dict(copy.deepcopy(self.carried.state_dict()))
+        twin = Trainee(
+            garden,
+            carried,
+            self.objective,
+            max_grad_norm=self.max_grad_norm,
+            scheduler=self._make_scheduler,
+        )
+        if twin.scheduler is not None and self.scheduler is not None:
+            twin.scheduler.load_state_dict(copy.deepcopy(self.scheduler.state_dict()))
+        return twin
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return garden, optimizer and schedule as plain data and tensors."""
+        return {
+            "garden": dict(self.garden.state_dict()),
+            "optimizer": self.carried.state_dict(),
+            "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self.garden.load_state_dict(state["garden"])
+        self.carried.load_state_dict(state["optimizer"])
+        if self.scheduler is not None and state["scheduler"] is not None:
+            self.scheduler.load_state_dict(state["scheduler"])

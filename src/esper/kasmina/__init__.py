@@ -1,0 +1,1 @@
+"""Kasmina: the morphology — hosts, slots, seeds, their lifecycle and how they are mixed in."""

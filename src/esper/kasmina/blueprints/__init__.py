@@ -1,0 +1,47 @@
+"""The seeds that can be germinated: 13 built-in blueprints and whatever is registered."""
+
+from __future__ import annotations
+
+from esper.kasmina.blueprints import (
+    attention,
+    conv,
+    flex_attention,
+    lora,
+    mlp,
+    noop,
+    norm,
+)
+from esper.kasmina.blueprints.registry import (
+    BLUEPRINTS,
+    Blueprint,
+    blueprint_by_id,
+    blueprint_names,
+    count_parameters,
+    register_blueprint,
+    selectable,
+)
+from esper.leyline.blueprints import BUILTIN_BLUEPRINTS
+
+__all__ = [
+    "BLUEPRINTS",
+    "Blueprint",
+    "attention",
+    "blueprint_by_id",
+    "blueprint_names",
+    "conv",
+    "count_parameters",
+    "flex_attention",
+    "lora",
+    "mlp",
+    "noop",
+    "norm",
+    "register_blueprint",
+    "selectable",
+]
+
+# Ids are positions in a fixed table: a built-in that is missing would shift none, but one that is
+# not in the table would silently get a number of its own.
+_registered = set(BLUEPRINTS._items)
+assert _registered == set(BUILTIN_BLUEPRINTS), (
+    f"built-in blueprints and their ids disagree: {sorted(_registered ^ set(BUILTIN_BLUEPRINTS))}"
+)

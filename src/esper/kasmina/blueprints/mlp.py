@@ -1,0 +1,43 @@
+"""Residual two-layer perceptrons."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from esper.kasmina.blueprints.registry import register_blueprint
+from esper.leyline.blueprints import Topology
+
+
+class _Perceptron(nn.Module):
+    """x + fc2(gelu(fc1(x))); `fc2` starts at zero and has a gradient at the first batch."""
+
+    def __init__(self, channels: int, factor: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(channels, factor * channels)
+        self.fc2 = nn.Linear(factor * channels, channels)
+        nn.init.zeros_(self.fc2.weight)
+        nn.init.zeros_(self.fc2.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the activation plus the perceptron's output."""
+        out: Tensor = x + self.fc2(F.gelu(self.fc1(x)))
+        return out
+
+
+@register_blueprint("mlp_small", topologies=("sequence", "vector"))
+class MlpSmall(_Perceptron):
+    """Residual perceptron, twice as wide inside."""
+
+    def __init__(self, channels: int, topology: Topology) -> None:
+        """Create the two layers."""
+        super().__init__(channels, 2)
+
+
+@register_blueprint("mlp", topologies=("sequence", "vector"))
+class Mlp(_Perceptron):
+    """Residual perceptron, four times as wide inside."""
+
+    def __init__(self, channels: int, topology: Topology) -> None:
+        """Create the two layers."""
+        super().__init__(channels, 4)

@@ -1,0 +1,147 @@
+"""What each seed is worth, from per-sample results of every ablation on the same samples.
+
+All differences are paired over samples, so each carries the standard error of a paired mean.
+f(A) is the mean value per sample, in points, with exactly the seeds in A on (and everything that
+does not take part left as it is).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from esper.kasmina.ablation import FACTORIAL_LIMIT
+from esper.kasmina.state import SlotState
+
+_VELOCITY_MEMORY = 0.7
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A mean in points with its standard error (NaN with fewer than two samples)."""
+
+    value: float
+    se: float
+
+    def __str__(self) -> str:
+        return f"{self.value:+.2f} ± {self.se:.2f}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contributions:
+    """The worth of the seeds of one network."""
+
+    score: Estimate
+    """f(all): the network as it is."""
+    all_off: Estimate
+    """f(all) - f(none): what all seeds give together."""
+    leave_one_out: Mapping[str, Estimate]
+    """f(all) - f(all but i)."""
+    solo_on: Mapping[str, Estimate]
+    """f({i}) - f(none)."""
+    pairs: Mapping[tuple[str, str], Estimate]
+    """f({i, j}) - f(none)."""
+    interactions: Mapping[tuple[str, str], Estimate]
+    """f({i, j}) - f({i}) - f({j}) + f(none)."""
+    shapley: Mapping[str, Estimate] = field(default_factory=dict)
+    """Mean marginal worth over all orders; only for up to four seeds."""
+
+
+def values_in_points(loss: Tensor, correct: Tensor | None) -> Tensor:
+    """Return float64 values per sample: 100 x correctness, or the negative loss without labels."""
+    if correct is None:
+        return -loss.to(torch.float64)
+    return 100.0 * correct.to(torch.float64)
+
+
+def estimate_contributions(
+    configurations: Tensor, values: Tensor, members: Sequence[bool], names: Sequence[str]
+) -> Contributions:
+    """Estimate everything the configurations [K, S] and values [K, M] allow."""
+    seeds = [index for index, member in enumerate(members) if member]
+    lookup = {
+        frozenset(i for i in seeds if row[i]): values[k]
+        for k, row in enumerate(configurations.tolist())
+    }
+    everyone, nobody = frozenset(seeds), frozenset[int]()
+    pairs = list(itertools.combinations(seeds, 2))
+
+    def f(*chosen: int) -> Tensor:
+        return lookup[frozenset(chosen)]
+
+    return Contributions(
+        score=_estimate(lookup[everyone]),
+        all_off=_estimate(lookup[everyone] - lookup[nobody]),
+        leave_one_out={
+            names[i]: _estimate(lookup[everyone] - lookup[everyone - {i}]) for i in seeds
+        },
+        solo_on={names[i]: _estimate(f(i) - lookup[nobody]) for i in seeds},
+        pairs={(names[i], names[j]): _estimate(f(i, j) - lookup[nobody]) for i, j in pairs},
+        interactions={
+            (names[i], names[j]): _estimate(f(i, j) - f(i) - f(j) + lookup[nobody])
+            for i, j in pairs
+        },
+        shapley={names[i]: _estimate(_shapley(lookup, seeds, i)) for i in seeds}
+        if len(seeds) <= FACTORIAL_LIMIT
+        else {},
+    )
+
+
+def record_contributions(
+    state: SlotState, members: Tensor, worth: Tensor, error: Tensor, interaction: Tensor
+) -> SlotState:
+    """Take over fresh measurements where `members` [R, S]; worth and error in points [R, S].
+
+    Interactions are replaced as a whole: those not measured now are zero.
+    """
+    again = torch.isfinite(state.contribution)
+    change = torch.where(again, worth - state.contribution, torch.zeros_like(worth))
+    velocity = _VELOCITY_MEMORY * state.contribution_velocity + (1 - _VELOCITY_MEMORY) * change
+    everywhere = torch.ones_like(members)
+    state = state.where(everywhere, interaction=interaction)
+    return state.where(
+        members,
+        contribution=worth,
+        contribution_se=error,
+        contribution_velocity=torch.where(again, velocity, state.contribution_velocity),
+        counterfactual_age=0,
+    )
+
+
+def contribution_tensors(
+    result: Contributions, names: Sequence[str]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return worth [1, S], error [1, S] and interaction [1, S, S] of one network."""
+    worth = torch.full((1, len(names)), math.nan, dtype=torch.float64)
+    error = worth.clone()
+    interaction = torch.zeros((1, len(names), len(names)), dtype=torch.float64)
+    for name, estimate in result.leave_one_out.items():
+        worth[0, names.index(name)] = estimate.value
+        error[0, names.index(name)] = estimate.se
+    for (first, second), estimate in result.interactions.items():
+        i, j = names.index(first), names.index(second)
+        interaction[0, i, j] = interaction[0, j, i] = estimate.value
+    return worth, error, interaction
+
+
+def _shapley(lookup: Mapping[frozenset[int], Tensor], seeds: Sequence[int], seed: int) -> Tensor:
+    others = [other for other in seeds if other != seed]
+    total = torch.zeros_like(lookup[frozenset()])
+    for size in range(len(others) + 1):
+        weight = 1.0 / (len(seeds) * math.comb(len(others), size))
+        for chosen in itertools.combinations(others, size):
+            total = total + weight * (
+                lookup[frozenset((*chosen, seed))] - lookup[frozenset(chosen)]
+            )
+    return total
+
+
+def _estimate(samples: Tensor) -> Estimate:
+    count = samples.numel()
+    se = float(samples.std(correction=1)) / math.sqrt(count) if count > 1 else math.nan
+    return Estimate(float(samples.mean()), se)

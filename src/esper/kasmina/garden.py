@@ -1,0 +1,448 @@
+"""Garden: any `nn.Module` with slots in which seeds grow.
+
+A garden wraps a model without changing it: one forward hook per slot hands the activation to the
+slot. It stays an ordinary module (train/eval, `.to`, `state_dict`, `deepcopy`, autocast, compile,
+export). The lifecycle is a one-row `SlotState`; after every change `_sync` builds, frees, freezes
+and re-aims the modules so that they agree with it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from esper.kasmina import contribution as worth
+from esper.kasmina.blueprints.registry import BLUEPRINTS
+from esper.kasmina.costs import fitting_blueprints
+from esper.kasmina.gradients import GradientSample, record_gradients, summarise, tensor_norms
+from esper.kasmina.lifecycle import LifecycleConfig, apply_command, record_epoch, rule_view, tick
+from esper.kasmina.operations import (
+    OperationResult,
+    check_number,
+    describe_result,
+    make_command,
+    parse_choice,
+)
+from esper.kasmina.placement import call_arguments, place_slots
+from esper.kasmina.seedbed import Seedbed, TrainingMode
+from esper.kasmina.shadow import Shadow
+from esper.kasmina.slot import Slot, SlotMode
+from esper.kasmina.snapshots import (
+    decode_lifecycle,
+    encode_lifecycle,
+    read_garden,
+    save_garden,
+)
+from esper.kasmina.state import SlotState, empty_state
+from esper.kasmina.views import SlotView
+from esper.leyline.actions import Actions, Command, LifecycleOp, decode_actions
+from esper.leyline.alpha import AlphaAlgorithm, AlphaCurve, BlendStyle
+from esper.leyline.config import Config, option
+from esper.leyline.errors import CheckpointError, NonFiniteError, SlotError, nearest
+from esper.leyline.masks import Masks, build_masks
+from esper.leyline.stages import SeedStage
+
+
+@dataclass(frozen=True, kw_only=True)
+class GardenConfig(Config):
+    """How seeds live in a garden, and how far it may grow."""
+
+    lifecycle: LifecycleConfig = option(LifecycleConfig, "The life of a seed.")
+    training_mode: TrainingMode = option(
+        "straight_through", "How a seed in TRAINING learns while the host is left alone."
+    )
+    max_parameters: int = option(
+        0, "Most trainable parameters of the grown network; 0 is no limit.", minimum=0
+    )
+    max_added_flops: int = option(
+        0, "Most operations per sample that seeds may add; 0 is no limit.", minimum=0
+    )
+    seed: int = option(0, "Seed of the initial weights of seeds.", minimum=0)
+
+
+class Garden(nn.Module):
+    """A model with slots; calling it calls the model.
+
+    Args:
+        model: the host; it is used as it is, not copied.
+        slots: dotted names of submodules whose output may be augmented, or {name: submodule}.
+        example_input: one batch (a tensor, a tuple of arguments or a dict of them).
+        config: the life of seeds and the limits of growth.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        slots: Sequence[str] | Mapping[str, str],
+        example_input: Any,
+        *,
+        config: GardenConfig | None = None,
+    ) -> None:
+        """Place the slots; nothing grows yet."""
+        super().__init__()
+        if any(isinstance(module, Garden) for module in model.modules()):
+            raise SlotError("the model already holds a Garden; grow that one instead")
+        placements = place_slots(model, slots, example_input)
+        self.config = config or GardenConfig()
+        self.model = model
+        self.seedbed = Seedbed(placements, self.config.training_mode, self.config.seed)
+        self.slot_names = tuple(p.name for p in placements)
+        self.slot_paths = {p.name: p.path for p in placements}
+        self._state = empty_state(1, len(placements))
+        self._listeners: list[weakref.WeakMethod[Callable[[], None]]] = []
+        self._samples: dict[int, GradientSample] = {}
+        self._example_shape = _example_shape(example_input)
+        for slot, placement in zip(self.seedbed, placements, strict=True):
+            model.get_submodule(placement.path).register_forward_hook(slot.attend)
+        self.register_load_state_dict_pre_hook(_grow_to_match)  # type: ignore[no-untyped-call]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model, with whatever has grown in its slots."""
+        return self.model(*args, **kwargs)
+
+    # -- what there is ---------------------------------------------------------------------------
+
+    @property
+    def slots(self) -> Mapping[str, SlotView]:
+        """Every slot by name, with its stage, alpha, blueprint and contribution."""
+        return {name: SlotView(self, index) for index, name in enumerate(self.slot_names)}
+
+    @property
+    def state(self) -> SlotState:
+        """The lifecycle state, tensors [1, S]."""
+        return self._state
+
+    def host_parameters(self) -> Iterator[nn.Parameter]:
+        """Yield the parameters of the model itself."""
+        return self.model.parameters()
+
+    def slot_parameters(self, name: str) -> Iterator[nn.Parameter]:
+        """Yield the parameters of the seed and the gate in a slot."""
+        return self.seedbed[self._index(name)].parameters()
+
+    def count_parameters(self) -> int:
+        """Return the trainable parameters now; a seed being blended out still counts."""
+        return self.count_host_parameters() + int(self._state.params.sum())
+
+    def count_host_parameters(self) -> int:
+        """Return the trainable parameters of the model itself."""
+        return sum(p.numel() for p in self.host_parameters() if p.requires_grad)
+
+    def masks(self) -> Masks:
+        """Return what is legal now, for a controller of one row."""
+        view = rule_view(self._state, self._enabled(), self.fits())
+        return build_masks(view, self.config.lifecycle.effective_rules)
+
+    def fits(self) -> Tensor:
+        """Return bool [1, S, B]: the blueprints that fit each slot within the limits."""
+        limits = self.config
+        return fitting_blueprints(
+            list(self.seedbed),
+            torch.where(self._state.has_module, self._state.blueprint, -1)[0].tolist(),
+            parameters=limits.max_parameters - self.count_parameters()
+            if limits.max_parameters
+            else None,
+            flops=limits.max_added_flops or None,
+        )
+
+    # -- operations ------------------------------------------------------------------------------
+
+    def germinate(
+        self,
+        slot: str,
+        blueprint: str,
+        *,
+        style: str | BlendStyle = "sigmoid_add",
+        tempo: int = 5,
+        alpha_target: float = 1.0,
+    ) -> OperationResult:
+        """Put a new seed into an empty slot."""
+        check_number("tempo", tempo, 1)
+        _check_target(alpha_target)
+        command = make_command(
+            LifecycleOp.GERMINATE,
+            self._index(slot),
+            blueprint=BLUEPRINTS.get(blueprint).id,
+            style=parse_choice(BlendStyle, style, "style"),
+            tempo=tempo,
+            target=alpha_target,
+        )
+        return self._carry_out(command)
+
+    def advance(self, slot: str) -> OperationResult:
+        """Move a seed to its next stage, if its gate passes."""
+        return self._carry_out(make_command(LifecycleOp.ADVANCE, self._index(slot)))
+
+    def set_alpha_target(
+        self,
+        slot: str,
+        target: float,
+        *,
+        speed: int = 5,
+        curve: str | AlphaCurve = "linear",
+        style: str | BlendStyle | None = None,
+    ) -> OperationResult:
+        """Aim a blended seed's amplitude at another value; keeps its style unless one is given."""
+        check_number("speed", speed, 0)
+        _check_target(target)
+        index = self._index(slot)
+        chosen = (
+            self._style_of(index) if style is None else parse_choice(BlendStyle, style, "style")
+        )
+        command = make_command(
+            LifecycleOp.SET_ALPHA_TARGET,
+            index,
+            style=chosen,
+            target=target,
+            speed=speed,
+            curve=parse_choice(AlphaCurve, curve, "curve"),
+        )
+        return self._carry_out(command)
+
+    def prune(
+        self, slot: str, *, speed: int = 0, curve: str | AlphaCurve = "linear"
+    ) -> OperationResult:
+        """Remove a seed, at once or by fading it out over `speed` ticks."""
+        check_number("speed", speed, 0)
+        command = make_command(
+            LifecycleOp.PRUNE,
+            self._index(slot),
+            speed=speed,
+            curve=parse_choice(AlphaCurve, curve, "curve"),
+        )
+        return self._carry_out(command)
+
+    def fossilize(self, slot: str) -> OperationResult:
+        """Make a holding seed a permanent part of the network."""
+        return self._carry_out(make_command(LifecycleOp.FOSSILIZE, self._index(slot)))
+
+    def act(self, actions: Actions) -> OperationResult:
+        """Carry out a controller's action for one row."""
+        return self._carry_out(
+            decode_actions({head: value.cpu() for head, value in actions.items()})
+        )
+
+    def tick(self) -> None:
+        """End the decision: move amplitudes, count cooldowns, forward automatic gates."""
+        self._state = tick(self._state, self.config.lifecycle)
+        self._sync()
+
+    # -- measurements ----------------------------------------------------------------------------
+
+    def measure_gradients(self) -> None:
+        """Sample the seeds' gradients; call it after backward and before clipping."""
+        active = (self._state.stage == int(SeedStage.TRAINING)) | (
+            self._state.stage == int(SeedStage.BLENDING)
+        )
+        indices = active[0].nonzero().flatten().tolist()
+        if not indices:
+            return
+        host = tensor_norms(self.host_parameters())
+        host_norm = host.square().sum().sqrt()
+        for index in indices:
+            norms = tensor_norms(self.seedbed[index].parameters()).to(host.device)
+            size = int(self._state.params[0, index])
+            self._samples[index] = summarise(norms, size, host_norm, self.count_host_parameters())
+
+    def clip_gradients(self, max_norm: float) -> None:
+        """Clip the host's gradients and every seed's separately to this norm."""
+        for group in (self.model, *self.seedbed):
+            parameters = [p for p in group.parameters() if p.grad is not None]
+            if parameters:
+                nn.utils.clip_grad_norm_(parameters, max_norm)
+
+    def training_loss(self, closure: Callable[[nn.Module], Tensor]) -> Tensor:
+        """Return the loss to call backward on: `closure(model)` gives the loss of one batch.
+
+        With `training_mode="shadow"` a seed in TRAINING also learns, on its own true loss, from a
+        second pass in which it is fully blended and everything else is frozen. The value returned
+        is that of the network as it is. In the other mode this is just `closure(self)`.
+        """
+        loss = closure(self)
+        shadowed = self.seedbed.shadowed() if self.training and torch.is_grad_enabled() else None
+        if shadowed is None:
+            return loss
+        shadow = closure(Shadow(self, shadowed))
+        return loss + (shadow - shadow.detach())
+
+    def record_epoch(self, score: float) -> None:
+        """After validation: count the epoch and take over the gradients sampled in it."""
+        if not torch.isfinite(torch.tensor(score)):
+            raise NonFiniteError(
+                f"the validation score is {score}; lower the learning rate or check the data"
+            )
+        self._state = record_epoch(self._state, torch.tensor([score], dtype=torch.float64))
+        for index, sample in self._samples.items():
+            here = torch.zeros_like(self._state.occupied)
+            here[0, index] = self._state.has_module[0, index]
+            self._state = record_gradients(self._state, here, sample)
+        self._samples = {}
+
+    def record_contributions(self, result: worth.Contributions) -> None:
+        """Take over freshly measured contributions."""
+        value, error, interaction = worth.contribution_tensors(result, self.slot_names)
+        members = torch.isfinite(value) & self._state.has_module
+        self._state = worth.record_contributions(self._state, members, value, error, interaction)
+
+    @contextmanager
+    def configured(self, configurations: Tensor, samples: int | None) -> Iterator[None]:
+        """Within the block, a batch of K x samples runs configuration k on its k-th part.
+
+        `configurations` is bool [K, S]; a slot that is on keeps its amplitude. With one
+        configuration and samples=None it holds for batches of any size.
+        """
+        changed: list[Slot] = []
+        try:
+            for index, slot in enumerate(self.seedbed):
+                on = configurations[:, index]
+                if slot.mode != SlotMode.BLEND or bool(on.all()):
+                    continue
+                alphas = torch.where(on.to(slot.alpha.device), slot.alpha, 0.0)
+                slot.sample_alphas = alphas.repeat_interleave(samples) if samples else alphas
+                changed.append(slot)
+            yield
+        finally:
+            for slot in changed:
+                slot.sample_alphas = None
+
+    # -- being an ordinary module ----------------------------------------------------------------
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Call this bound method whenever parameters came or went; it is held weakly."""
+        self._listeners.append(weakref.WeakMethod(listener))
+
+    def get_extra_state(self) -> Tensor:
+        """Return the lifecycle as a byte tensor, so that a state_dict holds tensors alone."""
+        return encode_lifecycle(self.slot_names, self._state, self.seedbed.germinations)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Do nothing: `_grow_to_match` has taken the lifecycle over before weights are loaded."""
+
+    def save(self, folder: str | Path) -> None:
+        """Write the grown network into a folder; `esper.load_garden` reads it back."""
+        meta = {
+            "slot_paths": self.slot_paths,
+            "example_shape": self._example_shape,
+            "config": self.config.to_mapping(),
+        }
+        save_garden(self, folder, meta)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the listeners behind: a copy has owners of its own."""
+        return {**self.__dict__, "_listeners": []}
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _enabled(self) -> Tensor:
+        return torch.ones((1, len(self.slot_names)), dtype=torch.bool)
+
+    def _index(self, name: str) -> int:
+        if name not in self.slot_names:
+            raise SlotError(
+                f"no slot is called {name!r}{nearest(str(name), self.slot_names) or ';'} "
+                f"slots: {', '.join(self.slot_names)}"
+            )
+        return self.slot_names.index(name)
+
+    def _style_of(self, index: int) -> BlendStyle:
+        return {
+            AlphaAlgorithm.ADD: BlendStyle.SIGMOID_ADD,
+            AlphaAlgorithm.MULTIPLY: BlendStyle.LINEAR_MULTIPLY,
+            AlphaAlgorithm.GATE: BlendStyle.GATED_GATE,
+        }[AlphaAlgorithm(int(self._state.algorithm[0, index]))]
+
+    def _carry_out(self, command: Command) -> OperationResult:
+        self._state, applied = apply_command(
+            self._state,
+            command,
+            enabled=self._enabled(),
+            fits=self.fits(),
+            config=self.config.lifecycle,
+        )
+        self._sync()
+        index = min(max(int(command.slot[0]), 0), len(self.slot_names) - 1)
+        return describe_result(applied, LifecycleOp(int(command.op[0])), self.slot_names[index])
+
+    def _sync(self) -> None:
+        """Make the modules agree with the lifecycle state."""
+        if self.seedbed.sync(self._state, self._reference):
+            everywhere = torch.ones_like(self._state.occupied)
+            self._state = self._state.where(everywhere, params=self.seedbed.sizes())
+            self._tell_listeners()
+
+    def _reference(self, slot: str) -> Tensor | None:
+        """Return a host tensor near the slot: its device and precision are the seed's."""
+        near = next(self.model.get_submodule(self.slot_paths[slot]).parameters(), None)
+        return near if near is not None else next(self.model.parameters(), None)
+
+    def _restore(self, encoded: Tensor) -> None:
+        """Grow to a saved topology; the weights follow."""
+        state, germinations = decode_lifecycle(encoded, self.slot_names)
+        self.seedbed.clear()
+        self._samples = {}
+        self._state = state
+        self._sync()
+        self._tell_listeners()
+        self.seedbed.germinations = germinations
+
+    def _tell_listeners(self) -> None:
+        alive = []
+        for reference in self._listeners:
+            listener = reference()
+            if listener is not None:
+                listener()
+                alive.append(reference)
+        self._listeners = alive
+
+
+def _example_shape(example: Any) -> list[int] | None:
+    """Return the shape of a plain tensor example; others must be given again when loading."""
+    args, kwargs = call_arguments(example)
+    plain = len(args) == 1 and not kwargs and isinstance(args[0], Tensor)
+    return list(args[0].shape) if plain and args[0].is_floating_point() else None
+
+
+def _check_target(value: float) -> None:
+    check_number("alpha_target", value, 0, 1)
+    if value <= 0:
+        raise SlotError("alpha_target must be above 0; prune the seed to take it out")
+
+
+def _grow_to_match(garden: nn.Module, state_dict: Mapping[str, Any], prefix: str, *_: Any) -> None:
+    """Before weights are loaded, grow the garden to the topology they belong to."""
+    encoded = state_dict.get(f"{prefix}_extra_state")
+    if encoded is not None:
+        assert isinstance(garden, Garden)
+        garden._restore(encoded)
+
+
+def load_garden(folder: str | Path, *, model: nn.Module, example_input: Any = None) -> Garden:
+    """Rebuild a saved garden around a fresh model of the same architecture.
+
+    The example input is needed only where the model takes anything but one float tensor.
+    """
+    state, meta = read_garden(folder)
+    if example_input is None:
+        if meta["example_shape"] is None:
+            raise CheckpointError(
+                f"{folder}: this garden's model does not take one float tensor; "
+                "pass example_input as when it was made"
+            )
+        example_input = torch.zeros(meta["example_shape"])
+    config = GardenConfig.from_mapping(meta["config"])
+    garden = Garden(model, meta["slot_paths"], example_input, config=config)
+    try:
+        garden.load_state_dict(state)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise CheckpointError(
+            f"{folder}: the model does not match the saved one: {reason}"
+        ) from None
+    return garden

@@ -1,0 +1,110 @@
+"""The gates G0 to G5: is a seed ready for its next stage?
+
+Legality (`leyline.rules`) says whether an operation may be asked for; a gate says whether it
+succeeds. Both kinds of gates are the same functions with other thresholds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from esper.kasmina.state import SlotState
+from esper.leyline.alpha import AlphaMode
+from esper.leyline.config import Config, option
+from esper.leyline.stages import SeedStage
+
+_REACHED = 1e-6
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateConfig(Config):
+    """Thresholds of the gates."""
+
+    kind: Literal["permissive", "strict"] = option(
+        "permissive", "Permissive leaves the judgement to the controller; strict demands proof."
+    )
+    min_training_epochs: int = option(
+        10, "Epochs in TRAINING before a seed may blend (both kinds).", minimum=0
+    )
+    min_blending_epochs: int = option(
+        10, "Strict: epochs in BLENDING before a seed may hold.", minimum=0
+    )
+    min_gradient_health: float = option(
+        0.7, "Gradient health a seed needs to blend and to fossilize.", minimum=0.0, maximum=1.0
+    )
+    min_improvement: float = option(
+        0.5, "Strict: points the host must have gained during TRAINING.", minimum=0.0
+    )
+    min_gradient_ratio: float = option(
+        0.10, "Strict: least gradient of the seed relative to the host's.", minimum=0.0
+    )
+    min_contribution: float = option(
+        1.0, "Strict: points a seed must contribute to fossilize.", minimum=0.0
+    )
+
+
+def is_healthy(state: SlotState, config: GateConfig) -> Tensor:
+    """Return whether the seed's gradients neither explode nor ail."""
+    return ~state.exploding & (state.grad_health >= config.min_gradient_health)
+
+
+def germinate_gate(blueprint: Tensor) -> Tensor:
+    """G0: a blueprint is named."""
+    return blueprint > 0
+
+
+def training_gate(state: SlotState) -> Tensor:
+    """G1: the seed is germinated."""
+    return state.stage == int(SeedStage.GERMINATED)
+
+
+def blending_gate(state: SlotState, config: GateConfig) -> Tensor:
+    """G2: the seed has trained long enough and its gradients are sound."""
+    ready = state.stage == int(SeedStage.TRAINING)
+    ready = ready & (state.epochs_in_stage >= config.min_training_epochs)
+    if config.kind == "permissive":
+        return ready & is_healthy(state, config)
+    # NaN (never measured) compares false and so fails, as it must.
+    return (
+        ready
+        & (state.stage_improvement >= config.min_improvement)
+        & (state.grad_ratio >= config.min_gradient_ratio)
+    )
+
+
+def holding_gate(state: SlotState, config: GateConfig) -> Tensor:
+    """G3: the amplitude has reached a full target and holds."""
+    ready = (
+        (state.stage == int(SeedStage.BLENDING))
+        & (state.alpha_target >= 1.0 - _REACHED)
+        & ((state.alpha - state.alpha_target).abs() <= _REACHED)
+        & (state.alpha_mode == int(AlphaMode.HOLD))
+    )
+    if config.kind == "strict":
+        ready = ready & (state.epochs_in_stage >= config.min_blending_epochs)
+    return ready
+
+
+def fossilize_gate(state: SlotState, config: GateConfig) -> Tensor:
+    """G5: the seed's contribution has been measured and its gradients are sound."""
+    ready = (
+        (state.stage == int(SeedStage.HOLDING))
+        & torch.isfinite(state.contribution)
+        & is_healthy(state, config)
+    )
+    if config.kind == "strict":
+        ready = ready & (state.contribution >= config.min_contribution)
+    return ready
+
+
+def gate_scores(state: SlotState) -> dict[str, Tensor]:
+    """Return how far each graded gate is, in [0, 1], for telemetry."""
+    return {
+        "G2": (state.stage_improvement / 5.0).clamp(0.0, 1.0).nan_to_num(0.0),
+        "G3": state.alpha,
+        "G5": (state.contribution / 10.0).clamp(0.0, 1.0).nan_to_num(0.0),
+    }

@@ -1,0 +1,83 @@
+"""Gradient statistics of seeds, from the norms of their gradient tensors.
+
+They are really measured, on sampled batches after the backward pass and before clipping; the last
+sample of an epoch counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from esper.kasmina.state import SlotState
+
+VANISHING = 1e-7
+"""A gradient tensor with a smaller norm has vanished."""
+
+EXPLODING = 50.0
+"""A gradient tensor with a larger norm explodes."""
+
+_RATIO_MEMORY = 0.9
+_RATIO_CAP = 10.0
+_TINY = 1e-8
+
+
+@dataclass(frozen=True, slots=True)
+class GradientSample:
+    """What one batch said about some seeds; tensors of one shape."""
+
+    norm: Tensor
+    """float64, global L2 norm."""
+    health: Tensor
+    """float64 in [0, 1]."""
+    vanishing: Tensor
+    """bool."""
+    exploding: Tensor
+    """bool."""
+    ratio: Tensor
+    """float64, gradient per parameter relative to the host's, capped."""
+
+
+def tensor_norms(parameters: Iterable[nn.Parameter]) -> Tensor:
+    """Return float64 [P]: the norm of every parameter's gradient that exists."""
+    gradients = [p.grad.detach() for p in parameters if p.grad is not None]
+    if not gradients:
+        return torch.zeros(0, dtype=torch.float64)
+    norms = torch._foreach_norm(gradients)
+    return torch.stack([norm.to(torch.float64) for norm in norms])
+
+
+def summarise(
+    norms: Tensor, seed_params: Tensor | int, host_norm: Tensor, host_params: Tensor | int
+) -> GradientSample:
+    """Turn per-tensor norms [..., P] of seeds into one sample per seed [...]."""
+    count = norms.shape[-1]
+    norm = norms.square().sum(-1).sqrt()
+    vanished = (norms < VANISHING).to(torch.float64)
+    # A non-finite norm compares false with any threshold; it explodes all the same.
+    exploded = (~(norms <= EXPLODING)).to(torch.float64)
+    share = 1.0 / count if count else 0.0
+    health = (1 - 0.5 * share * vanished.sum(-1) - 0.8 * share * exploded.sum(-1)).clamp(0, 1)
+    host_size = torch.as_tensor(host_params, dtype=torch.float64).clamp(min=1).sqrt()
+    seed_size = torch.as_tensor(seed_params, dtype=torch.float64).clamp(min=1).sqrt()
+    ratio = (norm / seed_size.to(norm.device)) / (host_norm / host_size.to(norm.device))
+    tiny = (norm < _TINY) | (host_norm < _TINY)
+    ratio = torch.where(tiny, torch.zeros_like(ratio), ratio.clamp(max=_RATIO_CAP))
+    return GradientSample(norm, health, vanished.sum(-1) > 0, exploded.sum(-1) > 0, ratio)
+
+
+def record_gradients(state: SlotState, mask: Tensor, sample: GradientSample) -> SlotState:
+    """Take over a sample [R, S] where `mask`; the ratio is smoothed over epochs."""
+    smoothed = _RATIO_MEMORY * state.grad_ratio + (1 - _RATIO_MEMORY) * sample.ratio
+    return state.where(
+        mask,
+        grad_norm=sample.norm.nan_to_num(math.inf),
+        grad_health=sample.health,
+        vanishing=sample.vanishing,
+        exploding=sample.exploding,
+        grad_ratio=torch.where(torch.isnan(state.grad_ratio), sample.ratio, smoothed),
+    )

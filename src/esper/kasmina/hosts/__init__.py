@@ -1,0 +1,35 @@
+"""Hosts: the small networks that presets train and grow.
+
+A host is an ordinary `nn.Module` that names the submodules whose output may be augmented. One
+file per kind; importing the package registers them. To add one: docs/how-to/add-a-host.md.
+"""
+
+from esper.kasmina.hosts.cnn import CnnConfig, CnnHost, doubling
+from esper.kasmina.hosts.contract import check_host
+from esper.kasmina.hosts.mlp import MlpConfig, MlpHost
+from esper.kasmina.hosts.registry import (
+    HOSTS,
+    HostSpec,
+    build_host,
+    host_slots,
+    pick_slots,
+    register_host,
+)
+from esper.kasmina.hosts.transformer import TransformerConfig, TransformerHost
+
+__all__ = [
+    "HOSTS",
+    "CnnConfig",
+    "CnnHost",
+    "HostSpec",
+    "MlpConfig",
+    "MlpHost",
+    "TransformerConfig",
+    "TransformerHost",
+    "build_host",
+    "check_host",
+    "doubling",
+    "host_slots",
+    "pick_slots",
+    "register_host",
+]

@@ -1,0 +1,114 @@
+"""The convolutional host: blocks of convolution, GroupNorm and ReLU, then a linear classifier.
+
+Row 0 of its slots lies after each block and before that block's pool, row 1 after each pool. The
+action order is row by row; the order of execution interleaves the rows (r0c0, r1c0, r0c1, ...).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from esper.kasmina.hosts.registry import pick_slots, register_host
+from esper.kasmina.norms import group_norm
+from esper.leyline.blueprints import Topology
+from esper.leyline.config import Config, option
+from esper.leyline.errors import ConfigError
+from esper.leyline.slots import slot_id
+
+
+def doubling(base: int, blocks: int) -> tuple[int, ...]:
+    """Return channel counts that start at `base` and double from block to block."""
+    return tuple(base * 2**index for index in range(blocks))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CnnConfig(Config):
+    """Sizes of the convolutional host, and which of its slots are offered."""
+
+    channels: tuple[int, ...] = option((8, 16, 32), "Output channels of each block.", minimum=1)
+    in_channels: int = option(3, "Channels of the input image.", minimum=1)
+    num_classes: int = option(10, "Number of classes the classifier tells apart.", minimum=1)
+    kernel_size: int = option(3, "Side of the square convolution kernels; odd.", minimum=1)
+    pool_layers: int | None = option(
+        None,
+        "How many blocks, from the first, are followed by a 2x2 max pool; all if empty.",
+        minimum=0,
+    )
+    slots: tuple[str, ...] | None = option(
+        None, "Slot ids offered for growth; every slot of row 0 if empty."
+    )
+
+    def __post_init__(self) -> None:
+        """Check the rules that span several fields."""
+        super().__post_init__()
+        if not self.channels:
+            raise ConfigError("CnnConfig.channels must name at least one block, got none")
+        if self.kernel_size % 2 == 0:
+            raise ConfigError(
+                f"CnnConfig.kernel_size must be odd, so that a block keeps the image's size, "
+                f"got {self.kernel_size}"
+            )
+        if self.pools > len(self.channels):
+            raise ConfigError(
+                f"CnnConfig.pool_layers must be at most the number of blocks, "
+                f"{len(self.channels)}, got {self.pool_layers}"
+            )
+        self.slot_paths()
+
+    @property
+    def pools(self) -> int:
+        """Number of pools."""
+        return len(self.channels) if self.pool_layers is None else self.pool_layers
+
+    def slot_paths(self) -> dict[str, str]:
+        """Return the offered slots and the submodules they follow."""
+        every = {slot_id(0, index): f"blocks.{index}" for index in range(len(self.channels))}
+        every |= {slot_id(1, index): f"pools.{index}" for index in range(self.pools)}
+        return pick_slots(every, self.slots)
+
+
+@register_host("cnn")
+class CnnHost(nn.Module):
+    """Images [B, C, H, W] to class scores [B, num_classes]."""
+
+    config_class: ClassVar[type[Config]] = CnnConfig
+    topology: ClassVar[Topology] = "cnn"
+
+    def __init__(self, config: CnnConfig) -> None:
+        """Build the host; its weights come from torch's current random state."""
+        super().__init__()
+        self.config = config
+        widths = (config.in_channels, *config.channels)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(
+                # The norm that follows has its own bias.
+                nn.Conv2d(
+                    width,
+                    next_width,
+                    config.kernel_size,
+                    padding=config.kernel_size // 2,
+                    bias=False,
+                ),
+                group_norm(next_width),
+                nn.ReLU(),
+            )
+            for width, next_width in pairwise(widths)
+        )
+        # One module per pool: a slot may follow each, and a slot's module runs once per forward.
+        self.pools = nn.ModuleList(nn.MaxPool2d(2) for _ in range(config.pools))
+        self.classifier = nn.Linear(widths[-1], config.num_classes)
+        self.slot_paths = config.slot_paths()
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the class scores of a batch of images."""
+        hidden = images
+        for index, block in enumerate(self.blocks):
+            hidden = block(hidden)
+            if index < len(self.pools):
+                hidden = self.pools[index](hidden)
+        scores: Tensor = self.classifier(hidden.mean(dim=(-2, -1)))
+        return scores

@@ -1,0 +1,288 @@
+"""The life of a seed as pure functions over [R, S] tensors: apply, tick, record.
+
+Order of a step: `apply_command` (one operation per row) -> `tick` (amplitudes, cooldowns) ->
+train one epoch -> `record_epoch`. Nothing here touches a module; whoever owns modules compares
+the stages before and after and builds or frees what changed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+from esper.kasmina.amplitude import retarget, tick_amplitude
+from esper.kasmina.gates import (
+    GateConfig,
+    blending_gate,
+    fossilize_gate,
+    germinate_gate,
+    holding_gate,
+    training_gate,
+)
+from esper.kasmina.state import SlotState
+from esper.leyline.actions import Command, LifecycleOp
+from esper.leyline.alpha import AlphaMode
+from esper.leyline.config import Config, option
+from esper.leyline.rules import Refusal, RulesConfig, RuleView, refusals
+from esper.leyline.stages import SeedStage
+
+
+@dataclass(frozen=True, kw_only=True)
+class LifecycleConfig(Config):
+    """The constants of a seed's life."""
+
+    gates: GateConfig = option(GateConfig, "Thresholds of the gates.")
+    rules: RulesConfig = option(RulesConfig, "Constants of legality.")
+    embargo_ticks: int = option(5, "Ticks a slot stays embargoed after a prune.", minimum=1)
+    auto_training: bool = option(False, "Pass G1 without being told.")
+    auto_blending: bool = option(False, "Pass G2 without being told.")
+    auto_holding: bool = option(False, "Pass G3 without being told.")
+
+    @property
+    def effective_rules(self) -> RulesConfig:
+        """Return the rules; ADVANCE is off when every gate forwards itself."""
+        if self.auto_training and self.auto_blending and self.auto_holding:
+            return self.rules.replace(advance_allowed=False)
+        return self.rules
+
+
+class Outcome(IntEnum):
+    """What became of an operation."""
+
+    DONE = 0
+    GATE_FAILED = 1
+    ILLEGAL = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """The result of one operation per row; tensors [R]."""
+
+    outcome: Tensor
+    """int64, an `Outcome`."""
+    refusal: Tensor
+    """int64, a `Refusal`; NONE unless illegal."""
+
+    @property
+    def success(self) -> Tensor:
+        """Return bool [R]: whether the operation took effect."""
+        return self.outcome == int(Outcome.DONE)
+
+
+def rule_view(state: SlotState, enabled: Tensor, fits: Tensor) -> RuleView:
+    """Return what legality depends on."""
+    return RuleView(
+        stage=state.stage, alpha_mode=state.alpha_mode, age=state.age, enabled=enabled, fits=fits
+    )
+
+
+def check_command(
+    state: SlotState, command: Command, enabled: Tensor, fits: Tensor, config: LifecycleConfig
+) -> Tensor:
+    """Return int64 [R]: why each row's command is illegal, 0 where it is legal."""
+    rows = torch.arange(state.rows, device=state.stage.device)
+    known_slot = (command.slot >= 0) & (command.slot < state.num_slots)
+    slot = command.slot.clamp(0, state.num_slots - 1)
+    codes = refusals(rule_view(state, enabled, fits), config.effective_rules)[
+        rows, command.op, slot
+    ]
+    # WAIT addresses no slot: it is legal whatever the slot head says.
+    wait = command.op == int(LifecycleOp.WAIT)
+    codes = torch.where(wait, torch.zeros_like(codes), codes)
+
+    germinate = command.op == int(LifecycleOp.GERMINATE)
+    retargets = command.op == int(LifecycleOp.SET_ALPHA_TARGET)
+    known_blueprint = (command.blueprint >= 0) & (command.blueprint < fits.shape[-1])
+    blueprint = command.blueprint.clamp(0, fits.shape[-1] - 1)
+    unfit = germinate & (~known_blueprint | ~fits[rows, slot, blueprint])
+    bad = (germinate | retargets) & ~((command.target > 0) & (command.target <= 1))
+    ramps = retargets | (command.op == int(LifecycleOp.PRUNE))
+    bad = bad | (germinate & (command.tempo < 1)) | (ramps & (command.speed < 0))
+    bad = bad | (~known_slot & ~wait)
+    codes = torch.where((codes == 0) & unfit, int(Refusal.BLUEPRINT_DOES_NOT_FIT), codes)
+    return torch.where((codes == 0) & bad, int(Refusal.BAD_ARGUMENT), codes)
+
+
+def apply_command(
+    state: SlotState,
+    command: Command,
+    *,
+    enabled: Tensor,
+    fits: Tensor,
+    config: LifecycleConfig,
+) -> tuple[SlotState, Applied]:
+    """Carry out one operation per row; an illegal one or a failed gate changes nothing."""
+    refusal = check_command(state, command, enabled, fits, config)
+    slots = torch.arange(state.num_slots, device=state.stage.device)
+    here = (command.slot[:, None] == slots) & (refusal == 0)[:, None]
+
+    def asked(op: LifecycleOp) -> Tensor:
+        return here & (command.op == int(op))[:, None]
+
+    gates = config.gates
+    germinate = asked(LifecycleOp.GERMINATE) & germinate_gate(command.blueprint)[:, None]
+    advance = asked(LifecycleOp.ADVANCE)
+    to_training = advance & training_gate(state)
+    to_blending = advance & blending_gate(state, gates)
+    to_holding = advance & holding_gate(state, gates)
+    fossilize = asked(LifecycleOp.FOSSILIZE) & fossilize_gate(state, gates)
+    set_target = asked(LifecycleOp.SET_ALPHA_TARGET)
+    prune = asked(LifecycleOp.PRUNE)
+
+    took_effect = (
+        germinate | to_training | to_blending | to_holding | fossilize | set_target | prune
+    ).any(1) | ((command.op == int(LifecycleOp.WAIT)) & (refusal == 0))
+    outcome = torch.where(took_effect, int(Outcome.DONE), int(Outcome.GATE_FAILED))
+    outcome = torch.where(refusal != 0, int(Outcome.ILLEGAL), outcome)
+
+    state = _germinate(state, germinate, command)
+    state = enter_stage(state, to_training, SeedStage.TRAINING)
+    state = _start_blending(state, to_blending)
+    state = _hold(state, to_holding)
+    state = enter_stage(state, fossilize, SeedStage.FOSSILIZED)
+    state = _set_target(state, set_target, command)
+    state = _prune(state, prune, command)
+    return state, Applied(outcome=outcome, refusal=refusal)
+
+
+def tick(state: SlotState, config: LifecycleConfig) -> SlotState:
+    """End of a decision: forward automatic gates, move amplitudes, count cooldowns."""
+    # Cooldown first and each record once: a slot pruned by this very tick starts next time.
+    pruned = state.stage == int(SeedStage.PRUNED)
+    embargoed = state.stage == int(SeedStage.EMBARGOED)
+    resetting = state.stage == int(SeedStage.RESETTING)
+    state = state.clear(resetting)
+    state = state.where(embargoed, cooldown=state.cooldown + 1)
+    over = embargoed & (state.cooldown >= config.embargo_ticks)
+    state = enter_stage(state, over, SeedStage.RESETTING)
+    state = enter_stage(state, pruned, SeedStage.EMBARGOED)
+
+    # Automatic gates come before the ramps: a seed that starts to blend moves in the same tick.
+    if config.auto_training:
+        state = enter_stage(state, training_gate(state), SeedStage.TRAINING)
+    if config.auto_blending:
+        state = _start_blending(state, blending_gate(state, config.gates))
+    state, reached = tick_amplitude(state, state.stage == int(SeedStage.BLENDING))
+    state = _remove(state, reached & (state.alpha_target <= 0))
+    if config.auto_holding:
+        state = _hold(state, holding_gate(state, config.gates))
+    return state
+
+
+def record_epoch(state: SlotState, score: Tensor) -> SlotState:
+    """After validation: count the epoch for every seed with a module. `score` is float64 [R]."""
+    present = state.has_module
+    current = score[:, None].expand_as(state.score_now).to(state.score_now.dtype)
+    first = present & torch.isnan(state.score_initial)
+    state = state.where(first, score_initial=current)
+    state = state.where(present & torch.isnan(state.score_stage), score_stage=current)
+    return state.where(
+        present,
+        score_now=current,
+        age=state.age + 1,
+        epochs_in_stage=state.epochs_in_stage + 1,
+        counterfactual_age=torch.where(
+            state.counterfactual_age >= 0, state.counterfactual_age + 1, state.counterfactual_age
+        ),
+        grad_health_prev=state.grad_health,
+    )
+
+
+def remove_seeds(state: SlotState, mask: Tensor) -> SlotState:
+    """Prune at once whatever lives under `mask`, legal or not (a rollback uses this)."""
+    return _remove(state, mask & state.has_module)
+
+
+def enter_stage(state: SlotState, mask: Tensor, stage: SeedStage) -> SlotState:
+    """Change the stage where `mask`, remembering the old one and restarting its counters."""
+    return state.where(
+        mask,
+        stage=int(stage),
+        previous_stage=state.stage,
+        previous_epochs=state.epochs_in_stage,
+        epochs_in_stage=0,
+        score_stage=state.score_now,
+    )
+
+
+def _germinate(state: SlotState, mask: Tensor, command: Command) -> SlotState:
+    def spread(value: Tensor) -> Tensor:
+        return value[:, None].expand_as(mask)
+
+    state = state.clear(mask)
+    state = enter_stage(state, mask, SeedStage.GERMINATED)
+    return state.where(
+        mask,
+        blueprint=spread(command.blueprint),
+        algorithm=spread(command.algorithm),
+        ramp=spread(command.ramp),
+        tempo=spread(command.tempo),
+        blend_target=spread(command.target),
+    )
+
+
+def _start_blending(state: SlotState, mask: Tensor) -> SlotState:
+    state = enter_stage(state, mask, SeedStage.BLENDING)
+    return retarget(state, mask, state.blend_target, state.tempo, state.ramp)
+
+
+def _hold(state: SlotState, mask: Tensor) -> SlotState:
+    state = enter_stage(state, mask, SeedStage.HOLDING)
+    return state.where(mask, alpha=1.0)
+
+
+def _set_target(state: SlotState, mask: Tensor, command: Command) -> SlotState:
+    def spread(value: Tensor) -> Tensor:
+        return value[:, None].expand_as(mask)
+
+    falls_back = mask & (state.stage == int(SeedStage.HOLDING)) & (spread(command.target) < 1)
+    state = enter_stage(state, falls_back, SeedStage.BLENDING)
+    state = state.where(mask, algorithm=spread(command.algorithm))
+    return retarget(
+        state, mask, spread(command.target), spread(command.speed), spread(command.curve)
+    )
+
+
+def _prune(state: SlotState, mask: Tensor, command: Command) -> SlotState:
+    def spread(value: Tensor) -> Tensor:
+        return value[:, None].expand_as(mask)
+
+    at_once = mask & ((spread(command.speed) == 0) | (state.alpha <= 0))
+    fade = mask & ~at_once
+    state = enter_stage(state, fade & (state.stage == int(SeedStage.HOLDING)), SeedStage.BLENDING)
+    nothing = torch.zeros_like(state.alpha)
+    state = retarget(state, fade, nothing, spread(command.speed), spread(command.curve))
+    return _remove(state, at_once)
+
+
+def _remove(state: SlotState, mask: Tensor) -> SlotState:
+    """Free the module; the record stays for the cooldown, with nothing left to measure."""
+    state = enter_stage(state, mask, SeedStage.PRUNED)
+    state = state.where(
+        mask,
+        alpha=0.0,
+        alpha_start=0.0,
+        alpha_target=0.0,
+        alpha_mode=int(AlphaMode.HOLD),
+        steps_total=0,
+        steps_done=0,
+        cooldown=0,
+        params=0,
+        grad_norm=0.0,
+        grad_health=1.0,
+        grad_health_prev=1.0,
+        vanishing=False,
+        exploding=False,
+        contribution=math.nan,
+        contribution_se=math.nan,
+        contribution_velocity=0.0,
+        counterfactual_age=-1,
+    )
+    touched = mask.unsqueeze(-1) | mask.unsqueeze(-2)
+    interaction = torch.where(touched, torch.zeros_like(state.interaction), state.interaction)
+    return dataclasses.replace(state, interaction=interaction)

@@ -1,0 +1,109 @@
+"""Operations by hand: names and numbers in, a `Command` for the lifecycle out, a result back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TypeVar
+
+import torch
+
+from esper.kasmina.lifecycle import Applied, Outcome
+from esper.leyline.actions import PLACEHOLDERS, Command, LifecycleOp
+from esper.leyline.alpha import STYLE_SPECS, AlphaCurve, BlendStyle
+from esper.leyline.blueprints import NOOP
+from esper.leyline.errors import UsageError, unknown_name
+from esper.leyline.rules import REFUSAL_TEXTS, Refusal
+
+E = TypeVar("E", bound=IntEnum)
+
+_GATE_TEXTS: dict[LifecycleOp, str] = {
+    LifecycleOp.GERMINATE: "gate G0: no blueprint was named",
+    LifecycleOp.ADVANCE: "the gate of the next stage did not pass",
+    LifecycleOp.FOSSILIZE: (
+        "gate G5 did not pass: it needs a measured contribution and healthy gradients"
+        " (strict gates also need enough contribution)"
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class OperationResult:
+    """What became of one operation."""
+
+    op: LifecycleOp
+    slot: str
+    outcome: Outcome
+    reason: str
+    """Why it had no effect; empty when it had."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the operation took effect."""
+        return self.outcome is Outcome.DONE
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+
+def describe_result(applied: Applied, op: LifecycleOp, slot: str) -> OperationResult:
+    """Put a one-row result into words."""
+    outcome = Outcome(int(applied.outcome[0]))
+    reason = ""
+    if outcome is Outcome.ILLEGAL:
+        reason = f"{op.name} at {slot}: {REFUSAL_TEXTS[Refusal(int(applied.refusal[0]))]}"
+    elif outcome is Outcome.GATE_FAILED:
+        reason = f"{op.name} at {slot}: {_GATE_TEXTS.get(op, 'the gate did not pass')}"
+    return OperationResult(op, slot, outcome, reason)
+
+
+def make_command(
+    op: LifecycleOp,
+    slot: int,
+    *,
+    blueprint: int = NOOP,
+    style: BlendStyle | None = None,
+    tempo: int = 5,
+    target: float = 1.0,
+    speed: int = 0,
+    curve: AlphaCurve = AlphaCurve.LINEAR,
+) -> Command:
+    """Return a one-row command with these values."""
+    spec = STYLE_SPECS[BlendStyle(PLACEHOLDERS["style"]) if style is None else style]
+
+    def whole(value: int) -> torch.Tensor:
+        return torch.tensor([int(value)], dtype=torch.int64)
+
+    return Command(
+        op=whole(op),
+        slot=whole(slot),
+        blueprint=whole(blueprint),
+        algorithm=whole(spec.algorithm),
+        ramp=whole(spec.curve),
+        tempo=whole(tempo),
+        target=torch.tensor([float(target)], dtype=torch.float64),
+        speed=whole(speed),
+        curve=whole(curve),
+    )
+
+
+def parse_choice(kind: type[E], value: str | E, what: str) -> E:
+    """Return the member of an enum by name (any case) or by itself."""
+    if isinstance(value, kind):
+        return value
+    names = {member.name.lower(): member for member in kind}
+    if not isinstance(value, str):
+        raise UsageError(f"{what} must be one of {', '.join(names)}, got {value!r}")
+    try:
+        return names[value.lower()]
+    except KeyError:
+        raise unknown_name(what, value, names) from None
+
+
+def check_number(name: str, value: float, low: float, high: float | None = None) -> None:
+    """Refuse a number outside [low, high] with one line."""
+    in_range = isinstance(value, int | float) and not isinstance(value, bool)
+    in_range = in_range and value >= low and (high is None or value <= high)
+    if not in_range:
+        allowed = f"{low} or more" if high is None else f"{low} to {high}"
+        raise UsageError(f"{name} must be {allowed}, got {value!r}")

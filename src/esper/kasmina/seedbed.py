@@ -1,0 +1,155 @@
+"""The modules behind the lifecycle: builds, frees, freezes and re-aims seeds as the state says."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from esper.kasmina.blending import GateNetwork
+from esper.kasmina.blueprints.registry import blueprint_by_id
+from esper.kasmina.placement import Placement
+from esper.kasmina.slot import Slot, SlotMode
+from esper.kasmina.state import SlotState
+from esper.leyline.alpha import AlphaAlgorithm, AlphaMode
+from esper.leyline.errors import EsperWarning, SlotError
+from esper.leyline.randomness import seeded
+from esper.leyline.stages import BLENDED_STAGES, SeedStage
+
+TrainingMode = Literal["straight_through", "shadow"]
+
+Reference = Callable[[str], Tensor | None]
+"""From a slot's name to a host tensor whose device and precision its seed takes over."""
+
+
+class Seedbed(nn.Module):
+    """All slots of one garden, in action order."""
+
+    def __init__(self, placements: list[Placement], training_mode: TrainingMode, seed: int) -> None:
+        """Create empty slots; `seed` names the random streams of initial weights."""
+        super().__init__()
+        self.slots = nn.ModuleList(Slot(p.name, p.topology, p.shape) for p in placements)
+        self.training_mode: TrainingMode = training_mode
+        self.run_seed = seed
+        self.germinations = 0
+        for slot in self:
+            slot.is_straight_through = training_mode == "straight_through"
+
+    def __iter__(self) -> Iterator[Slot]:
+        for slot in self.slots:
+            assert isinstance(slot, Slot)
+            yield slot
+
+    def __getitem__(self, index: int) -> Slot:
+        slot = self.slots[index]
+        assert isinstance(slot, Slot)
+        return slot
+
+    def sizes(self) -> Tensor:
+        """Return int64 [1, S]: parameters of every seed with its gate."""
+        return torch.tensor([[sum(p.numel() for p in slot.parameters()) for slot in self]])
+
+    def clear(self) -> None:
+        """Free every module, so that another topology can be built from nothing."""
+        for slot in self:
+            slot.seed = slot.gate = None
+
+    def sync(self, state: SlotState, reference: Reference) -> bool:
+        """Make the modules agree with the state; return whether parameters came or went."""
+        changed = False
+        for index, slot in enumerate(self):
+            changed |= self._sync_seed(index, slot, state, reference)
+            changed |= self._sync_gate(index, slot, state, reference)
+            self._sync_mode(index, slot, state)
+            _sync_freeze(index, slot, state)
+        return changed
+
+    def shadowed(self) -> Slot | None:
+        """Return the slot whose seed learns from a shadow pass, if there is one."""
+        if self.training_mode == "shadow":
+            for slot in self:
+                if slot.mode == SlotMode.ISOLATE:
+                    return slot
+        return None
+
+    def _sync_seed(self, index: int, slot: Slot, state: SlotState, reference: Reference) -> bool:
+        present = bool(state.has_module[0, index])
+        if present and slot.seed is None:
+            slot.seed = self._build(index, slot, int(state.blueprint[0, index]), reference)
+            slot.was_shadowed = False
+            return True
+        if not present and slot.seed is not None:
+            slot.seed = None
+            return True
+        return False
+
+    def _sync_gate(self, index: int, slot: Slot, state: SlotState, reference: Reference) -> bool:
+        gated = int(state.algorithm[0, index]) == int(AlphaAlgorithm.GATE)
+        wanted = gated and slot.seed is not None
+        if wanted and slot.gate is None:
+            with seeded(self.run_seed, index, self.germinations, "gate"):
+                gate = GateNetwork(slot.channels, slot.topology)
+            slot.gate = self._settle(gate, reference(slot.name))
+            return True
+        if not wanted and slot.gate is not None:
+            slot.gate = None
+            return True
+        return False
+
+    def _build(self, index: int, slot: Slot, choice: int, reference: Reference) -> nn.Module:
+        """Build a seed from a random stream of its own and check that it keeps shapes."""
+        blueprint = blueprint_by_id(choice)
+        with seeded(self.run_seed, index, self.germinations, "seed"):
+            seed = blueprint.build(slot.channels, slot.topology)
+            probe = torch.randn((2, *slot.shape[1:]))
+        self.germinations += 1
+        with torch.no_grad():
+            out = seed.eval()(probe)
+        if not isinstance(out, Tensor) or out.shape != probe.shape:
+            shape = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
+            raise SlotError(
+                f"blueprint {blueprint.name!r} turns {list(probe.shape)} into {shape}; "
+                "a seed must keep the shape of its input"
+            )
+        return self._settle(seed, reference(slot.name))
+
+    def _settle(self, module: nn.Module, like: Tensor | None) -> nn.Module:
+        """Give a new module the device, the precision and the mode of its surroundings."""
+        if like is not None:
+            dtype = like.dtype if like.is_floating_point() else torch.float32
+            module = module.to(device=like.device, dtype=dtype)
+        return module.train(self.training)
+
+    def _sync_mode(self, index: int, slot: Slot, state: SlotState) -> None:
+        stage = SeedStage(int(state.stage[0, index]))
+        alpha = float(state.alpha[0, index])
+        before = slot.mode
+        if stage is SeedStage.TRAINING:
+            slot.mode = int(SlotMode.ISOLATE)
+        elif stage in BLENDED_STAGES and alpha > 0:
+            slot.mode = int(SlotMode.BLEND)
+        else:
+            slot.mode = int(SlotMode.PASS)
+        slot.algorithm = int(state.algorithm[0, index])
+        slot.alpha.fill_(alpha)
+        starts_blending = before == SlotMode.ISOLATE and stage is SeedStage.BLENDING
+        if starts_blending and self.training_mode == "shadow" and not slot.was_shadowed:
+            warnings.warn(
+                f"the seed in slot {slot.name!r} was never trained: with training_mode='shadow' "
+                "compute the loss by garden.training_loss(closure)",
+                EsperWarning,
+                stacklevel=6,
+            )
+
+
+def _sync_freeze(index: int, slot: Slot, state: SlotState) -> None:
+    """While a seed is blended out it is frozen; gradients still pass through to the host."""
+    fading = int(state.alpha_mode[0, index]) == int(AlphaMode.DOWN)
+    for parameter in slot.parameters():
+        if parameter.requires_grad == fading:
+            parameter.requires_grad_(not fading)
+            if fading:
+                parameter.grad = None

@@ -1,0 +1,87 @@
+"""A slot: the place behind a submodule where a seed lives and meets the host's activation."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from esper.kasmina.blending import blend, blend_per_sample, straight_through
+from esper.leyline.blueprints import Topology, channel_axis
+from esper.leyline.errors import SlotError
+
+
+class SlotMode(IntEnum):
+    """What the slot does in a forward pass."""
+
+    PASS = 0
+    ISOLATE = 1
+    BLEND = 2
+
+
+class Slot(nn.Module):
+    """Holds a seed and joins its output to the host's; with no seed it returns what it gets.
+
+    The slot knows nothing of stages: its garden sets `mode`, `algorithm` and `alpha`. Amplitude is
+    a tensor, so that a compiled network is not compiled again whenever it moves.
+    """
+
+    alpha: Tensor
+
+    def __init__(self, name: str, topology: Topology, shape: tuple[int, ...]) -> None:
+        """Create an empty slot for activations of this example shape (batch first)."""
+        super().__init__()
+        self.name = name
+        self.topology: Topology = topology
+        self.shape = shape
+        self.channels = shape[channel_axis(topology)]
+        self.seed: nn.Module | None = None
+        self.gate: nn.Module | None = None
+        self.mode = int(SlotMode.PASS)
+        self.algorithm = 0
+        self.is_straight_through = True
+        self.is_shadowing = False
+        self.was_shadowed = False
+        self.sample_alphas: Tensor | None = None
+        self.register_buffer("alpha", torch.zeros(()), persistent=False)
+
+    def attend(self, module: nn.Module, args: Any, output: Any) -> Any:
+        """Forward hook of the host's submodule."""
+        if self.mode == SlotMode.PASS:
+            return None
+        return self(output)
+
+    def forward(self, h: Tensor) -> Tensor:
+        """Return the host's activation with the seed mixed in as the mode says."""
+        if self.mode == SlotMode.PASS or self.seed is None:
+            return h
+        self._check(h)
+        if self.sample_alphas is not None:
+            return blend_per_sample(h, self.seed(h), self.sample_alphas, self.algorithm, self.gate)
+        if self.mode == SlotMode.BLEND:
+            return blend(h, self.seed(h), self.alpha, self.algorithm, self.gate)
+        if self.is_shadowing:
+            one = torch.ones_like(self.alpha)
+            return blend(h, self.seed(h), one, self.algorithm, self.gate)
+        if self.is_straight_through and self.training and torch.is_grad_enabled():
+            # The seed learns what it will be used for: the fully blended output, from a detached
+            # input, while the host keeps its value and its gradient.
+            x = h.detach()
+            one = torch.ones_like(self.alpha)
+            return straight_through(h, blend(x, self.seed(x), one, self.algorithm, self.gate))
+        return h
+
+    def _check(self, h: Tensor) -> None:
+        """Refuse an activation that is not what the seed was built for."""
+        if h.dim() != len(self.shape) or h.shape[channel_axis(self.topology)] != self.channels:
+            raise SlotError(
+                f"slot {self.name!r} was made for activations like {list(self.shape)} "
+                f"({self.channels} channels), got {list(h.shape)}; "
+                "a slot's submodule must keep its rank and width"
+            )
+
+    def extra_repr(self) -> str:
+        """Return what a printed model shows."""
+        return f"{self.name!r}, {self.topology}, channels={self.channels}"

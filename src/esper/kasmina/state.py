@@ -1,0 +1,220 @@
+"""The record of every slot of every row, as tensors [R, S].
+
+`SlotState` is plain data and never changes in place: the lifecycle functions take one and return
+the next. A single garden is the case of one row. Floats are float64 so that scores and amplitudes
+compare exactly between engines; `Signals` narrows them for controllers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from esper.leyline.alpha import AlphaAlgorithm, AlphaCurve, AlphaMode
+from esper.leyline.stages import MODULE_STAGES, SeedStage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotState:
+    """Everything remembered about the seeds; see `EMPTY` for the value of an empty slot."""
+
+    stage: Tensor
+    """int64, a `SeedStage`."""
+    blueprint: Tensor
+    """int64, blueprint id, -1 where empty."""
+    algorithm: Tensor
+    """int64, an `AlphaAlgorithm`."""
+    ramp: Tensor
+    """int64, `AlphaCurve` of the first blend."""
+    tempo: Tensor
+    """int64, ticks of the first blend."""
+    blend_target: Tensor
+    """float64, amplitude the first blend aims for."""
+    alpha: Tensor
+    """float64, amplitude now."""
+    alpha_start: Tensor
+    """float64, amplitude at the start of the running ramp."""
+    alpha_target: Tensor
+    """float64, amplitude the running ramp aims for."""
+    alpha_mode: Tensor
+    """int64, an `AlphaMode`."""
+    alpha_curve: Tensor
+    """int64, `AlphaCurve` of the running ramp."""
+    steps_total: Tensor
+    """int64, ticks of the running ramp."""
+    steps_done: Tensor
+    """int64, ticks of it that have passed."""
+    epochs_in_stage: Tensor
+    """int64, epochs recorded since the stage began."""
+    age: Tensor
+    """int64, epochs recorded since germination."""
+    previous_stage: Tensor
+    """int64, the stage before this one."""
+    previous_epochs: Tensor
+    """int64, how many epochs the stage before lasted."""
+    cooldown: Tensor
+    """int64, ticks spent embargoed."""
+    params: Tensor
+    """int64, parameters of the seed and its gate."""
+    score_initial: Tensor
+    """float64, score at the first record after germination, NaN before it."""
+    score_stage: Tensor
+    """float64, score when the stage began, NaN before the first record."""
+    score_now: Tensor
+    """float64, score at the last record, NaN before the first."""
+    grad_norm: Tensor
+    """float64, global L2 norm of the seed's gradient."""
+    grad_health: Tensor
+    """float64, 1 is healthy."""
+    grad_health_prev: Tensor
+    """float64, health of the epoch before."""
+    grad_ratio: Tensor
+    """float64, per-parameter gradient size relative to the host's, NaN before it is measured."""
+    vanishing: Tensor
+    """bool, some gradient tensor has vanished."""
+    exploding: Tensor
+    """bool, some gradient tensor explodes."""
+    contribution: Tensor
+    """float64, points lost without this seed, NaN before the first ablation."""
+    contribution_se: Tensor
+    """float64, paired standard error of it."""
+    contribution_velocity: Tensor
+    """float64, smoothed change of it."""
+    counterfactual_age: Tensor
+    """int64, epochs since the last ablation, -1 before the first."""
+    interaction: Tensor
+    """float64 [R, S, S], points two seeds gain together beyond the sum of each alone."""
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return self.stage.shape[0]
+
+    @property
+    def num_slots(self) -> int:
+        """Number of slots."""
+        return self.stage.shape[1]
+
+    @property
+    def has_module(self) -> Tensor:
+        """Return bool [R, S]: whether the slot holds a seed module."""
+        return _any_of(self.stage, MODULE_STAGES)
+
+    @property
+    def occupied(self) -> Tensor:
+        """Return bool [R, S]: whether the slot has a record."""
+        return self.stage > int(SeedStage.DORMANT)
+
+    @property
+    def total_improvement(self) -> Tensor:
+        """Return float64 [R, S]: score now minus score at the first record."""
+        return self.score_now - self.score_initial
+
+    @property
+    def stage_improvement(self) -> Tensor:
+        """Return float64 [R, S]: score now minus score when the stage began."""
+        return self.score_now - self.score_stage
+
+    def where(self, mask: Tensor, **values: Tensor | float | int | bool) -> SlotState:
+        """Return a copy in which the named fields take new values where `mask` is true."""
+        changed: dict[str, Tensor] = {}
+        for name, value in values.items():
+            old: Tensor = getattr(self, name)
+            new = torch.as_tensor(value, dtype=old.dtype, device=old.device)
+            condition = mask if old.dim() == mask.dim() else mask.unsqueeze(-1)
+            changed[name] = torch.where(condition, new, old)
+        return dataclasses.replace(self, **changed)
+
+    def clear(self, mask: Tensor) -> SlotState:
+        """Return a copy in which the slots under `mask` are empty; their interactions go too."""
+        cleared = self.where(mask, **EMPTY)
+        touched = mask.unsqueeze(-1) | mask.unsqueeze(-2)
+        interaction = torch.where(touched, torch.zeros_like(self.interaction), self.interaction)
+        return dataclasses.replace(cleared, interaction=interaction)
+
+    def select(self, rows: Sequence[int] | Tensor) -> SlotState:
+        """Return the chosen rows, in that order."""
+        index = torch.as_tensor(rows, device=self.stage.device)
+        return SlotState(
+            **{field.name: getattr(self, field.name)[index] for field in dataclasses.fields(self)}
+        )
+
+    def to(self, device: torch.device | str) -> SlotState:
+        """Return the same state on another device."""
+        return SlotState(
+            **{
+                field.name: getattr(self, field.name).to(device)
+                for field in dataclasses.fields(self)
+            }
+        )
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return every field by name."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+    @classmethod
+    def from_state_dict(cls, state: dict[str, Any]) -> SlotState:
+        """Rebuild what `state_dict` returned."""
+        return cls(**{field.name: state[field.name] for field in dataclasses.fields(cls)})
+
+
+EMPTY: dict[str, float | int | bool] = {
+    "stage": int(SeedStage.DORMANT),
+    "blueprint": -1,
+    "algorithm": int(AlphaAlgorithm.ADD),
+    "ramp": int(AlphaCurve.LINEAR),
+    "tempo": 0,
+    "blend_target": 0.0,
+    "alpha": 0.0,
+    "alpha_start": 0.0,
+    "alpha_target": 0.0,
+    "alpha_mode": int(AlphaMode.HOLD),
+    "alpha_curve": int(AlphaCurve.LINEAR),
+    "steps_total": 0,
+    "steps_done": 0,
+    "epochs_in_stage": 0,
+    "age": 0,
+    "previous_stage": int(SeedStage.UNKNOWN),
+    "previous_epochs": 0,
+    "cooldown": 0,
+    "params": 0,
+    "score_initial": math.nan,
+    "score_stage": math.nan,
+    "score_now": math.nan,
+    "grad_norm": 0.0,
+    "grad_health": 1.0,
+    "grad_health_prev": 1.0,
+    "grad_ratio": math.nan,
+    "vanishing": False,
+    "exploding": False,
+    "contribution": math.nan,
+    "contribution_se": math.nan,
+    "contribution_velocity": 0.0,
+    "counterfactual_age": -1,
+}
+"""The value of every per-slot field where the slot is empty; interactions are zero."""
+
+
+def empty_state(rows: int, slots: int, device: torch.device | str = "cpu") -> SlotState:
+    """Return the state of `rows` hosts in which nothing has grown."""
+
+    def full(value: float | int | bool) -> Tensor:
+        dtype = {bool: torch.bool, int: torch.int64, float: torch.float64}[type(value)]
+        return torch.full((rows, slots), value, dtype=dtype, device=device)
+
+    fields = {name: full(value) for name, value in EMPTY.items()}
+    interaction = torch.zeros((rows, slots, slots), dtype=torch.float64, device=device)
+    return SlotState(**fields, interaction=interaction)
+
+
+def _any_of(stage: Tensor, stages: tuple[SeedStage, ...]) -> Tensor:
+    result = torch.zeros_like(stage, dtype=torch.bool)
+    for member in stages:
+        result = result | (stage == int(member))
+    return result

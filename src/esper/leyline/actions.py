@@ -1,0 +1,189 @@
+"""The factored action: eight heads, what their indices mean, and which heads an op uses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+from esper.leyline.alpha import (
+    ALPHA_TARGETS,
+    SPEED_TICKS,
+    STYLE_SPECS,
+    TEMPO_EPOCHS,
+    AlphaCurve,
+    BlendStyle,
+)
+from esper.leyline.blueprints import NOOP, NUM_BLUEPRINTS
+from esper.leyline.errors import UsageError
+from esper.leyline.slots import SlotConfig
+
+
+class LifecycleOp(IntEnum):
+    """What a controller can do at one step."""
+
+    WAIT = 0
+    GERMINATE = 1
+    SET_ALPHA_TARGET = 2
+    PRUNE = 3
+    FOSSILIZE = 4
+    ADVANCE = 5
+
+
+NUM_OPS = len(LifecycleOp)
+
+HEAD_NAMES: tuple[str, ...] = (
+    "slot",
+    "blueprint",
+    "style",
+    "tempo",
+    "alpha_target",
+    "alpha_speed",
+    "alpha_curve",
+    "op",
+)
+"""Every head, in the order in which buffers and networks hold them."""
+
+HEAD_SIZES: dict[str, int] = {
+    "slot": SlotConfig.default().num_slots,
+    "blueprint": NUM_BLUEPRINTS,
+    "style": len(BlendStyle),
+    "tempo": len(TEMPO_EPOCHS),
+    "alpha_target": len(ALPHA_TARGETS),
+    "alpha_speed": len(SPEED_TICKS),
+    "alpha_curve": len(AlphaCurve),
+    "op": NUM_OPS,
+}
+"""Number of choices of every head with three slots and the built-in blueprints."""
+
+CAUSAL_HEADS: dict[LifecycleOp, tuple[str, ...]] = {
+    LifecycleOp.WAIT: ("op",),
+    LifecycleOp.GERMINATE: ("op", "slot", "blueprint", "style", "tempo", "alpha_target"),
+    LifecycleOp.SET_ALPHA_TARGET: (
+        "op",
+        "slot",
+        "style",
+        "alpha_target",
+        "alpha_speed",
+        "alpha_curve",
+    ),
+    LifecycleOp.PRUNE: ("op", "slot", "alpha_speed", "alpha_curve"),
+    LifecycleOp.FOSSILIZE: ("op", "slot"),
+    LifecycleOp.ADVANCE: ("op", "slot"),
+}
+"""The heads whose choice has an effect when this op is taken."""
+
+PLACEHOLDERS: dict[str, int] = {
+    "slot": 0,
+    "blueprint": NOOP,
+    "style": BlendStyle.SIGMOID_ADD,
+    "tempo": TEMPO_EPOCHS.index(5),
+    "alpha_target": ALPHA_TARGETS.index(1.0),
+    "alpha_speed": SPEED_TICKS.index(0),
+    "alpha_curve": AlphaCurve.LINEAR,
+    "op": LifecycleOp.WAIT,
+}
+"""The value a head takes when its op does not use it (for the slot: the first one allowed)."""
+
+Actions = Mapping[str, Tensor]
+"""One joint action per row: {head: int64[R]}."""
+
+
+def causal_table() -> Tensor:
+    """Return bool [ops, heads]: whether this head matters when this op is taken."""
+    table = torch.zeros(NUM_OPS, len(HEAD_NAMES), dtype=torch.bool)
+    for op, heads in CAUSAL_HEADS.items():
+        for head in heads:
+            table[op, HEAD_NAMES.index(head)] = True
+    return table
+
+
+def placeholder_actions(rows: int, device: torch.device | str = "cpu") -> dict[str, Tensor]:
+    """Return the action in which every row waits."""
+    return {
+        head: torch.full((rows,), int(PLACEHOLDERS[head]), dtype=torch.int64, device=device)
+        for head in HEAD_NAMES
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One operation per row with its arguments as values instead of indices; tensors [R]."""
+
+    op: Tensor
+    """int64, a `LifecycleOp`."""
+    slot: Tensor
+    """int64, index of the slot."""
+    blueprint: Tensor
+    """int64, id of the blueprint to germinate."""
+    algorithm: Tensor
+    """int64, an `AlphaAlgorithm`."""
+    ramp: Tensor
+    """int64, the `AlphaCurve` of the first blend."""
+    tempo: Tensor
+    """int64, ticks of the first blend."""
+    target: Tensor
+    """float64, amplitude to aim for."""
+    speed: Tensor
+    """int64, ticks of a later ramp, 0 at once."""
+    curve: Tensor
+    """int64, the `AlphaCurve` of a later ramp."""
+
+
+def decode_actions(actions: Actions) -> Command:
+    """Turn head indices into values; a missing head and an index out of range raise.
+
+    How many slots and blueprints there are is the host's business: those two are passed on as
+    they are, and an operation on one that does not exist is refused where it is carried out.
+    """
+    _check_actions(actions)
+    device = actions["op"].device
+
+    def look_up(values: list[float] | list[int], head: str, dtype: torch.dtype) -> Tensor:
+        return torch.tensor(values, dtype=dtype, device=device)[actions[head]]
+
+    styles = [STYLE_SPECS[style] for style in BlendStyle]
+    return Command(
+        op=actions["op"],
+        slot=actions["slot"],
+        blueprint=actions["blueprint"],
+        algorithm=look_up([int(spec.algorithm) for spec in styles], "style", torch.int64),
+        ramp=look_up([int(spec.curve) for spec in styles], "style", torch.int64),
+        tempo=look_up(list(TEMPO_EPOCHS), "tempo", torch.int64),
+        target=look_up(list(ALPHA_TARGETS), "alpha_target", torch.float64),
+        speed=look_up(list(SPEED_TICKS), "alpha_speed", torch.int64),
+        curve=actions["alpha_curve"],
+    )
+
+
+_FIXED_HEADS = tuple(head for head in HEAD_NAMES if head not in ("slot", "blueprint"))
+"""The heads whose size does not depend on the host."""
+
+
+def _check_actions(actions: Actions) -> None:
+    missing = [head for head in HEAD_NAMES if head not in actions]
+    if missing:
+        raise UsageError(
+            f"an action needs all heads {', '.join(HEAD_NAMES)}; missing {', '.join(missing)}"
+        )
+    shape = actions["op"].shape
+    for head in HEAD_NAMES:
+        tensor = actions[head]
+        # A boolean or byte tensor would select rows instead of looking values up.
+        if tensor.dtype != torch.int64 or tensor.dim() != 1 or tensor.shape != shape:
+            raise UsageError(
+                f"head {head!r} must be int64 with one index per row ([{shape.numel()}]), "
+                f"got {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+            )
+    if not shape.numel():
+        return
+    # One copy to the host for all heads together.
+    low, high = torch.stack([actions[head] for head in _FIXED_HEADS]).aminmax(dim=1)
+    for head, least, most in zip(_FIXED_HEADS, *torch.stack((low, high)).tolist(), strict=True):
+        if least < 0 or most >= HEAD_SIZES[head]:
+            raise UsageError(
+                f"head {head!r} takes 0 to {HEAD_SIZES[head] - 1}, got {least} to {most}"
+            )

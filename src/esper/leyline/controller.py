@@ -1,0 +1,46 @@
+"""The one protocol every controller implements, learned or not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from esper.leyline.blueprints import BUILTIN_BLUEPRINTS
+from esper.leyline.masks import Masks
+from esper.leyline.signals import Signals
+
+
+@runtime_checkable
+class Controller(Protocol):
+    """Decides, once per epoch and row, what to grow."""
+
+    def reset(self, rows: int, device: torch.device | str) -> None:
+        """Forget everything and prepare for `rows` rows."""
+        ...
+
+    def act(self, signals: Signals, masks: Masks) -> dict[str, Tensor]:
+        """Return one legal action per row: {head: int64[R]} for every head."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the memory as plain data and tensors."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControllerContext:
+    """What a controller may know about the place it will work in when it is built."""
+
+    slot_names: tuple[str, ...]
+    """Name of every slot, in action order."""
+    blueprint_names: tuple[str, ...] = field(default=BUILTIN_BLUEPRINTS)
+    """Name of every blueprint at the index that is its id."""
+    seed: int = 0
+    """Seed of the run, for controllers that draw."""

@@ -1,0 +1,69 @@
+"""What can go wrong, one class per kind of mistake.
+
+Every message is one line that says what was wrong and what would be right. The command line
+turns any `EsperError` into that line and an exit code; everything else is a bug and keeps its
+traceback. Each class is also the built-in exception a caller would expect.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class EsperError(Exception):
+    """Base of every error Esper raises on purpose."""
+
+
+class UsageError(EsperError, ValueError):
+    """The request itself was wrong: an unknown name, a bad combination of options."""
+
+
+class ConfigError(UsageError):
+    """A configuration has an unknown key, a wrong type or a value out of range."""
+
+
+class UnknownNameError(UsageError, KeyError):
+    """A name is not in its registry."""
+
+    def __str__(self) -> str:
+        """Return the message as it is (`KeyError` would quote it)."""
+        return str(self.args[0])
+
+
+class SlotError(UsageError):
+    """A slot cannot be placed there, or an activation at a slot is not what it was."""
+
+
+class DataError(EsperError, OSError):
+    """A data file is missing, truncated or not what it says it is."""
+
+
+class CheckpointError(EsperError, OSError):
+    """A saved state is missing, damaged or belongs to something else."""
+
+
+class NonFiniteError(EsperError, ArithmeticError):
+    """A loss or an activation is NaN or infinite."""
+
+
+class EmptyMaskError(EsperError, ValueError):
+    """No action is legal where one must be chosen."""
+
+
+class EsperWarning(UserWarning):
+    """Something works, but not as well as the caller may think."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return ", did you mean 'x'?" for the closest known name, or an empty string."""
+    close = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
+    return f", did you mean {close[0]!r}?" if close else ""
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:
+    """Return the error for a name that is not known, naming the closest and all known ones."""
+    names = sorted(known)
+    return UnknownNameError(
+        f"unknown {kind} {name!r}{nearest(name, names) or ';'} known: {', '.join(names) or 'none'}"
+    )

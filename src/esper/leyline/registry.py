@@ -1,0 +1,84 @@
+"""The one registry class behind every kind of plug-in.
+
+A plug-in is registered once, under a lower_snake name, usually by a decorator. Third parties add
+theirs through the entry-point group `esper.<kind>s` without touching this package; the group is
+read the first time a name is looked up.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterator
+from importlib.metadata import entry_points
+from typing import Generic, TypeVar
+
+from esper.leyline.errors import EsperWarning, UsageError, unknown_name
+
+T = TypeVar("T")
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
+
+
+class Registry(Generic[T]):
+    """Names to plug-ins of one kind, in order of registration."""
+
+    def __init__(self, kind: str) -> None:
+        """Create an empty registry; `kind` is the singular noun used in messages."""
+        self.kind = kind
+        self._items: dict[str, T] = {}
+        self._discovered = False
+
+    def register(self, name: str, item: T) -> T:
+        """Add `item` under `name` and return it; refuse bad and taken names."""
+        if not isinstance(name, str) or not _NAME.match(name):
+            raise UsageError(f"{self.kind} name must be lower_snake (a-z, 0-9, _), got {name!r}")
+        if name in self._items:
+            raise UsageError(f"{self.kind} {name!r} is already registered; choose another name")
+        self._items[name] = item
+        return item
+
+    def unregister(self, name: str) -> None:
+        """Remove a name, so that a test or a notebook can register it again."""
+        self.get(name)
+        del self._items[name]
+
+    def get(self, name: str) -> T:
+        """Return the plug-in called `name`, or raise with the nearest known name."""
+        if name not in self._items:
+            self._discover()
+        try:
+            return self._items[name]
+        except KeyError:
+            raise unknown_name(self.kind, name, self._items) from None
+
+    def names(self) -> tuple[str, ...]:
+        """Return every known name in order of registration."""
+        self._discover()
+        return tuple(self._items)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names())
+
+    def __len__(self) -> int:
+        return len(self.names())
+
+    def _discover(self) -> None:
+        """Import third-party plug-ins once; importing one registers it."""
+        if self._discovered:
+            return
+        self._discovered = True
+        for point in entry_points(group=f"esper.{self.kind.replace(' ', '_')}s"):
+            # Foreign code: one that fails must not take every other plug-in with it.
+            try:
+                point.load()
+            except Exception as error:
+                warnings.warn(
+                    f"the {self.kind} plug-in {point.name!r} ({point.value}) cannot be used: "
+                    f"{type(error).__name__}: {error}; mend or uninstall it",
+                    EsperWarning,
+                    stacklevel=3,
+                )

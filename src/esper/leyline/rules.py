@@ -1,0 +1,201 @@
+"""What is legal, in one pure function over [rows, slots] tensors.
+
+The masks a controller sees and the refusals of a garden both come from `refusals`, so the two
+cannot disagree. There is no timing heuristic here: when to act is the controller's business.
+Gates (is the seed ready?) are not legality; an operation whose gate fails is legal and has no
+effect.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+from esper.leyline.actions import NUM_OPS, LifecycleOp
+from esper.leyline.alpha import AlphaMode
+from esper.leyline.blueprints import NOOP
+from esper.leyline.config import Config, option
+from esper.leyline.stages import (
+    COOLDOWN_STAGES,
+    DEVELOPING_STAGES,
+    EMPTY_STAGES,
+    LIVE_STAGES,
+    MODULE_STAGES,
+    SeedStage,
+)
+
+_ADVANCEABLE_STAGES = (SeedStage.GERMINATED, SeedStage.TRAINING, SeedStage.BLENDING)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RulesConfig(Config):
+    """The constants of legality."""
+
+    max_seeds: int = option(
+        0, "Most seeds alive or fossilized at once in one host; 0 is no limit.", minimum=0
+    )
+    min_prune_age: int = option(
+        1, "Epochs a seed must have lived before it can be pruned.", minimum=0
+    )
+    advance_allowed: bool = option(
+        True, "Whether ADVANCE is an operation (off when every gate forwards itself)."
+    )
+
+
+class Refusal(IntEnum):
+    """Why an operation is illegal at a slot; 0 means it is legal."""
+
+    NONE = 0
+    SLOT_DISABLED = 1
+    SLOT_OCCUPIED = 2
+    SLOT_COOLING = 3
+    SLOT_EMPTY = 4
+    DEVELOPMENT_RUNNING = 5
+    SEED_LIMIT = 6
+    NOTHING_FITS = 7
+    STAGE_HAS_NO_NEXT = 8
+    ADVANCE_DISABLED = 9
+    NOT_BLENDED = 10
+    ALPHA_MOVING = 11
+    FOSSILIZED = 12
+    TOO_YOUNG = 13
+    NOT_HOLDING = 14
+    BLUEPRINT_DOES_NOT_FIT = 15
+    BAD_ARGUMENT = 16
+
+
+REFUSAL_TEXTS: dict[Refusal, str] = {
+    Refusal.NONE: "legal",
+    Refusal.SLOT_DISABLED: "the slot is not enabled for this host",
+    Refusal.SLOT_OCCUPIED: "the slot already holds a seed; prune it first or use another slot",
+    Refusal.SLOT_COOLING: "the slot is cooling down after a prune; wait until it is empty",
+    Refusal.SLOT_EMPTY: "the slot holds no seed; germinate one first",
+    Refusal.DEVELOPMENT_RUNNING: (
+        "another seed is germinated, training or cooling down; "
+        "wait until it is blending or its slot is free"
+    ),
+    Refusal.SEED_LIMIT: "the limit of seeds (max_seeds) is reached",
+    Refusal.NOTHING_FITS: "no blueprint fits this slot within the limits",
+    Refusal.STAGE_HAS_NO_NEXT: "only a germinated, training or blending seed can advance",
+    Refusal.ADVANCE_DISABLED: "advance is disabled: the gates forward themselves",
+    Refusal.NOT_BLENDED: "the alpha target of a seed can be set only while it blends or holds",
+    Refusal.ALPHA_MOVING: "alpha is still moving; wait until it holds",
+    Refusal.FOSSILIZED: "the seed is fossilized and stays",
+    Refusal.TOO_YOUNG: "the seed is younger than min_prune_age",
+    Refusal.NOT_HOLDING: "only a holding seed can be fossilized",
+    Refusal.BLUEPRINT_DOES_NOT_FIT: "this blueprint does not fit this slot within the limits",
+    Refusal.BAD_ARGUMENT: "an argument is out of range",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RuleView:
+    """All that legality depends on."""
+
+    stage: Tensor
+    """int64 [R, S], a `SeedStage`; DORMANT where the slot is empty."""
+    alpha_mode: Tensor
+    """int64 [R, S], an `AlphaMode`."""
+    age: Tensor
+    """int64 [R, S], epochs since germination."""
+    enabled: Tensor
+    """bool [R, S], slot in use for this row."""
+    fits: Tensor
+    """bool [R, S, B], whether a blueprint may be germinated in a slot (topology and limits)."""
+
+
+def is_in(stage: Tensor, stages: tuple[SeedStage, ...]) -> Tensor:
+    """Return bool: whether each stage is one of `stages`."""
+    result = torch.zeros_like(stage, dtype=torch.bool)
+    for member in stages:
+        result = result | (stage == int(member))
+    return result
+
+
+def selectable(fits: Tensor) -> Tensor:
+    """Return `fits` without noop, which is never a choice."""
+    return fits & (torch.arange(fits.shape[-1], device=fits.device) != NOOP)
+
+
+def refusals(view: RuleView, config: RulesConfig) -> Tensor:
+    """Return int64 [R, ops, S]: why each op is illegal at each slot, 0 where it is legal."""
+    stage = view.stage
+    empty, cooling = is_in(stage, EMPTY_STAGES), is_in(stage, COOLDOWN_STAGES)
+    live = is_in(stage, LIVE_STAGES)
+    moving = view.alpha_mode != int(AlphaMode.HOLD)
+    developing = (is_in(stage, DEVELOPING_STAGES) & view.enabled).any(1, keepdim=True)
+    seeds = is_in(stage, MODULE_STAGES).sum(1, keepdim=True)
+    full = (seeds >= config.max_seeds) if config.max_seeds else torch.zeros_like(developing)
+
+    codes = torch.zeros(
+        (stage.shape[0], NUM_OPS, stage.shape[1]), dtype=torch.int64, device=stage.device
+    )
+
+    def refuse(op: LifecycleOp, reasons: list[tuple[Tensor | bool, Refusal]]) -> None:
+        """Write the reasons for one op; an earlier reason wins over a later one."""
+        for condition, reason in reversed(reasons):
+            code = torch.full_like(stage, int(reason))
+            if isinstance(condition, bool):
+                condition = torch.full_like(stage, condition, dtype=torch.bool)
+            codes[:, op] = torch.where(condition, code, codes[:, op])
+
+    off = (~view.enabled, Refusal.SLOT_DISABLED)
+    none = (empty, Refusal.SLOT_EMPTY)
+    gone = (cooling, Refusal.SLOT_COOLING)
+    fossil = (stage == int(SeedStage.FOSSILIZED), Refusal.FOSSILIZED)
+    refuse(LifecycleOp.WAIT, [off])
+    refuse(
+        LifecycleOp.GERMINATE,
+        [
+            off,
+            gone,
+            (~empty, Refusal.SLOT_OCCUPIED),
+            (developing, Refusal.DEVELOPMENT_RUNNING),
+            (full, Refusal.SEED_LIMIT),
+            (~selectable(view.fits).any(-1), Refusal.NOTHING_FITS),
+        ],
+    )
+    refuse(
+        LifecycleOp.ADVANCE,
+        [
+            off,
+            none,
+            gone,
+            (not config.advance_allowed, Refusal.ADVANCE_DISABLED),
+            fossil,
+            (~is_in(stage, _ADVANCEABLE_STAGES), Refusal.STAGE_HAS_NO_NEXT),
+        ],
+    )
+    blended = (stage == int(SeedStage.BLENDING)) | (stage == int(SeedStage.HOLDING))
+    refuse(
+        LifecycleOp.SET_ALPHA_TARGET,
+        [
+            off,
+            none,
+            gone,
+            fossil,
+            (~blended, Refusal.NOT_BLENDED),
+            (moving, Refusal.ALPHA_MOVING),
+        ],
+    )
+    refuse(
+        LifecycleOp.PRUNE,
+        [
+            off,
+            none,
+            gone,
+            fossil,
+            # Only a stage that does not exist gets here: what is not alive cannot be pruned.
+            (~live, Refusal.SLOT_EMPTY),
+            (view.age < config.min_prune_age, Refusal.TOO_YOUNG),
+            (moving, Refusal.ALPHA_MOVING),
+        ],
+    )
+    refuse(
+        LifecycleOp.FOSSILIZE,
+        [off, none, gone, fossil, (stage != int(SeedStage.HOLDING), Refusal.NOT_HOLDING)],
+    )
+    return codes

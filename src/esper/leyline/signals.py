@@ -1,0 +1,119 @@
+"""What a controller can see of every row: `Signals`, tensors over rows and slots.
+
+Whoever trains hosts fills these in once per epoch; controllers, rewards and telemetry read them.
+Absent values are written as the field says, never as a number that could be a measurement.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+HISTORY = 5
+"""Number of past epochs in the histories."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signals:
+    """One decision's worth of measurements for R rows with S slots each."""
+
+    epoch: Tensor
+    """int64 [R], epochs done."""
+    max_epochs: Tensor
+    """int64 [R], the horizon."""
+    val_loss: Tensor
+    """float32 [R], validation loss with every seed as it is."""
+    val_score: Tensor
+    """float32 [R], points: accuracy 0 to 100, or the negative loss."""
+    best_loss: Tensor
+    """float32 [R], lowest validation loss so far."""
+    best_score: Tensor
+    """float32 [R], highest score so far."""
+    loss_history: Tensor
+    """float32 [R, 5], newest last, NaN where not yet there."""
+    score_history: Tensor
+    """float32 [R, 5], newest last, NaN where not yet there."""
+    plateau_epochs: Tensor
+    """int64 [R], epochs since the score last rose half a point above its best."""
+    stabilized: Tensor
+    """bool [R], the host has settled once; never released."""
+    params: Tensor
+    """int64 [R], trainable parameters now."""
+    host_params: Tensor
+    """int64 [R], trainable parameters of the host alone."""
+    budget: Tensor
+    """int64 [R], parameter budget."""
+    last_op: Tensor
+    """int64 [R], previous op, WAIT at the start."""
+    last_success: Tensor
+    """bool [R], whether the previous action took effect, True at the start."""
+    rolled_back: Tensor
+    """bool [R], the governor acted in this step."""
+    enabled: Tensor
+    """bool [R, S], slot in use for this row."""
+    occupied: Tensor
+    """bool [R, S], slot has a record."""
+    stage: Tensor
+    """int64 [R, S], a `SeedStage`, -1 where empty."""
+    blueprint: Tensor
+    """int64 [R, S], blueprint id, -1 where empty."""
+    alpha_mode: Tensor
+    """int64 [R, S], an `AlphaMode`, -1 where empty."""
+    algorithm: Tensor
+    """int64 [R, S], an `AlphaAlgorithm`, -1 where empty."""
+    alpha: Tensor
+    """float32 [R, S], amplitude, 0 where empty."""
+    alpha_target: Tensor
+    """float32 [R, S], amplitude aimed for, 0 where empty."""
+    alpha_velocity: Tensor
+    """float32 [R, S], (target - start) / ticks of the running ramp, 0 in HOLD."""
+    time_to_target: Tensor
+    """float32 [R, S], ticks left of the running ramp."""
+    epochs_in_stage: Tensor
+    """int64 [R, S], -1 where empty."""
+    age: Tensor
+    """int64 [R, S], epochs since germination, -1 where empty."""
+    counterfactual_age: Tensor
+    """int64 [R, S], epochs since the last ablation, -1 where empty or never measured."""
+    contribution: Tensor
+    """float32 [R, S], points lost without this seed, NaN where never measured."""
+    contribution_se: Tensor
+    """float32 [R, S], paired standard error of the contribution, NaN where never measured."""
+    contribution_velocity: Tensor
+    """float32 [R, S], smoothed change of the contribution, NaN where never measured."""
+    grad_norm: Tensor
+    """float32 [R, S], global L2 norm of the seed's gradient."""
+    grad_health: Tensor
+    """float32 [R, S], 1 is healthy."""
+    grad_health_prev: Tensor
+    """float32 [R, S], the health of the epoch before."""
+    vanishing: Tensor
+    """bool [R, S], some gradient tensor has vanished."""
+    exploding: Tensor
+    """bool [R, S], some gradient tensor explodes."""
+    interaction: Tensor
+    """float32 [R, S, S], points two seeds gain together beyond their sum; 0 on the diagonal."""
+    slot_params: Tensor
+    """int64 [R, S], parameters of the seed and its gate."""
+    twin_score: Tensor
+    """float32 [R], the waiting twin's score, NaN where none runs; never an input of the actor."""
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return self.stage.shape[0]
+
+    @property
+    def num_slots(self) -> int:
+        """Number of slots."""
+        return self.stage.shape[1]
+
+    def to(self, device: torch.device | str) -> Signals:
+        """Return the same signals on another device."""
+        moved = {
+            field.name: getattr(self, field.name).to(device) for field in dataclasses.fields(self)
+        }
+        return Signals(**moved)

@@ -1,0 +1,72 @@
+"""The stages a seed lives through, and the groups of stages the rules speak of."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class SeedStage(IntEnum):
+    """Where a seed is in its life. The value 5 is retired and must never appear."""
+
+    UNKNOWN = 0
+    DORMANT = 1
+    GERMINATED = 2
+    TRAINING = 3
+    BLENDING = 4
+    HOLDING = 6
+    FOSSILIZED = 7
+    PRUNED = 8
+    EMBARGOED = 9
+    RESETTING = 10
+
+
+NUM_STAGES = len(SeedStage)
+
+STAGE_INDEX: dict[int, int] = {stage.value: index for index, stage in enumerate(SeedStage)}
+"""Position of every stage in the one-hot of the observation (values skip 5, positions do not)."""
+
+TRANSITIONS: dict[SeedStage, frozenset[SeedStage]] = {
+    SeedStage.UNKNOWN: frozenset({SeedStage.DORMANT}),
+    SeedStage.DORMANT: frozenset({SeedStage.GERMINATED}),
+    SeedStage.GERMINATED: frozenset({SeedStage.TRAINING, SeedStage.PRUNED}),
+    SeedStage.TRAINING: frozenset({SeedStage.BLENDING, SeedStage.PRUNED}),
+    SeedStage.BLENDING: frozenset({SeedStage.HOLDING, SeedStage.PRUNED}),
+    SeedStage.HOLDING: frozenset({SeedStage.FOSSILIZED, SeedStage.BLENDING, SeedStage.PRUNED}),
+    SeedStage.FOSSILIZED: frozenset(),
+    SeedStage.PRUNED: frozenset({SeedStage.EMBARGOED}),
+    SeedStage.EMBARGOED: frozenset({SeedStage.RESETTING}),
+    SeedStage.RESETTING: frozenset({SeedStage.DORMANT}),
+}
+"""Every legal change of stage."""
+
+EMPTY_STAGES = (SeedStage.UNKNOWN, SeedStage.DORMANT)
+"""The slot has no record."""
+
+LIVE_STAGES = (
+    SeedStage.GERMINATED,
+    SeedStage.TRAINING,
+    SeedStage.BLENDING,
+    SeedStage.HOLDING,
+)
+"""The seed has a module and its fate is open; exactly these can be pruned."""
+
+BLENDED_STAGES = (SeedStage.BLENDING, SeedStage.HOLDING, SeedStage.FOSSILIZED)
+"""The seed's output reaches the host's, scaled by alpha."""
+
+MODULE_STAGES = (*LIVE_STAGES, SeedStage.FOSSILIZED)
+"""The slot holds a module."""
+
+COOLDOWN_STAGES = (SeedStage.PRUNED, SeedStage.EMBARGOED, SeedStage.RESETTING)
+"""The module is gone; the record stays to block the slot for a while."""
+
+DEVELOPING_STAGES = (SeedStage.GERMINATED, SeedStage.TRAINING, *COOLDOWN_STAGES)
+"""While any slot is in one of these, no new seed may start (sequential development)."""
+
+
+def parse_stage(value: int) -> SeedStage:
+    """Return the stage with this value; the retired 5 and strangers raise."""
+    try:
+        return SeedStage(value)
+    except ValueError:
+        known = ", ".join(f"{stage.value} {stage.name}" for stage in SeedStage)
+        raise ValueError(f"no stage has the value {value} (5 is retired); known: {known}") from None

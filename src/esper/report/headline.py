@@ -1,0 +1,172 @@
+"""The top of a report: what was grown, what it brought, and what it cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from esper.leyline.history import EpochRecord, RunSummary, SeedRecord
+from esper.report.text import (
+    counted,
+    escaped,
+    format_count,
+    format_number,
+    shortened,
+    visible,
+)
+
+_MOST_KEPT_NAMED = 4
+_NAME_LENGTH = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The numbers a headline tells, from the summary or, before the end, from the epochs."""
+
+    split: str
+    score: float
+    twin: float | None
+    parameters_before: int
+    parameters_after: int
+    epochs: int
+
+    @property
+    def gain(self) -> float | None:
+        """Points above the twin, None where no twin ran."""
+        return None if self.twin is None else self.score - self.twin
+
+
+def read_outcome(history: Sequence[EpochRecord], summary: RunSummary | None) -> Outcome | None:
+    """Return the numbers to tell, None where nothing was measured at all."""
+    if summary is not None:
+        # The test split is told where it was used: the controller never saw it.
+        is_tested = summary.test_score is not None
+        return Outcome(
+            split="test" if is_tested else "validation",
+            score=summary.val_score if summary.test_score is None else summary.test_score,
+            twin=summary.twin_test_score if is_tested else summary.twin_val_score,
+            parameters_before=summary.parameters_before,
+            parameters_after=summary.parameters_after,
+            epochs=summary.epochs,
+        )
+    if not history:
+        return None
+    last = history[-1]
+    return Outcome(
+        split="validation",
+        score=last.val_score,
+        twin=last.twin_score,
+        parameters_before=history[0].parameters,
+        parameters_after=last.parameters,
+        epochs=len(history),
+    )
+
+
+def heading(summary: RunSummary | None) -> str:
+    """Return the title of a report."""
+    if summary is None:
+        return "A growing run, not yet at its end"
+    task, controller = (
+        shortened(name, _NAME_LENGTH) for name in (summary.task, summary.controller)
+    )
+    return f"{task}, grown by {controller}"
+
+
+def render_lead(outcome: Outcome, seeds: Sequence[SeedRecord]) -> str:
+    """Return the story of a run in a few sentences."""
+    sentences = [_tell_seeds(outcome.epochs, seeds), _tell_score(outcome)]
+    paragraph = f'<p class="lead">{escaped(" ".join(sentences), limit=2000)}</p>\n'
+    if outcome.gain is not None:
+        paragraph += (
+            '<p class="note">The twin had the same initial weights and the same data in the same '
+            "order, and only waited. This is one run with one random seed: the difference "
+            "includes chance.</p>\n"
+        )
+    return paragraph
+
+
+def render_figures(
+    outcome: Outcome, summary: RunSummary | None, seeds: Sequence[SeedRecord]
+) -> str:
+    """Return the few numbers to remember, as tiles."""
+    tiles = []
+    if outcome.gain is not None:
+        tiles.append(
+            (
+                "Gain over the twin",
+                _points(outcome.gain),
+                f"{outcome.split} split",
+            )
+        )
+    twin = "" if outcome.twin is None else f"twin {format_number(outcome.twin)}"
+    tiles.append((f"Score, {outcome.split}", format_number(outcome.score), twin))
+    if summary is not None and summary.test_score is not None:
+        twin_score = summary.twin_val_score
+        twin = "" if twin_score is None else f"twin {format_number(twin_score)}"
+        tiles.append(("Score, validation", format_number(summary.val_score), twin))
+    before, after = outcome.parameters_before, outcome.parameters_after
+    tiles.append(
+        ("Parameters", f"{format_count(before)} → {format_count(after)}", _change(before, after))
+    )
+    kept = sum(seed.fate == "fossilized" for seed in seeds)
+    tiles.append(("Seeds kept", f"{format_count(kept)} of {format_count(len(seeds))}", ""))
+    body = "".join(
+        f"<div><dt>{escaped(name)}</dt><dd>{escaped(value)}"
+        + (f"<small>{escaped(note)}</small>" if note else "")
+        + "</dd></div>\n"
+        for name, value, note in tiles
+    )
+    return f'<dl class="figures">\n{body}</dl>\n'
+
+
+def _tell_seeds(epochs: int, seeds: Sequence[SeedRecord]) -> str:
+    over = f"In {counted(epochs, 'epoch')}"
+    if not seeds:
+        return f"{over} no seed was germinated: the network is as it was."
+    slots = len({seed.slot for seed in seeds})
+    kept = [seed for seed in seeds if seed.fate == "fossilized"]
+    pruned = sum(seed.fate == "pruned" for seed in seeds)
+    growing = len(seeds) - len(kept) - pruned
+    fates = []
+    if kept:
+        names = ", ".join(
+            f"{visible(seed.blueprint, limit=_NAME_LENGTH)} at "
+            f"{visible(seed.slot, limit=_NAME_LENGTH)}"
+            for seed in kept[:_MOST_KEPT_NAMED]
+        )
+        more = len(kept) - _MOST_KEPT_NAMED
+        names += f" and {more} more" if more > 0 else ""
+        fates.append(f"{len(kept)} became permanent ({names})")
+    if pruned:
+        fates.append(f"{pruned} {'was' if pruned == 1 else 'were'} pruned")
+    if growing:
+        fates.append(f"{growing} {'was' if growing == 1 else 'were'} still growing at the end")
+    germinated = f"{counted(len(seeds), 'seed')} {'was' if len(seeds) == 1 else 'were'} germinated"
+    return f"{over} {germinated} at {counted(slots, 'slot')}: {'; '.join(fates)}."
+
+
+def _tell_score(outcome: Outcome) -> str:
+    told = f"The network scores {format_number(outcome.score)} points on the {outcome.split} split"
+    gain = outcome.gain
+    if gain is not None and math.isfinite(gain):
+        size = format_number(abs(gain))
+        if gain > 0:
+            told += f", {size} more than its twin"
+        else:
+            told += f", {size} fewer than its twin" if gain < 0 else ", as many as its twin"
+    before, after = outcome.parameters_before, outcome.parameters_after
+    if before == after:
+        return f"{told}, with {format_count(after)} parameters as at the start."
+    return f"{told}. Its parameters went from {format_count(before)} to {format_count(after)}."
+
+
+def _points(gain: float) -> str:
+    unit = "point" if format_number(abs(gain), decimals=2) == "1.00" else "points"
+    return f"{format_number(gain, signed=True)} {unit}"
+
+
+def _change(before: int, after: int) -> str:
+    if before <= 0 or before == after:
+        return "unchanged" if before == after else ""
+    return f"{format_number((after - before) / before * 100, decimals=1, signed=True)} %"

@@ -1,0 +1,119 @@
+"""How reports look: sizes of the drawing, colours for light and dark, style sheets.
+
+The stage colours keep their distance from one another under the three common kinds of colour
+blindness (at least 14 units of CIE Lab difference in both schemes), and cooldown is drawn in
+another shape as well.
+"""
+
+from __future__ import annotations
+
+from esper.leyline.stages import COOLDOWN_STAGES, MODULE_STAGES
+
+WIDTH = 760.0
+"""Width of the picture in its own units; it is scaled to the space it gets."""
+
+MARGIN = 6.0
+
+FONT = 23.0
+"""The largest text size in the picture's units, used on phones: 11 pixels at 366 pixels' width.
+
+Room is reserved for this size everywhere; wider screens use smaller sizes and have air to spare.
+"""
+
+ROW = 27.0
+"""Height of a line of text at the largest size."""
+
+STAGE_CLASSES: dict[str, str] = {
+    **{stage.name: stage.name.lower() for stage in MODULE_STAGES},
+    **{stage.name: "cooldown" for stage in COOLDOWN_STAGES},
+}
+"""What is drawn for a stage, by its name; stages of an empty slot are not here."""
+
+LEGEND_STAGES = (*(stage.name.lower() for stage in MODULE_STAGES), "cooldown")
+
+PICTURE_STYLE = """
+.growth{--surface:#fff;--well:#f1f3f6;--ink:#19212a;--muted:#56616d;--grid:#dde2e8;
+--grown:#0a58a8;--twin:#6a7480;--germinated:#c98500;--training:#2f97dc;--blending:#a8327f;
+--holding:#1f3f94;--fossilized:#00805c;--cooldown:#98a0a8;color-scheme:light dark}
+@media (prefers-color-scheme:dark){.growth{--surface:#14181d;--well:#1f252c;--ink:#e8ecf1;
+--muted:#a3adb8;--grid:#323a44;--grown:#7cc0ff;--twin:#a3adb8;--germinated:#f0b840;
+--training:#74c3f2;--blending:#d98bb8;--holding:#5b74d8;--fossilized:#17a67c;
+--cooldown:#626b75}}
+.growth text{font:400 12.5px system-ui,-apple-system,"Segoe UI",Roboto,Helvetica,Arial,
+sans-serif;fill:var(--ink)}
+@media (max-width:800px){.growth text{font-size:17px}}
+@media (max-width:520px){.growth text{font-size:23px}}
+.growth .strong{font-weight:650}.growth .muted{fill:var(--muted)}
+.growth .number{font-variant-numeric:tabular-nums}
+.growth .halo{paint-order:stroke;stroke:var(--surface);stroke-width:4px;stroke-linejoin:round}
+.growth .surface{fill:var(--surface)}.growth .well{fill:var(--well)}
+.growth .grid{stroke:var(--grid);stroke-width:1;vector-effect:non-scaling-stroke}
+.growth .axis{stroke:var(--muted);stroke-width:1;vector-effect:non-scaling-stroke}
+.growth .curve{fill:none;stroke-width:2.2;stroke-linejoin:round;stroke-linecap:round;
+vector-effect:non-scaling-stroke}
+.growth .curve.grown{stroke:var(--grown)}
+.growth .curve.twin{stroke:var(--twin);stroke-width:1.8;stroke-dasharray:5 4}
+.growth .end.grown,.growth text.grown{fill:var(--grown)}
+.growth .end.twin,.growth text.twin{fill:var(--twin)}
+.growth .column{fill:var(--ink);fill-opacity:0}.growth .column:hover{fill-opacity:.08}
+.growth .run{shape-rendering:crispEdges}
+.growth .tint{opacity:.2}
+.growth .germinated{fill:var(--germinated)}.growth .training{fill:var(--training)}
+.growth .blending{fill:var(--blending)}.growth .holding{fill:var(--holding)}
+.growth .fossilized{fill:var(--fossilized)}
+.growth .cooldown{fill:none;stroke:var(--cooldown);stroke-width:1.5;stroke-dasharray:3 2;
+vector-effect:non-scaling-stroke}
+.growth .mark{fill:var(--ink);stroke:var(--ink);stroke-width:1.4;stroke-linejoin:round;
+vector-effect:non-scaling-stroke}
+.growth .refused .mark{fill:var(--surface)}
+.growth .mark.cross{fill:none;stroke-width:2.2;stroke-linecap:round}
+.growth .refused .mark.cross{stroke-width:1;stroke-dasharray:2 2}
+""".strip()
+
+PAGE_STYLE = """
+:root{color-scheme:light dark;--page:#f1f3f6;--surface:#fff;--ink:#19212a;--muted:#56616d;
+--line:#d5dbe2;--accent:#0a58a8;--head:#f6f8fa}
+@media (prefers-color-scheme:dark){:root{--page:#0c0f12;--surface:#14181d;--ink:#e8ecf1;
+--muted:#a3adb8;--line:#323a44;--accent:#7cc0ff;--head:#1b2127}}
+*{box-sizing:border-box}
+body{margin:0;background:var(--page);color:var(--ink);line-height:1.5;font-size:1rem;
+font-family:system-ui,-apple-system,"Segoe UI",Roboto,Helvetica,Arial,sans-serif;
+overflow-wrap:anywhere}
+main{max-width:62rem;margin:0 auto;padding:1.25rem clamp(.6rem,2.5vw,1.5rem) 3rem}
+h1{font-size:clamp(1.4rem,1.1rem + 1.6vw,2.1rem);line-height:1.2;margin:.4rem 0 .6rem}
+h2{font-size:1.15rem;margin:0 0 .6rem}
+p{margin:0 0 .7rem;max-width:46rem}
+.lead{font-size:1.08rem}
+.note,figcaption{color:var(--muted);font-size:.9rem}
+section,figure{background:var(--surface);border:1px solid var(--line);border-radius:.6rem;
+margin:1rem 0;padding:1rem clamp(.6rem,2vw,1.25rem)}
+figure{padding:.6rem clamp(.25rem,1.5vw,1rem) .8rem}
+figcaption{padding:.5rem .35rem 0}
+figure svg{display:block;width:100%;height:auto}
+.figures{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,11.5rem),1fr));
+gap:.6rem;margin:1rem 0}
+.figures div{background:var(--surface);border:1px solid var(--line);border-radius:.6rem;
+padding:.7rem .9rem;min-width:0}
+.figures dt{color:var(--muted);font-size:.85rem}
+.figures dd{margin:0;font-size:1.3rem;font-weight:650;font-variant-numeric:tabular-nums;
+line-height:1.3}
+.figures dd small{display:block;font-size:.85rem;font-weight:400;color:var(--muted)}
+.scroll{overflow-x:auto;max-width:100%}
+.scroll:focus-visible{outline:2px solid var(--accent);outline-offset:2px}
+table{border-collapse:collapse;width:100%;font-size:.92rem}
+caption{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)}
+th,td{text-align:left;vertical-align:top;padding:.4rem .65rem;
+border-bottom:1px solid var(--line)}
+td{min-width:4.5rem;max-width:24rem}
+thead th{background:var(--head);white-space:nowrap;color:var(--muted);font-weight:600}
+tbody tr:last-child>*{border-bottom:0}
+.number{text-align:right;white-space:nowrap;font-variant-numeric:tabular-nums}
+.pairs th{width:40%;min-width:7rem;font-weight:500;color:var(--muted)}
+.pairs td{max-width:none}
+pre{margin:0;white-space:pre-wrap;background:var(--head);border:1px solid var(--line);
+border-radius:.4rem;padding:.6rem .75rem;font-size:.9rem}
+code,pre,.pairs{font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}
+.pairs{font-size:.86rem}
+h3{font-size:.95rem;margin:1.1rem 0 .4rem}
+@media print{body{background:none}section,figure{break-inside:avoid}}
+""".strip()

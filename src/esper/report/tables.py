@@ -1,0 +1,156 @@
+"""Tables of a page: escaped cells, bounded length, each scrolling in its own container."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from esper.leyline.history import EpochRecord, SeedRecord
+from esper.report.marks import argument_words, decisions_of, op_words, outcome_words
+from esper.report.text import counted, escaped, format_contribution, format_count
+
+MOST_ROWS = 500
+"""A table shows no more rows than this and says how many there are beyond."""
+
+NOTHING = "–"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """The head of a column."""
+
+    name: str
+    is_number: bool = False
+
+
+def render_table(
+    caption: str, columns: Sequence[Column], rows: Sequence[Sequence[object]], *, noun: str
+) -> str:
+    """Return a table whose cells show any value as text.
+
+    Args:
+        caption: What the table holds, for those who meet it without its surroundings.
+        columns: The heads, one for every cell of a row.
+        rows: The cells; only the first `MOST_ROWS` rows are shown.
+        noun: What a row is, for the line about those not shown.
+    """
+    head = "".join(
+        f'<th scope="col"{_kind(column)}>{escaped(column.name)}</th>' for column in columns
+    )
+    body = "".join(
+        "<tr>"
+        + "".join(
+            f"<td{_kind(column)}>{escaped(cell)}</td>"
+            for column, cell in zip(columns, row, strict=True)
+        )
+        + "</tr>\n"
+        for row in rows[:MOST_ROWS]
+    )
+    table = (
+        f"<table><caption>{escaped(caption)}</caption>\n"
+        f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table>"
+    )
+    return _container(caption, table) + _note_beyond(len(rows), noun)
+
+
+def render_pairs(caption: str, pairs: Iterable[tuple[str, object]], *, noun: str) -> str:
+    """Return a table of names and values."""
+    rows = list(pairs)
+    body = "".join(
+        f'<tr><th scope="row">{escaped(name)}</th><td>{escaped(value)}</td></tr>\n'
+        for name, value in rows[:MOST_ROWS]
+    )
+    table = (
+        f'<table class="pairs"><caption>{escaped(caption)}</caption>\n'
+        f"<tbody>\n{body}</tbody></table>"
+    )
+    return _container(caption, table) + _note_beyond(len(rows), noun)
+
+
+def render_seeds(seeds: Sequence[SeedRecord]) -> str:
+    """Return the table of all seeds and what became of them."""
+    columns = (
+        Column("Slot"),
+        Column("Blueprint"),
+        Column("Germinated", is_number=True),
+        Column("Ended", is_number=True),
+        Column("Fate"),
+        Column("Parameters", is_number=True),
+        Column("Contribution ± se", is_number=True),
+    )
+    rows = [
+        (
+            seed.slot,
+            seed.blueprint,
+            seed.germinated,
+            NOTHING if seed.ended is None else seed.ended,
+            seed.fate,
+            format_count(seed.parameters),
+            format_contribution(seed.contribution, seed.contribution_se),
+        )
+        for seed in seeds
+    ]
+    return render_table("Seeds and what became of them", columns, rows, noun="seed")
+
+
+def render_decisions(history: Sequence[EpochRecord]) -> str:
+    """Return the table of all decisions but WAIT."""
+    columns = (
+        Column("Epoch", is_number=True),
+        Column("Operation"),
+        Column("Slot"),
+        Column("Arguments"),
+        Column("Outcome"),
+        Column("Reason"),
+    )
+    rows = [
+        (
+            epoch,
+            op_words(decision.op),
+            NOTHING if decision.slot is None else decision.slot,
+            argument_words(decision) or NOTHING,
+            outcome_words(decision.outcome),
+            decision.reason or NOTHING,
+        )
+        for epoch, decision in decisions_of(history)
+    ]
+    return render_table("Decisions other than WAIT", columns, rows, noun="decision")
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, object]]:
+    """Yield nested settings as dotted names with their values."""
+    for key, value in config.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            yield from flatten(value, f"{name}.")
+        elif isinstance(value, list | tuple):
+            yield from _flatten_list(name, value)
+        else:
+            yield name, "none" if value is None else value
+
+
+def _flatten_list(name: str, values: Sequence[Any]) -> Iterable[tuple[str, object]]:
+    if any(isinstance(value, Mapping | list | tuple) for value in values):
+        yield from flatten({f"{name}[{index}]": value for index, value in enumerate(values)})
+    else:
+        yield name, ", ".join(map(str, values)) or "none"
+
+
+def _container(caption: str, table: str) -> str:
+    # Reachable by keyboard, or nobody without a pointer could scroll it.
+    return (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escaped(caption)}">\n'
+        f"{table}</div>\n"
+    )
+
+
+def _note_beyond(total: int, noun: str) -> str:
+    beyond = total - MOST_ROWS
+    if beyond <= 0:
+        return ""
+    return f'<p class="note">And {counted(beyond, f"more {noun}")} not shown here.</p>\n'
+
+
+def _kind(column: Column) -> str:
+    return ' class="number"' if column.is_number else ""

@@ -1,0 +1,260 @@
+"""The hand-written controller: plant on a plateau, keep what pays, remove what does not.
+
+One seed at a time. Each row has a memory of its own, so rows never influence each other. The
+rules compare gains with thresholds in points. A gain of accuracy is in points already. Where the
+score is a negative loss, whose unit is the user's, a gain counts as a share of the loss at
+germination (`loss_points` for all of it): one per cent of the loss is one point, whether losses
+are of the order of 0.001 or of 1000.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from esper.leyline.actions import LifecycleOp
+from esper.leyline.alpha import (
+    ALPHA_TARGETS,
+    SPEED_TICKS,
+    TEMPO_EPOCHS,
+    AlphaCurve,
+    AlphaMode,
+    BlendStyle,
+)
+from esper.leyline.config import Config, option
+from esper.leyline.controller import ControllerContext
+from esper.leyline.errors import UsageError, unknown_name
+from esper.leyline.masks import Masks
+from esper.leyline.signals import Signals
+from esper.leyline.stages import LIVE_STAGES, SeedStage
+from esper.tamiyo.controllers.choices import WAIT, Choice, pack_choices
+from esper.tamiyo.controllers.heuristic_memory import RowMemory, RowView, read_rows
+from esper.tamiyo.controllers.registry import refuse_argument, register_controller
+
+_FULL_ALPHA = 1.0 - 1e-6
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeuristicConfig(Config):
+    """The constants of the heuristic."""
+
+    rotation: tuple[str, ...] = option(
+        (
+            "conv_light",
+            "conv_heavy",
+            "mlp_small",
+            "attention",
+            "norm",
+            "depthwise",
+            "lora",
+            "mlp",
+            "lora_large",
+        ),
+        "Blueprints in the order in which they are tried; those that do not fit are passed over.",
+    )
+    min_epoch: int = option(5, "First epoch at which a seed may be germinated.", minimum=0)
+    plateau_epochs: int = option(
+        3, "Epochs without progress after which a seed is germinated.", minimum=0
+    )
+    rest_epochs: int = option(5, "Epochs between a prune and the next germination.", minimum=0)
+    trial_epochs: int = option(
+        5, "Epochs a seed stays in a stage before it can be pruned for doing harm.", minimum=0
+    )
+    prune_below: float = option(
+        -2.0, "A seed whose stage has changed the score by less than these points is pruned."
+    )
+    fossilize_above: float = option(
+        0.5, "A holding seed worth more than these points is fossilized, any other pruned."
+    )
+    ransom_contribution: float = option(
+        0.1,
+        "A holding seed that contributes more than these points although the score has fallen "
+        "since its germination has only made the host depend on it, and is pruned.",
+    )
+    measurement_epochs: int = option(
+        10, "Epochs a holding seed waits for an ablation at full amplitude.", minimum=0
+    )
+    prune_penalty: float = option(2.0, "Penalty of a blueprint for each pruned seed.", minimum=0)
+    penalty_decay: float = option(
+        0.5, "Share of a penalty that is left an epoch later.", minimum=0, maximum=1
+    )
+    penalty_floor: float = option(0.1, "A penalty below this is dropped.", minimum=0)
+    penalty_limit: float = option(3.0, "A blueprint penalised this much is passed over.", minimum=0)
+    loss_points: float = option(
+        100.0,
+        "Points that the whole loss at germination is worth where the score is a negative loss.",
+        above=0,
+    )
+
+
+@register_controller("heuristic")
+class HeuristicController:
+    """Germinates on plateaus, one seed at a time, and keeps a seed only if it pays."""
+
+    def __init__(self, context: ControllerContext, config: HeuristicConfig | None = None) -> None:
+        """Create the controller for the context's blueprints, with other constants if given."""
+        self.config = config or HeuristicConfig()
+        names = context.blueprint_names
+        for name in self.config.rotation:
+            if name not in names:
+                raise unknown_name("blueprint", name, names)
+        self._rotation = [names.index(name) for name in self.config.rotation]
+        self._rows: list[RowMemory] = []
+
+    @classmethod
+    def build(cls, argument: str | None, context: ControllerContext) -> HeuristicController:
+        """Return the controller with its default constants; it takes no argument."""
+        refuse_argument("heuristic", argument)
+        return cls(context)
+
+    def reset(self, rows: int, device: torch.device | str) -> None:
+        """Give every row an empty memory."""
+        self._rows = [RowMemory() for _ in range(rows)]
+
+    def act(self, signals: Signals, masks: Masks) -> dict[str, Tensor]:
+        """Return what the rules say for every row."""
+        if signals.rows != len(self._rows):
+            raise UsageError(
+                f"the heuristic was reset for {len(self._rows)} rows but is shown {signals.rows}; "
+                f"call reset({signals.rows}, device) first"
+            )
+        choices = []
+        for index, row in enumerate(read_rows(signals, masks)):
+            if row.rolled_back:
+                # The past it remembers did not happen in the restored host.
+                self._rows[index] = RowMemory()
+            memory = self._rows[index]
+            memory.observe(row)
+            memory.decay_penalties(self.config.penalty_decay, self.config.penalty_floor)
+            choices.append(self._decide(row, memory))
+        return pack_choices(choices, masks)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the memory of every row as plain data."""
+        return {"rows": [memory.to_plain() for memory in self._rows]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the memory of every row."""
+        self._rows = [RowMemory.from_plain(row) for row in state["rows"]]
+
+    def _decide(self, row: RowView, memory: RowMemory) -> Choice:
+        """Let the first live seed decide; without one, ask whether to germinate."""
+        slot = next((slot for slot, stage in enumerate(row.stage) if stage in LIVE_STAGES), None)
+        if slot is None:
+            return self._germinate(row, memory)
+        if row.alpha_mode[slot] == AlphaMode.DOWN:
+            return WAIT  # it is being pruned already
+        stage = row.stage[slot]
+        if stage == SeedStage.GERMINATED:
+            return _at(LifecycleOp.ADVANCE, slot, row)
+        if stage == SeedStage.HOLDING:
+            return self._judge(row, slot, memory)
+        if self._does_harm(row, slot, memory):
+            return self._prune(row, slot, memory)
+        if stage == SeedStage.BLENDING and not _fully_blended(row, slot):
+            return WAIT
+        # Whether a training seed is ready is the gate's business: it is asked every epoch.
+        return _at(LifecycleOp.ADVANCE, slot, row)
+
+    def _germinate(self, row: RowView, memory: RowMemory) -> Choice:
+        """Plant the next blueprint once the host has settled and stopped improving."""
+        config = self.config
+        if memory.last_prune is not None and row.epoch - memory.last_prune < config.rest_epochs:
+            return WAIT
+        if not row.stabilized or row.epoch < config.min_epoch:
+            return WAIT
+        legal = row.legal[LifecycleOp.GERMINATE]
+        if not any(legal) or row.plateau_epochs < config.plateau_epochs:
+            return WAIT
+        slot = legal.index(True)
+        return {
+            "op": LifecycleOp.GERMINATE,
+            "slot": slot,
+            "blueprint": self._next_blueprint(row.fits[slot], memory),
+            "style": BlendStyle.SIGMOID_ADD,
+            "tempo": TEMPO_EPOCHS.index(5),
+            "alpha_target": ALPHA_TARGETS.index(1.0),
+        }
+
+    def _next_blueprint(self, fits: Sequence[bool], memory: RowMemory) -> int:
+        """Return the next fitting blueprint of the rotation that is not penalised too much."""
+        # Blueprints outside the rotation, such as registered ones, are for slots it cannot serve.
+        order = self._rotation + [each for each in range(len(fits)) if each not in self._rotation]
+        fitting = [each for each in self._rotation if fits[each]]
+        fitting = fitting or [each for each in order if fits[each]]
+        ahead = order[memory.position :] + order[: memory.position]
+        limit = self.config.penalty_limit
+        welcome = [
+            each for each in ahead if each in fitting and memory.penalties.get(each, 0.0) < limit
+        ]
+        if welcome:
+            chosen = welcome[0]
+        else:
+            by_penalty = sorted(fitting, key=lambda each: memory.penalties.get(each, 0.0))
+            chosen = by_penalty[memory.penalised_turns % len(by_penalty)]
+            memory.penalised_turns += 1
+        memory.position = (order.index(chosen) + 1) % len(order)
+        return chosen
+
+    def _does_harm(self, row: RowView, slot: int, memory: RowMemory) -> bool:
+        """Return whether the score has fallen too far since the seed's stage began."""
+        gain = row.score - memory.seeds[slot].stage_score
+        return (
+            row.epochs_in_stage[slot] >= self.config.trial_epochs
+            and self._points(gain, slot, memory) < self.config.prune_below
+        )
+
+    def _judge(self, row: RowView, slot: int, memory: RowMemory) -> Choice:
+        """Keep a holding seed or remove it."""
+        config = self.config
+        contribution = self._points(row.contribution[slot], slot, memory)
+        improvement = self._points(row.score - memory.seeds[slot].germination_score, slot, memory)
+        measured = not math.isnan(contribution)
+        # An ablation older than the stage was made at a part of the amplitude and says too little.
+        current = measured and row.counterfactual_age[slot] <= row.epochs_in_stage[slot]
+        if not current and row.epochs_in_stage[slot] < config.measurement_epochs:
+            return WAIT
+        if measured and contribution > config.ransom_contribution and improvement < 0:
+            return self._prune(row, slot, memory)
+        value = contribution if measured else improvement
+        if value > config.fossilize_above:
+            return _at(LifecycleOp.FOSSILIZE, slot, row)
+        return self._prune(row, slot, memory)
+
+    def _prune(self, row: RowView, slot: int, memory: RowMemory) -> Choice:
+        """Remove the seed at once and hold it against its blueprint; wait where that is illegal."""
+        choice = _at(LifecycleOp.PRUNE, slot, row)
+        if choice is WAIT:
+            return WAIT
+        memory.last_prune = row.epoch
+        blueprint = row.blueprint[slot]
+        penalty = memory.penalties.get(blueprint, 0.0) + self.config.prune_penalty
+        memory.penalties[blueprint] = penalty
+        return {
+            **choice,
+            "alpha_speed": SPEED_TICKS.index(0),
+            "alpha_curve": AlphaCurve.LINEAR,
+        }
+
+    def _points(self, gain: float, slot: int, memory: RowMemory) -> float:
+        """Return a gain of score in points (see the module's docstring for losses)."""
+        reference = memory.seeds[slot].germination_score
+        return gain if reference >= 0 else gain * self.config.loss_points / -reference
+
+
+def _at(op: LifecycleOp, slot: int, row: RowView) -> Choice:
+    """Return this op on this slot, or WAIT where it is illegal."""
+    return {"op": op, "slot": slot} if row.legal[op][slot] else WAIT
+
+
+def _fully_blended(row: RowView, slot: int) -> bool:
+    return (
+        row.alpha_mode[slot] == AlphaMode.HOLD
+        and row.alpha[slot] >= _FULL_ALPHA
+        and row.alpha_target[slot] >= _FULL_ALPHA
+    )

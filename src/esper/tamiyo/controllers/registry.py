@@ -1,0 +1,94 @@
+"""Which controllers exist, and how a name such as 'schedule:plan.yaml' becomes one of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from esper.leyline.controller import Controller, ControllerContext
+from esper.leyline.errors import UsageError
+from esper.leyline.registry import Registry
+
+
+class ControllerPlugin(Controller, Protocol):
+    """A controller that can also be built from its name: what `register_controller` takes."""
+
+    @classmethod
+    def build(cls, argument: str | None, context: ControllerContext) -> Controller:
+        """Return a controller; `argument` is what followed the colon, None without a colon."""
+        ...
+
+
+P = TypeVar("P", bound=ControllerPlugin)
+
+CONTROLLERS: Registry[type[ControllerPlugin]] = Registry("controller")
+"""Every controller by name; third parties add theirs through the group `esper.controllers`."""
+
+_METHODS = ("build", "reset", "act", "state_dict", "load_state_dict")
+
+
+def register_controller(name: str) -> Callable[[type[P]], type[P]]:
+    """Make the decorated class available as `name`, or as `name:argument` if it takes one."""
+
+    def decorate(plugin: type[P]) -> type[P]:
+        missing = [method for method in _METHODS if not callable(getattr(plugin, method, None))]
+        if missing or not isinstance(plugin, type):
+            raise UsageError(
+                f"controller {name!r} must be a class with the methods {', '.join(_METHODS)}; "
+                f"missing {', '.join(missing) or 'the class itself'}"
+            )
+        CONTROLLERS.register(name, plugin)
+        return plugin
+
+    return decorate
+
+
+def make_controller(
+    spec: str | os.PathLike[str] | Controller, context: ControllerContext
+) -> Controller:
+    """Return the controller `spec` asks for.
+
+    Args:
+        spec: 'name', 'name:argument', or an object that already is a controller, which is
+            returned as it is.
+        context: The slots, blueprints and seed the controller will work with.
+
+    Returns:
+        A controller; call its `reset` before the first decision.
+    """
+    if isinstance(spec, os.PathLike):
+        spec = os.fspath(spec)
+    if not isinstance(spec, str):
+        # A class also has every method of the protocol; passing one is a forgotten call.
+        if isinstance(spec, Controller) and not isinstance(spec, type):
+            return spec
+        raise UsageError(
+            "a controller must be a name or an object with reset, act, state_dict and "
+            f"load_state_dict, got {spec!r}"
+        )
+    name, colon, argument = spec.partition(":")
+    if name not in CONTROLLERS:
+        _refuse_learned(spec, name)
+    return CONTROLLERS.get(name).build(argument if colon else None, context)
+
+
+def refuse_argument(name: str, argument: str | None) -> None:
+    """Raise if an argument was given to the controller `name`, which takes none."""
+    if argument is not None:
+        raise UsageError(
+            f"controller {name!r} takes no argument, got {argument!r}; write just {name!r}"
+        )
+
+
+def _refuse_learned(spec: str, name: str) -> None:
+    """Raise a helpful line for names and paths that ask for a learned controller."""
+    if name == "pretrained":
+        raise UsageError(
+            "no pretrained controller ships with this version; use the controller 'heuristic'"
+        )
+    if os.path.exists(spec):  # false, not an error, for what cannot be a path
+        raise UsageError(
+            f"{spec!r} is a path, but this version cannot load learned controllers; "
+            "use the controller 'heuristic'"
+        )

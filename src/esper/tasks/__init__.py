@@ -1,0 +1,56 @@
+"""Tasks: data sets that a user has, hosts that train on them, and the settings they train under.
+
+`get_task(name)` makes one, `task.load()` reads and splits its data, `task.build_host(seed)` makes
+its network. To add one: docs/how-to/add-a-task.md. Where data comes from: docs/data.md.
+"""
+
+from esper.tasks import presets as _presets  # importing them registers them
+from esper.tasks.augment import Augmentation, Crops, crop_flip, draw_crops
+from esper.tasks.config import TaskConfig
+from esper.tasks.contract import check_task
+from esper.tasks.data import Source, open_data
+from esper.tasks.dataset import TaskData, make_data
+from esper.tasks.describe import describe_task
+from esper.tasks.objective import (
+    OBJECTIVES,
+    SCORE_KINDS,
+    Objective,
+    ObjectiveName,
+    ScoreKind,
+    per_sample_classification,
+    per_sample_language,
+    per_sample_regression,
+)
+from esper.tasks.registry import TASKS, get_task, register_task
+from esper.tasks.splits import SPLITS, Split
+from esper.tasks.task import Task
+
+del _presets
+
+__all__ = [
+    "OBJECTIVES",
+    "SCORE_KINDS",
+    "SPLITS",
+    "TASKS",
+    "Augmentation",
+    "Crops",
+    "Objective",
+    "ObjectiveName",
+    "ScoreKind",
+    "Source",
+    "Split",
+    "Task",
+    "TaskConfig",
+    "TaskData",
+    "check_task",
+    "crop_flip",
+    "describe_task",
+    "draw_crops",
+    "get_task",
+    "make_data",
+    "open_data",
+    "per_sample_classification",
+    "per_sample_language",
+    "per_sample_regression",
+    "register_task",
+]

@@ -1,0 +1,108 @@
+"""CIFAR-10 in the three layouts people have: python batches, binary batches, packed npz pair.
+
+The packed pair holds wrap-around differences (channels R-G, G, B-G, differenced along width and
+then along height), which compress well and decode exactly.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+from esper.leyline.errors import DataError
+from esper.tasks.data.batches import read_batch
+from esper.tasks.data.locate import Found, Layout, locate
+from esper.tasks.data.npz import open_npz
+from esper.tasks.data.source import Array, Source
+
+NUM_CLASSES = 10
+MEAN = (0.4914, 0.4822, 0.4465)
+STD = (0.2470, 0.2435, 0.2616)
+PIXELS = 3 * 32 * 32
+HOW_TO_GET = (
+    "get cifar-10-python.tar.gz from https://www.cs.toronto.edu/~kriz/cifar.html and unpack it"
+)
+
+BATCH_NAMES = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch")
+PYTHON = Layout(
+    "CIFAR-10 python batches", tuple((name,) for name in BATCH_NAMES), ("cifar-10-batches-py",)
+)
+BINARY = Layout(
+    "CIFAR-10 binary batches",
+    tuple((f"{name}.bin",) for name in BATCH_NAMES),
+    ("cifar-10-batches-bin",),
+)
+PACKED = Layout(
+    "CIFAR-10 packed pair",
+    (("cifar10_train.npz",), ("cifar10_test.npz",)),
+    ("cifar10", "cifar-10"),
+)
+LAYOUTS = (PYTHON, BINARY, PACKED)
+
+
+def find_cifar(data_path: str | os.PathLike[str] | None = None) -> Found:
+    """Return where CIFAR-10 lies and in which layout."""
+    return locate("CIFAR-10", LAYOUTS, data_path, HOW_TO_GET)
+
+
+def read_cifar(found: Found) -> Source:
+    """Return CIFAR-10 as images [N, 3, 32, 32] in the official order, with its test split."""
+    if found.layout is PACKED:
+        (x, y), (x_test, y_test) = (_read_packed(path) for path in found.files)
+    else:
+        read = read_batch if found.layout is PYTHON else _read_binary
+        parts = [read(path) for path in found.files]
+        x = np.concatenate([part[0] for part in parts[:-1]]).reshape(-1, 3, 32, 32)
+        y = np.concatenate([part[1] for part in parts[:-1]])
+        x_test, y_test = parts[-1][0].reshape(-1, 3, 32, 32), parts[-1][1]
+    return Source(
+        name="CIFAR-10",
+        origin=str(found.folder),
+        x=x,
+        y=y.astype(np.int64),
+        x_test=x_test,
+        y_test=y_test.astype(np.int64),
+        num_classes=NUM_CLASSES,
+        scale=255.0,
+        mean=MEAN,
+        std=STD,
+    )
+
+
+def _read_binary(path: Path) -> tuple[Array, Array]:
+    """Return pixels [N, 3072] and labels [N] of one file of records: a label, then the pixels."""
+    raw = np.fromfile(path, dtype=np.uint8)
+    if raw.size == 0 or raw.size % (PIXELS + 1):
+        raise DataError(
+            f"{path} has {raw.size} bytes, which is no whole number of records of {PIXELS + 1} "
+            f"bytes; it is damaged or cut off: {HOW_TO_GET}"
+        )
+    records = raw.reshape(-1, PIXELS + 1)
+    return np.ascontiguousarray(records[:, 1:]), records[:, 0]
+
+
+def _read_packed(path: Path) -> tuple[Array, Array]:
+    """Return images [N, 3, 32, 32] and labels [N] of one packed file."""
+    arrays = open_npz(path)
+    parts = sorted(name for name in arrays if name.startswith("q"))
+    if "y" not in arrays or not parts:
+        raise DataError(
+            f"{path} has the members {', '.join(arrays) or 'none'}; "
+            f"a packed CIFAR-10 file has y and q1, q2, ..."
+        )
+    for name in parts:
+        shape = arrays[name].shape
+        if arrays[name].dtype != np.uint8 or (*shape[:1], *shape[2:]) != (3, 32, 32):
+            raise DataError(
+                f"{path}: {name} is {arrays[name].dtype} of shape {shape}; "
+                f"expected uint8 of shape (3, N, 32, 32)"
+            )
+    if arrays["y"].ndim != 1 or arrays["y"].dtype.kind not in "iu":
+        raise DataError(f"{path}: y must be a list of whole-number labels, got {arrays['y'].dtype}")
+    planes = np.concatenate([arrays[name] for name in parts], axis=1)
+    np.cumsum(planes, axis=-1, dtype=np.uint8, out=planes)
+    np.cumsum(planes, axis=-2, dtype=np.uint8, out=planes)
+    planes[[0, 2]] += planes[1]
+    return np.ascontiguousarray(planes.swapaxes(0, 1)), arrays["y"]

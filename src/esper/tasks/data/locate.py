@@ -1,0 +1,134 @@
+"""Where data is looked for, and what is said when it is not there.
+
+With an explicit path only that path counts. Otherwise the roots are, in this order, the folder
+named by the environment variable ESPER_DATA, `./data`, and a folder `shared/data` in or beside
+the current directory; then the same two places of the source checkout.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from esper.leyline.errors import DataError
+
+ENVIRONMENT_VARIABLE = "ESPER_DATA"
+HOW_TO_POINT = f"point --data or {ENVIRONMENT_VARIABLE} at its folder"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Files that belong together in one folder.
+
+    Attributes:
+        label: What the files are, for messages.
+        files: One entry per file, each a tuple of the names it may have, the usual one first.
+        folders: Usual names of the folder that holds them.
+        is_telling: Whether the file names alone tell the data set. Where several data sets use
+            the same names, a folder of another name is trusted only if the user gave it.
+    """
+
+    label: str
+    files: tuple[tuple[str, ...], ...]
+    folders: tuple[str, ...] = ()
+    is_telling: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A complete layout on disk; `files` are in the layout's order."""
+
+    layout: Layout
+    folder: Path
+    files: tuple[Path, ...]
+
+
+def data_roots() -> tuple[Path, ...]:
+    """Return the folders that are searched when no path is given, first to last."""
+    roots: list[Path] = []
+    if named := os.environ.get(ENVIRONMENT_VARIABLE):
+        roots.append(Path(named).expanduser())
+    homes = [Path.cwd()]
+    source = Path(__file__).resolve().parents[3]
+    if source.name == "src":
+        homes.append(source.parent)
+    for home in homes:
+        roots += [home / "data", home / "shared" / "data", home.parent / "shared" / "data"]
+    return tuple(dict.fromkeys(roots))
+
+
+def existing(data_path: str | os.PathLike[str]) -> Path:
+    """Return the path the user gave, or raise if nothing is there."""
+    path = Path(data_path).expanduser()
+    if not path.exists():
+        raise DataError(f"data path {path} does not exist (current directory {Path.cwd()})")
+    return path
+
+
+def match(layout: Layout, folder: Path) -> tuple[Found | None, list[str]]:
+    """Return the layout found in `folder`, or None and the names that are missing there."""
+    paths: list[Path] = []
+    missing: list[str] = []
+    for names in layout.files:
+        path = next((folder / name for name in names if (folder / name).is_file()), None)
+        if path is None:
+            missing.append(names[0])
+        else:
+            paths.append(path)
+    return (None if missing else Found(layout, folder, tuple(paths))), missing
+
+
+def search(
+    layouts: Sequence[Layout], root: Path, is_explicit: bool
+) -> tuple[list[Found], str | None]:
+    """Return every complete layout in or under a root, and what the first incomplete one lacks."""
+    complete: list[Found] = []
+    partial: str | None = None
+    for layout in layouts:
+        folders = [root / name for name in layout.folders]
+        if is_explicit or layout.is_telling or any(root.match(name) for name in layout.folders):
+            folders.insert(0, root)
+        for folder in folders:
+            found, missing = match(layout, folder)
+            if found is not None:
+                complete.append(found)
+            elif partial is None and len(missing) < len(layout.files):
+                partial = f"{layout.label} in {folder} lack {', '.join(missing)}"
+    return complete, partial
+
+
+def locate(
+    name: str,
+    layouts: Sequence[Layout],
+    data_path: str | os.PathLike[str] | None,
+    how_to_get: str,
+) -> Found:
+    """Return the first complete layout of a data set, or raise naming files and places.
+
+    Args:
+        name: The data set, for messages.
+        layouts: The layouts it comes in, preferred first.
+        data_path: The file or folder the user gave; None to search the usual places.
+        how_to_get: A clause that says where the files come from.
+    """
+    roots: tuple[Path, ...] = data_roots()
+    if data_path is not None:
+        path = existing(data_path)
+        roots = (path if path.is_dir() else path.parent,)
+    first_partial: str | None = None
+    for root in roots:
+        complete, partial = search(layouts, root, is_explicit=data_path is not None)
+        if complete:
+            return complete[0]
+        first_partial = first_partial or partial
+    if first_partial is not None:
+        raise DataError(f"{name} is incomplete: {first_partial}; {how_to_get}")
+    needed = " or ".join(
+        f"{layout.label} ({layout.files[0][0]} … {layout.files[-1][0]})" for layout in layouts
+    )
+    raise DataError(
+        f"{name} was not found: needed {needed}; looked in {', '.join(map(str, roots))}; "
+        f"{how_to_get}, then {HOW_TO_POINT}"
+    )

@@ -1,0 +1,220 @@
+"""`TaskData`: the splits as tensors on one device, served by index.
+
+Samples stay as compact as they came (bytes for images and text) and become float32 or int64 only
+batch by batch, so that a whole data set fits beside the networks that train on it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from esper.leyline.errors import ConfigError, DataError
+from esper.leyline.randomness import generator as stream
+from esper.tasks.augment import Augmentation, crop_flip, draw_crops
+from esper.tasks.data.source import Array, Kind, Source, Target
+from esper.tasks.objective import ObjectiveName
+from esper.tasks.splits import (
+    Part,
+    Split,
+    corrupt_labels,
+    permutation,
+    split_source,
+    subsample,
+)
+
+VALIDATION_SAMPLES = 1024
+
+OBJECTIVE_FOR: dict[Target, ObjectiveName] = {
+    "class": "classification",
+    "real": "regression",
+    "next_token": "language",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TaskData:
+    """A data set ready for training.
+
+    Attributes:
+        name: What the data is, for people.
+        kind: Whether samples are images, features or tokens.
+        objective: Name of the objective that fits the targets.
+        num_classes: Number of classes or distinct tokens; None for real targets.
+        samples: Samples of each split, as stored.
+        targets: Labels or values of each split; empty for tokens.
+        gain: Factor that normalises stored values; None where they are used as they are.
+        bias: Offset after the factor.
+        subset: Indices of the fixed validation samples used inside an episode.
+        samples_per_step: Samples in one epoch of training.
+        augmentation: How training images are varied.
+    """
+
+    name: str
+    kind: Kind
+    objective: ObjectiveName
+    num_classes: int | None
+    samples: dict[Split, Tensor]
+    targets: dict[Split, Tensor]
+    gain: Tensor | None
+    bias: Tensor | None
+    subset: Tensor
+    samples_per_step: int
+    augmentation: Augmentation = "none"
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors are."""
+        return self.subset.device
+
+    def size(self, split: Split) -> int:
+        """Return the number of samples in a split."""
+        return len(self.samples[split])
+
+    def to(self, device: torch.device | str) -> TaskData:
+        """Return the same data on another device."""
+        return dataclasses.replace(
+            self,
+            samples={split: tensor.to(device) for split, tensor in self.samples.items()},
+            targets={split: tensor.to(device) for split, tensor in self.targets.items()},
+            gain=None if self.gain is None else self.gain.to(device),
+            bias=None if self.bias is None else self.bias.to(device),
+            subset=self.subset.to(device),
+        )
+
+    def batch(
+        self, split: Split, indices: Tensor, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return inputs and targets of some samples.
+
+        Args:
+            split: Which split the indices are of.
+            indices: Sample indices of any shape, which becomes the leading shape of the batch.
+            generator: If given, images are augmented with draws from it.
+
+        Returns:
+            Normalised float32 inputs, or int64 tokens; and labels, values or next tokens.
+        """
+        indices = indices.to(self.device)
+        x = self.samples[split][indices]
+        if self.kind == "tokens":
+            tokens = x.long()
+            return tokens[..., :-1], tokens[..., 1:]
+        if generator is not None:
+            x = self.augment(x, generator)
+        x = x.float()
+        if self.gain is not None and self.bias is not None:
+            x = x * self.gain + self.bias
+        return x, self.targets[split][indices]
+
+    def augment(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        """Return images [..., C, H, W] varied as the task asks, or as they are."""
+        if self.augmentation == "none":
+            return images
+        flat = images.reshape(-1, *images.shape[-3:])
+        return crop_flip(flat, draw_crops(len(flat), generator)).reshape(images.shape)
+
+    def order(self, *keys: int | str) -> Tensor:
+        """Return the training indices of one epoch, [samples_per_step], on the data's device.
+
+        The order depends on the keys alone. No sample comes twice before all have come once; an
+        epoch longer than the data goes on with a fresh permutation.
+        """
+        size = self.size("train")
+        passes = -(-self.samples_per_step // size)
+        drawn = [
+            torch.randperm(size, generator=stream(*keys, "order", number))
+            for number in range(passes)
+        ]
+        return torch.cat(drawn)[: self.samples_per_step].to(self.device)
+
+
+def make_data(
+    source: Source,
+    *,
+    samples_per_step: int | None = None,
+    val_fraction: float = 0.1,
+    test_fraction: float = 0.1,
+    train_size: int | None = None,
+    label_noise: float = 0.0,
+    augmentation: Augmentation = "none",
+    validation_samples: int = VALIDATION_SAMPLES,
+    device: torch.device | str = "cpu",
+) -> TaskData:
+    """Split a source and put it on a device.
+
+    Args:
+        source: The data as it was read.
+        samples_per_step: Samples in one epoch; the whole training split if None.
+        val_fraction: Share of the training data set aside for validation.
+        test_fraction: Share set aside for testing where there is no official test split.
+        train_size: Keep only this many training samples.
+        label_noise: Share of the training labels that are replaced by another class.
+        augmentation: How training images are varied.
+        validation_samples: Size of the fixed validation subset; all, where there are fewer.
+        device: Where the tensors go.
+    """
+    if augmentation != "none" and source.kind != "image":
+        raise ConfigError(f"augment {augmentation!r} is for images, but {source.name} has none")
+    parts = split_source(source, val_fraction, test_fraction)
+    try:
+        if train_size is not None:
+            parts["train"] = subsample(parts["train"], train_size, "train_size")
+    except DataError as error:
+        raise ConfigError(str(error)) from None
+    if label_noise > 0.0:
+        if source.target != "class" or source.num_classes is None or source.num_classes < 2:
+            raise ConfigError(f"label_noise needs two or more classes, but {source.name} has none")
+        parts["train"] = corrupt_labels(
+            parts["train"], label_noise, source.num_classes, "label_noise"
+        )
+    gain, bias = _normalisation(source, parts["train"])
+    chosen = np.sort(permutation(len(parts["val"].x), "subset")[:validation_samples])
+    data = TaskData(
+        name=source.name,
+        kind=source.kind,
+        objective=OBJECTIVE_FOR[source.target],
+        num_classes=source.num_classes,
+        samples={split: torch.from_numpy(part.x) for split, part in parts.items()},
+        targets={
+            split: torch.from_numpy(part.y) for split, part in parts.items() if part.y is not None
+        },
+        gain=gain,
+        bias=bias,
+        subset=torch.from_numpy(chosen),
+        samples_per_step=samples_per_step or len(parts["train"].x),
+        augmentation=augmentation,
+    )
+    return data.to(device)
+
+
+def _normalisation(source: Source, train: Part) -> tuple[Tensor | None, Tensor | None]:
+    """Return (gain, bias), broadcastable to a batch: stored * gain + bias is normalised."""
+    if source.kind == "tokens":
+        return None, None
+    if source.mean is not None and source.std is not None:
+        mean, std = np.array(source.mean), np.array(source.std)
+    elif train.x.dtype == np.uint8:
+        channels = train.x.swapaxes(0, 1) if source.kind == "image" else train.x[None]
+        mean, std = _byte_statistics(channels, source.scale)
+    else:
+        return None, None
+    gain = torch.from_numpy(1.0 / (source.scale * std)).float()
+    bias = torch.from_numpy(-mean / std).float()
+    if source.kind == "image":
+        gain, bias = gain[:, None, None], bias[:, None, None]
+    return gain, bias
+
+
+def _byte_statistics(channels: Array, scale: float) -> tuple[Array, Array]:
+    """Return mean and deviation of each channel of bytes, from counts rather than float copies."""
+    levels = np.arange(256) / scale
+    counts = np.stack([np.bincount(channel.ravel(), minlength=256) for channel in channels])
+    shares = counts / counts.sum(axis=1, keepdims=True)
+    mean = shares @ levels
+    variance = (shares * (levels - mean[:, None]) ** 2).sum(axis=1)
+    return mean, np.sqrt(np.where(variance > 0, variance, 1.0))

@@ -1,0 +1,54 @@
+"""Loss and correctness of every single sample, as pure functions.
+
+Per sample, because contributions are measured by comparing the same samples with and without a
+seed: a mean alone would hide how sure the difference is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, get_args
+
+from torch import Tensor
+from torch.nn import functional as F
+
+Objective = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]
+"""Maps (outputs, targets) to (loss [B], correct [B] in 0 to 1, or None)."""
+
+ObjectiveName = Literal["classification", "language", "regression"]
+
+ScoreKind = Literal["accuracy", "negative_loss"]
+"""Unit of the score: accuracy in points 0 to 100, or the loss with its sign turned."""
+
+
+def per_sample_classification(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Return cross-entropy and 0-or-1 correctness for scores [B, K] and labels [B]."""
+    loss = F.cross_entropy(outputs.float(), y, reduction="none")
+    return loss, (outputs.argmax(dim=-1) == y).float()
+
+
+def per_sample_language(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Return mean cross-entropy and share of right tokens for scores [B, T, K], tokens [B, T]."""
+    loss = F.cross_entropy(outputs.float().transpose(1, 2), y, reduction="none")  # [B, T]
+    return loss.mean(dim=1), (outputs.argmax(dim=-1) == y).float().mean(dim=1)
+
+
+def per_sample_regression(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Return the mean squared error for outputs [B, K] and targets [B, K]; nothing is correct."""
+    loss = F.mse_loss(outputs.float(), y.float().reshape(outputs.shape), reduction="none")
+    return loss.flatten(1).mean(dim=1), None
+
+
+OBJECTIVES: dict[ObjectiveName, Objective] = {
+    "classification": per_sample_classification,
+    "language": per_sample_language,
+    "regression": per_sample_regression,
+}
+
+SCORE_KINDS: dict[ObjectiveName, ScoreKind] = {
+    "classification": "accuracy",
+    "language": "accuracy",
+    "regression": "negative_loss",
+}
+
+assert set(OBJECTIVES) == set(SCORE_KINDS) == set(get_args(ObjectiveName)), "a name was forgotten"

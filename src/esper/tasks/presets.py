@@ -1,0 +1,232 @@
+"""The tasks that ship with Esper; each is one small class with its settings.
+
+The CIFAR hosts are those of the design documents, with GroupNorm in place of BatchNorm.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from esper.kasmina.hosts import CnnConfig, MlpConfig, TransformerConfig, doubling
+from esper.leyline.slots import slot_id
+from esper.tasks.config import TaskConfig
+from esper.tasks.data import cifar, idx, open_data, text
+from esper.tasks.data.digits import read_digits
+from esper.tasks.data.locate import Layout
+from esper.tasks.data.source import Source
+from esper.tasks.registry import register_task
+from esper.tasks.task import DataPath, Task
+
+STORY_BYTES = 32 * 2**20
+"""How much of each story file is read; the full set has gigabytes, more than a run can see."""
+
+
+def _is_own_file(data_path: DataPath | None, layouts: tuple[Layout, ...]) -> bool:
+    """Whether the user gave a file that is not part of the data set the task knows."""
+    if data_path is None or Path(data_path).is_dir():
+        return False
+    known = {name for layout in layouts for names in layout.files for name in names}
+    return Path(data_path).name not in known
+
+
+def _digits_config(**settings: Any) -> TaskConfig:
+    return TaskConfig(
+        input_shape=(1, 8, 8),
+        samples_per_step=1024,
+        horizon=60,
+        val_fraction=0.25,
+        test_fraction=0.2,
+        **settings,
+    )
+
+
+@register_task("digits")
+class Digits(Task):
+    """Embedded 8x8 digits with a conv host of about 1 k parameters; needs no files."""
+
+    defaults = _digits_config(
+        host="cnn",
+        host_options=CnnConfig(channels=(4, 8, 8), in_channels=1),
+        learning_rate=0.01,
+    )
+
+    def read(self, data_path: DataPath | None) -> Source:
+        """Return the digits, or the user's own 8x8 images."""
+        return read_digits() if data_path is None else open_data(data_path)
+
+
+@register_task("digits_mlp")
+class DigitsMlp(Digits):
+    """Embedded 8x8 digits with a fully connected host of about 2 k parameters."""
+
+    defaults = _digits_config(host="mlp", host_options=MlpConfig(), learning_rate=0.01)
+
+
+@register_task("fashion")
+class Fashion(Task):
+    """Fashion-MNIST with a small conv host."""
+
+    defaults = TaskConfig(
+        host="cnn",
+        host_options=CnnConfig(channels=(8, 16, 16), in_channels=1),
+        input_shape=(1, 28, 28),
+        batch_size=128,
+        learning_rate=0.05,
+    )
+
+    def find(self, data_path: DataPath | None = None) -> str:
+        """Say where the idx files lie."""
+        if _is_own_file(data_path, (idx.FASHION,)):
+            return str(data_path)
+        return str(idx.find_fashion(data_path).folder)
+
+    def read(self, data_path: DataPath | None) -> Source:
+        """Return Fashion-MNIST, or the user's own 28x28 images."""
+        if data_path is not None and _is_own_file(data_path, (idx.FASHION,)):
+            return open_data(data_path)
+        return idx.read_fashion(idx.find_fashion(data_path))
+
+
+def _cifar_config(
+    channels: tuple[int, ...],
+    kernel_size: int = 3,
+    pool_layers: int | None = None,
+    rows: tuple[int, ...] = (0,),
+) -> TaskConfig:
+    slots = tuple(slot_id(row, column) for row in rows for column in range(len(channels)))
+    return TaskConfig(
+        host="cnn",
+        host_options=CnnConfig(
+            channels=channels, kernel_size=kernel_size, pool_layers=pool_layers, slots=slots
+        ),
+        input_shape=(3, 32, 32),
+        batch_size=128,
+        learning_rate=0.05,
+        augment="crop_flip",
+    )
+
+
+class _Cifar(Task):
+    """CIFAR-10 from disk, in any of its layouts."""
+
+    def find(self, data_path: DataPath | None = None) -> str:
+        """Say where the batches lie."""
+        if _is_own_file(data_path, cifar.LAYOUTS):
+            return str(data_path)
+        return str(cifar.find_cifar(data_path).folder)
+
+    def read(self, data_path: DataPath | None) -> Source:
+        """Return CIFAR-10, or the user's own 32x32 colour images."""
+        if data_path is not None and _is_own_file(data_path, cifar.LAYOUTS):
+            return open_data(data_path)
+        return cifar.read_cifar(cifar.find_cifar(data_path))
+
+
+@register_task("cifar_baseline")
+class CifarBaseline(_Cifar):
+    """CIFAR-10 with the reference conv host, 8-16-32 channels."""
+
+    defaults = _cifar_config(doubling(8, 3))
+
+
+@register_task("cifar_scale")
+class CifarScale(_Cifar):
+    """CIFAR-10 with a deeper conv host, five blocks up to 128 channels."""
+
+    defaults = _cifar_config(doubling(8, 5))
+
+
+@register_task("cifar_impaired")
+class CifarImpaired(_Cifar):
+    """CIFAR-10 with a host of 77 parameters and 1x1 kernels: it sees colour, not form."""
+
+    defaults = _cifar_config(doubling(1, 3), kernel_size=1)
+
+
+@register_task("cifar_minimal")
+class CifarMinimal(_Cifar):
+    """CIFAR-10 with a host of 164 parameters, 1x1 kernels and no pooling."""
+
+    defaults = _cifar_config(doubling(2, 3), kernel_size=1, pool_layers=0)
+
+
+@register_task("cifar_multichannel")
+class CifarMultichannel(_Cifar):
+    """CIFAR-10 with the reference host and six slots, before and after each pool."""
+
+    defaults = _cifar_config(doubling(8, 3), rows=(0, 1))
+
+
+@register_task("cifar_postpool")
+class CifarPostpool(_Cifar):
+    """CIFAR-10 with a 16-32-64 host and slots after each pool, where growth is cheap."""
+
+    defaults = _cifar_config(doubling(16, 3), rows=(1,))
+
+
+@register_task("cifar_highres")
+class CifarHighres(_Cifar):
+    """CIFAR-10 with a 16-32-64 host and slots before each pool, where detail is kept."""
+
+    defaults = _cifar_config(doubling(16, 3))
+
+
+@register_task("cifar_deep_impaired")
+class CifarDeepImpaired(_Cifar):
+    """CIFAR-10 with five blocks of 1x1 kernels and ten slots."""
+
+    defaults = _cifar_config(doubling(2, 5), kernel_size=1, rows=(0, 1))
+
+
+class _Stories(Task):
+    """Next-byte prediction on plain text."""
+
+    def find(self, data_path: DataPath | None = None) -> str:
+        """Say where the text lies."""
+        return str(text.find_stories(data_path)[0].parent)
+
+    def read(self, data_path: DataPath | None) -> Source:
+        """Return TinyStories, or any text the user gives, as byte tokens."""
+        (context,) = self.config.input_shape
+        files = text.find_stories(data_path)
+        return text.read_text(files, context, limit_bytes=STORY_BYTES, name="stories")
+
+
+def _stories_config(host: TransformerConfig, **settings: Any) -> TaskConfig:
+    return TaskConfig(
+        host="transformer",
+        host_options=host,
+        objective="language",
+        input_shape=(host.context,),
+        num_classes=text.VOCAB,
+        samples_per_step=1024,
+        # Small batches and no decay: SGD is slow on transformers, and these made it fastest.
+        batch_size=16,
+        learning_rate=0.1,
+        weight_decay=0.0,
+        baseline_loss=math.log(text.VOCAB),
+        **settings,
+    )
+
+
+@register_task("stories")
+class Stories(_Stories):
+    """Byte-level TinyStories, or any UTF-8 text, with a small transformer."""
+
+    defaults = _stories_config(
+        TransformerConfig(vocab=text.VOCAB, dim=64, heads=4, layers=3, context=64),
+        target_loss=1.2,
+    )
+
+
+@register_task("tinystories")
+class TinyStories(_Stories):
+    """The same text with a larger transformer; bytes stand in for the documents' GPT-2 tokens."""
+
+    defaults = _stories_config(
+        TransformerConfig(vocab=text.VOCAB, dim=192, heads=6, layers=6, context=256),
+        target_loss=1.0,
+        param_budget=10_000_000,
+    )

@@ -1,0 +1,54 @@
+"""What every test runs under: one thread, fixed seeds, and no CPU path that may trap."""
+
+from __future__ import annotations
+
+import os
+
+# Some CPUs advertise AMX but trap on its first instruction. oneDNN reads its limit once, when
+# PyTorch is loaded, so this comes before that import.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+
+import random
+from typing import Any
+
+import hypothesis
+import numpy as np
+import pytest
+import torch
+
+SEED = 20_240_229
+
+# The networks are small, and results must not depend on the number of cores.
+torch.set_num_threads(1)
+
+
+class TorchRandom:
+    """Lets Hypothesis reset PyTorch's global numbers before every example, as it does others."""
+
+    def seed(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    def getstate(self) -> Any:
+        return torch.get_rng_state()
+
+    def setstate(self, state: Any) -> None:
+        torch.set_rng_state(state)
+
+
+# Hypothesis keeps only a weak reference.
+TORCH_RANDOM = TorchRandom()
+hypothesis.register_random(TORCH_RANDOM)
+
+# A shared machine is slow at times, so no example has a deadline. Continuous integration draws the
+# same examples every time; on a desk they differ, and a failure prints how to repeat it.
+hypothesis.settings.register_profile("desk", deadline=None, print_blob=True)
+hypothesis.settings.register_profile("ci", deadline=None, print_blob=True, derandomize=True)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "desk")
+
+
+@pytest.fixture(autouse=True)
+def fixed_seeds() -> None:
+    """Start every test from the same global numbers, whatever ran before it."""
+    random.seed(SEED)
+    np.random.seed(SEED)
+    torch.manual_seed(SEED)

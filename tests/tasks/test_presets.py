@@ -1,0 +1,99 @@
+"""Every preset: the documents' sizes, and the contract on whatever data this machine has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from esper.tasks import TASKS, check_task, get_task
+from tests.tasks.conftest import write_cifar_python, write_idx
+
+PARAMETERS = {
+    "digits": 1_030,
+    "digits_mlp": 1_850,
+    "fashion": 3_778,
+    "cifar_baseline": 6_418,
+    "cifar_scale": 99_922,
+    "cifar_impaired": 77,
+    "cifar_minimal": 164,
+    "cifar_multichannel": 6_418,
+    "cifar_postpool": 24_346,
+    "cifar_highres": 24_346,
+    "cifar_deep_impaired": 1_140,
+    "stories": 170_560,
+    "tinystories": 2_767_872,
+}
+
+CIFAR = [name for name in PARAMETERS if name.startswith("cifar")]
+
+
+def test_the_table_is_complete() -> None:
+    assert set(PARAMETERS) <= set(TASKS)
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_parameters(name: str) -> None:
+    assert get_task(name).host_parameters == PARAMETERS[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "slots"),
+    [
+        ("digits", ["r0c0", "r0c1", "r0c2"]),
+        ("cifar_scale", [f"r0c{column}" for column in range(5)]),
+        ("cifar_multichannel", ["r0c0", "r0c1", "r0c2", "r1c0", "r1c1", "r1c2"]),
+        ("cifar_postpool", ["r1c0", "r1c1", "r1c2"]),
+        ("cifar_highres", ["r0c0", "r0c1", "r0c2"]),
+        ("cifar_deep_impaired", [f"r{row}c{column}" for row in (0, 1) for column in range(5)]),
+        ("stories", ["r0c0", "r0c1", "r0c2"]),
+    ],
+)
+def test_slots(name: str, slots: list[str]) -> None:
+    assert list(get_task(name).slot_paths) == slots
+
+
+def test_epochs_have_the_decided_sizes() -> None:
+    sizes = {name: get_task(name).config.samples_per_step for name in PARAMETERS}
+    assert sizes["digits"] == sizes["stories"] == 1024
+    assert {sizes[name] for name in ("fashion", *CIFAR)} == {4096}
+    assert get_task("digits").config.horizon == 60
+    assert get_task("cifar_baseline").config.horizon == 150
+
+
+@pytest.mark.parametrize("name", ["digits", "digits_mlp"])
+def test_contract_on_embedded_data(name: str) -> None:
+    check_task(name)
+
+
+@pytest.mark.parametrize("name", ["cifar_baseline", "cifar_minimal", "cifar_deep_impaired"])
+def test_contract_on_small_cifar(tmp_path: Path, name: str) -> None:
+    check_task(name, write_cifar_python(tmp_path / "cifar"))
+
+
+def test_contract_on_small_fashion(tmp_path: Path) -> None:
+    check_task("fashion", write_idx(tmp_path / "idx", count=60))
+
+
+def test_contract_on_small_text(tmp_path: Path) -> None:
+    path = tmp_path / "book.txt"
+    path.write_text("Once upon a time there was a seed. " * 400, encoding="utf-8")
+    check_task("stories", path)
+
+
+def test_own_files_are_taken(tmp_path: Path) -> None:
+    y = np.arange(60) % 10
+    np.savez(tmp_path / "grey.npz", x=np.zeros((60, 28, 28), np.uint8), y=y)
+    np.savez(tmp_path / "colour.npz", x=np.zeros((60, 32, 32, 3), np.uint8), y=y)
+    for name, file in (("fashion", "grey.npz"), ("cifar_baseline", "colour.npz")):
+        task = get_task(name)
+        assert task.find(tmp_path / file) == str(tmp_path / file)
+        assert task.load(tmp_path / file).size("test") == 10
+
+
+@pytest.mark.parametrize("name", ["fashion", "stories"])
+def test_contract_on_real_data(name: str, real: Callable[[Callable[[], object]], None]) -> None:
+    real(get_task(name).find)
+    check_task(name)
