@@ -43,7 +43,7 @@ def test_an_order_uses_every_sample_before_any_twice(
     for start in range(0, steps, size):
         part = order[start : start + size]
         assert len(part.unique()) == len(part)
-        assert 0 <= int(part.min())
+        assert int(part.min()) >= 0
         assert int(part.max()) < size
     assert torch.equal(order, data.order(*keys))
 

@@ -7,8 +7,9 @@ own function they are separate calls.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +30,7 @@ _FUSED_SAMPLES_CPU = 512
 _FUSED_SAMPLES_ACCELERATOR = 16_384
 
 
+@runtime_checkable
 class Evaluator(Protocol):
     """Gives per-sample results of a garden in several configurations."""
 
@@ -50,7 +52,8 @@ class FunctionEvaluator:
         with evaluating(garden), torch.no_grad():
             for configuration in configurations:
                 with garden.configured(configuration[None], None):
-                    results.append(_checked(self._evaluate(garden)))
+                    results.append(_checked_results(self._evaluate(garden)))
+                _refuse_change(results[0], results[-1])
         losses = torch.stack([loss for loss, _ in results])
         correct = [right for _, right in results if right is not None]
         return losses, torch.stack(correct) if correct else None
@@ -63,6 +66,7 @@ class BatchEvaluator:
         """Use these (inputs, targets) batches; they are iterated anew each time."""
         self._batches = batches
         self._objective = objective
+        self._fuses = True
 
     def measure(self, garden: Garden, configurations: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return loss [K, M] and correctness [K, M] (or None) for configurations [K, S]."""
@@ -82,29 +86,58 @@ class BatchEvaluator:
         self, garden: Garden, configurations: Tensor, inputs: Any, targets: Any
     ) -> tuple[Tensor, Tensor | None]:
         """Run one batch, with as many configurations at a time as a pass should hold."""
-        samples = len(targets)
-        on_cpu = targets.device.type == "cpu"
-        limit = _FUSED_SAMPLES_CPU if on_cpu else _FUSED_SAMPLES_ACCELERATOR
+        leaves = list(_tensors(inputs))
+        first = next(itertools.chain(_tensors(targets), leaves), None)
+        if first is None or first.dim() == 0:
+            raise UsageError("a validation batch must hold tensors with one entry per sample")
+        samples = len(first)
+        # Something that all samples share cannot be repeated for several configurations; then each
+        # has a pass of its own. It stays so: in a short batch the sizes may agree by chance.
+        self._fuses &= all(leaf.dim() > 0 and len(leaf) == samples for leaf in leaves)
+        limit = _FUSED_SAMPLES_CPU if first.device.type == "cpu" else _FUSED_SAMPLES_ACCELERATOR
+        at_once = max(1, limit // max(samples, 1)) if self._fuses else 1
         losses, corrects = [], []
-        for part in configurations.split(max(1, limit // max(samples, 1))):
-            repeated = _repeat(inputs, len(part))
+        for part in configurations.split(at_once):
+            count = len(part)
+            args, kwargs = call_arguments(_repeat(inputs, count))
             with garden.configured(part, samples):
-                args, kwargs = call_arguments(repeated)
                 outputs = garden(*args, **kwargs)
-            loss, correct = _checked(self._objective(outputs, _repeat(targets, len(part))))
-            losses.append(loss.reshape(len(part), samples))
+            loss, correct = apply_objective(self._objective, outputs, _repeat(targets, count))
+            if loss.numel() != count * samples:
+                raise UsageError(
+                    f"the loss function must return one loss per sample: {samples} for this "
+                    f"batch, got {loss.numel() / count:g}"
+                )
+            _refuse_unusable(loss)
+            losses.append(loss.reshape(count, samples))
             if correct is not None:
-                corrects.append(correct.reshape(len(part), samples))
+                corrects.append(correct.reshape(count, samples))
         return torch.cat(losses), torch.cat(corrects) if corrects else None
+
+
+def apply_objective(
+    objective: Objective, outputs: Any, targets: Any
+) -> tuple[Tensor, Tensor | None]:
+    """Return loss [B] and correctness [B] or None, or refuse what is not one entry per sample."""
+    result = objective(outputs, targets)
+    if not isinstance(result, tuple | list) or len(result) != 2:
+        raise UsageError(
+            "the loss function must return (loss[B], correct[B] or None), one entry per sample "
+            f"(no mean over the batch), got {_kind(result)}"
+        )
+    return _check_shapes(result, "the loss function must return one loss per sample, [B]")
 
 
 def as_evaluator(evaluate: Evaluate | Evaluator) -> Evaluator:
     """Return an evaluator for a user's function, or the evaluator itself."""
-    if isinstance(evaluate, FunctionEvaluator | BatchEvaluator):
+    if isinstance(evaluate, Evaluator):
         return evaluate
     if callable(evaluate):
         return FunctionEvaluator(evaluate)
-    return evaluate
+    raise UsageError(
+        "evaluate must be a function from the model to (loss[M], correct[M] or None), "
+        f"got {evaluate!r}"
+    )
 
 
 def evaluate_contributions(
@@ -122,39 +155,83 @@ def evaluate_contributions(
     return estimate_contributions(configurations, values, members, garden.slot_names)
 
 
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors of a batch, however nested."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from _tensors(item)
+
+
 def _repeat(value: Any, times: int) -> Any:
-    """Repeat a batch (a tensor, or a tuple or dict of them) along its first axis."""
+    """Repeat the tensors of a batch along their first axis; anything else stays as it is."""
     if times == 1:
         return value
     if isinstance(value, Tensor):
         return value.repeat(times, *([1] * (value.dim() - 1)))
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {key: _repeat(item, times) for key, item in value.items()}
-    return tuple(_repeat(item, times) for item in value)
+    if isinstance(value, tuple | list):
+        return tuple(_repeat(item, times) for item in value)
+    return value
 
 
-def _checked(result: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor | None]:
-    """Refuse results that would make every later number meaningless."""
-    try:
-        loss, correct = result
-    except (TypeError, ValueError):
+def _checked_results(result: Any) -> tuple[Tensor, Tensor | None]:
+    """Refuse results of a user's evaluation that would make every later number meaningless."""
+    if not isinstance(result, tuple | list) or len(result) != 2:
         raise UsageError(
-            "evaluate(model) must return (loss[M], correct[M] or None), one entry per sample"
-        ) from None
+            "evaluate(model) must return (loss[M], correct[M] or None), one entry per sample, "
+            f"got {_kind(result)}"
+        )
+    loss, correct = _check_shapes(
+        result, "evaluate must return one loss per validation sample, [M]"
+    )
+    _refuse_unusable(loss)
+    return loss, correct
+
+
+def _check_shapes(result: Any, rule: str) -> tuple[Tensor, Tensor | None]:
+    loss, correct = result
     if not isinstance(loss, Tensor) or loss.dim() != 1:
-        shape = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
-        raise UsageError(f"evaluate must return one loss per validation sample, [M], got {shape}")
+        raise UsageError(f"{rule}, got {_kind(loss)}")
+    if correct is not None and not (isinstance(correct, Tensor) and correct.shape == loss.shape):
+        what = (
+            f"shape {_kind(correct)}" if isinstance(correct, Tensor) else f"type {_kind(correct)}"
+        )
+        raise UsageError(
+            f"there are {loss.numel()} losses but correctness of {what}; "
+            "both need one entry per sample"
+        )
+    return loss, correct
+
+
+def _refuse_unusable(loss: Tensor) -> None:
     if loss.numel() == 0:
         raise UsageError("the validation set is empty; give it at least one sample")
-    if correct is not None and correct.shape != loss.shape:
-        raise UsageError(
-            f"evaluate returned {loss.numel()} losses but correctness of shape "
-            f"{list(correct.shape)}; both need one entry per sample"
-        )
     if not bool(torch.isfinite(loss).all()):
         bad = int((~torch.isfinite(loss)).sum())
         raise NonFiniteError(
             f"the validation loss of {bad} of {loss.numel()} samples is not finite; "
             "lower the learning rate, clip gradients or check the data"
         )
-    return loss, correct
+
+
+def _refuse_change(
+    first: tuple[Tensor, Tensor | None], other: tuple[Tensor, Tensor | None]
+) -> None:
+    """Contributions compare sample with sample: every call must see the same ones."""
+    if first[0].shape != other[0].shape:
+        raise UsageError(
+            f"evaluate returned {first[0].numel()} samples in one call and {other[0].numel()} in "
+            "another; it must use the same samples in the same order"
+        )
+    if (first[1] is None) != (other[1] is None):
+        raise UsageError("evaluate returned correctness in some calls and None in others")
+
+
+def _kind(value: Any) -> str:
+    return str(list(value.shape)) if isinstance(value, Tensor) else type(value).__name__

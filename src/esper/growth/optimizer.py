@@ -52,7 +52,7 @@ class CarriedOptimizer:
         for key, (name, parameter) in present.items():
             if key not in self._seeds:
                 self._seeds[key] = parameter
-                self._home(name)["params"].append(parameter)
+                self._add(self._home(name), parameter)
 
     def sample_gradients(self) -> None:
         """Measure the seeds' gradients on every so-manieth call; call it before clipping."""
@@ -95,6 +95,19 @@ class CarriedOptimizer:
             raise CheckpointError(
                 f"the saved optimizer knows parameters this network lacks: {', '.join(missing[:5])}"
             )
+        saved_names = {name for group in saved["groups"] for name in group["params"]}
+        names = self._names()
+        dropped = [
+            names[id(p)]
+            for group in self.optimizer.param_groups
+            for p in group["params"]
+            if names[id(p)] not in saved_names
+        ]
+        if dropped:
+            raise CheckpointError(
+                f"the saved optimizer lacks parameters this one has: {', '.join(dropped[:5])}; "
+                "make it with the same parameters"
+            )
         for group, entry in zip(self.optimizer.param_groups, saved["groups"], strict=True):
             group.update(entry["options"])
             if isinstance(group.get("betas"), list):
@@ -106,6 +119,7 @@ class CarriedOptimizer:
             self.optimizer.state[parameter] = {
                 key: _like(value, parameter, key) for key, value in entry.items()
             }
+        self.start_epoch()
 
     def _before_step(self, *_: Any) -> None:
         if self.measures_itself:
@@ -120,9 +134,17 @@ class CarriedOptimizer:
                 return group
         return self.optimizer.param_groups[0]
 
+    def _add(self, group: dict[str, Any], parameter: nn.Parameter) -> None:
+        group["params"].append(parameter)
+        if "param_names" in group:
+            group["param_names"].append(self._names()[id(parameter)])
+
     def _remove(self, parameter: nn.Parameter) -> None:
         for group in self.optimizer.param_groups:
-            group["params"] = [p for p in group["params"] if p is not parameter]
+            kept = [index for index, p in enumerate(group["params"]) if p is not parameter]
+            for key in ("params", "param_names"):
+                if key in group:
+                    group[key] = [group[key][index] for index in kept]
         self.optimizer.state.pop(parameter, None)
 
     def _named(self) -> Iterable[tuple[Tensor, str]]:

@@ -128,7 +128,7 @@ def seed_records(history: list[EpochRecord] | tuple[EpochRecord, ...]) -> tuple[
     """Return the life of every seed, read off the epochs of a run in order."""
     lives: list[dict[str, Any]] = []
     open_life: dict[str, dict[str, Any]] = {}
-    for before, record in zip((None, *history[:-1]), history, strict=True):
+    for before, record in zip((None, *history), history, strict=False):
         for slot in record.slots:
             life = open_life.get(slot.name)
             alive = slot.blueprint is not None and slot.stage not in _GONE

@@ -7,14 +7,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from esper.leyline.history import EpochRecord
-from esper.report.frame import Frame
+from esper.report.frame import AXIS_NAME, LANE_SCALE, Frame
 from esper.report.labels import text_width
 from esper.report.style import MARGIN, ROW
 from esper.report.svg import Scale, element, label, number, round_ticks, tick_labels, tooltip
 from esper.report.text import format_number
 
-HEIGHT = 250.0
-_TICKS = 5
+HEIGHT = 280.0
+_TICKS = 6
+# The last number of the axis reaches this far into the room beside it.
+_TICK_HALF = 30.0
 _MOST_POINTS = 1200
 _MOST_COLUMNS = 400
 # Beyond this a score is an accident; drawing it would flatten everything else.
@@ -40,11 +42,13 @@ class Curves:
 
     def left_room(self) -> float:
         """Return the room the numbers of the axis need."""
-        return max(text_width(text) for text in tick_labels(self.ticks)) + 10
+        texts = (LANE_SCALE, *tick_labels(self.ticks))
+        return max(text_width(text) for text in texts) + 10
 
     def right_room(self) -> float:
         """Return the room the names of the curves need."""
-        return max(text_width("epoch"), *(text_width(line) for line in self._ends())) + 18
+        names = max(text_width(line, is_strong=True) for line in self._ends())
+        return max(names + 14, text_width(AXIS_NAME) + _TICK_HALF)
 
     def _ends(self) -> list[str]:
         ends = [curve[-1] for curve in map(_known, (self.grown, self.twin)) if curve]
@@ -109,10 +113,10 @@ def _names(curves: Curves, frame: Frame, y: Scale, top: float) -> Iterator[str]:
             title = name if curves.has_twin else "score"
             ends.append((y(score), frame.x(epoch), name, title, score))
     ends.sort()
-    block = 2 * ROW
+    block = 1.9 * ROW
     heights = [height for height, *_ in ends]
     if len(ends) == 2 and heights[1] - heights[0] < block:
-        middle = min(max(sum(heights) / 2, top + block), top + HEIGHT - block)
+        middle = min(max(sum(heights) / 2, top + block / 2), top + HEIGHT - block)
         heights = [middle - block / 2, middle + block / 2]
     for height, (exact, x, name, title, score) in zip(heights, ends, strict=True):
         yield element("circle", class_=f"end {name}", cx=x, cy=exact, r=4.5)
@@ -123,7 +127,7 @@ def _names(curves: Curves, frame: Frame, y: Scale, top: float) -> Iterator[str]:
             element("tspan", title, x=at, dy="-.15em"),
             element("tspan", format_number(score), x=at, dy="1.1em", class_="number"),
             class_=f"strong {name}",
-            y=min(max(height, top + ROW / 2), top + HEIGHT - ROW / 2),
+            y=min(max(height, top), top + HEIGHT - ROW / 2),
         )
 
 

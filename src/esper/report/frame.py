@@ -6,7 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from esper.leyline.history import EpochRecord
+from esper.report.style import MARGIN, WIDTH
 from esper.report.svg import Scale, element, label, round_ticks, tick_labels
+
+AXIS_NAME = "epoch"
+LANE_SCALE = "α 1"
+"""The upper end of a lane, named in the room left of it."""
 
 _TICK_ROOM = 78.0
 
@@ -51,7 +56,9 @@ class Frame:
                 dy="1em",
                 text_anchor="middle",
             )
-        yield label("epoch", class_="muted", x=self.right + 14, y=top + 5, dy="1em")
+        yield label(
+            AXIS_NAME, class_="muted", x=WIDTH - MARGIN, y=top + 5, dy="1em", text_anchor="end"
+        )
 
 
 def frame_for(history: Sequence[EpochRecord], left: float, right: float) -> Frame:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from esper.leyline.history import EpochRecord, RunSummary, SeedRecord
 from esper.report.text import (
     counted,
+    decimals_for,
     escaped,
     format_count,
     format_number,
@@ -67,15 +68,16 @@ def heading(summary: RunSummary | None) -> str:
     """Return the title of a report."""
     if summary is None:
         return "A growing run, not yet at its end"
-    task, controller = (
-        shortened(name, _NAME_LENGTH) for name in (summary.task, summary.controller)
-    )
-    return f"{task}, grown by {controller}"
+    done = "grown" if any(seed.fate != "pruned" for seed in summary.seeds) else "trained"
+    return f"A network {done} on {shortened(summary.task, _NAME_LENGTH)}"
 
 
-def render_lead(outcome: Outcome, seeds: Sequence[SeedRecord]) -> str:
+def render_lead(outcome: Outcome, summary: RunSummary | None, seeds: Sequence[SeedRecord]) -> str:
     """Return the story of a run in a few sentences."""
-    sentences = [_tell_seeds(outcome.epochs, seeds), _tell_score(outcome)]
+    who = "the controller"
+    if summary is not None:
+        who = f"the controller {shortened(summary.controller, _NAME_LENGTH)}"
+    sentences = [_tell_seeds(who, outcome.epochs, seeds), _tell_score(outcome)]
     paragraph = f'<p class="lead">{escaped(" ".join(sentences), limit=2000)}</p>\n'
     if outcome.gain is not None:
         paragraph += (
@@ -95,7 +97,7 @@ def render_figures(
         tiles.append(
             (
                 "Gain over the twin",
-                _points(outcome.gain),
+                _points(outcome),
                 f"{outcome.split} split",
             )
         )
@@ -106,9 +108,8 @@ def render_figures(
         twin = "" if twin_score is None else f"twin {format_number(twin_score)}"
         tiles.append(("Score, validation", format_number(summary.val_score), twin))
     before, after = outcome.parameters_before, outcome.parameters_after
-    tiles.append(
-        ("Parameters", f"{format_count(before)} → {format_count(after)}", _change(before, after))
-    )
+    sizes = [format_count(size) for size in dict.fromkeys((before, after))]
+    tiles.append(("Parameters", " → ".join(sizes), _change(before, after)))
     kept = sum(seed.fate == "fossilized" for seed in seeds)
     tiles.append(("Seeds kept", f"{format_count(kept)} of {format_count(len(seeds))}", ""))
     body = "".join(
@@ -120,10 +121,10 @@ def render_figures(
     return f'<dl class="figures">\n{body}</dl>\n'
 
 
-def _tell_seeds(epochs: int, seeds: Sequence[SeedRecord]) -> str:
-    over = f"In {counted(epochs, 'epoch')}"
+def _tell_seeds(who: str, epochs: int, seeds: Sequence[SeedRecord]) -> str:
+    over = f"In {counted(epochs, 'epoch')} {who}"
     if not seeds:
-        return f"{over} no seed was germinated: the network is as it was."
+        return f"{over} germinated no seed: the network has the shape it started with."
     slots = len({seed.slot for seed in seeds})
     kept = [seed for seed in seeds if seed.fate == "fossilized"]
     pruned = sum(seed.fate == "pruned" for seed in seeds)
@@ -142,15 +143,15 @@ def _tell_seeds(epochs: int, seeds: Sequence[SeedRecord]) -> str:
         fates.append(f"{pruned} {'was' if pruned == 1 else 'were'} pruned")
     if growing:
         fates.append(f"{growing} {'was' if growing == 1 else 'were'} still growing at the end")
-    germinated = f"{counted(len(seeds), 'seed')} {'was' if len(seeds) == 1 else 'were'} germinated"
-    return f"{over} {germinated} at {counted(slots, 'slot')}: {'; '.join(fates)}."
+    germinated = f"germinated {counted(len(seeds), 'seed')} at {counted(slots, 'slot')}"
+    return f"{over} {germinated}: {'; '.join(fates)}."
 
 
 def _tell_score(outcome: Outcome) -> str:
     told = f"The network scores {format_number(outcome.score)} points on the {outcome.split} split"
     gain = outcome.gain
     if gain is not None and math.isfinite(gain):
-        size = format_number(abs(gain))
+        size = format_number(abs(gain), decimals=decimals_for(outcome.score))
         if gain > 0:
             told += f", {size} more than its twin"
         else:
@@ -161,9 +162,10 @@ def _tell_score(outcome: Outcome) -> str:
     return f"{told}. Its parameters went from {format_count(before)} to {format_count(after)}."
 
 
-def _points(gain: float) -> str:
-    unit = "point" if format_number(abs(gain), decimals=2) == "1.00" else "points"
-    return f"{format_number(gain, signed=True)} {unit}"
+def _points(outcome: Outcome) -> str:
+    # With the score's own decimals, so that the two can be compared at a glance.
+    decimals = decimals_for(outcome.score)
+    return f"{format_number(outcome.gain, decimals=decimals, signed=True)} points"
 
 
 def _change(before: int, after: int) -> str:

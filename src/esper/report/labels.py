@@ -29,11 +29,13 @@ class Placed:
     x: float
     anchor: str
     row: int
+    wished: float
+    """Where it would have liked to be, for a line that leads there."""
 
 
-def text_width(text: str) -> float:
+def text_width(text: str, *, is_strong: bool = False) -> float:
     """Return the room a text needs at the largest size."""
-    return width_in_em(text) * FONT
+    return width_in_em(text) * FONT * (1.12 if is_strong else 1.0)
 
 
 def place_labels(
@@ -67,6 +69,6 @@ def place_labels(
         for row, spans in enumerate(occupied):
             if all(end + _GAP <= low or begin >= high + _GAP for low, high in spans):
                 spans.append((begin, end))
-                placed.append(Placed(wish.text, x, anchor, row))
+                placed.append(Placed(wish.text, x, anchor, row, wish.x))
                 break
     return placed, len(wishes) - len(placed)

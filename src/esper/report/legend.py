@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
-from esper.report.labels import text_width
 from esper.report.marks import SHAPES, draw_mark, op_words
 from esper.report.style import LEGEND_STAGES, MARGIN, ROW, WIDTH
 from esper.report.svg import element, label
 
 _SYMBOL = 26.0
-_GAP = 16.0
+_COLUMNS = 3
 _REFUSED = "hollow: refused"
 
 Draw = Callable[[float, float], str]
@@ -21,23 +21,21 @@ def draw_legend(top: float) -> tuple[list[str], float]:
     stages = [(stage, _swatch(stage)) for stage in LEGEND_STAGES]
     marks = [(op_words(op), _mark(op)) for op in SHAPES]
     marks.append((_REFUSED, _mark("ADVANCE", done=False)))
-    drawing, bottom = _flow(stages, top)
-    more, bottom = _flow(marks, bottom + 4)
+    drawing, bottom = _set_in_columns(stages, top)
+    more, bottom = _set_in_columns(marks, bottom + 4)
     return drawing + more, bottom
 
 
-def _flow(entries: Sequence[tuple[str, Draw]], top: float) -> tuple[list[str], float]:
-    """Set entries one after the other, beginning a new row where one is full."""
-    x = MARGIN
+def _set_in_columns(entries: Sequence[tuple[str, Draw]], top: float) -> tuple[list[str], float]:
+    """Set entries in columns; return the drawing and where it ends."""
     drawing: list[str] = []
-    for text, draw in entries:
-        room = _SYMBOL + text_width(text)
-        if x + room > WIDTH - MARGIN and x > MARGIN:
-            x, top = MARGIN, top + ROW
-        drawing.append(draw(x + 9, top + ROW / 2))
-        drawing.append(label(text, x=x + _SYMBOL, y=top + ROW / 2, dy=".35em"))
-        x += room + _GAP
-    return drawing, top + ROW
+    for index, (text, draw) in enumerate(entries):
+        row, column = divmod(index, _COLUMNS)
+        x = MARGIN + column * (WIDTH - 2 * MARGIN) / _COLUMNS
+        y = top + (row + 0.5) * ROW
+        drawing.append(draw(x + 9, y))
+        drawing.append(label(text, x=x + _SYMBOL, y=y, dy=".35em"))
+    return drawing, top + math.ceil(len(entries) / _COLUMNS) * ROW
 
 
 def _swatch(stage: str) -> Draw:

@@ -10,8 +10,8 @@ from esper.report.svg import element, number, tooltip
 from esper.report.text import format_number, visible
 
 SHAPES: dict[str, str] = {
-    "GERMINATE": "M0 -8L8 7H-8Z",
-    "ADVANCE": "M-6 -8L8 0L-6 8Z",
+    "GERMINATE": "M0 -8L7.5 6H-7.5Z",
+    "ADVANCE": "M-5 -7.5L8 0L-5 7.5Z",
     "SET_ALPHA_TARGET": "M-7 0A7 7 0 1 0 7 0A7 7 0 1 0 -7 0Z",
     "FOSSILIZE": "M0 -9L9 0L0 9L-9 0Z",
     "PRUNE": "M-7 -7L7 7M7 -7L-7 7",

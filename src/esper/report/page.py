@@ -22,7 +22,8 @@ _CAPTION = (
     "An epoch reaches from the number before it to its own, so a decision stands where its effect "
     "begins. The light band is a slot's stage, the solid part its alpha; names are blueprints, "
     "and the number at the end of a life is the points lost without the seed, with its standard "
-    "error. Rest the pointer on a band, a mark or the curve to read more."
+    "error, or a dash where that was never measured. Rest the pointer on a band, a mark or the "
+    "curve to read more."
 )
 
 
@@ -79,16 +80,15 @@ def _top(
     outcome = read_outcome(history, summary)
     if outcome is None:
         return (
-            '<p class="lead">No epochs were recorded. The run stopped before its first epoch '
-            "was measured, so there is nothing to show yet; what it was going to do stands "
-            "below.</p>\n"
+            '<p class="lead">No epochs were recorded, so there is nothing to show yet. What the '
+            "run was asked to do stands below.</p>\n"
         )
     missing = ""
     if not history:
         missing = '<p class="note">The epochs of this run are not there: no picture.</p>\n'
     elif summary is None:
         missing = f'<p class="note">Written after epoch {history[-1].epoch}.</p>\n'
-    return render_lead(outcome, seeds) + missing + render_figures(outcome, summary, seeds)
+    return render_lead(outcome, summary, seeds) + missing + render_figures(outcome, summary, seeds)
 
 
 def _growth_sections(history: Sequence[EpochRecord], seeds: Sequence[SeedRecord]) -> Iterator[str]:

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from esper.leyline.history import EpochRecord, SeedRecord, seed_records
 from esper.report import curve
+from esper.report.bands import draw_lanes
 from esper.report.curve import draw_caption, draw_curves, read_curves
 from esper.report.frame import frame_for
-from esper.report.lanes import draw_lanes, read_lanes
+from esper.report.lanes import read_lanes
 from esper.report.legend import draw_legend
 from esper.report.style import MARGIN, PICTURE_STYLE, ROW, WIDTH
 from esper.report.svg import element, label, tooltip

@@ -48,6 +48,8 @@ sans-serif;fill:var(--ink)}
 .growth .halo{paint-order:stroke;stroke:var(--surface);stroke-width:4px;stroke-linejoin:round}
 .growth .surface{fill:var(--surface)}.growth .well{fill:var(--well)}
 .growth .grid{stroke:var(--grid);stroke-width:1;vector-effect:non-scaling-stroke}
+.growth .leader{stroke:var(--muted);stroke-opacity:.55;stroke-width:1;
+vector-effect:non-scaling-stroke}
 .growth .axis{stroke:var(--muted);stroke-width:1;vector-effect:non-scaling-stroke}
 .growth .curve{fill:none;stroke-width:2.2;stroke-linejoin:round;stroke-linecap:round;
 vector-effect:non-scaling-stroke}
@@ -63,18 +65,20 @@ vector-effect:non-scaling-stroke}
 .growth .fossilized{fill:var(--fossilized)}
 .growth .cooldown{fill:none;stroke:var(--cooldown);stroke-width:1.5;stroke-dasharray:3 2;
 vector-effect:non-scaling-stroke}
-.growth .mark{fill:var(--ink);stroke:var(--ink);stroke-width:1.4;stroke-linejoin:round;
+.growth .mark{fill:var(--ink);stroke:var(--surface);stroke-width:1;stroke-linejoin:round;
 vector-effect:non-scaling-stroke}
-.growth .refused .mark{fill:var(--surface)}
-.growth .mark.cross{fill:none;stroke-width:2.2;stroke-linecap:round}
+.growth .refused .mark{fill:var(--surface);stroke:var(--ink);stroke-width:1.3}
+.growth .mark.cross{fill:none;stroke:var(--ink);stroke-width:2.2;stroke-linecap:round}
 .growth .refused .mark.cross{stroke-width:1;stroke-dasharray:2 2}
 """.strip()
 
+# A table that is wider than its container has a shade at the edge behind which more is hidden:
+# the covers scroll with the table, the shades stay.
 PAGE_STYLE = """
 :root{color-scheme:light dark;--page:#f1f3f6;--surface:#fff;--ink:#19212a;--muted:#56616d;
---line:#d5dbe2;--accent:#0a58a8;--head:#f6f8fa}
+--line:#d5dbe2;--accent:#0a58a8;--head:#f6f8fa;--shade:#19212a40}
 @media (prefers-color-scheme:dark){:root{--page:#0c0f12;--surface:#14181d;--ink:#e8ecf1;
---muted:#a3adb8;--line:#323a44;--accent:#7cc0ff;--head:#1b2127}}
+--muted:#a3adb8;--line:#323a44;--accent:#7cc0ff;--head:#1b2127;--shade:#a3adb866}}
 *{box-sizing:border-box}
 body{margin:0;background:var(--page);color:var(--ink);line-height:1.5;font-size:1rem;
 font-family:system-ui,-apple-system,"Segoe UI",Roboto,Helvetica,Arial,sans-serif;
@@ -90,30 +94,37 @@ margin:1rem 0;padding:1rem clamp(.6rem,2vw,1.25rem)}
 figure{padding:.6rem clamp(.25rem,1.5vw,1rem) .8rem}
 figcaption{padding:.5rem .35rem 0}
 figure svg{display:block;width:100%;height:auto}
-.figures{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,11.5rem),1fr));
-gap:.6rem;margin:1rem 0}
+.figures{display:flex;flex-wrap:wrap;gap:.6rem;margin:1rem 0}
 .figures div{background:var(--surface);border:1px solid var(--line);border-radius:.6rem;
-padding:.7rem .9rem;min-width:0}
+padding:.7rem .9rem;flex:1 1 auto;min-width:min(100%,9.5rem)}
 .figures dt{color:var(--muted);font-size:.85rem}
-.figures dd{margin:0;font-size:1.3rem;font-weight:650;font-variant-numeric:tabular-nums;
+.figures dd{margin:0;font-size:1.2rem;font-weight:650;font-variant-numeric:tabular-nums;
 line-height:1.3}
 .figures dd small{display:block;font-size:.85rem;font-weight:400;color:var(--muted)}
-.scroll{overflow-x:auto;max-width:100%}
+.scroll{overflow-x:auto;max-width:100%;background:
+linear-gradient(to right,var(--surface) 40%,transparent) left/2.5rem 100% no-repeat local,
+linear-gradient(to left,var(--surface) 40%,transparent) right/2.5rem 100% no-repeat local,
+linear-gradient(to right,var(--shade),transparent) left/1rem 100% no-repeat scroll,
+linear-gradient(to left,var(--shade),transparent) right/1rem 100% no-repeat scroll}
 .scroll:focus-visible{outline:2px solid var(--accent);outline-offset:2px}
 table{border-collapse:collapse;width:100%;font-size:.92rem}
 caption{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)}
 th,td{text-align:left;vertical-align:top;padding:.4rem .65rem;
 border-bottom:1px solid var(--line)}
-td{min-width:4.5rem;max-width:24rem}
-thead th{background:var(--head);white-space:nowrap;color:var(--muted);font-weight:600}
+td{overflow-wrap:normal}
+thead th{white-space:nowrap;color:var(--muted);font-weight:600;
+border-bottom-width:2px}
 tbody tr:last-child>*{border-bottom:0}
+td.words{min-width:13rem;overflow-wrap:anywhere}
 .number{text-align:right;white-space:nowrap;font-variant-numeric:tabular-nums}
 .pairs th{width:40%;min-width:7rem;font-weight:500;color:var(--muted)}
-.pairs td{max-width:none}
+.pairs td{overflow-wrap:anywhere}
 pre{margin:0;white-space:pre-wrap;background:var(--head);border:1px solid var(--line);
 border-radius:.4rem;padding:.6rem .75rem;font-size:.9rem}
 code,pre,.pairs{font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}
 .pairs{font-size:.86rem}
 h3{font-size:.95rem;margin:1.1rem 0 .4rem}
+@media (max-width:32rem){.pairs th,.pairs td{display:block;width:auto}
+.pairs th{border:0;padding-bottom:0}.pairs td{padding-top:0}}
 @media print{body{background:none}section,figure{break-inside:avoid}}
 """.strip()

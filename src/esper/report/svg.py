@@ -67,9 +67,10 @@ def round_ticks(low: float, high: float, most: int, *, whole: bool = False) -> l
     """
     raw = (high - low) / most
     magnitude = 10.0 ** math.floor(math.log10(raw))
-    step = next(factor * magnitude for factor in (1, 2, 5, 10) if factor * magnitude >= raw * 0.999)
+    steps = [factor * magnitude for factor in (1, 2, 2.5, 5, 10)]
     if whole:
-        step = max(1.0, float(round(step)))
+        steps = [step for step in steps if step.is_integer()] or [1.0]
+    step = next((step for step in steps if step >= raw * 0.999), steps[-1])
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [index * step for index in range(first, last + 1)]
 
@@ -81,7 +82,7 @@ def tick_labels(ticks: Sequence[float]) -> list[str]:
     if largest >= 1e6 or step < 1e-5:
         texts = [f"{tick:.4g}" for tick in ticks]
     else:
-        decimals = max(0, -math.floor(math.log10(step) + 1e-9))
+        decimals = next((some for some in range(7) if math.isclose(round(step, some), step)), 7)
         # Adding 0.0 takes the sign off a negative zero.
         texts = [f"{round(tick, decimals) + 0.0:.{decimals}f}" for tick in ticks]
     return [text.replace("-", MINUS) for text in texts]

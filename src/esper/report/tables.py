@@ -15,13 +15,16 @@ MOST_ROWS = 500
 
 NOTHING = "–"
 
+_LONG = 40
+
 
 @dataclass(frozen=True, slots=True)
 class Column:
     """The head of a column."""
 
     name: str
-    is_number: bool = False
+    kind: str = ""
+    """Class of its cells: number, words (long texts), or none."""
 
 
 def render_table(
@@ -41,7 +44,7 @@ def render_table(
     body = "".join(
         "<tr>"
         + "".join(
-            f"<td{_kind(column)}>{escaped(cell)}</td>"
+            f"<td{_kind(column, cell)}>{escaped(cell)}</td>"
             for column, cell in zip(columns, row, strict=True)
         )
         + "</tr>\n"
@@ -73,11 +76,11 @@ def render_seeds(seeds: Sequence[SeedRecord]) -> str:
     columns = (
         Column("Slot"),
         Column("Blueprint"),
-        Column("Germinated", is_number=True),
-        Column("Ended", is_number=True),
+        Column("Germinated", "number"),
+        Column("Ended", "number"),
         Column("Fate"),
-        Column("Parameters", is_number=True),
-        Column("Contribution ± se", is_number=True),
+        Column("Parameters", "number"),
+        Column("Contribution ± se", "number"),
     )
     rows = [
         (
@@ -97,12 +100,12 @@ def render_seeds(seeds: Sequence[SeedRecord]) -> str:
 def render_decisions(history: Sequence[EpochRecord]) -> str:
     """Return the table of all decisions but WAIT."""
     columns = (
-        Column("Epoch", is_number=True),
+        Column("Epoch", "number"),
         Column("Operation"),
         Column("Slot"),
-        Column("Arguments"),
+        Column("Arguments", "words"),
         Column("Outcome"),
-        Column("Reason"),
+        Column("Reason", "words"),
     )
     rows = [
         (
@@ -152,5 +155,7 @@ def _note_beyond(total: int, noun: str) -> str:
     return f'<p class="note">And {counted(beyond, f"more {noun}")} not shown here.</p>\n'
 
 
-def _kind(column: Column) -> str:
-    return ' class="number"' if column.is_number else ""
+def _kind(column: Column, cell: object = "") -> str:
+    # A long name in a narrow column would become a tower of syllables.
+    kind = column.kind or ("words" if len(str(cell)) > _LONG else "")
+    return f' class="{kind}"' if kind else ""

@@ -21,7 +21,7 @@ _HUGE = 1e6
 _DIRECTION_MARKS = frozenset(
     "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 )
-# Other, surrogate, unassigned, line separator, paragraph separator.
+# Controls, surrogates, unassigned codes, line and paragraph separators.
 _UNPRINTABLE = frozenset({"Cc", "Cs", "Cn", "Zl", "Zp"})
 
 
@@ -57,7 +57,7 @@ def width_in_em(text: str) -> float:
     """Return about how wide a text is, in units of its font size."""
     # No font can be measured here; these are upper ends for the usual sans-serif faces.
     return sum(
-        1.05 if unicodedata.east_asian_width(character) in "WF" else 0.57 for character in text
+        1.05 if unicodedata.east_asian_width(character) in "WF" else 0.61 for character in text
     )
 
 
@@ -79,11 +79,19 @@ def format_number(value: float | None, *, decimals: int | None = None, signed: b
     if abs(value) >= _HUGE:
         text = f"{value:{sign}.4g}"
     else:
-        text = f"{value:{sign}.{_decimals(value) if decimals is None else decimals}f}"
+        text = f"{value:{sign}.{decimals_for(value) if decimals is None else decimals}f}"
     # A value that rounds to zero has no direction.
     if not text.strip("+-0."):
         text = text.lstrip("+-")
     return text.replace("-", MINUS)
+
+
+def decimals_for(value: float) -> int:
+    """Return how many decimals a score of this size deserves."""
+    size = abs(value)
+    if size == 0 or size >= 10:
+        return 2
+    return 3 if size >= 1 else 4
 
 
 def format_contribution(value: float | None, error: float | None) -> str:
@@ -124,13 +132,6 @@ def _printable(character: str) -> str:
             return f"\\x{code:02x}"
         return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
     return character
-
-
-def _decimals(value: float) -> int:
-    size = abs(value)
-    if size == 0 or size >= 10:
-        return 2
-    return 3 if size >= 1 else 4
 
 
 def _fine_decimals(value: float) -> int:

@@ -14,7 +14,7 @@ from esper.leyline.slots import slot_id
 from esper.tasks.config import TaskConfig
 from esper.tasks.data import cifar, idx, open_data, text
 from esper.tasks.data.digits import read_digits
-from esper.tasks.data.locate import Layout
+from esper.tasks.data.locate import Layout, existing
 from esper.tasks.data.source import Source
 from esper.tasks.registry import register_task
 from esper.tasks.task import DataPath, Task
@@ -25,7 +25,7 @@ STORY_BYTES = 32 * 2**20
 
 def _is_own_file(data_path: DataPath | None, layouts: tuple[Layout, ...]) -> bool:
     """Whether the user gave a file that is not part of the data set the task knows."""
-    if data_path is None or Path(data_path).is_dir():
+    if data_path is None or existing(data_path).is_dir():
         return False
     known = {name for layout in layouts for names in layout.files for name in names}
     return Path(data_path).name not in known

@@ -15,6 +15,7 @@ from esper.leyline.blueprints import Topology
 from esper.leyline.errors import DataError
 from esper.leyline.randomness import seeded
 from esper.tasks.config import TaskConfig
+from esper.tasks.data.locate import existing
 from esper.tasks.data.source import Source
 from esper.tasks.dataset import OBJECTIVE_FOR, TaskData, make_data
 from esper.tasks.objective import OBJECTIVES, SCORE_KINDS, Objective, ScoreKind
@@ -43,7 +44,7 @@ class Task(ABC):
 
     def find(self, data_path: DataPath | None = None) -> str:
         """Say where the data lies without reading it, or raise; by default it needs no file."""
-        return EMBEDDED if data_path is None else str(data_path)
+        return EMBEDDED if data_path is None else str(existing(data_path))
 
     def load(
         self, data_path: DataPath | None = None, device: torch.device | str = "cpu"

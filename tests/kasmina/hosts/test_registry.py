@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call, stack_module_state
 
 from esper.kasmina.hosts import HOSTS, build_host, host_slots, pick_slots, register_host
 from esper.kasmina.hosts.cnn import CnnConfig
@@ -124,6 +125,22 @@ def test_pick_slots_sorts_and_defaults_to_row_zero() -> None:
     for wrong in ((), ("r0c0", "r0c0"), ("r7c7",)):
         with pytest.raises(ConfigError):
             pick_slots(every, wrong)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "shape"),
+    [
+        ("cnn", {"channels": [4, 32]}, (3, 5, 3, 8, 8)),
+        ("mlp", {"in_features": 6, "hidden": [4, 4]}, (3, 5, 6)),
+    ],
+)
+def test_hosts_run_stacked(name: str, options: dict[str, Any], shape: tuple[int, ...]) -> None:
+    hosts = [build_host(name, options) for _ in range(3)]
+    parameters, _ = stack_module_state(hosts)
+    x = torch.randn(shape)
+    stacked = torch.vmap(lambda own, inputs: functional_call(hosts[0], own, inputs))(parameters, x)
+    for row, host in enumerate(hosts):
+        assert torch.allclose(stacked[row], host(x[row]), atol=1e-5)
 
 
 def test_the_how_to_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

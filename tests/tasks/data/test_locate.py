@@ -89,3 +89,10 @@ def test_existing(tmp_path: Path) -> None:
     assert existing(str(tmp_path)) == tmp_path
     with pytest.raises(DataError, match="does not exist"):
         existing(tmp_path / "nowhere")
+
+
+def test_an_unreadable_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = fill(tmp_path / "pair", "a.bin", "b.bin")
+    monkeypatch.setattr("os.access", lambda path, mode: Path(path).name != "b.bin")
+    with pytest.raises(DataError, match=r"b\.bin may not be read by this user"):
+        locate("pair", (PAIR,), folder, "get it")

@@ -1,9 +1,9 @@
-"""Convolutional residual branches: pointwise, light, heavy.
+"""Convolutional residual branches: pointwise, light, heavy, depthwise, bottleneck.
 
-Each stage is convolution -> ReLU -> GroupNorm. The norm comes last and the last norm's gamma
-starts at zero: the seed is the identity at the start, gamma has a gradient at the first batch and
-everything before it from the second on. (Norm before ReLU with a zero anywhere in front of them
-has no gradient at all, for ever.)
+A stage is convolution -> GroupNorm -> ReLU, with the usual random start. A zero anywhere in front
+of a norm or a ReLU would leave the branch without a gradient, or with one hundreds of times too
+large; a zero behind them would make the seed the identity at first, but measurably worse in the
+end (docs/decisions/0004). Only the bottleneck ends in a norm: there its gamma starts at zero.
 """
 
 from __future__ import annotations
@@ -18,20 +18,17 @@ from esper.leyline.blueprints import Topology
 def _stage(channels: int, kernel: int) -> list[nn.Module]:
     return [
         nn.Conv2d(channels, channels, kernel, padding=kernel // 2, bias=False),
-        nn.ReLU(),
         nn.GroupNorm(group_count(channels), channels),
+        nn.ReLU(),
     ]
 
 
 class _ConvBranch(nn.Module):
-    """x + branch(x), with the branch's last gamma at zero."""
+    """x + branch(x)."""
 
     def __init__(self, layers: list[nn.Module]) -> None:
         super().__init__()
         self.branch = nn.Sequential(*layers)
-        last = layers[-1]
-        assert isinstance(last, nn.GroupNorm), "identity at the start comes from the last norm"
-        nn.init.zeros_(last.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the activation plus the branch."""
@@ -39,7 +36,7 @@ class _ConvBranch(nn.Module):
         return out
 
 
-@register_blueprint("conv_small", topologies=("cnn",))
+@register_blueprint("conv_small", topologies=("cnn",), identity_at_start=())
 class ConvSmall(_ConvBranch):
     """Residual 1x1 convolution: mixes channels."""
 
@@ -48,7 +45,7 @@ class ConvSmall(_ConvBranch):
         super().__init__(_stage(channels, 1))
 
 
-@register_blueprint("conv_light", topologies=("cnn",))
+@register_blueprint("conv_light", topologies=("cnn",), identity_at_start=())
 class ConvLight(_ConvBranch):
     """Residual 3x3 convolution."""
 
@@ -57,7 +54,7 @@ class ConvLight(_ConvBranch):
         super().__init__(_stage(channels, 3))
 
 
-@register_blueprint("conv_heavy", topologies=("cnn",))
+@register_blueprint("conv_heavy", topologies=("cnn",), identity_at_start=())
 class ConvHeavy(_ConvBranch):
     """Residual pair of 3x3 convolutions."""
 
@@ -66,7 +63,7 @@ class ConvHeavy(_ConvBranch):
         super().__init__(_stage(channels, 3) + _stage(channels, 3))
 
 
-@register_blueprint("depthwise", topologies=("cnn",))
+@register_blueprint("depthwise", topologies=("cnn",), identity_at_start=())
 class Depthwise(_ConvBranch):
     """Residual depthwise 3x3 followed by a 1x1: much reach for few parameters."""
 
@@ -78,11 +75,13 @@ class Depthwise(_ConvBranch):
 
 @register_blueprint("bottleneck", topologies=("cnn",))
 class Bottleneck(_ConvBranch):
-    """Residual bottleneck: 1x1 down, 3x3, 1x1 up."""
+    """Residual bottleneck: 1x1 down, 3x3, 1x1 up, norm; the identity at the start."""
 
     def __init__(self, channels: int, topology: Topology) -> None:
         """Create the branch at a quarter of the width, at least eight."""
         width = max(8, channels // 4)
+        norm = nn.GroupNorm(group_count(channels), channels)
+        nn.init.zeros_(norm.weight)
         super().__init__(
             [
                 nn.Conv2d(channels, width, 1, bias=False),
@@ -90,6 +89,6 @@ class Bottleneck(_ConvBranch):
                 nn.Conv2d(width, width, 3, padding=1, bias=False),
                 nn.ReLU(),
                 nn.Conv2d(width, channels, 1, bias=False),
-                nn.GroupNorm(group_count(channels), channels),
+                norm,
             ]
         )

@@ -64,6 +64,13 @@ def existing(data_path: str | os.PathLike[str]) -> Path:
     path = Path(data_path).expanduser()
     if not path.exists():
         raise DataError(f"data path {path} does not exist (current directory {Path.cwd()})")
+    return readable(path)
+
+
+def readable(path: Path) -> Path:
+    """Return the path, or raise if this user may not read it."""
+    if not os.access(path, os.R_OK):
+        raise DataError(f"{path} may not be read by this user; change its permissions")
     return path
 
 
@@ -76,7 +83,7 @@ def match(layout: Layout, folder: Path) -> tuple[Found | None, list[str]]:
         if path is None:
             missing.append(names[0])
         else:
-            paths.append(path)
+            paths.append(readable(path))
     return (None if missing else Found(layout, folder, tuple(paths))), missing
 
 

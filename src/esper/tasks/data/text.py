@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from esper.leyline.errors import DataError
-from esper.tasks.data.locate import HOW_TO_POINT, data_roots, existing
+from esper.tasks.data.locate import HOW_TO_POINT, data_roots, existing, readable
 from esper.tasks.data.source import Array, Source
 
 VOCAB = 256
@@ -114,7 +114,7 @@ def _texts(folder: Path, prefix: str) -> tuple[Path, ...]:
 
 
 def _read_tokens(path: Path, limit_bytes: int | None) -> Array:
-    with path.open("rb") as file:
+    with readable(path).open("rb") as file:
         raw = file.read() if limit_bytes is None else file.read(limit_bytes)
         was_cut = limit_bytes is not None and len(raw) == limit_bytes and bool(file.read(1))
     if not raw:

@@ -1,0 +1,1 @@
+"""Measurements behind the project's figures; each file is one command and prints one table."""

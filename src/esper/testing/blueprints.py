@@ -1,0 +1,503 @@
+"""The conformance battery of blueprints: what every seed must hold in every slot that takes it."""
+
+from __future__ import annotations
+
+import copy
+import math
+import tempfile
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from esper.kasmina.blueprints.registry import BLUEPRINTS, Blueprint, count_parameters
+from esper.kasmina.costs import seed_flops
+from esper.kasmina.garden import Garden, GardenConfig, load_garden
+from esper.kasmina.gates import GateConfig
+from esper.kasmina.lifecycle import LifecycleConfig
+from esper.kasmina.norms import group_norm
+from esper.kasmina.seedbed import TrainingMode
+from esper.leyline.alpha import BlendStyle
+from esper.leyline.blueprints import NOOP, Topology
+from esper.leyline.randomness import seeded
+
+SLOT = "body"
+"""Name of the slot in the battery's hosts."""
+
+STEPS = 3
+"""Optimizer steps within which every parameter must have had a gradient."""
+
+LARGEST_RATIO = 100.0
+"""Most a gradient tensor of a fresh seed may exceed the host's, both as RMS per parameter."""
+
+NO_VMAP = "no_vmap"
+"""Class attribute by which a seed says in one sentence why it cannot run under `torch.vmap`."""
+
+_CLASSES = 5
+_BATCH = 8
+_MODES: tuple[TrainingMode, ...] = ("straight_through", "shadow")
+_INPUT_SHAPES: dict[Topology, tuple[int, ...]] = {
+    "cnn": (3, 6, 6),
+    "sequence": (6, 7),
+    "vector": (7,),
+}
+_STACKED = 3
+_ROUNDING = 1e-5
+
+
+def check_blueprint(name: str, *, channels: Sequence[int] = (4, 8, 32)) -> None:
+    """Raise AssertionError where a registered blueprint breaks the contract of seeds.
+
+    For each of its topologies, each width and each blend style, in small hosts made on the spot:
+
+    * the module: same shape and dtype out as in, the identity at the start where promised, its
+      input and its buffers left alone, on a sequence no look ahead, built alike from one random
+      stream and also without memory (the meta device), `state_dict` and `deepcopy`, bfloat16 and
+      autocast, `torch.vmap` over stacked parameters (or a sentence why not in `no_vmap`);
+    * in TRAINING, in both modes: the host's outputs and gradients are those of the host alone to
+      the bit, some parameter of the seed has a gradient at the first batch and every one within
+      three, none of them out of scale with the host's;
+    * blended: at alpha = 0 the host to the bit, at alpha = 1 a gradient for every parameter
+      upstream of the slot; saved, loaded and copied without a difference.
+
+    Args:
+        name: The name it is registered under.
+        channels: Widths to try.
+    """
+    blueprint = BLUEPRINTS.get(name)
+    for topology in blueprint.topologies:
+        for width in channels:
+            case = _Case(blueprint, topology, width)
+            case.run("as a module", _check_module)
+            if topology == "sequence":
+                case.run("causality", _check_module_causality)
+            case.run("copies", _check_copies)
+            case.run("vmap", _check_vmap)
+            case.run("bfloat16", _check_module_bfloat16)
+            if blueprint.id == NOOP:
+                continue
+            case.run("parameters", _check_parameters)
+            for style in BlendStyle:
+                _check_in_garden(case, style)
+
+
+@dataclass(frozen=True)
+class _Case:
+    """One blueprint at one width of one topology, with a host for it."""
+
+    blueprint: Blueprint
+    topology: Topology
+    channels: int
+    trail: tuple[str, ...] = field(default=())
+
+    def at(self, *trail: str) -> _Case:
+        """Return the case with more words about where in the battery it is."""
+        return _Case(self.blueprint, self.topology, self.channels, (*self.trail, *trail))
+
+    def run(self, what: str, check: Callable[[_Case], None]) -> None:
+        """Run a part of the battery; whatever the blueprint raises is a failure of that part."""
+        case = self.at(what)
+        try:
+            check(case)
+        except AssertionError:
+            raise
+        except Exception as error:
+            first = (str(error).strip().splitlines() or [""])[0]
+            raise AssertionError(f"{case}: raised {type(error).__name__}: {first}") from error
+
+    def require(self, condition: bool, message: str) -> None:
+        """Raise with the place in the battery unless the condition holds."""
+        if not condition:
+            raise AssertionError(f"{self}: {message}")
+
+    def build(self, key: int = 0) -> nn.Module:
+        """Return a fresh seed."""
+        with seeded("check_blueprint", key):
+            return self.blueprint.build(self.channels, self.topology)
+
+    def stirred(self, key: int = 0) -> nn.Module:
+        """Return a seed whose parameters have all moved: no zero hides anything."""
+        return _stir(self.build(key), key)
+
+    def activation(self, key: int = 0) -> Tensor:
+        """Return what may arrive at a slot."""
+        with seeded("activation", key):
+            if self.topology == "cnn":
+                return torch.randn(_BATCH, self.channels, *_INPUT_SHAPES["cnn"][1:])
+            return torch.randn(_BATCH, *_INPUT_SHAPES[self.topology][:-1], self.channels)
+
+    def batch(self) -> tuple[Tensor, Tensor]:
+        """Return inputs and classes for the host."""
+        shape = _INPUT_SHAPES[self.topology]
+        with seeded("batch"):
+            positions = shape[:1] if self.topology == "sequence" else ()
+            return torch.randn(_BATCH, *shape), torch.randint(_CLASSES, (_BATCH, *positions))
+
+    def host(self, *, rectified: bool = True) -> nn.Module:
+        """Return a host with the slot in its middle; activations there are >= 0 if rectified."""
+        width, inner = self.channels, nn.ReLU() if rectified else nn.Identity()
+        with seeded("host"):
+            if self.topology == "cnn":
+                stem: nn.Module = nn.Conv2d(_INPUT_SHAPES["cnn"][0], width, 3, padding=1)
+                body = nn.Sequential(group_norm(width), nn.Conv2d(width, width, 3, padding=1))
+                # Spatial again after the slot, so that gradients there differ between places.
+                mix = nn.Sequential(nn.Conv2d(width, width, 3, padding=1), nn.ReLU())
+                tail = nn.Sequential(mix, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+            else:
+                stem = nn.Linear(_INPUT_SHAPES[self.topology][-1], width)
+                body = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width))
+                tail = nn.Sequential(nn.Linear(width, width), nn.ReLU())
+            body.append(inner)
+            tail.append(nn.Linear(width, _CLASSES))
+        return nn.Sequential(OrderedDict(stem=stem, body=body, tail=tail))
+
+    def garden(
+        self, style: BlendStyle, mode: TrainingMode = "straight_through", *, rectified: bool = True
+    ) -> Garden:
+        """Return a garden around a fresh host, with a seed of this blueprint in TRAINING."""
+        gates = GateConfig(min_training_epochs=0)
+        config = GardenConfig(lifecycle=LifecycleConfig(gates=gates), training_mode=mode)
+        garden = Garden(self.host(rectified=rectified), [SLOT], self.batch()[0], config=config)
+        for result in (
+            garden.germinate(SLOT, self.blueprint.name, style=style, tempo=1),
+            garden.advance(SLOT),
+        ):
+            self.require(result.ok, result.reason)
+        return garden
+
+    def __str__(self) -> str:
+        place = f"on a {self.topology} slot of {self.channels} channels"
+        return ", ".join([f"blueprint {self.blueprint.name!r} {place}", *self.trail])
+
+
+# -- the module by itself -------------------------------------------------------------------------
+
+
+def _check_module(case: _Case) -> None:
+    x = case.activation()
+    for training in (True, False):
+        seed = case.build().train(training)
+        given, buffers = x.clone(), [buffer.clone() for buffer in seed.buffers()]
+        out = seed(given)
+        _require_like(case, out, x)
+        case.require(torch.equal(given, x), "it changes its input in place; work on a copy")
+        same = all(map(torch.equal, seed.buffers(), buffers))
+        case.require(same, "a forward pass changes its buffers; use a norm without statistics")
+        if case.topology in case.blueprint.identity_at_start:
+            case.require(
+                torch.equal(out, x),
+                "it promises the identity at the start but changes its input; start its output "
+                "scale at zero or name the topologies that promise it in identity_at_start",
+            )
+    _require_like(case, case.build().double()(x.double()), x.double())
+    first, again = case.build(), case.build()
+    case.require(
+        all(map(torch.equal, first.parameters(), again.parameters())),
+        "two builds from one random stream differ; draw from PyTorch's global generator",
+    )
+
+
+def _check_parameters(case: _Case) -> None:
+    seed = case.build()
+    case.require(
+        any(parameter.requires_grad for parameter in seed.parameters()),
+        "it has no trainable parameter",
+    )
+    wanted = sum(p.numel() for p in seed.parameters() if p.requires_grad)
+    counted = count_parameters(case.blueprint, case.channels, case.topology)
+    case.require(counted == wanted, f"it has {wanted} parameters, but {counted} on the meta device")
+    seed_flops(case.blueprint, case.topology, tuple(case.activation().shape))
+
+
+def _check_module_causality(case: _Case) -> None:
+    seed = case.stirred().eval()
+    with torch.no_grad():
+        _require_causal(case, seed, case.activation())
+
+
+def _check_copies(case: _Case) -> None:
+    x = case.activation()
+    seed = case.stirred(1).eval()
+    with torch.no_grad():
+        expected = seed(x)
+        loaded = case.build(2).eval()
+        loaded.load_state_dict(seed.state_dict())
+        case.require(torch.equal(loaded(x), expected), "outputs differ after a state_dict")
+        copied = copy.deepcopy(seed)
+        case.require(torch.equal(copied(x), expected), "outputs differ after a deepcopy")
+        _stir(copied, 3)
+        case.require(torch.equal(seed(x), expected), "a deepcopy shares its parameters")
+
+
+def _check_vmap(case: _Case) -> None:
+    reason = getattr(case.blueprint.module, NO_VMAP, "")
+    if reason:
+        case.require(isinstance(reason, str), f"{NO_VMAP} must be a sentence, got {reason!r}")
+        return
+    seeds = [case.stirred(key) for key in range(_STACKED)]
+    x = torch.stack([case.activation(key) for key in range(_STACKED)])
+    parameters, buffers = torch.func.stack_module_state(seeds)  # type: ignore[arg-type]
+    base = seeds[0]
+
+    def call(state: dict[str, Tensor], rest: dict[str, Tensor], row: Tensor) -> Tensor:
+        out: Tensor = torch.func.functional_call(base, (state, rest), (row,))
+        return out
+
+    with warnings.catch_warnings():
+        # Where PyTorch has no batching rule it loops, and says so: slower, and still right.
+        warnings.filterwarnings("ignore", "There is a performance drop")
+        stacked = torch.vmap(call)(parameters, buffers, x)
+    looped = torch.stack([seed(row) for seed, row in zip(seeds, x, strict=True)])
+    case.require(_close(stacked, looped), "outputs over stacked parameters differ from a loop's")
+    if not parameters:
+        return
+    stacked.square().mean().backward()
+    looped.square().mean().backward()
+    for name, stack in parameters.items():
+        one_by_one = [seed.get_parameter(name).grad for seed in seeds]
+        for row, alone in zip(_gradient(stack), one_by_one, strict=True):
+            case.require(
+                alone is None or _close(row, alone),
+                f"gradients of {name} over stacked parameters differ from a loop's",
+            )
+
+
+def _check_module_bfloat16(case: _Case) -> None:
+    x = case.activation().to(torch.bfloat16)
+    seed = case.build().to(torch.bfloat16)
+    out = seed(x)
+    _require_like(case, out, x)
+    if case.topology in case.blueprint.identity_at_start:
+        case.require(torch.equal(out, x), "it is not the identity at the start")
+    with torch.autocast("cpu", torch.bfloat16):
+        out = case.build()(case.activation())
+    case.require(out.shape == x.shape, f"under autocast it turns {_shape(x)} into {_shape(out)}")
+
+
+# -- in a garden ----------------------------------------------------------------------------------
+
+
+def _check_in_garden(case: _Case, style: BlendStyle) -> None:
+    case = case.at(f"style {style.name.lower()}")
+    for mode in _MODES:
+        for rectified in (True, False):
+            sign = "non-negative" if rectified else "signed"
+
+            def training(case: _Case, mode: TrainingMode = mode, sign: bool = rectified) -> None:
+                _check_training(case, style, mode, rectified=sign)
+
+            case.run(f"TRAINING in mode {mode!r} on {sign} activations", training)
+    case.run("blended", lambda case: _check_blended(case, style))
+    case.run("bfloat16", lambda case: _check_bfloat16(case, style))
+
+
+def _check_training(
+    case: _Case, style: BlendStyle, mode: TrainingMode, *, rectified: bool
+) -> None:
+    garden = case.garden(style, mode, rectified=rectified)
+    alone = case.host(rectified=rectified)
+    seed = dict(_seed_parameters(garden))
+    optimizer = torch.optim.SGD(garden.parameters(), lr=0.1)
+    optimizer_alone = torch.optim.SGD(alone.parameters(), lr=0.1)
+    waiting = {name for name, parameter in seed.items() if parameter.requires_grad}
+    for step in range(STEPS):
+        _check_isolation(case, garden, alone)
+        moved = {name for name, parameter in seed.items() if bool(_gradient(parameter).any())}
+        waiting -= moved
+        if step == 0:
+            case.require(
+                bool(moved), "no parameter has a gradient at the first batch: it can never learn"
+            )
+            _check_scale(case, garden)
+        optimizer.step()
+        optimizer_alone.step()
+    case.require(
+        not waiting,
+        f"no gradient within {STEPS} optimizer steps for {', '.join(sorted(waiting))}",
+    )
+
+
+def _check_isolation(case: _Case, garden: Garden, alone: nn.Module) -> None:
+    """Take one batch through both networks; leave its gradients behind."""
+    x, y = case.batch()
+    outputs: list[Tensor] = []
+
+    def loss(model: nn.Module) -> Tensor:
+        outputs.append(model(x))
+        return _loss(outputs[-1], y)
+
+    for module in (garden, alone):
+        module.zero_grad(set_to_none=True)
+    value = garden.training_loss(loss)
+    value.backward()
+    expected = alone(x)
+    wanted = _loss(expected, y)
+    wanted.backward()
+    case.require(torch.equal(outputs[0], expected), "the host's outputs change")
+    case.require(torch.equal(value, wanted), "the value of the training loss changes")
+    with torch.no_grad():
+        case.require(torch.equal(garden.eval()(x), alone(x)), "the host's outputs change in eval")
+    garden.train()
+    for (name, inside), outside in zip(
+        garden.model.named_parameters(), alone.parameters(), strict=True
+    ):
+        case.require(
+            torch.equal(_gradient(inside), _gradient(outside)),
+            f"the gradient of the host's {name} changes",
+        )
+
+
+def _check_scale(case: _Case, garden: Garden) -> None:
+    gradients = [_gradient(parameter).flatten() for parameter in garden.host_parameters()]
+    host = _rms(torch.cat(gradients))
+    for name, parameter in _seed_parameters(garden):
+        ratio = _rms(_gradient(parameter)) / host
+        case.require(
+            ratio <= LARGEST_RATIO,
+            f"the first gradient of {name} is {ratio:.0f} times the host's, at most "
+            f"{LARGEST_RATIO:.0f} is sound; does a zero feed a norm?",
+        )
+
+
+def _check_blended(case: _Case, style: BlendStyle) -> None:
+    x, y = case.batch()
+    garden, alone = case.garden(style), case.host()
+    _stir_seed(garden)
+    result = garden.advance(SLOT)
+    case.require(result.ok, result.reason)
+    expected = alone(x)
+    case.require(torch.equal(garden(x), expected), "alpha = 0 is not the host to the bit")
+    garden.tick()
+    case.require(garden.slots[SLOT].alpha == 1, "alpha does not reach 1")
+    with garden.configured(torch.zeros(1, 1, dtype=torch.bool), None):
+        case.require(torch.equal(garden(x), expected), "switched off, it still changes the host")
+    _loss(garden(x), y).backward()
+    for name, parameter in garden.named_parameters():
+        case.require(
+            bool(_gradient(parameter).any()),
+            f"no gradient for {name.removeprefix('model.')} at alpha = 1",
+        )
+    if case.topology == "sequence":
+        with torch.no_grad():
+            _require_causal(case, garden.eval(), x)
+    _check_garden_copies(case, garden.eval(), x)
+
+
+def _check_garden_copies(case: _Case, garden: Garden, x: Tensor) -> None:
+    with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
+        expected = garden(x)
+        garden.save(Path(folder, "garden"))
+        loaded = load_garden(Path(folder, "garden"), model=case.host()).eval()
+        case.require(torch.equal(loaded(x), expected), "outputs differ after save and load")
+        fresh = Garden(case.host(), [SLOT], x, config=garden.config)
+        fresh.load_state_dict(garden.state_dict())
+        case.require(torch.equal(fresh.eval()(x), expected), "outputs differ after a state_dict")
+        copied = copy.deepcopy(garden)
+        case.require(torch.equal(copied(x), expected), "outputs differ after a deepcopy")
+        _stir(copied, 1)
+        case.require(torch.equal(garden(x), expected), "a deepcopy shares its parameters")
+
+
+def _check_bfloat16(case: _Case, style: BlendStyle) -> None:
+    x, y = case.batch()
+    for cast in (True, False):
+        garden, alone = case.garden(style), case.host()
+        _stir_seed(garden)
+        if cast:
+            garden.to(torch.bfloat16)
+            alone.to(torch.bfloat16)
+        given = x.to(torch.bfloat16) if cast else x
+        where = "cast to bfloat16" if cast else "under autocast"
+        for stage in ("TRAINING", "at alpha = 1"):
+            garden.zero_grad(set_to_none=True)
+            with _autocast(not cast):
+                out, expected = garden(given), alone(given)
+                case.require(
+                    out.dtype == expected.dtype,
+                    f"{where}, {stage}: the host's {expected.dtype} turns into {out.dtype}",
+                )
+                if stage == "TRAINING":
+                    same = torch.equal(out, expected)
+                    case.require(same, f"{where}, {stage}: the host's outputs change")
+                _loss(out.float(), y).backward()
+            gradients = [_gradient(parameter) for parameter in garden.parameters()]
+            case.require(
+                all(bool(gradient.isfinite().all()) for gradient in (out, *gradients)),
+                f"{where}, {stage}: outputs or gradients are not finite",
+            )
+            garden.advance(SLOT)
+            garden.tick()
+
+
+# -- what the checks are made of ------------------------------------------------------------------
+
+
+def _require_like(case: _Case, out: object, x: Tensor) -> None:
+    case.require(isinstance(out, Tensor), f"it returns {type(out).__name__}, not a tensor")
+    assert isinstance(out, Tensor)
+    case.require(out.shape == x.shape, f"it turns {_shape(x)} into {_shape(out)}")
+    case.require(out.dtype == x.dtype, f"it turns {x.dtype} into {out.dtype}")
+    case.require(bool(out.isfinite().all()), "its output is not finite")
+
+
+def _require_causal(case: _Case, model: nn.Module, x: Tensor) -> None:
+    """Change the last positions; nothing before them may notice."""
+    before = model(x)
+    for position in range(1, x.shape[1]):
+        changed = x.clone()
+        changed[:, position:] += 1 + torch.arange(x.shape[2])
+        case.require(
+            _close(model(changed)[:, :position], before[:, :position]),
+            f"the output before position {position} changes with the input from there on: "
+            "it looks into the future",
+        )
+
+
+def _stir(module: nn.Module, key: int) -> nn.Module:
+    with seeded("stir", key), torch.no_grad():
+        for parameter in module.parameters():
+            parameter += 0.2 * torch.randn_like(parameter)
+    return module
+
+
+def _stir_seed(garden: Garden) -> None:
+    with seeded("stir"), torch.no_grad():
+        for parameter in garden.slot_parameters(SLOT):
+            parameter += 0.2 * torch.randn_like(parameter)
+
+
+def _seed_parameters(garden: Garden) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield the parameters of the seed and its gate, called seed.… and gate.…."""
+    yield from garden.seedbed[0].named_parameters()
+
+
+def _gradient(parameter: Tensor) -> Tensor:
+    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+
+
+def _loss(outputs: Tensor, classes: Tensor) -> Tensor:
+    return F.cross_entropy(outputs.flatten(0, -2), classes.flatten())
+
+
+def _rms(values: Tensor) -> float:
+    return float(values.norm()) / math.sqrt(values.numel())
+
+
+def _close(one: Tensor, other: Tensor) -> bool:
+    return torch.allclose(one, other, rtol=_ROUNDING, atol=_ROUNDING)
+
+
+def _shape(tensor: Tensor) -> list[int]:
+    return list(tensor.shape)
+
+
+@contextmanager
+def _autocast(enabled: bool) -> Iterator[None]:
+    with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+        yield

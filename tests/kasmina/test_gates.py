@@ -1,0 +1,148 @@
+"""Every gate of both kinds, just below and just above each threshold."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from esper.kasmina.gates import (
+    GateConfig,
+    blending_gate,
+    fossilize_gate,
+    gate_scores,
+    germinate_gate,
+    holding_gate,
+    training_gate,
+)
+from esper.leyline.alpha import AlphaMode
+from esper.leyline.errors import ConfigError
+from esper.leyline.stages import SeedStage
+from tests.kasmina.gardens import one_slot
+
+PERMISSIVE, STRICT = GateConfig(kind="permissive"), GateConfig(kind="strict")
+TRAINED: dict[str, Any] = {
+    "epochs_in_stage": 10,
+    "grad_health": 0.7,
+    "score_stage": 50.0,
+    "score_now": 50.5,
+    "grad_ratio": 0.10,
+}
+BLENDED: dict[str, Any] = {
+    "epochs_in_stage": 10,
+    "alpha": 1.0,
+    "alpha_target": 1.0,
+    "alpha_mode": int(AlphaMode.HOLD),
+}
+HELD: dict[str, Any] = {"contribution": 1.0, "grad_health": 0.7}
+
+
+def test_g0_needs_a_named_blueprint() -> None:
+    assert germinate_gate(torch.tensor([-1, 0, 1, 12])).tolist() == [False, False, True, True]
+
+
+@pytest.mark.parametrize("stage", list(SeedStage))
+def test_each_gate_opens_only_in_its_own_stage(stage: SeedStage) -> None:
+    state = one_slot(stage, **{**BLENDED, **TRAINED, **HELD})
+    assert bool(training_gate(state)) == (stage is SeedStage.GERMINATED)
+    for config in (PERMISSIVE, STRICT):
+        assert bool(blending_gate(state, config)) == (stage is SeedStage.TRAINING)
+        assert bool(holding_gate(state, config)) == (stage is SeedStage.BLENDING)
+        assert bool(fossilize_gate(state, config)) == (stage is SeedStage.HOLDING)
+
+
+@pytest.mark.parametrize(
+    ("changes", "permissive", "strict"),
+    [
+        ({}, True, True),
+        ({"epochs_in_stage": 9}, False, False),
+        ({"grad_health": 0.699}, False, True),
+        ({"exploding": True}, False, True),
+        ({"vanishing": True}, True, True),
+        ({"score_now": 50.499}, True, False),
+        ({"score_now": math.nan}, True, False),
+        ({"grad_ratio": 0.099}, True, False),
+        ({"grad_ratio": math.nan}, True, False),
+    ],
+)
+def test_g2(changes: dict[str, Any], permissive: bool, strict: bool) -> None:
+    state = one_slot(SeedStage.TRAINING, **{**TRAINED, **changes})
+    assert bool(blending_gate(state, PERMISSIVE)) is permissive
+    assert bool(blending_gate(state, STRICT)) is strict
+
+
+@pytest.mark.parametrize(
+    ("changes", "permissive", "strict"),
+    [
+        ({}, True, True),
+        ({"epochs_in_stage": 9}, True, False),
+        ({"epochs_in_stage": 0}, True, False),
+        ({"alpha": 1 - 0.9e-6, "alpha_target": 1 - 0.9e-6}, True, True),
+        ({"alpha": 1 - 2e-6, "alpha_target": 1 - 2e-6}, False, False),
+        ({"alpha": 1 - 2e-6}, False, False),
+        ({"alpha": 0.7, "alpha_target": 0.7}, False, False),
+        ({"alpha_mode": int(AlphaMode.UP)}, False, False),
+        ({"alpha_mode": int(AlphaMode.DOWN)}, False, False),
+    ],
+)
+def test_g3(changes: dict[str, Any], permissive: bool, strict: bool) -> None:
+    state = one_slot(SeedStage.BLENDING, **{**BLENDED, **changes})
+    assert bool(holding_gate(state, PERMISSIVE)) is permissive
+    assert bool(holding_gate(state, STRICT)) is strict
+
+
+@pytest.mark.parametrize(
+    ("changes", "permissive", "strict"),
+    [
+        ({}, True, True),
+        ({"contribution": 0.999}, True, False),
+        ({"contribution": -3.0}, True, False),
+        ({"contribution": math.nan}, False, False),
+        ({"grad_health": 0.699}, False, False),
+        ({"exploding": True}, False, False),
+    ],
+)
+def test_g5(changes: dict[str, Any], permissive: bool, strict: bool) -> None:
+    state = one_slot(SeedStage.HOLDING, **{**HELD, **changes})
+    assert bool(fossilize_gate(state, PERMISSIVE)) is permissive
+    assert bool(fossilize_gate(state, STRICT)) is strict
+
+
+@pytest.mark.parametrize(
+    ("option", "gate", "stage", "fields"),
+    [
+        ("min_training_epochs", blending_gate, SeedStage.TRAINING, TRAINED),
+        ("min_blending_epochs", holding_gate, SeedStage.BLENDING, BLENDED),
+        ("min_improvement", blending_gate, SeedStage.TRAINING, TRAINED),
+        ("min_gradient_ratio", blending_gate, SeedStage.TRAINING, TRAINED),
+        ("min_contribution", fossilize_gate, SeedStage.HOLDING, HELD),
+    ],
+)
+def test_every_threshold_is_an_option(
+    option: str, gate: Any, stage: SeedStage, fields: dict[str, Any]
+) -> None:
+    state = one_slot(stage, **fields)
+    assert bool(gate(state, STRICT))
+    assert not bool(gate(state, STRICT.replace(**{option: 11})))
+
+
+def test_health_beyond_one_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"min_gradient_health must be .* at most 1"):
+        GateConfig(min_gradient_health=1.1)
+
+
+def test_scores_are_graded_and_zero_before_anything_is_measured() -> None:
+    nothing = gate_scores(one_slot(SeedStage.TRAINING))
+    assert {name: float(score) for name, score in nothing.items()} == {"G2": 0, "G3": 0, "G5": 0}
+    some = gate_scores(
+        one_slot(
+            SeedStage.HOLDING, score_stage=50.0, score_now=52.0, alpha=0.25, contribution=30.0
+        )
+    )
+    assert {name: float(score) for name, score in some.items()} == {
+        "G2": pytest.approx(0.4),
+        "G3": 0.25,
+        "G5": 1.0,
+    }

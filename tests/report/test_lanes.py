@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import math
+
+from esper.report.lanes import read_lanes
+from tests.report.runs import growing_run, make_decision, make_epoch, make_slot
+
+
+def test_lanes_hold_runs_lives_and_decisions() -> None:
+    first, second, third = read_lanes(growing_run())
+    assert [(run.stage, run.begin, run.end) for run in first.runs] == [
+        ("GERMINATED", 6, 7),
+        ("TRAINING", 7, 12),
+        ("BLENDING", 12, 17),
+        ("PRUNED", 17, 18),
+        ("EMBARGOED", 18, 23),
+        ("RESETTING", 23, 24),
+    ]
+    # A run begins where the decision stands that began it.
+    assert [epoch for epoch, _ in first.decisions] == [6, 7, 10, 12, 17]
+    assert [life.fate for life in first.lives + second.lives] == ["pruned", "fossilized"]
+    assert (third.name, third.runs, third.lives) == ("r0c2", [], [])
+
+
+def test_equal_amplitudes_are_one_step_and_strange_ones_are_bounded() -> None:
+    alphas = (0.5, 0.5, 1.7, -1.0, math.nan)
+    history = [
+        make_epoch(
+            epoch, 50.0, slots=(make_slot("a", stage="BLENDING", blueprint="x", alpha=alpha),)
+        )
+        for epoch, alpha in enumerate(alphas, 1)
+    ]
+    (lane,) = read_lanes(history)
+    assert lane.runs[0].steps == [(0, 2, 0.5), (2, 3, 1.0), (3, 5, 0.0)]
+
+
+def test_a_slot_named_by_a_decision_alone_has_a_lane() -> None:
+    history = [make_epoch(1, 50.0, slots=(), decision=make_decision("PRUNE", "elsewhere"))]
+    assert [lane.name for lane in read_lanes(history)] == ["elsewhere"]
+
+
+def test_a_first_epoch_other_than_one_is_one_epoch_wide() -> None:
+    slots = (make_slot("a", stage="TRAINING", blueprint="x"),)
+    (lane,) = read_lanes([make_epoch(epoch, 50.0, slots=slots) for epoch in (40, 41)])
+    assert (lane.runs[0].begin, lane.runs[0].end) == (39, 41)

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from esper.report.text import (
+    counted,
+    escaped,
+    format_contribution,
+    format_count,
+    format_duration,
+    format_number,
+    shortened,
+    visible,
+    width_in_em,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain é 深 🌱", "plain é 深 🌱"),
+        ("a\nb\tc", r"a\x0ab\x09c"),
+        ("\x1b[0m", r"\x1b[0m"),
+        ("\u202eabc", r"\u202eabc"),
+        ("\udcff", r"\udcff"),
+        ("\ufffe", r"\ufffe"),
+        ("\U0001ffff", r"\U0001ffff"),
+        ("\u2028", r"\u2028"),
+    ],
+)
+def test_unprintable_characters_become_escapes(text: str, shown: str) -> None:
+    assert visible(text) == shown
+
+
+def test_kept_characters_and_long_texts() -> None:
+    assert visible("a\nb\x07", keep="\n") == "a\nb\\x07"
+    assert visible("x" * 5000, limit=3) == "xxx… (5,000 characters)"
+    assert shortened("conv_light", 10) == "conv_light"
+    assert shortened("conv_lighter", 10) == "conv_ligh…"
+
+
+def test_markup_and_quotes_are_escaped() -> None:
+    assert escaped("<a b=\"c\" d='e'>&") == "&lt;a b=&quot;c&quot; d=&#x27;e&#x27;&gt;&amp;"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "not measured"),
+        (math.nan, "not finite"),
+        (-math.inf, "not finite"),
+        (96.2, "96.20"),
+        (2.0, "2.000"),
+        (-0.1234, "−0.1234"),
+        (0.0, "0.00"),
+        (-0.00001, "0.0000"),
+        (-12_345_678.0, "−1.235e+07"),
+    ],
+)
+def test_numbers_have_honest_digits(value: float | None, text: str) -> None:
+    assert format_number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "text"),
+    [
+        (None, None, "not measured"),
+        (None, 0.1, "not measured"),
+        (math.nan, math.nan, "not measured"),
+        (1.2, 0.31, "+1.20 ± 0.31"),
+        (-0.0123, 0.00456, "−0.0123 ± 0.0046"),
+        (0.0, 0.2, "0.00 ± 0.20"),
+        (0.5, None, "+0.50 ± unknown"),
+        (0.5, 0.0, "+0.50 ± 0.00"),
+    ],
+)
+def test_contribution_has_its_error(value: float | None, error: float | None, text: str) -> None:
+    assert format_contribution(value, error) == text
+
+
+def test_counts_and_durations() -> None:
+    assert format_count(1_234_567) == "1,234,567"
+    assert [counted(number, "seed") for number in (0, 1, 2)] == ["no seeds", "1 seed", "2 seeds"]
+    assert [format_duration(seconds) for seconds in (3.14, 74.2, 7260.0, math.nan)] == [
+        "3.1 s",
+        "1 min 14 s",
+        "2 h 1 min",
+        "unknown",
+    ]
+
+
+def test_wide_characters_need_more_room() -> None:
+    assert width_in_em("深") > width_in_em("a")
