@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -72,14 +73,12 @@ def test_every_curve_runs_from_zero_to_one_symmetrically(curve: AlphaCurve) -> N
     torch.testing.assert_close(fraction + fraction.flip(0), torch.ones_like(fraction))
 
 
-@given(
-    st.floats(0, 1), st.floats(0, 1), st.integers(1, 30), st.sampled_from(list(AlphaCurve))
-)
+@given(st.floats(0, 1), st.floats(0, 1), st.integers(1, 30), st.sampled_from(list(AlphaCurve)))
 def test_a_ramp_is_monotone_and_ends_exactly_at_its_target(
     start: float, target: float, steps: int, curve: AlphaCurve
 ) -> None:
     values = ramp(start, target, steps, curve)
-    pairs = list(zip(values, values[1:], strict=False))
+    pairs = list(itertools.pairwise(values))
     assert values[-1] == target
     assert all(one <= two for one, two in pairs) or all(one >= two for one, two in pairs)
     assert all(min(start, target) <= value <= max(start, target) for value in values)

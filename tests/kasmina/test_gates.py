@@ -137,9 +137,7 @@ def test_scores_are_graded_and_zero_before_anything_is_measured() -> None:
     nothing = gate_scores(one_slot(SeedStage.TRAINING))
     assert {name: float(score) for name, score in nothing.items()} == {"G2": 0, "G3": 0, "G5": 0}
     some = gate_scores(
-        one_slot(
-            SeedStage.HOLDING, score_stage=50.0, score_now=52.0, alpha=0.25, contribution=30.0
-        )
+        one_slot(SeedStage.HOLDING, score_stage=50.0, score_now=52.0, alpha=0.25, contribution=30.0)
     )
     assert {name: float(score) for name, score in some.items()} == {
         "G2": pytest.approx(0.4),

@@ -31,7 +31,11 @@ def run(options: argparse.Namespace) -> int:
         return 0
     table = Table(title="Blueprints (parameters at 8 and 64 channels)", title_justify="left")
     for column in ("id", "blueprint", "topologies", "at 8", "at 64", "what it is"):
-        table.add_column(column, justify="right" if column in ("id", "at 8", "at 64") else "left")
+        table.add_column(
+            column,
+            justify="right" if column in ("id", "at 8", "at 64") else "left",
+            no_wrap=column == "blueprint",
+        )
     for row in rows:
         sizes = [list(by_width.values()) for by_width in row["parameters"].values()]
         table.add_row(

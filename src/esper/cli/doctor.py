@@ -19,7 +19,9 @@ def add_parser(verbs: Any) -> None:
         help="show versions, devices, threads, data found, and what is missing",
         description="Show what Esper finds on this machine and what is missing.",
     )
-    parser.add_argument("--data", metavar="PATH", help="where data files lie")
+    parser.add_argument(
+        "--data", metavar="PATH", help="where data files lie (default: the usual places)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.set_defaults(run=run)
 
@@ -34,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
         return 0
     table = Table(show_header=False, title="Esper on this machine", title_justify="left")
     for section, entries in found.items():
-        for key, value in entries.items():
+        for key, value in (entries or {"nothing": ""}).items():
             table.add_row(section, safe(key), safe(value))
     out_console().print(table)
     return 0
@@ -64,5 +66,5 @@ def examine(data: str | None) -> dict[str, dict[str, Any]]:
         "devices": devices,
         "threads": {"torch": torch.get_num_threads()},
         "data": {name: _data_found(describe_task(name, data)["data"]) for name in TASKS.names()},
-        "missing": missing or {"nothing": ""},
+        "missing": missing,
     }

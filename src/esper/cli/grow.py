@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import shlex
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -35,32 +35,54 @@ def add_parser(verbs: Any) -> None:
     what = parser.add_argument_group("what to grow")
     what.add_argument("--task", metavar="T", help="a task of `esper tasks`")
     what.add_argument("--model", metavar="MODULE:FACTORY", help="a model of your own")
-    what.add_argument("--slots", metavar="A,B", help="submodules whose output may grow")
-    what.add_argument("--data", metavar="PATH", help="file or folder of the data")
+    what.add_argument(
+        "--slots",
+        metavar="A,B",
+        help="submodules whose output may grow (default: those the task or the model names)",
+    )
+    what.add_argument(
+        "--data", metavar="PATH", help="file or folder of the data (default: the usual places)"
+    )
     how = parser.add_argument_group("how")
     how.add_argument("--controller", metavar="C", help=f"{_CONTROLLERS} (default: heuristic)")
-    how.add_argument("--epochs", type=int, metavar="E", help="length (default: the task's)")
+    how.add_argument("--epochs", type=int, metavar="E", help="length (default: the task's, or 60)")
     how.add_argument("--seed", type=int, metavar="S", help="seed of the run (default: 0)")
-    how.add_argument("--device", choices=("auto", "cpu", "cuda"), help="(default: auto)")
-    how.add_argument("--learning-rate", type=float, metavar="LR", help="(default: the task's)")
-    how.add_argument("--batch-size", type=int, metavar="B", help="(default: the task's)")
+    how.add_argument("--device", choices=("auto", "cpu", "cuda"), help="where (default: auto)")
+    how.add_argument(
+        "--learning-rate", type=float, metavar="LR", help="of SGD (default: the task's, or 0.01)"
+    )
+    how.add_argument(
+        "--batch-size", type=int, metavar="B", help="samples in a step (default: the task's, or 64)"
+    )
     how.add_argument(
         "--training-mode",
         choices=("straight_through", "shadow"),
         help="how a seed learns in isolation (default: straight_through)",
     )
-    how.add_argument("--gates", choices=("permissive", "strict"), help="(default: permissive)")
+    how.add_argument(
+        "--gates",
+        choices=("permissive", "strict"),
+        help="how much proof a seed needs to go on (default: permissive)",
+    )
     how.add_argument(
         "--twin",
         action=argparse.BooleanOptionalAction,
         default=None,
         help="also train the network that only waits (default: yes; twice the cost)",
     )
+    how.add_argument(
+        "--ablate-every",
+        type=int,
+        metavar="N",
+        help="epochs from one measurement of contributions to the next (default: 1)",
+    )
     limits = parser.add_argument_group("limits of growth (0: none)")
-    limits.add_argument("--max-seeds", type=int, metavar="N", help="seeds alive or fossilized")
-    limits.add_argument("--max-parameters", type=int, metavar="N", help="trainable parameters")
-    limits.add_argument("--max-added-flops", type=int, metavar="N", help="operations a sample")
-    limits.add_argument("--ablate-every", type=int, metavar="N", help="epochs (default: 1)")
+    for name, what_is_limited in (
+        ("--max-seeds", "seeds alive or fossilized"),
+        ("--max-parameters", "trainable parameters"),
+        ("--max-added-flops", "operations that seeds add for one sample"),
+    ):
+        limits.add_argument(name, type=int, metavar="N", help=f"{what_is_limited} (default: 0)")
     where = parser.add_argument_group("where it goes")
     where.add_argument("--out", metavar="RUN", required=True, help="folder of the run")
     where.add_argument("--resume", action="store_true", help="continue the run in --out")
@@ -73,14 +95,16 @@ def add_parser(verbs: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Carry out the command."""
-    from esper.cli.request import GrowRequest
+    from esper.growth.export import check_format
     from esper.growth.folder import RunFolder
 
+    if options.export:
+        check_format(options.export)
     folder = RunFolder(options.out)
     state = None
     if options.resume:
         _refuse_changes(options)
-        request = GrowRequest.from_mapping(folder.read_config())
+        request = _read_request(folder)
         state = folder.load()
     else:
         request = resolve(options)
@@ -89,7 +113,7 @@ def run(options: argparse.Namespace) -> int:
         growing.load_state_dict(state)
     if not options.resume:
         folder.create(request.to_mapping(), overwrite=options.overwrite)
-        folder.log(f"started: esper {shlex.join(sys.argv[1:])}")
+        folder.log(f"started: {_command(options)}")
     finished = _carry_out(growing, folder, request, options)
     return 0 if finished else 130
 
@@ -100,13 +124,14 @@ def resolve(options: argparse.Namespace) -> Any:
     from esper.growth.gardener import DEFAULT_CONTROLLER
     from esper.growth.grow import limited
 
+    controller = options.controller or DEFAULT_CONTROLLER
+    name, colon, argument = controller.partition(":")
+    if name == "schedule" and argument:
+        controller = f"{name}{colon}{_absolute(argument)}"
     training = training_of(options.task).replace(**_given(options, "learning_rate", "batch_size"))
     growth = growth_of(options.task).replace(**_given(options, "epochs", "seed", "twin"))
     garden = limited(
-        growth.garden,
-        options.max_seeds or 0,
-        options.max_parameters or 0,
-        options.max_added_flops or 0,
+        growth.garden, options.max_seeds, options.max_parameters, options.max_added_flops
     ).replace(**_given(options, "training_mode"))
     if options.gates:
         gates = garden.lifecycle.gates.replace(kind=options.gates)
@@ -115,9 +140,9 @@ def resolve(options: argparse.Namespace) -> Any:
     return GrowRequest(
         task=options.task,
         model=options.model,
-        slots=tuple(part for part in (options.slots or "").split(",") if part),
-        data=options.data,
-        controller=options.controller or DEFAULT_CONTROLLER,
+        slots=tuple(part.strip() for part in (options.slots or "").split(",") if part.strip()),
+        data=None if options.data is None else _data_path(options.data),
+        controller=controller,
         device=choose_device(options.device or "auto"),
         training=training,
         growth=growth.replace(garden=garden, gardener=gardener),
@@ -129,16 +154,47 @@ def _given(options: argparse.Namespace, *names: str) -> dict[str, Any]:
     return {name: value for name, value in chosen.items() if value is not None}
 
 
+def _absolute(path: str) -> str:
+    """Return a path that means the same from wherever the run is resumed."""
+    return str(Path(path).expanduser().absolute())
+
+
+def _data_path(path: str) -> str:
+    from esper.leyline.errors import UsageError
+
+    chosen = Path(_absolute(path))
+    try:
+        chosen.exists()  # whether it does is for the reader to say
+    except OSError as error:
+        raise UsageError(f"--data cannot be {path!r}: {error.strerror}") from None
+    return str(chosen)
+
+
+def _command(options: argparse.Namespace) -> str:
+    return f"esper {shlex.join(options.arguments)}"
+
+
+def _read_request(folder: Any) -> Any:
+    from esper.cli.request import GrowRequest
+    from esper.leyline.errors import CheckpointError, ConfigError
+
+    settings = folder.read_config()
+    try:
+        return GrowRequest.from_mapping(settings)
+    except ConfigError as error:
+        raise CheckpointError(f"{folder.path / 'config.yaml'}: {error}") from None
+
+
 def _refuse_changes(options: argparse.Namespace) -> None:
     from esper.leyline.errors import UsageError
 
-    kept = {"out", "resume", "export", "json", "verbose", "run", "overwrite"}
+    kept = {"out", "resume", "export", "json", "verbose", "run", "overwrite", "arguments"}
     if options.overwrite:
         raise UsageError("--resume continues a run and --overwrite replaces it; give one of them")
     changed = [
         "--" + name.replace("_", "-")
         for name, value in vars(options).items()
-        if name not in kept and value not in (None, False)
+        if name not in kept and value is not None
     ]
     if changed:
         raise UsageError(
@@ -172,7 +228,8 @@ def _carry_out(growing: Any, folder: Any, request: Any, options: argparse.Namesp
             safe(
                 f"interrupted after epoch {growing.gardener.epoch}; continue with: "
                 f"esper grow --resume --out {shlex.quote(str(options.out))}"
-            )
+            ),
+            soft_wrap=True,
         )
         return False
     _finish(growing, folder, request, options)
@@ -185,7 +242,7 @@ def _finish(growing: Any, folder: Any, request: Any, options: argparse.Namespace
     from esper.leyline.storage import atomic_write_text
 
     grown = growing.finish()
-    report = grown.report(folder.path / "report.html", command=f"esper {shlex.join(sys.argv[1:])}")
+    report = grown.report(folder.path / "report.html", command=_command(options))
     grown.model.save(folder.path / "grown")
     exported = None
     if options.export:
@@ -234,7 +291,7 @@ def print_summary(grown: Any, document: dict[str, Any]) -> None:
     from rich.table import Table
 
     console, summary = out_console(), grown.summary
-    result = Table(title=f"Grown: {safe(summary.task)}", title_justify="left")
+    result = Table(title=safe(f"Grown: {summary.task}"), title_justify="left")
     for column in ("", "parameters", "validation", "test"):
         result.add_column(column, justify="left" if not column else "right")
     if summary.twin_val_score is not None:

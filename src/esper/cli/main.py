@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from esper._version import __version__
 from esper.cli.parser import Parser
@@ -36,15 +39,19 @@ def build_parser() -> Parser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    from esper.leyline.errors import EsperError, UsageError
+    from esper.leyline.errors import DataError, EsperError, UsageError
 
+    given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        options = build_parser().parse_args(arguments)
+        options = build_parser().parse_args(given)
+        options.arguments = given
         _limit_threads()
-        code: int = options.run(options)
+        with _plain_warnings():
+            code: int = options.run(options)
         sys.stdout.flush()
         return code
-    except UsageError as error:
+    except (UsageError, DataError) as error:
+        # Data that is missing or unreadable was asked for: nothing has run yet.
         return _complain(error, 2)
     except EsperError as error:
         return _complain(error, 1)
@@ -58,9 +65,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _complain(error: Exception, code: int) -> int:
-    from esper.cli.output import safe
+    from esper.cli.output import one_line
 
-    print(f"esper: {safe(' '.join(str(error).split()))}", file=sys.stderr)
+    print(one_line(f"esper: {error}"), file=sys.stderr)
     if os.environ.get("ESPER_DEBUG") == "1":
         raise error
     return code
@@ -70,7 +77,31 @@ def _limit_threads() -> None:
     """Use one thread: networks this small lose more to waiting than they gain."""
     import torch
 
-    torch.set_num_threads(int(os.environ.get("ESPER_THREADS", "1")))
+    from esper.leyline.errors import UsageError
+
+    wanted = os.environ.get("ESPER_THREADS", "1")
+    if not wanted.isdecimal() or int(wanted) < 1:
+        raise UsageError(f"ESPER_THREADS must be a whole number from 1, got {wanted!r}")
+    torch.set_num_threads(int(wanted))
+
+
+@contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """Within the block our own warnings are lines for users, without the place in the code."""
+    from esper.cli.output import one_line
+    from esper.leyline.errors import EsperWarning
+
+    with warnings.catch_warnings():
+        usual = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
+            if issubclass(category, EsperWarning):
+                print(one_line(f"esper: warning: {message}"), file=sys.stderr)
+            else:
+                usual(message, category, *rest, **more)
+
+        warnings.showwarning = show
+        yield
 
 
 if __name__ == "__main__":

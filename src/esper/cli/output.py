@@ -4,32 +4,58 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
+_LONGEST_LINE = 900
+
+
+class _Results(Console):
+    """A console whose reader may go away: `main` says what that means."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
+class _Progress(Console):
+    """A console whose reader may go away: the work goes on without one."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+
 
 def out_console() -> Console:
     """Return the console of results; output that is no terminal gets room for whole tables."""
-    return Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+    is_known = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return _Results(width=None if is_known else 120, highlight=False)
 
 
 def err_console() -> Console:
     """Return the console of progress."""
-    return Console(stderr=True, highlight=False)
+    return _Progress(stderr=True, highlight=False)
 
 
 def print_json(document: Any) -> None:
-    """Print one JSON document; numbers that are not finite become null."""
-    print(json.dumps(_plain(document), indent=2, ensure_ascii=False))
+    """Print one JSON document in ASCII; numbers that are not finite become null."""
+    print(json.dumps(_plain(document), indent=2))
 
 
 def safe(text: object) -> Text:
     """Return a value as text that can neither style nor steer the terminal."""
     shown = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in str(text))
     return Text(shown)
+
+
+def one_line(text: object) -> str:
+    """Return a message as one printable line; one that is far too long loses its middle."""
+    line = safe(" ".join(str(text).split())).plain
+    half = _LONGEST_LINE // 2
+    return line if len(line) <= _LONGEST_LINE else f"{line[:half]} … {line[-half:]}"
 
 
 def points(value: float | None) -> str:

@@ -14,8 +14,12 @@ class Formatter(argparse.HelpFormatter):
 
     def _get_help_string(self, action: argparse.Action) -> str:
         text = action.help or ""
-        silent = action.default in (None, False, argparse.SUPPRESS)
-        return text if silent or "%(default)" in text else f"{text} (default: %(default)s)"
+        if "(default: " in text or action.default is argparse.SUPPRESS:
+            return text
+        if action.required:
+            return f"{text} (required)"
+        told = "none" if action.default is None else "no" if action.default is False else None
+        return f"{text} (default: {told or '%(default)s'})"
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         if "\n" in text:
@@ -32,13 +36,34 @@ class Parser(argparse.ArgumentParser):
         kwargs.setdefault("allow_abbrev", False)
         super().__init__(*args, **kwargs)
 
+    def parse_known_args(  # type: ignore[override]
+        self, args: Any = None, namespace: Any = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Refuse what is left over here: a command knows its own options, `esper` does not."""
+        found, strays = super().parse_known_args(args, namespace)
+        if strays:
+            self._refuse_stray(strays[0])
+        return found, []
+
     def error(self, message: str) -> NoReturn:
         """Print one line that says what is wrong and what would be right."""
-        prefix = "unrecognized arguments: "
-        if message.startswith(prefix):
-            stray = message[len(prefix) :].split()[0]
-            options = [name for action in self._actions for name in action.option_strings]
-            message = f"unknown option {stray!r}{nearest(stray, options)}"
-        line = " ".join(message.split())
-        print(f"{self.prog}: {line}; see `{self.prog} --help`", file=sys.stderr)
+        from esper.cli.output import one_line
+
+        print(one_line(f"{self.prog}: {message}; see `{self.prog} --help`"), file=sys.stderr)
         raise SystemExit(2)
+
+    def _refuse_stray(self, stray: str) -> NoReturn:
+        if not stray.startswith("-"):
+            self.error(f"unexpected argument {stray!r}; values follow the option they are for")
+        name = stray.partition("=")[0]
+        options = [option for action in self._actions for option in action.option_strings]
+        self.error(f"unknown option {name!r}{nearest(name, options)}")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            known = [str(choice) for choice in action.choices]
+            raise argparse.ArgumentError(
+                action,
+                f"{value!r} is not known{nearest(str(value), known) or ';'} "
+                f"choose from {', '.join(known)}",
+            )

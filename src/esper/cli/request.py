@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from esper.growth.gardener import DEFAULT_CONTROLLER
 from esper.growth.grow import TrainingConfig, data_run, task_training
 from esper.growth.run import GrowthConfig, GrowthRun
 from esper.leyline.config import Config, option
-from esper.leyline.errors import UsageError
+from esper.leyline.errors import UsageError, nearest
 from esper.leyline.randomness import seeded
 from esper.tasks import Task, get_task, make_data, open_data
 
@@ -44,6 +45,7 @@ class GrowRequest(Config):
 
     def build(self) -> GrowthRun:
         """Load the data, build the network and return the run."""
+        choose_device(self.device)
         seed = self.growth.seed
         if self.task is not None:
             task = get_task(self.task)
@@ -51,7 +53,7 @@ class GrowRequest(Config):
             model, name = task.build_host(seed), task.name
             slots = task.slot_paths
             if self.slots:
-                slots = {slot: slots.get(slot, slot) for slot in self.slots}
+                slots = task_slots(task, model, self.slots)
         else:
             assert self.model is not None
             assert self.data is not None
@@ -104,18 +106,51 @@ def build_model(spec: str, seed: int) -> nn.Module:
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        raise UsageError(
-            f"cannot import {module_name!r}: {error}; run from the folder that holds it"
-        ) from None
+        is_itself = error.name is not None and f"{module_name}.".startswith(f"{error.name}.")
+        advice = "run from the folder that holds it" if is_itself else "install what it needs"
+        raise UsageError(f"cannot import {module_name!r}: {error}; {advice}") from None
+    except Exception as error:
+        raise UsageError(f"cannot import {module_name!r}: {_explain(error)}") from error
     factory = vars(module).get(factory_name)
     if not callable(factory):
-        known = ", ".join(name for name, item in vars(module).items() if callable(item))
-        raise UsageError(f"{module_name!r} has no callable {factory_name!r}; it has: {known}")
-    with seeded(seed, "host"):
-        model = factory()
+        known = [name for name, item in vars(module).items() if callable(item)]
+        raise UsageError(
+            f"{module_name!r} has no callable {factory_name!r}"
+            f"{nearest(factory_name, known) or ';'} it has: {', '.join(known) or 'none'}"
+        )
+    try:
+        with seeded(seed, "host"):
+            model = factory()
+    except Exception as error:
+        raise UsageError(
+            f"{spec} failed: {_explain(error)}; it is called without arguments"
+        ) from error
     if not isinstance(model, nn.Module):
         raise UsageError(f"{spec} returned {type(model).__name__}, not a torch.nn.Module")
     return model
+
+
+def _explain(error: Exception) -> str:
+    """Return what a user's own code raised, and where, in one line."""
+    reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    if isinstance(error, SyntaxError):  # its text names the place
+        return reason if error.filename is None else f"{reason} in {error.filename}"
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    inside = last.filename == __file__ or last.filename.startswith("<")
+    return reason if inside else f"{reason} ({last.filename}, line {last.lineno})"
+
+
+def task_slots(task: Task, model: nn.Module, chosen: tuple[str, ...]) -> dict[str, str]:
+    """Return the chosen slots of a task: its own by their ids, others by their submodules."""
+    own = task.slot_paths
+    submodules = dict(model.named_modules())
+    for slot in chosen:
+        if slot not in own and (not slot or slot not in submodules):
+            raise UsageError(
+                f"task {task.name!r} has no slot {slot!r}{nearest(slot, own) or ';'} "
+                f"slots: {', '.join(own)} (or name a submodule of its host)"
+            )
+    return {slot: own.get(slot, slot) for slot in chosen}
 
 
 def model_slots(model: nn.Module, chosen: tuple[str, ...]) -> Mapping[str, str]:

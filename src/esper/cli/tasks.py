@@ -15,7 +15,9 @@ def add_parser(verbs: Any) -> None:
         help="list the tasks: host, slots, parameters, and whether their data was found",
         description="List what can be grown: each task is a data set with a host network.",
     )
-    parser.add_argument("--data", metavar="PATH", help="where data files lie")
+    parser.add_argument(
+        "--data", metavar="PATH", help="where data files lie (default: the usual places)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.set_defaults(run=run)
 
@@ -32,7 +34,11 @@ def run(options: argparse.Namespace) -> int:
         return 0
     table = Table(title="Tasks", title_justify="left")
     for column in ("task", "host", "parameters", "input", "slots", "data", "what it is"):
-        table.add_column(column, justify="right" if column == "parameters" else "left")
+        table.add_column(
+            column,
+            justify="right" if column == "parameters" else "left",
+            no_wrap=column == "task",
+        )
     for row in rows:
         table.add_row(
             safe(row["name"]),

@@ -47,14 +47,13 @@ class GrowthView:
         """Show a run of this many epochs, of which some may be done already."""
         self._console = console
         self._epochs = epochs
-        self._title = title
         self._verbose = verbose
         self._started = time.monotonic()
         self._first = done
         self._lined = self._started
         self._events: list[Text] = []
         self._progress = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("epochs"),
@@ -63,7 +62,7 @@ class GrowthView:
             TimeRemainingColumn(),
             console=console,
         )
-        self._bar = self._progress.add_task(title, total=epochs, completed=done)
+        self._bar = self._progress.add_task(safe(title).plain, total=epochs, completed=done)
         self._live = Live(console=console, refresh_per_second=8) if console.is_terminal else None
 
     def __enter__(self) -> Self:
@@ -115,7 +114,7 @@ class GrowthView:
         """Print decisions as they happen, and metrics at a rate a log can bear."""
         if self._events:
             for event in self._events:
-                self._console.print(event)
+                self._console.print(event, soft_wrap=True)
             self._events.clear()
         now = time.monotonic()
         last = record.epoch == self._epochs
@@ -124,7 +123,8 @@ class GrowthView:
             rate = (now - self._started) / max(record.epoch - self._first, 1)
             eta = rate * (self._epochs - record.epoch)
             self._console.print(
-                f"epoch {record.epoch}/{self._epochs}  {metrics_line(record)}  ETA {eta:.0f} s"
+                f"epoch {record.epoch}/{self._epochs}  {metrics_line(record)}  ETA {eta:.0f} s",
+                soft_wrap=True,
             )
 
 

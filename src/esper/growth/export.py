@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
 
 from esper.kasmina.placement import call_arguments, evaluating
-from esper.leyline.errors import UsageError
+from esper.leyline.errors import CheckpointError, UsageError, unknown_name
 
 Format = Literal["onnx", "pt2"]
 
 
+def check_format(kind: str) -> None:
+    """Refuse a format that is not known or whose packages are missing, before any work is done."""
+    if kind not in get_args(Format):
+        raise unknown_name("export format", kind, get_args(Format))
+    if kind == "onnx":
+        try:
+            import onnxscript  # noqa: F401
+        except ImportError:
+            raise UsageError(
+                "exporting to ONNX needs the extra: pip install 'esper-grow[export]'; "
+                "or use --export pt2"
+            ) from None
+
+
 def export_model(model: nn.Module, example_input: Any, path: str | Path, kind: Format) -> Path:
     """Write the network in eval mode, with a free batch size, and return the file's path."""
+    check_format(kind)
     args, kwargs = call_arguments(example_input)
     if kwargs:
         raise UsageError("export takes positional inputs; pass them as a tuple")
@@ -32,19 +48,30 @@ def export_model(model: nn.Module, example_input: Any, path: str | Path, kind: F
                 f"PyTorch cannot export this model: {reason}; "
                 "save it by garden.save(folder) instead"
             ) from error
-        if kind == "pt2":
-            torch.export.save(program, path)
-        else:
-            _write_onnx(program, args, path)
+        content = _as_pt2(program) if kind == "pt2" else _as_onnx(program, args)
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot write {path}: {error.strerror}; export to a place you may write to"
+        ) from error
     return path
 
 
-def _write_onnx(program: torch.export.ExportedProgram, args: tuple[Any, ...], path: Path) -> None:
+def _as_pt2(program: torch.export.ExportedProgram) -> bytes:
+    buffer = io.BytesIO()
+    torch.export.save(program, buffer)
+    return buffer.getvalue()
+
+
+def _as_onnx(program: torch.export.ExportedProgram, args: tuple[Any, ...]) -> bytes:
     try:
-        import onnxscript  # noqa: F401
-    except ImportError:
+        converted = torch.onnx.export(program, args, dynamo=True, verbose=False)
+    except Exception as error:
+        reason = str(error).strip().split("\n")[0]
         raise UsageError(
-            "exporting to ONNX needs the extra: pip install 'esper-grow[export]'; "
-            "or use --export pt2"
-        ) from None
-    torch.onnx.export(program, args, path, dynamo=True, external_data=False, verbose=False)
+            f"ONNX cannot express this model: {reason}; use --export pt2 instead"
+        ) from error
+    assert converted is not None
+    content: bytes = converted.model_proto.SerializeToString()
+    return content

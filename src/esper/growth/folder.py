@@ -6,6 +6,7 @@ one line per epoch. A folder is refused rather than overwritten unless the calle
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Mapping
@@ -13,13 +14,25 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from esper.leyline.errors import CheckpointError, UsageError
+from esper.leyline.errors import CheckpointError, EsperError, UsageError
 from esper.leyline.storage import atomic_write_text, load_tree, save_tree
 
 KIND = "growing run"
 VERSION = 1
 
-_OWN = ("config.yaml", "checkpoints", "log.txt", "report.html", "grown", "summary.json")
+# The settings come last: while they are there, the folder is known to be a run's.
+_OWN = (
+    "checkpoints",
+    "log.txt",
+    "report.html",
+    "grown",
+    "grown.onnx",
+    "grown.pt2",
+    "summary.json",
+    "config.yaml",
+)
+_CUT_OFF = ".latest.tmp-"
+"""How names of checkpoints begin that were never finished."""
 
 
 class RunFolder:
@@ -38,33 +51,42 @@ class RunFolder:
 
     def create(self, config: Mapping[str, Any], *, overwrite: bool) -> None:
         """Make the folder and write the settings; refuse one that is in use."""
-        if self.path.exists() and not self.path.is_dir():
-            raise UsageError(f"{self.path} is a file; give a folder for the run with --out")
-        if self.path.exists() and any(self.path.iterdir()):
-            if not overwrite:
-                raise UsageError(
-                    f"{self.path} is not empty; continue it with --resume, replace it with "
-                    "--overwrite, or give another folder with --out"
-                )
-            self._remove_own()
         try:
-            (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)
-        except OSError as error:
+            if self.path.exists() and not self.path.is_dir():
+                raise UsageError(f"{self.path} is a file; give a folder for the run with --out")
+            if self.path.exists() and any(self.path.iterdir()):
+                if not overwrite:
+                    raise UsageError(
+                        f"{self.path} is not empty; continue it with --resume, replace it with "
+                        "--overwrite, or give another folder with --out"
+                    )
+                self._remove_own()
+            self.path.mkdir(parents=True, exist_ok=True)
+            atomic_write_text(self.path / "config.yaml", _dump(config))
+            (self.path / "checkpoints").mkdir(exist_ok=True)
+        except EsperError:
+            raise
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
             raise UsageError(
-                f"cannot create the run folder {self.path}: {error.strerror}; "
+                f"cannot create the run folder {self.path}: {reason}; "
                 "give a folder you may write to with --out"
             ) from None
-        atomic_write_text(self.path / "config.yaml", _dump(config))
 
     def read_config(self) -> dict[str, Any]:
         """Return the settings of an existing run."""
         import yaml
 
+        if not os.path.isdir(self.path):
+            what = "is a file, not" if os.path.exists(self.path) else "is not there, so it is not"
+            raise UsageError(
+                f"{self.path} {what} a run folder; give the --out of a run that was started"
+            )
         path = self.path / "config.yaml"
         try:
             data = yaml.safe_load(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise CheckpointError(
+            raise UsageError(
                 f"{self.path} is not a run folder (it has no config.yaml); "
                 "give the --out of a run that was started"
             ) from None
@@ -84,7 +106,9 @@ class RunFolder:
 
     def load(self) -> dict[str, Any] | None:
         """Return the latest state, or None when the run stopped before the first one."""
-        if not self.checkpoint.parent.is_dir() or not any(self.checkpoint.parent.iterdir()):
+        folder = self.checkpoint.parent
+        entries = folder.iterdir() if folder.is_dir() else ()
+        if all(entry.name.startswith(_CUT_OFF) for entry in entries):
             return None
         state, _ = load_tree(self.checkpoint, kind=KIND, version=VERSION)
         return state
@@ -92,6 +116,7 @@ class RunFolder:
     def log(self, line: str) -> None:
         """Append one line with the time to log.txt."""
         stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        line = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in line)
         try:
             with (self.path / "log.txt").open("a", encoding="utf-8") as file:
                 file.write(f"{stamp} {line}\n")

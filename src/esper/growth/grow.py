@@ -32,18 +32,18 @@ def grow(
     *,
     train: Batches,
     val: Batches,
-    epochs: int = 60,
+    epochs: int | None = None,
     controller: str | Controller = DEFAULT_CONTROLLER,
     loss: str | Objective = "classification",
     optimizer: Callable[..., Optimizer] | None = None,
     scheduler: SchedulerFactory | None = None,
     test: Batches | None = None,
-    max_seeds: int = 0,
-    max_parameters: int = 0,
-    max_added_flops: int = 0,
-    ablate_every: int = 1,
-    twin: bool = False,
-    seed: int = 0,
+    max_seeds: int | None = None,
+    max_parameters: int | None = None,
+    max_added_flops: int | None = None,
+    ablate_every: int | None = None,
+    twin: bool | None = None,
+    seed: int | None = None,
     device: torch.device | str | None = None,
     config: GrowthConfig | None = None,
     on_epoch: Callable[[EpochRecord], None] | None = None,
@@ -55,7 +55,7 @@ def grow(
         slots: names of submodules whose output may be augmented.
         train: (inputs, targets) batches, iterated anew each epoch.
         val: (inputs, targets) batches in a fixed order.
-        epochs: length of the run.
+        epochs: length of the run, 60 by default.
         controller: 'heuristic', 'wait', 'random', 'schedule:FILE', or an object.
         loss: 'classification', 'language', 'regression', or a function from (outputs, targets) to
             per-sample (loss, correct or None).
@@ -65,21 +65,22 @@ def grow(
         max_seeds: most seeds alive or fossilized at once; 0 is no limit.
         max_parameters: most trainable parameters; 0 is no limit.
         max_added_flops: most operations per sample that seeds may add; 0 is no limit.
-        ablate_every: measure contributions at every this many epochs.
-        twin: also train the un-grown twin on the same batches (twice the cost).
-        seed: seed of new seeds and of controllers that draw.
+        ablate_every: measure contributions at every this many epochs, 1 by default.
+        twin: also train the un-grown twin on the same batches (twice the cost); off by default.
+        seed: seed of new seeds, of controllers that draw and of dropout; 0 by default.
         device: where to train; by default where the model is.
-        config: further settings; the arguments above win over it.
+        config: all settings and their defaults; the arguments above win over it.
         on_epoch: called with the record of every epoch.
     """
     base = config or GrowthConfig()
-    garden = limited(base.garden, max_seeds, max_parameters, max_added_flops)
+    chosen = {"epochs": epochs, "seed": seed, "twin": twin}
+    gardener = base.gardener
+    if ablate_every is not None:
+        gardener = gardener.replace(ablate_every=ablate_every)
     settings = base.replace(
-        epochs=epochs,
-        seed=seed,
-        twin=twin,
-        garden=garden,
-        gardener=base.gardener.replace(ablate_every=ablate_every),
+        **{name: value for name, value in chosen.items() if value is not None},
+        garden=limited(base.garden, max_seeds, max_parameters, max_added_flops),
+        gardener=gardener,
     )
     run = GrowthRun(
         model,
@@ -181,14 +182,19 @@ def task_config(task: Task, **changes: Any) -> GrowthConfig:
 
 
 def limited(
-    config: GardenConfig, max_seeds: int, max_parameters: int, max_added_flops: int
+    config: GardenConfig,
+    max_seeds: int | None,
+    max_parameters: int | None,
+    max_added_flops: int | None,
 ) -> GardenConfig:
-    """Return a garden configuration with these limits of growth."""
-    rules = config.lifecycle.rules.replace(max_seeds=max_seeds)
+    """Return a garden configuration with these limits of growth; None leaves one as it is."""
+    limits = {"max_parameters": max_parameters, "max_added_flops": max_added_flops}
+    lifecycle = config.lifecycle
+    if max_seeds is not None:
+        lifecycle = lifecycle.replace(rules=lifecycle.rules.replace(max_seeds=max_seeds))
     return config.replace(
-        lifecycle=config.lifecycle.replace(rules=rules),
-        max_parameters=max_parameters,
-        max_added_flops=max_added_flops,
+        lifecycle=lifecycle,
+        **{name: value for name, value in limits.items() if value is not None},
     )
 
 

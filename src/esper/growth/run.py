@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,15 +17,16 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from esper.growth.evaluation import BatchEvaluator, evaluate_contributions
+from esper.growth.evaluation import BatchEvaluator, apply_objective, evaluate_contributions
 from esper.growth.gardener import DEFAULT_CONTROLLER, Gardener, GardenerConfig
 from esper.growth.grown import Grown
-from esper.growth.training import SchedulerFactory, Trainee
+from esper.growth.training import SchedulerFactory, Trainee, drawing
 from esper.kasmina.contribution import values_in_points
 from esper.kasmina.garden import Garden, GardenConfig
+from esper.kasmina.placement import call_arguments, evaluating
 from esper.leyline.config import Config, option
 from esper.leyline.controller import Controller
-from esper.leyline.errors import UsageError
+from esper.leyline.errors import EsperError, UsageError
 from esper.leyline.history import EpochRecord, RunSummary, seed_records
 from esper.tasks.objective import Objective
 
@@ -75,13 +77,18 @@ class GrowthRun:
         )
         self.device = _device_of(model) if device is None else torch.device(device)
         model = model.to(self.device)
+        for which, batches in (("train", train), ("val", val), ("test", test)):
+            if isinstance(batches, Iterator):
+                raise UsageError(f"{which} can be read only once; give a list or a DataLoader")
         self._train = train
         self._val = BatchEvaluator(_Moved(val, self.device), objective)
         self._test = None if test is None else BatchEvaluator(_Moved(test, self.device), objective)
-        self.example_input = _first_inputs(val, self.device)
-        garden = Garden(
-            model, slots, self.example_input, config=config.garden.replace(seed=config.seed)
-        )
+        self.example_input, targets = _first_batch(val, self.device)
+        with _explaining(f"the model cannot take a validation batch {_shapes(self.example_input)}"):
+            garden = Garden(
+                model, slots, self.example_input, config=config.garden.replace(seed=config.seed)
+            )
+        _try_objective(garden, objective, self.example_input, targets)
         self.parameters_before = garden.count_parameters()
         self.gardener = Gardener(
             garden, controller, config.epochs, seed=config.seed, config=config.gardener
@@ -188,13 +195,15 @@ class GrowthRun:
         set_epoch = getattr(self._train, "set_epoch", None)
         if callable(set_epoch):
             set_epoch(epoch)
-        empty = True
-        for inputs, targets in _Moved(self._train, self.device):
-            empty = False
-            self.trainee.train_batch(inputs, targets)
-            if self.twin is not None:
-                self.twin.train_batch(inputs, targets)
-        if empty:
+        number = -1
+        for number, (inputs, targets) in enumerate(_Moved(self._train, self.device)):
+            for one in (self.trainee, self.twin):
+                if one is not None:
+                    # What a module draws (dropout) depends on nothing but its place in the run:
+                    # a twin draws the same, and so does a run that was resumed.
+                    with drawing(self.device, self.config.seed, epoch, number, "train"):
+                        one.train_batch(inputs, targets)
+        if number < 0:
             raise UsageError("the training set is empty; give it at least one batch")
         if self.twin is not None:
             self.twin.finish_epoch()
@@ -213,10 +222,12 @@ class _Moved:
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
         for batch in self._batches:
-            try:
-                inputs, targets = batch
-            except (TypeError, ValueError):
-                raise UsageError("batches must be (inputs, targets) pairs") from None
+            if not isinstance(batch, tuple | list) or len(batch) != 2:
+                size = f" of {len(batch)}" if isinstance(batch, tuple | list) else ""
+                raise UsageError(
+                    f"batches must be (inputs, targets) pairs, got a {type(batch).__name__}{size}"
+                )
+            inputs, targets = batch
             yield _move(inputs, self._device), _move(targets, self._device)
 
 
@@ -235,10 +246,43 @@ def _device_of(model: nn.Module) -> torch.device:
     return torch.device("cpu") if parameter is None else parameter.device
 
 
-def _first_inputs(batches: Batches, device: torch.device) -> Any:
-    for inputs, _ in _Moved(batches, device):
-        return inputs
+def _first_batch(batches: Batches, device: torch.device) -> tuple[Any, Any]:
+    for batch in _Moved(batches, device):
+        return batch
     raise UsageError("the validation set is empty; give it at least one batch")
+
+
+def _try_objective(garden: Garden, objective: Objective, inputs: Any, targets: Any) -> None:
+    """Find out before an epoch is spent that the loss does not suit the model or the data."""
+    args, kwargs = call_arguments(inputs)
+    with evaluating(garden), torch.no_grad():
+        outputs = garden(*args, **kwargs)
+        what = f"outputs {_shapes(outputs)} and targets {_shapes(targets)}"
+        with _explaining(f"the loss cannot be taken of {what}"):
+            apply_objective(objective, outputs, targets)
+
+
+@contextmanager
+def _explaining(problem: str) -> Iterator[None]:
+    """Turn what somebody's own model or loss raises into one line that says where."""
+    try:
+        yield
+    except (EsperError, Warning):
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split())[:300]
+        raise UsageError(f"{problem}: {type(error).__name__}: {reason}") from error
+
+
+def _shapes(value: Any) -> str:
+    """Return the shapes in a batch, as its owner would write them."""
+    if isinstance(value, Tensor):
+        return str(list(value.shape))
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {_shapes(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, tuple | list):
+        return "(" + ", ".join(map(_shapes, value)) + ")"
+    return type(value).__name__
 
 
 def _score(evaluator: BatchEvaluator, garden: Garden) -> float:

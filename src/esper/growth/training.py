@@ -3,21 +3,41 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from esper.growth.evaluation import apply_objective
 from esper.growth.optimizer import CarriedOptimizer
 from esper.kasmina.garden import Garden
 from esper.kasmina.placement import call_arguments
-from esper.leyline.errors import NonFiniteError
+from esper.leyline.errors import NonFiniteError, UsageError
+from esper.leyline.randomness import derive_seed, seeded
 from esper.tasks.objective import Objective
 
 SchedulerFactory = Callable[[Optimizer], LRScheduler]
+
+
+@contextmanager
+def drawing(device: torch.device, *keys: int | str) -> Iterator[None]:
+    """Run a block whose draws come from the named stream, on the CPU and on this device."""
+    with seeded(*keys):
+        if device.type != "cuda":
+            yield
+            return
+        index = torch.cuda.current_device() if device.index is None else device.index
+        generator = torch.cuda.default_generators[index]
+        state = generator.get_state()
+        generator.manual_seed(derive_seed(*keys))
+        try:
+            yield
+        finally:
+            generator.set_state(state)
 
 
 class Trainee:
@@ -39,6 +59,11 @@ class Trainee:
         self.max_grad_norm = max_grad_norm
         self._make_scheduler = scheduler
         self.scheduler = None if scheduler is None else scheduler(carried.optimizer)
+        if isinstance(self.scheduler, ReduceLROnPlateau):
+            raise UsageError(
+                "ReduceLROnPlateau waits for a metric, but a schedule is stepped by epochs alone; "
+                "use one such as CosineAnnealingLR"
+            )
         self._losses: list[Tensor] = []
         carried.measures_itself = False
 
@@ -47,7 +72,7 @@ class Trainee:
         args, kwargs = call_arguments(inputs)
 
         def batch_loss(model: nn.Module) -> Tensor:
-            return self.objective(model(*args, **kwargs), targets)[0].mean()
+            return apply_objective(self.objective, model(*args, **kwargs), targets)[0].mean()
 
         self.garden.train()
         optimizer = self.carried.optimizer
@@ -78,15 +103,15 @@ class Trainee:
     def fork(self, factory: Callable[[list[nn.Parameter]], Optimizer]) -> Trainee:
         """Return an independent copy in exactly this state."""
         garden = copy.deepcopy(self.garden)
-        carried = CarriedOptimizer(garden, factory(list(garden.parameters())))
-        carried.load_state_dict(copy.deepcopy(self.carried.state_dict()))
         twin = Trainee(
             garden,
-            carried,
+            CarriedOptimizer(garden, factory(list(garden.parameters()))),
             self.objective,
             max_grad_norm=self.max_grad_norm,
             scheduler=self._make_scheduler,
         )
+        # Only now: to make a schedule sets the learning rates back to its beginning.
+        twin.carried.load_state_dict(copy.deepcopy(self.carried.state_dict()))
         if twin.scheduler is not None and self.scheduler is not None:
             twin.scheduler.load_state_dict(copy.deepcopy(self.scheduler.state_dict()))
         return twin

@@ -53,6 +53,25 @@ def blend(
     return h + alpha * opening * (s - h)
 
 
+def blend_rows(
+    h: Tensor, s: Tensor, alpha: Tensor, multiplies: Tensor | None, opening: Tensor | None
+) -> Tensor:
+    """Blend many networks at once, each by its own algorithm.
+
+    Args:
+        h: activations of the hosts, [n, B, ...].
+        s: outputs of the seeds, like `h`.
+        alpha: amplitudes, broadcasting against `h`.
+        multiplies: where the algorithm is MULTIPLY; None where it nowhere is.
+        opening: what gate networks let in, 1 where there is none; None where there are none.
+    """
+    difference = s.to(h.dtype) - h
+    change = difference if opening is None else opening.to(h.dtype) * difference
+    if multiplies is not None:
+        change = torch.where(multiplies, h * torch.tanh(difference), change)
+    return h + alpha.to(h.dtype) * change
+
+
 def blend_per_sample(
     h: Tensor, s: Tensor, alpha: Tensor, algorithm: int, gate: nn.Module | None = None
 ) -> Tensor:
@@ -68,7 +87,8 @@ class _StraightThrough(torch.autograd.Function):
 
     @staticmethod
     def forward(h: Tensor, b: Tensor) -> Tensor:
-        return h.view_as(h)
+        # A copy: what follows may work in place, which a view of `h` would forbid.
+        return h.clone()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina import contribution as worth
+from esper.kasmina.blending import straight_through
 from esper.kasmina.blueprints.registry import BLUEPRINTS
 from esper.kasmina.costs import fitting_blueprints
 from esper.kasmina.gradients import GradientSample, record_gradients, summarise, tensor_norms
@@ -45,7 +46,13 @@ from esper.kasmina.views import SlotView
 from esper.leyline.actions import Actions, Command, LifecycleOp, decode_actions
 from esper.leyline.alpha import AlphaAlgorithm, AlphaCurve, BlendStyle
 from esper.leyline.config import Config, option
-from esper.leyline.errors import CheckpointError, NonFiniteError, SlotError, nearest
+from esper.leyline.errors import (
+    CheckpointError,
+    NonFiniteError,
+    SlotError,
+    UsageError,
+    nearest,
+)
 from esper.leyline.masks import Masks, build_masks
 from esper.leyline.stages import SeedStage
 
@@ -89,6 +96,11 @@ class Garden(nn.Module):
         super().__init__()
         if any(isinstance(module, Garden) for module in model.modules()):
             raise SlotError("the model already holds a Garden; grow that one instead")
+        if _has_grown_elsewhere(model):
+            raise SlotError(
+                "the model already grows in another Garden, whose seeds stay active in it; "
+                "use that garden or build the model anew"
+            )
         placements = place_slots(model, slots, example_input)
         self.config = config or GardenConfig()
         self.model = model
@@ -164,7 +176,7 @@ class Garden(nn.Module):
         alpha_target: float = 1.0,
     ) -> OperationResult:
         """Put a new seed into an empty slot."""
-        check_number("tempo", tempo, 1)
+        check_number("tempo", tempo, 1, whole=True)
         _check_target(alpha_target)
         command = make_command(
             LifecycleOp.GERMINATE,
@@ -190,7 +202,7 @@ class Garden(nn.Module):
         style: str | BlendStyle | None = None,
     ) -> OperationResult:
         """Aim a blended seed's amplitude at another value; keeps its style unless one is given."""
-        check_number("speed", speed, 0)
+        check_number("speed", speed, 0, whole=True)
         _check_target(target)
         index = self._index(slot)
         chosen = (
@@ -210,7 +222,7 @@ class Garden(nn.Module):
         self, slot: str, *, speed: int = 0, curve: str | AlphaCurve = "linear"
     ) -> OperationResult:
         """Remove a seed, at once or by fading it out over `speed` ticks."""
-        check_number("speed", speed, 0)
+        check_number("speed", speed, 0, whole=True)
         command = make_command(
             LifecycleOp.PRUNE,
             self._index(slot),
@@ -269,8 +281,15 @@ class Garden(nn.Module):
         shadowed = self.seedbed.shadowed() if self.training and torch.is_grad_enabled() else None
         if shadowed is None:
             return loss
-        shadow = closure(Shadow(self, shadowed))
-        return loss + (shadow - shadow.detach())
+        shadow = Shadow(self, shadowed)
+        shadow_loss = closure(shadow)
+        if not shadow.was_called:
+            raise UsageError(
+                "the closure must call the model it is given: training_loss(lambda model: "
+                "loss(model(x), y)), not the garden itself"
+            )
+        # The value of the first, gradients for both: a seed gone mad cannot reach the loss.
+        return straight_through(loss, shadow_loss)
 
     def record_epoch(self, score: float) -> None:
         """After validation: count the epoch and take over the gradients sampled in it."""
@@ -334,6 +353,12 @@ class Garden(nn.Module):
         }
         save_garden(self, folder, meta)
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Garden:
+        """Move or cast as any module; amplitudes are written anew in the new precision."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._sync()
+        return self
+
     def __getstate__(self) -> dict[str, Any]:
         """Leave the listeners behind: a copy has owners of its own."""
         return {**self.__dict__, "_listeners": []}
@@ -359,14 +384,21 @@ class Garden(nn.Module):
         }[AlphaAlgorithm(int(self._state.algorithm[0, index]))]
 
     def _carry_out(self, command: Command) -> OperationResult:
+        before = self._state
         self._state, applied = apply_command(
-            self._state,
+            before,
             command,
             enabled=self._enabled(),
             fits=self.fits(),
             config=self.config.lifecycle,
         )
-        self._sync()
+        try:
+            self._sync()
+        except BaseException:
+            # A seed that cannot be built was never germinated.
+            self._state = before
+            self._sync()
+            raise
         index = min(max(int(command.slot[0]), 0), len(self.slot_names) - 1)
         return describe_result(applied, LifecycleOp(int(command.op[0])), self.slot_names[index])
 
@@ -391,6 +423,9 @@ class Garden(nn.Module):
         self._sync()
         self._tell_listeners()
         self.seedbed.germinations = germinations
+        for slot in self.seedbed:
+            # How a saved seed was trained is not known here; it is no reason for a warning.
+            slot.was_shadowed = slot.seed is not None
 
     def _tell_listeners(self) -> None:
         alive = []
@@ -407,6 +442,16 @@ def _example_shape(example: Any) -> list[int] | None:
     args, kwargs = call_arguments(example)
     plain = len(args) == 1 and not kwargs and isinstance(args[0], Tensor)
     return list(args[0].shape) if plain and args[0].is_floating_point() else None
+
+
+def _has_grown_elsewhere(model: nn.Module) -> bool:
+    """Return whether a hook of another garden's slot mixes a seed into this model."""
+    owners = (
+        getattr(hook, "__self__", None)
+        for module in model.modules()
+        for hook in module._forward_hooks.values()
+    )
+    return any(isinstance(owner, Slot) and owner.seed is not None for owner in owners)
 
 
 def _check_target(value: float) -> None:
@@ -435,7 +480,8 @@ def load_garden(folder: str | Path, *, model: nn.Module, example_input: Any = No
                 f"{folder}: this garden's model does not take one float tensor; "
                 "pass example_input as when it was made"
             )
-        example_input = torch.zeros(meta["example_shape"])
+        like = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
+        example_input = torch.zeros(meta["example_shape"], dtype=like.dtype, device=like.device)
     config = GardenConfig.from_mapping(meta["config"])
     garden = Garden(model, meta["slot_paths"], example_input, config=config)
     try:

@@ -100,10 +100,14 @@ def parse_choice(kind: type[E], value: str | E, what: str) -> E:
         raise unknown_name(what, value, names) from None
 
 
-def check_number(name: str, value: float, low: float, high: float | None = None) -> None:
-    """Refuse a number outside [low, high] with one line."""
-    in_range = isinstance(value, int | float) and not isinstance(value, bool)
+def check_number(
+    name: str, value: float, low: float, high: float | None = None, *, whole: bool = False
+) -> None:
+    """Refuse a number outside [low, high], or one that should be whole, with one line."""
+    kind = int if whole else int | float
+    in_range = isinstance(value, kind) and not isinstance(value, bool)
     in_range = in_range and value >= low and (high is None or value <= high)
     if not in_range:
         allowed = f"{low} or more" if high is None else f"{low} to {high}"
+        allowed = f"a whole number, {allowed}" if whole else allowed
         raise UsageError(f"{name} must be {allowed}, got {value!r}")

@@ -56,6 +56,8 @@ class Seedbed(nn.Module):
         """Free every module, so that another topology can be built from nothing."""
         for slot in self:
             slot.seed = slot.gate = None
+            slot.mode = int(SlotMode.PASS)
+            slot.frozen = None
 
     def sync(self, state: SlotState, reference: Reference) -> bool:
         """Make the modules agree with the state; return whether parameters came or went."""
@@ -63,6 +65,7 @@ class Seedbed(nn.Module):
         for index, slot in enumerate(self):
             changed |= self._sync_seed(index, slot, state, reference)
             changed |= self._sync_gate(index, slot, state, reference)
+            _settle_amplitude(slot, reference(slot.name))
             self._sync_mode(index, slot, state)
             _sync_freeze(index, slot, state)
         return changed
@@ -82,7 +85,7 @@ class Seedbed(nn.Module):
             slot.was_shadowed = False
             return True
         if not present and slot.seed is not None:
-            slot.seed = None
+            slot.seed = slot.frozen = None
             return True
         return False
 
@@ -105,7 +108,6 @@ class Seedbed(nn.Module):
         with seeded(self.run_seed, index, self.germinations, "seed"):
             seed = blueprint.build(slot.channels, slot.topology)
             probe = torch.randn((2, *slot.shape[1:]))
-        self.germinations += 1
         with torch.no_grad():
             out = seed.eval()(probe)
         if not isinstance(out, Tensor) or out.shape != probe.shape:
@@ -114,13 +116,13 @@ class Seedbed(nn.Module):
                 f"blueprint {blueprint.name!r} turns {list(probe.shape)} into {shape}; "
                 "a seed must keep the shape of its input"
             )
+        self.germinations += 1
         return self._settle(seed, reference(slot.name))
 
     def _settle(self, module: nn.Module, like: Tensor | None) -> nn.Module:
         """Give a new module the device, the precision and the mode of its surroundings."""
         if like is not None:
-            dtype = like.dtype if like.is_floating_point() else torch.float32
-            module = module.to(device=like.device, dtype=dtype)
+            module = module.to(device=like.device, dtype=_precision(like))
         return module.train(self.training)
 
     def _sync_mode(self, index: int, slot: Slot, state: SlotState) -> None:
@@ -146,10 +148,31 @@ class Seedbed(nn.Module):
 
 
 def _sync_freeze(index: int, slot: Slot, state: SlotState) -> None:
-    """While a seed is blended out it is frozen; gradients still pass through to the host."""
+    """While a seed is blended out it is frozen; gradients still pass through to the host.
+
+    What was trainable before is remembered, and exactly that is trainable again afterwards.
+    """
     fading = int(state.alpha_mode[0, index]) == int(AlphaMode.DOWN)
-    for parameter in slot.parameters():
-        if parameter.requires_grad == fading:
-            parameter.requires_grad_(not fading)
-            if fading:
-                parameter.grad = None
+    if fading and slot.frozen is None:
+        slot.frozen = tuple(name for name, p in slot.named_parameters() if p.requires_grad)
+        for parameter in slot.parameters():
+            parameter.requires_grad_(False)
+            parameter.grad = None
+    elif not fading and slot.frozen is not None:
+        for name, parameter in slot.named_parameters():
+            if name in slot.frozen:
+                parameter.requires_grad_(True)
+        slot.frozen = None
+
+
+def _settle_amplitude(slot: Slot, like: Tensor | None) -> None:
+    """Keep the amplitude where the host is, and exact whatever the host's own precision."""
+    device = slot.alpha.device if like is None else like.device
+    # Apple's GPUs have no float64.
+    dtype = torch.float32 if device.type == "mps" else torch.float64
+    if slot.alpha.device != device or slot.alpha.dtype != dtype:
+        slot.alpha = slot.alpha.to(device=device, dtype=dtype)
+
+
+def _precision(like: Tensor) -> torch.dtype:
+    return like.dtype if like.is_floating_point() else torch.float32

@@ -23,11 +23,13 @@ class Shadow(nn.Module):
         # Plain attributes: a shadow owns neither of them as a submodule.
         self.__dict__["garden"] = garden
         self.__dict__["slot"] = slot
+        self.was_called = False
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the garden so that only this seed's parameters receive a gradient."""
         garden: nn.Module = self.__dict__["garden"]
         slot: Slot = self.__dict__["slot"]
+        self.was_called = True
         learning = {id(parameter) for parameter in slot.parameters()}
         frozen: dict[str, Tensor] = {
             name: parameter.detach()

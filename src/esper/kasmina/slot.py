@@ -44,8 +44,9 @@ class Slot(nn.Module):
         self.is_straight_through = True
         self.is_shadowing = False
         self.was_shadowed = False
+        self.frozen: tuple[str, ...] | None = None
         self.sample_alphas: Tensor | None = None
-        self.register_buffer("alpha", torch.zeros(()), persistent=False)
+        self.register_buffer("alpha", torch.zeros((), dtype=torch.float64), persistent=False)
 
     def attend(self, module: nn.Module, args: Any, output: Any) -> Any:
         """Forward hook of the host's submodule."""
@@ -59,6 +60,7 @@ class Slot(nn.Module):
             return h
         self._check(h)
         if self.sample_alphas is not None:
+            self._check_samples(h, len(self.sample_alphas))
             return blend_per_sample(h, self.seed(h), self.sample_alphas, self.algorithm, self.gate)
         if self.mode == SlotMode.BLEND:
             return blend(h, self.seed(h), self.alpha, self.algorithm, self.gate)
@@ -80,6 +82,14 @@ class Slot(nn.Module):
                 f"slot {self.name!r} was made for activations like {list(self.shape)} "
                 f"({self.channels} channels), got {list(h.shape)}; "
                 "a slot's submodule must keep its rank and width"
+            )
+
+    def _check_samples(self, h: Tensor, announced: int) -> None:
+        """Refuse amplitudes per sample for a batch that has other samples by now."""
+        if announced not in (1, len(h)):
+            raise SlotError(
+                f"slot {self.name!r} got {len(h)} samples where {announced} were announced; "
+                "a model that regroups its batch is measured by a function evaluate(model)"
             )
 
     def extra_repr(self) -> str:

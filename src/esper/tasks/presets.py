@@ -49,7 +49,8 @@ class Digits(Task):
     defaults = _digits_config(
         host="cnn",
         host_options=CnnConfig(channels=(4, 8, 8), in_channels=1),
-        learning_rate=0.01,
+        batch_size=32,
+        learning_rate=0.005,
     )
 
     def read(self, data_path: DataPath | None) -> Source:

@@ -1,1 +1,17 @@
 """Conformance batteries: what every plug-in must satisfy, for third parties to run on theirs."""
+
+from __future__ import annotations
+
+from esper.kasmina.hosts.contract import check_host
+from esper.tasks.contract import check_task
+from esper.testing.blueprints import check_blueprint
+from esper.testing.controllers import check_controller
+from esper.testing.signals import random_signals
+
+__all__ = [
+    "check_blueprint",
+    "check_controller",
+    "check_host",
+    "check_task",
+    "random_signals",
+]

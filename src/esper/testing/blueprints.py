@@ -33,8 +33,12 @@ SLOT = "body"
 STEPS = 3
 """Optimizer steps within which every parameter must have had a gradient."""
 
-LARGEST_RATIO = 100.0
-"""Most a gradient tensor of a fresh seed may exceed the host's, both as RMS per parameter."""
+LARGEST_RATIO = 20.0
+"""Most a gradient tensor of a fresh seed may exceed the host's, both as RMS per parameter.
+
+On the hosts of this battery sound seeds stay below 12; a zero in front of a norm, which multiplies
+its first gradient by 1 / sqrt(eps) = 316, gives 40 (behind three layers) to 200 (behind one).
+"""
 
 NO_VMAP = "no_vmap"
 """Class attribute by which a seed says in one sentence why it cannot run under `torch.vmap`."""
@@ -122,7 +126,7 @@ class _Case:
             return self.blueprint.build(self.channels, self.topology)
 
     def stirred(self, key: int = 0) -> nn.Module:
-        """Return a seed whose parameters have all moved: no zero hides anything."""
+        """Return a seed whose parameters have all moved."""
         return _stir(self.build(key), key)
 
     def activation(self, key: int = 0) -> Tensor:
@@ -184,8 +188,13 @@ def _check_module(case: _Case) -> None:
     for training in (True, False):
         seed = case.build().train(training)
         given, buffers = x.clone(), [buffer.clone() for buffer in seed.buffers()]
+        stream = torch.get_rng_state()
         out = seed(given)
         _require_like(case, out, x)
+        case.require(
+            torch.equal(torch.get_rng_state(), stream),
+            "a forward pass draws random numbers, which shifts those of the host",
+        )
         case.require(torch.equal(given, x), "it changes its input in place; work on a copy")
         same = all(map(torch.equal, seed.buffers(), buffers))
         case.require(same, "a forward pass changes its buffers; use a norm without statistics")
@@ -242,7 +251,7 @@ def _check_vmap(case: _Case) -> None:
         return
     seeds = [case.stirred(key) for key in range(_STACKED)]
     x = torch.stack([case.activation(key) for key in range(_STACKED)])
-    parameters, buffers = torch.func.stack_module_state(seeds)  # type: ignore[arg-type]
+    parameters, buffers = torch.func.stack_module_state(seeds)
     base = seeds[0]
 
     def call(state: dict[str, Tensor], rest: dict[str, Tensor], row: Tensor) -> Tensor:
@@ -297,12 +306,10 @@ def _check_in_garden(case: _Case, style: BlendStyle) -> None:
     case.run("bfloat16", lambda case: _check_bfloat16(case, style))
 
 
-def _check_training(
-    case: _Case, style: BlendStyle, mode: TrainingMode, *, rectified: bool
-) -> None:
+def _check_training(case: _Case, style: BlendStyle, mode: TrainingMode, *, rectified: bool) -> None:
     garden = case.garden(style, mode, rectified=rectified)
     alone = case.host(rectified=rectified)
-    seed = dict(_seed_parameters(garden))
+    seed = dict(garden.seedbed[0].named_parameters())
     optimizer = torch.optim.SGD(garden.parameters(), lr=0.1)
     optimizer_alone = torch.optim.SGD(alone.parameters(), lr=0.1)
     waiting = {name for name, parameter in seed.items() if parameter.requires_grad}
@@ -356,7 +363,7 @@ def _check_isolation(case: _Case, garden: Garden, alone: nn.Module) -> None:
 def _check_scale(case: _Case, garden: Garden) -> None:
     gradients = [_gradient(parameter).flatten() for parameter in garden.host_parameters()]
     host = _rms(torch.cat(gradients))
-    for name, parameter in _seed_parameters(garden):
+    for name, parameter in garden.seedbed[0].named_parameters():
         ratio = _rms(_gradient(parameter)) / host
         case.require(
             ratio <= LARGEST_RATIO,
@@ -366,23 +373,22 @@ def _check_scale(case: _Case, garden: Garden) -> None:
 
 
 def _check_blended(case: _Case, style: BlendStyle) -> None:
-    x, y = case.batch()
-    garden, alone = case.garden(style), case.host()
-    _stir_seed(garden)
-    result = garden.advance(SLOT)
-    case.require(result.ok, result.reason)
-    expected = alone(x)
+    x, _ = case.batch()
+    fresh = case.garden(style)
+    garden = copy.deepcopy(fresh)
+    _stir(garden.seedbed)
+    for one in (fresh, garden):
+        result = one.advance(SLOT)
+        case.require(result.ok, result.reason)
+    expected = case.host()(x)
     case.require(torch.equal(garden(x), expected), "alpha = 0 is not the host to the bit")
-    garden.tick()
-    case.require(garden.slots[SLOT].alpha == 1, "alpha does not reach 1")
+    for one in (fresh, garden):
+        one.tick()
+        case.require(one.slots[SLOT].alpha == 1, "alpha does not reach 1")
     with garden.configured(torch.zeros(1, 1, dtype=torch.bool), None):
         case.require(torch.equal(garden(x), expected), "switched off, it still changes the host")
-    _loss(garden(x), y).backward()
-    for name, parameter in garden.named_parameters():
-        case.require(
-            bool(_gradient(parameter).any()),
-            f"no gradient for {name.removeprefix('model.')} at alpha = 1",
-        )
+    _require_gradients(case, fresh, fresh.model)
+    _require_gradients(case, garden, garden)
     if case.topology == "sequence":
         with torch.no_grad():
             _require_causal(case, garden.eval(), x)
@@ -408,7 +414,7 @@ def _check_bfloat16(case: _Case, style: BlendStyle) -> None:
     x, y = case.batch()
     for cast in (True, False):
         garden, alone = case.garden(style), case.host()
-        _stir_seed(garden)
+        _stir(garden.seedbed)
         if cast:
             garden.to(torch.bfloat16)
             alone.to(torch.bfloat16)
@@ -459,22 +465,23 @@ def _require_causal(case: _Case, model: nn.Module, x: Tensor) -> None:
         )
 
 
-def _stir(module: nn.Module, key: int) -> nn.Module:
+def _require_gradients(case: _Case, garden: Garden, part: nn.Module) -> None:
+    """Every parameter of this part of a blended garden must have a gradient."""
+    x, y = case.batch()
+    _loss(garden(x), y).backward()
+    for name, parameter in part.named_parameters():
+        case.require(
+            not parameter.requires_grad or bool(_gradient(parameter).any()),
+            f"no gradient for {name.removeprefix('model.')} at alpha = 1",
+        )
+
+
+def _stir(module: nn.Module, key: int = 0) -> nn.Module:
+    """Move every parameter, so that no zero of the start hides anything."""
     with seeded("stir", key), torch.no_grad():
         for parameter in module.parameters():
-            parameter += 0.2 * torch.randn_like(parameter)
+            parameter.add_(torch.randn_like(parameter), alpha=0.2)
     return module
-
-
-def _stir_seed(garden: Garden) -> None:
-    with seeded("stir"), torch.no_grad():
-        for parameter in garden.slot_parameters(SLOT):
-            parameter += 0.2 * torch.randn_like(parameter)
-
-
-def _seed_parameters(garden: Garden) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield the parameters of the seed and its gate, called seed.… and gate.…."""
-    yield from garden.seedbed[0].named_parameters()
 
 
 def _gradient(parameter: Tensor) -> Tensor:

@@ -1,0 +1,25 @@
+"""The picture in the README: one digits run, drawn by the program itself."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def main(arguments: list[str]) -> int:
+    import torch
+
+    from esper.growth.grow import task_config, task_run
+    from esper.tasks import get_task
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=4)
+    parser.add_argument("--out", type=Path, default=Path("docs/growth.svg"))
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    task = get_task("digits")
+    run = task_run(task, task.load(), config=task_config(task, seed=options.seed))
+    for record in run.epochs():
+        print(f"\repoch {record.epoch}/{run.config.epochs}", end="", flush=True)
+    print(f"\n{run.finish().picture(options.out)}")
+    return 0

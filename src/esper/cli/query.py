@@ -1,0 +1,146 @@
+"""`esper query`: read-only SQL over what a run has recorded."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import math
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from esper.cli.output import err_console, out_console, print_json, safe
+
+_EPILOG = """\
+examples:
+  esper query runs/first "SELECT step, val_score FROM epochs ORDER BY val_score DESC LIMIT 5"
+  esper query runs/first "SELECT op, COUNT(*) FROM decisions GROUP BY op" --csv
+  esper query runs/first "SELECT * FROM alarms" --json
+  esper query runs/first "SELECT name FROM sqlite_master"
+
+docs/telemetry.md lists every table and column with its unit.
+"""
+
+_TABLE_ROWS = 200
+_WIDE = 10
+_CELL = 200
+
+
+def add_parser(verbs: Any) -> None:
+    """Add the verb."""
+    parser = verbs.add_parser(
+        "query",
+        help="ask a run's store in SQL, as a table, CSV or JSON",
+        description="Answer one SELECT over the store of a run. Nothing can be changed by it.",
+        epilog=_EPILOG,
+    )
+    parser.add_argument("where", metavar="RUN", help="folder of the run")
+    parser.add_argument("sql", metavar="SQL", help="one SELECT")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print one JSON document")
+    form.add_argument("--csv", action="store_true", help="print CSV with a header")
+    parser.add_argument(
+        "--limit",
+        type=int,
+        metavar="N",
+        help=f"most rows to print (default: {_TABLE_ROWS} in a table, all in CSV and JSON)",
+    )
+    parser.add_argument(
+        "--timeout", type=float, metavar="S", default=60.0, help="seconds to spend, 0 without end"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the answer."""
+    from esper.leyline.errors import UsageError
+    from esper.nissa.database import store_path
+    from esper.nissa.query import query_run
+
+    if options.limit is not None and options.limit < 0:
+        raise UsageError(f"--limit must be 0 or more, got {options.limit}")
+    if not options.timeout >= 0:
+        raise UsageError(f"--timeout must be 0 or more seconds, got {options.timeout}")
+    path = store_path(options.where)
+    if not path.is_file():
+        raise UsageError(
+            f"{options.where} has no run.db; give the folder of a run (see `esper runs`)"
+        )
+    timeout_s = options.timeout or None
+    if options.csv:
+        _print_csv(path, options.sql, options.limit, timeout_s)
+        return 0
+    limit = options.limit
+    if limit is None and not options.json:
+        limit = _TABLE_ROWS
+    result = query_run(path, options.sql, limit=limit, timeout_s=timeout_s)
+    if options.json:
+        rows = [{name: _plain(value) for name, value in row.items()} for row in result.to_dicts()]
+        print_json(
+            {"columns": list(result.columns), "rows": rows, "truncated": result.is_truncated}
+        )
+        return 0
+    print_table(result.columns, result.rows)
+    if result.is_truncated:
+        err_console().print(f"there are more than {limit} rows; see all with --csv, or --limit N")
+    return 0
+
+
+def _print_csv(path: Any, sql: str, limit: int | None, timeout_s: float | None) -> None:
+    from esper.nissa.query import stream_query
+
+    # A file gets exactly what was recorded; a terminal must not be steered by it.
+    shown = (lambda text: safe(text).plain) if sys.stdout.isatty() else str
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    with stream_query(path, sql, timeout_s=timeout_s) as (columns, rows):
+        first = next(rows, None)
+        writer.writerow([shown(name) for name in columns])
+        count = 0
+        while first is not None and (limit is None or count < limit):
+            writer.writerow(
+                [shown(cell) if isinstance(cell, str) else cell for cell in map(_cell, first)]
+            )
+            count += 1
+            first = next(rows, None)
+    if first is not None:
+        err_console().print(f"there are more than {limit} rows")
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Print rows as a table, or one below the other when there are many columns."""
+    from rich.table import Table
+
+    console = out_console()
+    if len(columns) > _WIDE:
+        for number, row in enumerate(rows, start=1):
+            table = Table(title=f"row {number}", title_justify="left", show_header=False)
+            for name, value in zip(columns, row, strict=True):
+                table.add_row(safe(name), safe(_shown(value)))
+            console.print(table)
+        return
+    table = Table()
+    for index, name in enumerate(columns):
+        numbers = all(isinstance(row[index], int | float | None) for row in rows)
+        table.add_column(safe(name), justify="right" if numbers and rows else "left")
+    for row in rows:
+        table.add_row(*(safe(_shown(value)) for value in row))
+    console.print(table)
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    text = str(_cell(value))
+    return text if len(text) <= _CELL else f"{text[:_CELL]}… ({len(text):,} characters)"
+
+
+def _cell(value: Any) -> Any:
+    return f"x'{value.hex()}'" if isinstance(value, bytes) else value
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return _cell(value)

@@ -1,0 +1,98 @@
+"""`esper runs`: which runs there are, and how they stand."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from esper.cli.output import err_console, out_console, points, print_json, safe
+
+_ROOT = "runs"
+
+_STYLES = {"running": "cyan", "interrupted": "yellow", "finished": "green", "damaged": "red"}
+
+
+def add_parser(verbs: Any) -> None:
+    """Add the verb."""
+    parser = verbs.add_parser(
+        "runs",
+        help="list runs: what they are about, how far they are, and how they ended",
+        description="List the runs below a folder, the one written last first.",
+    )
+    parser.add_argument("--root", metavar="DIR", help=f"folder to look in (default: {_ROOT})")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the table."""
+    from esper.nissa.listing import find_runs
+
+    root = Path(_ROOT if options.root is None else options.root)
+    is_missing = options.root is None and not root.is_dir()
+    entries = [] if is_missing else find_runs(root)
+    if options.json:
+        print_json({"root": _text(root), "runs": [describe(entry) for entry in entries]})
+    elif not entries:
+        err_console().print(
+            safe(f"there are no runs in {_text(root)}; start one with `esper grow`")
+        )
+    else:
+        print_table(entries)
+    return 0
+
+
+def describe(entry: Any) -> dict[str, Any]:
+    """Return one run as plain data."""
+    plain = {field.name: getattr(entry, field.name) for field in dataclasses.fields(entry)}
+    return {**plain, "path": _text(entry.path)}
+
+
+def print_table(entries: list[Any]) -> None:
+    """Print runs as a table."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title="Runs", title_justify="left")
+    for column in ("run", "state", "task", "controller", "progress", "score", "last written", ""):
+        table.add_column(column, justify="right" if column in ("progress", "score") else "left")
+    for entry in entries:
+        table.add_row(
+            safe(_short(_text(entry.path), 80)),
+            Text(entry.state, style=_STYLES[entry.state]),
+            safe(_short(entry.task or "", 40)),
+            safe(_short(entry.controller or "", 40)),
+            _progress(entry),
+            points(entry.score),
+            _age(entry.age_s),
+            safe(_short(entry.note or "", 120)),
+        )
+    out_console().print(table)
+
+
+def _text(path: Path) -> str:
+    from esper.nissa.columns import storable_text
+
+    return storable_text(str(path))
+
+
+def _short(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[: length // 2]} … {text[-length // 2 :]}"
+
+
+def _progress(entry: Any) -> str:
+    if entry.done is None and entry.planned is None:
+        return "–"
+    done = "?" if entry.done is None else f"{entry.done:,}"
+    return f"{done} of {entry.planned:,} {entry.unit}" if entry.planned else f"{done} {entry.unit}"
+
+
+def _age(seconds: float | None) -> str:
+    if seconds is None:
+        return "–"
+    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit} ago"
+    return f"{seconds:.0f} s ago"

@@ -1,0 +1,222 @@
+"""The SQLite file behind a run's store: how it is made, opened and refused.
+
+A store is created beside its place and renamed in, so a `run.db` that exists is complete. It
+says what it is (`application_id`) and which schema it has (`user_version`). Every failure of
+SQLite becomes one line that names the file and what to do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+from esper.nissa.columns import TABLES, Table
+from esper.nissa.errors import StoreError
+from esper.nissa.schema import SCHEMA_VERSION
+
+STORE_FILE = "run.db"
+LOCK_FILE = "run.db.lock"
+STORE_FILES = (STORE_FILE, f"{STORE_FILE}-wal", f"{STORE_FILE}-shm", LOCK_FILE)
+"""Everything a store may leave in its run folder, beside what sinks write."""
+
+APPLICATION_ID = 0x45737072
+"""Marks a SQLite file as an Esper store ("Espr")."""
+
+BUSY_TIMEOUT_S = 5.0
+
+
+def store_path(run: str | os.PathLike[str]) -> Path:
+    """Return the store of a run folder, or the file itself when it is named directly."""
+    path = Path(run)
+    return path if path.name == STORE_FILE and not path.is_dir() else path / STORE_FILE
+
+
+def create_statements() -> list[str]:
+    """Return the SQL that makes an empty store."""
+    statements = []
+    for table in TABLES.values():
+        columns = ", ".join(column.declaration for column in table.columns)
+        unique = "" if table.is_versioned or not table.key else f", UNIQUE ({_list(table.key)})"
+        statements.append(
+            f'CREATE TABLE "{table.stored_as}" (id INTEGER PRIMARY KEY, {columns}{unique})'
+        )
+        indexes = (*table.indexes, table.key) if table.is_versioned else table.indexes
+        for index in indexes:
+            name = f"{table.name}_by_{'_'.join(index)}"
+            statements.append(f'CREATE INDEX "{name}" ON "{table.stored_as}" ({_list(index)})')
+        if table.is_versioned:
+            statements.append(_latest_view(table))
+    statements.append(
+        "CREATE TABLE watermarks "
+        "(number INTEGER PRIMARY KEY, positions TEXT NOT NULL, sinks TEXT NOT NULL, time REAL)"
+    )
+    return statements
+
+
+def _latest_view(table: Table) -> str:
+    same = " AND ".join(f'later."{name}" = this."{name}"' for name in table.key)
+    return (
+        f'CREATE VIEW "{table.name}" AS SELECT * FROM "{table.stored_as}" AS this '
+        f'WHERE NOT EXISTS (SELECT 1 FROM "{table.stored_as}" AS later '
+        f"WHERE {same} AND later.id > this.id)"
+    )
+
+
+def _list(names: tuple[str, ...]) -> str:
+    return ", ".join(f'"{name}"' for name in names)
+
+
+# --------------------------------------------------------------------------------------- writing
+
+
+def create_database(path: Path, fill: Callable[[sqlite3.Connection], None]) -> None:
+    """Make a new store at `path`; `fill` writes its first rows in the same transaction."""
+    fresh = path.with_name(f".{path.name}.tmp-{os.getpid()}-{secrets.token_hex(4)}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        connection = _connect(fresh, "rwc")
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            for statement in create_statements():
+                connection.execute(statement)
+            fill(connection)
+            connection.execute("COMMIT")
+            connection.execute("PRAGMA journal_mode = WAL")
+        finally:
+            connection.close()
+        os.replace(fresh, path)
+    except (OSError, sqlite3.Error) as error:
+        raise cannot(f"create the store {path}", error) from error
+    finally:
+        for leftover in (fresh, Path(f"{fresh}-wal"), Path(f"{fresh}-shm")):
+            with contextlib.suppress(OSError):
+                leftover.unlink(missing_ok=True)
+
+
+def connect_writer(path: Path, *, busy_timeout_s: float = BUSY_TIMEOUT_S) -> sqlite3.Connection:
+    """Open an existing store for writing; refuse a foreign or newer file."""
+    connection = None
+    try:
+        # The connection is handed to the writer thread, which alone uses it from then on.
+        connection = _connect(path, "rw", busy_timeout_s, share_between_threads=True)
+        check_identity(connection, path)
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")
+        connection.execute("PRAGMA journal_size_limit = 67108864")
+        return connection
+    except (StoreError, sqlite3.Error) as error:
+        if connection is not None:
+            connection.close()
+        if isinstance(error, StoreError):
+            raise
+        raise cannot(f"open the store {path}", error) from error
+
+
+# --------------------------------------------------------------------------------------- reading
+
+
+def connect_reader(path: Path, *, busy_timeout_s: float = BUSY_TIMEOUT_S) -> sqlite3.Connection:
+    """Open a store for reading only; refuse what is missing, foreign, newer or damaged."""
+    if not path.is_file():
+        raise StoreError(f"there is no store at {path}; give the folder of a run")
+    if path.stat().st_size == 0:
+        raise StoreError(f"the store {path} is empty; the run stopped before it was made")
+    connection = None
+    try:
+        connection = _connect(path, "ro", busy_timeout_s)
+        try:
+            check_identity(connection, path)
+        except sqlite3.OperationalError:
+            # In a folder that cannot be written to, SQLite cannot share its memory of the log;
+            # a store without a log needs none.
+            wal = Path(f"{path}-wal")
+            if wal.exists() and wal.stat().st_size > 0:
+                raise
+            connection.close()
+            connection = _connect(path, "ro&immutable=1", busy_timeout_s)
+            check_identity(connection, path)
+        connection.execute("PRAGMA query_only = ON")
+        connection.execute("PRAGMA trusted_schema = OFF")
+        connection.execute("PRAGMA cell_size_check = ON")
+        return connection
+    except (StoreError, sqlite3.Error, OSError) as error:
+        if connection is not None:
+            connection.close()
+        if isinstance(error, StoreError):
+            raise
+        raise cannot(f"read the store {path}", error) from error
+
+
+def check_identity(connection: sqlite3.Connection, path: Path) -> None:
+    """Refuse a file that is not a store of this Esper or an older one it can read."""
+    application = connection.execute("PRAGMA application_id").fetchone()[0]
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if application != APPLICATION_ID:
+        raise StoreError(f"{path} is not an Esper store; give the folder of a run")
+    if version > SCHEMA_VERSION:
+        raise StoreError(
+            f"{path} was written by a newer Esper (schema {version}, this one reads "
+            f"{SCHEMA_VERSION}); update Esper"
+        )
+    if version < SCHEMA_VERSION:
+        raise StoreError(
+            f"{path} was written by an older Esper (schema {version}, this one reads "
+            f"{SCHEMA_VERSION}); read it with the Esper that wrote it"
+        )
+
+
+def _connect(
+    path: Path,
+    mode: str,
+    busy_timeout_s: float = BUSY_TIMEOUT_S,
+    *,
+    share_between_threads: bool = False,
+) -> sqlite3.Connection:
+    # `as_uri` writes any bytes of the path as escapes, which SQLite turns back.
+    return sqlite3.connect(
+        f"{path.absolute().as_uri()}?mode={mode}",
+        uri=True,
+        timeout=busy_timeout_s,
+        isolation_level=None,
+        check_same_thread=not share_between_threads,
+    )
+
+
+# ---------------------------------------------------------------------------------------- errors
+
+_ADVICE = {
+    sqlite3.SQLITE_FULL: "free some space",
+    sqlite3.SQLITE_IOERR: "check the disk and its free space",
+    sqlite3.SQLITE_BUSY: "another program holds it; close that program",
+    sqlite3.SQLITE_LOCKED: "another program holds it; close that program",
+    sqlite3.SQLITE_READONLY: "make the file and its folder writable",
+    sqlite3.SQLITE_PERM: "make the file and its folder writable",
+    sqlite3.SQLITE_CANTOPEN: "check that the folder exists and may be written to",
+    sqlite3.SQLITE_CORRUPT: "the file is damaged; use another copy of it",
+    sqlite3.SQLITE_NOTADB: "the file is no SQLite database; give the folder of a run",
+}
+
+
+def cannot(what: str, error: Exception, then: str = "") -> StoreError:
+    """Return the error for something SQLite or the system refused, in one line."""
+    if isinstance(error, sqlite3.Error):
+        reason = str(error)
+        code = primary_code(error)
+        advice = _ADVICE.get(code, "check the file")
+    else:
+        strerror = error.strerror if isinstance(error, OSError) else None
+        reason = strerror or str(error) or type(error).__name__
+        advice = "check the disk, or choose a folder that may be written to"
+    return StoreError(" ".join(f"cannot {what}: {reason}; {advice}{then}".split()))
+
+
+def primary_code(error: sqlite3.Error) -> int:
+    """Return SQLite's code of an error without its extension, or 0 when it has none."""
+    code: int | None = vars(error).get("sqlite_errorcode")
+    return 0 if code is None else code & 0xFF

@@ -1,0 +1,133 @@
+"""`docs/telemetry.md`, made from the schema, the metric names and the monitors.
+
+python -m esper.nissa.docs > docs/telemetry.md
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+from esper.nissa.columns import TABLES, Column, Table
+from esper.nissa.metrics import METRICS
+from esper.nissa.monitors import BANDS, MONITORS
+from esper.nissa.schema import SCHEMA_VERSION, UpdateHeadRow
+
+_INTRODUCTION = f"""\
+# Telemetry
+
+Everything a run has to say about itself is in `run.db` of its folder: one SQLite file in WAL mode,
+which any program may read while the run goes on. This page is made from the code that writes it
+(`python -m esper.nissa.docs`); the schema has version {SCHEMA_VERSION}.
+
+## How to ask
+
+| what for | how |
+|---|---|
+| which runs there are | `esper runs`, `esper runs --json` |
+| a question in SQL | `esper query RUN "SELECT step, val_score FROM epochs"` (`--csv`, `--json`) |
+| data frames | `esper.open_run("RUN").table("epochs")` with Polars or pandas installed |
+| plain rows | `esper.open_run("RUN").rows("decisions", where="op != 'WAIT'")` |
+| curves | `tensorboard --logdir RUN/tb`; W&B with `pip install 'esper-grow[wandb]'` |
+
+A question can only read: it cannot write, attach another file or load code.
+
+## What can be relied on
+
+- A row is there completely or not at all. A killed process loses at most its last second.
+- Absent is `NULL`, never 0. What is not a number is absent too.
+- Rows are never dropped: when the disk is slow, the run waits, and `runs.wait_s` says for how long.
+- After a resume the store holds what an uninterrupted run would hold, in every column that is not
+  marked *volatile* and every row whose `volatile` column is not 1.
+- `round, row, step, ordinal` say where a row belongs: the round of training, the network among
+  those trained together, the epoch, and a count within these. Every table also has `id`, the
+  order of writing.
+- Times are seconds since 1970 (UTC); scores, contributions and gains are in points (accuracy 0 to
+  100, or the negative loss); shares are 0 to 1.
+"""
+
+_METRICS = """\
+## Names of curves
+
+Sinks show the measured columns under the names people know. Epochs are drawn over the epoch, all
+others over `env_steps`.
+"""
+
+_MONITORS = """\
+## Monitors
+
+A monitor looks at what was recorded; what it finds is a row of `alarms`, raised when it appears
+and cleared when it is gone. Heads that had no choice, forced steps and a controller that waits
+99 % of the time are healthy.
+"""
+
+_BANDS = """\
+## Colours
+
+How a page colours a number. These are no alarms.
+"""
+
+
+def telemetry_page() -> str:
+    """Return the text of `docs/telemetry.md`."""
+    parts = [_INTRODUCTION, "## Tables\n"]
+    parts += ["\n".join(_table_lines(table)) + "\n" for table in TABLES.values()]
+    parts += [_METRICS, "\n".join(_metric_lines()) + "\n"]
+    parts += [_MONITORS, "\n".join(_monitor_lines()) + "\n"]
+    parts += [_BANDS, "\n".join(_band_lines()) + "\n"]
+    return "\n".join(parts)
+
+
+def _table_lines(table: Table) -> Iterator[str]:
+    yield f"### {table.name}\n"
+    yield f"{table.meaning}{' Key: ' + ', '.join(table.key) + '.' if table.key else ''}\n"
+    yield "| column | type | unit | meaning |"
+    yield "|---|---|---|---|"
+    for column in table.columns:
+        yield f"| `{column.name}` | {_type(column)} | {column.unit} | {_meaning(column)} |"
+
+
+def _type(column: Column) -> str:
+    if column.is_json:
+        return "JSON"
+    return "flag" if column.is_flag else column.sql.lower()
+
+
+def _meaning(column: Column) -> str:
+    text = column.meaning.replace("|", "\\|")
+    return f"{text} *Volatile.*" if column.is_volatile else text
+
+
+def _metric_lines() -> Iterator[str]:
+    yield "| curve | from |"
+    yield "|---|---|"
+    for record, names in METRICS.items():
+        table = next(table for table in TABLES.values() if table.record is record)
+        suffix = "/&lt;head&gt;" if record is UpdateHeadRow else ""
+        for column, name in names.items():
+            if name is not None:
+                yield f"| {name}{suffix} | {table.name}.{column} |"
+
+
+def _monitor_lines() -> Iterator[str]:
+    yield "| monitor | alarms when | what it means | what to try |"
+    yield "|---|---|---|---|"
+    for name in MONITORS.names():
+        monitor = MONITORS.get(name)
+        cells = (name, monitor.thresholds, monitor.meaning, monitor.advice)
+        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _band_lines() -> Iterator[str]:
+    yield "| number | watch | bad | what it is |"
+    yield "|---|---|---|---|"
+    for name, band in BANDS.items():
+        sign = "<" if band.is_high_good else "≥"
+        watch = f"{sign} {band.watch:g}"
+        if band.least is not None:
+            watch = f"< {band.least:g} or {watch}"
+        yield f"| {name} | {watch} | {sign} {band.bad:g} | {band.meaning} |"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(telemetry_page())

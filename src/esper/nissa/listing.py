@@ -1,0 +1,187 @@
+"""Which runs there are below a folder, and how they stand.
+
+A run is a folder with a `run.db`, or one that was made before its store (a `config.yaml` beside
+`checkpoints`). Looking at a run never disturbs it.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from esper.leyline.errors import UsageError
+from esper.nissa.columns import TABLES
+from esper.nissa.database import LOCK_FILE, STORE_FILE, connect_reader
+from esper.nissa.errors import StoreError
+from esper.nissa.lock import is_locked
+from esper.nissa.query import restrict
+from esper.nissa.rows import decode
+
+State = Literal["running", "interrupted", "finished", "damaged"]
+
+MAX_DEPTH = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunEntry:
+    """One run in a list; absent is None."""
+
+    path: Path
+    state: State
+    kind: str | None = None
+    task: str | None = None
+    controller: str | None = None
+    seed: int | None = None
+    done: int | None = None
+    """Epochs of a growing run, rounds of a training one."""
+    planned: int | None = None
+    unit: str | None = None
+    """epochs or rounds."""
+    score: float | None = None
+    """Last validation score, in points."""
+    created: float | None = None
+    """Seconds since 1970."""
+    age_s: float | None = None
+    """Seconds since something was last written."""
+    note: str | None = None
+    """Why it stopped, or what is wrong with it."""
+
+
+def find_runs(root: str | os.PathLike[str]) -> list[RunEntry]:
+    """Return every run at or below a folder, the one written last first."""
+    base = Path(root)
+    if not base.is_dir():
+        raise UsageError(f"there is no folder {base}; give the folder that holds the runs")
+    runs = [describe_run(folder) for folder in _run_folders(base, 0)]
+    return sorted(runs, key=lambda run: (run.age_s is None, run.age_s or 0.0))
+
+
+def _run_folders(folder: Path, depth: int) -> Iterator[Path]:
+    if _is_run(folder):
+        yield folder
+        return
+    if depth == MAX_DEPTH:
+        return
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError:
+        return
+    for entry in entries:
+        if entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."):
+            yield from _run_folders(folder / entry.name, depth + 1)
+
+
+def _is_run(folder: Path) -> bool:
+    if (folder / STORE_FILE).is_file():
+        return True
+    return (folder / "config.yaml").is_file() and (folder / "checkpoints").is_dir()
+
+
+def describe_run(folder: Path) -> RunEntry:
+    """Return how one run stands; a store that cannot be read makes it damaged, with the reason."""
+    path = folder / STORE_FILE
+    if not path.exists():
+        return _without_store(folder)
+    try:
+        connection = connect_reader(path, busy_timeout_s=1.0)
+        try:
+            restrict(connection)
+            return _with_store(folder, connection)
+        finally:
+            connection.close()
+    except (StoreError, sqlite3.Error, OSError, ValueError) as error:
+        note = " ".join(str(error).split())
+        return RunEntry(path=folder, state="damaged", age_s=_age(folder), note=note)
+
+
+def _with_store(folder: Path, connection: sqlite3.Connection) -> RunEntry:
+    table = TABLES["runs"]
+    names = ", ".join(f'"{name}"' for name in table.names)
+    row = connection.execute(f"SELECT {names} FROM runs").fetchone()
+    if row is None:
+        raise StoreError(f"the store in {folder} holds no run")
+    run = decode(table, row)
+    is_training = run["kind"] == "train"
+    last = connection.execute(
+        "SELECT round + 1, NULL FROM rounds ORDER BY id DESC LIMIT 1"
+        if is_training
+        else "SELECT step, val_score FROM epochs ORDER BY id DESC LIMIT 1"
+    ).fetchone()
+    done, score = (0, None) if last is None else last
+    return RunEntry(
+        path=folder,
+        state=_state(folder, run["status"]),
+        kind=run["kind"],
+        task=run["task"],
+        controller=run["controller"],
+        seed=run["seed"],
+        done=done,
+        planned=run["rounds"] if is_training else run["epochs"],
+        unit="rounds" if is_training else "epochs",
+        score=run["val_score"] if run["val_score"] is not None else score,
+        created=run["created"],
+        age_s=_age(folder),
+        note=run["note"],
+    )
+
+
+def _state(folder: Path, status: str) -> State:
+    if status == "finished":
+        return "finished"
+    return "running" if is_locked(folder / LOCK_FILE) else "interrupted"
+
+
+def _without_store(folder: Path) -> RunEntry:
+    """Describe a run from its settings alone."""
+    is_finished = (folder / "summary.json").is_file()
+    config = _read_config(folder)
+    growth = config.get("growth")
+    growth = growth if isinstance(growth, dict) else {}
+
+    def text(name: str) -> str | None:
+        value = config.get(name)
+        return value if isinstance(value, str) else None
+
+    def whole(name: str) -> int | None:
+        value = growth.get(name)
+        return value if isinstance(value, int) else None
+
+    return RunEntry(
+        path=folder,
+        state="finished" if is_finished else "interrupted",
+        kind="grow",
+        task=text("task") or text("model"),
+        controller=text("controller"),
+        seed=whole("seed"),
+        done=whole("epochs") if is_finished else None,
+        planned=whole("epochs"),
+        unit="epochs",
+        age_s=_age(folder),
+        note="it has no run.db",
+    )
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    import yaml
+
+    try:
+        data = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def _age(folder: Path) -> float | None:
+    names = (STORE_FILE, f"{STORE_FILE}-wal", "log.txt", "config.yaml")
+    times = []
+    for name in names:
+        try:
+            times.append((folder / name).stat().st_mtime)
+        except OSError:
+            continue
+    return max(0.0, time.time() - max(times)) if times else None

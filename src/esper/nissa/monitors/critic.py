@@ -1,0 +1,187 @@
+"""Monitors of the critic: does it explain the returns, and does it tell the ops apart?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from esper.nissa.monitors.recent import Recent
+from esper.nissa.monitors.table import Finding, register_monitor
+from esper.nissa.schema import UpdateRow
+
+EXPLAINED_VARIANCE: tuple[tuple[float, float], ...] = (
+    (0.10, -0.5),
+    (0.25, -0.2),
+    (0.75, 0.0),
+    (1.0, 0.1),
+)
+"""Up to this share of the run, explained variance must be at least that."""
+
+LOW_RETURN_STD = 1e-3
+Q_VARIANCE = 0.01
+Q_OP_SPREAD = 0.1
+BIAS_COUNT = 100
+VALUE_SPREAD = 0.01
+
+
+def explained_variance_limit(progress: float) -> float:
+    """Return the least explained variance that is all right at this share of the run."""
+    for until, limit in EXPLAINED_VARIANCE:
+        if progress <= until:
+            return limit
+    return EXPLAINED_VARIANCE[-1][1]
+
+
+def check_explained_variance(
+    value: float | None, progress: float | None, return_std: float | None
+) -> Finding | None:
+    """Find a critic that explains too little for this share of the run.
+
+    Returns that hardly vary leave nothing to explain: then it says so instead.
+    """
+    if value is None:
+        return None
+    if return_std is not None and return_std < LOW_RETURN_STD:
+        return Finding(
+            severity="info",
+            subject="low_variance",
+            value=return_std,
+            threshold=LOW_RETURN_STD,
+            message=f"returns hardly vary (deviation {return_std:.3g}), so explained variance "
+            "says nothing",
+        )
+    limit = explained_variance_limit(1.0 if progress is None else progress)
+    if value >= limit:
+        return None
+    return Finding(
+        severity="warning",
+        value=value,
+        threshold=limit,
+        message=f"explained variance is {value:.3g} (at least {limit:g} by now)",
+    )
+
+
+def check_q_sensitivity(q_variance: float | None, q_op_spread: float | None) -> Iterator[Finding]:
+    """Find a critic that ignores the op it is given."""
+    for subject, value, limit in (
+        ("q_variance", q_variance, Q_VARIANCE),
+        ("q_op_spread", q_op_spread, Q_OP_SPREAD),
+    ):
+        if value is not None and value < limit:
+            yield Finding(
+                severity="warning",
+                subject=subject,
+                value=value,
+                threshold=limit,
+                message=f"{subject} is {value:.3g} (at least {limit:g}): the critic hardly tells "
+                "the ops apart",
+            )
+
+
+def check_advantage_bias(by_op: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
+    """Find ops whose advantages are off to one side by more than their spread."""
+    for op, numbers in by_op.items():
+        mean, std, count = numbers.get("mean"), numbers.get("std"), numbers.get("n", 0)
+        if mean is None or std is None or count <= BIAS_COUNT or abs(mean) <= std:
+            continue
+        yield Finding(
+            severity="warning",
+            subject=op,
+            value=mean,
+            threshold=std,
+            message=f"advantages of {op} are biased: mean {mean:.3g}, deviation {std:.3g} over "
+            f"{count} decisions",
+        )
+
+
+def check_value_collapse(value_std: float | None, return_std: float | None) -> Finding | None:
+    """Find a critic that says the same of every state although returns differ."""
+    if value_std is None or return_std is None or return_std < LOW_RETURN_STD:
+        return None
+    limit = VALUE_SPREAD * return_std
+    if value_std >= limit:
+        return None
+    return Finding(
+        severity="warning",
+        value=value_std,
+        threshold=limit,
+        message=f"values hardly vary ({value_std:.3g}) while returns do ({return_std:.3g})",
+    )
+
+
+@register_monitor(
+    "explained_variance",
+    reads=UpdateRow,
+    thresholds="< -0.5 until 10 % of the run, < -0.2 until 25 %, < 0 until 75 %, then < 0.1; "
+    "info when the returns' deviation is below 1e-3",
+    meaning="The critic predicts returns worse than it should by now, so advantages are noise.",
+    advice="Check the scale of value targets, train the critic more per update, and that the "
+    "baseline is the marginal over ops, not the value of the sampled op.",
+)
+def explained_variance(recent: Recent) -> Iterator[Finding]:
+    """Look at the newest update."""
+    newest = recent.updates[-1]
+    found = check_explained_variance(newest.explained_variance, recent.progress, newest.return_std)
+    if found is not None:
+        yield found
+
+
+@register_monitor(
+    "critic_op_sensitivity",
+    reads=UpdateRow,
+    thresholds="variance of Q over ops < 0.01, spread of mean Q < 0.1: warning",
+    meaning="Q(s, op) has become V(s): conditioning on the op has no effect.",
+    advice="Look whether rewards differ by op at all; if they do, strengthen the op's input "
+    "(an embedding, or a small encoder before it joins the state).",
+)
+def critic_op_sensitivity(recent: Recent) -> Iterator[Finding]:
+    """Look at the newest update."""
+    newest = recent.updates[-1]
+    yield from check_q_sensitivity(newest.q_variance, newest.q_op_spread)
+
+
+@register_monitor(
+    "advantage_bias",
+    reads=UpdateRow,
+    thresholds="per op, |mean| > deviation over more than 100 decisions: warning",
+    meaning="The critic systematically misjudges this op, or its reward is misattributed.",
+    advice="Look at the reward terms of that op's decisions and at its value loss.",
+)
+def advantage_bias(recent: Recent) -> Iterator[Finding]:
+    """Look at every op in the newest update."""
+    by_op = recent.updates[-1].advantage_by_op
+    if isinstance(by_op, Mapping):
+        yield from check_advantage_bias(by_op)
+
+
+@register_monitor(
+    "value_collapse",
+    reads=UpdateRow,
+    thresholds="deviation of values < 1 % of that of returns: warning",
+    meaning="The critic says the same of every state.",
+    advice="Look at the critic's gradient norm and at the scale of its targets.",
+)
+def value_collapse(recent: Recent) -> Iterator[Finding]:
+    """Look at the newest update."""
+    newest = recent.updates[-1]
+    found = check_value_collapse(newest.value_std, newest.return_std)
+    if found is not None:
+        yield found
+
+
+@register_monitor(
+    "advantage_floored",
+    reads=UpdateRow,
+    thresholds="the deviation of raw advantages was below its floor: info",
+    meaning="Advantages hardly differ, so normalising them would mostly amplify noise.",
+    advice="Nothing, if it passes; if it stays, rewards carry too little signal.",
+)
+def advantage_floored(recent: Recent) -> Iterator[Finding]:
+    """Look at the newest update."""
+    newest = recent.updates[-1]
+    if newest.advantage_floored:
+        yield Finding(
+            severity="info",
+            value=newest.advantage_std_raw,
+            message="the deviation of advantages was below its floor",
+        )

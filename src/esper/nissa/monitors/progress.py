@@ -1,0 +1,146 @@
+"""Monitors of how a run is getting on: trends over rounds, sudden changes between epochs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from esper.nissa.monitors.recent import Recent
+from esper.nissa.monitors.series import Series, mean, measured, smoothed
+from esper.nissa.monitors.table import Finding, register_monitor
+from esper.nissa.schema import EpochRow, RoundRow
+
+ROLLING = 10
+DEGRADATION = 0.10
+DEGRADATION_AFTER = 0.10
+PLATEAU = 0.5
+TREND = 2.0
+LOSS_SPIKE = 2.0
+SCORE_DROP = 5.0
+GRADIENT_SPIKE = 100.0
+TRACE_MEMORY = 0.9
+TRACE_WARMUP = 3
+
+Trend = Literal["plateau", "improvement", "degradation"]
+
+
+def check_degradation(scores: Series, progress: float | None) -> Finding | None:
+    """Find a score a tenth below its rolling mean, once a tenth of the run is over."""
+    values = measured(scores)
+    if progress is not None and progress < DEGRADATION_AFTER:
+        return None
+    if len(values) <= ROLLING:
+        return None
+    average = mean(values[-ROLLING - 1 : -1])
+    assert average is not None
+    limit = average - DEGRADATION * abs(average)
+    if values[-1] >= limit:
+        return None
+    return Finding(
+        severity="warning",
+        value=values[-1],
+        threshold=limit,
+        message=f"the score {values[-1]:.2f} is more than a tenth below the mean {average:.2f} "
+        f"of the last {ROLLING} rounds",
+    )
+
+
+def find_trend(rolling: Series) -> tuple[Trend, float] | None:
+    """Return what the newest change of a rolling mean amounts to, and the change in points."""
+    values = measured(rolling)
+    if len(values) <= ROLLING:
+        return None
+    change = values[-1] - values[-2]
+    if abs(change) < PLATEAU:
+        return "plateau", change
+    if change >= TREND:
+        return "improvement", change
+    return ("degradation", change) if change <= -TREND else None
+
+
+def trace_reasons(
+    losses: Series, scores: Series, grad_norms: Series = ()
+) -> dict[str, tuple[float, float]]:
+    """Return why the newest epoch deserves a close look, as {reason: (value, threshold)}.
+
+    A loss twice its average, a score five points below the one before, a gradient a hundred times
+    its average. A failed gate and a change of stage are the other two reasons to look closely;
+    those are rows of their own.
+    """
+    reasons: dict[str, tuple[float, float]] = {}
+    for name, series, factor in (
+        ("loss_spike", losses, LOSS_SPIKE),
+        ("gradient_spike", grad_norms, GRADIENT_SPIKE),
+    ):
+        values = measured(series)
+        average = smoothed(values[:-1], TRACE_MEMORY)
+        if len(values) > TRACE_WARMUP and average and values[-1] > factor * average > 0:
+            reasons[name] = (values[-1], factor * average)
+    points = measured(scores)
+    if len(points) > 1 and points[-1] <= points[-2] - SCORE_DROP:
+        reasons["score_drop"] = (points[-1], points[-2] - SCORE_DROP)
+    return reasons
+
+
+@register_monitor(
+    "performance_degradation",
+    reads=RoundRow,
+    thresholds="a tenth below the mean of the last 10 rounds, after a tenth of the run: warning",
+    meaning="The controller has become clearly worse than it was.",
+    advice="Go back to the best checkpoint; look for a KL spike or a collapse just before.",
+)
+def performance_degradation(recent: Recent) -> Iterator[Finding]:
+    """Look at the scores of the rounds."""
+    found = check_degradation([row.score_mean for row in recent.rounds], recent.progress)
+    if found is not None:
+        yield found
+
+
+@register_monitor(
+    "trend",
+    reads=RoundRow,
+    thresholds="change of the rolling score: < 0.5 points plateau (info), +2 improvement (info), "
+    "-2 degradation (warning)",
+    meaning="Which way the rolling score is going.",
+    advice="On a plateau, look at exploration; after a degradation, at the last updates.",
+)
+def trend(recent: Recent) -> Iterator[Finding]:
+    """Look at the rolling scores of the rounds."""
+    found = find_trend([row.score_rolling for row in recent.rounds])
+    if found is not None:
+        kind, change = found
+        yield Finding(
+            severity="warning" if kind == "degradation" else "info",
+            subject=kind,
+            value=change,
+            threshold=PLATEAU if kind == "plateau" else TREND,
+            message=f"{kind}: the rolling score changed by {change:+.2f} points",
+        )
+
+
+@register_monitor(
+    "sudden_change",
+    reads=EpochRow,
+    thresholds="validation loss > 2 times its average, score 5 points below the last, gradient "
+    "> 100 times its average: warning",
+    meaning="Something happened to the network in this epoch.",
+    advice="Look at the decision before it: a blend that is too fast, or a prune of a seed that "
+    "was needed; a slower alpha schedule is smoother.",
+)
+def sudden_change(recent: Recent) -> Iterator[Finding]:
+    """Look at the epochs of one network."""
+    if (recent.run.rows or 1) > 1:
+        return
+    reasons = trace_reasons(
+        [row.val_loss for row in recent.epochs],
+        [row.val_score for row in recent.epochs],
+        [row.grad_norm for row in recent.epochs],
+    )
+    for reason, (value, threshold) in reasons.items():
+        yield Finding(
+            severity="warning",
+            subject=reason,
+            value=value,
+            threshold=threshold,
+            message=f"{reason.replace('_', ' ')}: {value:.4g} (limit {threshold:.4g})",
+        )

@@ -1,0 +1,230 @@
+"""Monitors of numbers that must stay in range: memory of the policy, gradients, finiteness."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from esper.nissa.monitors.recent import Recent
+from esper.nissa.monitors.series import Series, measured, smoothed
+from esper.nissa.monitors.table import Finding, register_monitor
+from esper.nissa.schema import UpdateRow
+
+LSTM_RMS_MAX = 10.0
+LSTM_RMS_MIN = 1e-6
+LSTM_DRIFT = 2.0
+GRADIENT_DRIFT = 0.5
+GRADIENT_MEMORY = 0.99
+GRADIENT_WARMUP = 10
+GRADIENT_MIN = 1e-7
+GRADIENT_MAX = 100.0
+LOG_PROB_WARNING = -50.0
+LOG_PROB_CRITICAL = -100.0
+SKIPPED_CRITICAL = 3
+
+
+def check_lstm_rms(subject: str, rms: float | None) -> Finding | None:
+    """Find a memory that has exploded, died or is not finite."""
+    if rms is None:
+        return None
+    if not math.isfinite(rms):
+        return Finding(
+            severity="critical",
+            subject=subject,
+            value=rms,
+            message=f"the LSTM's {subject} is not finite",
+        )
+    if LSTM_RMS_MIN <= rms <= LSTM_RMS_MAX:
+        return None
+    limit = LSTM_RMS_MAX if rms > LSTM_RMS_MAX else LSTM_RMS_MIN
+    return Finding(
+        severity="warning",
+        subject=subject,
+        value=rms,
+        threshold=limit,
+        message=f"the LSTM's {subject} has a root mean square of {rms:.3g} (limit {limit:g})",
+    )
+
+
+def check_lstm_drift(early: float | None, late: float | None) -> Finding | None:
+    """Find a memory that keeps growing late in long episodes."""
+    if early is None or late is None or early <= 0 or late <= LSTM_DRIFT * early:
+        return None
+    return Finding(
+        severity="warning",
+        value=late / early,
+        threshold=LSTM_DRIFT,
+        message=f"the LSTM's cell state is {late / early:.3g} times as large beyond epoch 100",
+    )
+
+
+def check_gradient_drift(grad_norms: Series) -> Finding | None:
+    """Find a gradient norm far from its moving average."""
+    values = measured(grad_norms)
+    if len(values) <= GRADIENT_WARMUP:
+        return None
+    average = smoothed(values[:-1], GRADIENT_MEMORY)
+    if not average:
+        return None
+    drift = abs(values[-1] - average) / average
+    if drift <= GRADIENT_DRIFT:
+        return None
+    return Finding(
+        severity="info",
+        value=drift,
+        threshold=GRADIENT_DRIFT,
+        message=f"the gradient norm {values[-1]:.3g} is {drift:.0%} away from its average "
+        f"{average:.3g}",
+    )
+
+
+def check_gradient_norm(grad_norm: float | None) -> Finding | None:
+    """Find a gradient that has vanished or exploded."""
+    if grad_norm is None or GRADIENT_MIN <= grad_norm <= GRADIENT_MAX:
+        return None
+    if math.isnan(grad_norm):
+        return None
+    limit = GRADIENT_MAX if grad_norm > GRADIENT_MAX else GRADIENT_MIN
+    return Finding(
+        severity="critical" if grad_norm > GRADIENT_MAX else "warning",
+        value=grad_norm,
+        threshold=limit,
+        message=f"the gradient norm is {grad_norm:.3g} (limit {limit:g})",
+    )
+
+
+def check_log_prob(log_prob_min: float | None) -> Finding | None:
+    """Find actions that were all but impossible under the policy that took them."""
+    if log_prob_min is None or log_prob_min >= LOG_PROB_WARNING:
+        return None
+    is_critical = log_prob_min < LOG_PROB_CRITICAL
+    limit = LOG_PROB_CRITICAL if is_critical else LOG_PROB_WARNING
+    return Finding(
+        severity="critical" if is_critical else "warning",
+        value=log_prob_min,
+        threshold=limit,
+        message=f"an action has the log-probability {log_prob_min:.3g} (limit {limit:g})",
+    )
+
+
+def check_skipped(was_skipped: Sequence[bool | None]) -> Finding | None:
+    """Find updates that were skipped because something was not finite."""
+    count = 0
+    for skipped in reversed(was_skipped):
+        if not skipped:
+            break
+        count += 1
+    if not count:
+        return None
+    return Finding(
+        severity="critical" if count >= SKIPPED_CRITICAL else "warning",
+        value=float(count),
+        threshold=float(SKIPPED_CRITICAL),
+        message=f"{count} updates in a row were skipped because something was not finite",
+    )
+
+
+@register_monitor(
+    "lstm_rms",
+    reads=UpdateRow,
+    thresholds="root mean square > 10 or < 1e-6 warning; not finite critical",
+    meaning="The policy's memory has saturated or died.",
+    advice="Check the LayerNorm after the LSTM, the forget bias and the gradient clip.",
+)
+def lstm_rms(recent: Recent) -> Iterator[Finding]:
+    """Look at the newest update."""
+    newest = recent.updates[-1]
+    for subject, rms in (("hidden state", newest.lstm_h_rms), ("cell state", newest.lstm_c_rms)):
+        found = check_lstm_rms(subject, rms)
+        if found is not None:
+            yield found
+
+
+@register_monitor(
+    "lstm_drift",
+    reads=UpdateRow,
+    thresholds="cell state beyond epoch 100 more than 2 times that before: warning",
+    meaning="The memory keeps growing in long episodes and may forget their start.",
+    advice="Shorten episodes, clamp the cell softly, or use a second recurrent layer.",
+)
+def lstm_drift(recent: Recent) -> Iterator[Finding]:
+    """Look at the newest update."""
+    newest = recent.updates[-1]
+    found = check_lstm_drift(newest.lstm_c_rms_early, newest.lstm_c_rms_late)
+    if found is not None:
+        yield found
+
+
+@register_monitor(
+    "gradient_drift",
+    reads=UpdateRow,
+    thresholds="|norm - average| > 0.5 of the average (memory 0.99, after 10 updates): info",
+    meaning="The learner's gradients have changed their scale.",
+    advice="Look at what else changed at that round: rewards, returns, a head's entropy.",
+)
+def gradient_drift(recent: Recent) -> Iterator[Finding]:
+    """Look at the gradient norms so far."""
+    found = check_gradient_drift([row.grad_norm for row in recent.updates])
+    if found is not None:
+        yield found
+
+
+@register_monitor(
+    "gradient_norm",
+    reads=UpdateRow,
+    thresholds="< 1e-7 warning; > 100 critical",
+    meaning="Gradients have vanished or exploded.",
+    advice="Vanished: check advantages and masks. Exploded: check value targets and rewards.",
+)
+def gradient_norm(recent: Recent) -> Iterator[Finding]:
+    """Look at the newest update."""
+    found = check_gradient_norm(recent.updates[-1].grad_norm)
+    if found is not None:
+        yield found
+
+
+@register_monitor(
+    "numerical_instability",
+    reads=UpdateRow,
+    thresholds="any NaN or infinite value: critical",
+    meaning="The learner met numbers that are not finite.",
+    advice="Run the policy in FP32; find the head and kind in the events of that round.",
+)
+def numerical_instability(recent: Recent) -> Iterator[Finding]:
+    """Look at the newest update."""
+    count = recent.updates[-1].nonfinite
+    if count:
+        yield Finding(
+            severity="critical",
+            value=float(count),
+            threshold=0.0,
+            message=f"{count} values in the update were NaN or infinite",
+        )
+
+
+@register_monitor(
+    "log_prob",
+    reads=UpdateRow,
+    thresholds="least < -50 warning, < -100 critical",
+    meaning="An action was taken that its policy thinks impossible: sampling and scoring differ.",
+    advice="Score with the masks and the floor that were used for sampling.",
+)
+def log_prob(recent: Recent) -> Iterator[Finding]:
+    """Look at the newest update."""
+    found = check_log_prob(recent.updates[-1].log_prob_min)
+    if found is not None:
+        yield found
+
+
+@register_monitor(
+    "skipped_updates",
+    reads=UpdateRow,
+    thresholds="1 warning; 3 in a row critical",
+    meaning="Updates were skipped because a log-probability or value was not finite.",
+    advice="Resume from an earlier checkpoint with a lower learning rate.",
+)
+def skipped_updates(recent: Recent) -> Iterator[Finding]:
+    """Look at the newest updates."""
+    found = check_skipped([row.was_skipped for row in recent.updates])
+    if found is not None:
+        yield found

@@ -1,0 +1,244 @@
+"""Read-only SQL over the store of a run.
+
+The file is opened for reading, SQLite is told to refuse every write, and an authorizer lets only
+SELECT through: nothing can be written, attached or loaded, whatever the question says. A question
+that takes too long is ended, and Ctrl-C ends it at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from esper.leyline.errors import UsageError
+from esper.nissa.database import cannot, connect_reader, primary_code, store_path
+from esper.nissa.errors import StoreError
+
+TIMEOUT_S = 60.0
+MAX_VALUE_BYTES = 64 * 1024 * 1024
+
+_CHECK_EVERY = 10_000
+"""Instructions of SQLite between two looks at the clock, well under a millisecond."""
+
+_READING = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE})
+_FORBIDDEN_FUNCTIONS = frozenset({"load_extension", "fts3_tokenizer", "writefile", "readfile"})
+_PRAGMAS = frozenset(
+    {
+        "application_id",
+        "compile_options",
+        "database_list",
+        "foreign_key_list",
+        "function_list",
+        "index_info",
+        "index_list",
+        "index_xinfo",
+        "integrity_check",
+        "journal_mode",
+        "page_count",
+        "page_size",
+        "quick_check",
+        "schema_version",
+        "table_info",
+        "table_list",
+        "table_xinfo",
+        "user_version",
+    }
+)
+_PRAGMAS_WITH_ARGUMENT = frozenset(
+    {
+        "foreign_key_list",
+        "index_info",
+        "index_list",
+        "index_xinfo",
+        "integrity_check",
+        "quick_check",
+        "table_info",
+        "table_list",
+        "table_xinfo",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class QueryResult:
+    """The answer to a question."""
+
+    columns: tuple[str, ...]
+    """Names as SQL gives them; a repeated one gets a number."""
+    rows: list[tuple[Any, ...]]
+    is_truncated: bool
+    """There were more rows than the limit."""
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """Return every row as {column: value}."""
+        return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
+
+
+def query_run(
+    run: str | os.PathLike[str],
+    sql: str,
+    parameters: Sequence[Any] = (),
+    *,
+    limit: int | None = None,
+    timeout_s: float | None = TIMEOUT_S,
+) -> QueryResult:
+    """Answer one SELECT over the store of a run.
+
+    Args:
+        run: A run folder, or its `run.db`.
+        sql: One statement that only reads.
+        parameters: Values for `?` in it.
+        limit: Most rows to return; all by default.
+        timeout_s: When to give up; never if None.
+
+    Raises:
+        UsageError: The question is wrong, writes, or takes too long.
+        StoreError: The store is missing, damaged, foreign or newer.
+    """
+    with stream_query(run, sql, parameters, timeout_s=timeout_s) as (columns, rows):
+        found: list[tuple[Any, ...]] = []
+        for row in rows:
+            if limit is not None and len(found) == limit:
+                return QueryResult(columns, found, True)
+            found.append(row)
+    return QueryResult(columns, found, False)
+
+
+@contextmanager
+def stream_query(
+    run: str | os.PathLike[str],
+    sql: str,
+    parameters: Sequence[Any] = (),
+    *,
+    timeout_s: float | None = TIMEOUT_S,
+) -> Iterator[tuple[tuple[str, ...], Iterator[tuple[Any, ...]]]]:
+    """Open a question whose rows are read one by one; otherwise like `query_run`."""
+    path = store_path(run)
+    connection = connect_reader(path)
+    guard = _Guard(timeout_s)
+    try:
+        restrict(connection)
+        connection.set_progress_handler(guard, _CHECK_EVERY)
+        with _explained(str(path), guard):
+            cursor = connection.execute(sql, parameters)
+        if cursor.description is None:
+            raise UsageError("the question returns no columns; ask with SELECT")
+        columns = unique_names([entry[0] for entry in cursor.description])
+        yield columns, _rows(cursor, str(path), guard)
+    finally:
+        connection.close()
+
+
+def restrict(connection: sqlite3.Connection) -> None:
+    """Let a connection read and nothing else."""
+    connection.text_factory = _text
+    connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
+    connection.set_authorizer(_authorize)
+
+
+def unique_names(names: Sequence[str]) -> tuple[str, ...]:
+    """Return names of which none appears twice, as `id`, `id:1`, `id:2`."""
+    seen: dict[str, int] = {}
+    unique: list[str] = []
+    for name in names:
+        candidate = name
+        while candidate in seen:
+            candidate = f"{name}:{seen[name]}"
+            seen[name] += 1
+        seen[candidate] = 1
+        unique.append(candidate)
+    return tuple(unique)
+
+
+def _text(data: bytes) -> str:
+    # A foreign file may hold anything where text should be.
+    return data.decode("utf-8", "backslashreplace")
+
+
+def _authorize(
+    action: int, first: str | None, second: str | None, database: str | None, source: str | None
+) -> int:
+    if action in _READING:
+        return sqlite3.SQLITE_OK
+    if action == sqlite3.SQLITE_FUNCTION:
+        is_forbidden = (second or "").lower() in _FORBIDDEN_FUNCTIONS
+        return sqlite3.SQLITE_DENY if is_forbidden else sqlite3.SQLITE_OK
+    if action == sqlite3.SQLITE_PRAGMA:
+        allowed = _PRAGMAS if second is None else _PRAGMAS_WITH_ARGUMENT
+        return sqlite3.SQLITE_OK if (first or "").lower() in allowed else sqlite3.SQLITE_DENY
+    return sqlite3.SQLITE_DENY
+
+
+class _Guard:
+    """SQLite asks it now and then whether to go on; also where Ctrl-C arrives."""
+
+    def __init__(self, timeout_s: float | None) -> None:
+        self._until = None if timeout_s is None else time.monotonic() + timeout_s
+        self.timeout_s = timeout_s
+        self.is_late = False
+        self.is_interrupted = False
+
+    def __call__(self) -> int:
+        try:
+            self.is_late = self._until is not None and time.monotonic() > self._until
+        except KeyboardInterrupt:
+            # SQLite would swallow it; it is raised again when SQLite has stopped.
+            self.is_interrupted = True
+        return int(self.is_late or self.is_interrupted)
+
+
+def _rows(cursor: sqlite3.Cursor, path: str, guard: _Guard) -> Iterator[tuple[Any, ...]]:
+    while True:
+        with _explained(path, guard):
+            row = cursor.fetchone()
+        if row is None:
+            return
+        yield row
+
+
+_OF_THE_FILE = frozenset(
+    {
+        sqlite3.SQLITE_CORRUPT,
+        sqlite3.SQLITE_NOTADB,
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_CANTOPEN,
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_LOCKED,
+        sqlite3.SQLITE_FULL,
+    }
+)
+
+
+@contextmanager
+def _explained(path: str, guard: _Guard) -> Iterator[None]:
+    """Turn what SQLite says into one line, and into whose mistake it was."""
+    try:
+        yield
+    except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError) as error:
+        if guard.is_interrupted:
+            raise KeyboardInterrupt from None
+        if guard.is_late:
+            raise UsageError(
+                f"the question took longer than {guard.timeout_s:g} s; ask for less, or allow more "
+                "time with --timeout"
+            ) from None
+        if isinstance(error, sqlite3.Error) and primary_code(error) in _OF_THE_FILE:
+            raise cannot(f"read the store {path}", error) from None
+        raise UsageError(_question_error(error)) from None
+    except (StoreError, MemoryError) as error:
+        raise StoreError(f"cannot answer from {path}: {error or 'out of memory'}") from None
+
+
+def _question_error(error: Exception) -> str:
+    reason = " ".join(str(error).split())
+    if isinstance(error, sqlite3.Error) and primary_code(error) == sqlite3.SQLITE_AUTH:
+        return f"only reading is allowed ({reason}); ask with SELECT"
+    if "one statement at a time" in reason:
+        return "one question at a time: leave out what follows the first ';'"
+    return f"the question cannot be answered: {reason}"

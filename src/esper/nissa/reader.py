@@ -1,0 +1,207 @@
+"""Reading a run from Python: its tables as data frames, or as plain rows."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import os
+import sqlite3
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from esper.leyline.errors import UsageError, unknown_name
+from esper.nissa.columns import TABLES, Row, Table
+from esper.nissa.database import cannot, connect_reader, store_path
+from esper.nissa.query import TIMEOUT_S, QueryResult, query_run, restrict
+from esper.nissa.rows import decode
+from esper.nissa.schema import RunRow
+
+FRAME_LIBRARIES = ("polars", "pandas")
+
+
+class StoredRun:
+    """A run that was recorded; make one with `open_run`. Readers never disturb a running run."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the store at this path for reading."""
+        self.path = path
+        self._connection = connect_reader(path)
+        restrict(self._connection)
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        return self.path.parent
+
+    @property
+    def info(self) -> RunRow:
+        """What was run and how it ended."""
+        row = next(self.records("runs"), None)
+        if not isinstance(row, RunRow):
+            raise UsageError(f"{self.path} holds no run")
+        return row
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """Names of the tables."""
+        return tuple(TABLES)
+
+    def records(self, table: str) -> Iterator[Row]:
+        """Return the typed records of a table in the order of writing."""
+        for row in self._select(table, None, None, None, ()):
+            yield TABLES[table].record(**decode(TABLES[table], row))
+
+    def rows(
+        self,
+        table: str,
+        *,
+        columns: Sequence[str] | None = None,
+        where: str | None = None,
+        parameters: Sequence[Any] = (),
+        limit: int | None = None,
+    ) -> list[dict[str, Any]]:
+        """Return rows as plain data: flags as booleans, JSON decoded, absent as None.
+
+        Args:
+            table: Which one.
+            columns: Which columns; all by default.
+            where: A condition in SQL, such as "step > ?".
+            parameters: Values for `?` in it.
+            limit: Most rows to return.
+        """
+        chosen = _chosen(TABLES[self._known(table)], columns)
+        found = self._select(table, columns, where, limit, parameters)
+        return [decode(chosen, row) for row in found]
+
+    def table(
+        self,
+        table: str,
+        *,
+        columns: Sequence[str] | None = None,
+        where: str | None = None,
+        parameters: Sequence[Any] = (),
+        limit: int | None = None,
+        library: str | None = None,
+    ) -> Any:
+        """Return rows as a data frame of Polars or pandas, whichever is installed.
+
+        `library` asks for one of them; the rest is as in `rows`. JSON columns stay text.
+        """
+        name, module = frame_library(library)
+        chosen = _chosen(TABLES[self._known(table)], columns)
+        found = list(self._select(table, columns, where, limit, parameters))
+        return (
+            _polars(module, chosen, found) if name == "polars" else _pandas(module, chosen, found)
+        )
+
+    def query(
+        self,
+        sql: str,
+        parameters: Sequence[Any] = (),
+        *,
+        limit: int | None = None,
+        timeout_s: float | None = TIMEOUT_S,
+    ) -> QueryResult:
+        """Answer one SELECT."""
+        return query_run(self.path, sql, parameters, limit=limit, timeout_s=timeout_s)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<run {str(self.folder)!r}>"
+
+    def _known(self, table: str) -> str:
+        if table not in TABLES:
+            raise unknown_name("table", table, TABLES)
+        return table
+
+    def _select(
+        self,
+        table: str,
+        columns: Sequence[str] | None,
+        where: str | None,
+        limit: int | None,
+        parameters: Sequence[Any],
+    ) -> Iterator[tuple[Any, ...]]:
+        chosen = _chosen(TABLES[self._known(table)], columns)
+        names = ", ".join(f'"{name}"' for name in chosen.names)
+        condition = f" WHERE {where}" if where else ""
+        count = -1 if limit is None else limit
+        statement = f'SELECT {names} FROM "{table}"{condition} ORDER BY id LIMIT {int(count)}'
+        try:
+            yield from self._connection.execute(statement, parameters)
+        except sqlite3.DatabaseError as error:
+            if isinstance(error, sqlite3.OperationalError | sqlite3.ProgrammingError) and where:
+                reason = " ".join(str(error).split())
+                raise UsageError(f"the condition {where!r} cannot be used: {reason}") from None
+            raise cannot(f"read the store {self.path}", error) from None
+
+
+def open_run(run: str | os.PathLike[str]) -> StoredRun:
+    """Open a recorded run for reading: a run folder, or its `run.db`.
+
+    Raises:
+        StoreError: There is no store, or it is damaged, foreign or newer.
+    """
+    return StoredRun(store_path(run))
+
+
+def frame_library(name: str | None = None) -> tuple[str, Any]:
+    """Return the data-frame library to use, with its name."""
+    if name is not None and name not in FRAME_LIBRARIES:
+        raise unknown_name("data-frame library", name, FRAME_LIBRARIES)
+    for candidate in FRAME_LIBRARIES if name is None else (name,):
+        with contextlib.suppress(ImportError):
+            return candidate, importlib.import_module(candidate)
+    wanted = name or " or ".join(FRAME_LIBRARIES)
+    raise UsageError(
+        f"data frames need {wanted}, which is not installed; use pip install "
+        f"{name or FRAME_LIBRARIES[0]}, or .rows() for plain rows"
+    )
+
+
+def _chosen(table: Table, columns: Sequence[str] | None) -> Table:
+    """Return the table with only the chosen columns."""
+    if columns is None:
+        return table
+    for name in columns:
+        if name not in table.names:
+            raise unknown_name(f"column of {table.name}", name, table.names)
+    return dataclasses.replace(table, columns=tuple(table.column(name) for name in columns))
+
+
+def _polars(module: Any, table: Table, rows: list[tuple[Any, ...]]) -> Any:
+    types = {"INTEGER": module.Int64, "REAL": module.Float64, "TEXT": module.String}
+    frame = module.DataFrame(
+        rows, schema={column.name: types[column.sql] for column in table.columns}, orient="row"
+    )
+    flags = [column.name for column in table.columns if column.is_flag]
+    return frame.with_columns(module.col(flags).cast(module.Boolean)) if flags else frame
+
+
+def _pandas(module: Any, table: Table, rows: list[tuple[Any, ...]]) -> Any:
+    # Pandas' nullable types keep an absent whole number absent, instead of making it a fraction.
+    types = {"INTEGER": "Int64", "REAL": "Float64", "TEXT": "string"}
+    frame = module.DataFrame.from_records(rows, columns=list(table.names))
+    return frame.astype(
+        {
+            column.name: "boolean" if column.is_flag else types[column.sql]
+            for column in table.columns
+        }
+    )

@@ -1,0 +1,467 @@
+"""Every table of a run's store: one record class per table, one field per column.
+
+This is the one place that says what is recorded, in which unit, and what it means; the SQL, the
+writer and `docs/telemetry.md` are made from it. Absent is None and stored as NULL, never as 0.
+A column is *volatile* where identical runs may differ: times, memory, rates, the machine.
+
+Keys are (round, row, step, ordinal): the round of training (0 when one network is grown), the row
+of the population (0 for one network), the epoch within the episode from 1, and a count within
+these. Every table also has `id`, the order of writing from 1.
+
+Raise `SCHEMA_VERSION` whenever a table or a column changes.
+"""
+
+# `column` declares a dataclass field; it returns a field, not a shared default.
+# ruff: noqa: RUF009
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from esper.nissa.columns import Row, column, key, table
+
+SCHEMA_VERSION = 1
+
+_ROUND = "Round of training, from 0; 0 when one network is grown."
+_ROW = "Row of the population; 0 for one network."
+_STEP = "Epochs done in the episode when it happened, from 1."
+_COUNT = "Number within the same round, row and step, from 0."
+_TIME = "When it was recorded, seconds since 1970 (UTC)."
+_ENV_STEPS = "Decisions of all rows since the start of the run; the x axis of training curves."
+_VOLATILE_ROW = "The row speaks of the machine (memory, a sink, a resume), not of the run."
+
+Json = Mapping[str, Any] | Sequence[Any]
+
+
+@table("runs", "The run itself: one row.")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRow(Row):
+    """What was asked for, on what, and how it ended."""
+
+    kind: str = column("", "grow, train or prove.", default="grow")
+    name: str | None = column("", "Name of the run, as people call it.")
+    task: str | None = column("", "Task, or the model when a user's own is grown.")
+    controller: str | None = column("", "Who decides.")
+    group_id: str | None = column("", "Group of an A/B comparison.")
+    seed: int | None = column("", "Seed of the whole run.")
+    device: str | None = column("", "cpu or cuda.")
+    rounds: int | None = column("rounds", "Rounds planned.")
+    rows: int | None = column("rows", "Networks trained side by side.")
+    epochs: int | None = column("epochs", "Epochs planned per episode.")
+    slots: Json | None = column("", "Names of the slots, in action order.", json=True)
+    host_parameters: int | None = column("parameters", "Trainable parameters before growth.")
+    config: Json | None = column("", "The complete resolved configuration.", json=True)
+    command: str | None = column("", "The command that started the run.")
+    status: str = column("", "running, interrupted, failed or finished.", default="running")
+    note: str | None = column("", "Why it stopped, where that needs words.")
+    val_score: float | None = column("points", "Validation score at the end.")
+    test_score: float | None = column("points", "Test score, touched once at the end.")
+    twin_val_score: float | None = column("points", "Validation score of the waiting twin.")
+    twin_test_score: float | None = column("points", "Test score of the waiting twin.")
+    parameters: int | None = column("parameters", "Trainable parameters at the end.")
+    run_id: str | None = column("", "Random name of this store.", volatile=True)
+    versions: Json | None = column("", "Versions of the software.", json=True, volatile=True)
+    host: str | None = column("", "Name of the machine.", volatile=True)
+    process: int | None = column("", "Process that wrote last.", volatile=True)
+    created: float | None = column("s", "When the run was started.", volatile=True)
+    ended: float | None = column("s", "When it finished or stopped.", volatile=True)
+    resumes: int | None = column("", "How often it was continued.", volatile=True)
+    seconds: float | None = column("s", "Time spent in the run.", volatile=True)
+    waits: int | None = column("", "Writes that had to wait for the store.", volatile=True)
+    wait_s: float | None = column("s", "Time the run waited for the store.", volatile=True)
+    dropped: int | None = column("events", "Live events dropped in a hurry.", volatile=True)
+
+
+@table("rounds", "One round of training: all rows play one episode, then the policy is updated.")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundRow(Row):
+    """What the episodes of one round were like, taken together."""
+
+    round: int = key(_ROUND)
+    episodes: int | None = column("episodes", "Episodes played in the round.")
+    env_steps: int | None = column("decisions", _ENV_STEPS)
+    return_mean: float | None = column("reward", "Mean return of the episodes, raw.")
+    return_std: float | None = column("reward", "Standard deviation of the returns.")
+    score_mean: float | None = column("points", "Mean final validation score.")
+    score_best: float | None = column("points", "Best final validation score.")
+    score_rolling: float | None = column("points", "Mean of score_mean over the last 10 rounds.")
+    gain_mean: float | None = column("points", "Mean final score minus the twin's.")
+    free_steps: int | None = column("decisions", "Decisions with more than one legal op.")
+    forced_share: float | None = column("share", "Decisions with WAIT as the only legal op.")
+    wait_share_free: float | None = column("share", "WAIT among the free decisions.")
+    op_counts: Json | None = column("decisions", "How often each op was taken.", json=True)
+    blueprint_fates: Json | None = column(
+        "seeds", "Per blueprint, seeds germinated and fossilized so far.", json=True
+    )
+    seeds_germinated: int | None = column("seeds", "Seeds germinated in the round.")
+    seeds_fossilized: int | None = column("seeds", "Seeds fossilized in the round.")
+    seeds_pruned: int | None = column("seeds", "Seeds pruned in the round.")
+    rollbacks: int | None = column("", "Rows the governor rolled back.")
+    growth_ratio: float | None = column("ratio", "Largest parameters over host parameters.")
+    pbrs_share: float | None = column("share", "Shaping by potentials in the absolute reward.")
+    anti_gaming_share: float | None = column("share", "Decisions with an anti-gaming penalty.")
+    attribution_ratio_max: float | None = column(
+        "ratio", "Largest contribution over improvement with a ransomware penalty."
+    )
+    ransomware_count: int | None = column("seeds", "Seeds that look like ransomware.")
+    hindsight_mean: float | None = column("reward", "Mean hindsight credit of a scaffold.")
+    hindsight_count: int | None = column("", "Times hindsight credit was paid.")
+    hindsight_delay: float | None = column("epochs", "Mean delay of that credit.")
+    obs_clamp_share: float | None = column("share", "Observation entries at their clamp.")
+    seconds: float | None = column("s", "Time of the round.", volatile=True)
+    steps_per_s: float | None = column("decisions/s", "Speed.", volatile=True)
+    data_wait_s: float | None = column("s", "Time spent waiting for data.", volatile=True)
+    memory_bytes: int | None = column("bytes", "Resident memory of the process.", volatile=True)
+    gpu_memory_share: float | None = column("share", "GPU memory in use.", volatile=True)
+    time: float | None = column("s", _TIME, volatile=True)
+
+
+@table("updates", "One optimisation epoch of a PPO update; all measured after its step.")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateRow(Row):
+    """The learner's state after one pass over a round's decisions."""
+
+    round: int = key(_ROUND)
+    ordinal: int = key("Optimisation epoch within the update, from 0.")
+    is_last: bool = column("", "It was the last epoch of the update.", default=True)
+    env_steps: int | None = column("decisions", _ENV_STEPS)
+    learning_rate: float | None = column("", "Step size of the optimizer.")
+    policy_loss: float | None = column("", "Clipped surrogate, summed over the heads.")
+    value_loss: float | None = column("", "Half the mean squared error of the critic.")
+    entropy: float | None = column("share", "Mean normalised entropy of the heads, unfloored.")
+    entropy_coef: float | None = column("", "Weight of the entropy bonus.")
+    floor_penalty: float | None = column("", "Penalty of heads below their entropy floor.")
+    exploration_kl: float | None = column("nats", "KL(uniform over valid, policy), free steps.")
+    total_loss: float | None = column("", "What was minimised.")
+    approx_kl: float | None = column("nats", "KL from the round's policy, after the step.")
+    clipfrac: float | None = column("share", "Decisions whose joint ratio left the clip range.")
+    clipfrac_up: float | None = column("share", "Of these, above the range.")
+    clipfrac_down: float | None = column("share", "Of these, below the range.")
+    ratio_mean: float | None = column("ratio", "Joint ratio: mean.")
+    ratio_std: float | None = column("ratio", "Joint ratio: standard deviation.")
+    ratio_min: float | None = column("ratio", "Joint ratio: least.")
+    ratio_max: float | None = column("ratio", "Joint ratio: greatest.")
+    explained_variance: float | None = column("share", "1 - Var(R - V) / Var(R), rollout values.")
+    advantage_mean: float | None = column("", "Advantage: mean, normalised.")
+    advantage_std: float | None = column("", "Advantage: standard deviation, normalised.")
+    advantage_skew: float | None = column("", "Advantage: skewness.")
+    advantage_kurtosis: float | None = column("", "Advantage: excess kurtosis.")
+    advantage_positive: float | None = column("share", "Advantages above 0.")
+    advantage_mean_raw: float | None = column("reward", "Advantage: mean before normalising.")
+    advantage_std_raw: float | None = column("reward", "Advantage: deviation before normalising.")
+    advantage_floored: bool | None = column("", "The deviation was below its floor.")
+    advantage_by_op: Json | None = column("", "Per op: mean, std and n, raw.", json=True)
+    return_mean: float | None = column("reward", "Return: mean.")
+    return_std: float | None = column("reward", "Return: standard deviation.")
+    return_skew: float | None = column("", "Return: skewness.")
+    return_p05: float | None = column("reward", "Return: 5th percentile.")
+    return_p25: float | None = column("reward", "Return: 25th percentile.")
+    return_p50: float | None = column("reward", "Return: median.")
+    return_p75: float | None = column("reward", "Return: 75th percentile.")
+    return_p95: float | None = column("reward", "Return: 95th percentile.")
+    value_mean: float | None = column("reward", "Baseline: mean.")
+    value_std: float | None = column("reward", "Baseline: standard deviation.")
+    value_min: float | None = column("reward", "Baseline: least.")
+    value_max: float | None = column("reward", "Baseline: greatest.")
+    value_target_scale: float | None = column("", "Factor the critic's targets were divided by.")
+    value_return_correlation: float | None = column("", "Correlation of baseline and return.")
+    value_loss_by_op: Json | None = column("", "Value loss of each op's decisions.", json=True)
+    td_mean: float | None = column("reward", "Temporal difference: mean.")
+    td_std: float | None = column("reward", "Temporal difference: standard deviation.")
+    bellman_error: float | None = column("reward²", "Mean squared temporal difference.")
+    q_by_op: Json | None = column("reward", "Mean Q(s, op) of each op.", json=True)
+    q_variance: float | None = column("reward²", "Variance of Q over ops, mean over states.")
+    q_op_spread: float | None = column("reward", "Greatest minus least mean Q of an op.")
+    grad_norm: float | None = column("", "Gradient norm before clipping.")
+    grad_cv: float | None = column("", "Deviation over mean of the gradient norms.")
+    nonfinite: int | None = column("", "NaN and infinite values met in the update.")
+    log_prob_min: float | None = column("nats", "Least log-probability of an action taken.")
+    log_prob_max: float | None = column("nats", "Greatest log-probability of an action taken.")
+    lstm_h_rms: float | None = column("", "Hidden state: root mean square.")
+    lstm_h_max: float | None = column("", "Hidden state: greatest magnitude.")
+    lstm_c_rms: float | None = column("", "Cell state: root mean square.")
+    lstm_c_max: float | None = column("", "Cell state: greatest magnitude.")
+    lstm_c_rms_early: float | None = column("", "Cell state up to epoch 100: root mean square.")
+    lstm_c_rms_late: float | None = column("", "Cell state beyond epoch 100: root mean square.")
+    forced_share: float | None = column("share", "Decisions with WAIT as the only legal op.")
+    decision_density: float | None = column("share", "Decisions other than WAIT.")
+    usable_steps: int | None = column("decisions", "Free decisions the policy could learn from.")
+    obs_clamp_share: float | None = column("share", "Observation entries at their clamp.")
+    was_skipped: bool | None = column("", "Not finite, so no step was taken.")
+    stopped_early: bool | None = column("", "The KL limit ended the update.")
+    seconds: float | None = column("s", "Time of this epoch.", volatile=True)
+    memory_bytes: int | None = column("bytes", "Resident memory of the process.", volatile=True)
+    gpu_memory_share: float | None = column("share", "GPU memory in use.", volatile=True)
+    time: float | None = column("s", _TIME, volatile=True)
+
+
+@table("update_heads", "One head of the policy in one optimisation epoch; write before `updates`.")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateHeadRow(Row):
+    """One head after one pass over a round's decisions."""
+
+    round: int = key(_ROUND)
+    ordinal: int = key("Optimisation epoch within the update, from 0.")
+    head: str = key("Name of the head.", default="")
+    env_steps: int | None = column("decisions", _ENV_STEPS)
+    usage: float | None = column("share", "Decisions in which the head was causal.")
+    free_steps: int | None = column("decisions", "Causal decisions with more than one choice.")
+    valid_actions: float | None = column("choices", "Mean number of valid choices, free steps.")
+    loss: float | None = column("", "Clipped surrogate of the head.")
+    entropy: float | None = column("share", "Normalised entropy over all steps, unfloored.")
+    entropy_conditional: float | None = column("share", "The same over free causal steps.")
+    entropy_nats: float | None = column("nats", "Entropy over free causal steps.")
+    ratio_mean: float | None = column("ratio", "The head's ratio: mean, causal steps.")
+    ratio_std: float | None = column("ratio", "The head's ratio: standard deviation.")
+    ratio_min: float | None = column("ratio", "The head's ratio: least.")
+    ratio_max: float | None = column("ratio", "The head's ratio: greatest.")
+    approx_kl: float | None = column("nats", "KL of the head, causal steps.")
+    clipfrac: float | None = column("share", "Causal decisions outside the clip range.")
+    grad_norm: float | None = column("", "Gradient norm of the head's parameters.")
+    floor_penalty: float | None = column("", "Penalty below the entropy floor.")
+    advantage_std: float | None = column("", "Deviation of the head's advantages.")
+
+
+@table("episodes", "One episode of one row, when it ends.")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeRow(Row):
+    """How one episode ended."""
+
+    round: int = key(_ROUND)
+    row: int = key(_ROW)
+    ordinal: int = key("Number of the episode within the round and row, from 0.")
+    env_steps: int | None = column("decisions", _ENV_STEPS)
+    env_seed: int | None = column("", "Seed of the environment.")
+    task: str | None = column("", "Task of the row.")
+    length: int | None = column("epochs", "Epochs of the episode.")
+    episodic_return: float | None = column("reward", "Sum of raw rewards.")
+    return_normalized: float | None = column("", "Sum of normalised rewards.")
+    final_score: float | None = column("points", "Validation score at the end.")
+    best_score: float | None = column("points", "Best validation score.")
+    twin_score: float | None = column("points", "Final score of the waiting twin.")
+    gain: float | None = column("points", "Final score minus the twin's.")
+    parameters: int | None = column("parameters", "Trainable parameters at the end.")
+    host_parameters: int | None = column("parameters", "Trainable parameters of the host.")
+    parameter_ratio: float | None = column("ratio", "Added over host parameters.")
+    seeds_germinated: int | None = column("seeds", "Seeds germinated.")
+    seeds_fossilized: int | None = column("seeds", "Seeds fossilized.")
+    seeds_contributing: int | None = column("seeds", "Fossilized seeds that improved the host.")
+    seeds_pruned: int | None = column("seeds", "Seeds pruned.")
+    forced_steps: int | None = column("decisions", "Decisions with WAIT as the only legal op.")
+    op_counts: Json | None = column("decisions", "How often each op was taken.", json=True)
+    stability: float | None = column("", "1 / (1 + variance of the last 20 rewards).")
+    is_success: bool | None = column("", "The final score reached 80 points.")
+    rolled_back: bool | None = column("", "The governor ended the episode.")
+    rollback_reason: str | None = column("", "nan, lobotomy or divergence.")
+    seconds: float | None = column("s", "Time of the episode.", volatile=True)
+    time: float | None = column("s", _TIME, volatile=True)
+
+
+@table("epochs", "One epoch of one network, as it was measured.")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochRow(Row):
+    """What was measured after one epoch."""
+
+    round: int = key(_ROUND)
+    row: int = key(_ROW)
+    step: int = key(_STEP)
+    train_loss: float | None = column("", "Mean training loss of the epoch.")
+    val_loss: float | None = column("", "Validation loss.")
+    val_score: float | None = column("points", "Validation score: accuracy, or negative loss.")
+    best_score: float | None = column("points", "Best validation score so far.")
+    twin_score: float | None = column("points", "Score of the waiting twin at this epoch.")
+    stabilized: bool | None = column("", "The host has settled once.")
+    plateau_epochs: int | None = column("epochs", "Epochs without half a point of progress.")
+    parameters: int | None = column("parameters", "Trainable parameters.")
+    host_parameters: int | None = column("parameters", "Trainable parameters of the host.")
+    live_seeds: int | None = column("seeds", "Seeds with a module, fossilized ones included.")
+    grad_norm: float | None = column("", "Gradient norm of the host.")
+    learning_rate: float | None = column("", "Step size of the host's optimizer.")
+    seconds: float | None = column("s", "Time of the epoch.", volatile=True)
+    memory_bytes: int | None = column("bytes", "Resident memory of the process.", volatile=True)
+    gpu_memory_share: float | None = column("share", "GPU memory in use.", volatile=True)
+    time: float | None = column("s", _TIME, volatile=True)
+
+
+_CONFIDENCE = "Probability of the choice of the head {}, as it was sampled."
+_VALID = "Valid choices of the head {}; 1 is a masked head."
+
+
+@table("decisions", "One decision of the controller about one row.", indexes=(("op",),))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecisionRow(Row):
+    """What was decided, how sure the policy was, what came of it, and how it was rewarded."""
+
+    round: int = key(_ROUND)
+    row: int = key(_ROW)
+    step: int = key(_STEP)
+    ordinal: int = key(_COUNT)
+    op: str | None = column("", "The op that was chosen.")
+    slot: str | None = column("", "The slot it was for; absent for WAIT.")
+    blueprint: str | None = column("", "Blueprint to germinate.")
+    style: str | None = column("", "How the seed is blended in.")
+    tempo: int | None = column("epochs", "Length of the first blend.")
+    alpha_target: float | None = column("", "Amplitude to aim for.")
+    alpha_speed: int | None = column("ticks", "Length of a later ramp.")
+    alpha_curve: str | None = column("", "Shape of a later ramp.")
+    outcome: str | None = column("", "done, gate_failed or illegal.")
+    reason: str | None = column("", "Why it was refused.")
+    success: bool | None = column("", "It took effect.")
+    effective_op: str | None = column("", "The op it counted as; WAIT when refused.")
+    forced: bool | None = column("", "WAIT was the only legal op.")
+    valid_op: int | None = column("choices", _VALID.format("op"))
+    valid_slot: int | None = column("choices", _VALID.format("slot"))
+    valid_blueprint: int | None = column("choices", _VALID.format("blueprint"))
+    valid_style: int | None = column("choices", _VALID.format("style"))
+    valid_tempo: int | None = column("choices", _VALID.format("tempo"))
+    valid_alpha_target: int | None = column("choices", _VALID.format("alpha_target"))
+    valid_alpha_speed: int | None = column("choices", _VALID.format("alpha_speed"))
+    valid_alpha_curve: int | None = column("choices", _VALID.format("alpha_curve"))
+    confidence_op: float | None = column("share", _CONFIDENCE.format("op"))
+    confidence_slot: float | None = column("share", _CONFIDENCE.format("slot"))
+    confidence_blueprint: float | None = column("share", _CONFIDENCE.format("blueprint"))
+    confidence_style: float | None = column("share", _CONFIDENCE.format("style"))
+    confidence_tempo: float | None = column("share", _CONFIDENCE.format("tempo"))
+    confidence_alpha_target: float | None = column("share", _CONFIDENCE.format("alpha_target"))
+    confidence_alpha_speed: float | None = column("share", _CONFIDENCE.format("alpha_speed"))
+    confidence_alpha_curve: float | None = column("share", _CONFIDENCE.format("alpha_curve"))
+    alternatives: Json | None = column("", "Per head, the two likeliest others.", json=True)
+    log_prob: float | None = column("nats", "Log-probability of the whole action.")
+    value: float | None = column("reward", "The critic's baseline.")
+    q_taken: float | None = column("reward", "The critic's Q(s, op taken).")
+    reward: float | None = column("reward", "The whole reward, raw.")
+    reward_normalized: float | None = column("", "The reward the learner saw.")
+    reward_gain: float | None = column("reward", "Change of the gain over the twin.")
+    reward_attribution: float | None = column("reward", "Bounded attribution of the seed.")
+    reward_blending: float | None = column("reward", "Warning while a blend makes things worse.")
+    reward_holding: float | None = column("reward", "Warning for holding without a decision.")
+    reward_pbrs: float | None = column("reward", "Shaping by potentials.")
+    reward_synergy: float | None = column("reward", "Bonus for seeds that help each other.")
+    reward_rent: float | None = column("reward", "Rent of the parameters in use.")
+    reward_shock: float | None = column("reward", "Penalty for sudden amplitude changes.")
+    reward_occupancy: float | None = column("reward", "Cost of occupied slots.")
+    reward_first_germination: float | None = column("reward", "Bonus for the first germination.")
+    reward_action: float | None = column("reward", "Cost or bonus of the op itself.")
+    reward_terminal: float | None = column("reward", "Bonus at the end of the episode.")
+    reward_escrow: float | None = column("reward", "Credit forfeited at the end.")
+    reward_clawback: float | None = column("reward", "Germination bonus taken back.")
+    reward_auto_prune: float | None = column("reward", "Penalty for seeds the governor removed.")
+    reward_hindsight: float | None = column("reward", "Credit for scaffolds of a success.")
+    reward_rollback: float | None = column("reward", "Penalty of a rollback.")
+    regress_discount: float | None = column("", "Factor for a network that got worse.")
+    timing_discount: float | None = column("", "Factor for an early germination.")
+    ransomware_penalty: float | None = column("reward", "Part of the attribution for gaming.")
+    attribution_ratio: float | None = column("ratio", "Contribution over total improvement.")
+    shaped_reward_ratio: float | None = column("share", "Shaping in the absolute reward.")
+
+
+@table(
+    "seeds",
+    "The life of one seed, as it stands now.",
+    indexes=(("blueprint",),),
+    versioned=True,
+)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeedRow(Row):
+    """One seed; a later record with the same key replaces the earlier one."""
+
+    round: int = key(_ROUND)
+    row: int = key(_ROW)
+    ordinal: int = key("Number of the seed within the episode, from 0.")
+    slot: str | None = column("", "Where it grows.")
+    blueprint: str | None = column("", "What it was built from.")
+    germinated: int | None = column("epochs", "Epoch of the decision that germinated it.")
+    ended: int | None = column("epochs", "Epoch of its fossilization or removal.")
+    fate: str | None = column("", "fossilized, pruned, or the stage it is in.")
+    parameters: int | None = column("parameters", "Parameters of the seed and its gate.")
+    contribution: float | None = column("points", "Points lost without it, last measured.")
+    contribution_se: float | None = column("points", "Standard error of the contribution.")
+    improvement: float | None = column("points", "Score since germination.")
+
+
+@table("seed_stages", "One occupied slot at one epoch: the swim lanes.", indexes=(("stage",),))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageRow(Row):
+    """One slot that holds a record, as it was at the end of an epoch."""
+
+    round: int = key(_ROUND)
+    row: int = key(_ROW)
+    step: int = key(_STEP)
+    ordinal: int = key("Index of the slot, in action order.")
+    slot: str | None = column("", "Name of the slot.")
+    stage: str | None = column("", "Stage of the seed.")
+    entered: bool | None = column("", "The stage is new in this epoch.")
+    blueprint: str | None = column("", "What the seed was built from.")
+    alpha: float | None = column("", "Amplitude.")
+    alpha_target: float | None = column("", "Amplitude aimed for.")
+    epochs_in_stage: int | None = column("epochs", "Epochs since the stage began.")
+    age: int | None = column("epochs", "Epochs since germination.")
+    parameters: int | None = column("parameters", "Parameters of the seed and its gate.")
+    contribution: float | None = column("points", "Points lost without it, last measured.")
+    contribution_se: float | None = column("points", "Standard error of the contribution.")
+    improvement: float | None = column("points", "Score since germination.")
+    interaction: float | None = column("points", "Sum of its interactions with other seeds.")
+    grad_norm: float | None = column("", "Gradient norm of the seed.")
+    grad_health: float | None = column("", "1 is healthy.")
+
+
+@table(
+    "contributions",
+    "One measured worth of one seed, pair or set of seeds.",
+    indexes=(("slot",),),
+    numbered=True,
+)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContributionRow(Row):
+    """One result of an ablation, paired over the same samples."""
+
+    round: int = key(_ROUND)
+    row: int = key(_ROW)
+    step: int = key(_STEP)
+    ordinal: int | None = key(_COUNT, default=None)
+    kind: str | None = column("", "leave_one_out, solo_on, pair, interaction, all_off, shapley.")
+    slot: str | None = column("", "The seed's slot; absent when it is about all seeds.")
+    other: str | None = column("", "The second slot of a pair.")
+    value: float | None = column("points", "What it is worth.")
+    se: float | None = column("points", "Standard error of the value.")
+
+
+@table("alarms", "One alarm, raised or cleared.", indexes=(("monitor",),), numbered=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlarmRow(Row):
+    """Something a monitor found."""
+
+    round: int = key(_ROUND)
+    row: int = key(_ROW)
+    step: int = key(_STEP)
+    volatile: bool = key(_VOLATILE_ROW, default=False)
+    ordinal: int | None = key(_COUNT, default=None)
+    monitor: str | None = column("", "Name of the monitor.")
+    severity: str | None = column("", "info, warning or critical.")
+    state: str = column("", "raised or cleared.", default="raised")
+    subject: str | None = column("", "The head, op, slot or blueprint it is about.")
+    value: float | None = column("", "What was measured.")
+    threshold: float | None = column("", "What it was compared with.")
+    message: str | None = column("", "What is wrong.")
+    advice: str | None = column("", "What to try.")
+    time: float | None = column("s", _TIME, volatile=True)
+
+
+@table("events", "Anything else that happened.", indexes=(("kind",),), numbered=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventRow(Row):
+    """One thing that happened."""
+
+    round: int = key(_ROUND)
+    row: int = key(_ROW)
+    step: int = key(_STEP)
+    volatile: bool = key(_VOLATILE_ROW, default=False)
+    ordinal: int | None = key(_COUNT, default=None)
+    kind: str | None = column("", "What happened, in one word (see `esper.nissa.events`).")
+    severity: str = column("", "debug, info, warning or critical.", default="info")
+    slot: str | None = column("", "The slot it is about.")
+    message: str | None = column("", "The same in words.")
+    data: Json | None = column("", "Details.", json=True)
+    time: float | None = column("s", _TIME, volatile=True)

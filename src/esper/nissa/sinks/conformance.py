@@ -1,0 +1,109 @@
+"""The conformance battery of sinks: what every sink must hold, whatever it shows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from esper.nissa.columns import TABLES, Row
+from esper.nissa.metrics import Histogram
+from esper.nissa.schema import (
+    AlarmRow,
+    DecisionRow,
+    EpisodeRow,
+    EpochRow,
+    EventRow,
+    RoundRow,
+    RunRow,
+    UpdateHeadRow,
+    UpdateRow,
+)
+from esper.nissa.sinks.contract import Sink, SinkContext
+
+HOSTILE = "<script>alert(1)</script> '); DROP TABLE runs; -- \x1b[31m\x00 \udcff \u202e"
+
+
+def check_sink(factory: Callable[[], Sink], folder: Path) -> None:
+    """Take a sink through a whole run and a resume, and raise where it breaks the protocol.
+
+    Checked are: the four methods; every kind of record, also with nothing in it and with names
+    nobody should choose; a mark that is plain data; going on from a mark, twice from the same one;
+    going on from nothing; and an end without a record.
+
+    Args:
+        factory: Returns a new sink each time it is called.
+        folder: An empty folder that stands for the run folder.
+
+    Raises:
+        AssertionError: The sink breaks the protocol; the message says where.
+    """
+    sink = factory()
+    _require(
+        isinstance(sink, Sink) and not isinstance(sink, type),
+        f"{sink!r} must be an object with start, write, mark and close",
+    )
+    run = RunRow(
+        name=HOSTILE, task="digits", controller="wait", epochs=4, run_id="0123abcd", created=1.7e9
+    )
+    sink.start(_context(folder, run))
+    sink.write([])
+    sink.write(sample_records())
+    first = _mark(sink)
+    sink.write([EpochRow(step=3, val_score=3.0)])
+    _mark(sink)
+    sink.close("interrupted")
+    for attempt in range(2):
+        again = factory()
+        again.start(_context(folder, run, is_resumed=True, cursor=first))
+        again.write([EpochRow(step=3, val_score=float(attempt))])
+        again.close("finished")
+    restarted = factory()
+    restarted.start(_context(folder, run, is_resumed=True))
+    restarted.close("failed")
+
+
+def sample_records() -> list[Row]:
+    """Return records of every kind: full, empty, and with hostile text."""
+    records: list[Row] = [table.record() for table in TABLES.values()]
+    records += [
+        EpochRow(step=1, val_loss=0.7, val_score=71.0, train_loss=float("nan"), parameters=100),
+        EpochRow(step=2, val_loss=float("inf"), val_score=72.0, twin_score=70.0),
+        DecisionRow(step=1, op="GERMINATE", slot=HOSTILE, reason=HOSTILE),
+        UpdateHeadRow(head="op", entropy=0.5, ratio_max=1.1, env_steps=600),
+        UpdateRow(approx_kl=0.01, clipfrac=0.1, explained_variance=0.5, env_steps=600),
+        EpisodeRow(episodic_return=1.5, final_score=80.0, env_steps=600),
+        RoundRow(return_mean=1.5, wait_share_free=0.99, env_steps=600),
+        AlarmRow(step=2, monitor=HOSTILE, severity="critical", message=HOSTILE, advice=HOSTILE),
+        EventRow(step=2, kind="note", message=HOSTILE, data={HOSTILE: [1, None, HOSTILE]}),
+        Histogram(name="histograms/weights", step=2, values=np.linspace(-1.0, 1.0, 50)),
+        Histogram(name=HOSTILE, step=2, values=np.zeros(3)),
+    ]
+    return records
+
+
+def _context(
+    folder: Path,
+    run: RunRow,
+    *,
+    is_resumed: bool = False,
+    cursor: dict[str, object] | None = None,
+) -> SinkContext:
+    return SinkContext(folder=folder, run=run, is_resumed=is_resumed, cursor=cursor)
+
+
+def _mark(sink: Sink) -> dict[str, object]:
+    cursor = sink.mark()
+    try:
+        read_back: dict[str, object] = json.loads(json.dumps(dict(cursor), allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise AssertionError(f"mark() must return plain data, got {cursor!r}: {error}") from error
+    _require(read_back == dict(cursor), f"mark() must survive JSON, got {cursor!r}")
+    return read_back
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise AssertionError(message)

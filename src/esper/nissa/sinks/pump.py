@@ -1,0 +1,128 @@
+"""The thread that feeds one sink: a bounded queue before it and a wall around its failures."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from esper.nissa.columns import Row
+from esper.nissa.sinks.contract import Sink, SinkContext
+
+QUEUE_RECORDS = 20_000
+MARK_TIMEOUT_S = 5.0
+
+Report = Callable[[str, str], None]
+"""Called with the sink's name and one line about what happened to it."""
+
+
+@dataclass(slots=True)
+class _Mark:
+    done: threading.Event = field(default_factory=threading.Event)
+    cursor: Mapping[str, Any] | None = None
+
+
+class SinkPump:
+    """Feeds one sink; every method returns at once, or within its timeout, whatever it does."""
+
+    def __init__(self, name: str, sink: Sink, context: SinkContext, report: Report) -> None:
+        """Start the thread, which starts the sink."""
+        self.name = name
+        self.dropped = 0
+        self._sink = sink
+        self._report = report
+        self._queue: deque[Row | _Mark] = deque()
+        self._changed = threading.Condition()
+        self._status: str | None = None
+        self._is_failed = False
+        self._has_complained = False
+        self._thread = threading.Thread(
+            target=self._run, args=(context,), name=f"esper-sink-{name}", daemon=True
+        )
+        self._thread.start()
+
+    def offer(self, records: Sequence[Row]) -> None:
+        """Queue records; those for which there is no room are dropped and counted."""
+        with self._changed:
+            if self._is_failed:
+                return
+            room = QUEUE_RECORDS - len(self._queue)
+            self._queue.extend(records[:room])
+            self.dropped += max(0, len(records) - room)
+            is_late = self.dropped > 0 and not self._has_complained
+            self._has_complained = self._has_complained or is_late
+            self._changed.notify()
+        if is_late:
+            self._report(self.name, "it is too slow; some of its points are left out")
+
+    def mark(self, timeout_s: float = MARK_TIMEOUT_S) -> Mapping[str, Any] | None:
+        """Return the sink's cursor after everything offered so far, or None if it has none."""
+        mark = _Mark()
+        with self._changed:
+            if self._is_failed:
+                return None
+            self._queue.append(mark)
+            self._changed.notify()
+        until = time.monotonic() + timeout_s
+        while not mark.done.wait(0.1):
+            if self._is_failed:
+                return None
+            if time.monotonic() > until:
+                self._fail(f"it did not answer within {timeout_s:g} s")
+                return None
+        return mark.cursor
+
+    def close(self, status: str, timeout_s: float = MARK_TIMEOUT_S) -> None:
+        """Let the sink finish what is queued and end it; leave it behind if it hangs."""
+        with self._changed:
+            self._status = status
+            self._changed.notify()
+        self._thread.join(timeout_s)
+        if self._thread.is_alive() and not self._is_failed:
+            self._fail(f"it did not end within {timeout_s:g} s")
+
+    def _run(self, context: SinkContext) -> None:
+        # Foreign code: whatever it raises must end here.
+        try:
+            self._sink.start(context)
+            while (batch := self._take()) is not None:
+                self._hand_over(batch)
+            self._sink.close(self._status or "finished")
+        except BaseException as error:
+            self._fail(f"{type(error).__name__}: {error}")
+
+    def _take(self) -> list[Row | _Mark] | None:
+        with self._changed:
+            while not self._queue:
+                if self._status is not None or self._is_failed:
+                    return None
+                self._changed.wait()
+            batch = list(self._queue)
+            self._queue.clear()
+            return batch
+
+    def _hand_over(self, batch: list[Row | _Mark]) -> None:
+        records: list[Row] = []
+        for item in batch:
+            if isinstance(item, _Mark):
+                if records:
+                    self._sink.write(records)
+                    records = []
+                item.cursor = dict(self._sink.mark())
+                item.done.set()
+            else:
+                records.append(item)
+        if records:
+            self._sink.write(records)
+
+    def _fail(self, why: str) -> None:
+        with self._changed:
+            if self._is_failed:
+                return
+            self._is_failed = True
+            self._queue.clear()
+            self._changed.notify()
+        self._report(self.name, " ".join(why.split()))

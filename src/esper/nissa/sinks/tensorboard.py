@@ -1,0 +1,177 @@
+"""TensorBoard: scalars, histograms and hyper-parameters in `tb/` of the run folder.
+
+One event file per run. A resume cuts it back to where the checkpoint left it and goes on in the
+same file, so that the curves of an interrupted run are those of an uninterrupted one. The message
+classes come from tensorboardX, which is loaded when the sink starts.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import struct
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from esper.nissa.columns import Row, storable_text
+from esper.nissa.metrics import Histogram, Point, points_of
+from esper.nissa.schema import RunRow
+from esper.nissa.sinks.contract import SinkContext, register_sink
+
+FOLDER = "tb"
+
+_SUFFIX = ".esper"
+_BINS = 64
+_MAX_SETTINGS = 500
+_MAX_TEXT = 500
+
+
+@register_sink("tensorboard")
+class TensorBoardSink:
+    """Writes one event file."""
+
+    def __init__(self) -> None:
+        """Create an idle sink; nothing is opened yet."""
+        self._run = RunRow()
+        self._path = Path()
+        self._file: BinaryIO | None = None
+        self._event: Any = None
+        self._summary: Any = None
+        self._checksum: Any = None
+
+    def start(self, context: SinkContext) -> None:
+        """Open the event file, cut back to the cursor when the run is resumed."""
+        self._event = importlib.import_module("tensorboardX.proto.event_pb2").Event
+        self._summary = importlib.import_module("tensorboardX.proto.summary_pb2")
+        self._checksum = importlib.import_module("tensorboardX.record_writer").masked_crc32c
+        self._run = context.run
+        folder = context.folder / FOLDER
+        folder.mkdir(parents=True, exist_ok=True)
+        kept = _cut_back(folder, context.cursor) if context.is_resumed else None
+        stamp = int(context.run.created or time.time())
+        self._path = kept or folder / f"events.out.tfevents.{stamp}{_SUFFIX}"
+        self._file = self._path.open("ab")
+        if kept is None:
+            self._append(self._event(wall_time=time.time(), file_version="brain.Event:2"))
+            self._write_settings()
+
+    def write(self, records: Sequence[Row]) -> None:
+        """Write the points and histograms of records, one event per step."""
+        step: int | None = None
+        values: list[Any] = []
+        for record in records:
+            for at, value in self._values(record):
+                if at != step and values:
+                    self._append_values(step, values)
+                    values = []
+                step = at
+                values.append(value)
+        if values:
+            self._append_values(step, values)
+        self._opened().flush()
+
+    def mark(self) -> Mapping[str, Any]:
+        """Make the file durable; the cursor is its name and length."""
+        file = self._opened()
+        file.flush()
+        os.fsync(file.fileno())
+        return {"file": self._path.name, "bytes": file.tell()}
+
+    def close(self, status: str) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _opened(self) -> BinaryIO:
+        if self._file is None:
+            raise ValueError("the sink is closed")
+        return self._file
+
+    def _values(self, record: Row) -> Iterator[tuple[int, Any]]:
+        if isinstance(record, Histogram):
+            yield record.step, self._histogram(record)
+        for point in points_of(record, self._run):
+            yield point.step, self._scalar(point)
+
+    def _scalar(self, point: Point) -> Any:
+        return self._summary.Summary.Value(tag=_tag(point.name), simple_value=point.value)
+
+    def _histogram(self, record: Histogram) -> Any:
+        values = record.values
+        counts, edges = np.histogram(values, bins=_BINS)
+        histogram = self._summary.HistogramProto(
+            min=float(values.min()),
+            max=float(values.max()),
+            num=float(values.size),
+            sum=float(values.sum()),
+            sum_squares=float((values * values).sum()),
+            bucket_limit=edges[1:].tolist(),
+            bucket=counts.tolist(),
+        )
+        return self._summary.Summary.Value(tag=_tag(record.name), histo=histogram)
+
+    def _write_settings(self) -> None:
+        hparams = importlib.import_module("tensorboardX.summary").hparams
+        metric = "charts/val_score" if self._run.kind == "grow" else "charts/episodic_return"
+        for summary in hparams(dict(settings_of(self._run)), {metric: 0.0})[:2]:
+            self._append(self._event(wall_time=time.time(), summary=summary))
+
+    def _append_values(self, step: int | None, values: list[Any]) -> None:
+        summary = self._summary.Summary(value=values)
+        self._append(self._event(wall_time=time.time(), step=step or 0, summary=summary))
+
+    def _append(self, event: Any) -> None:
+        """Write one record: length, checksum of the length, data, checksum of the data."""
+        data = event.SerializeToString()
+        length = struct.pack("<Q", len(data))
+        self._opened().write(
+            length
+            + struct.pack("<I", self._checksum(length))
+            + data
+            + struct.pack("<I", self._checksum(data))
+        )
+
+
+def settings_of(run: RunRow) -> Iterator[tuple[str, str | float | bool]]:
+    """Return a run's settings as flat names and values, as hyper-parameter tables want them."""
+    top = {"kind": run.kind, "task": run.task, "controller": run.controller, "seed": run.seed}
+    config = run.config if isinstance(run.config, Mapping) else {}
+    pairs = [(name, value) for name, value in top.items() if value is not None]
+    pairs += [pair for pair in _flatten(config) if pair[0] not in top]
+    for name, value in pairs[:_MAX_SETTINGS]:
+        if isinstance(value, bool | int | float):
+            yield _tag(name), value if isinstance(value, bool) else float(value)
+        else:
+            yield _tag(name), storable_text(str(value))[:_MAX_TEXT]
+
+
+def _flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _flatten(value, f"{prefix}{name}.")
+        elif value is not None:
+            yield f"{prefix}{name}", value
+
+
+def _tag(name: str) -> str:
+    return storable_text("".join(c if c.isprintable() else "_" for c in name))[:_MAX_TEXT]
+
+
+def _cut_back(folder: Path, cursor: Mapping[str, Any] | None) -> Path | None:
+    """Remove what was written after the cursor; return the file to go on with, if it is there."""
+    kept = None if cursor is None else folder / Path(str(cursor["file"])).name
+    for path in folder.glob(f"events.out.tfevents.*{_SUFFIX}"):
+        if path != kept:
+            path.unlink()
+    if cursor is None or kept is None or not kept.exists():
+        return None
+    if kept.stat().st_size < cursor["bytes"]:
+        kept.unlink()
+        return None
+    os.truncate(kept, cursor["bytes"])
+    return kept

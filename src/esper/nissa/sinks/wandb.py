@@ -1,0 +1,94 @@
+"""Weights & Biases, as the optional extra `wandb`.
+
+Whether it talks to a server is W&B's own setting (`WANDB_MODE`, or `wandb offline`). Curves have
+their own x axis, `esper/step`. A resumed run continues the same W&B run; what W&B was sent after
+the checkpoint stays there and is sent again, for a client cannot take points back.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from esper.leyline.errors import UsageError
+from esper.nissa.columns import Row, storable_text
+from esper.nissa.metrics import Histogram, points_of
+from esper.nissa.schema import AlarmRow, RunRow
+from esper.nissa.sinks.contract import SinkContext, register_sink
+from esper.nissa.sinks.tensorboard import settings_of
+
+STEP = "esper/step"
+PROJECT = "esper"
+
+
+@register_sink("wandb")
+class WandbSink:
+    """Sends points, histograms and alarms to one W&B run."""
+
+    def __init__(self, *, project: str = PROJECT, mode: str | None = None) -> None:
+        """Create an idle sink; `mode` is W&B's own, such as "offline", and its default if None."""
+        self._project = project
+        self._mode = mode
+        self._wandb: Any = None
+        self._logger: Any = None
+        self._run = RunRow()
+
+    def start(self, context: SinkContext) -> None:
+        """Start or continue the W&B run."""
+        try:
+            self._wandb = importlib.import_module("wandb")
+        except ImportError:
+            raise UsageError(
+                "W&B is not installed; install it with: pip install 'esper-grow[wandb]'"
+            ) from None
+        self._run = context.run
+        self._logger = self._wandb.init(
+            project=self._project,
+            mode=self._mode,
+            dir=str(context.folder),
+            id=context.run.run_id,
+            name=storable_text(context.run.name or context.folder.name)[:128],
+            config=dict(settings_of(context.run)),
+            resume="allow",
+            settings=self._wandb.Settings(console="off", silent=True),
+        )
+        self._logger.define_metric("*", step_metric=STEP)
+
+    def write(self, records: Sequence[Row]) -> None:
+        """Log the records, one entry per step."""
+        step: int | None = None
+        entry: dict[str, Any] = {}
+        for record in records:
+            if isinstance(record, AlarmRow):
+                self._alarm(record)
+            for at, name, value in self._values(record):
+                if entry and (at != step or name in entry):
+                    self._logger.log({STEP: step, **entry})
+                    entry = {}
+                step = at
+                entry[name] = value
+        if entry:
+            self._logger.log({STEP: step, **entry})
+
+    def mark(self) -> Mapping[str, Any]:
+        """Return the id of the W&B run; W&B writes behind its own back."""
+        return {"id": self._run.run_id}
+
+    def close(self, status: str) -> None:
+        """End the W&B run."""
+        if self._logger is not None:
+            self._logger.finish(exit_code=0 if status == "finished" else 1)
+            self._logger = None
+
+    def _values(self, record: Row) -> list[tuple[int, str, Any]]:
+        if isinstance(record, Histogram):
+            return [(record.step, record.name, self._wandb.Histogram(record.values.tolist()))]
+        return [(point.step, point.name, point.value) for point in points_of(record, self._run)]
+
+    def _alarm(self, record: AlarmRow) -> None:
+        if record.state == "raised" and record.severity in ("warning", "critical"):
+            level = "ERROR" if record.severity == "critical" else "WARN"
+            self._logger.alert(
+                title=str(record.monitor), text=str(record.message), level=level, wait_duration=60
+            )

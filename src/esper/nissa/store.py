@@ -1,0 +1,463 @@
+"""RunStore: what a run calls to write down what happens.
+
+    store = open_store("runs/first", RunRow(task="digits", controller="heuristic", epochs=60))
+    store.epoch(step=1, val_score=71.2, val_loss=0.9)
+    state["telemetry"] = store.watermark()      # before the checkpoint is renamed into place
+    store.finish("finished", val_score=96.1)
+    store.close()
+
+Rows are handed to one writer thread and are in the file within a quarter of a second. Whatever
+goes wrong with the file is a `StoreError` at the next call. Monitors look at the records as they
+pass, and their alarms are rows of the same transaction.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import platform
+import secrets
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from esper.leyline.errors import UsageError
+from esper.nissa.columns import TABLE_OF, TABLES, Row, plain_value
+from esper.nissa.database import (
+    BUSY_TIMEOUT_S,
+    LOCK_FILE,
+    STORE_FILE,
+    cannot,
+    connect_writer,
+    create_database,
+)
+from esper.nissa.errors import StoreError
+from esper.nissa.events import EventKind
+from esper.nissa.lock import WriterLock
+from esper.nissa.metrics import make_histogram
+from esper.nissa.monitors.watch import Watch
+from esper.nissa.resume import commit_watermark, roll_back
+from esper.nissa.rows import decode
+from esper.nissa.schema import (
+    AlarmRow,
+    ContributionRow,
+    DecisionRow,
+    EpisodeRow,
+    EpochRow,
+    EventRow,
+    RoundRow,
+    RunRow,
+    SeedRow,
+    StageRow,
+    UpdateHeadRow,
+    UpdateRow,
+)
+from esper.nissa.sinks.contract import Sink, SinkContext, make_sink
+from esper.nissa.sinks.pump import SinkPump
+from esper.nissa.writer import (
+    COMMIT_EVERY_S,
+    QUEUE_ROWS,
+    Columns,
+    Records,
+    Writer,
+    WriterStats,
+    encode,
+    insert_rows,
+)
+
+STATUSES = ("finished", "interrupted", "failed")
+DEFAULT_SINKS = ("tensorboard",)
+
+OnAlarm = Callable[[AlarmRow], None]
+
+
+class RunStore:
+    """The open store of a run; make one with `open_store`."""
+
+    def __init__(
+        self,
+        path: Path,
+        run: RunRow,
+        writer: Writer,
+        lock: WriterLock,
+        watch: Watch | None,
+        on_alarm: OnAlarm | None,
+    ) -> None:
+        """Put the parts together; use `open_store`."""
+        self.path = path
+        self.run = run
+        self._writer = writer
+        self._lock = lock
+        self._watch = watch
+        self._on_alarm = on_alarm
+        self._pumps: list[SinkPump] = []
+        self._started = time.monotonic()
+        self._at = (0, 0, 0)
+        self._status: str | None = None
+        self._is_closed = False
+
+    @property
+    def stats(self) -> WriterStats:
+        """What was written, and what it cost."""
+        return self._writer.stats
+
+    # --------------------------------------------------------------------------------- what happens
+
+    def write(self, *records: Row) -> None:
+        """Record one or more rows; those given together are committed together."""
+        found = [(TABLE_OF[type(record)], record) for record in records]
+        alarms: list[AlarmRow] = []
+        if self._watch is not None:
+            for record in records:
+                alarms += self._watch.observe(record)
+            found += [(TABLE_OF[AlarmRow], alarm) for alarm in alarms]
+        for record in records:
+            if isinstance(record, EpochRow):
+                self._at = (record.round, record.row, record.step)
+        self._writer.put(Records(found, time.time()), len(found))
+        if self._on_alarm is not None:
+            for alarm in alarms:
+                self._on_alarm(alarm)
+
+    def write_columns(self, table: str, columns: Mapping[str, Any]) -> None:
+        """Record many rows of one table at once, as columns of equal length.
+
+        A value that is no list stands for every row; columns left out are absent. These rows go to
+        the file alone: monitors and sinks work on what is recorded row by row.
+        """
+        if table not in TABLES or table == "runs":
+            raise UsageError(f"there is no table {table!r}; known: {', '.join(list(TABLES)[1:])}")
+        unknown = sorted(set(columns) - set(TABLES[table].names))
+        if unknown:
+            raise UsageError(f"the table {table!r} has no column {unknown[0]!r}")
+        sizes = {len(value) for value in columns.values() if isinstance(value, list | tuple)}
+        if len(sizes) != 1:
+            raise UsageError(f"columns must be lists of one length, got lengths {sorted(sizes)}")
+        size = sizes.pop()
+        if size:
+            self._writer.put(Columns(TABLES[table], dict(columns), size, time.time()), size)
+
+    def epoch(self, **columns: Any) -> None:
+        """Record what was measured after an epoch."""
+        self.write(EpochRow(**columns))
+
+    def decision(self, **columns: Any) -> None:
+        """Record a decision of the controller."""
+        self.write(DecisionRow(**columns))
+
+    def seed(self, **columns: Any) -> None:
+        """Record a seed as it stands now; it replaces what was recorded of it before."""
+        self.write(SeedRow(**columns))
+
+    def stage(self, **columns: Any) -> None:
+        """Record an occupied slot at the end of an epoch."""
+        self.write(StageRow(**columns))
+
+    def contribution(self, **columns: Any) -> None:
+        """Record what a seed was measured to be worth."""
+        self.write(ContributionRow(**columns))
+
+    def round(self, **columns: Any) -> None:
+        """Record a round of training."""
+        self.write(RoundRow(**columns))
+
+    def update(self, **columns: Any) -> None:
+        """Record one epoch of a policy update, after its heads."""
+        self.write(UpdateRow(**columns))
+
+    def head(self, **columns: Any) -> None:
+        """Record one head in one epoch of a policy update."""
+        self.write(UpdateHeadRow(**columns))
+
+    def episode(self, **columns: Any) -> None:
+        """Record how an episode ended."""
+        self.write(EpisodeRow(**columns))
+
+    def alarm(self, **columns: Any) -> None:
+        """Record an alarm of one's own."""
+        alarm = AlarmRow(**columns)
+        self.write(alarm)
+        if self._on_alarm is not None:
+            self._on_alarm(alarm)
+
+    def event(self, kind: str, message: str | None = None, **columns: Any) -> None:
+        """Record that something happened."""
+        self.write(EventRow(kind=kind, message=message, **columns))
+
+    def live(self, kind: str, message: str | None = None, **columns: Any) -> None:
+        """Tell the sinks something that is not kept; dropped, and counted, in a hurry."""
+        columns.setdefault("severity", "debug")
+        self._writer.put_live(EventRow(kind=kind, message=message, **columns))
+
+    def histogram(self, name: str, values: Any, *, step: int) -> None:
+        """Show the distribution of some numbers in the sinks; it is in no table."""
+        histogram = make_histogram(name, values, step)
+        if histogram is not None:
+            self._writer.put_live(histogram)
+
+    # ------------------------------------------------------------------------------- checkpoints
+
+    def watermark(self) -> dict[str, Any]:
+        """Commit everything and return where the store stands, to be saved in a checkpoint."""
+
+        def mark(connection: sqlite3.Connection) -> dict[str, Any]:
+            cursors = {pump.name: pump.mark() for pump in self._pumps}
+            known = {name: cursor for name, cursor in cursors.items() if cursor is not None}
+            return commit_watermark(connection, str(self.run.run_id), known)
+
+        return self._writer.call(mark)
+
+    def flush(self) -> None:
+        """Return when everything recorded so far is in the file."""
+        self._writer.call(lambda connection: None)
+
+    # --------------------------------------------------------------------------------------- ending
+
+    def finish(self, status: str = "finished", **columns: Any) -> None:
+        """Say how the run ended; further columns of `runs` are its results."""
+        if status not in STATUSES:
+            raise UsageError(f"a run ends as {', '.join(STATUSES)}, got {status!r}")
+        unknown = sorted(set(columns) - set(TABLES["runs"].names))
+        if unknown:
+            raise UsageError(f"the table 'runs' has no column {unknown[0]!r}")
+        stats = self.stats
+        volatile = {
+            "ended": time.time(),
+            "seconds": time.monotonic() - self._started,
+            "waits": stats.waits,
+            "wait_s": stats.wait_s,
+            "dropped": stats.dropped + sum(pump.dropped for pump in self._pumps),
+        }
+        changes = {"status": status, **volatile, **columns}
+
+        def update(connection: sqlite3.Connection) -> None:
+            _change_run(connection, changes)
+
+        self._writer.call(update)
+        self._status = status
+
+    def close(self) -> None:
+        """End the sinks and the writer; a run that was not finished counts as interrupted."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        atexit.unregister(self.close)
+        if os.getpid() != self.run.process:
+            return
+        try:
+            if self._status is None and self._writer.error is None:
+                self.finish("interrupted")
+        except StoreError:
+            # Closing must not hide why it closes; the next open finds the run interrupted.
+            self._status = "failed"
+        finally:
+            for pump in self._pumps:
+                pump.close(self._status or "failed")
+            self._writer.stop()
+            self._lock.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None and self._status is None and self._writer.error is None:
+            is_stopped = isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit)
+            note = " ".join(f"{type(error).__name__}: {error}".split())
+            try:
+                self.finish("interrupted" if is_stopped else "failed", note=note)
+            except StoreError:
+                self._status = "failed"
+        self.close()
+
+    # -------------------------------------------------------------------------------------- inside
+
+    def start(self, sinks: Iterable[str | Sink], context: Callable[[str], SinkContext]) -> None:
+        """Start the writer and the sinks; `open_store` calls it."""
+        self._writer.start()
+        atexit.register(self.close)
+        for sink in sinks:
+            name, made = make_sink(sink)
+            self._pumps.append(SinkPump(name, made, context(name), self._report_sink))
+
+    def deliver(self, records: Sequence[Row]) -> None:
+        """Hand committed records to the sinks; the writer thread calls it."""
+        for pump in self._pumps:
+            pump.offer(records)
+
+    def _report_sink(self, name: str, why: str) -> None:
+        round_number, row, step = self._at
+        alarm = AlarmRow(
+            round=round_number,
+            row=row,
+            step=step,
+            volatile=True,
+            monitor="sink_failed",
+            severity="warning",
+            subject=name,
+            message=f"the sink {name} is not used any more: {why}",
+            advice="The store keeps everything; mend the sink and it shows the next run.",
+        )
+        try:
+            self._writer.put(
+                Records([(TABLE_OF[AlarmRow], alarm)], time.time()), size=1, wait=False
+            )
+        except StoreError:
+            return
+        if self._on_alarm is not None:
+            self._on_alarm(alarm)
+
+
+def open_store(
+    folder: str | os.PathLike[str],
+    run: RunRow,
+    *,
+    resume: Mapping[str, Any] | bool = False,
+    sinks: Iterable[str | Sink] = DEFAULT_SINKS,
+    watch: bool = True,
+    on_alarm: OnAlarm | None = None,
+    busy_timeout_s: float = BUSY_TIMEOUT_S,
+    commit_every_s: float = COMMIT_EVERY_S,
+    queue_rows: int = QUEUE_ROWS,
+) -> RunStore:
+    """Open the store of a run folder for writing.
+
+    Args:
+        folder: The run folder; it is created where it is missing.
+        run: What is being run; `run_id`, the machine and the times are filled in.
+        resume: False for a new run. To continue one: the watermark that its checkpoint holds, or
+            True when it stopped before its first checkpoint. What lies beyond is deleted, in the
+            store and in the sinks.
+        sinks: Names of registered sinks, or sinks.
+        watch: Whether monitors look at the records.
+        on_alarm: Called with every alarm, from any thread.
+        busy_timeout_s: How long to wait for another program that holds the file.
+        commit_every_s: How long a row may wait for others before they are committed.
+        queue_rows: Rows that may wait; beyond, producers wait.
+
+    Raises:
+        StoreError: The folder or the file cannot be used; one line says why.
+    """
+    path = Path(folder) / STORE_FILE
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise cannot(f"create the run folder {folder}", error) from error
+    lock = WriterLock(path.parent / LOCK_FILE)
+    lock.acquire()
+    connection = None
+    try:
+        is_new = not path.exists()
+        if not is_new and resume is False:
+            raise StoreError(
+                f"{path.parent} already holds a run; continue it or choose another folder"
+            )
+        if is_new:
+            create_database(path, lambda made: _insert_run(made, run))
+        connection = connect_writer(path, busy_timeout_s=busy_timeout_s)
+        cursors: dict[str, Any] = {}
+        if not is_new:
+            mark = resume if isinstance(resume, Mapping) else None
+            cursors = _translate(path, lambda made: roll_back(made, path, mark), connection)
+        changes = {"process": os.getpid(), "host": platform.node()}
+        _translate(path, lambda made: _change_run(made, changes), connection)
+        run = _read_run(connection)
+        watching = Watch(run) if watch else None
+        if watching is not None:
+            watching.load(connection)
+        store = _assemble(
+            path, run, connection, lock, watching, on_alarm, commit_every_s, queue_rows
+        )
+    except BaseException:
+        if connection is not None:
+            connection.close()
+        lock.release()
+        raise
+
+    def context(name: str) -> SinkContext:
+        return SinkContext(
+            folder=path.parent, run=run, is_resumed=not is_new, cursor=cursors.get(name)
+        )
+
+    store.start(sinks, context)
+    if resume is not False:
+        _tell_resumed(store, resume, is_new)
+    return store
+
+
+def _assemble(
+    path: Path,
+    run: RunRow,
+    connection: sqlite3.Connection,
+    lock: WriterLock,
+    watch: Watch | None,
+    on_alarm: OnAlarm | None,
+    commit_every_s: float,
+    queue_rows: int,
+) -> RunStore:
+    # The writer hands records on to the store, which is made after it.
+    made: list[RunStore] = []
+    writer = Writer(
+        connection,
+        str(path),
+        lambda records: made[0].deliver(records),
+        commit_every_s=commit_every_s,
+        queue_rows=queue_rows,
+    )
+    made.append(RunStore(path, run, writer, lock, watch, on_alarm))
+    return made[0]
+
+
+def _tell_resumed(store: RunStore, resume: Mapping[str, Any] | bool, is_new: bool) -> None:
+    if is_new and isinstance(resume, Mapping):
+        store.event(
+            EventKind.STORE_RESTARTED,
+            "the store was missing; what happened before the checkpoint is not in it",
+            severity="warning",
+            volatile=True,
+        )
+    number = resume["number"] if isinstance(resume, Mapping) else 0
+    store.event(
+        EventKind.CHECKPOINT_LOADED,
+        f"continued from checkpoint {number}" if number else "started over, without a checkpoint",
+        volatile=True,
+    )
+
+
+def _translate(
+    path: Path, action: Callable[[sqlite3.Connection], Any], connection: sqlite3.Connection
+) -> Any:
+    try:
+        return action(connection)
+    except sqlite3.Error as error:
+        raise cannot(f"write the store {path}", error) from error
+
+
+def _insert_run(connection: sqlite3.Connection, run: RunRow) -> None:
+    table = TABLES["runs"]
+    insert_rows(connection, table, [encode(table, run, time.time())])
+    created = {"run_id": secrets.token_hex(8), "created": time.time(), "resumes": 0}
+    _change_run(connection, {**created, "status": "running"})
+
+
+def _change_run(connection: sqlite3.Connection, changes: Mapping[str, Any]) -> None:
+    table = TABLES["runs"]
+    assignments = ", ".join(f'"{name}" = ?' for name in changes)
+    values = [plain_value(value, table.column(name)) for name, value in changes.items()]
+    connection.execute(f"UPDATE runs SET {assignments}", values)
+
+
+def _read_run(connection: sqlite3.Connection) -> RunRow:
+    table = TABLES["runs"]
+    names = ", ".join(f'"{name}"' for name in table.names)
+    row = connection.execute(f"SELECT {names} FROM runs").fetchone()
+    if row is None:
+        raise StoreError("the store holds no run; it is damaged")
+    return RunRow(**decode(table, row))

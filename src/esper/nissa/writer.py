@@ -1,0 +1,423 @@
+"""The writer thread: takes rows off a bounded queue and commits them to SQLite in batches.
+
+Nothing a producer hands over is dropped: when the queue is full the producer waits, and the wait
+is measured. A batch is committed a quarter of a second after its first row at the latest (longer
+only while SQLite itself is busy), so that a killed process loses less than a second. What goes
+wrong in the thread is raised to the producer at its next call, as one line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, TypeVar
+
+from esper.nissa.columns import TABLES, Row, Table, plain_data, plain_value, storable_text
+from esper.nissa.database import cannot
+from esper.nissa.errors import StoreError
+
+T = TypeVar("T")
+
+COMMIT_EVERY_S = 0.25
+QUEUE_ROWS = 50_000
+
+_KEPT = "; the last checkpoint is intact, then continue with --resume"
+
+
+@dataclass(slots=True)
+class WriterStats:
+    """What the writer has done, and what it cost its producers."""
+
+    rows: int = 0
+    """Rows committed."""
+    commits: int = 0
+    waits: int = 0
+    """How often a producer found the queue full."""
+    wait_s: float = 0.0
+    """Time producers spent waiting for room."""
+    dropped: int = 0
+    """Live events dropped because the queue was full."""
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """Rows that belong together: they are committed in one transaction."""
+
+    rows: Sequence[tuple[Table, Row]]
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Many rows of one table, as columns; a value that is no list stands for every row."""
+
+    table: Table
+    values: Mapping[str, Any]
+    size: int
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """A record for sinks only."""
+
+    record: Row
+
+
+@dataclass(slots=True)
+class Command:
+    """Something to do with the connection after everything before it is committed."""
+
+    action: Callable[[sqlite3.Connection], Any]
+    done: threading.Event = field(default_factory=threading.Event)
+    result: Any = None
+    error: Exception | None = None
+
+
+Item = Records | Columns | Live | Command
+
+
+class Writer:
+    """Owns the connection from `start` to `stop`; all other methods are for producers."""
+
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        name: str,
+        deliver: Callable[[list[Row]], None],
+        *,
+        commit_every_s: float = COMMIT_EVERY_S,
+        queue_rows: int = QUEUE_ROWS,
+    ) -> None:
+        """Take over a connection.
+
+        `name` is the path for messages; `deliver` gets every record after its commit.
+        """
+        self.stats = WriterStats()
+        self._connection = connection
+        self._name = name
+        self._deliver = deliver
+        self._commit_every_s = commit_every_s
+        self._capacity = queue_rows
+        self._process = os.getpid()
+        self._items: deque[Item] = deque()
+        self._size = 0
+        self._idle = False
+        self._urgent = False
+        self._stopping = False
+        self._error: str | None = None
+        lock = threading.Lock()
+        self._arrived = threading.Condition(lock)
+        self._room = threading.Condition(lock)
+        self._thread = threading.Thread(target=self._run, name="esper-store", daemon=True)
+
+    # ------------------------------------------------------------------------------ for producers
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def put(self, item: Records | Columns, size: int, *, wait: bool = True) -> None:
+        """Hand rows over; wait while the queue is full, unless the writer itself may be asking."""
+        with self._arrived:
+            self._check()
+            if wait and self._size + size > self._capacity and self._size:
+                self._wait_for_room(size)
+            self._append(item, size)
+
+    def put_live(self, record: Row) -> None:
+        """Hand over a record for sinks alone; it is dropped, and counted, when there is no room."""
+        with self._arrived:
+            self._check()
+            if self._size >= self._capacity:
+                self.stats.dropped += 1
+            else:
+                self._append(Live(record), 1)
+
+    def call(self, action: Callable[[sqlite3.Connection], T]) -> T:
+        """Have the thread commit what came before, do something, and return its result."""
+        command = Command(action)
+        with self._arrived:
+            self._check()
+            self._urgent = True
+            self._append(command, 0)
+        while not command.done.wait(0.1):
+            with self._arrived:
+                self._check()
+        if command.error is not None:
+            raise command.error
+        result: T = command.result
+        return result
+
+    def stop(self, timeout_s: float = 30.0) -> None:
+        """Commit what is left and end the thread; does nothing the second time."""
+        with self._arrived:
+            self._stopping = True
+            self._arrived.notify()
+        if self._thread.ident is not None and self._process == os.getpid():
+            self._thread.join(timeout_s)
+
+    @property
+    def error(self) -> str | None:
+        """What stopped the thread, if anything did."""
+        return self._error
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise StoreError(self._error)
+        if self._process != os.getpid():
+            raise StoreError(
+                f"{self._name} is written by another process (this one was forked from it); "
+                "record in the process that opened the store"
+            )
+        if self._stopping:
+            raise StoreError(f"the store {self._name} is closed; open the run again to record")
+
+    def _append(self, item: Item, size: int) -> None:
+        self._items.append(item)
+        self._size += size
+        if self._size * 2 > self._capacity:
+            self._urgent = True
+        if self._idle or self._urgent:
+            self._arrived.notify()
+
+    def _wait_for_room(self, size: int) -> None:
+        self.stats.waits += 1
+        self._urgent = True
+        self._arrived.notify()
+        started = time.monotonic()
+        try:
+            while self._size and self._size + size > self._capacity:
+                self._room.wait(0.1)
+                self._check()
+        finally:
+            self.stats.wait_s += time.monotonic() - started
+
+    # --------------------------------------------------------------------------- the thread's own
+
+    def _run(self) -> None:
+        # The border of the thread: whatever ends it must reach the producer.
+        try:
+            while (items := self._take()) is not None:
+                self._work(items)
+        except StoreError as error:
+            self._fail(str(error))
+        except BaseException as error:
+            self._fail(
+                f"the writer of the store {self._name} stopped "
+                f"({type(error).__name__}: {error}){_KEPT}"
+            )
+        finally:
+            self._connection.close()
+
+    def _take(self) -> list[Item] | None:
+        """Wait for rows, give others time to join them, and return them; None is the end."""
+        with self._arrived:
+            while not self._items:
+                if self._stopping:
+                    return None
+                self._idle = True
+                self._arrived.wait()
+                self._idle = False
+            until = time.monotonic() + self._commit_every_s
+            while not self._urgent and not self._stopping:
+                left = until - time.monotonic()
+                if left <= 0:
+                    break
+                self._arrived.wait(left)
+            self._urgent = False
+            items = list(self._items)
+            self._items.clear()
+            return items
+
+    def _work(self, items: list[Item]) -> None:
+        """Carry out items in order: rows in transactions, commands between them."""
+        batch: list[Item] = []
+        for item in items:
+            if isinstance(item, Command):
+                self._commit(batch)
+                batch = []
+                self._carry_out(item)
+            else:
+                batch.append(item)
+        self._commit(batch)
+
+    def _commit(self, batch: list[Item]) -> None:
+        if not batch:
+            return
+        rows, records = _collect(batch)
+        count = sum(len(found) for found in rows.values())
+        if rows:
+            write_rows(self._connection, rows, self._name)
+            self.stats.rows += count
+            self.stats.commits += 1
+        with self._arrived:
+            self._size -= sum(_size(item) for item in batch)
+            self._room.notify_all()
+        if records:
+            self._deliver(records)
+
+    def _carry_out(self, command: Command) -> None:
+        # What fails belongs to whoever asked; the thread goes on unless SQLite is beyond use.
+        try:
+            command.result = command.action(self._connection)
+        except StoreError as error:
+            command.error = error
+        except sqlite3.Error as error:
+            command.error = cannot(f"write the store {self._name}", error, _KEPT)
+        finally:
+            command.done.set()
+
+    def _fail(self, message: str) -> None:
+        with self._arrived:
+            self._error = " ".join(message.split())
+            waiting = [item for item in self._items if isinstance(item, Command)]
+            self._items.clear()
+            self._size = 0
+            self._room.notify_all()
+        for command in waiting:
+            command.error = StoreError(self._error)
+            command.done.set()
+
+
+def _size(item: Item) -> int:
+    if isinstance(item, Records):
+        return len(item.rows)
+    return item.size if isinstance(item, Columns) else 1
+
+
+def _collect(batch: list[Item]) -> tuple[dict[str, list[tuple[Any, ...]]], list[Row]]:
+    """Return the rows of every table, in order, and the records for sinks."""
+    rows: dict[str, list[tuple[Any, ...]]] = {}
+    records: list[Row] = []
+    for item in batch:
+        if isinstance(item, Records):
+            for table, record in item.rows:
+                rows.setdefault(table.name, []).append(encode(table, record, item.time))
+                records.append(record)
+        elif isinstance(item, Columns):
+            rows.setdefault(item.table.name, []).extend(encode_columns(item))
+        elif isinstance(item, Live):
+            records.append(item.record)
+    return rows, records
+
+
+@lru_cache(maxsize=64)
+def _special(table: Table) -> tuple[tuple[int, ...], int | None]:
+    """Return where a table has JSON columns, and where the time is, if it has one."""
+    names = table.names
+    json_columns = tuple(i for i, column in enumerate(table.columns) if column.is_json)
+    return json_columns, names.index("time") if "time" in names else None
+
+
+def encode(table: Table, record: Row, now: float) -> tuple[Any, ...]:
+    """Return a record's values in the order of its table, with the time filled in."""
+    values = table.values(record)
+    json_columns, time_column = _special(table)
+    if not json_columns and time_column is None:
+        return values
+    changed = list(values)
+    if time_column is not None and changed[time_column] is None:
+        changed[time_column] = now
+    for index in json_columns:
+        if changed[index] is not None:
+            changed[index] = _json(changed[index])
+    return tuple(changed)
+
+
+def encode_columns(item: Columns) -> list[tuple[Any, ...]]:
+    """Return the rows of a table given as columns."""
+    table, lists = item.table, []
+    for column in table.columns:
+        value = item.values.get(column.name, column.default)
+        if column.name == "time" and value is None:
+            value = item.time
+        if column.is_json and isinstance(value, list | tuple):
+            value = [None if one is None else _json(one) for one in value]
+        elif column.is_json and value is not None:
+            value = _json(value)
+        lists.append(value if isinstance(value, list | tuple) else [value] * item.size)
+    return list(zip(*lists, strict=True))
+
+
+def _json(value: Any) -> str:
+    return storable_text(json.dumps(plain_data(value), sort_keys=True))
+
+
+# ------------------------------------------------------------------------------------ statements
+
+
+@lru_cache(maxsize=64)
+def insert_statement(table: Table) -> str:
+    """Return the INSERT of one row; the ordinal of a numbered table counts up by itself."""
+    names = ", ".join(f'"{name}"' for name in table.names)
+    marks = []
+    for index, column in enumerate(table.columns, start=1):
+        if table.is_numbered and column.name == "ordinal":
+            rest = [name for name in table.key if name != "ordinal"]
+            same = " AND ".join(f'"{name}" = ?{table.names.index(name) + 1}' for name in rest)
+            marks.append(
+                f"COALESCE(?{index}, (SELECT COALESCE(MAX(ordinal) + 1, 0) "
+                f'FROM "{table.stored_as}" WHERE {same}))'
+            )
+        else:
+            marks.append(f"?{index}")
+    return f'INSERT INTO "{table.stored_as}" ({names}) VALUES ({", ".join(marks)})'
+
+
+def write_rows(
+    connection: sqlite3.Connection, rows: Mapping[str, list[tuple[Any, ...]]], name: str
+) -> None:
+    """Write rows of several tables in one transaction, or raise with nothing written."""
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+        for table_name, values in rows.items():
+            insert_rows(connection, TABLES[table_name], values)
+        connection.execute("COMMIT")
+    except BaseException as error:
+        if connection.in_transaction:
+            connection.rollback()
+        if isinstance(error, sqlite3.Error):
+            raise cannot(f"write the store {name}", error, _KEPT) from error
+        raise
+
+
+def insert_rows(connection: sqlite3.Connection, table: Table, rows: list[tuple[Any, ...]]) -> None:
+    """Insert rows within the transaction that is open; raise `StoreError` for one that is wrong."""
+    statement = insert_statement(table)
+    connection.execute("SAVEPOINT quick")
+    try:
+        connection.executemany(statement, rows)
+    except (
+        sqlite3.InterfaceError,
+        sqlite3.ProgrammingError,
+        sqlite3.IntegrityError,
+        OverflowError,
+        UnicodeEncodeError,
+    ):
+        # Some value is not SQLite's own kind: once more, each value turned into one.
+        connection.execute("ROLLBACK TO quick")
+        for row in rows:
+            _insert_one(connection, table, statement, row)
+    connection.execute("RELEASE quick")
+
+
+def _insert_one(
+    connection: sqlite3.Connection, table: Table, statement: str, row: tuple[Any, ...]
+) -> None:
+    try:
+        plain = [
+            plain_value(value, column) if not column.is_json else value
+            for value, column in zip(row, table.columns, strict=True)
+        ]
+        connection.execute(statement, plain)
+    except (sqlite3.IntegrityError, OverflowError, TypeError) as error:
+        where = ", ".join(f"{name} {row[table.names.index(name)]}" for name in table.key)
+        raise StoreError(f"the {table.name} row ({where}) cannot be stored: {error}") from error

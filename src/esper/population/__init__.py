@@ -1,0 +1,1 @@
+"""Population: trains, validates, ablates and evolves many hosts at once."""

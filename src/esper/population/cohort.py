@@ -1,0 +1,224 @@
+"""A cohort: rows that share host architecture and data, with everything remembered about them.
+
+It carries out a step in the order of the design: apply, tick, train, validate with ablations, then
+trackers, gradient statistics and governor. All of it is Kasmina's functions over [rows, slots]; the
+engine underneath only moves weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from esper.kasmina.ablation import participating, plan_ablations
+from esper.kasmina.contribution import record_contributions, values_in_points
+from esper.kasmina.gradients import record_gradients
+from esper.kasmina.lifecycle import (
+    apply_command,
+    record_epoch,
+    remove_seeds,
+    rule_view,
+    tick,
+)
+from esper.kasmina.signals import read_signals
+from esper.kasmina.state import SlotState, empty_state
+from esper.kasmina.tracking import TrackerState, start_tracking, track_epoch
+from esper.leyline.actions import Command, LifecycleOp
+from esper.leyline.rules import RuleView
+from esper.leyline.signals import Signals
+from esper.leyline.stages import SeedStage
+from esper.population.ablations import compare
+from esper.population.config import PopulationConfig
+from esper.population.engine import Engine, RowWeights
+from esper.population.governor import GovernorState, govern, start_governing
+from esper.tasks.task import Task
+
+
+class Cohort:
+    """Rows of one task on one engine."""
+
+    def __init__(
+        self,
+        task: Task,
+        keys: Sequence[int],
+        engine: Engine,
+        fits: Tensor,
+        config: PopulationConfig,
+        horizon: int,
+    ) -> None:
+        """Start at epoch 0; `fits` is bool [S, B], `keys` name the rows' random streams."""
+        self.task = task
+        self.keys = list(keys)
+        self.engine = engine
+        self.config = config
+        self.horizon = horizon
+        rows, slots = len(keys), len(engine.slots)
+        self.enabled = torch.ones((rows, slots), dtype=torch.bool)
+        self.fits = fits.expand(rows, *fits.shape)
+        self.state: SlotState = empty_state(rows, slots)
+        self.tracker: TrackerState = start_tracking(rows, config.tracker)
+        self.governor: GovernorState = start_governing(rows, config.governor)
+        self.last_op = torch.full((rows,), int(LifecycleOp.WAIT), dtype=torch.int64)
+        self.last_success = torch.ones(rows, dtype=torch.bool)
+        self.rolled_back = torch.zeros(rows, dtype=torch.bool)
+        self.train_loss = torch.full((rows,), math.nan, dtype=torch.float64)
+        self._safe: list[tuple[RowWeights, SlotState]] = []
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return len(self.keys)
+
+    def view(self) -> RuleView:
+        """Return what legality depends on."""
+        return rule_view(self.state, self.enabled, self.fits)
+
+    def start(self) -> None:
+        """Train and validate the first epoch."""
+        self._safe = [self._snapshot_row(row) for row in range(self.rows)]
+        self.state = self._sized(self.state)
+        self._live()
+
+    def step(self, command: Command) -> None:
+        """Carry out one action per row and live through the epoch that follows."""
+        before = self.state.stage
+        state, applied = apply_command(
+            self.state,
+            command,
+            enabled=self.enabled,
+            fits=self.fits,
+            config=self.config.lifecycle,
+        )
+        self.last_op, self.last_success = command.op.clone(), applied.success
+        fossil = int(SeedStage.FOSSILIZED)
+        fossilized = ((state.stage == fossil) & (before != fossil)).any(1)
+        self.state = self._sized(tick(state, self.config.lifecycle))
+        for row in fossilized.nonzero().flatten().tolist():
+            self._safe[row] = self._snapshot_row(row)
+        self._live()
+
+    def signals(self) -> Signals:
+        """Return what a controller sees, on the CPU."""
+
+        def full(value: int) -> Tensor:
+            return torch.full((self.rows,), value, dtype=torch.int64)
+
+        return read_signals(
+            self.state,
+            self.tracker,
+            enabled=self.enabled,
+            max_epochs=full(self.horizon),
+            host_params=full(self.engine.host_params),
+            budget=full(self.task.config.param_budget),
+            last_op=self.last_op,
+            last_success=self.last_success,
+            rolled_back=self.rolled_back,
+            twin_score=torch.full((self.rows,), math.nan),
+        )
+
+    def snapshot(self, rows: Sequence[int] | None = None) -> dict[str, Any]:
+        """Return everything about some rows (all by default) as plain data and tensors."""
+        chosen = list(range(self.rows)) if rows is None else list(rows)
+        index = torch.tensor(chosen, dtype=torch.int64)
+        return {
+            "keys": [self.keys[row] for row in chosen],
+            "state": self.state.select(index).state_dict(),
+            "tracker": {k: v[index] for k, v in self.tracker.state_dict().items()},
+            "governor": self.governor.select(index).state_dict(),
+            "last_op": self.last_op[index],
+            "last_success": self.last_success[index],
+            "rolled_back": self.rolled_back[index],
+            "train_loss": self.train_loss[index],
+            "weights": [self.engine.read(row).to_tree() for row in chosen],
+            "safe": [
+                {"weights": weights.to_tree(), "state": state.state_dict()}
+                for weights, state in (self._safe[row] for row in chosen if self._safe)
+            ],
+        }
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Take over what `snapshot` returned for as many rows as this cohort has."""
+        self.state = SlotState.from_state_dict(saved["state"])
+        self.tracker = TrackerState.from_state_dict(saved["tracker"])
+        self.governor = GovernorState.from_state_dict(saved["governor"])
+        self.last_op, self.last_success = saved["last_op"], saved["last_success"]
+        self.rolled_back, self.train_loss = saved["rolled_back"], saved["train_loss"]
+        self._safe = [
+            (RowWeights.from_tree(s["weights"]), SlotState.from_state_dict(s["state"]))
+            for s in saved["safe"]
+        ]
+        for row, tree in enumerate(saved["weights"]):
+            self.engine.write(row, RowWeights.from_tree(tree), self.state.select([row]))
+        self.state = self._sized(self.state)
+
+    def _live(self) -> None:
+        """Train one epoch, measure it and take it over."""
+        self.rolled_back = torch.zeros_like(self.rolled_back)
+        result = self.engine.train((self.tracker.epoch + 1).tolist())
+        self.train_loss = result.loss
+        members = participating(self.state)
+        plans = [plan_ablations(row) for row in members.tolist()]
+        loss, correct = self.engine.measure(plans)
+        measured = compare(members, plans, loss, values_in_points(loss, correct))
+        self.governor, panic = govern(
+            self.governor, measured.loss, self.task.config.baseline_loss, self.config.governor
+        )
+        self.state = record_epoch(self.state, measured.score)
+        self.state = record_gradients(self.state, result.sampled, result.gradients)
+        self.state = record_contributions(
+            self.state, members, measured.worth, measured.error, measured.interaction
+        )
+        self.tracker = track_epoch(
+            self.tracker, measured.loss, measured.score, self.config.tracker
+        )
+        if self.config.governor.is_on:
+            self._protect(panic)
+
+    def _protect(self, panic: Tensor) -> None:
+        """Roll back rows in panic; take snapshots of the others when they are due."""
+        bad = panic.nonzero().flatten().tolist()
+        for row in bad:
+            self._roll_back(row)
+        if bad:
+            self.state = self._sized(self.state)
+        every = self.config.governor.snapshot_every
+        for row, epoch in enumerate(self.tracker.epoch.tolist()):
+            if epoch % every == 0 and row not in bad:
+                self._safe[row] = self._snapshot_row(row)
+
+    def _snapshot_row(self, row: int) -> tuple[RowWeights, SlotState]:
+        """Return host and fossils of a row: what a rollback goes back to."""
+        weights = self.engine.read(row)
+        state = self.state.select([row])
+        fossils = (state.stage == int(SeedStage.FOSSILIZED))[0].tolist()
+        weights.seeds = {s: v for s, v in weights.seeds.items() if fossils[s]}
+        return weights, state
+
+    def _roll_back(self, row: int) -> None:
+        """Restore host and fossils, remove every other seed, clear the optimizer's state."""
+        weights, safe = self._safe[row]
+        here = torch.zeros_like(self.state.occupied)
+        here[row] = True
+        fossil = self.state.stage == int(SeedStage.FOSSILIZED)
+        self.state = remove_seeds(self.state, here & ~fossil)
+        rested = RowWeights(
+            host=weights.host,
+            host_momentum={k: torch.zeros_like(v) for k, v in weights.host.items()},
+            seeds=weights.seeds,
+            seed_momentum={
+                slot: {k: torch.zeros_like(v) for k, v in values.items()}
+                for slot, values in weights.seeds.items()
+            },
+            germinations=self.engine.read(row).germinations,
+        )
+        self.engine.write(row, rested, self.state.select([row]))
+        self.rolled_back[row] = True
+
+    def _sized(self, state: SlotState) -> SlotState:
+        """Let the engine follow the state and take over the sizes of what lives."""
+        sizes = self.engine.sync(state)
+        return state.where(torch.ones_like(state.occupied), params=sizes)

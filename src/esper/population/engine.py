@@ -1,0 +1,140 @@
+"""The one interface behind every strategy: what an engine does for a group of rows.
+
+An engine owns modules, weights and optimizer state and nothing else. Lifecycle, measurement and
+signals are the population's; they are the same functions whatever the strategy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from esper.kasmina.gradients import GradientSample
+from esper.kasmina.state import SlotState
+from esper.leyline.blueprints import Topology
+from esper.leyline.config import Config, option
+from esper.leyline.errors import EsperError
+
+
+class StrategyError(EsperError, RuntimeError):
+    """A host or blueprint cannot run in the strategy that was asked for."""
+
+
+class MemoryLimitError(EsperError, MemoryError):
+    """The rows do not fit into the device's memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotSpec:
+    """What flows at a slot of the host."""
+
+    name: str
+    path: str
+    topology: Topology
+    shape: tuple[int, ...]
+    channels: int
+
+
+@dataclass(frozen=True, slots=True)
+class EpochResult:
+    """What training one epoch said; tensors on the CPU."""
+
+    loss: Tensor
+    """float64 [R], mean training loss."""
+    gradients: GradientSample
+    """[R, S], of the last sampled batch."""
+    sampled: Tensor
+    """bool [R, S], where `gradients` holds."""
+
+
+@dataclass(slots=True)
+class RowWeights:
+    """Everything an engine knows about one row, in a form every engine can take over."""
+
+    host: dict[str, Tensor]
+    host_momentum: dict[str, Tensor]
+    seeds: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+    """By slot: parameters of the seed, those of a gate under 'gate.'."""
+    seed_momentum: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+    germinations: int = 0
+
+    def to_tree(self) -> dict[str, Any]:
+        """Return plain data and tensors for a checkpoint."""
+        return {
+            "host": self.host,
+            "host_momentum": self.host_momentum,
+            "seeds": {str(slot): values for slot, values in self.seeds.items()},
+            "seed_momentum": {str(slot): values for slot, values in self.seed_momentum.items()},
+            "germinations": self.germinations,
+        }
+
+    @classmethod
+    def from_tree(cls, tree: dict[str, Any]) -> RowWeights:
+        """Rebuild what `to_tree` returned."""
+        return cls(
+            host=tree["host"],
+            host_momentum=tree["host_momentum"],
+            seeds={int(slot): values for slot, values in tree["seeds"].items()},
+            seed_momentum={int(slot): values for slot, values in tree["seed_momentum"].items()},
+            germinations=int(tree["germinations"]),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSettings(Config):
+    """How every row trains."""
+
+    batch_size: int = option(64, "Samples in one optimizer step.", minimum=1)
+    learning_rate: float = option(0.01, "Learning rate of SGD.", above=0.0)
+    momentum: float = option(0.9, "Momentum of SGD.", minimum=0.0, maximum=0.9999)
+    weight_decay: float = option(5e-4, "Weight decay of SGD.", minimum=0.0)
+    max_grad_norm: float = option(
+        1.0, "Gradient norm the host and each seed are clipped to; 0 is off.", minimum=0.0
+    )
+
+
+class Engine(Protocol):
+    """Trains and evaluates a group of rows that share host architecture and data."""
+
+    slots: tuple[SlotSpec, ...]
+    host_params: int
+
+    def sync(self, state: SlotState) -> Tensor:
+        """Build, free and re-aim seeds as the state says; return their sizes, int64 [R, S]."""
+        ...
+
+    def train(self, epochs: Sequence[int]) -> EpochResult:
+        """Train one epoch; `epochs` says which one it is for every row."""
+        ...
+
+    def measure(self, plans: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
+        """Evaluate plans[r] (bool [K_r, S]) of every row; return loss and correct [sum K, M]."""
+        ...
+
+    def read(self, row: int) -> RowWeights:
+        """Return copies of everything this engine knows about a row."""
+        ...
+
+    def write(self, row: int, weights: RowWeights, state: SlotState) -> None:
+        """Replace a row; `state` [1, S] says what lives in its slots."""
+        ...
+
+    def close(self) -> None:
+        """Free what must be freed by hand."""
+        ...
+
+
+def empty_sample(rows: int, slots: int) -> tuple[GradientSample, Tensor]:
+    """Return a gradient sample in which nothing was sampled."""
+
+    def none() -> Tensor:
+        return torch.zeros((rows, slots), dtype=torch.bool)
+
+    def zero() -> Tensor:
+        return torch.zeros((rows, slots), dtype=torch.float64)
+
+    return GradientSample(zero(), zero() + 1, none(), none(), zero()), none()

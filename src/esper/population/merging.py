@@ -1,0 +1,89 @@
+"""Putting the signals of several cohorts together; rows with fewer slots are padded."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from esper.leyline.alpha import AlphaMode
+from esper.leyline.rules import RuleView
+from esper.leyline.signals import Signals
+from esper.leyline.stages import SeedStage
+
+_ABSENT = {
+    "stage": -1,
+    "blueprint": -1,
+    "alpha_mode": -1,
+    "algorithm": -1,
+    "epochs_in_stage": -1,
+    "age": -1,
+    "counterfactual_age": -1,
+    "contribution": torch.nan,
+    "contribution_se": torch.nan,
+    "contribution_velocity": torch.nan,
+}
+"""What a slot that a row does not have looks like; every other field is 0 or False."""
+
+_PER_SLOT = tuple(
+    field.name
+    for field in dataclasses.fields(Signals)
+    if field.name
+    in {
+        "enabled",
+        "occupied",
+        "alpha",
+        "alpha_target",
+        "alpha_velocity",
+        "time_to_target",
+        "grad_norm",
+        "grad_health",
+        "grad_health_prev",
+        "vanishing",
+        "exploding",
+        "slot_params",
+        *_ABSENT,
+    }
+)
+
+
+def merge_signals(parts: Sequence[Signals], slots: int) -> Signals:
+    """Return the signals of all rows, each padded to `slots` slots."""
+    if len(parts) == 1 and parts[0].num_slots == slots:
+        return parts[0]
+    merged = {}
+    for field in dataclasses.fields(Signals):
+        tensors = [getattr(part, field.name) for part in parts]
+        if field.name in _PER_SLOT:
+            tensors = [_pad(t, slots, _ABSENT.get(field.name, 0)) for t in tensors]
+        elif field.name == "interaction":
+            tensors = [_pad(_pad(t, slots, 0).mT, slots, 0).mT for t in tensors]
+        merged[field.name] = torch.cat(tensors)
+    return Signals(**merged)
+
+
+def merge_views(parts: Sequence[RuleView], slots: int) -> RuleView:
+    """Return what legality depends on for all rows, each padded to `slots` slots."""
+
+    def joined(name: str, value: int | bool) -> Tensor:
+        return torch.cat([_pad(getattr(part, name), slots, value) for part in parts])
+
+    fits = torch.cat([_pad(part.fits.mT, slots, False).mT for part in parts])
+    return RuleView(
+        stage=joined("stage", int(SeedStage.DORMANT)),
+        alpha_mode=joined("alpha_mode", int(AlphaMode.HOLD)),
+        age=joined("age", 0),
+        enabled=joined("enabled", False),
+        fits=fits,
+    )
+
+
+def _pad(tensor: Tensor, width: int, value: float) -> Tensor:
+    """Widen the last dimension with a value."""
+    missing = width - tensor.shape[-1]
+    if missing == 0:
+        return tensor
+    filler = torch.full((*tensor.shape[:-1], missing), value, dtype=tensor.dtype)
+    return torch.cat([tensor, filler.to(tensor.device)], -1)

@@ -1,0 +1,214 @@
+"""The sequential strategy: one `Garden` after another. Slow, plain, and the semantics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD
+
+from esper.kasmina.evaluation import BatchEvaluator
+from esper.kasmina.garden import Garden, GardenConfig
+from esper.kasmina.optimizer import CarriedOptimizer
+from esper.kasmina.state import SlotState
+from esper.leyline.randomness import seeded
+from esper.population.engine import (
+    EpochResult,
+    RowWeights,
+    SlotSpec,
+    TrainSettings,
+    empty_sample,
+)
+from esper.population.feed import draw_epoch_crops, gather_batch
+from esper.tasks.augment import Crops
+from esper.tasks.dataset import TaskData
+from esper.tasks.objective import Objective
+
+
+class SequentialEngine:
+    """Rows one after another, each an ordinary garden with an ordinary optimizer."""
+
+    def __init__(
+        self,
+        hosts: Sequence[nn.Module],
+        slots: tuple[SlotSpec, ...],
+        data: TaskData,
+        objective: Objective,
+        settings: TrainSettings,
+        keys: Sequence[int],
+        *,
+        config: GardenConfig,
+        use_bf16: bool = False,
+    ) -> None:
+        """Wrap every host in a garden of its own."""
+        self.slots = slots
+        self._data = data
+        self._objective = objective
+        self._settings = settings
+        self._keys = list(keys)
+        self._use_bf16 = use_bf16
+        paths = {slot.name: slot.path for slot in slots}
+        example = data.batch("val", data.subset[:2])[0]
+        dtype = next(hosts[0].parameters()).dtype
+        self._dtype = dtype
+        example = example.to(dtype) if example.is_floating_point() else example
+        self._gardens = [
+            Garden(host.to(data.device), paths, example, config=config.replace(seed=key))
+            for host, key in zip(hosts, keys, strict=True)
+        ]
+        self._carried = [
+            CarriedOptimizer(
+                garden,
+                SGD(
+                    garden.parameters(),
+                    lr=settings.learning_rate,
+                    momentum=settings.momentum,
+                    weight_decay=settings.weight_decay,
+                ),
+            )
+            for garden in self._gardens
+        ]
+        for carried in self._carried:
+            carried.measures_itself = False
+        self.host_params = self._gardens[0].count_host_parameters()
+        self._val = BatchEvaluator(
+            _Validation(data, dtype), objective, is_checked=False, precision=self._precision
+        )
+
+    def sync(self, state: SlotState) -> Tensor:
+        """Build, free and re-aim seeds as the state says; return their sizes, int64 [R, S]."""
+        for row, garden in enumerate(self._gardens):
+            garden.assume(state.select([row]))
+        return torch.cat([garden.state.params for garden in self._gardens])
+
+    def train(self, epochs: Sequence[int]) -> EpochResult:
+        """Train one epoch of every row, one row after another."""
+        losses = [self._train_row(row, epoch) for row, epoch in enumerate(epochs)]
+        sample, sampled = empty_sample(len(self._gardens), len(self.slots))
+        for row, garden in enumerate(self._gardens):
+            for slot, one in garden.take_gradients().items():
+                sampled[row, slot] = True
+                for name in ("norm", "health", "vanishing", "exploding", "ratio"):
+                    getattr(sample, name)[row, slot] = getattr(one, name).cpu()
+        return EpochResult(torch.tensor(losses, dtype=torch.float64), sample, sampled)
+
+    def measure(self, plans: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
+        """Evaluate every configuration of every row."""
+        results = [
+            self._val.measure(garden, plan)
+            for garden, plan in zip(self._gardens, plans, strict=True)
+        ]
+        correct = [right for _, right in results if right is not None]
+        return torch.cat([loss for loss, _ in results]), torch.cat(correct) if correct else None
+
+    def read(self, row: int) -> RowWeights:
+        """Return copies of everything this engine knows about a row."""
+        garden, state = self._gardens[row], self._carried[row].optimizer.state
+
+        def momentum(parameter: nn.Parameter) -> Tensor:
+            buffer = state.get(parameter, {}).get("momentum_buffer")
+            return torch.zeros_like(parameter) if buffer is None else buffer.clone()
+
+        host = dict(garden.model.named_parameters())
+        weights = RowWeights(
+            {name: value.detach().clone() for name, value in host.items()},
+            {name: momentum(value) for name, value in host.items()},
+            germinations=garden.seedbed.germinations,
+        )
+        for index, slot in enumerate(garden.seedbed):
+            own = _slot_parameters(slot)
+            if slot.seed is not None:
+                weights.seeds[index] = {n: p.detach().clone() for n, p in own.items()}
+                weights.seed_momentum[index] = {n: momentum(p) for n, p in own.items()}
+        return weights
+
+    def write(self, row: int, weights: RowWeights, state: SlotState) -> None:
+        """Replace a row; `state` [1, S] says what lives in its slots."""
+        garden, optimizer = self._gardens[row], self._carried[row].optimizer
+        garden.assume(state)
+        garden.seedbed.germinations = weights.germinations
+        pairs = [
+            (parameter, weights.host[name], weights.host_momentum[name])
+            for name, parameter in garden.model.named_parameters()
+        ]
+        for index, slot in enumerate(garden.seedbed):
+            if index in weights.seeds:
+                pairs += [
+                    (p, weights.seeds[index][n], weights.seed_momentum[index][n])
+                    for n, p in _slot_parameters(slot).items()
+                ]
+        optimizer.state.clear()
+        with torch.no_grad():
+            for parameter, value, momentum in pairs:
+                parameter.copy_(value)
+                if bool((momentum != 0).any()):
+                    optimizer.state[parameter] = {
+                        "momentum_buffer": momentum.to(parameter).clone()
+                    }
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _train_row(self, row: int, epoch: int) -> float:
+        garden, carried, key = self._gardens[row], self._carried[row], self._keys[row]
+        data, size = self._data, self._settings.batch_size
+        order = data.order(key, 0, epoch)
+        crops = None
+        if data.augmentation != "none":
+            crops = draw_epoch_crops(data, key, epoch, size)
+        carried.start_epoch()
+        garden.train()
+        losses: list[Tensor] = []
+        # A module that draws random numbers draws them from its row's own stream.
+        with seeded(key, 0, epoch, "modules"):
+            for start in range(0, len(order), size):
+                part = slice(start, start + size)
+                drawn = None
+                if crops is not None:
+                    drawn = Crops(
+                        crops.top[None, part], crops.left[None, part], crops.is_flipped[None, part]
+                    )
+                x, y = gather_batch(data, order[None, part], drawn)
+                losses.append(self._step(garden, carried, x[0], y[0]))
+        return float(torch.stack(losses).to(torch.float64).mean())
+
+    def _step(self, garden: Garden, carried: CarriedOptimizer, x: Tensor, y: Tensor) -> Tensor:
+        inputs = x.to(self._dtype) if x.is_floating_point() else x
+
+        def batch_loss(model: nn.Module) -> Tensor:
+            with self._precision():
+                outputs = model(inputs)
+            return self._objective(outputs, y)[0].mean()
+
+        carried.optimizer.zero_grad(set_to_none=True)
+        loss = garden.training_loss(batch_loss)
+        loss.backward()
+        carried.sample_gradients()
+        if self._settings.max_grad_norm:
+            garden.clip_gradients(self._settings.max_grad_norm)
+        carried.optimizer.step()
+        return loss.detach()
+
+    def _precision(self) -> torch.autocast:
+        return torch.autocast(
+            self._data.device.type, dtype=torch.bfloat16, enabled=self._use_bf16
+        )
+
+
+class _Validation:
+    """The fixed validation subset in batches of the engine's precision."""
+
+    def __init__(self, data: TaskData, dtype: torch.dtype) -> None:
+        self._data = data
+        self._dtype = dtype
+
+    def __iter__(self):  # type: ignore[no-untyped-def]
+        for indices in self._data.subset.split(256):
+            x, y = self._data.batch("val", indices)
+            yield (x.to(self._dtype) if x.is_floating_point() else x), y
+
+
+def _slot_parameters(slot: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the seed's parameters by their own names and the gate's under 'gate.'."""
+    return {name.removeprefix("seed."): value for name, value in slot.named_parameters()}

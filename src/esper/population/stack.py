@@ -1,0 +1,126 @@
+"""Stacked parameters: many networks of one architecture in one flat tensor, with their momentum.
+
+Row r of `flat` holds all parameters of network r one after another; `leaves` are views of it with
+the shapes modules expect. Norms, clipping and the optimizer work on the flat tensor in a handful of
+operations, whatever the number of parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+
+import torch
+from torch import Tensor
+
+
+class Stack:
+    """Parameters and momentum of n networks with the same parameter shapes."""
+
+    def __init__(
+        self, shapes: Mapping[str, torch.Size], dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """Create an empty stack for networks with parameters of these shapes."""
+        self.shapes = dict(shapes)
+        self.width = sum(prod(shape) for shape in self.shapes.values())
+        self.flat = torch.zeros((0, self.width), dtype=dtype, device=device)
+        self.momentum = torch.zeros_like(self.flat)
+        self.leaves: dict[str, Tensor] = {}
+        self._view()
+
+    def __len__(self) -> int:
+        return self.flat.shape[0]
+
+    def append(self, values: Mapping[str, Tensor], momentum: Mapping[str, Tensor] | None) -> None:
+        """Add one network at the end; without momentum it starts at rest."""
+        row = self._pack(values)
+        rest = torch.zeros_like(row) if momentum is None else self._pack(momentum)
+        self.flat = torch.cat([self.flat, row])
+        self.momentum = torch.cat([self.momentum, rest])
+        self._view()
+
+    def remove(self, position: int) -> None:
+        """Take one network out; those behind it move up."""
+        keep = [index for index in range(len(self)) if index != position]
+        chosen = torch.tensor(keep, dtype=torch.int64, device=self.flat.device)
+        self.flat = self.flat.index_select(0, chosen)
+        self.momentum = self.momentum.index_select(0, chosen)
+        self._view()
+
+    def write(
+        self, position: int, values: Mapping[str, Tensor], momentum: Mapping[str, Tensor] | None
+    ) -> None:
+        """Overwrite one network."""
+        self.flat[position] = self._pack(values)[0]
+        self.momentum[position] = 0 if momentum is None else self._pack(momentum)[0]
+
+    def read(self, position: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return copies of one network's parameters and momentum by name."""
+        return self._unpack(self.flat[position]), self._unpack(self.momentum[position])
+
+    def norm_matrix(self) -> Tensor:
+        """Return [width, tensors]: sums flat squares into one square norm per parameter tensor."""
+        matrix = torch.zeros((self.width, len(self.shapes)), dtype=torch.float64)
+        start = 0
+        for column, shape in enumerate(self.shapes.values()):
+            matrix[start : start + prod(shape), column] = 1
+            start += prod(shape)
+        return matrix.to(self.flat.device)
+
+    def _view(self) -> None:
+        """Renew the leaves after the flat tensor was replaced."""
+        self.leaves, start = {}, 0
+        for name, shape in self.shapes.items():
+            size = prod(shape)
+            part = self.flat[:, start : start + size].view(len(self), *shape)
+            self.leaves[name] = part.detach().requires_grad_()
+            start += size
+
+    def _pack(self, values: Mapping[str, Tensor]) -> Tensor:
+        parts = [values[name].detach().reshape(1, -1) for name in self.shapes]
+        if not parts:
+            return self.flat.new_zeros((1, 0))
+        return torch.cat(parts, 1).to(self.flat)
+
+    def _unpack(self, row: Tensor) -> dict[str, Tensor]:
+        result, start = {}, 0
+        for name, shape in self.shapes.items():
+            size = prod(shape)
+            result[name] = row[start : start + size].view(shape).clone()
+            start += size
+        return result
+
+
+def flatten_gradients(leaves: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> Tensor:
+    """Return [n, width]: gradients of the leaves side by side, zero where there is none."""
+    rows = leaves[0].shape[0]
+    parts = [
+        torch.zeros_like(leaf).reshape(rows, -1) if grad is None else grad.reshape(rows, -1)
+        for leaf, grad in zip(leaves, gradients, strict=True)
+    ]
+    return torch.cat(parts, 1)
+
+
+def clip_coefficient(square_norm: Tensor, max_norm: float) -> Tensor:
+    """Return the factor [n] that brings each row's gradient to at most this norm."""
+    return (max_norm / (square_norm.sqrt() + 1e-6)).clamp(max=1.0)
+
+
+@torch.no_grad()
+def sgd_step(
+    stack: Stack,
+    gradient: Tensor,
+    active: Tensor,
+    *,
+    learning_rate: float,
+    momentum: float,
+    weight_decay: float,
+) -> None:
+    """Move the rows where `active` [n, 1] by one step of SGD; the others stay as they are."""
+    if weight_decay:
+        gradient = gradient + weight_decay * stack.flat
+    velocity = momentum * stack.momentum + gradient if momentum else gradient
+    velocity = torch.where(active, velocity, stack.momentum)
+    stack.momentum.copy_(velocity)
+    # `where`, not a product: a row that is not finite must not reach the others, nor itself.
+    stack.flat.sub_(torch.where(active, learning_rate * velocity, torch.zeros_like(velocity)))

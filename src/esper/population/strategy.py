@@ -1,0 +1,154 @@
+"""Choosing how rows run, and building the engines that run them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import nn
+
+from esper.kasmina.garden import GardenConfig
+from esper.kasmina.placement import place_slots
+from esper.leyline.errors import EsperWarning, UsageError
+from esper.population.config import PopulationConfig, Strategy
+from esper.population.engine import Engine, SlotSpec, StrategyError, TrainSettings
+from esper.population.sequential import SequentialEngine
+from esper.population.stacked import StackedEngine
+from esper.tasks.dataset import TaskData
+from esper.tasks.task import Task
+
+_STRATEGIES = ("auto", "sequential", "stacked", "workers")
+
+
+def pick_strategy(
+    asked: Strategy, device: torch.device, config: PopulationConfig
+) -> tuple[Strategy, str]:
+    """Return the strategy to use and why."""
+    if asked not in _STRATEGIES:
+        raise UsageError(f"strategy must be one of {', '.join(_STRATEGIES)}, got {asked!r}")
+    if asked != "auto":
+        return asked, "it was asked for"
+    if device.type == "cuda" and config.training_mode == "shadow":
+        return "sequential", "the shadow pass is not stacked"
+    if device.type == "cuda":
+        return "stacked", "on an accelerator stacked rows share every kernel"
+    return "sequential", "on a CPU plain convolutions one row at a time are fastest"
+
+
+def make_engines(
+    task: Task, data: TaskData, keys: Sequence[int], strategy: Strategy, config: PopulationConfig
+) -> Iterator[tuple[list[int], Engine]]:
+    """Yield (keys, engine) for the rows of one task, in order."""
+    settings = train_settings(task)
+    if strategy == "workers":
+        from esper.population.workers import WorkersEngine
+
+        yield list(keys), WorkersEngine(task, data, keys, config)
+        return
+    if strategy == "stacked":
+        problem = stacking_problem(task, config)
+        if problem is None:
+            size = config.rows_per_stack
+            for start in range(0, len(keys), size):
+                part = list(keys[start : start + size])
+                hosts = build_hosts(task, part, config)
+                slots = find_slots(hosts[0], task, config)
+                yield (
+                    part,
+                    StackedEngine(
+                        hosts,
+                        slots,
+                        data,
+                        task.objective,
+                        settings,
+                        part,
+                        use_bf16=config.use_bf16,
+                        use_graphs=config.use_graphs,
+                    ),
+                )
+            return
+        warnings.warn(
+            f"task {task.name!r} cannot be stacked: {problem}; its rows run one after another",
+            EsperWarning,
+            stacklevel=2,
+        )
+    yield list(keys), make_sequential(task, data, keys, config)
+
+
+def make_sequential(
+    task: Task, data: TaskData, keys: Sequence[int], config: PopulationConfig
+) -> SequentialEngine:
+    """Return the plain engine for these rows."""
+    hosts = build_hosts(task, keys, config)
+    garden = GardenConfig(lifecycle=config.lifecycle, training_mode=config.training_mode)
+    return SequentialEngine(
+        hosts,
+        find_slots(hosts[0], task, config),
+        data,
+        task.objective,
+        train_settings(task),
+        keys,
+        config=garden,
+        use_bf16=config.use_bf16,
+    )
+
+
+def build_hosts(task: Task, keys: Sequence[int], config: PopulationConfig) -> list[nn.Module]:
+    """Return a fresh host for every row, its weights drawn from the row's own stream."""
+    dtype = torch.float64 if config.precision == "float64" else torch.float32
+    return [task.build_host(key).to(dtype) for key in keys]
+
+
+def find_slots(host: nn.Module, task: Task, config: PopulationConfig) -> tuple[SlotSpec, ...]:
+    """Return what flows at every slot of a task's host."""
+    example = task.example_input()
+    if example.is_floating_point() and config.precision == "float64":
+        example = example.double()
+    return tuple(
+        SlotSpec(
+            place.name,
+            place.path,
+            place.topology,
+            place.shape,
+            place.shape[1] if place.topology == "cnn" else place.shape[-1],
+        )
+        for place in place_slots(host, task.slot_paths, example)
+    )
+
+
+def train_settings(task: Task) -> TrainSettings:
+    """Return how a task trains its rows."""
+    config = task.config
+    return TrainSettings(
+        batch_size=config.batch_size,
+        learning_rate=config.learning_rate,
+        momentum=config.momentum,
+        weight_decay=config.weight_decay,
+        max_grad_norm=config.max_grad_norm,
+    )
+
+
+def stacking_problem(task: Task, config: PopulationConfig) -> str | None:
+    """Return why a task's host cannot be stacked, or None when it can."""
+    if config.training_mode == "shadow":
+        return "the shadow pass is not stacked"
+    host = task.build_host(0)
+    for name, module in host.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            return f"{name!r} is a BatchNorm, whose statistics change in place"
+        if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
+            return f"{name!r} draws random numbers, which must come from each row's own stream"
+    if any(True for _ in host.buffers()):
+        return "the host has buffers, which rows cannot share"
+    parameters = {n: p.detach()[None].repeat(2, *([1] * p.dim())) for n, p in host.named_parameters()}
+    example = task.example_input()[None].repeat(2, *([1] * task.example_input().dim()))
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.func.vmap(lambda p, x: torch.func.functional_call(host, p, (x,)))(
+                parameters, example
+            )
+    except (RuntimeError, StrategyError, TypeError, ValueError) as error:
+        return " ".join(str(error).split())[:200]
+    return None

@@ -1,0 +1,80 @@
+"""Every choice in the shape of the policy network, in one frozen configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from esper.leyline.actions import HEAD_NAMES, HEAD_SIZES, NUM_OPS
+from esper.leyline.blueprints import NUM_BLUEPRINTS
+from esper.leyline.config import Config, option
+from esper.leyline.defaults import DEFAULT_LSTM_HIDDEN_DIM
+from esper.leyline.errors import ConfigError
+from esper.leyline.slots import SlotConfig
+from esper.tamiyo.policy.distribution import FloorConfig
+from esper.tamiyo.policy.layout import get_feature_size
+
+CriticKind = Literal["op_marginal", "op_sampled", "state"]
+"""What the baseline is: the mean of Q(s, op) over the policy, Q(s, sampled op), or V(s)."""
+
+SENTINEL_PRIOR: tuple[float, ...] = (2.0, 0.0, 0.0, -2.0, 0.0, 0.0)
+"""Logits of the ops before any learning: WAIT likely, PRUNE rare."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyConfig(Config):
+    """The shape and the start of a `FactoredRecurrentActorCriticV2`."""
+
+    state_dim: int | None = option(
+        None,
+        "Features of the observation; by default what the number of slots asks for.",
+        minimum=1,
+    )
+    num_slots: int = option(
+        SlotConfig.default().num_slots, "Most slots of a host it can serve.", minimum=1
+    )
+    lstm_hidden_dim: int = option(
+        DEFAULT_LSTM_HIDDEN_DIM, "Width of the features and of the memory.", minimum=4
+    )
+    lstm_layers: int = option(1, "Depth of the memory.", minimum=1)
+    num_blueprints: int = option(NUM_BLUEPRINTS, "Blueprints it can choose and see.", minimum=2)
+    blueprint_embed_dim: int = option(4, "Numbers that describe the seed in a slot.", minimum=1)
+    critic: CriticKind = option(
+        "op_marginal",
+        "op_marginal: the baseline is the mean of Q(s, op) over the policy; op_sampled: it is "
+        "Q(s, sampled op); state: the critic does not see the op.",
+    )
+    initial_op_bias: tuple[float, ...] = option(
+        SENTINEL_PRIOR, "Logit of every op at the start, in the order of LifecycleOp."
+    )
+    policy_gain: float = option(0.01, "Gain of every head's last layer at the start.", minimum=0)
+    value_gain: float = option(1.0, "Gain of the critic's last layer at the start.", minimum=0)
+    floor: FloorConfig = option(FloorConfig, "Least probabilities while exploring.")
+    check: bool = option(
+        True, "Look for empty masks and logits that are not finite; ESPER_DEBUG=1 always does."
+    )
+
+    def __post_init__(self) -> None:
+        """Check what no single field can."""
+        super().__post_init__()
+        if len(self.initial_op_bias) != NUM_OPS:
+            raise ConfigError(
+                f"PolicyConfig.initial_op_bias must have {NUM_OPS} entries, one per op, "
+                f"got {len(self.initial_op_bias)}"
+            )
+
+    @property
+    def observation_dim(self) -> int:
+        """Number of features of the observation."""
+        return self.state_dim or get_feature_size(SlotConfig.of(self.num_slots))
+
+    @property
+    def input_dim(self) -> int:
+        """Number of inputs of the network: the observation and the embedded blueprints."""
+        return self.observation_dim + self.num_slots * self.blueprint_embed_dim
+
+    @property
+    def head_sizes(self) -> dict[str, int]:
+        """Number of choices of every head."""
+        own = {"slot": self.num_slots, "blueprint": self.num_blueprints}
+        return {head: own.get(head, HEAD_SIZES[head]) for head in HEAD_NAMES}

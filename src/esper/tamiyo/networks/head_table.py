@@ -1,0 +1,235 @@
+"""All heads in one rectangle: where each head's choices lie, and which row an op and slot select.
+
+Two rectangles of logits and masks are used, both K choices wide with K the largest head:
+
+* [..., 8, K], one row per head in the order of `HEAD_NAMES`: what was decided on. It is what a
+  rollout stores and an update scores.
+* [..., R, K], one row per head and *condition*: the slot head under each op, the blueprint head
+  under each slot and under none, and the other heads once. It is known before anything is drawn,
+  so all rows are drawn at once, each head with one uniform number, and the op and the slot that
+  came out say which rows count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from esper.leyline.actions import HEAD_NAMES, NUM_OPS, PLACEHOLDERS, LifecycleOp, causal_table
+from esper.leyline.blueprints import NOOP
+from esper.leyline.errors import UsageError
+from esper.leyline.masks import Masks
+
+MaskSource = Masks | Mapping[str, Tensor] | Tensor
+"""Masks as the rules give them, by head, or already as one of the two rectangles."""
+
+NUM_HEADS = len(HEAD_NAMES)
+SLOT = HEAD_NAMES.index("slot")
+OP = HEAD_NAMES.index("op")
+OP_ROW = -1
+"""The row of the op, the last in either rectangle."""
+
+_SINGLE = tuple(head for head in HEAD_NAMES if head not in ("slot", "blueprint"))
+"""The heads whose masks depend on nothing that is drawn."""
+
+assert ("slot", "blueprint", *_SINGLE) == HEAD_NAMES, "rows are built in this order"
+assert OP == NUM_HEADS + OP_ROW
+
+
+class HeadTable(nn.Module):
+    """The index tables of both rectangles; they follow the network to its device."""
+
+    head_cells: Tensor
+    row_cells: Tensor
+    head_mask_cells: Tensor
+    row_mask_cells: Tensor
+    row_heads: Tensor
+    single_rows: Tensor
+    everything: Tensor
+    causal: Tensor
+    placeholders: Tensor
+
+    def __init__(self, sizes: Mapping[str, int]) -> None:
+        """Lay out heads of these sizes."""
+        super().__init__()
+        self.sizes = {head: int(sizes[head]) for head in HEAD_NAMES}
+        self.num_slots = self.sizes["slot"]
+        self.num_blueprints = self.sizes["blueprint"]
+        self.width = max(self.sizes.values())
+        rows = ("slot",) * NUM_OPS + ("blueprint",) * (self.num_slots + 1) + _SINGLE
+        self.num_rows = len(rows)
+        self.no_slot_row = NUM_OPS + self.num_slots
+        everything = self._existing(rows)
+        everything[NUM_OPS : self.no_slot_row + 1, NOOP] = False
+        self._keep("head_cells", self._logit_cells(HEAD_NAMES))
+        self._keep("row_cells", self._logit_cells(rows))
+        self._keep("head_mask_cells", self._mask_cells(HEAD_NAMES))
+        self._keep("row_mask_cells", self._mask_cells(rows))
+        self._keep("row_heads", torch.tensor([HEAD_NAMES.index(head) for head in rows]))
+        self._keep("single_rows", torch.arange(self.no_slot_row + 1, self.num_rows))
+        self._keep("everything", everything)
+        self._keep("causal", causal_table())
+        self._keep("placeholders", torch.tensor([int(PLACEHOLDERS[head]) for head in HEAD_NAMES]))
+
+    # ------------------------------------------------------------------------------- rectangles
+
+    def head_logits(self, logits: Tensor) -> Tensor:
+        """Return [..., 8, K] from the logits of all heads side by side."""
+        return self._fold(logits, self.head_cells)
+
+    def row_logits(self, logits: Tensor) -> Tensor:
+        """Return [..., R, K] from the logits of all heads side by side."""
+        return self._fold(logits, self.row_cells)
+
+    def row_masks(self, masks: MaskSource | None, shape: Sequence[int]) -> Tensor:
+        """Return bool [*shape, R, K] from masks in any form; without masks everything is legal."""
+        if masks is None:
+            return self.everything.expand(*shape, -1, -1)
+        if isinstance(masks, Tensor):
+            if masks.shape[-2:] == (NUM_HEADS, self.width):
+                return _checked(self._spread(masks), shape, self.num_rows, self.width)
+            return _checked(masks, shape, self.num_rows, self.width)
+        parts = self._parts(masks, shape)
+        slots, blueprints = parts["slot_by_op"], parts["blueprint_by_slot"]
+        anywhere = (blueprints & slots[..., LifecycleOp.WAIT, :, None]).any(-2)
+        nothing = ~anywhere.any(-1, keepdim=True)
+        # Where nothing fits anywhere, the idle head has its placeholder alone.
+        anywhere = anywhere | F.pad(nothing, (NOOP, self.num_blueprints - NOOP - 1))
+        cells = [slots.flatten(-2), blueprints.flatten(-2), anywhere]
+        cells += [parts[head] for head in _SINGLE]
+        flat = F.pad(torch.cat(cells, dim=-1), (0, 1))
+        return self._fold(flat, self.row_mask_cells)
+
+    def head_masks(self, masks: MaskSource | None, actions: Tensor) -> Tensor:
+        """Return bool [..., 8, K]: the masks by which actions, int64 [..., 8], were chosen.
+
+        Masks by head are taken as they were stored: the slot's is that of the op taken, the
+        blueprint's that of the slot taken.
+        """
+        shape = actions.shape[:-1]
+        if isinstance(masks, Tensor) and masks.shape[-2] == NUM_HEADS:
+            return _checked(masks, shape, NUM_HEADS, self.width)
+        if isinstance(masks, Mapping) and "slot_by_op" not in masks:
+            parts = [self._head_part(masks, head, shape) for head in HEAD_NAMES]
+            flat = F.pad(torch.cat(parts, dim=-1), (0, 1))
+            return self._fold(flat, self.head_mask_cells)
+        rows = self.rows_of(actions[..., OP], actions[..., SLOT])
+        return self.select(self.row_masks(masks, shape), rows)
+
+    def rows_of(self, op: Tensor, slot: Tensor) -> Tensor:
+        """Return int64 [..., 8]: the row [..., R, K] that each head is drawn from."""
+        germinates = op == int(LifecycleOp.GERMINATE)
+        blueprint = torch.where(germinates, slot + NUM_OPS, self.no_slot_row)
+        single = self.single_rows.expand(*op.shape, -1)
+        return torch.cat([op.unsqueeze(-1), blueprint.unsqueeze(-1), single], dim=-1)
+
+    def select(self, rectangle: Tensor, rows: Tensor) -> Tensor:
+        """Return [..., 8, K]: these rows of a rectangle [..., R, K]."""
+        return rectangle.gather(-2, rows.unsqueeze(-1).expand(*rows.shape, self.width))
+
+    # ------------------------------------------------------------------------------------ actions
+
+    def pack(self, actions: Mapping[str, Tensor] | Tensor) -> Tensor:
+        """Return actions by head as one tensor, int64 [..., 8]."""
+        if isinstance(actions, Tensor):
+            return actions
+        missing = [head for head in HEAD_NAMES if head not in actions]
+        if missing:
+            raise UsageError(
+                f"actions need all heads {', '.join(HEAD_NAMES)}; missing {', '.join(missing)}"
+            )
+        return torch.stack([actions[head] for head in HEAD_NAMES], dim=-1)
+
+    # ---------------------------------------------------------------------------------- internals
+
+    def _keep(self, name: str, table: Tensor) -> None:
+        self.register_buffer(name, table, persistent=False)
+
+    def _fold(self, flat: Tensor, cells: Tensor) -> Tensor:
+        """Return a rectangle [..., rows, K] whose cells are these entries of the last axis."""
+        filled = flat.index_select(-1, cells)
+        return filled.view(*filled.shape[:-1], -1, self.width)
+
+    def _existing(self, heads: Sequence[str]) -> Tensor:
+        """Return bool [heads, K]: the cells that are choices of these heads."""
+        sizes = torch.tensor([self.sizes[head] for head in heads])
+        return torch.arange(self.width) < sizes[:, None]
+
+    def _logit_cells(self, heads: Sequence[str]) -> Tensor:
+        """Return which logit fills each cell; cells without a choice take any, they are masked."""
+        starts = dict(zip(HEAD_NAMES, accumulate([0, *self.sizes.values()]), strict=False))
+        first = torch.tensor([starts[head] for head in heads])
+        cells = first[:, None] + torch.arange(self.width)
+        return torch.where(self._existing(heads), cells, 0).flatten()
+
+    def _mask_cells(self, heads: Sequence[str]) -> Tensor:
+        """Return which entry of these heads' masks side by side fills each cell.
+
+        Cells without a choice take the entry after the last, which is False.
+        """
+        sizes = [self.sizes[head] for head in heads]
+        *starts, end = accumulate([0, *sizes])
+        cells = torch.tensor(starts)[:, None] + torch.arange(self.width)
+        return torch.where(self._existing(heads), cells, end).flatten()
+
+    def _spread(self, masks: Tensor) -> Tensor:
+        """Return [..., R, K] from [..., 8, K]: every condition has the mask of its head."""
+        return masks.index_select(-2, self.row_heads)
+
+    def _parts(
+        self, masks: Masks | Mapping[str, Tensor], shape: Sequence[int]
+    ) -> dict[str, Tensor]:
+        """Return the masks by head and condition, padded to the slots and blueprints there are."""
+        if isinstance(masks, Masks):
+            given = {head: getattr(masks, head) for head in _SINGLE}
+            given["slot_by_op"] = masks.slot_by_op
+            given["blueprint_by_slot"] = masks.blueprint_by_slot
+        else:
+            given = dict(masks)
+        parts = {head: self._head_part(given, head, shape) for head in _SINGLE}
+        if "slot_by_op" in given:
+            slots = self._fit(given["slot_by_op"], "slot_by_op", (NUM_OPS, self.num_slots), shape)
+        else:
+            slots = self._head_part(given, "slot", shape).unsqueeze(-2)
+            slots = slots.expand(*shape, NUM_OPS, self.num_slots)
+        wanted = (self.num_slots, self.num_blueprints)
+        if "blueprint_by_slot" in given:
+            blueprints = self._fit(given["blueprint_by_slot"], "blueprint_by_slot", wanted, shape)
+        else:
+            blueprints = self._head_part(given, "blueprint", shape).unsqueeze(-2)
+            blueprints = blueprints.expand(*shape, *wanted)
+        return {**parts, "slot_by_op": slots, "blueprint_by_slot": blueprints}
+
+    def _head_part(self, masks: Mapping[str, Tensor], head: str, shape: Sequence[int]) -> Tensor:
+        if head not in masks:
+            raise UsageError(f"the masks have no head {head!r}; they have {', '.join(masks)}")
+        return self._fit(masks[head], head, (self.sizes[head],), shape)
+
+    def _fit(
+        self, mask: Tensor, name: str, wanted: tuple[int, ...], shape: Sequence[int]
+    ) -> Tensor:
+        """Return a mask padded with False to this policy's slots and blueprints."""
+        own = mask.shape[len(shape) :]
+        may_pad = name in ("slot", "slot_by_op", "blueprint", "blueprint_by_slot")
+        fits = len(own) == len(wanted) and mask.shape[: len(shape)] == tuple(shape)
+        missing = [most - size for most, size in zip(wanted, own, strict=False)]
+        if not fits or min(missing) < 0 or (any(missing) and not may_pad):
+            raise UsageError(
+                f"the mask of {name!r} must be {[*shape, *wanted]}, got {list(mask.shape)}"
+            )
+        if not any(missing):
+            return mask
+        return F.pad(mask, [side for most in reversed(missing) for side in (0, most)])
+
+
+def _checked(masks: Tensor, shape: Sequence[int], rows: int, width: int) -> Tensor:
+    if tuple(masks.shape) != (*shape, rows, width):
+        raise UsageError(
+            f"the masks must be {[*shape, rows, width]} (rows and choices last), "
+            f"got {list(masks.shape)}"
+        )
+    return masks

@@ -1,0 +1,114 @@
+"""What the policy returns: one decision for every row, or the scores of whole episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, ItemsView
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from esper.leyline.actions import HEAD_NAMES
+from esper.tamiyo.networks.memory import Hidden
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyStep:
+    """What was decided for N rows; without the N where a single state was given."""
+
+    actions: Tensor
+    """int64 [N, 8], in the order of `HEAD_NAMES`."""
+    log_probs: Tensor
+    """float32 [N, 8]; exactly 0 in heads the op does not use."""
+    value: Tensor
+    """float32 [N], the baseline."""
+    op_values: Tensor
+    """float32 [N, ops], Q(s, op); V(s) in every column where the critic does not see the op."""
+    masks: Tensor
+    """bool [N, 8, K], by which each head was drawn; an update is given the same."""
+    choice_log_probs: Tensor
+    """float32 [N, 8, K], of every choice of every head under the op and the slot taken."""
+    hidden: Hidden
+    """The memory after the step."""
+
+    @property
+    def op(self) -> Tensor:
+        """int64 [N], a `LifecycleOp`."""
+        return self["op"]
+
+    @property
+    def slot(self) -> Tensor:
+        """int64 [N], index of the slot."""
+        return self["slot"]
+
+    @property
+    def blueprint_idx(self) -> Tensor:
+        """int64 [N], id of the blueprint; noop unless the op is GERMINATE."""
+        return self["blueprint"]
+
+    def __getitem__(self, head: str) -> Tensor:
+        return self.actions[..., HEAD_NAMES.index(head)]
+
+    def by_head(self) -> dict[str, Tensor]:
+        """Return the actions as {head: int64[N]}."""
+        return dict(zip(HEAD_NAMES, self.actions.unbind(-1), strict=True))
+
+    def items(self) -> ItemsView[str, Tensor]:
+        """Return the pairs of head and action."""
+        return self.by_head().items()
+
+    def clone(self) -> PolicyStep:
+        """Return a copy that nothing else can change."""
+        state, cell = self.hidden
+        return self._map(Tensor.clone, (state.clone(), cell.clone()))
+
+    def row(self, row: int) -> PolicyStep:
+        """Return one row without its axis; its memory stays [layers, 1, width]."""
+        state, cell = self.hidden
+        return self._map(
+            lambda tensor: tensor[row], (state[:, row : row + 1], cell[:, row : row + 1])
+        )
+
+    def _map(self, change: Callable[[Tensor], Tensor], hidden: Hidden) -> PolicyStep:
+        return PolicyStep(
+            actions=change(self.actions),
+            log_probs=change(self.log_probs),
+            value=change(self.value),
+            op_values=change(self.op_values),
+            masks=change(self.masks),
+            choice_log_probs=change(self.choice_log_probs),
+            hidden=hidden,
+        )
+
+
+class Evaluation(NamedTuple):
+    """What an update needs of whole episodes, by head."""
+
+    values: Tensor
+    """[B, T], Q(s, op taken)."""
+    log_probs: dict[str, Tensor]
+    """[B, T] per head; exactly 0 where the op does not use the head."""
+    entropies: dict[str, Tensor]
+    """[B, T] per head, from 0 to 1, over the masks as given and without floors."""
+    hidden: Hidden
+    """The memory after the last step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """What an update needs of whole episodes, all heads in one tensor."""
+
+    values: Tensor
+    """[B, T], Q(s, op taken)."""
+    baseline: Tensor
+    """[B, T], the value to compare returns with; no gradient reaches the policy through it."""
+    log_probs: Tensor
+    """[B, T, 8]; exactly 0 where the op does not use the head."""
+    entropies: Tensor
+    """[B, T, 8], from 0 to 1, over the masks as given and without floors."""
+    logits: Tensor
+    """[B, T, 8, K], for `exploration_kl` and for telemetry."""
+    masks: Tensor
+    """bool [B, T, 8, K]."""
+    hidden: Hidden
+    """The memory after the last step."""

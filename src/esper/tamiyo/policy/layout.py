@@ -1,0 +1,186 @@
+"""The layout of Observation V3: every feature with its name, formula, range and kind.
+
+An observation is [24 base | 7 action feedback | 30 per slot]: 121 numbers for three slots. The
+blueprints of the seeds travel beside it as indices, for the network to embed. A feature is
+`clamp(raw / unit, low, high)` of a raw value that its formula names; `features.py` computes the
+raw values, and `docs/observation.md` is written from this table.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from esper.leyline.actions import LifecycleOp
+from esper.leyline.alpha import AlphaAlgorithm, AlphaMode
+from esper.leyline.signals import HISTORY
+from esper.leyline.slots import SlotConfig
+from esper.leyline.stages import STAGE_INDEX, SeedStage
+
+FeatureKind = Literal["continuous", "flag", "one_hot", "code"]
+"""A measurement; a bit; one bit of several of which one is set; an index divided by its largest."""
+
+LOSS_CEILING = 2.0
+"""Largest value of a loss feature; it is reached at a loss of 120."""
+
+LOSS_UNIT = math.log(11.0)
+"""ln(1 + loss) is divided by this, so that a loss of 10 reads 1."""
+
+FRESHNESS_DECAY = 0.995
+"""A measurement fades by this factor per epoch: to a half in about 138."""
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureSpec:
+    """One feature: `clamp(raw / unit, low, high)`."""
+
+    name: str
+    formula: str
+    """What is computed, from which signal."""
+    low: float = 0.0
+    high: float = 1.0
+    unit: float = 1.0
+    """What the raw value is divided by."""
+    kind: FeatureKind = "continuous"
+
+
+def _flag(name: str, formula: str) -> FeatureSpec:
+    return FeatureSpec(name, formula, kind="flag")
+
+
+def _loss(name: str, what: str) -> FeatureSpec:
+    formula = f"min(ln(1 + max({what}, 0)) / ln 11, 2)"
+    return FeatureSpec(name, formula, high=LOSS_CEILING, unit=LOSS_UNIT)
+
+
+def _accuracy(name: str, what: str) -> FeatureSpec:
+    return FeatureSpec(name, f"points({what}) / 100", unit=100.0)
+
+
+BASE_FEATURES: tuple[FeatureSpec, ...] = (
+    FeatureSpec("epoch_progress", "epoch / max_epochs"),
+    _loss("loss_norm", "val_loss"),
+    FeatureSpec(
+        "loss_delta_norm",
+        "clamp(previous loss - val_loss, -2, 2) / 2; 1 in the first epoch",
+        low=-1.0,
+        unit=2.0,
+    ),
+    _accuracy("accuracy_norm", "val_score"),
+    FeatureSpec(
+        "accuracy_delta_norm",
+        "clamp(points(val_score) - points(previous score), -10, 10) / 10; "
+        "in the first epoch the previous score counts as 0 points",
+        low=-1.0,
+        unit=10.0,
+    ),
+    FeatureSpec("plateau_norm", "clamp(plateau_epochs, 0, 20) / 20", unit=20.0),
+    _flag("host_stabilized", "1 once the host has settled"),
+    *(_loss(f"loss_history_{i}", f"loss_history[{i}]") for i in range(HISTORY)),
+    *(_accuracy(f"acc_history_{i}", f"score_history[{i}]") for i in range(HISTORY)),
+    _accuracy("best_accuracy_norm", "best_score"),
+    _loss("best_loss_norm", "best_loss"),
+    FeatureSpec("params_utilization", "min(ln(1 + params) / ln(1 + budget), 1)"),
+    FeatureSpec("slot_utilization", "slots with a record / enabled slots"),
+    FeatureSpec("num_training", "seeds in TRAINING / enabled slots"),
+    FeatureSpec("num_blending", "seeds in BLENDING / enabled slots"),
+    FeatureSpec("num_holding", "seeds in HOLDING / enabled slots"),
+)
+"""What is known about the host; histories run from the oldest to the newest epoch."""
+
+FEEDBACK_FEATURES: tuple[FeatureSpec, ...] = (
+    _flag("last_action_success", "1 if the previous action took effect"),
+    *(
+        FeatureSpec(
+            f"last_action_op_{op.name.lower()}",
+            f"1 if the previous op was {op.name}",
+            kind="one_hot",
+        )
+        for op in LifecycleOp
+    ),
+)
+"""What became of the previous action; WAIT and 1 at the start."""
+
+SLOT_FEATURES: tuple[FeatureSpec, ...] = (
+    _flag("is_active", "1 if the slot has a record, cooldown included"),
+    *(
+        FeatureSpec(
+            f"stage_{stage.name.lower()}", f"1 if the stage is {stage.name}", kind="one_hot"
+        )
+        for stage in SeedStage
+    ),
+    FeatureSpec("alpha", "alpha"),
+    FeatureSpec("alpha_target", "alpha_target"),
+    FeatureSpec("alpha_mode_norm", "index / 2 of HOLD, UP, DOWN", unit=2.0, kind="code"),
+    FeatureSpec("alpha_velocity", "clamp(alpha_velocity, -1, 1)", low=-1.0),
+    FeatureSpec("time_to_target_norm", "clamp(time_to_target, 0, max_epochs) / max_epochs"),
+    FeatureSpec("alpha_algorithm_norm", "index / 2 of ADD, MULTIPLY, GATE", unit=2.0, kind="code"),
+    FeatureSpec(
+        "contribution_norm",
+        "clamp(contribution, -10, 10) / 10; 0 before the first ablation",
+        low=-1.0,
+        unit=10.0,
+    ),
+    FeatureSpec(
+        "contribution_velocity_norm",
+        "clamp(contribution_velocity, -10, 10) / 10; 0 before the first ablation",
+        low=-1.0,
+        unit=10.0,
+    ),
+    FeatureSpec("epochs_in_stage_norm", "clamp(epochs_in_stage, 0, 150) / 150", unit=150.0),
+    FeatureSpec("gradient_norm_norm", "clamp(grad_norm, 0, 10) / 10", unit=10.0),
+    FeatureSpec("gradient_health", "grad_health"),
+    FeatureSpec("gradient_health_prev", "grad_health_prev"),
+    _flag("has_vanishing", "1 if a gradient tensor has vanished"),
+    _flag("has_exploding", "1 if a gradient tensor explodes"),
+    FeatureSpec(
+        "interaction_sum_norm", "clamp(sum over j of interaction[i, j], 0, 10) / 10", unit=10.0
+    ),
+    FeatureSpec(
+        "boost_received_norm", "clamp(max over j of interaction[i, j], 0, 5) / 5", unit=5.0
+    ),
+    FeatureSpec(
+        "upstream_alpha_norm", "clamp(sum of alpha of measured seeds before, 0, 3) / 3", unit=3.0
+    ),
+    FeatureSpec(
+        "downstream_alpha_norm", "clamp(sum of alpha of measured seeds after, 0, 3) / 3", unit=3.0
+    ),
+    FeatureSpec("counterfactual_fresh", "0.995 ^ counterfactual_age; 0 before the first ablation"),
+)
+"""What is known about one slot; all zero where it is empty or not enabled."""
+
+BASE_INDEX = {spec.name: index for index, spec in enumerate(BASE_FEATURES)}
+SLOT_INDEX = {spec.name: index for index, spec in enumerate(SLOT_FEATURES)}
+"""Positions by name, within the base and within a slot."""
+
+NUM_BASE = len(BASE_FEATURES)
+NUM_FEEDBACK = len(FEEDBACK_FEATURES)
+NUM_PER_SLOT = len(SLOT_FEATURES)
+
+# The one-hots above follow the enumerations, and `index / 2` is the value of the member itself.
+assert (NUM_BASE, NUM_FEEDBACK, NUM_PER_SLOT) == (24, 7, 30)
+assert [STAGE_INDEX[stage] for stage in SeedStage] == list(range(10))
+assert [int(op) for op in LifecycleOp] == list(range(6))
+assert [int(mode) for mode in AlphaMode] == [int(kind) for kind in AlphaAlgorithm] == [0, 1, 2]
+
+
+def get_feature_size(slot_config: SlotConfig) -> int:
+    """Return the number of features for these slots: 121 for three, 181 for five."""
+    return NUM_BASE + NUM_FEEDBACK + NUM_PER_SLOT * slot_config.num_slots
+
+
+def feature_specs(slot_config: SlotConfig) -> tuple[FeatureSpec, ...]:
+    """Return the spec of every index; the features of a slot repeat for each."""
+    return (*BASE_FEATURES, *FEEDBACK_FEATURES, *(SLOT_FEATURES * slot_config.num_slots))
+
+
+def feature_names(slot_config: SlotConfig) -> tuple[str, ...]:
+    """Return the name of every index; those of a slot start with its id, as in 'r0c0.alpha'."""
+    shared = [spec.name for spec in (*BASE_FEATURES, *FEEDBACK_FEATURES)]
+    own = [f"{slot}.{spec.name}" for slot in slot_config.slot_ids for spec in SLOT_FEATURES]
+    return (*shared, *own)
+
+
+FEATURE_NAMES: tuple[str, ...] = feature_names(SlotConfig.default())
+"""The name of every index for the three default slots."""

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from esper.cli.view import GrowthView, decision_line, metrics_line
+from tests.report.runs import growing_run, make_decision, make_epoch
+
+HISTORY = growing_run()
+
+
+def show(title: str = "growing digits", *, terminal: bool, verbose: bool = False) -> str:
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=terminal, width=70, color_system=None)
+    with GrowthView(console, 60, 0, title=title, verbose=verbose) as view:
+        for record in HISTORY:
+            view.show(record)
+    return stream.getvalue()
+
+
+def test_a_terminal_shows_bar_slots_and_decisions() -> None:
+    text = show(terminal=True)
+    for word in ("growing digits", "60/60", "ETA", "r0c1", "fossilized", "conv_light", "1.00"):
+        assert word in text
+    assert "+1.87 ± 0.42" in text
+    assert "epoch 44: FOSSILIZE r0c1" in text
+    assert "val score" in text
+
+
+@pytest.mark.parametrize("title", ["[/x] [red]", ":snake:", "{task.speed}", "a\x1b[31mb\nc"])
+def test_a_title_is_shown_as_text(title: str) -> None:
+    text = show(title, terminal=True)
+    shown = title.replace("\x1b", "\\x1b").replace("\n", "\\x0a")
+    assert shown in text
+    assert "\x1b[31m" not in text
+
+
+def test_without_a_terminal_there_are_plain_lines_that_are_not_wrapped() -> None:
+    text = show(terminal=False)
+    lines = text.splitlines()
+    assert lines[0].startswith("epoch 1/60  val score ")
+    assert lines[-1].startswith("epoch 60/60  val score ")
+    assert all("parameters" in line for line in (lines[0], lines[-1]))
+    assert "epoch 6: GERMINATE r0c0 norm" in lines
+    assert "epoch 10: ADVANCE r0c0 (G2: 3 of 5 epochs in training)" in lines
+    assert not any("WAIT" in line for line in lines)
+    assert "\x1b" not in text
+
+
+def test_every_decision_is_shown_when_asked_for() -> None:
+    lines = show(terminal=False, verbose=True).splitlines()
+    assert sum(": WAIT" in line for line in lines) == 59 - 11
+
+
+def test_a_resumed_run_counts_the_time_from_where_it_began() -> None:
+    stream = io.StringIO()
+    with GrowthView(Console(file=stream, width=200), 60, 58, title="x") as view:
+        view.show(HISTORY[58])
+        view.show(HISTORY[59])
+    assert "epoch 60/60" in stream.getvalue()
+    assert "ETA 0 s" in stream.getvalue()
+
+
+def test_metrics_fit_in_a_line() -> None:
+    record = make_epoch(3, 91.234, twin_score=90.5, train_loss=0.125)
+    assert metrics_line(record) == (
+        "val score 91.23  val loss 0.5000  twin 90.50  train loss 0.1250  4,210 parameters"
+    )
+    assert metrics_line(replace(record, twin_score=None, train_loss=None)) == (
+        "val score 91.23  val loss 0.5000  4,210 parameters"
+    )
+
+
+def test_a_decision_fits_in_a_line() -> None:
+    decision = make_decision("GERMINATE", "\x1b[2Jslot", blueprint="norm")
+    assert decision_line(4, decision).plain == "epoch 4: GERMINATE \\x1b[2Jslot norm"
+    refused = make_decision("PRUNE", "a", outcome="illegal", reason="too young")
+    assert decision_line(4, refused).plain == "epoch 4: PRUNE a (too young)"

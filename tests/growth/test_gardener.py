@@ -1,0 +1,457 @@
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import SGD, AdamW
+
+from esper.growth.gardener import Gardener, GardenerConfig
+from esper.kasmina.blueprints.registry import blueprint_by_id
+from esper.kasmina.costs import seed_flops
+from esper.kasmina.garden import Garden
+from esper.leyline.controller import Controller
+from esper.leyline.errors import ConfigError, EsperWarning, NonFiniteError, UsageError
+from esper.leyline.history import EpochRecord
+from esper.leyline.signals import Signals
+from esper.leyline.storage import load_tree, save_tree
+from tests.growth.plots import (
+    EAGER,
+    GROW_ONE,
+    SLOTS,
+    Script,
+    TinyConv,
+    advance,
+    frozen,
+    germinate,
+    make_batches,
+    make_evaluator,
+    make_garden,
+    plain_history,
+    raise_seed,
+    same,
+    train,
+)
+
+
+def constant(model: nn.Module) -> tuple[Tensor, Tensor]:
+    """An evaluation that costs nothing: every sample has loss 1 and half of them are right."""
+    return torch.ones(4), torch.tensor([1.0, 0.0, 1.0, 0.0])
+
+
+def drive(
+    controller: str | Controller,
+    epochs: int,
+    *,
+    seed: int = 0,
+    horizon: int | None = None,
+    **options: Any,
+) -> tuple[Gardener, list[list[float]]]:
+    """Train and step for some epochs; returns the training losses too."""
+    gardener = Gardener(make_garden(), controller, horizon or epochs, seed=seed, **options)
+    optimizer = gardener.optimizer(SGD, lr=0.1, momentum=0.9)
+    return gardener, proceed(gardener, optimizer, epochs)
+
+
+def proceed(gardener: Gardener, optimizer: Any, epochs: int) -> list[list[float]]:
+    losses = []
+    for _ in range(epochs):
+        losses.append(train(gardener.garden, optimizer, make_batches()))
+        gardener.step(make_evaluator(), train_loss=losses[-1][-1])
+    return losses
+
+
+# --------------------------------------------------------------------------------- order of a step
+
+
+def test_a_step_measures_then_decides_then_acts_then_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+
+    class Noting(Script):
+        def act(self, signals: Any, masks: Any) -> dict[str, Tensor]:
+            events.append("decide")
+            return super().act(signals, masks)
+
+    gardener = Gardener(make_garden(), Noting({1: germinate()}), 3)
+    garden = gardener.garden
+    for name in ("act", "tick", "record_epoch"):
+        method = getattr(garden, name)
+
+        def wrapped(*args: Any, _name: str = name, _method: Any = method) -> Any:
+            events.append(_name)
+            return _method(*args)
+
+        monkeypatch.setattr(garden, name, wrapped)
+
+    def evaluate(model: nn.Module) -> tuple[Tensor, None]:
+        events.append("evaluate")
+        return torch.ones(3), None
+
+    gardener.step(evaluate, before_action=lambda: events.append("fork"))
+    assert events == ["evaluate", "record_epoch", "decide", "fork", "act", "tick"]
+    events.clear()
+    gardener.step(evaluate, before_action=lambda: events.append("fork"))
+    assert events == ["evaluate", "record_epoch", "decide", "act", "tick"]
+    events.clear()
+    gardener.step(evaluate)
+    assert events == ["evaluate", "record_epoch"]
+
+
+def test_a_decision_is_recorded_with_the_epoch_it_followed() -> None:
+    gardener, _ = drive(Script(GROW_ONE), 9)
+    history = gardener.history
+    assert [record.epoch for record in history] == list(range(1, 10))
+    ops = [record.decision.op if record.decision else None for record in history]
+    assert ops == ["WAIT", "GERMINATE", "ADVANCE", "ADVANCE", *["WAIT"] * 4, None]
+    stages = [record.slots[0].stage for record in history]
+    assert stages == ["DORMANT"] * 2 + ["GERMINATED", "TRAINING"] + ["BLENDING"] * 5
+    # The tick that ends the decision to blend already moves the amplitude: three to the target.
+    alphas = [record.slots[0].alpha for record in history]
+    assert alphas == pytest.approx([0, 0, 0, 0, 1 / 3, 2 / 3, 1, 1, 1])
+    decision = history[1].decision
+    assert decision is not None
+    assert (decision.slot, decision.blueprint, decision.style) == (
+        "stem",
+        "mlp_small",
+        "LINEAR_ADD",
+    )
+    assert (decision.tempo, decision.alpha_target, decision.alpha_speed) == (3, 1.0, None)
+    assert (decision.outcome, decision.reason) == ("done", "")
+    grown = [record.parameters > history[0].parameters for record in history]
+    assert grown == [False] * 2 + [True] * 7
+    # A contribution is measured in the first epoch that trains with the seed blended.
+    measured = [record.slots[0].contribution is not None for record in history]
+    assert measured == [False] * 4 + [True] * 5
+
+
+def test_a_refused_action_is_recorded_with_its_reason() -> None:
+    gardener, _ = drive(Script({1: advance(1), 2: germinate(), 3: germinate(1)}), 4)
+    decisions = [record.decision for record in gardener.history]
+    assert decisions[0] is not None
+    assert (decisions[0].op, decisions[0].outcome) == ("ADVANCE", "illegal")
+    assert "holds no seed" in decisions[0].reason
+    assert decisions[2] is not None
+    assert decisions[2].outcome == "illegal"
+    assert gardener.garden.slots["body"].stage.name == "DORMANT"
+
+
+def test_a_gate_that_fails_is_recorded_as_such() -> None:
+    garden = Garden(make_garden().model, SLOTS, torch.zeros(2, 4))
+    gardener = Gardener(garden, Script({1: germinate(), 2: advance(), 3: advance()}), 4)
+    for _ in range(4):
+        gardener.step(constant)
+    decision = gardener.history[2].decision
+    assert decision is not None
+    assert decision.outcome == "gate_failed"
+    assert decision.reason
+    assert garden.slots["stem"].stage.name == "TRAINING"
+
+
+def test_the_first_decision_sees_the_first_epoch() -> None:
+    script = Script({1: germinate()})
+    gardener, _ = drive(script, 3)
+    first, second = script.seen
+    assert int(first.epoch) == 1
+    assert int(first.max_epochs) == 3
+    assert float(first.val_score) == pytest.approx(gardener.history[0].val_score)
+    assert float(first.val_loss) == pytest.approx(gardener.history[0].val_loss)
+    assert (int(first.last_op), bool(first.last_success)) == (0, True)
+    assert int(second.last_op) == 1
+    assert int(second.params) > int(second.host_params) == int(first.params)
+    # After the last epoch the controller is not asked.
+    assert len(script.seen) == 2
+    assert gardener.history[-1].decision is None
+
+
+def test_nothing_moves_after_the_last_epoch() -> None:
+    gardener, _ = drive(Script({**GROW_ONE}), 5)
+    assert gardener.garden.slots["stem"].alpha == pytest.approx(1 / 3)
+    assert gardener.history[-1].slots[0].alpha == pytest.approx(1 / 3)
+
+
+def test_a_horizon_is_kept() -> None:
+    gardener = Gardener(make_garden(), "wait", 2)
+    gardener.step(constant)
+    gardener.step(constant)
+    assert gardener.epoch == 2
+    with pytest.raises(UsageError, match="the horizon of 2 epochs is reached"):
+        gardener.step(constant)
+    assert len(gardener.history) == 2
+    with pytest.raises(UsageError, match="horizon must be at least 1 epoch, got 0"):
+        Gardener(make_garden(), "wait", 0)
+
+
+def test_an_evaluation_that_fails_changes_nothing() -> None:
+    gardener, _ = drive(Script(GROW_ONE), 5, horizon=9)
+    before = frozen(gardener.state_dict())
+    with pytest.raises(NonFiniteError):
+        gardener.step(lambda model: (torch.tensor([math.nan]), None))
+    with pytest.raises(UsageError):
+        gardener.step(lambda model: torch.ones(3))  # type: ignore[arg-type, return-value]
+    assert same(gardener.state_dict(), before)
+
+
+# --------------------------------------------------------------------------------- what it is told
+
+
+def test_the_twins_score_reaches_signals_and_records() -> None:
+    script = Script({})
+    gardener = Gardener(make_garden(), script, 4)
+    gardener.step(constant, twin_score=61.5)
+    gardener.step(constant)
+    gardener.step(constant, is_own_twin=True)
+    assert [float(signals.twin_score) for signals in script.seen[::2]] == [61.5, 50.0]
+    assert math.isnan(float(script.seen[1].twin_score))
+    assert [record.twin_score for record in gardener.history] == [61.5, None, 50.0]
+
+
+def test_training_losses_are_written_down_as_given() -> None:
+    gardener = Gardener(make_garden(), "wait", 2)
+    assert gardener.step(constant).train_loss is None
+    assert gardener.step(constant, train_loss=0.25).train_loss == 0.25
+    assert gardener.history[1].val_score == 50.0
+    assert gardener.history[1].val_loss == 1.0
+
+
+def test_settings_reach_the_controller() -> None:
+    script = Script({})
+    config = GardenerConfig(param_budget=1234)
+    gardener = Gardener(make_garden(), script, 2, config=config)
+    gardener.step(constant)
+    assert int(script.seen[0].budget) == 1234
+    assert isinstance(script.seen[0], Signals)
+
+
+def test_a_controller_may_be_any_object_with_the_protocol() -> None:
+    script = Script({})
+    assert isinstance(script, Controller)
+    assert Gardener(make_garden(), script, 2).controller is script
+    with pytest.raises(UsageError, match="a controller must be a name or an object with reset"):
+        Gardener(make_garden(), object(), 2)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="unknown controller 'heuristics', did you mean"):
+        Gardener(make_garden(), "heuristics", 2)
+
+
+# -------------------------------------------------------------------------------- limits of growth
+
+
+def added_flops(garden: Garden) -> int:
+    blueprints = garden.state.blueprint[0].tolist()
+    return sum(
+        seed_flops(blueprint_by_id(blueprint), slot.topology, slot.shape)
+        for blueprint, slot in zip(blueprints, garden.seedbed, strict=True)
+        if slot.seed is not None
+    )
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"max_seeds": 1},
+        {"max_seeds": 2},
+        {"max_parameters": 300},
+        {"max_added_flops": 200},
+        {"max_seeds": 2, "max_parameters": 400, "max_added_flops": 400},
+        {},
+    ],
+    ids=lambda limits: "+".join(limits) or "none",
+)
+def test_limits_hold_under_a_random_controller(limits: dict[str, int]) -> None:
+    most = {"seeds": 0, "parameters": 0, "flops": 0}
+    pruned = fossilized = 0
+    for seed in range(2):
+        gardener = Gardener(make_garden(), "random", 100, seed=seed, **limits)  # type: ignore[arg-type]
+        garden = gardener.garden
+        for _ in range(gardener.horizon):
+            record = gardener.step(constant)
+            seeds = sum(slot.seed is not None for slot in garden.seedbed)
+            counted = sum(p.numel() for p in garden.parameters())
+            most["seeds"] = max(most["seeds"], seeds)
+            most["parameters"] = max(most["parameters"], counted)
+            most["flops"] = max(most["flops"], added_flops(garden))
+            assert garden.count_parameters() == counted
+            assert record.decision is None or record.decision.outcome != "illegal"
+            pruned += record.decision is not None and record.decision.op == "PRUNE"
+        fossilized += sum(slot.stage == "FOSSILIZED" for slot in record.slots)
+    assert pruned + fossilized > 2
+    assert most["seeds"] <= limits.get("max_seeds", 3)
+    assert most["parameters"] <= limits.get("max_parameters", 10**9)
+    assert most["flops"] <= limits.get("max_added_flops", 10**9)
+    # Without limits the run goes beyond each of them, so they are what held it back.
+    if not limits:
+        assert most["seeds"] > 2
+        assert most["parameters"] > 400
+        assert most["flops"] > 400
+
+
+def test_limits_are_refused_when_they_make_no_sense() -> None:
+    with pytest.raises(ConfigError, match="max_seeds must be at least 0, got -1"):
+        Gardener(make_garden(), "wait", 2, max_seeds=-1)
+    with pytest.raises(ConfigError, match="max_parameters must be at least 0"):
+        Gardener(make_garden(), "wait", 2, max_parameters=-1)
+    with pytest.raises(ConfigError, match="ablate_every must be at least 1"):
+        Gardener(make_garden(), "wait", 2, ablate_every=0)
+
+
+def test_limits_the_garden_has_stay_unless_others_are_given() -> None:
+    config = EAGER.replace(max_parameters=77)
+    assert Gardener(make_garden(config=config), "wait", 2).garden.config.max_parameters == 77
+    other = Gardener(make_garden(config=config), "wait", 2, max_parameters=88)
+    assert other.garden.config.max_parameters == 88
+
+
+# -------------------------------------------------------------------------------------- ablations
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_ablations_are_made_at_every_so_many_epochs(every: int) -> None:
+    garden = make_garden()
+    gardener = Gardener(garden, "wait", 7, ablate_every=every)
+    raise_seed(garden, "stem")
+    calls, ages = [], []
+    for _ in range(7):
+        count = 0
+
+        def evaluate(model: nn.Module) -> tuple[Tensor, None]:
+            nonlocal count
+            count += 1
+            return model(torch.ones(5, 4)).sum(1).square(), None
+
+        gardener.step(evaluate)
+        calls.append(count)
+        ages.append(int(garden.state.counterfactual_age[0, 0]))
+    if every == 1:
+        assert calls == [2] * 7
+        assert ages == [0] * 7
+    else:
+        assert calls == [2, 1, 1, 2, 1, 1, 2]
+        assert ages == [0, 1, 2, 0, 1, 2, 0]
+    assert garden.slots["stem"].contribution is not None
+
+
+def test_the_score_does_not_depend_on_ablations() -> None:
+    scores = []
+    for every in (1, 5):
+        gardener, _ = drive(Script(GROW_ONE), 7, ablate_every=every)
+        scores.append([(record.val_score, record.val_loss) for record in gardener.history])
+    for one, other in zip(*scores, strict=True):
+        assert one == pytest.approx(other, rel=1e-6)
+
+
+# ------------------------------------------------------------------------------ other kinds of host
+
+
+def test_a_host_with_batch_norm_grows_with_a_warning() -> None:
+    torch.manual_seed(0)
+    with pytest.warns(EsperWarning, match="BatchNorm layers: it will grow, but"):
+        garden = Garden(
+            TinyConv(norm=True), ["first", "second"], torch.zeros(2, 1, 8, 8), config=EAGER
+        )
+    script = Script({1: germinate(0, "conv_light"), 2: advance(), 3: advance()})
+    gardener = Gardener(garden, script, 7)
+    optimizer = gardener.optimizer(AdamW, lr=0.01)
+    batches = [(torch.randn(8, 1, 8, 8), torch.randint(10, (8,))) for _ in range(2)]
+    mean = garden.model.norm.running_mean.clone()  # type: ignore[union-attr, operator]
+    for _ in range(7):
+        train(garden, optimizer, batches)
+        trained = garden.model.norm.running_mean.clone()  # type: ignore[union-attr, operator]
+        gardener.step(make_evaluator(batches))
+        # Measuring runs in eval mode and so leaves the statistics alone.
+        assert torch.equal(garden.model.norm.running_mean, trained)  # type: ignore[union-attr, arg-type]
+    assert not torch.equal(mean, trained)
+    assert garden.slots["first"].stage.name == "BLENDING"
+    assert garden.slots["first"].contribution is not None
+
+
+def test_a_loss_without_labels_is_scored_by_its_negative() -> None:
+    """An autoencoder in the user's own loop."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 4))
+    garden = Garden(model, ["0"], torch.zeros(2, 4), config=EAGER)
+    gardener = Gardener(garden, Script({1: germinate(), 2: advance(), 3: advance()}), 8)
+    optimizer = gardener.optimizer(SGD, lr=0.1)
+    x = make_batches(1, 32)[0][0]
+
+    def evaluate(model: nn.Module) -> tuple[Tensor, None]:
+        return (model(x) - x).square().mean(1), None
+
+    for _ in range(8):
+        optimizer.zero_grad()
+        F.mse_loss(garden(x), x).backward()
+        optimizer.step()
+        gardener.step(evaluate)
+    for record in gardener.history:
+        assert record.val_score == pytest.approx(-record.val_loss)
+    assert gardener.history[-1].val_loss < gardener.history[0].val_loss
+    worth = gardener.history[-1].slots[0].contribution
+    assert worth is not None
+    # In the unit of the loss: a seed is not worth a hundred times what can be lost.
+    assert abs(worth) < 1
+
+
+# -------------------------------------------------------------------------------------- restoring
+
+
+@pytest.mark.parametrize("controller", ["random", "heuristic", "wait"])
+@pytest.mark.parametrize("stop", [1, 6, 13])
+def test_a_run_that_is_restored_goes_on_identically(
+    controller: str, stop: int, tmp_path: Path
+) -> None:
+    whole, losses = drive(controller, 18, seed=4)
+    first, before = drive(controller, stop, seed=4, horizon=18)
+    save_tree(tmp_path / "state", first.state_dict(), kind="test", version=1)
+
+    second = Gardener(make_garden(seed=77), controller, 18, seed=4)
+    optimizer = second.optimizer(SGD, lr=0.1, momentum=0.9)
+    second.load_state_dict(load_tree(tmp_path / "state", kind="test", version=1)[0])
+    assert second.epoch == stop
+    assert before + proceed(second, optimizer, 18 - stop) == losses
+    assert plain_history(second.history) == plain_history(whole.history)
+    assert same(second.garden.state_dict(), whole.garden.state_dict())
+    if controller == "random":
+        ops = {record.decision.op for record in whole.history if record.decision}
+        assert {"GERMINATE", "ADVANCE", "PRUNE"} <= ops
+
+
+def test_what_the_controller_sees_is_restored() -> None:
+    """The last action had no effect; a restored gardener still says so."""
+    for script in (Script({3: advance(1)}), Script({**GROW_ONE, 3: advance()})):
+        gardener, _ = drive(script, 3, horizon=9)
+        fresh = Gardener(make_garden(), Script({}), 9)
+        fresh.optimizer(SGD, lr=0.1)
+        fresh.load_state_dict(frozen(gardener.state_dict()))
+        for field in dataclasses.fields(Signals):
+            seen = [getattr(one.signals(55.0), field.name) for one in (gardener, fresh)]
+            assert same(*seen), field.name
+        assert bool(fresh.signals().last_success) == (2 in script.choices)
+
+
+def test_a_state_is_restored_only_into_a_gardener_with_its_optimizer() -> None:
+    gardener, _ = drive("wait", 1, horizon=3)
+    state = gardener.state_dict()
+    with pytest.raises(UsageError, match=r"make the optimizer by gardener.optimizer\(...\) before"):
+        Gardener(make_garden(), "wait", 3).load_state_dict(state)
+
+
+def test_a_gardener_works_without_an_optimizer() -> None:
+    gardener = Gardener(make_garden(), Script(GROW_ONE), 6)
+    for _ in range(4):
+        gardener.step(constant)
+    state = frozen(gardener.state_dict())
+    assert state["optimizer"] is None
+    fresh = Gardener(make_garden(seed=5), Script(GROW_ONE), 6)
+    fresh.load_state_dict(state)
+    for one in (gardener, fresh):
+        one.step(constant)
+    assert plain_history(gardener.history) == plain_history(fresh.history)
+
+
+def test_time_is_counted_per_epoch() -> None:
+    gardener = Gardener(make_garden(), "wait", 2)
+    records: list[EpochRecord] = [gardener.step(constant) for _ in range(2)]
+    assert all(0 <= record.seconds < 60 for record in records)

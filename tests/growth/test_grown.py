@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+from esper.growth.grow import grow
+from esper.growth.grown import Grown
+from esper.leyline.errors import CheckpointError
+from tests.growth.plots import (
+    GROW_ONE,
+    SLOTS,
+    Script,
+    growth_config,
+    make_batches,
+    make_net,
+)
+
+
+@pytest.fixture(scope="module")
+def grown() -> Grown:
+    return grow(
+        make_net(),
+        SLOTS,
+        train=make_batches(),
+        val=make_batches(2, 32, seed=9),
+        epochs=6,
+        twin=True,
+        controller=Script(GROW_ONE),
+        config=growth_config(1),
+    )
+
+
+def test_the_report_is_one_page_that_fetches_nothing(grown: Grown, tmp_path: Path) -> None:
+    path = grown.report(tmp_path / "deep" / "report.html", command="grow <it> & see")
+    page = path.read_text(encoding="utf-8")
+    assert page.startswith("<!doctype html>")
+    assert "grow &lt;it&gt; &amp; see" in page
+    assert "mlp_small" in page
+    assert "germinate" in page.lower()
+    assert torch.__version__ in page
+    for outside in ("http://", "https://", "<script", "src="):
+        assert outside not in page.replace("http://www.w3.org/2000/svg", "")
+
+
+def test_the_report_names_the_command_that_made_it(
+    grown: Grown, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["my script.py", "--epochs", "6"])
+    page = grown.report(tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "my script.py" in page
+    assert "--epochs 6" in page
+
+
+def test_the_picture_is_svg(grown: Grown, tmp_path: Path) -> None:
+    path = grown.picture(tmp_path / "growth.svg")
+    root = ElementTree.fromstring(path.read_text(encoding="utf-8"))
+    assert root.tag.endswith("svg")
+    words = " ".join(root.itertext())
+    assert "stem" in words
+    assert "mlp_small" in words
+
+
+def test_both_accept_text_and_replace_what_was_there(grown: Grown, tmp_path: Path) -> None:
+    target = str(tmp_path / "page.html")
+    for _ in range(2):
+        assert grown.report(target) == Path(target)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["page.html"]
+
+
+def test_a_path_that_cannot_be_written_is_named(grown: Grown, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match="cannot save to"):
+        grown.report(tmp_path / "file" / "report.html")
+
+
+def test_the_twin_is_the_plain_model(grown: Grown) -> None:
+    assert grown.twin is not None
+    assert type(grown.twin).__name__ == "TinyNet"
+    x = torch.zeros(2, 4)
+    assert not torch.equal(grown.twin(x), grown.model(x))

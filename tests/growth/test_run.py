@@ -1,0 +1,364 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW
+from torch.optim.lr_scheduler import LambdaLR
+
+from esper.growth.run import GrowthConfig, GrowthRun
+from esper.kasmina.garden import GardenConfig
+from esper.leyline.errors import NonFiniteError, SlotError, UsageError
+from esper.leyline.storage import load_tree, save_tree
+from esper.tasks.objective import per_sample_classification
+from tests.growth.plots import (
+    EAGER,
+    FEATURES,
+    GROW_ONE,
+    SLOTS,
+    Batch,
+    Script,
+    frozen,
+    growth_config,
+    make_batches,
+    make_net,
+    plain_history,
+    same,
+)
+
+FACTORY = partial(SGD, lr=0.1, momentum=0.9)
+TRAIN, VAL, TEST = make_batches(4), make_batches(2, 32, seed=9), make_batches(2, 32, seed=10)
+
+
+def make_run(controller: Any = None, epochs: int = 8, **changes: Any) -> GrowthRun:
+    """A run of the tiny network; the script that grows one seed unless told otherwise."""
+    options = {
+        "slots": SLOTS,
+        "train": TRAIN,
+        "val": VAL,
+        "objective": per_sample_classification,
+        "optimizer": FACTORY,
+        **{key: changes.pop(key) for key in list(changes) if key in _PARTS},
+    }
+    dropout = options.pop("dropout", 0.0)
+    model = options.pop("model", None) or make_net(dropout=dropout)
+    config = growth_config(epochs, **changes)
+    script = Script(GROW_ONE) if controller is None else controller
+    return GrowthRun(model, controller=script, config=config, **options)
+
+
+_PARTS = (
+    "model",
+    "dropout",
+    "slots",
+    "train",
+    "val",
+    "test",
+    "objective",
+    "optimizer",
+    "scheduler",
+)
+
+
+def finish(run: GrowthRun) -> GrowthRun:
+    for _ in run.epochs():
+        pass
+    return run
+
+
+def warm_up(optimizer: Any) -> LambdaLR:
+    return LambdaLR(optimizer, lambda epoch: min(1.0, 0.25 * (1 + epoch)))
+
+
+# ------------------------------------------------------------------------------------------ twins
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"scheduler": warm_up},
+        {"optimizer": partial(AdamW, lr=0.01)},
+        {"garden": EAGER.replace(training_mode="shadow")},
+        {"max_grad_norm": 0.05},
+        {"dropout": 0.5},
+    ],
+    ids=lambda options: next(iter(options), "plain"),
+)
+def test_the_twin_is_a_run_that_only_waits_bit_for_bit(options: dict[str, Any]) -> None:
+    grown = finish(make_run(twin=True, test=TEST, **options))
+    alone = finish(make_run("wait", test=TEST, **options))
+    assert grown.twin is not None
+    assert same(grown.twin.garden.model.state_dict(), alone.garden.model.state_dict())
+    assert [record.twin_score for record in grown.history] == [
+        record.val_score for record in alone.history
+    ]
+    assert grown.finish().summary.twin_test_score == alone.finish().summary.test_score
+    # The grown network did become another one.
+    assert not same(grown.garden.model.state_dict(), alone.garden.model.state_dict())
+
+
+def test_training_a_twin_beside_it_does_not_change_the_network() -> None:
+    for dropout in (0.0, 0.5):
+        one = finish(make_run(twin=True, dropout=dropout))
+        other = finish(make_run(twin=False, dropout=dropout))
+        assert same(one.garden.state_dict(), other.garden.state_dict())
+        assert [record.twin_score for record in other.history] == [None] * 8
+
+
+def test_a_network_that_never_acts_is_its_own_twin() -> None:
+    run = finish(make_run("wait", twin=True, test=TEST))
+    assert run.twin is None
+    assert [record.twin_score for record in run.history] == [
+        record.val_score for record in run.history
+    ]
+    grown = run.finish()
+    assert grown.twin is None
+    assert grown.summary.twin_test_score == grown.summary.test_score is not None
+    assert grown.summary.twin_val_score == grown.summary.val_score
+
+
+def test_the_twin_is_forked_when_the_first_action_is_taken() -> None:
+    run = make_run(twin=True)
+    twins = [run.twin is not None for _ in run.epochs()]
+    assert twins == [False, *[True] * 7]
+    # Its weights at that moment were those of the network.
+    scores = [(record.val_score, record.twin_score) for record in run.history]
+    assert all(score == twin for score, twin in scores[:4])
+    assert run.twin is not None
+    assert run.twin.garden.count_parameters() == run.parameters_before
+
+
+# ------------------------------------------------------------------------------- repeating a run
+
+
+def test_the_same_seed_gives_the_same_run() -> None:
+    first, second = (finish(make_run("random", 14, twin=True, dropout=0.3)) for _ in range(2))
+    assert plain_history(first.history) == plain_history(second.history)
+    assert same(first.garden.state_dict(), second.garden.state_dict())
+
+
+def test_another_seed_gives_another_run() -> None:
+    first, second = (finish(make_run("random", 14, seed=seed)) for seed in (0, 1))
+    assert plain_history(first.history) != plain_history(second.history)
+    # Also where the decisions are the same: seeds start from other weights.
+    grown = [finish(make_run(seed=seed)) for seed in (0, 1)]
+    assert not same(grown[0].garden.state_dict(), grown[1].garden.state_dict())
+    assert same(
+        [record.decision for record in grown[0].history],
+        [record.decision for record in grown[1].history],
+    )
+
+
+def test_the_global_random_numbers_are_left_alone() -> None:
+    """What the owner of the loop draws does not depend on what grows, nor the other way round."""
+    run = make_run(twin=True, dropout=0.5)
+    torch.manual_seed(123)
+    before = torch.get_rng_state()
+    first = plain_history(finish(run).history)
+    assert torch.equal(torch.get_rng_state(), before)
+    run = make_run(twin=True, dropout=0.5)
+    torch.manual_seed(456)
+    assert plain_history(finish(run).history) == first
+
+
+@pytest.mark.parametrize("stop", [1, 3, 5, 8])
+@pytest.mark.parametrize("dropout", [0.0, 0.5], ids=["plain", "dropout"])
+def test_a_restored_run_ends_bit_identical(stop: int, dropout: float, tmp_path: Path) -> None:
+    options = {"twin": True, "test": TEST, "scheduler": warm_up, "dropout": dropout}
+    whole = finish(make_run(**options))
+    first = make_run(**options)
+    for record in first.epochs():
+        if record.epoch == stop:
+            break
+    save_tree(tmp_path / "state", first.state_dict(), kind="test", version=1)
+
+    second = make_run(**{**options, "model": make_net(seed=50, dropout=dropout)})
+    second.load_state_dict(load_tree(tmp_path / "state", kind="test", version=1)[0])
+    finish(second)
+    assert plain_history(second.history) == plain_history(whole.history)
+    assert same(second.garden.state_dict(), whole.garden.state_dict())
+    one, other = second.finish().summary, whole.finish().summary
+    assert {**one.to_mapping(), "seconds": 0} == {**other.to_mapping(), "seconds": 0}
+    assert (second.twin is None) == (whole.twin is None)
+    if second.twin is not None and whole.twin is not None:
+        assert same(second.twin.state_dict(), whole.twin.state_dict())
+
+
+def test_a_run_can_go_back_to_an_earlier_state_of_its_own() -> None:
+    run = make_run(twin=True)
+    epochs = run.epochs()
+    next(epochs)
+    saved = frozen(run.state_dict())
+    finish(run)
+    first = plain_history(run.history)
+    run.load_state_dict(saved)
+    assert run.twin is None
+    finish(run)
+    assert plain_history(run.history) == first
+
+
+# -------------------------------------------------------------------------------------- finishing
+
+
+def test_the_test_split_is_touched_once_at_the_end() -> None:
+    class Counting:
+        count = 0
+
+        def __iter__(self) -> Iterator[Batch]:
+            self.count += 1
+            return iter(TEST)
+
+    batches = Counting()
+    run = finish(make_run("wait", 2, twin=True, test=batches))
+    assert batches.count == 0
+    run.finish()
+    assert batches.count == 1
+
+
+def test_what_was_grown_is_told_in_the_summary() -> None:
+    run = finish(make_run(twin=True, test=TEST))
+    grown = run.finish()
+    summary = grown.summary
+    assert (summary.task, summary.controller, summary.seed, summary.epochs) == (
+        "model",
+        "Script",
+        3,
+        8,
+    )
+    assert summary.parameters_before < summary.parameters_after
+    assert summary.parameters_after == sum(p.numel() for p in grown.model.parameters())
+    (seed,) = summary.seeds
+    assert (seed.slot, seed.blueprint, seed.germinated, seed.fate) == (
+        "stem",
+        "mlp_small",
+        2,
+        "blending",
+    )
+    assert set(grown.contributions.leave_one_out) == {"stem"}
+    assert set(grown.contributions.shapley) == {"stem"}
+    assert grown.model is run.garden
+    assert not grown.model.training
+    assert grown.twin is not None
+    assert len(grown.history) == 8
+    assert summary.seconds > 0
+
+
+def test_without_test_batches_there_is_no_test_score() -> None:
+    summary = finish(make_run("wait", 1, twin=True)).finish().summary
+    assert summary.test_score is None
+    assert summary.twin_test_score is None
+
+
+def test_epochs_are_announced_to_batches_that_want_to_know() -> None:
+    class Ordered(list[Batch]):
+        epochs: ClassVar[list[int]] = []
+
+        def set_epoch(self, epoch: int) -> None:
+            self.epochs.append(epoch)
+
+    batches = Ordered(TRAIN)
+    finish(make_run("wait", 3, train=batches))
+    assert batches.epochs == [1, 2, 3]
+
+
+def test_the_seed_of_the_run_is_the_seed_of_its_garden() -> None:
+    run = make_run(seed=11, garden=GardenConfig(seed=5))
+    assert run.garden.config.seed == 11
+
+
+# --------------------------------------------------------------------------------------- refusals
+
+
+def test_empty_sets_are_refused() -> None:
+    with pytest.raises(UsageError, match="the validation set is empty; give it at least one batch"):
+        make_run(val=[])
+    run = make_run(train=[])
+    with pytest.raises(UsageError, match="the training set is empty; give it at least one batch"):
+        finish(run)
+
+
+@pytest.mark.parametrize("name", ["train", "val", "test"])
+def test_batches_that_can_be_read_only_once_are_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=f"{name} can be read only once; give a list or a DataLoa"):
+        make_run(**{name: iter(TRAIN)})
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        {"x": torch.zeros(2, FEATURES), "y": torch.zeros(2)},
+        torch.zeros(2, FEATURES),
+        (torch.zeros(2, FEATURES),),
+        (torch.zeros(2, FEATURES), torch.zeros(2), torch.zeros(2)),
+        7,
+    ],
+    ids=["dict", "tensor", "one", "three", "number"],
+)
+def test_batches_that_are_no_pairs_are_refused(batch: Any) -> None:
+    with pytest.raises(UsageError, match=r"batches must be \(inputs, targets\) pairs, got"):
+        make_run(val=[batch])
+    with pytest.raises(UsageError, match=r"batches must be \(inputs, targets\) pairs, got"):
+        finish(make_run(train=[batch]))
+
+
+def test_a_model_that_cannot_take_the_batches_is_refused() -> None:
+    wrong = [(torch.zeros(2, FEATURES + 1), torch.zeros(2, dtype=torch.int64))]
+    with pytest.raises(
+        UsageError, match=r"the model cannot take a validation batch .*2, 5.*: "
+    ) as e:
+        make_run(val=wrong)
+    assert "\n" not in str(e.value)
+    assert isinstance(e.value.__cause__, RuntimeError)
+
+
+def test_a_loss_that_does_not_suit_the_model_is_refused_before_training() -> None:
+    labels = [(x, y + 100) for x, y in VAL]
+    with pytest.raises(UsageError, match=r"taken of outputs \[32, 3\] and targets \[32\]: "):
+        make_run(val=labels)
+
+
+def test_a_wrong_slot_is_named() -> None:
+    with pytest.raises(SlotError, match="no submodule 'boddy', did you mean 'body'"):
+        make_run(slots=["boddy"])
+
+
+def test_a_training_loss_that_is_not_finite_stops_the_run() -> None:
+    def explode(outputs: Tensor, y: Tensor) -> tuple[Tensor, None]:
+        return outputs.sum(1) * (math.inf if outputs.requires_grad else 1.0), None
+
+    run = make_run("wait", objective=explode)
+    with pytest.raises(NonFiniteError, match=r"the training loss is (inf|-inf|nan)"):
+        finish(run)
+    assert run.history == []
+
+
+def test_settings_are_checked() -> None:
+    with pytest.raises(UsageError, match=r"GrowthConfig\.epochs must be at least 1, got 0"):
+        GrowthConfig(epochs=0)
+    with pytest.raises(UsageError, match="GrowthConfig has no key 'epoch', did you mean 'epochs'"):
+        GrowthConfig.from_mapping({"epoch": 3})
+
+
+def test_a_model_without_parameters_has_a_device_too() -> None:
+    class Still(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem = nn.Tanh()
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.stem(x)
+            return out
+
+    run = make_run("wait", model=Still(), slots=["stem"], epochs=1, optimizer=_no_optimizer)
+    assert run.device == torch.device("cpu")
+
+
+def _no_optimizer(parameters: list[nn.Parameter]) -> SGD:
+    return SGD([nn.Parameter(torch.zeros(1)), *parameters], lr=0.1)

@@ -1,0 +1,107 @@
+"""Operations by hand: names in, a command out, a result in words."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from esper.kasmina.lifecycle import Applied, Outcome
+from esper.kasmina.operations import (
+    check_number,
+    describe_result,
+    make_command,
+    parse_choice,
+)
+from esper.leyline.actions import LifecycleOp
+from esper.leyline.alpha import AlphaAlgorithm, AlphaCurve, BlendStyle
+from esper.leyline.errors import UnknownNameError, UsageError
+from esper.leyline.rules import REFUSAL_TEXTS, Refusal
+
+
+def applied(outcome: Outcome, refusal: Refusal = Refusal.NONE) -> Applied:
+    return Applied(torch.tensor([int(outcome)]), torch.tensor([int(refusal)]))
+
+
+def test_a_command_has_one_row_of_values() -> None:
+    command = make_command(
+        LifecycleOp.SET_ALPHA_TARGET,
+        2,
+        style=BlendStyle.GATED_GATE,
+        target=0.7,
+        speed=3,
+        curve=AlphaCurve.COSINE,
+    )
+    assert command.op.tolist() == [LifecycleOp.SET_ALPHA_TARGET]
+    assert command.slot.tolist() == [2]
+    assert command.algorithm.tolist() == [AlphaAlgorithm.GATE]
+    assert command.ramp.tolist() == [AlphaCurve.LINEAR]
+    assert command.target.tolist() == [0.7]
+    assert command.target.dtype == torch.float64
+    assert command.speed.tolist() == [3]
+    assert command.curve.tolist() == [AlphaCurve.COSINE]
+
+
+def test_without_a_style_a_command_has_the_placeholder() -> None:
+    command = make_command(LifecycleOp.GERMINATE, 0)
+    assert command.algorithm.tolist() == [AlphaAlgorithm.ADD]
+    assert command.ramp.tolist() == [AlphaCurve.SIGMOID]
+
+
+def test_what_took_effect_is_true_and_has_no_reason() -> None:
+    result = describe_result(applied(Outcome.DONE), LifecycleOp.PRUNE, "a")
+    assert result
+    assert result.ok
+    assert (result.op, result.slot, result.reason) == (LifecycleOp.PRUNE, "a", "")
+
+
+@pytest.mark.parametrize("refusal", [refusal for refusal in Refusal if refusal])
+def test_every_refusal_is_said_in_words(refusal: Refusal) -> None:
+    result = describe_result(applied(Outcome.ILLEGAL, refusal), LifecycleOp.ADVANCE, "stem")
+    assert not result
+    assert result.reason == f"ADVANCE at stem: {REFUSAL_TEXTS[refusal]}"
+    assert "\n" not in result.reason
+
+
+@pytest.mark.parametrize("op", [LifecycleOp.GERMINATE, LifecycleOp.ADVANCE, LifecycleOp.FOSSILIZE])
+def test_a_closed_gate_is_said_in_words(op: LifecycleOp) -> None:
+    result = describe_result(applied(Outcome.GATE_FAILED), op, "stem")
+    assert not result.ok
+    assert result.reason.startswith(f"{op.name} at stem: ")
+    assert "gate" in result.reason
+
+
+def test_choices_are_found_by_name_in_any_case_or_by_themselves() -> None:
+    assert parse_choice(BlendStyle, "Gated_Gate", "style") is BlendStyle.GATED_GATE
+    assert parse_choice(AlphaCurve, AlphaCurve.COSINE, "curve") is AlphaCurve.COSINE
+
+
+def test_a_wrong_choice_names_the_nearest() -> None:
+    with pytest.raises(UnknownNameError, match="unknown style 'linearadd', did you mean"):
+        parse_choice(BlendStyle, "linearadd", "style")
+    with pytest.raises(UsageError, match="curve must be one of linear, cosine"):
+        parse_choice(AlphaCurve, 1, "curve")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [0, 1, 0.5])
+def test_numbers_within_their_range_pass(value: float) -> None:
+    check_number("x", value, 0, 1)
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.1, math.nan, math.inf, "1", None, True])
+def test_numbers_out_of_range_are_refused(value: float) -> None:
+    with pytest.raises(UsageError, match="x must be 0 to 1, got"):
+        check_number("x", value, 0, 1)
+
+
+def test_an_open_range_says_so() -> None:
+    with pytest.raises(UsageError, match="tempo must be 1 or more, got 0"):
+        check_number("tempo", 0, 1)
+
+
+@pytest.mark.parametrize("value", [1.5, 2.0, math.inf, math.nan, True, "2"])
+def test_whole_numbers_are_not_rounded_in_silence(value: float) -> None:
+    with pytest.raises(UsageError, match="tempo must be a whole number, 1 or more, got"):
+        check_number("tempo", value, 1, whole=True)
+    check_number("tempo", 3, 1, whole=True)
