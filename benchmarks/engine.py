@@ -92,9 +92,9 @@ def populate(cohort: Any) -> None:
     state, fits = cohort.state, cohort.fits
     shape = state.stage.shape
     chosen = torch.rand(shape, generator=generator) < 0.5
-    blueprint = torch.multinomial(
-        fits.flatten(0, 1).double(), 1, generator=generator
-    ).reshape(shape)
+    blueprint = torch.multinomial(fits.flatten(0, 1).double(), 1, generator=generator).reshape(
+        shape
+    )
     stages = torch.tensor(
         [SeedStage.BLENDING, SeedStage.BLENDING, SeedStage.FOSSILIZED, SeedStage.TRAINING]
     )
@@ -213,8 +213,20 @@ def main(arguments: list[str]) -> int:
     if options.json:
         print(json.dumps(results, indent=2))
         return 0
-    header = ["task", "strategy", "rows", "precision", "ms per row", "row-epochs/s", "images/s",
-              "train", "validate", "GiB", "captures", "ratio"]
+    header = [
+        "task",
+        "strategy",
+        "rows",
+        "precision",
+        "ms per row",
+        "row-epochs/s",
+        "images/s",
+        "train",
+        "validate",
+        "GiB",
+        "captures",
+        "ratio",
+    ]
     print_table(header, [describe(result, results) for result in results])
     return 0
 

@@ -30,9 +30,9 @@ def measure(job: Job) -> dict[str, Any]:
     """Grow one seed in one slot in one mode; job = (task, blueprint, slot, seed, mode)."""
     import torch
 
-    from esper.growth.evaluation import BatchEvaluator
     from esper.growth.grow import task_config, task_run
     from esper.kasmina.contribution import values_in_points
+    from esper.kasmina.evaluation import BatchEvaluator
     from esper.kasmina.slot import SlotMode
     from esper.tasks import get_task
 

@@ -23,7 +23,7 @@ from esper.leyline import storage
 from esper.leyline.history import EpochRecord
 from esper.tasks import get_task
 from tests.cli.terminal import Said, esper
-from tests.growth.plots import plain_history, same
+from tests.plots import plain_history, same
 
 FAST = ("grow", "--task", "digits_mlp", "--no-twin")
 PLAN = """\

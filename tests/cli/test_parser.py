@@ -104,15 +104,10 @@ def test_the_help_of_every_command_tells_every_option_with_its_default(
     body = lines[lines.index("") : lines.index("examples:") if "examples:" in lines else None]
     assert max(map(len, body)) <= 60
     text = " ".join(said.out.split())
-    starts = []
-    for action in _verbs()[verb]._actions:
-        shown = f"{action.option_strings[0]}"
+    actions = [action for action in _verbs()[verb]._actions if action.dest != "help"]
+    for action in actions:
+        shown = action.option_strings[0] if action.option_strings else str(action.metavar)
         assert f" {shown}" in text
-        starts.append(action)
-    for action in starts:
-        if action.dest == "help":
-            continue
         assert action.help
-        assert "default" in action.help or action.default is None or not action.default
     told = text.count("(default: ") + text.count("(required)")
-    assert told == len(starts) - 1, text
+    assert told == len(actions), text

@@ -45,7 +45,9 @@ def test_without_a_terminal_there_are_plain_lines_that_are_not_wrapped() -> None
     assert lines[-1].startswith("epoch 60/60  val score ")
     assert all("parameters" in line for line in (lines[0], lines[-1]))
     assert "epoch 6: GERMINATE r0c0 norm" in lines
-    assert "epoch 10: ADVANCE r0c0 (G2: 3 of 5 epochs in training)" in lines
+    refused = "epoch 10: ADVANCE r0c0 (G2: 3 of 5 epochs in training)"
+    assert refused not in lines
+    assert refused in show(terminal=False, verbose=True).splitlines()
     assert not any("WAIT" in line for line in lines)
     assert "\x1b" not in text
 

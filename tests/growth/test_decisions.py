@@ -6,7 +6,7 @@ from esper.growth.decisions import describe_decision, slot_records
 from esper.kasmina.lifecycle import Outcome
 from esper.kasmina.operations import OperationResult
 from esper.leyline.actions import CAUSAL_HEADS, LifecycleOp, placeholder_actions
-from tests.growth.plots import make_garden, raise_seed
+from tests.plots import make_garden, raise_seed
 
 
 def test_a_decision_shows_the_arguments_its_op_uses_and_no_others() -> None:

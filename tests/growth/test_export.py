@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from esper.growth.export import Format, check_format, export_model
 from esper.kasmina.garden import Garden
 from esper.leyline.errors import CheckpointError, UsageError
-from tests.growth.plots import EAGER, TinyConv, raise_seed, shake
+from tests.plots import EAGER, TinyConv, raise_seed, shake
 
 SHAPE = (1, 8, 8)
 

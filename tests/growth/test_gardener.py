@@ -20,7 +20,7 @@ from esper.leyline.errors import ConfigError, EsperWarning, NonFiniteError, Usag
 from esper.leyline.history import EpochRecord
 from esper.leyline.signals import Signals
 from esper.leyline.storage import load_tree, save_tree
-from tests.growth.plots import (
+from tests.plots import (
     EAGER,
     GROW_ONE,
     SLOTS,

@@ -29,7 +29,7 @@ from esper.leyline.errors import UsageError
 from esper.leyline.history import EpochRecord
 from esper.tasks import get_task
 from esper.tasks.objective import OBJECTIVES
-from tests.growth.plots import (
+from tests.plots import (
     EAGER,
     FEATURES,
     GROW_ONE,

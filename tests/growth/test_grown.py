@@ -9,7 +9,7 @@ import torch
 from esper.growth.grow import grow
 from esper.growth.grown import Grown
 from esper.leyline.errors import CheckpointError
-from tests.growth.plots import (
+from tests.plots import (
     GROW_ONE,
     SLOTS,
     Script,

@@ -17,7 +17,7 @@ from esper.kasmina.garden import GardenConfig
 from esper.leyline.errors import NonFiniteError, SlotError, UsageError
 from esper.leyline.storage import load_tree, save_tree
 from esper.tasks.objective import per_sample_classification
-from tests.growth.plots import (
+from tests.plots import (
     EAGER,
     FEATURES,
     GROW_ONE,

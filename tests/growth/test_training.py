@@ -17,12 +17,12 @@ from torch.optim.lr_scheduler import (
     SequentialLR,
 )
 
-from esper.growth.optimizer import CarriedOptimizer
-from esper.growth.training import SchedulerFactory, Trainee
+from esper.growth.training import SchedulerFactory, Trainee, drawing
 from esper.kasmina.garden import Garden
+from esper.kasmina.optimizer import CarriedOptimizer
 from esper.leyline.errors import NonFiniteError, UsageError
 from esper.tasks.objective import Objective, per_sample_classification
-from tests.growth.plots import (
+from tests.plots import (
     EAGER,
     make_batches,
     make_garden,
@@ -190,3 +190,31 @@ def test_a_state_restores_a_trainee(mode: Any, stage: str) -> None:
     fresh.load_state_dict(state)
     assert run_epochs(trainee, 2) == run_epochs(fresh, 2)
     assert same(trainee.state_dict(), fresh.state_dict())
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        "cpu",
+        pytest.param(
+            "cuda",
+            marks=[
+                pytest.mark.gpu,
+                pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+            ],
+        ),
+    ],
+)
+def test_draws_depend_on_their_keys_and_leave_the_global_numbers_alone(device: str) -> None:
+    torch.manual_seed(3)
+    untouched = torch.rand(2, device=device)
+    torch.manual_seed(3)
+    drawn = {}
+    for keys in ((1, "a"), (2, "a"), (1, "a")):
+        with drawing(torch.device(device), *keys):
+            numbers = torch.rand(4, device=device)
+        assert torch.equal(drawn.setdefault(keys, numbers), numbers)
+    assert not torch.equal(drawn[1, "a"], drawn[2, "a"])
+    with pytest.raises(KeyError), drawing(torch.device(device), 1, "a"):
+        raise KeyError
+    assert torch.equal(torch.rand(2, device=device), untouched)

@@ -18,11 +18,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from esper.growth.optimizer import CarriedOptimizer
 from esper.kasmina.ablation import participating
 from esper.kasmina.garden import Garden, GardenConfig
 from esper.kasmina.lifecycle import Outcome
 from esper.kasmina.operations import OperationResult
+from esper.kasmina.optimizer import CarriedOptimizer
 from esper.kasmina.slot import SlotMode
 from esper.leyline.actions import HEAD_SIZES, LifecycleOp
 from esper.leyline.alpha import AlphaAlgorithm, AlphaMode

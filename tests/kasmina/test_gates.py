@@ -11,12 +11,14 @@ import torch
 from esper.kasmina.gates import (
     GateConfig,
     blending_gate,
+    describe_failure,
     fossilize_gate,
     gate_scores,
     germinate_gate,
     holding_gate,
     training_gate,
 )
+from esper.kasmina.state import empty_state
 from esper.leyline.alpha import AlphaMode
 from esper.leyline.errors import ConfigError
 from esper.leyline.stages import SeedStage
@@ -144,3 +146,24 @@ def test_scores_are_graded_and_zero_before_anything_is_measured() -> None:
         "G3": 0.25,
         "G5": 1.0,
     }
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "expected"),
+    [
+        ({"stage": 3, "epochs_in_stage": 4}, "permissive", "10 epochs in TRAINING, 4 are over"),
+        ({"stage": 3, "epochs_in_stage": 10, "grad_health": 0.2}, "permissive", "it is 0.20"),
+        ({"stage": 3, "epochs_in_stage": 10}, "strict", "a gain of 0.5 points"),
+        ({"stage": 4, "alpha": 0.3, "alpha_target": 0.5}, "permissive", "0.30 on its way to 0.50"),
+        ({"stage": 4, "alpha": 1.0, "alpha_target": 1.0}, "strict", "10 epochs in BLENDING"),
+        ({"stage": 6}, "permissive", "waits for a measured contribution"),
+        ({"stage": 6, "contribution": 0.4}, "strict", "1.0 points, it is 0.40"),
+        ({"stage": 6, "contribution": 2.0, "exploding": True}, "permissive", "healthy gradients"),
+    ],
+)
+def test_a_closed_gate_says_what_it_waits_for(
+    fields: dict[str, float], kind: str, expected: str
+) -> None:
+    here = torch.ones((1, 1), dtype=torch.bool)
+    state = empty_state(1, 1).where(here, **fields)
+    assert expected in describe_failure(state, 0, GateConfig(kind=kind))

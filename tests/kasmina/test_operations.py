@@ -50,7 +50,7 @@ def test_without_a_style_a_command_has_the_placeholder() -> None:
 
 
 def test_what_took_effect_is_true_and_has_no_reason() -> None:
-    result = describe_result(applied(Outcome.DONE), LifecycleOp.PRUNE, "a")
+    result = describe_result(applied(Outcome.DONE), LifecycleOp.PRUNE, "a", "")
     assert result
     assert result.ok
     assert (result.op, result.slot, result.reason) == (LifecycleOp.PRUNE, "a", "")
@@ -58,7 +58,7 @@ def test_what_took_effect_is_true_and_has_no_reason() -> None:
 
 @pytest.mark.parametrize("refusal", [refusal for refusal in Refusal if refusal])
 def test_every_refusal_is_said_in_words(refusal: Refusal) -> None:
-    result = describe_result(applied(Outcome.ILLEGAL, refusal), LifecycleOp.ADVANCE, "stem")
+    result = describe_result(applied(Outcome.ILLEGAL, refusal), LifecycleOp.ADVANCE, "stem", "")
     assert not result
     assert result.reason == f"ADVANCE at stem: {REFUSAL_TEXTS[refusal]}"
     assert "\n" not in result.reason
@@ -66,10 +66,9 @@ def test_every_refusal_is_said_in_words(refusal: Refusal) -> None:
 
 @pytest.mark.parametrize("op", [LifecycleOp.GERMINATE, LifecycleOp.ADVANCE, LifecycleOp.FOSSILIZE])
 def test_a_closed_gate_is_said_in_words(op: LifecycleOp) -> None:
-    result = describe_result(applied(Outcome.GATE_FAILED), op, "stem")
+    result = describe_result(applied(Outcome.GATE_FAILED), op, "stem", "gate G9 waits")
     assert not result.ok
-    assert result.reason.startswith(f"{op.name} at stem: ")
-    assert "gate" in result.reason
+    assert result.reason == f"{op.name} at stem: gate G9 waits"
 
 
 def test_choices_are_found_by_name_in_any_case_or_by_themselves() -> None:

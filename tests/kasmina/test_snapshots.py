@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.growth.optimizer import CarriedOptimizer
 from esper.kasmina.blueprints.registry import BLUEPRINTS, register_blueprint
 from esper.kasmina.garden import Garden, load_garden
+from esper.kasmina.optimizer import CarriedOptimizer
 from esper.kasmina.snapshots import decode_lifecycle, encode_lifecycle
 from esper.kasmina.state import empty_state
 from esper.leyline.errors import CheckpointError
@@ -42,7 +42,7 @@ FRESH_PROCESS = """
 import sys
 import torch
 from torch.nn import functional as F
-from esper.growth.optimizer import CarriedOptimizer
+from esper.kasmina.optimizer import CarriedOptimizer
 from esper.kasmina.garden import load_garden
 from esper.leyline.storage import load_tree, save_tree
 from tests.kasmina.gardens import Residual

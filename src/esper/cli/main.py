@@ -27,12 +27,12 @@ examples:
 
 def build_parser() -> Parser:
     """Return the parser of the whole command line."""
-    from esper.cli import blueprints, doctor, grow, tasks
+    from esper.cli import blueprints, doctor, grow, query, runs, tasks
 
     parser = Parser(prog="esper", description=_DESCRIPTION, epilog=_EPILOG)
     parser.add_argument("--version", action="version", version=f"esper {__version__}")
     verbs = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for verb in (grow, tasks, blueprints, doctor):
+    for verb in (grow, runs, query, tasks, blueprints, doctor):
         verb.add_parser(verbs)
     return parser
 

@@ -131,7 +131,7 @@ def _shown(value: Any) -> str:
     if value is None:
         return "–"
     if isinstance(value, float):
-        return f"{value:.6g}"
+        return f"{value:.9g}"
     text = str(_cell(value))
     return text if len(text) <= _CELL else f"{text[:_CELL]}… ({len(text):,} characters)"
 

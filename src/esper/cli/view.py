@@ -83,7 +83,9 @@ class GrowthView:
     def show(self, record: EpochRecord) -> None:
         """Take over one epoch."""
         decision = record.decision
-        if decision is not None and (decision.op != "WAIT" or self._verbose):
+        # A gate that is asked every epoch would drown everything else.
+        matters = decision is not None and decision.op != "WAIT" and decision.outcome == "done"
+        if decision is not None and (matters or self._verbose):
             self._events.append(decision_line(record.epoch, decision))
         self._progress.update(self._bar, completed=record.epoch)
         if self._live is not None:

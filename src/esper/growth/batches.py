@@ -31,7 +31,7 @@ class TrainingBatches:
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         order = self._data.order(self._seed, 0, self._epoch)
-        augment = generator(self._seed, 0, self._epoch, "augment", device=self._data.device)
+        augment = generator(self._seed, 0, self._epoch, "augment")
         for indices in order.split(self._batch_size):
             yield self._data.batch("train", indices, augment)
 

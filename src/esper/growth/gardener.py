@@ -17,12 +17,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from esper.growth.decisions import describe_decision, slot_records
-from esper.growth.evaluation import Evaluate, Evaluator, as_evaluator
-from esper.growth.optimizer import CarriedOptimizer, make_optimizer
 from esper.kasmina.ablation import participating, plan_ablations
 from esper.kasmina.blueprints.registry import blueprint_names
 from esper.kasmina.contribution import estimate_contributions, values_in_points
+from esper.kasmina.evaluation import Evaluate, Evaluator, as_evaluator
 from esper.kasmina.garden import Garden
+from esper.kasmina.optimizer import CarriedOptimizer, make_optimizer
 from esper.kasmina.signals import read_signals
 from esper.kasmina.tracking import TrackerConfig, TrackerState, start_tracking, track_epoch
 from esper.leyline.actions import LifecycleOp
@@ -112,6 +112,8 @@ class Gardener:
         Without `params` it covers the whole garden. Make it once; parameters of seeds join and
         leave its groups by themselves.
         """
+        if self.carried is not None:
+            raise UsageError("this gardener has an optimizer already; make one per gardener")
         self.carried = make_optimizer(self.garden, factory, params, options)
         return self.carried.optimizer
 

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from esper.growth.evaluation import BatchEvaluator, apply_objective, evaluate_contributions
 from esper.growth.gardener import DEFAULT_CONTROLLER, Gardener, GardenerConfig
 from esper.growth.grown import Grown
 from esper.growth.training import SchedulerFactory, Trainee, drawing
 from esper.kasmina.contribution import values_in_points
+from esper.kasmina.evaluation import BatchEvaluator, apply_objective, evaluate_contributions
 from esper.kasmina.garden import Garden, GardenConfig
 from esper.kasmina.placement import call_arguments, evaluating
 from esper.leyline.config import Config, option

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from esper.growth.evaluation import apply_objective
-from esper.growth.optimizer import CarriedOptimizer
+from esper.kasmina.evaluation import apply_objective
 from esper.kasmina.garden import Garden
+from esper.kasmina.optimizer import CarriedOptimizer
 from esper.kasmina.placement import call_arguments
 from esper.leyline.errors import NonFiniteError, UsageError
 from esper.leyline.randomness import derive_seed, seeded

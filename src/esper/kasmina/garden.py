@@ -22,6 +22,7 @@ from esper.kasmina import contribution as worth
 from esper.kasmina.blending import straight_through
 from esper.kasmina.blueprints.registry import BLUEPRINTS
 from esper.kasmina.costs import fitting_blueprints
+from esper.kasmina.gates import describe_failure
 from esper.kasmina.gradients import GradientSample, record_gradients, summarise, tensor_norms
 from esper.kasmina.lifecycle import LifecycleConfig, apply_command, record_epoch, rule_view, tick
 from esper.kasmina.operations import (
@@ -246,6 +247,14 @@ class Garden(nn.Module):
         self._state = tick(self._state, self.config.lifecycle)
         self._sync()
 
+    def assume(self, state: SlotState) -> None:
+        """Take over a lifecycle state [1, S] and make the modules agree with it.
+
+        For engines that carry the states of many gardens themselves.
+        """
+        self._state = state
+        self._sync()
+
     # -- measurements ----------------------------------------------------------------------------
 
     def measure_gradients(self) -> None:
@@ -262,6 +271,11 @@ class Garden(nn.Module):
             norms = tensor_norms(self.seedbed[index].parameters()).to(host.device)
             size = int(self._state.params[0, index])
             self._samples[index] = summarise(norms, size, host_norm, self.count_host_parameters())
+
+    def take_gradients(self) -> dict[int, GradientSample]:
+        """Return and forget the gradients sampled so far, by slot."""
+        samples, self._samples = self._samples, {}
+        return samples
 
     def clip_gradients(self, max_norm: float) -> None:
         """Clip the host's gradients and every seed's separately to this norm."""
@@ -400,7 +414,9 @@ class Garden(nn.Module):
             self._sync()
             raise
         index = min(max(int(command.slot[0]), 0), len(self.slot_names) - 1)
-        return describe_result(applied, LifecycleOp(int(command.op[0])), self.slot_names[index])
+        op, name = LifecycleOp(int(command.op[0])), self.slot_names[index]
+        failure = describe_failure(before, index, self.config.lifecycle.gates)
+        return describe_result(applied, op, name, failure)
 
     def _sync(self) -> None:
         """Make the modules agree with the lifecycle state."""

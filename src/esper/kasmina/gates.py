@@ -101,6 +101,43 @@ def fossilize_gate(state: SlotState, config: GateConfig) -> Tensor:
     return ready
 
 
+def describe_failure(state: SlotState, slot: int, config: GateConfig) -> str:
+    """Say what the gate of a seed's next stage waits for; one row."""
+    stage = SeedStage(int(state.stage[0, slot]))
+    strict = config.kind == "strict"
+    if stage is SeedStage.TRAINING:
+        done = int(state.epochs_in_stage[0, slot])
+        if done < config.min_training_epochs:
+            return f"gate G2 waits for {config.min_training_epochs} epochs in TRAINING, {done} are over"
+        health = float(state.grad_health[0, slot])
+        if not strict:
+            return (
+                f"gate G2 needs gradients that do not explode and a health of "
+                f"{config.min_gradient_health}, it is {health:.2f}"
+            )
+        return (
+            f"gate G2 (strict) needs a gain of {config.min_improvement} points during TRAINING and a "
+            f"gradient ratio of {config.min_gradient_ratio}; they are "
+            f"{float(state.stage_improvement[0, slot]):.2f} and "
+            f"{float(state.grad_ratio[0, slot]):.2f}"
+        )
+    if stage is SeedStage.BLENDING:
+        alpha, target = float(state.alpha[0, slot]), float(state.alpha_target[0, slot])
+        if strict and alpha >= 1:
+            return f"gate G3 (strict) waits for {config.min_blending_epochs} epochs in BLENDING"
+        return f"gate G3 waits for alpha to hold at 1; it is {alpha:.2f} on its way to {target:.2f}"
+    if stage is SeedStage.HOLDING:
+        if not bool(torch.isfinite(state.contribution[0, slot])):
+            return "gate G5 waits for a measured contribution"
+        if strict:
+            return (
+                f"gate G5 (strict) needs a contribution of {config.min_contribution} points, it is "
+                f"{float(state.contribution[0, slot]):.2f}"
+            )
+        return "gate G5 needs healthy gradients"
+    return "the gate did not pass"
+
+
 def gate_scores(state: SlotState) -> dict[str, Tensor]:
     """Return how far each graded gate is, in [0, 1], for telemetry."""
     return {

@@ -17,15 +17,6 @@ from esper.leyline.rules import REFUSAL_TEXTS, Refusal
 
 E = TypeVar("E", bound=IntEnum)
 
-_GATE_TEXTS: dict[LifecycleOp, str] = {
-    LifecycleOp.GERMINATE: "gate G0: no blueprint was named",
-    LifecycleOp.ADVANCE: "the gate of the next stage did not pass",
-    LifecycleOp.FOSSILIZE: (
-        "gate G5 did not pass: it needs a measured contribution and healthy gradients"
-        " (strict gates also need enough contribution)"
-    ),
-}
-
 
 @dataclass(frozen=True, slots=True)
 class OperationResult:
@@ -46,14 +37,14 @@ class OperationResult:
         return self.ok
 
 
-def describe_result(applied: Applied, op: LifecycleOp, slot: str) -> OperationResult:
-    """Put a one-row result into words."""
+def describe_result(applied: Applied, op: LifecycleOp, slot: str, failure: str) -> OperationResult:
+    """Put a one-row result into words; `failure` says what a failed gate waits for."""
     outcome = Outcome(int(applied.outcome[0]))
     reason = ""
     if outcome is Outcome.ILLEGAL:
         reason = f"{op.name} at {slot}: {REFUSAL_TEXTS[Refusal(int(applied.refusal[0]))]}"
     elif outcome is Outcome.GATE_FAILED:
-        reason = f"{op.name} at {slot}: {_GATE_TEXTS.get(op, 'the gate did not pass')}"
+        reason = f"{op.name} at {slot}: {failure}"
     return OperationResult(op, slot, outcome, reason)
 
 

@@ -9,14 +9,13 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina.blending import GateNetwork
 from esper.kasmina.blueprints.registry import blueprint_by_id
 from esper.kasmina.placement import Placement
+from esper.kasmina.seeding import Key, draw_gate, draw_probe, draw_seed
 from esper.kasmina.slot import Slot, SlotMode
 from esper.kasmina.state import SlotState
 from esper.leyline.alpha import AlphaAlgorithm, AlphaMode
 from esper.leyline.errors import EsperWarning, SlotError
-from esper.leyline.randomness import seeded
 from esper.leyline.stages import BLENDED_STAGES, SeedStage
 
 TrainingMode = Literal["straight_through", "shadow"]
@@ -93,8 +92,7 @@ class Seedbed(nn.Module):
         gated = int(state.algorithm[0, index]) == int(AlphaAlgorithm.GATE)
         wanted = gated and slot.seed is not None
         if wanted and slot.gate is None:
-            with seeded(self.run_seed, index, self.germinations, "gate"):
-                gate = GateNetwork(slot.channels, slot.topology)
+            gate = draw_gate(slot.channels, slot.topology, self._key(index))
             slot.gate = self._settle(gate, reference(slot.name))
             return True
         if not wanted and slot.gate is not None:
@@ -105,9 +103,8 @@ class Seedbed(nn.Module):
     def _build(self, index: int, slot: Slot, choice: int, reference: Reference) -> nn.Module:
         """Build a seed from a random stream of its own and check that it keeps shapes."""
         blueprint = blueprint_by_id(choice)
-        with seeded(self.run_seed, index, self.germinations, "seed"):
-            seed = blueprint.build(slot.channels, slot.topology)
-            probe = torch.randn((2, *slot.shape[1:]))
+        seed = draw_seed(blueprint, slot.channels, slot.topology, self._key(index))
+        probe = draw_probe(slot.shape, self._key(index))
         with torch.no_grad():
             out = seed.eval()(probe)
         if not isinstance(out, Tensor) or out.shape != probe.shape:
@@ -118,6 +115,9 @@ class Seedbed(nn.Module):
             )
         self.germinations += 1
         return self._settle(seed, reference(slot.name))
+
+    def _key(self, index: int) -> Key:
+        return self.run_seed, index, self.germinations
 
     def _settle(self, module: nn.Module, like: Tensor | None) -> nn.Module:
         """Give a new module the device, the precision and the mode of its surroundings."""

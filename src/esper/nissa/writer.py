@@ -84,6 +84,10 @@ class Command:
 Item = Records | Columns | Live | Command
 
 
+class _RowError(StoreError):
+    """One row cannot be stored: its key is taken, or a value is of no known kind."""
+
+
 class Writer:
     """Owns the connection from `start` to `stop`; all other methods are for producers."""
 
@@ -252,15 +256,28 @@ class Writer:
     def _commit(self, batch: list[Item]) -> None:
         if not batch:
             return
-        rows, records = _collect(batch)
-        count = sum(len(found) for found in rows.values())
-        if rows:
-            write_rows(self._connection, rows, self._name)
-            self.stats.rows += count
-            self.stats.commits += 1
+        try:
+            self._write(batch)
+        except _RowError:
+            # One row is wrong: the others must not suffer for it.
+            wrong: StoreError | None = None
+            for item in batch:
+                try:
+                    self._write([item])
+                except _RowError as error:
+                    wrong = wrong or error
+            if wrong is not None:
+                raise wrong from None
         with self._arrived:
             self._size -= sum(_size(item) for item in batch)
             self._room.notify_all()
+
+    def _write(self, batch: list[Item]) -> None:
+        rows, records = _collect(batch)
+        if rows:
+            write_rows(self._connection, rows, self._name)
+            self.stats.rows += sum(len(found) for found in rows.values())
+            self.stats.commits += 1
         if records:
             self._deliver(records)
 
@@ -420,4 +437,4 @@ def _insert_one(
         connection.execute(statement, plain)
     except (sqlite3.IntegrityError, OverflowError, TypeError) as error:
         where = ", ".join(f"{name} {row[table.names.index(name)]}" for name in table.key)
-        raise StoreError(f"the {table.name} row ({where}) cannot be stored: {error}") from error
+        raise _RowError(f"the {table.name} row ({where}) cannot be stored: {error}") from error

@@ -172,9 +172,7 @@ class Cohort:
         self.state = record_contributions(
             self.state, members, measured.worth, measured.error, measured.interaction
         )
-        self.tracker = track_epoch(
-            self.tracker, measured.loss, measured.score, self.config.tracker
-        )
+        self.tracker = track_epoch(self.tracker, measured.loss, measured.score, self.config.tracker)
         if self.config.governor.is_on:
             self._protect(panic)
 
@@ -200,7 +198,7 @@ class Cohort:
 
     def _roll_back(self, row: int) -> None:
         """Restore host and fossils, remove every other seed, clear the optimizer's state."""
-        weights, safe = self._safe[row]
+        weights, _ = self._safe[row]
         here = torch.zeros_like(self.state.occupied)
         here[row] = True
         fossil = self.state.stage == int(SeedStage.FOSSILIZED)

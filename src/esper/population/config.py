@@ -28,7 +28,9 @@ class PopulationConfig(Config):
     use_bf16: bool = option(False, "Run hosts in BF16; weights and statistics stay as they are.")
     use_graphs: bool = option(True, "Capture training steps in CUDA graphs.")
     rows_per_stack: int = option(
-        128, "Most rows trained as one stack; more are several stacks, one after another.", minimum=1
+        128,
+        "Most rows trained as one stack; more are several stacks, one after another.",
+        minimum=1,
     )
     workers: int = option(
         0, "Processes of the workers strategy; 0 is one for every core.", minimum=0

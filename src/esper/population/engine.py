@@ -58,8 +58,11 @@ class RowWeights:
     host: dict[str, Tensor]
     host_momentum: dict[str, Tensor]
     seeds: dict[int, dict[str, Tensor]] = field(default_factory=dict)
-    """By slot: parameters of the seed, those of a gate under 'gate.'."""
+    """By slot: parameters of the seed under 'seed.' and of its gate under 'gate.'."""
     seed_momentum: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+    host_buffers: dict[str, Tensor] = field(default_factory=dict)
+    """What is no parameter and yet part of the network, such as running statistics."""
+    seed_buffers: dict[int, dict[str, Tensor]] = field(default_factory=dict)
     germinations: int = 0
 
     def to_tree(self) -> dict[str, Any]:
@@ -69,6 +72,8 @@ class RowWeights:
             "host_momentum": self.host_momentum,
             "seeds": {str(slot): values for slot, values in self.seeds.items()},
             "seed_momentum": {str(slot): values for slot, values in self.seed_momentum.items()},
+            "host_buffers": self.host_buffers,
+            "seed_buffers": {str(slot): values for slot, values in self.seed_buffers.items()},
             "germinations": self.germinations,
         }
 
@@ -80,6 +85,8 @@ class RowWeights:
             host_momentum=tree["host_momentum"],
             seeds={int(slot): values for slot, values in tree["seeds"].items()},
             seed_momentum={int(slot): values for slot, values in tree["seed_momentum"].items()},
+            host_buffers=tree["host_buffers"],
+            seed_buffers={int(slot): values for slot, values in tree["seed_buffers"].items()},
             germinations=int(tree["germinations"]),
         )
 
@@ -112,7 +119,10 @@ class Engine(Protocol):
         ...
 
     def measure(self, plans: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
-        """Evaluate plans[r] (bool [K_r, S]) of every row; return loss and correct [sum K, M]."""
+        """Evaluate plans[r] (bool [K_r, S]) of every row; return loss and correct [sum K, M].
+
+        A row whose plan is empty is left out.
+        """
         ...
 
     def read(self, row: int) -> RowWeights:

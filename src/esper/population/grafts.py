@@ -97,16 +97,19 @@ class Graft(torch.autograd.Function):
 
     @staticmethod
     def forward(h: Tensor, slot: int, grafts: Grafts) -> Tensor:
+        """Refuse: outside of vmap there is no row dimension to find."""
         raise RuntimeError("a stacked slot runs only inside the population's vmap")
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Keep nothing: `vmap` below is made of operations that autograd follows by itself."""
         return None
 
     @staticmethod
     def vmap(
         info: Any, in_dims: tuple[int | None, ...], h: Tensor, slot: int, grafts: Grafts
     ) -> tuple[Tensor, int]:
+        """Join the seeds of all rows and say that rows are dimension 0."""
         dim = in_dims[0]
         rows = h.movedim(dim, 0) if dim is not None else h.expand(info.batch_size, *h.shape)
         grown = grafts[slot]

@@ -1,8 +1,8 @@
-"""The seeds of a stacked group of rows: one stack per slot and blueprint, one per slot for gates."""
+"""The seeds of a stacked group of rows: one stack per slot and blueprint, one for its gates."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +21,8 @@ from esper.population.stack import Stack
 GATE = -1
 """Stands in the place of a blueprint id for a slot's stack of gates."""
 
-_PREFIX = "gate."
+_SEED = "seed."
+_GATE = "gate."
 
 
 @dataclass(slots=True)
@@ -218,7 +219,7 @@ class Nursery:
         momenta: dict[int, dict[str, Tensor]] = {}
         for bed in self._beds.values():
             if row in bed.rows:
-                prefix = _PREFIX if bed.kind == GATE else ""
+                prefix = _GATE if bed.kind == GATE else _SEED
                 found, moving = bed.stack.read(bed.rows.index(row))
                 values.setdefault(bed.slot, {}).update({prefix + k: v for k, v in found.items()})
                 momenta.setdefault(bed.slot, {}).update({prefix + k: v for k, v in moving.items()})
@@ -232,13 +233,10 @@ class Nursery:
         for slot, values in weights.seeds.items():
             momentum = weights.seed_momentum[slot]
             kind = int(state.blueprint[0, slot])
-            own = {k: v for k, v in values.items() if not k.startswith(_PREFIX)}
-            own_m = {k: v for k, v in momentum.items() if not k.startswith(_PREFIX)}
-            self._plant(row, slot, kind, own, own_m)
-            gate = {k.removeprefix(_PREFIX): v for k, v in values.items() if k not in own}
-            gate_m = {k.removeprefix(_PREFIX): v for k, v in momentum.items() if k not in own}
+            self._plant(row, slot, kind, _under(_SEED, values), _under(_SEED, momentum))
+            gate = _under(_GATE, values)
             if gate:
-                self._plant(row, slot, GATE, gate, gate_m)
+                self._plant(row, slot, GATE, gate, _under(_GATE, momentum))
         self.germinations[row] = weights.germinations
 
     def _germinate(self, row: int, slot: int, kind: int) -> None:
@@ -299,3 +297,12 @@ class Nursery:
 
     def _tensor(self, values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._device)
+
+
+def _under(prefix: str, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return what is named under a prefix, without it."""
+    return {
+        name.removeprefix(prefix): value
+        for name, value in values.items()
+        if name.startswith(prefix)
+    }

@@ -239,9 +239,11 @@ def _fitting(task: Task) -> Tensor:
 
 
 def _share_out(rows: int | Sequence[int], tasks: int) -> list[int]:
-    counts = list(rows) if not isinstance(rows, int) else [
-        rows // tasks + (index < rows % tasks) for index in range(tasks)
-    ]
+    counts = (
+        list(rows)
+        if not isinstance(rows, int)
+        else [rows // tasks + (index < rows % tasks) for index in range(tasks)]
+    )
     if len(counts) != tasks or min(counts, default=0) < 1:
         raise UsageError(f"every one of {tasks} tasks needs at least one row, got rows={rows!r}")
     return counts

@@ -31,7 +31,9 @@ class Replay:
         """Drop the captured step: the topology is about to change."""
         self._warm = False
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._x = self._y = self._loss = None
+        self._x: Tensor | None = None
+        self._y: Tensor | None = None
+        self._loss: Tensor | None = None
 
     def run(self, step: Step, x: Tensor, y: Tensor) -> Tensor:
         """Carry out one step on these inputs."""
@@ -39,13 +41,11 @@ class Replay:
             self._warm = True
             return self._beside(step, x, y)
         if self._graph is None:
-            self._x, self._y = x.clone(), y.clone()
+            self._x, self._y = still_x, still_y = x.clone(), y.clone()
             self._graph = torch.cuda.CUDAGraph()
             # Other threads may go on: the feed draws the next epoch meanwhile.
-            with torch.cuda.graph(
-                self._graph, pool=self._pool, capture_error_mode="thread_local"
-            ):
-                self._loss = step(self._x, self._y)
+            with torch.cuda.graph(self._graph, pool=self._pool, capture_error_mode="thread_local"):
+                self._loss = step(still_x, still_y)
             self.captures += 1
         assert self._x is not None
         assert self._y is not None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +12,8 @@ from torch.optim import SGD
 from esper.kasmina.evaluation import BatchEvaluator
 from esper.kasmina.garden import Garden, GardenConfig
 from esper.kasmina.optimizer import CarriedOptimizer
-from esper.kasmina.state import SlotState
-from esper.leyline.randomness import seeded
+from esper.kasmina.state import SlotState, empty_state
+from esper.leyline.randomness import derive_seed, seeded
 from esper.population.engine import (
     EpochResult,
     RowWeights,
@@ -73,7 +74,10 @@ class SequentialEngine:
             carried.measures_itself = False
         self.host_params = self._gardens[0].count_host_parameters()
         self._val = BatchEvaluator(
-            _Validation(data, dtype), objective, is_checked=False, precision=self._precision
+            _Validation(data, dtype),
+            objective,
+            precision=self._precision,
+            refuses_non_finite=False,
         )
 
     def sync(self, state: SlotState) -> Tensor:
@@ -98,6 +102,7 @@ class SequentialEngine:
         results = [
             self._val.measure(garden, plan)
             for garden, plan in zip(self._gardens, plans, strict=True)
+            if len(plan)
         ]
         correct = [right for _, right in results if right is not None]
         return torch.cat([loss for loss, _ in results]), torch.cat(correct) if correct else None
@@ -114,18 +119,22 @@ class SequentialEngine:
         weights = RowWeights(
             {name: value.detach().clone() for name, value in host.items()},
             {name: momentum(value) for name, value in host.items()},
+            host_buffers={name: value.clone() for name, value in garden.model.named_buffers()},
             germinations=garden.seedbed.germinations,
         )
         for index, slot in enumerate(garden.seedbed):
-            own = _slot_parameters(slot)
+            own = dict(slot.named_parameters())
             if slot.seed is not None:
                 weights.seeds[index] = {n: p.detach().clone() for n, p in own.items()}
                 weights.seed_momentum[index] = {n: momentum(p) for n, p in own.items()}
+                weights.seed_buffers[index] = {n: b.clone() for n, b in slot.seed.named_buffers()}
         return weights
 
     def write(self, row: int, weights: RowWeights, state: SlotState) -> None:
         """Replace a row; `state` [1, S] says what lives in its slots."""
         garden, optimizer = self._gardens[row], self._carried[row].optimizer
+        # Through the empty state: another blueprint may live in the same slot by now.
+        garden.assume(empty_state(1, len(self.slots)))
         garden.assume(state)
         garden.seedbed.germinations = weights.germinations
         pairs = [
@@ -136,16 +145,19 @@ class SequentialEngine:
             if index in weights.seeds:
                 pairs += [
                     (p, weights.seeds[index][n], weights.seed_momentum[index][n])
-                    for n, p in _slot_parameters(slot).items()
+                    for n, p in slot.named_parameters()
                 ]
+                # How a seed was trained before is not known here; it is no reason for a warning.
+                slot.was_shadowed = True
         optimizer.state.clear()
         with torch.no_grad():
+            _copy_buffers(garden.model, weights.host_buffers)
+            for index, values in weights.seed_buffers.items():
+                _copy_buffers(garden.seedbed[index].seed, values)
             for parameter, value, momentum in pairs:
                 parameter.copy_(value)
                 if bool((momentum != 0).any()):
-                    optimizer.state[parameter] = {
-                        "momentum_buffer": momentum.to(parameter).clone()
-                    }
+                    optimizer.state[parameter] = {"momentum_buffer": momentum.to(parameter).clone()}
 
     def close(self) -> None:
         """Nothing is held."""
@@ -160,16 +172,17 @@ class SequentialEngine:
         carried.start_epoch()
         garden.train()
         losses: list[Tensor] = []
-        # A module that draws random numbers draws them from its row's own stream.
-        with seeded(key, 0, epoch, "modules"):
-            for start in range(0, len(order), size):
-                part = slice(start, start + size)
-                drawn = None
-                if crops is not None:
-                    drawn = Crops(
-                        crops.top[None, part], crops.left[None, part], crops.is_flipped[None, part]
-                    )
-                x, y = gather_batch(data, order[None, part], drawn)
+        for number, start in enumerate(range(0, len(order), size)):
+            part = slice(start, start + size)
+            drawn = None
+            if crops is not None:
+                drawn = Crops(
+                    crops.top[None, part], crops.left[None, part], crops.is_flipped[None, part]
+                )
+            x, y = gather_batch(data, order[None, part], drawn)
+            # A module that draws random numbers draws them from its row's own stream, named as
+            # for a network that grows alone.
+            with _drawing(data.device, key, epoch, number, "train"):
                 losses.append(self._step(garden, carried, x[0], y[0]))
         return float(torch.stack(losses).to(torch.float64).mean())
 
@@ -191,9 +204,7 @@ class SequentialEngine:
         return loss.detach()
 
     def _precision(self) -> torch.autocast:
-        return torch.autocast(
-            self._data.device.type, dtype=torch.bfloat16, enabled=self._use_bf16
-        )
+        return torch.autocast(self._data.device.type, dtype=torch.bfloat16, enabled=self._use_bf16)
 
 
 class _Validation:
@@ -203,12 +214,31 @@ class _Validation:
         self._data = data
         self._dtype = dtype
 
-    def __iter__(self):  # type: ignore[no-untyped-def]
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         for indices in self._data.subset.split(256):
             x, y = self._data.batch("val", indices)
             yield (x.to(self._dtype) if x.is_floating_point() else x), y
 
 
-def _slot_parameters(slot: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the seed's parameters by their own names and the gate's under 'gate.'."""
-    return {name.removeprefix("seed."): value for name, value in slot.named_parameters()}
+@contextmanager
+def _drawing(device: torch.device, *keys: int | str) -> Iterator[None]:
+    """Run a block whose draws come from the named stream, on the CPU and on this device."""
+    with seeded(*keys):
+        if device.type != "cuda":
+            yield
+            return
+        index = torch.cuda.current_device() if device.index is None else device.index
+        generator = torch.cuda.default_generators[index]
+        state = generator.get_state()
+        generator.manual_seed(derive_seed(*keys))
+        try:
+            yield
+        finally:
+            generator.set_state(state)
+
+
+def _copy_buffers(module: nn.Module | None, values: dict[str, Tensor]) -> None:
+    """Take buffers over; those that are the same in every row need not be given."""
+    for name, buffer in () if module is None else module.named_buffers():
+        if name in values:
+            buffer.copy_(values[name])

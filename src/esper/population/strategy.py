@@ -141,7 +141,9 @@ def stacking_problem(task: Task, config: PopulationConfig) -> str | None:
             return f"{name!r} draws random numbers, which must come from each row's own stream"
     if any(True for _ in host.buffers()):
         return "the host has buffers, which rows cannot share"
-    parameters = {n: p.detach()[None].repeat(2, *([1] * p.dim())) for n, p in host.named_parameters()}
+    parameters = {
+        n: p.detach()[None].repeat(2, *([1] * p.dim())) for n, p in host.named_parameters()
+    }
     example = task.example_input()[None].repeat(2, *([1] * task.example_input().dim()))
     try:
         with torch.no_grad(), warnings.catch_warnings():

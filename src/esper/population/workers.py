@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import traceback
 from collections.abc import Sequence
+from itertools import pairwise
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -38,7 +39,7 @@ class WorkersEngine:
         """Start the processes and wait until each has built its rows."""
         count = min(config.workers or os.cpu_count() or 1, len(keys))
         bounds = [len(keys) * number // count for number in range(count + 1)]
-        self._parts = [range(a, b) for a, b in zip(bounds, bounds[1:], strict=False)]
+        self._parts = [range(a, b) for a, b in pairwise(bounds)]
         context = mp.get_context("spawn")
         self._connections: list[Connection] = []
         self._processes = []
@@ -46,7 +47,9 @@ class WorkersEngine:
             ours, theirs = context.Pipe()
             mine = [keys[row] for row in part]
             process = context.Process(
-                target=_work, args=(theirs, type(task), task.config, data, mine, config), daemon=True
+                target=_work,
+                args=(theirs, type(task), task.config, data, mine, config),
+                daemon=True,
             )
             process.start()
             theirs.close()
@@ -54,7 +57,8 @@ class WorkersEngine:
             self._processes.append(process)
         self.slots: tuple[SlotSpec, ...]
         self.host_params: int
-        self.slots, self.host_params = [self._receive(c) for c in self._connections][0]
+        described = [self._receive(connection) for connection in self._connections]
+        self.slots, self.host_params = described[0]
 
     def sync(self, state: SlotState) -> Tensor:
         """Build, free and re-aim seeds as the state says; return their sizes, int64 [R, S]."""

@@ -6,6 +6,7 @@ from esper.tamiyo.networks.embedding import BlueprintEmbedding
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCriticV2
 from esper.tamiyo.networks.head_table import HeadTable, MaskSource
 from esper.tamiyo.networks.memory import Hidden, clear_rows
+from esper.tamiyo.networks.packed import PackedPolicyStep
 from esper.tamiyo.networks.records import Evaluation, PolicyStep, Scores
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "HeadTable",
     "Hidden",
     "MaskSource",
+    "PackedPolicyStep",
     "PolicyConfig",
     "PolicyStep",
     "Scores",

@@ -128,7 +128,6 @@ class CapturedPolicyStep:
             self._masks,
             None if self._deterministic else self._uniforms,
             self._hidden,
-            deterministic=self._deterministic,
             explore=self._explore,
         )
         return step

@@ -23,6 +23,7 @@ from esper.leyline.defaults import DEFAULT_LSTM_HIDDEN_DIM
 from esper.leyline.errors import UsageError
 from esper.leyline.masks import Masks
 from esper.leyline.slots import SlotConfig
+from esper.tamiyo.networks.choice import baseline, choose
 from esper.tamiyo.networks.config import PolicyConfig
 from esper.tamiyo.networks.critic import (
     make_value_head,
@@ -31,7 +32,7 @@ from esper.tamiyo.networks.critic import (
     value_of_op,
 )
 from esper.tamiyo.networks.embedding import BlueprintEmbedding
-from esper.tamiyo.networks.head_table import NUM_HEADS, OP, OP_ROW, SLOT, HeadTable, MaskSource
+from esper.tamiyo.networks.head_table import NUM_HEADS, OP, OP_ROW, HeadTable, MaskSource
 from esper.tamiyo.networks.heads import make_blueprint_head, make_head
 from esper.tamiyo.networks.initialization import (
     initialize_linear,
@@ -53,7 +54,6 @@ from esper.tamiyo.policy.distribution import (
     entropy,
     masked_log_probs,
     must_check,
-    probabilities,
     sample,
 )
 
@@ -71,6 +71,7 @@ class FactoredRecurrentActorCriticV2(nn.Module):
     """
 
     floors: Tensor
+    row_floors: Tensor
 
     def __init__(
         self,
@@ -106,6 +107,7 @@ class FactoredRecurrentActorCriticV2(nn.Module):
         self.table = HeadTable(sizes)
         floors = torch.tensor(config.floor.by_head(), dtype=torch.float32)
         self.register_buffer("floors", floors, persistent=False)
+        self.register_buffer("row_floors", floors[self.table.row_heads], persistent=False)
         self._initialize()
 
     @classmethod
@@ -165,9 +167,9 @@ class FactoredRecurrentActorCriticV2(nn.Module):
         """
         memory, hidden = self._remember(state, blueprint_indices, hidden, episode_starts)
         parts = [head(memory) for head in self.heads]
-        op_values = self._op_values(memory)
+        op_values = self.op_values(memory)
         if op_for_value is not None:
-            value = self._value_of(op_values, op_for_value)
+            value = op_values.gather(-1, op_for_value.unsqueeze(-1)).squeeze(-1)
         else:
             shape = memory.shape[:-1]
             mask = self.table.row_masks(masks, shape)[..., OP_ROW, : self.table.sizes["op"]]
@@ -178,10 +180,8 @@ class FactoredRecurrentActorCriticV2(nn.Module):
                 floor_kind=self._floor_kind(explore),
                 check=self.config.check,
             )
-            op = None
-            if self.config.critic == "op_sampled":
-                op = sample(log_probs, generator)
-            value = self._baseline(op_values, log_probs, op)
+            op = sample(log_probs, generator, deterministic=self.config.critic != "op_sampled")
+            value = baseline(self.config.critic, op_values, log_probs, op)
         logits = {f"{head}_logits": part for head, part in zip(HEAD_NAMES, parts, strict=True)}
         return {**logits, "value": value, "op_values": op_values, "hidden": hidden}
 
@@ -265,13 +265,14 @@ class FactoredRecurrentActorCriticV2(nn.Module):
             values = state_value(self.value_head, memory)
         else:
             values = value_of_op(self.value_head, memory, op)
-        baseline = values
+        expected = values
         if with_baseline and self.config.critic == "op_marginal":
-            choices = log_probs[..., OP, : self.table.sizes["op"]].detach()
-            baseline = self._baseline(value_of_every_op(self.value_head, memory), choices, op)
+            choices = log_probs[..., OP, : self.table.sizes["op"]]
+            every = value_of_every_op(self.value_head, memory)
+            expected = baseline(self.config.critic, every, choices, op)
         return Scores(
             values=values,
-            baseline=baseline,
+            baseline=expected,
             log_probs=own,
             entropies=entropy(logits, legal),
             logits=logits,
@@ -326,26 +327,26 @@ class FactoredRecurrentActorCriticV2(nn.Module):
             )
         elif blueprint_indices.dim() == 3:
             blueprint_indices = blueprint_indices.squeeze(1)
-        self._check_inputs(state, blueprint_indices)
+        self.check_inputs(state, blueprint_indices)
         if hidden is None:
             hidden = self.initial_hidden(len(state))
         check_hidden(hidden, self.lstm, len(state))
-        if uniforms is None and not deterministic:
+        if deterministic:
+            uniforms = None
+        elif uniforms is None:
             shape = (len(state), NUM_HEADS)
             uniforms = torch.rand(shape, generator=generator, device=state.device)
         legal = self.table.row_masks(mask, (len(state),))
         step, logits = self.decide(
-            state,
-            blueprint_indices,
-            legal,
-            uniforms,
-            hidden,
-            deterministic=deterministic,
-            explore=explore,
+            state, blueprint_indices, legal, uniforms, hidden, explore=explore
         )
+        self.check_step(step, logits)
+        return step
+
+    def check_step(self, step: PolicyStep, logits: Tensor) -> None:
+        """Raise where a decision was made by an empty mask or by logits that are not finite."""
         if must_check(self.config.check, logits):
             check_choices(self.table.head_logits(logits), step.masks, HEAD_NAMES)
-        return step
 
     def decide(
         self,
@@ -355,7 +356,6 @@ class FactoredRecurrentActorCriticV2(nn.Module):
         uniforms: Tensor | None,
         hidden: Hidden,
         *,
-        deterministic: bool = False,
         explore: bool = True,
     ) -> tuple[PolicyStep, Tensor]:
         """Decide one step from tensors to tensors; what is compiled and captured in a graph.
@@ -364,49 +364,47 @@ class FactoredRecurrentActorCriticV2(nn.Module):
             state: [N, features].
             blueprint_indices: int64 [N, S].
             masks: bool [N, R, K], see `HeadTable.row_masks`.
-            uniforms: [N, 8] from [0, 1); None only where the step is deterministic.
+            uniforms: [N, 8] from [0, 1); None takes the likeliest choices.
             hidden: the memory.
-            deterministic: take the likeliest choices instead of drawing.
             explore: whether the distribution has floors.
 
         Returns:
             The step, and the logits of all heads side by side. Nothing is checked.
         """
-        table = self.table
-        memory, hidden = run_step(self.lstm, self._encode(state, blueprint_indices), hidden)
-        memory = self.lstm_ln(memory)
-        logits = self._head_logits(memory)
-        log_probs = masked_log_probs(
-            table.row_logits(logits),
-            masks,
-            self.floors[table.row_heads],
-            floor_kind=self._floor_kind(explore),
-            check=False,
-        )
-        by_row = None if uniforms is None else uniforms[:, table.row_heads]
-        drawn = sample(log_probs, uniforms=by_row, deterministic=deterministic)
-        op = drawn[:, OP_ROW]
-        slot = drawn.gather(1, op.unsqueeze(1)).squeeze(1)
-        rows = table.rows_of(op, slot)
-        legal, choice_log_probs = table.select(masks, rows), table.select(log_probs, rows)
-        causal = table.causal[op]
-        # A slot that is not used is the first one allowed.
-        idle = table.placeholders.expand(len(op), -1).clone()
-        idle[:, SLOT] = legal[:, SLOT].to(torch.uint8).argmax(-1)
-        actions = torch.where(causal, drawn.gather(1, rows), idle)
-        own = torch.where(causal, chosen_log_probs(choice_log_probs, actions), 0.0)
-        op_values = self._op_values(memory)
-        choices = choice_log_probs[:, OP, : table.sizes["op"]]
-        step = PolicyStep(
-            actions=actions,
-            log_probs=own,
-            value=self._baseline(op_values, choices, op),
-            op_values=op_values,
-            masks=legal,
-            choice_log_probs=choice_log_probs,
-            hidden=hidden,
-        )
+        logits, op_values, hidden = self.respond(state, blueprint_indices, hidden)
+        step = self.choose(logits, op_values, hidden, masks, uniforms, explore=explore)
         return step, logits
+
+    def respond(
+        self, state: Tensor, blueprint_indices: Tensor, hidden: Hidden
+    ) -> tuple[Tensor, Tensor, Hidden]:
+        """Return the logits of all heads side by side, Q(s, op) [N, ops], and the memory after."""
+        memory, hidden = run_step(self.lstm, self.encode(state, blueprint_indices), hidden)
+        memory = self.lstm_ln(memory)
+        return self._head_logits(memory), self.op_values(memory), hidden
+
+    def choose(
+        self,
+        logits: Tensor,
+        op_values: Tensor,
+        hidden: Hidden,
+        masks: Tensor,
+        uniforms: Tensor | None,
+        *,
+        explore: bool = True,
+    ) -> PolicyStep:
+        """Return the decision that these logits, masks and draws make; see `choice.choose`."""
+        return choose(
+            self.table,
+            logits,
+            op_values,
+            hidden,
+            masks,
+            uniforms,
+            self.row_floors,
+            floor_kind=self._floor_kind(explore),
+            critic=self.config.critic,
+        )
 
     # ---------------------------------------------------------------------------------- internals
 
@@ -418,7 +416,7 @@ class FactoredRecurrentActorCriticV2(nn.Module):
         initialize_output(self.op_head, self.config.policy_gain, self.config.initial_op_bias)
         initialize_output(self.value_head, self.config.value_gain)
 
-    def _encode(self, state: Tensor, blueprint_indices: Tensor) -> Tensor:
+    def encode(self, state: Tensor, blueprint_indices: Tensor) -> Tensor:
         """Return features [..., width] of observations and blueprints."""
         seeds = self.blueprint_embedding(blueprint_indices).flatten(-2)
         features: Tensor = self.feature_net(torch.cat([state, seeds], dim=-1))
@@ -436,10 +434,10 @@ class FactoredRecurrentActorCriticV2(nn.Module):
             raise UsageError(
                 f"sequences of states must be [rows, steps, features], got {list(state.shape)}"
             )
-        self._check_inputs(state, blueprint_indices)
+        self.check_inputs(state, blueprint_indices)
         if hidden is not None:
             check_hidden(hidden, self.lstm, len(state))
-        features = self._encode(state, blueprint_indices)
+        features = self.encode(state, blueprint_indices)
         outputs, hidden = run_sequence(self.lstm, features, hidden, episode_starts)
         memory: Tensor = self.lstm_ln(outputs)
         return memory, hidden
@@ -448,29 +446,18 @@ class FactoredRecurrentActorCriticV2(nn.Module):
         """Return the logits of all heads side by side."""
         return torch.cat([head(memory) for head in self.heads], dim=-1)
 
-    def _op_values(self, memory: Tensor) -> Tensor:
+    def op_values(self, memory: Tensor) -> Tensor:
         """Return Q(s, op) for every op, [..., ops]; V(s) in every column without ops."""
         if self.config.critic == "state":
             value = state_value(self.value_head, memory)
             return value.unsqueeze(-1).expand(*value.shape, self.table.sizes["op"])
         return value_of_every_op(self.value_head, memory)
 
-    def _value_of(self, op_values: Tensor, op: Tensor) -> Tensor:
-        return op_values.gather(-1, op.unsqueeze(-1)).squeeze(-1)
-
-    def _baseline(self, op_values: Tensor, log_probs: Tensor, op: Tensor | None) -> Tensor:
-        """Return the value that returns are compared with; the policy gets no gradient from it."""
-        if self.config.critic == "op_marginal":
-            return (probabilities(log_probs.detach()) * op_values).sum(-1)
-        if self.config.critic == "op_sampled":
-            assert op is not None, "the sampled op is known here"
-            return self._value_of(op_values, op)
-        return op_values[..., 0]
-
     def _floor_kind(self, explore: bool) -> FloorKind:
         return self.config.floor.kind if explore else "off"
 
-    def _check_inputs(self, state: Tensor, blueprint_indices: Tensor) -> None:
+    def check_inputs(self, state: Tensor, blueprint_indices: Tensor) -> None:
+        """Raise unless observations and blueprints have the shapes this policy reads."""
         wanted = (*state.shape[:-1], self.config.num_slots)
         if state.shape[-1] != self.config.observation_dim:
             raise UsageError(

@@ -29,6 +29,7 @@ MaskSource = Masks | Mapping[str, Tensor] | Tensor
 
 NUM_HEADS = len(HEAD_NAMES)
 SLOT = HEAD_NAMES.index("slot")
+BLUEPRINT = HEAD_NAMES.index("blueprint")
 OP = HEAD_NAMES.index("op")
 OP_ROW = -1
 """The row of the op, the last in either rectangle."""
@@ -48,7 +49,7 @@ class HeadTable(nn.Module):
     head_mask_cells: Tensor
     row_mask_cells: Tensor
     row_heads: Tensor
-    single_rows: Tensor
+    rows_by_choice: Tensor
     everything: Tensor
     causal: Tensor
     placeholders: Tensor
@@ -70,7 +71,7 @@ class HeadTable(nn.Module):
         self._keep("head_mask_cells", self._mask_cells(HEAD_NAMES))
         self._keep("row_mask_cells", self._mask_cells(rows))
         self._keep("row_heads", torch.tensor([HEAD_NAMES.index(head) for head in rows]))
-        self._keep("single_rows", torch.arange(self.no_slot_row + 1, self.num_rows))
+        self._keep("rows_by_choice", self._rows_by_choice())
         self._keep("everything", everything)
         self._keep("causal", causal_table())
         self._keep("placeholders", torch.tensor([int(PLACEHOLDERS[head]) for head in HEAD_NAMES]))
@@ -122,10 +123,7 @@ class HeadTable(nn.Module):
 
     def rows_of(self, op: Tensor, slot: Tensor) -> Tensor:
         """Return int64 [..., 8]: the row [..., R, K] that each head is drawn from."""
-        germinates = op == int(LifecycleOp.GERMINATE)
-        blueprint = torch.where(germinates, slot + NUM_OPS, self.no_slot_row)
-        single = self.single_rows.expand(*op.shape, -1)
-        return torch.cat([op.unsqueeze(-1), blueprint.unsqueeze(-1), single], dim=-1)
+        return self.rows_by_choice[op, slot]
 
     def select(self, rectangle: Tensor, rows: Tensor) -> Tensor:
         """Return [..., 8, K]: these rows of a rectangle [..., R, K]."""
@@ -153,6 +151,15 @@ class HeadTable(nn.Module):
         """Return a rectangle [..., rows, K] whose cells are these entries of the last axis."""
         filled = flat.index_select(-1, cells)
         return filled.view(*filled.shape[:-1], -1, self.width)
+
+    def _rows_by_choice(self) -> Tensor:
+        """Return int64 [ops, S, 8]: the row of every head once op and slot are known."""
+        table = torch.empty(NUM_OPS, self.num_slots, NUM_HEADS, dtype=torch.int64)
+        table[..., SLOT] = torch.arange(NUM_OPS)[:, None]
+        table[..., BLUEPRINT] = self.no_slot_row
+        table[LifecycleOp.GERMINATE, :, BLUEPRINT] = NUM_OPS + torch.arange(self.num_slots)
+        table[..., BLUEPRINT + 1 :] = torch.arange(self.no_slot_row + 1, self.num_rows)
+        return table
 
     def _existing(self, heads: Sequence[str]) -> Tensor:
         """Return bool [heads, K]: the cells that are choices of these heads."""
@@ -213,6 +220,8 @@ class HeadTable(nn.Module):
         self, mask: Tensor, name: str, wanted: tuple[int, ...], shape: Sequence[int]
     ) -> Tensor:
         """Return a mask padded with False to this policy's slots and blueprints."""
+        if tuple(mask.shape) == (*shape, *wanted):
+            return mask
         own = mask.shape[len(shape) :]
         may_pad = name in ("slot", "slot_by_op", "blueprint", "blueprint_by_slot")
         fits = len(own) == len(wanted) and mask.shape[: len(shape)] == tuple(shape)
@@ -221,8 +230,6 @@ class HeadTable(nn.Module):
             raise UsageError(
                 f"the mask of {name!r} must be {[*shape, *wanted]}, got {list(mask.shape)}"
             )
-        if not any(missing):
-            return mask
         return F.pad(mask, [side for most in reversed(missing) for side in (0, most)])
 
 

@@ -49,6 +49,8 @@ def run_step(lstm: nn.LSTM, features: Tensor, hidden: Hidden) -> tuple[Tensor, H
         features, cell = torch.lstm_cell(features, before, w_input, w_hidden, b_input, b_hidden)
         states.append(features)
         cells.append(cell)
+    if lstm.num_layers == 1:
+        return features, (features.unsqueeze(0), cells[0].unsqueeze(0))
     return features, (torch.stack(states), torch.stack(cells))
 
 

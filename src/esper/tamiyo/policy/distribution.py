@@ -101,12 +101,13 @@ def masked_log_probs(
     logits = logits.float()
     if must_check(check, logits):
         check_choices(logits, mask, heads)
-    log_probs = masked_log_softmax(logits, mask)
     if floor_kind == "mixture":
-        log_probs = _mix(log_probs, mask, floor)
+        log_probs = _mix(logits, mask, floor)
     elif floor_kind == "clamp":
-        log_probs = _clamp(log_probs, mask, floor)
-    elif floor_kind != "off":
+        log_probs = _clamp(masked_log_softmax(logits, mask), mask, floor)
+    elif floor_kind == "off":
+        log_probs = masked_log_softmax(logits, mask)
+    else:
         raise UsageError(f"floor_kind must be 'mixture', 'clamp' or 'off', got {floor_kind!r}")
     return torch.where(mask, log_probs, MIN_LOG_PROB).clamp(min=MIN_LOG_PROB)
 
@@ -196,9 +197,9 @@ def must_check(check: bool, tensor: Tensor) -> bool:
 def check_choices(logits: Tensor, mask: Tensor, heads: Sequence[str] | None = None) -> None:
     """Raise where a mask allows nothing or a logit is not finite, naming row and head."""
     # One number decides whether all is well; where it went wrong is looked for only then.
-    if bool(mask.any(-1).all() & torch.isfinite(logits.sum())):
+    if bool(mask.any(-1).all() & torch.isfinite(logits.detach().sum())):
         return
-    legal = mask.broadcast_to(logits.shape).any(-1)
+    legal = mask.expand_as(logits).any(-1)
     if not bool(legal.all()):
         where = _place(~legal, heads)
         raise EmptyMaskError(f"{where} allows no choice; a mask must allow at least one")
@@ -235,7 +236,7 @@ def _softmax_parts(logits: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor
 
 def _count(mask: Tensor, logits: Tensor) -> Tensor:
     """Return how many choices are legal, float32 [...]."""
-    return mask.broadcast_to(logits.shape).sum(-1).float()
+    return mask.expand_as(logits).sum(-1, dtype=torch.float32)
 
 
 def _effective_floor(floor: float | Tensor, legal: Tensor, share: float) -> Tensor:
@@ -245,14 +246,13 @@ def _effective_floor(floor: float | Tensor, legal: Tensor, share: float) -> Tens
     return least.unsqueeze(-1)
 
 
-def _mix(log_probs: Tensor, mask: Tensor, floor: float | Tensor) -> Tensor:
+def _mix(logits: Tensor, mask: Tensor, floor: float | Tensor) -> Tensor:
     """Mix with the uniform: p = (1 - e k) softmax + e over the k legal choices."""
-    legal = _count(mask, log_probs)
-    least = _effective_floor(floor, legal, _MIXTURE_SHARE)
-    softmax = torch.where(mask, log_probs, 0.0).exp()
-    mixed = (1.0 - least * legal.unsqueeze(-1)) * softmax + least
-    # Without a floor the probability may be 0, and its logarithm is known only by log-softmax.
-    return torch.where(least > 0, mixed.clamp(min=_TINY).log(), log_probs)
+    _, weight, total = _softmax_parts(logits, mask)
+    legal = _count(mask, logits).unsqueeze(-1)
+    least = _effective_floor(floor, legal.squeeze(-1), _MIXTURE_SHARE)
+    share = (1.0 - least * legal) / total
+    return torch.addcmul(least, weight, share).clamp(min=_TINY).log()
 
 
 def _clamp(log_probs: Tensor, mask: Tensor, floor: float | Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from typing import Any, overload
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from esper.leyline.errors import UsageError
 from esper.leyline.signals import Signals
@@ -24,6 +25,7 @@ from esper.tamiyo.policy.arrays import Array, RawSignals, Workbench, workbench
 from esper.tamiyo.policy.checks import (
     check_finite,
     check_signals,
+    find_stranger,
     is_debugging,
     refuse_strangers,
 )
@@ -38,7 +40,8 @@ from esper.tamiyo.policy.layout import (
     feature_names,
     get_feature_size,
 )
-from esper.tamiyo.policy.reference import HostReport, SlotReport, reports_to_features
+from esper.tamiyo.policy.reference import reports_to_features
+from esper.tamiyo.policy.reports import HostReport, SlotReport
 
 __all__ = ["FEATURE_NAMES", "batch_obs_to_features", "feature_names", "get_feature_size"]
 
@@ -86,28 +89,30 @@ def signals_to_features(
             f"{slot_config.num_slots}; use SlotConfig.of({slots}) or more"
         )
     bench = workbench(slot_config.num_slots, signals.stage.device)
-    raw = bench.read(signals)
-    features, blueprints = bench.blank(rows)
-    host = features[:, :_SLOTS_START]
-    own = features[:, _SLOTS_START:].reshape(rows, slot_config.num_slots, NUM_PER_SLOT)[:, :slots]
-
-    xp = bench.xp
+    xp, raw = bench.xp, bench.read(signals)
     active = raw.occupied & raw.enabled
-    stages = (raw.stage[..., None] == bench.stages) & active[..., None]
-    last_op = raw.last_op[:, None] == bench.ops
-    blueprints[:, :slots] = xp.where(active, raw.blueprint, -1)
+    stage = xp.where(active, raw.stage, -1)
+    blueprints = xp.where(active, raw.blueprint, -1)
+    try:
+        stage_bits = bench.look_up(bench.stage_bits, stage)
+        op_bits = bench.look_up(bench.op_bits, raw.last_op)
+    except IndexError:
+        raise find_stranger(signals) from None
+    # Every record has a stage that is not absent and sets two bits; every op sets one.
+    count = xp.count_nonzero
     refuse_strangers(
         signals,
-        expected=2 * xp.count_nonzero(active) + rows,
-        found=xp.count_nonzero(stages)
-        + xp.count_nonzero(blueprints >= 0)
-        + xp.count_nonzero(last_op),
+        expected=4 * count(active) + 2 * rows,
+        found=count(stage >= 0)
+        + count(stage_bits)
+        + count(blueprints >= 0)
+        + count(raw.last_op >= 0)
+        + count(op_bits),
     )
-    own[..., SLOT_INDEX["is_active"]] = active
-    own[..., _STAGE] = stages
-    _fill_slots(own, raw, active, bench)
-    _fill_host(host, raw, own, bench)
-    host[:, _OP] = last_op
+    features = bench.blank(rows)
+    _fill_host(features, raw, stage_bits, op_bits, bench)
+    slot_part = features[:, _SLOTS_START : _SLOTS_START + NUM_PER_SLOT * slots]
+    _fill_slots(slot_part.reshape(rows, slots, NUM_PER_SLOT), raw, active, stage_bits, bench)
     features /= bench.units
     xp.maximum(features, bench.low, out=features)
     xp.minimum(features, bench.high, out=features)
@@ -116,20 +121,24 @@ def signals_to_features(
     if is_debugging():
         check_signals(signals)
         check_finite(observation, feature_names(slot_config))
+    if slots < slot_config.num_slots:
+        indices = F.pad(indices, (0, slot_config.num_slots - slots), value=-1)
     if device is not None:
         observation, indices = observation.to(device), indices.to(device)
     return observation, indices
 
 
-def _fill_slots(out: Array, raw: RawSignals, active: Array, bench: Workbench) -> None:
+def _fill_slots(
+    out: Array, raw: RawSignals, active: Array, stage_bits: Array, bench: Workbench
+) -> None:
     """Write the raw values of every slot into [R, S, 30]; 0 where there is no record."""
-    xp, slots = bench.xp, active.shape[1]
+    xp = bench.xp
     measured = active & (raw.contribution == raw.contribution)  # never measured is NaN
     weight = xp.where(measured, raw.alpha, 0.0)
-    # [R, 2, S]: the amplitudes before each slot, and those after it.
-    around = (weight[:, None, None] * bench.sides[:, :slots, :slots]).sum(-1)
+    total, most = bench.sum_and_most(raw.interaction)
     freshness = xp.exp(raw.counterfactual_age * _LOG_DECAY)
 
+    out[..., _STAGE_BITS] = stage_bits
     out[..., SLOT_INDEX["alpha"]] = raw.alpha
     out[..., SLOT_INDEX["alpha_target"]] = raw.alpha_target
     out[..., SLOT_INDEX["alpha_mode_norm"]] = raw.alpha_mode
@@ -146,41 +155,43 @@ def _fill_slots(out: Array, raw: RawSignals, active: Array, bench: Workbench) ->
     out[..., SLOT_INDEX["gradient_health_prev"]] = raw.grad_health_prev
     out[..., SLOT_INDEX["has_vanishing"]] = raw.vanishing
     out[..., SLOT_INDEX["has_exploding"]] = raw.exploding
-    out[..., SLOT_INDEX["interaction_sum_norm"]] = raw.interaction.sum(-1)
-    out[..., SLOT_INDEX["boost_received_norm"]] = xp.amax(raw.interaction, -1)
-    out[..., _AROUND] = around.swapaxes(1, 2)
+    out[..., SLOT_INDEX["interaction_sum_norm"]] = total
+    out[..., SLOT_INDEX["boost_received_norm"]] = most
+    out[..., _AROUND] = bench.around(weight)
     out[..., SLOT_INDEX["counterfactual_fresh"]] = xp.where(measured, freshness, 0.0)
-    out[..., 1:] *= out[..., :1]
+    out[~active] = 0.0
 
 
-def _fill_host(out: Array, raw: RawSignals, slots: Array, bench: Workbench) -> None:
-    """Write the raw values of every host and of its last action into [R, 31]."""
+def _fill_host(
+    out: Array, raw: RawSignals, stage_bits: Array, op_bits: Array, bench: Workbench
+) -> None:
+    """Write the raw values of every host and of its last action into the first columns."""
     xp = bench.xp
+    rows, slots = raw.stage.shape
     known = raw.loss_history == raw.loss_history  # not yet there is NaN
     losses = xp.where(known, raw.loss_history, 0.0)
-    points = _points(xp.where(known, raw.score_history, 0.0), bench)
     score = _points(raw.val_score, bench)
     # Nothing came before the first epoch, and whatever it brought is progress.
     previous_loss = xp.where(known[:, -2], raw.loss_history[:, -2], math.inf)
-    # How many slots hold a record, and how many a seed in each of the first stages.
-    held = slots[..., : _HELD_STAGES.stop].sum(1)
-    held /= xp.maximum(raw.enabled.sum(1), bench.one)[:, None]
+    held = stage_bits.reshape(rows, -1) @ bench.held[: slots * stage_bits.shape[-1]]
+    enabled = xp.maximum(raw.enabled.sum(1), bench.one)
 
     out[:, BASE_INDEX["epoch_progress"]] = raw.epoch / raw.max_epochs
     out[:, BASE_INDEX["loss_norm"]] = xp.log1p(xp.maximum(raw.val_loss, bench.zero))
     out[:, BASE_INDEX["loss_delta_norm"]] = previous_loss - raw.val_loss
     out[:, BASE_INDEX["accuracy_norm"]] = score
-    out[:, BASE_INDEX["accuracy_delta_norm"]] = score - points[:, -2]
     out[:, BASE_INDEX["plateau_norm"]] = raw.plateau_epochs
     out[:, BASE_INDEX["host_stabilized"]] = raw.stabilized
     out[:, _LOSSES] = xp.log1p(xp.maximum(losses, bench.zero))
-    out[:, _SCORES] = points
-    out[:, BASE_INDEX["best_accuracy_norm"]] = _points(raw.best_score, bench)
+    out[:, _SCORES] = xp.where(known, raw.score_history, 0.0)
+    out[:, BASE_INDEX["best_accuracy_norm"]] = raw.best_score
+    out[:, _SCORES_AND_BEST] = _points(out[:, _SCORES_AND_BEST], bench)
+    out[:, BASE_INDEX["accuracy_delta_norm"]] = score - out[:, _PREVIOUS_SCORE]
     out[:, BASE_INDEX["best_loss_norm"]] = xp.log1p(xp.maximum(raw.best_loss, bench.zero))
     out[:, BASE_INDEX["params_utilization"]] = xp.log1p(raw.params) / xp.log1p(raw.budget)
-    out[:, BASE_INDEX["slot_utilization"]] = held[:, 0]
-    out[:, _HELD] = held[:, _HELD_STAGES]
+    out[:, _HELD] = held / enabled[:, None]
     out[:, _SUCCESS] = raw.last_success
+    out[:, _OP_BITS] = op_bits
 
 
 def _span(index: Mapping[str, int], first: str, last: str) -> slice:
@@ -189,14 +200,15 @@ def _span(index: Mapping[str, int], first: str, last: str) -> slice:
 
 
 _SLOTS_START = NUM_BASE + NUM_FEEDBACK
-_STAGE = _span(SLOT_INDEX, "stage_unknown", "stage_resetting")
+_STAGE_BITS = _span(SLOT_INDEX, "is_active", "stage_resetting")
 _AROUND = _span(SLOT_INDEX, "upstream_alpha_norm", "downstream_alpha_norm")
-_HELD_STAGES = _span(SLOT_INDEX, "stage_training", "stage_holding")
-_HELD = _span(BASE_INDEX, "num_training", "num_holding")
+_HELD = _span(BASE_INDEX, "slot_utilization", "num_holding")
 _LOSSES = _span(BASE_INDEX, "loss_history_0", "loss_history_4")
 _SCORES = _span(BASE_INDEX, "acc_history_0", "acc_history_4")
+_SCORES_AND_BEST = _span(BASE_INDEX, "acc_history_0", "best_accuracy_norm")
+_PREVIOUS_SCORE = BASE_INDEX["acc_history_3"]
 _SUCCESS = NUM_BASE
-_OP = slice(NUM_BASE + 1, NUM_BASE + NUM_FEEDBACK)
+_OP_BITS = slice(NUM_BASE + 1, NUM_BASE + NUM_FEEDBACK)
 _LOG_DECAY = math.log(FRESHNESS_DECAY)
 
 

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from esper.growth.evaluation import BatchEvaluator, evaluate_contributions
 from esper.growth.gardener import GardenerConfig
 from esper.growth.run import GrowthConfig
 from esper.kasmina.blueprints.registry import BLUEPRINTS
+from esper.kasmina.evaluation import BatchEvaluator, evaluate_contributions
 from esper.kasmina.garden import Garden, GardenConfig
 from esper.kasmina.gates import GateConfig
 from esper.kasmina.lifecycle import LifecycleConfig

@@ -8,19 +8,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.growth import evaluation
-from esper.growth.evaluation import (
+from esper.kasmina import evaluation
+from esper.kasmina.ablation import plan_ablations
+from esper.kasmina.evaluation import (
     BatchEvaluator,
     Evaluator,
     FunctionEvaluator,
     as_evaluator,
     evaluate_contributions,
 )
-from esper.kasmina.ablation import plan_ablations
 from esper.kasmina.garden import Garden
 from esper.leyline.errors import NonFiniteError, UsageError
 from esper.tasks.objective import per_sample_classification, per_sample_regression
-from tests.growth.plots import (
+from tests.plots import (
     EAGER,
     SLOTS,
     Batch,

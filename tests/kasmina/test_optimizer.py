@@ -13,13 +13,13 @@ from torch.nn import functional as F
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, StepLR
 
-from esper.growth.evaluation import evaluate_contributions
 from esper.growth.gardener import Gardener
-from esper.growth.optimizer import GRADIENT_STRIDE
+from esper.kasmina.evaluation import evaluate_contributions
 from esper.kasmina.garden import Garden
+from esper.kasmina.optimizer import GRADIENT_STRIDE
 from esper.leyline.errors import CheckpointError
 from esper.leyline.storage import load_tree, save_tree
-from tests.growth.plots import (
+from tests.plots import (
     SLOTS,
     frozen,
     halves,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -19,7 +20,9 @@ from esper.kasmina.contribution import Contributions, estimate_contributions, va
 from esper.kasmina.garden import Garden
 from esper.kasmina.placement import call_arguments, evaluating
 from esper.leyline.errors import NonFiniteError, UsageError
-from esper.tasks.objective import Objective
+
+Objective = Callable[[Any, Any], tuple[Tensor, Tensor | None]]
+"""Per-sample objective: (outputs, targets) -> (loss [B], correct [B] in 0 to 1, or None)."""
 
 Evaluate = Callable[[nn.Module], tuple[Tensor, Tensor | None]]
 """A user's evaluation: model -> (loss [M], correct [M] or None), samples in a fixed order."""
@@ -62,10 +65,27 @@ class FunctionEvaluator:
 class BatchEvaluator:
     """Batches in a fixed order with a per-sample objective: all configurations in fused passes."""
 
-    def __init__(self, batches: Iterable[tuple[Any, Any]], objective: Objective) -> None:
-        """Use these (inputs, targets) batches; they are iterated anew each time."""
+    def __init__(
+        self,
+        batches: Iterable[tuple[Any, Any]],
+        objective: Objective,
+        *,
+        precision: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        refuses_non_finite: bool = True,
+    ) -> None:
+        """Use these (inputs, targets) batches; they are iterated anew each time.
+
+        Args:
+            batches: in a fixed order.
+            objective: per-sample loss and correctness.
+            precision: context in which the network runs, for instance autocast.
+            refuses_non_finite: raise on a loss that is not finite; whoever watches over many
+                networks turns this off and judges by itself.
+        """
         self._batches = batches
         self._objective = objective
+        self._precision = precision
+        self._refuses_non_finite = refuses_non_finite
         self._fuses = True
 
     def measure(self, garden: Garden, configurations: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -100,7 +120,7 @@ class BatchEvaluator:
         for part in configurations.split(at_once):
             count = len(part)
             args, kwargs = call_arguments(_repeat(inputs, count))
-            with garden.configured(part, samples):
+            with garden.configured(part, samples), self._precision():
                 outputs = garden(*args, **kwargs)
             loss, correct = apply_objective(self._objective, outputs, _repeat(targets, count))
             if loss.numel() != count * samples:
@@ -108,7 +128,8 @@ class BatchEvaluator:
                     f"the loss function must return one loss per sample: {samples} for this "
                     f"batch, got {loss.numel() / count:g}"
                 )
-            _refuse_unusable(loss)
+            if self._refuses_non_finite:
+                _refuse_unusable(loss)
             losses.append(loss.reshape(count, samples))
             if correct is not None:
                 corrects.append(correct.reshape(count, samples))

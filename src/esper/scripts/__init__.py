@@ -1,0 +1,1 @@
+"""Entry points that are run with `python -m esper.scripts.NAME`; thin, and imported by nothing."""

@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from esper.leyline.errors import UsageError
+from esper.nissa import find_runs, open_store
+from esper.nissa.listing import describe_run
+from tests.nissa.telling import EPOCHS, kill, run_row, tell
+
+
+def states(root: Path) -> dict[str, str]:
+    return {run.path.name: run.state for run in find_runs(root)}
+
+
+def test_every_state_is_told_apart(tmp_path: Path) -> None:
+    tell(tmp_path / "done", sinks=())
+    tell(tmp_path / "stopped", stop_after=7, sinks=())
+    tell(tmp_path / "killed", stop_after=7, crash=True, sinks=())
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "run.db").write_bytes(b"SQLite format 3\x00 and nothing else")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "run.db").touch()
+    (tmp_path / "not_a_run").mkdir()
+    with open_store(tmp_path / "going", run_row(), sinks=()) as store:
+        store.epoch(step=3, val_score=44.0)
+        store.flush()
+        assert states(tmp_path) == {
+            "done": "finished",
+            "stopped": "interrupted",
+            "killed": "interrupted",
+            "broken": "damaged",
+            "empty": "damaged",
+            "going": "running",
+        }
+        going = describe_run(tmp_path / "going")
+    assert (going.done, going.planned, going.unit, going.score) == (3, EPOCHS, "epochs", 44.0)
+    done = describe_run(tmp_path / "done")
+    assert (done.task, done.controller, done.seed, done.kind) == ("digits", "heuristic", 3, "grow")
+    assert (done.done, done.score) == (EPOCHS, 90.0)
+    assert done.age_s is not None
+    assert 0 <= done.age_s < 60
+    assert describe_run(tmp_path / "broken").note
+    assert "is empty" in str(describe_run(tmp_path / "empty").note)
+
+
+def test_a_training_run_counts_rounds(tmp_path: Path) -> None:
+    with open_store(tmp_path, run_row(kind="train", rounds=40), sinks=()) as store:
+        store.round(round=0)
+        store.round(round=1)
+    run = describe_run(tmp_path)
+    assert (run.done, run.planned, run.unit) == (2, 40, "rounds")
+
+
+def test_why_a_run_failed_is_noted(tmp_path: Path) -> None:
+    store = open_store(tmp_path, run_row(), sinks=())
+    with pytest.raises(ValueError, match="too hot"), store:
+        raise ValueError("too hot")
+    run = describe_run(tmp_path)
+    assert (run.state, run.note) == ("interrupted", "ValueError: too hot")
+
+
+def test_stores_of_others_are_damaged_with_the_reason(tmp_path: Path) -> None:
+    connection = sqlite3.connect(tmp_path / "run.db")
+    connection.execute("CREATE TABLE runs (x)")
+    connection.commit()
+    connection.close()
+    run = describe_run(tmp_path)
+    assert run.state == "damaged"
+    assert "is not an Esper store" in str(run.note)
+
+
+def test_runs_are_found_at_any_reasonable_depth_and_newest_first(tmp_path: Path) -> None:
+    for name in ("a", "b/c", "b/d/e", "x/y/z/deep"):
+        open_store(tmp_path / name, run_row(), sinks=()).close()
+    # A run inside a run folder is part of it, and hidden folders are nobody's business.
+    open_store(tmp_path / "a" / "inner", run_row(), sinks=()).close()
+    open_store(tmp_path / ".hidden", run_row(), sinks=()).close()
+    (tmp_path / "loop").symlink_to(tmp_path)
+    for age, name in enumerate(("b/d/e", "a", "b/c", "x/y/z/deep")):
+        for path in (tmp_path / name).iterdir():
+            if path.is_file():
+                os.utime(path, (1e9 - age, 1e9 - age))
+    found = [str(run.path.relative_to(tmp_path)) for run in find_runs(tmp_path)]
+    assert found == ["b/d/e", "a", "b/c", "x/y/z/deep"]
+    assert [run.path for run in find_runs(tmp_path / "b" / "c")] == [tmp_path / "b" / "c"]
+
+
+def test_a_run_from_before_its_store_is_listed_from_its_settings(tmp_path: Path) -> None:
+    for name in ("old", "older"):
+        (tmp_path / name / "checkpoints").mkdir(parents=True)
+        (tmp_path / name / "config.yaml").write_text(
+            "task: digits\ncontroller: wait\ngrowth:\n  epochs: 60\n  seed: 4\n"
+        )
+    (tmp_path / "older" / "summary.json").write_text("{}")
+    runs = {run.path.name: run for run in find_runs(tmp_path)}
+    assert runs["old"].state == "interrupted"
+    assert runs["older"].state == "finished"
+    assert (runs["old"].task, runs["old"].controller, runs["old"].planned) == ("digits", "wait", 60)
+    (tmp_path / "old" / "config.yaml").write_text("- {[")
+    assert describe_run(tmp_path / "old").task is None
+    (tmp_path / "old" / "config.yaml").write_text("task: [1]\ngrowth: no\n")
+    assert describe_run(tmp_path / "old").task is None
+
+
+def test_a_root_that_is_no_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="there is no folder"):
+        find_runs(tmp_path / "nowhere")
+    assert find_runs(tmp_path) == []
+
+
+def test_looking_leaves_a_run_as_it_is(tmp_path: Path) -> None:
+    tell(tmp_path / "run", stop_after=3, sinks=())
+    before = sorted(path.name for path in (tmp_path / "run").iterdir())
+    describe_run(tmp_path / "run")
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == before
+
+
+def test_names_of_any_bytes_are_listed(tmp_path: Path) -> None:
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff\x1b[31m<b>"))
+    tell(folder, stop_after=2, sinks=())
+    (run,) = find_runs(tmp_path)
+    assert (run.path, run.state) == (folder, "interrupted")
+
+
+def test_a_run_in_another_process_is_running(tmp_path: Path) -> None:
+    script = (
+        "import sys; from esper.nissa import RunRow, open_store\n"
+        "store = open_store(sys.argv[1], RunRow(), sinks=()); print('open', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "open\n"
+    assert describe_run(tmp_path).state == "running"
+    child.kill()
+    child.communicate()
+    assert describe_run(tmp_path).state == "interrupted"
+
+
+def test_the_helper_that_kills_leaves_a_running_status(tmp_path: Path) -> None:
+    store = open_store(tmp_path, run_row(), sinks=())
+    kill(store)
+    assert describe_run(tmp_path).state == "interrupted"

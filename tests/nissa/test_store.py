@@ -1,0 +1,476 @@
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from esper.leyline.errors import UsageError
+from esper.nissa import RunRow, StoreError, open_run, open_store, query_run
+from esper.nissa.schema import AlarmRow, EpochRow, EventRow
+from tests.nissa.telling import run_row
+
+
+def rows(folder: Path, sql: str) -> list[tuple[Any, ...]]:
+    return query_run(folder, sql).rows
+
+
+def test_what_is_told_is_found_again(tmp_path: Path) -> None:
+    with open_store(tmp_path, run_row(), sinks=()) as store:
+        store.epoch(step=1, val_score=71.5, stabilized=True)
+        store.decision(step=1, op="GERMINATE", slot="r0c0", alternatives={"op": [["WAIT", 0.4]]})
+        store.seed(ordinal=0, slot="r0c0", blueprint="norm", fate="germinated")
+        store.seed(ordinal=0, slot="r0c0", blueprint="norm", fate="training")
+        store.stage(step=2, ordinal=0, slot="r0c0", stage="TRAINING", alpha=0.0)
+        store.contribution(step=2, kind="leave_one_out", slot="r0c0", value=1.5, se=0.2)
+        store.contribution(step=2, kind="solo_on", slot="r0c0", value=1.0)
+        store.alarm(step=2, monitor="mine", severity="info", message="look")
+        store.event("note", "hello", step=2, data={"a": [1, None]})
+        store.round(round=0, return_mean=1.0)
+        store.head(head="op", entropy=0.5)
+        store.update(approx_kl=0.01)
+        store.episode(episodic_return=3.0, is_success=False)
+        store.finish("finished", val_score=71.5)
+    with open_run(tmp_path) as run:
+        (epoch,) = run.rows("epochs")
+        assert epoch["val_score"] == 71.5
+        assert epoch["stabilized"] is True
+        assert epoch["train_loss"] is None
+        assert run.rows("decisions")[0]["alternatives"] == {"op": [["WAIT", 0.4]]}
+        assert [seed["fate"] for seed in run.rows("seeds")] == ["training"]
+        assert [(one["ordinal"], one["kind"]) for one in run.rows("contributions")] == [
+            (0, "leave_one_out"),
+            (1, "solo_on"),
+        ]
+        assert run.rows("events")[0]["data"] == {"a": [1, None]}
+        assert run.rows("alarms")[0]["monitor"] == "mine"
+        assert run.rows("episodes")[0]["is_success"] is False
+        assert len(run.rows("seed_stages")) == len(run.rows("rounds")) == 1
+        assert len(run.rows("updates")) == len(run.rows("update_heads")) == 1
+        info = run.info
+    assert (info.status, info.val_score, info.task, info.waits) == ("finished", 71.5, "digits", 0)
+
+
+def test_absent_is_null_and_never_zero(tmp_path: Path) -> None:
+    with open_store(tmp_path, RunRow(), sinks=()) as store:
+        store.epoch(step=1)
+        store.update(round=1, approx_kl=float("nan"))
+    (epoch,) = rows(tmp_path, "SELECT * FROM epochs")
+    assert epoch.count(None) == len(epoch) - 5  # id, round, row, step, time
+    assert rows(tmp_path, "SELECT approx_kl FROM updates") == [(None,)]
+
+
+def test_rows_are_in_the_file_within_half_a_second(tmp_path: Path) -> None:
+    with open_store(tmp_path, run_row(), sinks=()) as store:
+        for step in range(1, 4):
+            store.epoch(step=step)
+            told = time.monotonic()
+            while rows(tmp_path, "SELECT MAX(step) FROM epochs") != [(step,)]:
+                assert time.monotonic() - told < 5
+                time.sleep(0.01)
+            # The promise is half a second; a busy machine gets the benefit of the doubt.
+            assert time.monotonic() - told < 1.0
+
+
+def test_rows_told_together_are_committed_together(tmp_path: Path) -> None:
+    with open_store(tmp_path, run_row(), sinks=()) as store:
+        store.write(EpochRow(step=1), EventRow(kind="note", step=1))
+        store.write(EpochRow(step=2), EventRow(kind="note", step=2), EpochRow(step=1))
+        with pytest.raises(StoreError, match="epochs row"):
+            store.flush()
+    assert rows(tmp_path, "SELECT step FROM epochs") == [(1,)]
+    assert rows(tmp_path, "SELECT step FROM events") == [(1,)]
+
+
+def test_many_rows_as_columns(tmp_path: Path) -> None:
+    with open_store(tmp_path, run_row(), sinks=()) as store:
+        store.write_columns(
+            "decisions",
+            {
+                "round": 4,
+                "row": list(range(300)),
+                "step": 7,
+                "op": ["WAIT", "PRUNE", "ADVANCE"] * 100,
+                "alternatives": [{"op": []}] * 300,
+            },
+        )
+        store.write_columns("epochs", {"row": [], "step": 1})
+    assert rows(tmp_path, "SELECT COUNT(*), MAX(row), MIN(round) FROM decisions") == [(300, 299, 4)]
+    assert rows(tmp_path, "SELECT DISTINCT alternatives FROM decisions") == [('{"op": []}',)]
+
+
+@pytest.mark.parametrize(
+    ("table", "columns", "message"),
+    [
+        ("decision", {"step": [1]}, "there is no table 'decision'"),
+        ("runs", {"task": ["x"]}, "there is no table 'runs'"),
+        ("decisions", {"stp": [1]}, "has no column 'stp'"),
+        ("decisions", {"step": [1], "row": [1, 2]}, "lists of one length"),
+        ("decisions", {"step": 1}, "lists of one length"),
+    ],
+)
+def test_wrong_columns_are_refused(
+    tmp_path: Path, table: str, columns: dict[str, Any], message: str
+) -> None:
+    with (
+        open_store(tmp_path, run_row(), sinks=()) as store,
+        pytest.raises(UsageError, match=message),
+    ):
+        store.write_columns(table, columns)
+
+
+def test_numbers_of_other_libraries_and_hostile_text_are_kept(tmp_path: Path) -> None:
+    import numpy as np
+    import torch
+
+    hostile = "'); DROP TABLE runs; -- <b> \x1b[31m \x00 \udcff"
+    with open_store(tmp_path, run_row(task=hostile, name=hostile), sinks=()) as store:
+        store.epoch(
+            step=np.int64(3),
+            val_score=torch.tensor(1.5),
+            val_loss=np.float32(0.25),
+            stabilized=np.bool_(True),
+        )
+        store.decision(step=1, op=hostile, reason=hostile * 500)
+        store.event(hostile, hostile, step=1, data={hostile: Path("a/b")})
+    kept = hostile.encode("utf-8", "backslashreplace").decode()
+    assert rows(tmp_path, "SELECT step, val_score, val_loss, stabilized FROM epochs") == [
+        (3, 1.5, 0.25, 1)
+    ]
+    assert rows(tmp_path, "SELECT op, reason FROM decisions") == [(kept, kept * 500)]
+    assert rows(tmp_path, "SELECT kind, data FROM events")[0][0] == kept
+    with open_run(tmp_path) as run:
+        assert run.info.task == kept
+
+
+@pytest.mark.parametrize("value", [object(), 2**70, {"a": 1}])
+def test_a_value_that_cannot_be_stored_is_named(tmp_path: Path, value: Any) -> None:
+    with open_store(tmp_path, run_row(), sinks=()) as store:
+        store.epoch(step=2, parameters=value)
+        with pytest.raises(StoreError, match=r"the epochs row \(round 0, row 0, step 2\)"):
+            store.flush()
+
+
+def test_a_full_queue_makes_the_producer_wait_and_the_wait_is_measured(tmp_path: Path) -> None:
+    holder = hold_lock(tmp_path, run_row())
+    store = open_store(tmp_path, run_row(), resume=True, sinks=(), queue_rows=20)
+    holder.execute("BEGIN IMMEDIATE")
+    threading.Timer(0.5, holder.rollback).start()
+    for step in range(60):
+        store.epoch(step=step)
+    waited = store.stats
+    store.close()
+    holder.close()
+    assert waited.waits > 0
+    assert waited.wait_s > 0.1
+    assert rows(tmp_path, "SELECT COUNT(*) FROM epochs") == [(60,)]
+    (kept,) = rows(tmp_path, "SELECT waits, wait_s > 0.1 FROM runs")
+    assert kept == (waited.waits, 1)
+
+
+def hold_lock(folder: Path, run: RunRow) -> sqlite3.Connection:
+    """Make a store and return another program's connection to it."""
+    open_store(folder, run, sinks=()).close()
+    return sqlite3.connect(
+        folder / "run.db", isolation_level=None, check_same_thread=False, timeout=0.1
+    )
+
+
+def test_live_events_are_dropped_in_a_hurry_and_counted(tmp_path: Path) -> None:
+    holder = hold_lock(tmp_path, run_row())
+    store = open_store(tmp_path, run_row(), resume=True, sinks=(), queue_rows=10)
+    store.flush()
+    holder.execute("BEGIN IMMEDIATE")
+    store.write(*[EpochRow(step=step) for step in range(10)])
+    for _ in range(50):
+        store.live("tick", "still here")
+    dropped = store.stats.dropped
+    holder.rollback()
+    holder.close()
+    store.close()
+    assert dropped >= 40
+    assert rows(tmp_path, "SELECT dropped FROM runs") == [(dropped,)]
+    assert rows(tmp_path, "SELECT COUNT(*) FROM epochs") == [(10,)]
+    assert rows(tmp_path, "SELECT COUNT(*) FROM events WHERE kind = 'tick'") == [(0,)]
+
+
+def test_alarms_are_rows_and_reach_whoever_listens(tmp_path: Path) -> None:
+    heard: list[AlarmRow] = []
+    with open_store(tmp_path, run_row(), sinks=(), on_alarm=heard.append) as store:
+        for step in range(1, 6):
+            store.epoch(step=step, val_loss=0.5, val_score=80.0)
+        store.epoch(step=6, val_loss=5.0, val_score=60.0)
+        store.epoch(step=7, val_loss=0.5, val_score=80.0)
+    found = rows(tmp_path, "SELECT step, monitor, state, subject FROM alarms ORDER BY id")
+    assert found == [
+        (6, "sudden_change", "raised", "loss_spike"),
+        (6, "sudden_change", "raised", "score_drop"),
+        (7, "sudden_change", "cleared", "loss_spike"),
+        (7, "sudden_change", "cleared", "score_drop"),
+    ]
+    assert [(alarm.step, alarm.state) for alarm in heard] == [(s, t) for s, _, t, _ in found]
+
+
+# -------------------------------------------------------------------------------------- the ends
+
+
+def test_a_run_that_is_closed_without_a_word_was_interrupted(tmp_path: Path) -> None:
+    open_store(tmp_path, run_row(), sinks=()).close()
+    assert rows(tmp_path, "SELECT status FROM runs") == [("interrupted",)]
+
+
+def test_an_exception_is_noted(tmp_path: Path) -> None:
+    with (
+        pytest.raises(RuntimeError),
+        open_store(tmp_path, run_row(), sinks=()),
+    ):
+        raise RuntimeError("the\nhouse <b>burns</b>")
+    assert rows(tmp_path, "SELECT status, note FROM runs") == [
+        ("failed", "RuntimeError: the house <b>burns</b>")
+    ]
+
+
+def test_ctrl_c_is_an_interruption(tmp_path: Path) -> None:
+    store = open_store(tmp_path, run_row(), sinks=())
+    store.epoch(step=1)
+    with pytest.raises(KeyboardInterrupt), store:
+        raise KeyboardInterrupt
+    assert rows(tmp_path, "SELECT status FROM runs") == [("interrupted",)]
+    assert rows(tmp_path, "SELECT COUNT(*) FROM epochs") == [(1,)]
+
+
+def test_wrong_endings_are_refused(tmp_path: Path) -> None:
+    with open_store(tmp_path, run_row(), sinks=()) as store:
+        with pytest.raises(UsageError, match="finished, interrupted, failed, got 'won'"):
+            store.finish("won")
+        with pytest.raises(UsageError, match="no column 'scores'"):
+            store.finish("finished", scores=1)
+
+
+def test_a_closed_store_says_so_and_closes_twice(tmp_path: Path) -> None:
+    store = open_store(tmp_path, run_row(), sinks=())
+    store.close()
+    store.close()
+    with pytest.raises(StoreError, match="is closed"):
+        store.epoch(step=1)
+
+
+# ----------------------------------------------------------------------------------- what fails
+
+
+def test_a_second_writer_is_refused_by_name(tmp_path: Path) -> None:
+    with open_store(tmp_path, run_row(), sinks=()) as store:
+        with pytest.raises(StoreError, match=rf"another process \(process {os.getpid()}\)"):
+            open_store(tmp_path, run_row(), resume=True)
+        store.epoch(step=1)
+    assert rows(tmp_path, "SELECT COUNT(*) FROM epochs") == [(1,)]
+
+
+def test_a_run_is_not_overwritten(tmp_path: Path) -> None:
+    open_store(tmp_path, run_row(), sinks=()).close()
+    with pytest.raises(StoreError, match="already holds a run; continue it"):
+        open_store(tmp_path, run_row(), sinks=())
+    open_store(tmp_path, run_row(), resume=True, sinks=()).close()
+
+
+def test_a_store_held_by_another_program_is_one_clear_line(tmp_path: Path) -> None:
+    holder = hold_lock(tmp_path, run_row())
+    store = open_store(tmp_path, run_row(), resume=True, sinks=(), busy_timeout_s=0.2)
+    mark = store.watermark()
+    holder.execute("BEGIN IMMEDIATE")
+    store.epoch(step=1)
+    with pytest.raises(StoreError) as caught:
+        store.watermark()
+    assert str(caught.value) == (
+        f"cannot write the store {tmp_path / 'run.db'}: database is locked; another program holds "
+        "it; close that program; the last checkpoint is intact, then continue with --resume"
+    )
+    with pytest.raises(StoreError, match="locked"):
+        store.epoch(step=2)
+    store.close()
+    holder.rollback()
+    holder.close()
+    with open_store(tmp_path, run_row(), resume=mark, sinks=()) as again:
+        again.epoch(step=1)
+    assert rows(tmp_path, "SELECT COUNT(*) FROM epochs") == [(1,)]
+
+
+def test_a_held_store_cannot_be_opened_either(tmp_path: Path) -> None:
+    holder = hold_lock(tmp_path, run_row())
+    holder.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StoreError, match="another program holds it"):
+        open_store(tmp_path, run_row(), resume=True, sinks=(), busy_timeout_s=0.1)
+    holder.rollback()
+    holder.close()
+    open_store(tmp_path, run_row(), resume=True, sinks=()).close()
+
+
+def test_a_killed_writer_is_one_clear_line(tmp_path: Path) -> None:
+    import ctypes
+
+    store = open_store(tmp_path, run_row(), sinks=())
+    store.epoch(step=1)
+    mark = store.watermark()
+    thread = store._writer._thread
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+        ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit)
+    )
+    # The thread sleeps until there is something to do; then the exception reaches it.
+    store.epoch(step=2)
+    thread.join(5)
+    assert not thread.is_alive()
+    with pytest.raises(StoreError, match=r"stopped \(SystemExit.*the last checkpoint is intact"):
+        store.epoch(step=3)
+    with pytest.raises(StoreError, match="stopped"):
+        store.watermark()
+    store.close()
+    with open_store(tmp_path, run_row(), resume=mark, sinks=()) as again:
+        again.epoch(step=2)
+    assert rows(tmp_path, "SELECT step FROM epochs") == [(1,), (2,)]
+
+
+FULL_DISK = """
+import resource, sys
+from pathlib import Path
+from esper.nissa import RunRow, StoreError, open_store
+
+folder = Path(sys.argv[1])
+store = open_store(folder, RunRow(task="digits"), sinks=())
+store.epoch(step=1)
+mark = store.watermark()
+resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
+try:
+    for step in range(2, 100_000):
+        store.epoch(step=step)
+        store.event("filler", "x" * 500, step=step)
+    store.watermark()
+except StoreError as error:
+    print(error)
+store.close()
+import json
+print(json.dumps(mark))
+"""
+
+
+def test_a_full_disk_is_one_clear_line_and_the_run_continues_later(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    done = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, str(folder)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    line, mark = done.stdout.splitlines()
+    assert line.startswith(f"cannot write the store {folder / 'run.db'}: ")
+    assert "the last checkpoint is intact" in line
+    with open_store(folder, RunRow(task="digits"), resume=json.loads(mark), sinks=()) as store:
+        store.epoch(step=2)
+    assert rows(folder, "SELECT step FROM epochs") == [(1,), (2,)]
+    assert rows(folder, "PRAGMA integrity_check") == [("ok",)]
+
+
+READ_ONLY = """
+import os, sys
+from pathlib import Path
+from esper.nissa import RunRow, StoreError, open_store, query_run
+
+folder = Path(sys.argv[1])
+if os.geteuid() == 0:
+    os.setgid(65534)
+    os.setuid(65534)
+for target in (folder, folder / "new"):
+    try:
+        open_store(target, RunRow(), resume=target == folder, sinks=())
+    except StoreError as error:
+        print(error)
+print(query_run(folder, "SELECT COUNT(*) FROM epochs").rows)
+"""
+
+
+def test_a_read_only_folder_is_one_clear_line_and_can_still_be_read(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with open_store(folder, run_row(), sinks=()) as store:
+        store.epoch(step=1)
+    # Whoever is not the owner must be able to get there.
+    ways = [path for path in (tmp_path, *tmp_path.parents) if path.stat().st_uid == os.getuid()]
+    modes = {path: path.stat().st_mode for path in ways}
+    for path, mode in modes.items():
+        path.chmod(mode | 0o055)
+    for path in folder.iterdir():
+        path.chmod(0o444)
+    folder.chmod(0o555)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", READ_ONLY, str(folder)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    finally:
+        folder.chmod(0o755)
+        for path, mode in modes.items():
+            path.chmod(mode)
+    assert done.returncode == 0, done.stderr
+    first, second, count = done.stdout.splitlines()
+    assert first == f"cannot write to {folder}: Permission denied; make the folder writable or " + (
+        "choose another"
+    )
+    assert "cannot create the run folder" in second
+    assert count == "[(1,)]"
+
+
+def test_a_forked_child_does_not_write(tmp_path: Path) -> None:
+    with open_store(tmp_path, run_row(), sinks=()) as store:
+        store.flush()
+        child = os.fork()
+        if child == 0:
+            try:
+                store.epoch(step=1)
+                os._exit(1)
+            except StoreError as error:
+                store.close()
+                os._exit(0 if "forked" in str(error) else 2)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        store.epoch(step=2)
+    assert rows(tmp_path, "SELECT step FROM epochs") == [(2,)]
+
+
+# --------------------------------------------------------------------------------------- SIGKILL
+
+
+def soak(folder: Path, kills: int) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.nissa.soak", str(folder), str(kills)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parents[2],
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def test_a_store_survives_sigkill_at_random_moments(tmp_path: Path) -> None:
+    assert soak(tmp_path, 5)["kills"] == 5
+
+
+@pytest.mark.slow
+def test_a_store_survives_sigkill_at_fifty_random_moments(tmp_path: Path) -> None:
+    assert soak(tmp_path, 50)["kills"] == 50
+
+
+def test_a_process_that_forgets_to_close_loses_nothing(tmp_path: Path) -> None:
+    script = (
+        "import sys; from esper.nissa import RunRow, open_store\n"
+        "store = open_store(sys.argv[1], RunRow(), sinks=())\n"
+        "store.epoch(step=1)\n"
+    )
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True)
+    assert rows(tmp_path, "SELECT COUNT(*) FROM epochs") == [(1,)]
+    assert rows(tmp_path, "SELECT status FROM runs") == [("interrupted",)]
