@@ -116,9 +116,13 @@ def test_a_root_that_is_no_folder_is_refused(tmp_path: Path) -> None:
 
 def test_looking_leaves_a_run_as_it_is(tmp_path: Path) -> None:
     tell(tmp_path / "run", stop_after=3, sinks=())
-    before = sorted(path.name for path in (tmp_path / "run").iterdir())
-    describe_run(tmp_path / "run")
-    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == before
+    os.utime(tmp_path / "run" / "run.db", (1e9, 1e9))
+    before = (tmp_path / "run" / "run.db").read_bytes()
+    first = describe_run(tmp_path / "run")
+    assert first.age_s is not None
+    assert first.age_s > 1e8
+    assert describe_run(tmp_path / "run").age_s == pytest.approx(first.age_s, abs=60)
+    assert (tmp_path / "run" / "run.db").read_bytes() == before
 
 
 def test_names_of_any_bytes_are_listed(tmp_path: Path) -> None:

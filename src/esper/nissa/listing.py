@@ -181,7 +181,10 @@ def _age(folder: Path) -> float | None:
     times = []
     for name in names:
         try:
-            times.append((folder / name).stat().st_mtime)
+            status = (folder / name).stat()
         except OSError:
             continue
+        # An empty file beside the store is a reader's, not the run's.
+        if status.st_size:
+            times.append(status.st_mtime)
     return max(0.0, time.time() - max(times)) if times else None

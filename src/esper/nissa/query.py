@@ -176,21 +176,20 @@ def _authorize(
 
 
 class _Guard:
-    """SQLite asks it now and then whether to go on; also where Ctrl-C arrives."""
+    """SQLite asks it now and then whether to go on.
+
+    Ctrl-C arrives here as well: Python sees it as soon as it is asked, and SQLite takes the
+    exception for a request to stop.
+    """
 
     def __init__(self, timeout_s: float | None) -> None:
         self._until = None if timeout_s is None else time.monotonic() + timeout_s
         self.timeout_s = timeout_s
         self.is_late = False
-        self.is_interrupted = False
 
     def __call__(self) -> int:
-        try:
-            self.is_late = self._until is not None and time.monotonic() > self._until
-        except KeyboardInterrupt:
-            # SQLite would swallow it; it is raised again when SQLite has stopped.
-            self.is_interrupted = True
-        return int(self.is_late or self.is_interrupted)
+        self.is_late = self._until is not None and time.monotonic() > self._until
+        return int(self.is_late)
 
 
 def _rows(cursor: sqlite3.Cursor, path: str, guard: _Guard) -> Iterator[tuple[Any, ...]]:
@@ -221,14 +220,15 @@ def _explained(path: str, guard: _Guard) -> Iterator[None]:
     try:
         yield
     except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError) as error:
-        if guard.is_interrupted:
-            raise KeyboardInterrupt from None
         if guard.is_late:
             raise UsageError(
                 f"the question took longer than {guard.timeout_s:g} s; ask for less, or allow more "
                 "time with --timeout"
             ) from None
-        if isinstance(error, sqlite3.Error) and primary_code(error) in _OF_THE_FILE:
+        code = primary_code(error) if isinstance(error, sqlite3.Error) else 0
+        if code == sqlite3.SQLITE_INTERRUPT:
+            raise KeyboardInterrupt from None
+        if isinstance(error, sqlite3.Error) and code in _OF_THE_FILE:
             raise cannot(f"read the store {path}", error) from None
         raise UsageError(_question_error(error)) from None
     except (StoreError, MemoryError) as error:

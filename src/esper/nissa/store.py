@@ -279,13 +279,14 @@ class RunStore:
 
     # -------------------------------------------------------------------------------------- inside
 
-    def start(self, sinks: Iterable[str | Sink], context: Callable[[str], SinkContext]) -> None:
+    def start(
+        self, sinks: Iterable[tuple[str, Sink]], context: Callable[[str], SinkContext]
+    ) -> None:
         """Start the writer and the sinks; `open_store` calls it."""
         self._writer.start()
         atexit.register(self.close)
-        for sink in sinks:
-            name, made = make_sink(sink)
-            self._pumps.append(SinkPump(name, made, context(name), self._report_sink))
+        for name, sink in sinks:
+            self._pumps.append(SinkPump(name, sink, context(name), self._report_sink))
 
     def deliver(self, records: Sequence[Row]) -> None:
         """Hand committed records to the sinks; the writer thread calls it."""
@@ -345,6 +346,8 @@ def open_store(
     Raises:
         StoreError: The folder or the file cannot be used; one line says why.
     """
+    # A name that is wrong is found before anything is opened.
+    made_sinks = [make_sink(sink) for sink in sinks]
     path = Path(folder) / STORE_FILE
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -386,7 +389,7 @@ def open_store(
             folder=path.parent, run=run, is_resumed=not is_new, cursor=cursors.get(name)
         )
 
-    store.start(sinks, context)
+    store.start(made_sinks, context)
     if resume is not False:
         _tell_resumed(store, resume, is_new)
     return store

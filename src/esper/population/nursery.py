@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina.blending import GateNetwork
 from esper.kasmina.blueprints.registry import blueprint_by_id
 from esper.kasmina.seeding import draw_gate, draw_seed
 from esper.kasmina.state import SlotState
@@ -188,15 +187,19 @@ class Nursery:
         self,
         stacks: list[tuple[Stack, Entry]],
         gradients: Sequence[Tensor],
+        reached: Sequence[Sequence[bool]],
         state: SlotState | None,
     ) -> Iterator[tuple[int, int, Tensor, int]]:
-        """Yield (slot, row, norms of its gradient tensors, size) of seeds in TRAINING, BLENDING."""
+        """Yield (slot, row, norms of its gradient tensors, size) of seeds in TRAINING, BLENDING.
+
+        `reached` says for every stack which of its tensors the loss reaches at all.
+        """
         assert state is not None
         found: dict[tuple[int, int], list[Tensor]] = {}
         sizes: dict[tuple[int, int], int] = {}
-        for (stack, entry), gradient in zip(stacks, gradients, strict=True):
-            squares = gradient.to(torch.float64).square() @ stack.norm_matrix()
-            norms, active = squares.sqrt().cpu(), entry.active.cpu()
+        for (stack, entry), gradient, with_gradient in zip(stacks, gradients, reached, strict=True):
+            norms = stack.tensor_norms(gradient).cpu()[:, torch.tensor(with_gradient)]
+            active = entry.active.cpu()
             for place, row in enumerate(entry.bed.rows):
                 key = (entry.bed.slot, row)
                 sizes[key] = sizes.get(key, 0) + stack.width
@@ -261,15 +264,16 @@ class Nursery:
         momentum: dict[str, Tensor] | None,
     ) -> None:
         if (slot, kind) not in self._beds:
-            spec = self._slots[slot]
-            module: nn.Module = (
-                GateNetwork(spec.channels, spec.topology)
+            spec, key = self._slots[slot], (0, slot, 0)
+            module = (
+                draw_gate(spec.channels, spec.topology, key)
                 if kind == GATE
-                else blueprint_by_id(kind).build(spec.channels, spec.topology)
+                else draw_seed(blueprint_by_id(kind), spec.channels, spec.topology, key)
             )
             shapes = {name: value.shape for name, value in values.items()}
+            frozen = [name for name, p in module.named_parameters() if not p.requires_grad]
             module = module.to(device=self._device, dtype=self._dtype)
-            stack = Stack(shapes, self._dtype, self._device)
+            stack = Stack(shapes, self._dtype, self._device, frozen)
             self._beds[slot, kind] = Bed(slot, kind, module, stack, [])
         bed = self._beds[slot, kind]
         bed.stack.append(values, momentum)

@@ -104,6 +104,8 @@ class SequentialEngine:
             for garden, plan in zip(self._gardens, plans, strict=True)
             if len(plan)
         ]
+        if not results:
+            return torch.zeros((0, len(self._data.subset))), None
         correct = [right for _, right in results if right is not None]
         return torch.cat([loss for loss, _ in results]), torch.cat(correct) if correct else None
 

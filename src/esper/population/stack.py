@@ -7,7 +7,7 @@ operations, whatever the number of parameters.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import prod
 
 import torch
@@ -18,10 +18,18 @@ class Stack:
     """Parameters and momentum of n networks with the same parameter shapes."""
 
     def __init__(
-        self, shapes: Mapping[str, torch.Size], dtype: torch.dtype, device: torch.device
+        self,
+        shapes: Mapping[str, torch.Size],
+        dtype: torch.dtype,
+        device: torch.device,
+        frozen: Collection[str] = (),
     ) -> None:
-        """Create an empty stack for networks with parameters of these shapes."""
+        """Create an empty stack for networks with parameters of these shapes.
+
+        Those named in `frozen` belong to each network but never learn.
+        """
         self.shapes = dict(shapes)
+        self.frozen = frozenset(frozen)
         self.width = sum(prod(shape) for shape in self.shapes.values())
         self.flat = torch.zeros((0, self.width), dtype=dtype, device=device)
         self.momentum = torch.zeros_like(self.flat)
@@ -58,6 +66,17 @@ class Stack:
         """Return copies of one network's parameters and momentum by name."""
         return self._unpack(self.flat[position]), self._unpack(self.momentum[position])
 
+    def tensor_norms(self, flat: Tensor) -> Tensor:
+        """Return float64 [n, tensors]: the norm of every tensor of flat values [n, width].
+
+        A tensor that is not finite has the norm NaN; the others of its row keep theirs.
+        """
+        squares, sums = flat.to(torch.float64).square(), self.norm_matrix()
+        finite = torch.isfinite(squares)
+        norms = (torch.where(finite, squares, torch.zeros_like(squares)) @ sums).sqrt()
+        spoiled = (~finite).to(torch.float64) @ sums > 0
+        return torch.where(spoiled, torch.full_like(norms, torch.nan), norms)
+
     def norm_matrix(self) -> Tensor:
         """Return [width, tensors]: sums flat squares into one square norm per parameter tensor."""
         matrix = torch.zeros((self.width, len(self.shapes)), dtype=torch.float64)
@@ -73,7 +92,7 @@ class Stack:
         for name, shape in self.shapes.items():
             size = prod(shape)
             part = self.flat[:, start : start + size].view(len(self), *shape)
-            self.leaves[name] = part.detach().requires_grad_()
+            self.leaves[name] = part.detach().requires_grad_(name not in self.frozen)
             start += size
 
     def _pack(self, values: Mapping[str, Tensor]) -> Tensor:
@@ -101,6 +120,17 @@ def flatten_gradients(leaves: Sequence[Tensor], gradients: Sequence[Tensor | Non
     return torch.cat(parts, 1)
 
 
+def reached_columns(leaves: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> Tensor | None:
+    """Return bool [width]: parameters that the loss reaches; None when it reaches them all."""
+    if not any(grad is None for grad in gradients):
+        return None
+    parts = [
+        torch.full((leaf[0].numel(),), grad is not None, device=leaf.device)
+        for leaf, grad in zip(leaves, gradients, strict=True)
+    ]
+    return torch.cat(parts)
+
+
 def clip_coefficient(square_norm: Tensor, max_norm: float) -> Tensor:
     """Return the factor [n] that brings each row's gradient to at most this norm."""
     return (max_norm / (square_norm.sqrt() + 1e-6)).clamp(max=1.0)
@@ -116,7 +146,7 @@ def sgd_step(
     momentum: float,
     weight_decay: float,
 ) -> None:
-    """Move the rows where `active` [n, 1] by one step of SGD; the others stay as they are."""
+    """Move what is `active` ([n, 1] or [n, width]) by one step of SGD; the rest stays as it is."""
     if weight_decay:
         gradient = gradient + weight_decay * stack.flat
     velocity = momentum * stack.momentum + gradient if momentum else gradient

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from esper.kasmina.gradients import GradientSample, summarise
+from esper.kasmina.optimizer import GRADIENT_STRIDE
 from esper.kasmina.state import SlotState
 from esper.leyline.stages import BLENDED_STAGES, SeedStage
 from esper.population.engine import (
@@ -28,12 +29,12 @@ from esper.population.stack import (
     Stack,
     clip_coefficient,
     flatten_gradients,
+    reached_columns,
     sgd_step,
 )
+from esper.population.stackable import stacked_attention
 from esper.tasks.dataset import TaskData
 from esper.tasks.objective import Objective
-
-GRADIENT_STRIDE = 10
 
 _VALIDATION_SAMPLES_CPU = 512
 _VALIDATION_SAMPLES_ACCELERATOR = 131_072
@@ -64,10 +65,12 @@ class StackedEngine:
         first = dict(hosts[0].named_parameters())
         some = next(iter(first.values()))
         self._device, self._dtype = data.device, some.dtype
-        self._hosts = Stack({n: p.shape for n, p in first.items()}, some.dtype, self._device)
+        frozen = [name for name, parameter in first.items() if not parameter.requires_grad]
+        shapes = {name: parameter.shape for name, parameter in first.items()}
+        self._hosts = Stack(shapes, some.dtype, self._device, frozen)
         for host in hosts:
             self._hosts.append(dict(host.named_parameters()), None)
-        self.host_params = self._hosts.width
+        self.host_params = sum(p.numel() for p in first.values() if p.requires_grad)
         self._template.to(self._device)
         self._nursery = Nursery(slots, keys, self._dtype, self._device)
         self._feed = Feed(data, keys, settings.batch_size)
@@ -102,13 +105,14 @@ class StackedEngine:
         starts = list(range(0, total, size))
         last_sampled = ((len(starts) - 1) // GRADIENT_STRIDE) * GRADIENT_STRIDE
         sample, sampled = empty_sample(len(self._keys), len(self.slots))
-        for number, start in enumerate(starts):
-            stop = min(start + size, total)
-            runner = self._replay if stop - start == size and len(starts) > 3 else None
-            loss = step(plan, start, stop, runner)
-            losses += loss.to(torch.float64)
-            if number == last_sampled:
-                sample, sampled = step.sample_gradients()
+        with stacked_attention():
+            for number, start in enumerate(starts):
+                stop = min(start + size, total)
+                runner = self._replay if stop - start == size and len(starts) > 3 else None
+                loss = step(plan, start, stop, runner)
+                losses += loss.to(torch.float64)
+                if number == last_sampled:
+                    sample, sampled = step.sample_gradients()
         if self._replay is not None:
             self._replay.forget()
         return EpochResult((losses / len(starts)).cpu(), sample, sampled)
@@ -123,7 +127,7 @@ class StackedEngine:
         width = max(1, limit // piece)
         losses, corrects = [], []
         self._template.eval()
-        with torch.no_grad():
+        with torch.no_grad(), stacked_attention():
             batches = [data.batch("val", part) for part in samples.split(piece)]
             for first in range(0, len(pairs), width):
                 part = pairs[first : first + width]
@@ -142,7 +146,9 @@ class StackedEngine:
         """Return copies of everything this engine knows about a row."""
         host, momentum = self._hosts.read(row)
         seeds, seed_momentum = self._nursery.read(row)
-        return RowWeights(host, momentum, seeds, seed_momentum, self._nursery.germinations[row])
+        return RowWeights(
+            host, momentum, seeds, seed_momentum, germinations=self._nursery.germinations[row]
+        )
 
     def write(self, row: int, weights: RowWeights, state: SlotState) -> None:
         """Replace a row; `state` [1, S] says what lives in its slots."""
@@ -239,8 +245,9 @@ class _Step:
         assert engine._state is not None
         self._stacks = engine._nursery.active(engine._state)
         self._shared = engine._nursery.shared(self._stacks)
-        rows = len(engine._keys)
-        self._everyone = torch.ones((rows, 1), dtype=torch.bool, device=engine._device)
+        everyone = torch.ones((len(engine._keys), 1), dtype=torch.bool, device=engine._device)
+        self._active = [everyone, *(entry.active for _, entry in self._stacks)]
+        self._reached: list[list[bool]] = []
         self._gradients: list[Tensor] = []
 
     def __call__(self, plan: EpochPlan, start: int, stop: int, replay: Replay | None) -> Tensor:
@@ -251,25 +258,29 @@ class _Step:
 
     def _run(self, x: Tensor, y: Tensor) -> Tensor:
         engine = self._engine
-        leaves = list(engine._hosts.leaves.values())
-        seed_leaves = [list(stack.leaves.values()) for stack, _ in self._stacks]
+        stacks = [engine._hosts, *(stack for stack, _ in self._stacks)]
+        learning = [leaf for s in stacks for leaf in s.leaves.values() if leaf.requires_grad]
         with torch.enable_grad():
             engine._grafts = self._grafts
             outputs = engine.forward(engine._hosts.leaves, x, 0)
             engine._grafts = None
             loss, _ = engine._objective(outputs.flatten(0, 1), y.flatten(0, 1))
             per_row = loss.reshape(x.shape[0], -1).mean(1)
-            everything = leaves + [leaf for each in seed_leaves for leaf in each]
-            found = torch.autograd.grad(per_row.sum(), everything, allow_unused=True)
-        host = flatten_gradients(leaves, found[: len(leaves)])
-        rest = list(found[len(leaves) :])
-        gradients = [host]
-        for each in seed_leaves:
-            gradients.append(flatten_gradients(each, rest[: len(each)]))
-            rest = rest[len(each) :]
-        self._gradients = gradients
-        self._move(gradients)
+            given = iter(torch.autograd.grad(per_row.sum(), learning, allow_unused=True))
+        leaves = [list(stack.leaves.values()) for stack in stacks]
+        found = [[next(given) if leaf.requires_grad else None for leaf in s] for s in leaves]
+        if not self._reached:
+            self._leave_alone(leaves, found)
+        self._gradients = list(map(flatten_gradients, leaves, found))
+        self._move(self._gradients)
         return per_row.detach()
+
+    def _leave_alone(self, leaves: list[list[Tensor]], found: list[list[Tensor | None]]) -> None:
+        """What no gradient reaches stays as it is, without decay, as in `torch.optim`."""
+        for number, reached in enumerate(map(reached_columns, leaves, found)):
+            if reached is not None:
+                self._active[number] = self._active[number] & reached
+        self._reached = [[grad is not None for grad in each] for each in found]
 
     def _move(self, gradients: list[Tensor]) -> None:
         """Clip each row's host and each of its seeds (with its gate) apart, then step."""
@@ -277,19 +288,19 @@ class _Step:
         host = gradients[0]
         if self._max_norm:
             host = host * clip_coefficient(host.square().sum(1), self._max_norm)[:, None]
-        sgd_step(engine._hosts, host, self._everyone, **self._rates)
+        sgd_step(engine._hosts, host, self._active[0], **self._rates)
         own = [gradient.square().sum(1) for gradient in gradients[1:]]
         squares = list(own)
         for gates, seeds, here, there in self._shared:
             both = own[gates][here] + own[seeds][there]
             squares[gates] = squares[gates].index_copy(0, here, both)
             squares[seeds] = squares[seeds].index_copy(0, there, both)
-        for (stack, entry), gradient, square in zip(
-            self._stacks, gradients[1:], squares, strict=True
+        for (stack, _), active, gradient, square in zip(
+            self._stacks, self._active[1:], gradients[1:], squares, strict=True
         ):
             if self._max_norm:
                 gradient = gradient * clip_coefficient(square, self._max_norm)[:, None]
-            sgd_step(stack, gradient, entry.active, **self._rates)
+            sgd_step(stack, gradient, active, **self._rates)
 
     def sample_gradients(self) -> tuple[GradientSample, Tensor]:
         """Summarise the gradients of the last step, before clipping, per row and slot."""
@@ -298,7 +309,7 @@ class _Step:
         sample, sampled = empty_sample(rows, slots)
         host = self._gradients[0].to(torch.float64).square().sum(1).sqrt().cpu()
         for index, row, norms, size in engine._nursery.seed_norms(
-            self._stacks, self._gradients[1:], engine._state
+            self._stacks, self._gradients[1:], self._reached[1:], engine._state
         ):
             one = summarise(norms, size, host[row], engine.host_params)
             for name in ("norm", "health", "vanishing", "exploding", "ratio"):

@@ -8,12 +8,14 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import nn
 
+from esper.kasmina.blueprints.registry import blueprint_by_id, selectable
 from esper.kasmina.garden import GardenConfig
 from esper.kasmina.placement import place_slots
 from esper.leyline.errors import EsperWarning, UsageError
 from esper.population.config import PopulationConfig, Strategy
-from esper.population.engine import Engine, SlotSpec, StrategyError, TrainSettings
+from esper.population.engine import Engine, SlotSpec, TrainSettings
 from esper.population.sequential import SequentialEngine
+from esper.population.stackable import host_problem, seed_problem
 from esper.population.stacked import StackedEngine
 from esper.tasks.dataset import TaskData
 from esper.tasks.task import Task
@@ -27,6 +29,11 @@ def pick_strategy(
     """Return the strategy to use and why."""
     if asked not in _STRATEGIES:
         raise UsageError(f"strategy must be one of {', '.join(_STRATEGIES)}, got {asked!r}")
+    if asked == "workers" and device.type != "cpu":
+        raise UsageError(
+            f"strategy 'workers' runs on the CPU, but the device is {device}; "
+            "use device='cpu' or strategy='stacked'"
+        )
     if asked != "auto":
         return asked, "it was asked for"
     if device.type == "cuda" and config.training_mode == "shadow":
@@ -130,27 +137,17 @@ def train_settings(task: Task) -> TrainSettings:
 
 
 def stacking_problem(task: Task, config: PopulationConfig) -> str | None:
-    """Return why a task's host cannot be stacked, or None when it can."""
+    """Return why a task's rows cannot be stacked, or None when they can."""
     if config.training_mode == "shadow":
         return "the shadow pass is not stacked"
-    host = task.build_host(0)
-    for name, module in host.named_modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            return f"{name!r} is a BatchNorm, whose statistics change in place"
-        if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
-            return f"{name!r} draws random numbers, which must come from each row's own stream"
-    if any(True for _ in host.buffers()):
-        return "the host has buffers, which rows cannot share"
-    parameters = {
-        n: p.detach()[None].repeat(2, *([1] * p.dim())) for n, p in host.named_parameters()
-    }
-    example = task.example_input()[None].repeat(2, *([1] * task.example_input().dim()))
-    try:
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            torch.func.vmap(lambda p, x: torch.func.functional_call(host, p, (x,)))(
-                parameters, example
-            )
-    except (RuntimeError, StrategyError, TypeError, ValueError) as error:
-        return " ".join(str(error).split())[:200]
+    hosts = [task.build_host(key) for key in range(2)]
+    problem = host_problem(hosts, task.example_input())
+    if problem is not None:
+        return f"host {task.config.host!r}: {problem}"
+    for slot in find_slots(hosts[0], task, config.replace(precision="float32")):
+        for choice in selectable(slot.topology):
+            blueprint = blueprint_by_id(choice)
+            problem = seed_problem(blueprint, slot)
+            if problem is not None:
+                return f"blueprint {blueprint.name!r}: {problem}"
     return None

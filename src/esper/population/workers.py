@@ -7,23 +7,30 @@ per-sample results and, when asked for, a row's weights.
 from __future__ import annotations
 
 import os
+import pickle
+import signal
 import traceback
 from collections.abc import Sequence
 from itertools import pairwise
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import torch
 import torch.multiprocessing as mp
 from torch import Tensor
 
+from esper.kasmina.blueprints.registry import BLUEPRINTS, blueprint_names
 from esper.kasmina.gradients import GradientSample
+from esper.kasmina.hosts import HOSTS
 from esper.kasmina.state import SlotState
 from esper.leyline.errors import EsperError
 from esper.population.config import PopulationConfig
-from esper.population.engine import EpochResult, RowWeights, SlotSpec
+from esper.population.engine import EpochResult, RowWeights, SlotSpec, StrategyError
 from esper.tasks.dataset import TaskData
 from esper.tasks.task import Task
+
+_PATIENCE_S = 5.0
 
 
 class WorkerError(EsperError, RuntimeError):
@@ -40,24 +47,17 @@ class WorkersEngine:
         count = min(config.workers or os.cpu_count() or 1, len(keys))
         bounds = [len(keys) * number // count for number in range(count + 1)]
         self._parts = [range(a, b) for a, b in pairwise(bounds)]
-        context = mp.get_context("spawn")
         self._connections: list[Connection] = []
-        self._processes = []
-        for part in self._parts:
-            ours, theirs = context.Pipe()
-            mine = [keys[row] for row in part]
-            process = context.Process(
-                target=_work,
-                args=(theirs, type(task), task.config, data, mine, config),
-                daemon=True,
-            )
-            process.start()
-            theirs.close()
-            self._connections.append(ours)
-            self._processes.append(process)
+        self._processes: list[BaseProcess] = []
+        try:
+            for part in self._parts:
+                self._start(task, data, [keys[row] for row in part], config)
+            described = self._answers()
+        except BaseException:
+            self.close()
+            raise
         self.slots: tuple[SlotSpec, ...]
         self.host_params: int
-        described = [self._receive(connection) for connection in self._connections]
         self.slots, self.host_params = described[0]
 
     def sync(self, state: SlotState) -> Tensor:
@@ -85,58 +85,119 @@ class WorkersEngine:
 
     def read(self, row: int) -> RowWeights:
         """Return copies of everything a worker knows about a row."""
-        number, place = self._place(row)
-        self._connections[number].send(("read", (place,)))
-        weights: RowWeights = self._receive(self._connections[number])
+        weights: RowWeights = self._one(row, "read")
         return weights
 
     def write(self, row: int, weights: RowWeights, state: SlotState) -> None:
         """Replace a row; `state` [1, S] says what lives in its slots."""
-        number, place = self._place(row)
-        self._connections[number].send(("write", (place, weights, state)))
-        self._receive(self._connections[number])
+        self._one(row, "write", weights, state)
 
     def close(self) -> None:
         """End the processes."""
         for connection in self._connections:
             try:
-                connection.send(None)
+                _send(connection, None)
                 connection.close()
             except (OSError, ValueError):
                 continue  # it is gone already
         for process in self._processes:
-            process.join(timeout=5)
+            process.join(timeout=_PATIENCE_S)
             if process.is_alive():
                 process.terminate()
+                process.join(timeout=_PATIENCE_S)
+            if process.is_alive():
+                process.kill()
+                process.join()
         self._connections, self._processes = [], []
 
-    def _place(self, row: int) -> tuple[int, int]:
+    def _start(self, task: Task, data: TaskData, keys: list[int], config: PopulationConfig) -> None:
+        context = mp.get_context("spawn")
+        ours, theirs = context.Pipe()
+        # Classes travel by name: to unpickle them is to import the modules that register them.
+        plugins = [BLUEPRINTS.get(name).module for name in blueprint_names()]
+        plugins.append(HOSTS.get(task.config.host).host_class)
+        process = context.Process(
+            target=_work,
+            args=(theirs, plugins, blueprint_names(), type(task), task.config, data, keys, config),
+            daemon=True,
+        )
+        try:
+            process.start()
+        except (AttributeError, TypeError, pickle.PicklingError) as error:
+            ours.close()
+            raise StrategyError(
+                f"task {task.name!r} cannot be sent to worker processes: {error}; define its "
+                "classes in a module of their own or use strategy='sequential'"
+            ) from error
+        finally:
+            theirs.close()
+        self._connections.append(ours)
+        self._processes.append(process)
+
+    def _one(self, row: int, name: str, *arguments: Any) -> Any:
+        """Call a method for one row in the process that has it."""
         for number, part in enumerate(self._parts):
             if row in part:
-                return number, row - part.start
+                self._ask(number, (name, (row - part.start, *arguments)))
+                return self._answer(number)
         raise IndexError(f"there is no row {row}")
 
     def _all(self, name: str, arguments: list[tuple[Any, ...]]) -> list[Any]:
         """Call a method in every process at once and wait for all answers."""
-        for connection, given in zip(self._connections, arguments, strict=True):
-            connection.send((name, given))
-        return [self._receive(connection) for connection in self._connections]
+        for number, given in enumerate(arguments):
+            self._ask(number, (name, given))
+        return self._answers()
 
-    def _receive(self, connection: Connection) -> Any:
+    def _answers(self) -> list[Any]:
+        """Return what every process answers; take all answers in before one is a failure."""
+        answers, failure = [], None
+        for number in range(len(self._connections)):
+            try:
+                answers.append(self._answer(number))
+            except WorkerError as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+        return answers
+
+    def _ask(self, number: int, message: tuple[str, tuple[Any, ...]]) -> None:
         try:
-            status, value = connection.recv()
+            _send(self._connections[number], message)
+        except OSError:
+            raise self._gone(number) from None
+
+    def _answer(self, number: int) -> Any:
+        try:
+            status, value = _receive(self._connections[number])
         except (EOFError, OSError):
-            raise WorkerError(
-                "a worker process ended unexpectedly (out of memory?); "
-                "use fewer rows or strategy='sequential'"
-            ) from None
+            raise self._gone(number) from None
         if status == "error":
             raise WorkerError(f"a worker process failed: {value}")
         return value
 
+    def _gone(self, number: int) -> WorkerError:
+        process, part = self._processes[number], self._parts[number]
+        process.join(timeout=_PATIENCE_S)
+        return WorkerError(
+            f"the worker process of rows {part.start} to {part.stop - 1} ended unexpectedly with "
+            f"exit code {process.exitcode} (out of memory?); close the population, then use fewer "
+            "rows or strategy='sequential'"
+        )
+
+
+def _send(connection: Connection, message: Any) -> None:
+    """Send a message as plain bytes: tensors are copied, and no shared memory stays open."""
+    connection.send_bytes(pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
+
+
+def _receive(connection: Connection) -> Any:
+    return pickle.loads(connection.recv_bytes())
+
 
 def _work(
     connection: Connection,
+    plugins: list[type],
+    blueprints: tuple[str, ...],
     task_class: type[Task],
     task_config: Any,
     data: TaskData,
@@ -146,16 +207,24 @@ def _work(
     """Serve one slice of rows until told to stop."""
     from esper.population.strategy import make_sequential
 
+    # An interrupt from the keyboard reaches every process; what to do then is the parent's affair.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     try:
+        if blueprint_names() != blueprints:
+            known = ", ".join(sorted(set(blueprints) - set(blueprint_names())))
+            raise StrategyError(
+                f"the blueprints registered here are not those of the population ({known}); "
+                "register them where their modules are imported"
+            )
         engine = make_sequential(task_class(task_config), data, keys, config)
-        connection.send(("done", (engine.slots, engine.host_params)))
-        while (message := connection.recv()) is not None:
+        _send(connection, ("done", (engine.slots, engine.host_params)))
+        while (message := _receive(connection)) is not None:
             name, arguments = message
-            connection.send(("done", getattr(engine, name)(*arguments)))
-    except EOFError:
-        return
+            _send(connection, ("done", getattr(engine, name)(*arguments)))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return  # nobody listens any more
     except Exception as error:
         # A process border: the parent gets one line, the log of this process the whole story.
         traceback.print_exc()
-        connection.send(("error", " ".join(str(error).split()) or type(error).__name__))
+        _send(connection, ("error", " ".join(str(error).split()) or type(error).__name__))

@@ -83,12 +83,16 @@ class WandbSink:
 
     def _values(self, record: Row) -> list[tuple[int, str, Any]]:
         if isinstance(record, Histogram):
-            return [(record.step, record.name, self._wandb.Histogram(record.values.tolist()))]
+            values = self._wandb.Histogram(record.values.tolist())
+            return [(record.step, storable_text(record.name), values)]
         return [(point.step, point.name, point.value) for point in points_of(record, self._run)]
 
     def _alarm(self, record: AlarmRow) -> None:
         if record.state == "raised" and record.severity in ("warning", "critical"):
             level = "ERROR" if record.severity == "critical" else "WARN"
             self._logger.alert(
-                title=str(record.monitor), text=str(record.message), level=level, wait_duration=60
+                title=storable_text(str(record.monitor)),
+                text=storable_text(str(record.message)),
+                level=level,
+                wait_duration=60,
             )

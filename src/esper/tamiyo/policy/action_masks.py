@@ -25,7 +25,7 @@ from esper.leyline.masks import Masks, build_masks
 from esper.leyline.rules import RulesConfig, RuleView
 from esper.leyline.signals import Signals
 from esper.leyline.stages import SeedStage
-from esper.tamiyo.policy.checks import is_debugging, refuse_unknown_stages
+from esper.tamiyo.policy.checks import must_not_wait, refuse_unknown_stages
 from esper.tamiyo.policy.distribution import chosen_log_probs, masked_log_probs, probabilities
 from esper.tamiyo.policy.distribution import entropy as normalised_entropy
 from esper.tamiyo.policy.distribution import sample as draw
@@ -168,7 +168,7 @@ def _refuse_empty(
     mask: Tensor, masks: Masks, op: Tensor, slot: Tensor, signals: Signals | None
 ) -> None:
     filled = mask.any(-1)
-    if filled.device.type != "cpu" and not is_debugging():
+    if must_not_wait(filled.device):
         torch._assert_async(filled.all(), "a head has no legal choice; ESPER_DEBUG=1 says where")
         return
     if bool(filled.all()):

@@ -27,19 +27,23 @@ def is_debugging() -> bool:
     return os.environ.get("ESPER_DEBUG") == "1"
 
 
+def must_not_wait(device: torch.device) -> bool:
+    """Return whether a check there leaves its verdict to the device instead of reading it."""
+    return device.type != "cpu" and not is_debugging()
+
+
 def refuse_strangers(signals: Signals, *, expected: Any, found: Any) -> None:
     """Raise unless as many stages, blueprints and last ops were found as there must be.
 
     Both are counts, as numbers or as tensors without dimensions.
     """
-    if not isinstance(found, Tensor) or is_debugging():
-        if int(found) != int(expected):
-            raise find_stranger(signals)
-    else:
+    if must_not_wait(signals.stage.device):
         torch._assert_async(
             found == expected,
             "a stage, blueprint or op in the signals does not exist; ESPER_DEBUG=1 says where",
         )
+    elif int(found) != int(expected):
+        raise find_stranger(signals)
 
 
 def find_stranger(signals: Signals) -> ValueError:
@@ -70,7 +74,7 @@ def refuse_unknown_stages(signals: Signals) -> None:
     for stage in SeedStage:
         exists |= signals.stage == int(stage)
     fine = (exists | ~signals.occupied).all()
-    if fine.device.type != "cpu" and not is_debugging():
+    if must_not_wait(fine.device):
         torch._assert_async(fine, "a stage in the signals does not exist; ESPER_DEBUG=1 says where")
     elif not bool(fine):
         raise find_stranger(signals)

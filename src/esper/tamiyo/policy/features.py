@@ -173,7 +173,8 @@ def _fill_host(
     score = _points(raw.val_score, bench)
     # Nothing came before the first epoch, and whatever it brought is progress.
     previous_loss = xp.where(known[:, -2], raw.loss_history[:, -2], math.inf)
-    held = stage_bits.reshape(rows, -1) @ bench.held[: slots * stage_bits.shape[-1]]
+    bits = slots * stage_bits.shape[-1]
+    held = stage_bits.reshape(rows, bits) @ bench.held[:bits]
     enabled = xp.maximum(raw.enabled.sum(1), bench.one)
 
     out[:, BASE_INDEX["epoch_progress"]] = raw.epoch / raw.max_epochs

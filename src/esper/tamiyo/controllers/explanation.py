@@ -1,0 +1,188 @@
+"""Why a policy decided as it did: probabilities, values, and what in the observation mattered.
+
+What mattered is measured by occlusion: a feature is put back to its usual value (the running mean
+of a measurement, 0 of a flag), everything else and the memory stay, and the policy is asked again.
+The change in the log-probability of the op it took is the feature's influence. Gradient times
+input would cost one pass less, but it is blind to exactly what a sentinel lives on: a gate of the
+memory that is saturated and a probability near 1 have no gradient, and a flag that is off has no
+input. All features are asked about in one batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from esper.leyline.actions import HEAD_NAMES, LifecycleOp
+from esper.leyline.alpha import ALPHA_TARGETS, SPEED_TICKS, TEMPO_EPOCHS, AlphaCurve, BlendStyle
+from esper.leyline.slots import SlotConfig
+from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCriticV2
+from esper.tamiyo.networks.head_table import OP
+from esper.tamiyo.networks.memory import Hidden
+from esper.tamiyo.networks.records import PolicyStep
+from esper.tamiyo.policy.distribution import masked_log_softmax, probabilities
+from esper.tamiyo.policy.layout import feature_names
+
+CONTRIBUTORS = 3
+"""How many features an explanation names."""
+
+_SHOWN = 0.005
+"""Least probability that is worth a word in a line of text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contributor:
+    """One feature and what it did to the decision."""
+
+    feature: str
+    value: float
+    """The feature as observed, before it was standardised; a blueprint by its id."""
+    influence: float
+    """How much less would have been there without it: log-probability of the op, or value."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """One decision of one row, in words and numbers."""
+
+    op: str
+    probabilities: dict[str, dict[str, float]]
+    """By head and choice: what each head was drawn from; 0 where a choice was not legal."""
+    values: dict[str, float]
+    """Expected return of every op; empty where the critic does not see the op."""
+    value: float
+    """The baseline."""
+    contributors: tuple[Contributor, ...]
+    """The most influential features, strongest first."""
+    measured_on: Literal["op", "value"]
+    """What influence is about: the op taken, or the value where no other op was legal."""
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Return plain data."""
+        return asdict(self)
+
+    def lines(self) -> list[str]:
+        """Return the explanation in a few lines of text."""
+        ops = _words(self.probabilities["op"], "{:.0%}")
+        values = _words(self.values, "{:+.2f}", least=None) or f"{self.value:+.2f}"
+        because = ", ".join(
+            f"{each.feature} {each.value:.2f} ({each.influence:+.2f})" for each in self.contributors
+        )
+        about = "log-probability" if self.measured_on == "op" else "value"
+        return [f"ops: {ops}", f"values: {values}", f"because of ({about}): {because}"]
+
+
+def choice_names(
+    slot_names: Sequence[str], blueprint_names: Sequence[str]
+) -> dict[str, tuple[str, ...]]:
+    """Return the name of every choice of every head."""
+    return {
+        "slot": tuple(slot_names),
+        "blueprint": tuple(blueprint_names),
+        "style": tuple(style.name for style in BlendStyle),
+        "tempo": tuple(f"{epochs} epochs" for epochs in TEMPO_EPOCHS),
+        "alpha_target": tuple(f"{target:g}" for target in ALPHA_TARGETS),
+        "alpha_speed": tuple(f"{ticks} ticks" for ticks in SPEED_TICKS),
+        "alpha_curve": tuple(curve.name for curve in AlphaCurve),
+        "op": tuple(op.name for op in LifecycleOp),
+    }
+
+
+@torch.no_grad()
+def explain_step(
+    network: FactoredRecurrentActorCriticV2,
+    step: PolicyStep,
+    *,
+    raw: Tensor,
+    observation: Tensor,
+    blueprints: Tensor,
+    hidden: Hidden,
+    slot_names: Sequence[str],
+    blueprint_names: Sequence[str],
+) -> Explanation:
+    """Explain the decision of one row.
+
+    Args:
+        network: the policy that decided.
+        step: what it decided, without the row's axis.
+        raw: the observation before it was standardised, [features].
+        observation: what the network read, [features].
+        blueprints: int64 [S].
+        hidden: the memory before the step, [layers, 1, width].
+        slot_names: of the host's slots.
+        blueprint_names: as the network numbers them.
+    """
+    names = choice_names(slot_names, blueprint_names)
+    probs = probabilities(step.choice_log_probs)
+    by_head = {
+        head: dict(zip(names[head], probs[index].tolist(), strict=False))
+        for index, head in enumerate(HEAD_NAMES)
+    }
+    sees_op = network.config.critic != "state"
+    values = dict(zip(names["op"], step.op_values.tolist(), strict=True)) if sees_op else {}
+    legal = step.masks[OP, : network.table.sizes["op"]]
+    measured_on: Literal["op", "value"] = "op" if int(legal.sum()) > 1 else "value"
+    influence = _occlude(network, step, observation, blueprints, hidden, legal, measured_on)
+    labels = _labels(slot_names, len(blueprints))
+    shown = [*raw.tolist(), *blueprints.tolist()]
+    strongest = influence.abs().topk(CONTRIBUTORS).indices.tolist()
+    return Explanation(
+        op=names["op"][int(step.op)],
+        probabilities=by_head,
+        values=values,
+        value=float(step.value),
+        contributors=tuple(
+            Contributor(
+                feature=labels[index], value=float(shown[index]), influence=float(influence[index])
+            )
+            for index in strongest
+        ),
+        measured_on=measured_on,
+    )
+
+
+def _occlude(
+    network: FactoredRecurrentActorCriticV2,
+    step: PolicyStep,
+    observation: Tensor,
+    blueprints: Tensor,
+    hidden: Hidden,
+    legal: Tensor,
+    measured_on: Literal["op", "value"],
+) -> Tensor:
+    """Return the influence of every feature and of every slot's blueprint."""
+    features, slots = len(observation), len(blueprints)
+    cases = features + slots + 1
+    states = observation.repeat(cases, 1)
+    states[:features].fill_diagonal_(0.0)
+    indices = blueprints.repeat(cases, 1)
+    indices[features : features + slots].fill_diagonal_(-1)
+    before = (hidden[0].expand(-1, cases, -1), hidden[1].expand(-1, cases, -1))
+    logits, op_values, _ = network.respond(states, indices, before)
+    ops = network.table.head_logits(logits)[:, OP, : len(legal)]
+    log_probs = masked_log_softmax(ops, legal)
+    if measured_on == "op":
+        score = log_probs[:, int(step.op)]
+    else:
+        score = (probabilities(log_probs) * op_values).sum(-1)
+    return score[-1] - score[:-1]
+
+
+def _labels(slot_names: Sequence[str], slots: int) -> list[str]:
+    """Return the name of every feature, then of every slot's blueprint."""
+    unused = [f"(unused slot {index})" for index in range(len(slot_names), slots)]
+    config = SlotConfig((*slot_names, *unused))
+    return [*feature_names(config), *(f"{slot}.blueprint" for slot in config.slot_ids)]
+
+
+def _words(numbers: Mapping[str, float], form: str, least: float | None = _SHOWN) -> str:
+    shown = sorted(numbers.items(), key=lambda item: -item[1])
+    return ", ".join(
+        f"{name} {form.format(number)}"
+        for name, number in shown
+        if least is None or number >= least
+    )

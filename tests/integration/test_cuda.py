@@ -1,0 +1,135 @@
+"""What only a CUDA device can show: the same growth, FlexAttention, BF16 and captured steps."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+import esper
+from esper.kasmina.blueprints import BLUEPRINTS, blueprint_names
+from esper.kasmina.garden import Garden, GardenConfig
+from esper.kasmina.gates import GateConfig
+from esper.kasmina.lifecycle import LifecycleConfig
+from esper.leyline.alpha import BlendStyle
+from esper.population.config import PopulationConfig
+from esper.tamiyo.controllers import RandomController
+from esper.tasks import get_task
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+FAST = LifecycleConfig(gates=GateConfig(min_training_epochs=0))
+SHAPES = {"cnn": (6, 3, 8, 8), "sequence": (6, 16, 32), "vector": (6, 32)}
+
+
+def host(topology: str) -> tuple[nn.Module, torch.Tensor]:
+    torch.manual_seed(0)
+    x = torch.randn(SHAPES[topology])
+    if topology == "cnn":
+        body: nn.Module = nn.Conv2d(3, 32, 3, padding=1)
+        return nn.Sequential(
+            body, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 4)
+        ), x
+    return nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4)), x
+
+
+CASES = [
+    (name, topology)
+    for name in blueprint_names()
+    if name != "noop"
+    for topology in BLUEPRINTS.get(name).topologies
+]
+
+
+@pytest.mark.parametrize(("blueprint", "topology"), CASES)
+def test_a_seed_lives_on_the_device_as_on_the_cpu(blueprint: str, topology: str) -> None:
+    outputs = []
+    for device in ("cpu", "cuda"):
+        model, x = host(topology)
+        model, x = model.double().to(device), x.double().to(device)
+        garden = Garden(model, ["0"], x, config=GardenConfig(lifecycle=FAST))
+        gardener = esper.Gardener(garden, "wait", 50)
+        optimizer = gardener.optimizer(torch.optim.SGD, lr=0.05, momentum=0.9)
+        assert garden.germinate("0", blueprint, style=BlendStyle.GATED_GATE, tempo=1)
+        for _ in range(10):
+            # The gate may ask for another batch or two: at first not every gradient is there.
+            if garden.slots["0"].stage.name in ("GERMINATED", "TRAINING"):
+                garden.advance("0")
+            garden.tick()
+            garden.train()
+            optimizer.zero_grad()
+            garden(x).square().mean().backward()
+            optimizer.step()
+            garden.record_epoch(50.0)
+            assert gardener.carried is not None
+            gardener.carried.start_epoch()
+        assert garden.slots["0"].alpha == 1.0
+        outputs.append(garden(x).detach().cpu())
+    # FlexAttention computes in its own order, so it is held to a float32-like bound.
+    tolerance = 1e-3 if blueprint == "flex_attention" else 1e-8
+    assert torch.allclose(outputs[0], outputs[1], rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("use_graphs", [False, True])
+def test_stacked_rows_equal_rows_one_after_another(use_graphs: bool) -> None:
+    task = get_task("digits", samples_per_step=128, batch_size=16, validation_samples=64)
+    config = PopulationConfig(
+        precision="float64",
+        use_graphs=use_graphs,
+        lifecycle=LifecycleConfig(gates=GateConfig(min_training_epochs=1)),
+    )
+    seen = []
+    for strategy in ("sequential", "stacked"):
+        population = esper.Population(
+            task, 6, seed=3, device="cuda", strategy=strategy, horizon=100, config=config
+        )
+        controller = RandomController(5)
+        controller.reset(6, "cuda")
+        signals = population.reset()
+        history = [signals]
+        for _ in range(20):
+            signals = population.step(controller.act(signals, population.masks()))
+            history.append(signals)
+        seen.append(history)
+        population.close()
+    for plain, stacked in zip(*seen, strict=True):
+        for field in dataclasses.fields(plain):
+            a, b = getattr(plain, field.name), getattr(stacked, field.name)
+            if a.is_floating_point():
+                assert torch.allclose(a, b, rtol=1e-5, atol=1e-6, equal_nan=True), field.name
+            else:
+                assert torch.equal(a, b), field.name
+
+
+def test_growing_a_task_works_on_the_device() -> None:
+    from esper.growth.grow import task_config, task_run
+
+    task = get_task("digits")
+    run = task_run(task, task.load(device="cuda"), config=task_config(task, epochs=4))
+    scores = [record.val_score for record in run.epochs()]
+    assert scores[-1] > scores[0]
+    assert run.finish().summary.test_score is not None
+
+
+def test_a_garden_grows_under_bf16_autocast() -> None:
+    model, x = host("cnn")
+    garden = Garden(model.cuda(), ["0"], x.cuda(), config=GardenConfig(lifecycle=FAST))
+    optimizer = torch.optim.SGD(garden.parameters(), lr=0.05)
+    garden.germinate("0", "conv_light", tempo=1)
+    for _ in range(4):
+        if garden.slots["0"].stage.name in ("GERMINATED", "TRAINING"):
+            garden.advance("0")
+        garden.tick()
+        optimizer.zero_grad()
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            loss = garden(x.cuda()).float().square().mean()
+        loss.backward()
+        optimizer.step()
+        garden.record_epoch(50.0)
+    assert torch.isfinite(loss)
+    assert garden.slots["0"].alpha == 1.0
