@@ -46,9 +46,13 @@ def main(arguments: list[str]) -> int:
     share = reference.parameters / ours.parameters
     assert 0.9 < share < 1.1, f"the reference has {share:.2f} times the parameters"
     finish = torch.cuda.synchronize if options.device == "cuda" else None
-    for name, repeats in (("step", 40), ("update", 1)):
-        pair = (getattr(ours, name), getattr(reference, name))
-        result[name] = compare(*pair, rounds=options.rounds, repeats=repeats, finish=finish)
+    work = {
+        "step": (ours.step, reference.step, 40),
+        "plain_step": (ours.plain_step, reference.step, 40),
+        "update": (ours.update, reference.update, 1),
+    }
+    for name, (own, theirs, repeats) in work.items():
+        result[name] = compare(own, theirs, rounds=options.rounds, repeats=repeats, finish=finish)
     if options.device == "cuda":
         result["captured_step"] = captured(options)
     if options.json:
@@ -98,6 +102,11 @@ def show(result: dict[str, Any]) -> None:
         f"{result['rows']} rows x {result['steps']} steps, hidden {result['hidden']}, "
         f"{result['device']}; parameters {counts['esper']:,} and {counts['reference']:,}\n"
     )
+    titles = {
+        "step": "policy step",
+        "plain_step": "policy step by get_action",
+        "update": "forward + backward, whole batch",
+    }
     rows = [
         [
             title,
@@ -106,7 +115,7 @@ def show(result: dict[str, Any]) -> None:
             f"{result[name]['ratio']:.2f}",
             f"{result[name]['least_ratio']:.2f} to {result[name]['greatest_ratio']:.2f}",
         ]
-        for name, title in (("step", "policy step"), ("update", "forward + backward, whole batch"))
+        for name, title in titles.items()
     ]
     print_table(["", "esper", "sb3-contrib", "ratio (median)", "range"], rows)
     if "captured_step" in result:
@@ -117,14 +126,27 @@ def show(result: dict[str, Any]) -> None:
         )
 
 
+def random_masks(rows: int, slots: int, draws: Any, device: str) -> Any:
+    """Return the masks of random situations on a device."""
+    from esper.leyline.masks import Masks
+    from esper.testing.signals import random_signals
+
+    masks = random_signals(rows, slots, draws)[1]
+    moved = {name: getattr(masks, name).to(device) for name in Masks.__dataclass_fields__}
+    return Masks(**moved)
+
+
 class Ours:
     """The policy of this package, on random observations and random legal situations."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         import torch
 
-        from esper.tamiyo.networks import FactoredRecurrentActorCriticV2
-        from esper.testing.signals import random_signals
+        from esper.tamiyo.networks import (
+            CapturedPolicyStep,
+            FactoredRecurrentActorCriticV2,
+            PackedPolicyStep,
+        )
 
         rows, steps, device = options.rows, options.steps, options.device
         self.policy = FactoredRecurrentActorCriticV2(lstm_hidden_dim=options.hidden).to(device)
@@ -137,10 +159,7 @@ class Ours:
         taken = []
         hidden = self.policy.initial_hidden(rows)
         for at in range(steps):
-            masks = random_signals(rows, config.num_slots, draws)[1]
-            masks = type(masks)(
-                **{name: getattr(masks, name).to(device) for name in masks.__dataclass_fields__}
-            )
+            masks = random_masks(rows, config.num_slots, draws, device)
             step = self.policy.get_action(
                 self.states[:, at], masks, self.blueprints[:, at], hidden=hidden
             )
@@ -150,10 +169,17 @@ class Ours:
         self.actions = torch.stack([step.actions for step in taken], 1)
         self.masks = torch.stack([step.masks for step in taken], 1)
         self.log_probs = torch.stack([step.log_probs for step in taken], 1)
+        self.fast = (CapturedPolicyStep if device == "cuda" else PackedPolicyStep)(
+            self.policy, rows
+        )
         self.advantages = torch.randn(shape).to(device)
         self.returns = torch.randn(shape).to(device)
 
     def step(self) -> None:
+        """One step of a rollout: packed on a CPU, captured in a graph on a GPU."""
+        self.fast(self.states[:, -1], self.now, self.blueprints[:, -1], hidden=self.hidden)
+
+    def plain_step(self) -> None:
         self.policy.get_action(
             self.states[:, -1], self.now, self.blueprints[:, -1], hidden=self.hidden
         )
@@ -275,16 +301,14 @@ def captured(options: argparse.Namespace) -> dict[str, float]:
     import torch
 
     from esper.tamiyo.networks import CapturedPolicyStep, FactoredRecurrentActorCriticV2
-    from esper.testing.signals import random_signals
 
     rows, device = options.captured_rows, options.device
     policy = FactoredRecurrentActorCriticV2(lstm_hidden_dim=options.hidden).to(device)
     config = policy.config
     states = torch.randn(rows, config.observation_dim).to(device)
     blueprints = torch.randint(-1, 13, (rows, config.num_slots)).to(device)
-    masks = random_signals(rows, config.num_slots, torch.Generator().manual_seed(0))[1]
-    legal = policy.table.cpu().row_masks(masks, (rows,)).to(device)
-    policy.table.to(device)
+    masks = random_masks(rows, config.num_slots, torch.Generator().manual_seed(0), device)
+    legal = policy.table.row_masks(masks, (rows,))
     hidden = policy.initial_hidden(rows)
     graph = CapturedPolicyStep(policy, rows)
 

@@ -16,13 +16,14 @@ from esper.kasmina.blueprints.registry import BLUEPRINTS
 from esper.kasmina.gates import GateConfig
 from esper.kasmina.hosts import CnnConfig, MlpConfig, TransformerConfig
 from esper.kasmina.lifecycle import LifecycleConfig
-from esper.leyline.actions import LifecycleOp
+from esper.leyline.actions import CAUSAL_HEADS, LifecycleOp
+from esper.leyline.masks import Masks
 from esper.leyline.signals import Signals
-from esper.population.config import PopulationConfig
-from esper.population.engine import Engine, RowWeights
+from esper.population.cohort import Cohort
+from esper.population.config import PopulationConfig, Strategy
+from esper.population.engine import RowWeights
 from esper.population.population import Population
-from esper.tamiyo.controllers.choices import WAIT, Choice, pack_choices
-from esper.tamiyo.controllers.random import RandomController
+from esper.tamiyo.controllers.choices import WAIT, Choice, head_mask, pack_choices
 from esper.tasks.config import TaskConfig
 from esper.tasks.data import Source
 from esper.tasks.objective import Objective
@@ -150,3 +151,227 @@ class TinyValues(_Tiny):
 
 
 MIXED: tuple[type[Task], ...] = (TinyImages, TinyText, TinyValues)
+"""One task of every topology, with three, two and one slot."""
+
+
+def make_population(
+    tasks: Sequence[type[Task] | Task] = MIXED,
+    rows: int | Sequence[int] = 3,
+    strategy: Strategy = "sequential",
+    *,
+    seed: int = 3,
+    row_seeds: Sequence[int] | None = None,
+    **config: Any,
+) -> Population:
+    """Return a population of tiny tasks on the CPU."""
+    made = [task if isinstance(task, Task) else task() for task in tasks]
+    settings = make_config(**config)
+    return Population(
+        made, rows, seed, "cpu", strategy, config=settings, row_seeds=row_seeds, horizon=HORIZON
+    )
+
+
+@contextmanager
+def populations(*made: Population) -> Iterator[tuple[Population, ...]]:
+    """Close populations at the end of a block."""
+    try:
+        yield made
+    finally:
+        for one in made:
+            one.close()
+
+
+# -- acting ---------------------------------------------------------------------------------------
+
+_LEANINGS = {
+    LifecycleOp.WAIT: 1.0,
+    LifecycleOp.GERMINATE: 6.0,
+    LifecycleOp.SET_ALPHA_TARGET: 1.0,
+    LifecycleOp.PRUNE: 0.3,
+    LifecycleOp.FOSSILIZE: 0.7,
+    LifecycleOp.ADVANCE: 6.0,
+}
+
+
+class Explorer:
+    """Draws legal actions that lean towards growth; blueprints and styles take turns.
+
+    `lived` collects what was really blended: {(topology, blueprint)}, and the styles of those.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        self._generator = torch.Generator().manual_seed(seed)
+        self._used: dict[tuple[str, str, int], int] = {}
+        self._seeds: dict[tuple[int, int], tuple[str, int, int]] = {}
+        self.lived: set[tuple[str, int]] = set()
+        self.styles: set[int] = set()
+        self.ops: set[int] = set()
+
+    def act(self, population: Population, signals: Signals) -> dict[str, Tensor]:
+        masks = population.masks()
+        self._watch(signals)
+        topologies = [cohort.task.topology for cohort in population.cohorts for _ in cohort.keys]
+        choices = [self._choose(masks, row, topologies[row]) for row in range(masks.rows)]
+        return pack_choices(choices, masks)
+
+    def _choose(self, masks: Masks, row: int, topology: str) -> Choice:
+        ops = masks.op[row].nonzero().flatten().tolist()
+        weights = torch.tensor([_LEANINGS[LifecycleOp(op)] for op in ops])
+        op = ops[int(torch.multinomial(weights, 1, generator=self._generator))]
+        self.ops.add(op)
+        choice = {"op": op}
+        for head in CAUSAL_HEADS[LifecycleOp(op)][1:]:
+            allowed = head_mask(masks, row, head, op, choice.get("slot", 0)).nonzero().flatten()
+            choice[head] = self._pick(allowed.tolist(), topology, head, op)
+        if op == LifecycleOp.GERMINATE:
+            self._seeds[row, choice["slot"]] = (topology, choice["blueprint"], choice["style"])
+        return choice
+
+    def _pick(self, allowed: list[int], topology: str, head: str, op: int) -> int:
+        if op == LifecycleOp.GERMINATE and head in ("blueprint", "style"):
+            turn = {index: self._turn(topology, head, index) for index in allowed}
+            allowed = [index for index in allowed if turn[index] == min(turn.values())]
+        drawn = int(torch.randint(len(allowed), (1,), generator=self._generator))
+        if op == LifecycleOp.GERMINATE:
+            key = (topology, head, allowed[drawn])
+            self._used[key] = self._used.get(key, 0) + 1
+        return allowed[drawn]
+
+    def _turn(self, topology: str, head: str, index: int) -> tuple[bool, int]:
+        lived = head == "blueprint" and (topology, index) in self.lived
+        return lived, self._used.get((topology, head, index), 0)
+
+    def _watch(self, signals: Signals) -> None:
+        for row, slot in (signals.alpha > 0).nonzero().tolist():
+            topology, blueprint, style = self._seeds[row, slot]
+            self.lived.add((topology, blueprint))
+            self.styles.add(style)
+
+
+def explore(population: Population, steps: int, seed: int = 0) -> Script:
+    """Live through random legal actions; return them with what was seen."""
+    explorer, signals = Explorer(seed), population.reset()
+    actions, seen = [], [signals]
+    for _ in range(steps):
+        actions.append(explorer.act(population, signals))
+        signals = population.step(actions[-1])
+        seen.append(signals)
+    return Script(actions, seen, explorer)
+
+
+@dataclasses.dataclass
+class Script:
+    """What a population did and saw."""
+
+    actions: list[dict[str, Tensor]]
+    seen: list[Signals]
+    explorer: Explorer
+
+    def replay(self, population: Population) -> list[Signals]:
+        """Do the same in another population."""
+        return [population.reset(), *(population.step(actions) for actions in self.actions)]
+
+
+def do(population: Population, *choices: Choice) -> Signals:
+    """Let the first rows do these things and the others wait, for one step."""
+    rest = [WAIT] * (population.rows - len(choices))
+    return population.step(pack_choices([*choices, *rest], population.masks()))
+
+
+def germinate(blueprint: str, slot: int = 0, style: int = 0, **heads: int) -> Choice:
+    return {
+        "op": LifecycleOp.GERMINATE,
+        "slot": slot,
+        "blueprint": BLUEPRINTS.get(blueprint).id,
+        "style": style,
+        "tempo": 0,
+        "alpha_target": 2,
+        **heads,
+    }
+
+
+def advance(slot: int = 0) -> Choice:
+    return {"op": LifecycleOp.ADVANCE, "slot": slot}
+
+
+# -- comparing ------------------------------------------------------------------------------------
+
+_EXACT = ("alpha", "alpha_start", "alpha_target", "blend_target")
+"""Real numbers of a slot's state that no engine computes."""
+
+
+def rows_of(population: Population) -> list[tuple[Cohort, int]]:
+    """Return every row as (its cohort, its place there)."""
+    return [(cohort, row) for cohort in population.cohorts for row in range(cohort.rows)]
+
+
+def read_row(population: Population, row: int) -> RowWeights:
+    cohort, place = rows_of(population)[row]
+    return cohort.engine.read(place)
+
+
+def row_state(population: Population, row: int) -> dict[str, Tensor]:
+    """Return everything remembered about a row but its weights."""
+    cohort, place = rows_of(population)[row]
+    found = {f"slot {k}": v[0] for k, v in cohort.state.select([place]).state_dict().items()}
+    found |= {f"tracker {k}": v[place] for k, v in cohort.tracker.state_dict().items()}
+    found |= {f"governor {k}": v[place] for k, v in cohort.governor.state_dict().items()}
+    for name in ("last_op", "last_success", "rolled_back", "train_loss"):
+        found[name] = getattr(cohort, name)[place]
+    return found
+
+
+def row_tree(population: Population, row: int) -> dict[str, Any]:
+    """Return all there is about a row, for a comparison bit by bit."""
+    return {"state": row_state(population, row), "weights": read_row(population, row).to_tree()}
+
+
+def assert_close(
+    one: Tensor, other: Tensor, tolerance: float, what: str, scale: float = 0.0
+) -> None:
+    """Compare to a tolerance relative to the tensor's scale, or a larger one; NaN equals NaN."""
+    assert one.shape == other.shape, what
+    assert torch.equal(torch.isfinite(one), torch.isfinite(other)), what
+    one, other = one.double().nan_to_num(0, 0, 0), other.double().nan_to_num(0, 0, 0)
+    scale = max([scale, *one.abs().flatten().tolist(), *other.abs().flatten().tolist()])
+    worst = float((one - other).abs().max()) if one.numel() else 0.0
+    assert worst <= tolerance * scale, f"{what}: {worst:.3g} at a scale of {scale:.3g}"
+
+
+def assert_rows_agree(
+    one: Population,
+    other: Population,
+    tolerance: float,
+    rows: Mapping[int, int] | None = None,
+    *,
+    least: float = 0.0,
+) -> None:
+    """Compare rows: whole numbers and amplitudes exactly, real numbers to the tolerance.
+
+    It is relative to a tensor's scale, and to `least` where that scale is less (a parameter that
+    has just left zero is a sum in which everything cancels).
+    """
+    for mine, theirs in (rows or {row: row for row in range(one.rows)}).items():
+        a, b = row_state(one, mine), row_state(other, theirs)
+        for name in a:
+            if not a[name].is_floating_point() or name.removeprefix("slot ") in _EXACT:
+                assert torch.equal(a[name], b[name]), (mine, name, a[name], b[name])
+            else:
+                # A difference of scores is as exact as the scores are.
+                part = name.startswith(("slot contribution", "slot interaction"))
+                scale = float(a["tracker best_score"].abs()) if part else least
+                assert_close(a[name], b[name], tolerance, f"row {mine}, {name}", scale)
+        x, y = read_row(one, mine), read_row(other, theirs)
+        assert x.germinations == y.germinations
+        for name in ("host", "host_momentum", "seeds", "seed_momentum"):
+            what = f"row {mine}, {name}"
+            _assert_weights(getattr(x, name), getattr(y, name), tolerance, what, least)
+
+
+def _assert_weights(one: Any, other: Any, tolerance: float, what: str, least: float) -> None:
+    assert one.keys() == other.keys(), what
+    for name, value in one.items():
+        if isinstance(value, Tensor):
+            assert_close(value, other[name], tolerance, f"{what} {name}", least)
+        else:
+            _assert_weights(value, other[name], tolerance, f"{what} {name}", least)

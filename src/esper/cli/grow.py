@@ -21,7 +21,7 @@ examples:
   esper grow --resume --out runs/first
 """
 
-_CONTROLLERS = "heuristic, wait, random, or schedule:FILE"
+_CONTROLLERS = "heuristic, wait, random, schedule:FILE, or the folder of a saved policy"
 
 
 def add_parser(verbs: Any) -> None:
@@ -216,7 +216,7 @@ def _carry_out(growing: Any, folder: Any, request: Any, options: argparse.Namesp
         ) as view,
     ):
         for record in growing.epochs():
-            view.show(record)
+            view.show(record, _reasons(growing, record, options))
             folder.log(f"epoch {record.epoch} {metrics_line(record)}")
             last = record.epoch == request.growth.epochs
             folder.save(growing.state_dict(), force=last or bool(stopped))
@@ -234,6 +234,17 @@ def _carry_out(growing: Any, folder: Any, request: Any, options: argparse.Namesp
         return False
     _finish(growing, folder, request, options)
     return True
+
+
+def _reasons(growing: Any, record: Any, options: argparse.Namespace) -> list[str]:
+    """Return why a learned controller decided as it did, where every decision is shown."""
+    from esper.tamiyo.controllers import LearnedController
+
+    controller = growing.gardener.controller
+    asked = options.verbose and record.decision is not None
+    if not asked or not isinstance(controller, LearnedController):
+        return []
+    return controller.explain().lines()
 
 
 def _finish(growing: Any, folder: Any, request: Any, options: argparse.Namespace) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
@@ -80,13 +81,14 @@ class GrowthView:
         if self._live is not None:
             self._live.stop()
 
-    def show(self, record: EpochRecord) -> None:
-        """Take over one epoch."""
+    def show(self, record: EpochRecord, reasons: Sequence[str] = ()) -> None:
+        """Take over one epoch, with the reasons of its decision where they are known."""
         decision = record.decision
         # A gate that is asked every epoch would drown everything else.
         matters = decision is not None and decision.op != "WAIT" and decision.outcome == "done"
         if decision is not None and (matters or self._verbose):
             self._events.append(decision_line(record.epoch, decision))
+            self._events += [safe(f"    {reason}") for reason in reasons]
         self._progress.update(self._bar, completed=record.epoch)
         if self._live is not None:
             self._live.update(Group(self._progress, self._table(record), *self._events[-_RECENT:]))

@@ -80,6 +80,9 @@ def create_database(path: Path, fill: Callable[[sqlite3.Connection], None]) -> N
         path.parent.mkdir(parents=True, exist_ok=True)
         connection = _connect(fresh, "rwc")
         try:
+            # Nobody knows of the file yet: it is made durable once, as a whole.
+            connection.execute("PRAGMA synchronous = OFF")
+            connection.execute("PRAGMA journal_mode = MEMORY")
             connection.execute("BEGIN IMMEDIATE")
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
@@ -90,6 +93,7 @@ def create_database(path: Path, fill: Callable[[sqlite3.Connection], None]) -> N
             connection.execute("PRAGMA journal_mode = WAL")
         finally:
             connection.close()
+        _sync(fresh)
         os.replace(fresh, path)
     except (OSError, sqlite3.Error) as error:
         raise cannot(f"create the store {path}", error) from error
@@ -97,6 +101,14 @@ def create_database(path: Path, fill: Callable[[sqlite3.Connection], None]) -> N
         for leftover in (fresh, Path(f"{fresh}-wal"), Path(f"{fresh}-shm")):
             with contextlib.suppress(OSError):
                 leftover.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def connect_writer(path: Path, *, busy_timeout_s: float = BUSY_TIMEOUT_S) -> sqlite3.Connection:

@@ -83,13 +83,13 @@ def compare(members: Tensor, plans: Sequence[Tensor], loss: Tensor, values: Tens
         for i, j, both, first, second, none in found.pairs:
             pair_at.append((row, i, j))
             pairs.append((start + both, start + first, start + second, start + none))
-    device, samples = values.device, values.shape[1]
+    device = values.device
     main = torch.tensor(starts, device=device)
     parts = [loss[main].to(torch.float64).mean(1), values[main].mean(1)]
     if solo:
         index = torch.tensor(solo, device=device)
         difference = values[index[:, 0]] - values[index[:, 1]]
-        parts += [difference.mean(1), difference.std(1, correction=1) / samples**0.5]
+        parts += [difference.mean(1), _standard_error(difference)]
     if pairs:
         index = torch.tensor(pairs, device=device)
         means = values.mean(1)[index]
@@ -107,3 +107,15 @@ def compare(members: Tensor, plans: Sequence[Tensor], loss: Tensor, values: Tens
     for number, (row, i, j) in enumerate(pair_at):
         interaction[row, i, j] = interaction[row, j, i] = block[place + number]
     return Measured(block[:rows], block[rows : 2 * rows], worth, error, interaction)
+
+
+def _standard_error(samples: Tensor) -> Tensor:
+    """Return the standard error [n] of the means of samples [n, M]; NaN with fewer than two.
+
+    By two sums, not by `std`, whose last bits depend on how many rows there are.
+    """
+    count = samples.shape[1]
+    if count < 2:
+        return torch.full_like(samples[:, 0], torch.nan)
+    spread = (samples - samples.mean(1, keepdim=True)).square().sum(1)
+    return (spread / (count - 1) / count).sqrt()

@@ -7,6 +7,7 @@ engine underneath only moves weights.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -31,7 +32,7 @@ from esper.leyline.actions import Command, LifecycleOp
 from esper.leyline.rules import RuleView
 from esper.leyline.signals import Signals
 from esper.leyline.stages import SeedStage
-from esper.population.ablations import compare
+from esper.population.ablations import Measured, compare
 from esper.population.config import PopulationConfig
 from esper.population.engine import Engine, RowWeights
 from esper.population.governor import GovernorState, govern, start_governing
@@ -66,7 +67,7 @@ class Cohort:
         self.last_success = torch.ones(rows, dtype=torch.bool)
         self.rolled_back = torch.zeros(rows, dtype=torch.bool)
         self.train_loss = torch.full((rows,), math.nan, dtype=torch.float64)
-        self._safe: list[tuple[RowWeights, SlotState]] = []
+        self._safe: list[RowWeights] = []
 
     @property
     def rows(self) -> int:
@@ -134,10 +135,7 @@ class Cohort:
             "rolled_back": self.rolled_back[index],
             "train_loss": self.train_loss[index],
             "weights": [self.engine.read(row).to_tree() for row in chosen],
-            "safe": [
-                {"weights": weights.to_tree(), "state": state.state_dict()}
-                for weights, state in (self._safe[row] for row in chosen if self._safe)
-            ],
+            "safe": [self._safe[row].to_tree() for row in chosen],
         }
 
     def restore(self, saved: dict[str, Any]) -> None:
@@ -147,19 +145,15 @@ class Cohort:
         self.governor = GovernorState.from_state_dict(saved["governor"])
         self.last_op, self.last_success = saved["last_op"], saved["last_success"]
         self.rolled_back, self.train_loss = saved["rolled_back"], saved["train_loss"]
-        self._safe = [
-            (RowWeights.from_tree(s["weights"]), SlotState.from_state_dict(s["state"]))
-            for s in saved["safe"]
-        ]
+        self._safe = [RowWeights.from_tree(tree) for tree in saved["safe"]]
         for row, tree in enumerate(saved["weights"]):
             self.engine.write(row, RowWeights.from_tree(tree), self.state.select([row]))
         self.state = self._sized(self.state)
 
     def _live(self) -> None:
         """Train one epoch, measure it and take it over."""
-        self.rolled_back = torch.zeros_like(self.rolled_back)
         result = self.engine.train((self.tracker.epoch + 1).tolist())
-        self.train_loss = result.loss
+        self.train_loss, sampled = result.loss, result.sampled
         members = participating(self.state)
         plans = [plan_ablations(row) for row in members.tolist()]
         loss, correct = self.engine.measure(plans)
@@ -167,56 +161,64 @@ class Cohort:
         self.governor, panic = govern(
             self.governor, measured.loss, self.task.config.baseline_loss, self.config.governor
         )
+        self.rolled_back = (panic != 0) & self.config.governor.is_on
+        if bool(self.rolled_back.any()):
+            measured = self._roll_back(measured)
+            good = ~self.rolled_back[:, None]
+            members, sampled = members & good, sampled & good
         self.state = record_epoch(self.state, measured.score)
-        self.state = record_gradients(self.state, result.sampled, result.gradients)
+        self.state = record_gradients(self.state, sampled, result.gradients)
         self.state = record_contributions(
             self.state, members, measured.worth, measured.error, measured.interaction
         )
         self.tracker = track_epoch(self.tracker, measured.loss, measured.score, self.config.tracker)
-        if self.config.governor.is_on:
-            self._protect(panic)
+        self._keep_safe()
 
-    def _protect(self, panic: Tensor) -> None:
-        """Roll back rows in panic; take snapshots of the others when they are due."""
-        bad = panic.nonzero().flatten().tolist()
-        for row in bad:
-            self._roll_back(row)
-        if bad:
-            self.state = self._sized(self.state)
-        every = self.config.governor.snapshot_every
-        for row, epoch in enumerate(self.tracker.epoch.tolist()):
-            if epoch % every == 0 and row not in bad:
-                self._safe[row] = self._snapshot_row(row)
+    def _keep_safe(self) -> None:
+        """Take the snapshots that are due, of rows that have just been found sound."""
+        if not self.config.governor.is_on:
+            return
+        due = self.tracker.epoch % self.config.governor.snapshot_every == 0
+        for row in (due & ~self.rolled_back).nonzero().flatten().tolist():
+            self._safe[row] = self._snapshot_row(row)
 
-    def _snapshot_row(self, row: int) -> tuple[RowWeights, SlotState]:
+    def _snapshot_row(self, row: int) -> RowWeights:
         """Return host and fossils of a row: what a rollback goes back to."""
         weights = self.engine.read(row)
-        state = self.state.select([row])
-        fossils = (state.stage == int(SeedStage.FOSSILIZED))[0].tolist()
-        weights.seeds = {s: v for s, v in weights.seeds.items() if fossils[s]}
-        return weights, state
+        fossils = (self.state.stage[row] == int(SeedStage.FOSSILIZED)).tolist()
+        weights.seeds = {slot: v for slot, v in weights.seeds.items() if fossils[slot]}
+        weights.host_momentum = _at_rest(weights.host)
+        weights.seed_momentum = {slot: _at_rest(v) for slot, v in weights.seeds.items()}
+        weights.seed_buffers = {s: v for s, v in weights.seed_buffers.items() if fossils[s]}
+        return weights
 
-    def _roll_back(self, row: int) -> None:
-        """Restore host and fossils, remove every other seed, clear the optimizer's state."""
-        weights, _ = self._safe[row]
-        here = torch.zeros_like(self.state.occupied)
-        here[row] = True
+    def _roll_back(self, measured: Measured) -> Measured:
+        """Bring rows back to host and fossils as they were, at rest; return what they show now."""
+        bad = self.rolled_back
         fossil = self.state.stage == int(SeedStage.FOSSILIZED)
-        self.state = remove_seeds(self.state, here & ~fossil)
-        rested = RowWeights(
-            host=weights.host,
-            host_momentum={k: torch.zeros_like(v) for k, v in weights.host.items()},
-            seeds=weights.seeds,
-            seed_momentum={
-                slot: {k: torch.zeros_like(v) for k, v in values.items()}
-                for slot, values in weights.seeds.items()
-            },
-            germinations=self.engine.read(row).germinations,
-        )
-        self.engine.write(row, rested, self.state.select([row]))
-        self.rolled_back[row] = True
+        self.state = remove_seeds(self.state, bad[:, None] & ~fossil)
+        for row in bad.nonzero().flatten().tolist():
+            # New seeds go on drawing from new streams: that count does not go back.
+            count = self.engine.read(row).germinations
+            weights = dataclasses.replace(self._safe[row], germinations=count)
+            self.engine.write(row, weights, self.state.select([row]))
+        self.state = self._sized(self.state)
+        everything = torch.ones((1, self.state.num_slots), dtype=torch.bool)
+        plans = [everything if is_bad else everything[:0] for is_bad in bad.tolist()]
+        losses, correct = self.engine.measure(plans)
+        values = values_in_points(losses, correct)
+        loss, score = measured.loss.clone(), measured.score.clone()
+        loss[bad] = losses.to(torch.float64).mean(1).cpu()
+        score[bad] = values.mean(1).cpu()
+        interaction = torch.where(bad[:, None, None], 0.0, measured.interaction)
+        return dataclasses.replace(measured, loss=loss, score=score, interaction=interaction)
 
     def _sized(self, state: SlotState) -> SlotState:
         """Let the engine follow the state and take over the sizes of what lives."""
         sizes = self.engine.sync(state)
         return state.where(torch.ones_like(state.occupied), params=sizes)
+
+
+def _at_rest(values: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the momentum of parameters that do not move."""
+    return {name: torch.zeros_like(value) for name, value in values.items()}

@@ -35,3 +35,7 @@ class PopulationConfig(Config):
     workers: int = option(
         0, "Processes of the workers strategy; 0 is one for every core.", minimum=0
     )
+
+
+EXECUTION_SETTINGS = frozenset({"use_bf16", "use_graphs", "rows_per_stack", "workers"})
+"""Settings that change how rows are executed, not what they are."""

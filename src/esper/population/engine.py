@@ -109,6 +109,8 @@ class Engine(Protocol):
 
     slots: tuple[SlotSpec, ...]
     host_params: int
+    is_stacked: bool
+    """Whether all rows are in memory at once, activations included."""
 
     def sync(self, state: SlotState) -> Tensor:
         """Build, free and re-aim seeds as the state says; return their sizes, int64 [R, S]."""

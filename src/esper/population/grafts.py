@@ -30,15 +30,16 @@ class Part:
     """Used for its forward alone."""
     members: slice
 
-    def run(self, x: Tensor) -> Tensor:
-        """Run k sets of parameters on k activations."""
+    def run(self, x: Tensor, dim: int) -> Tensor:
+        """Run k sets of parameters on k activations, which lie along dimension `dim`."""
         leaves = self.stack.leaves
         if not leaves:
             result: Tensor = self.module(x.flatten(0, 1))
             return result.reshape(x.shape)
         if self.places is not None:
             leaves = {name: leaf.index_select(0, self.places) for name, leaf in leaves.items()}
-        out: Tensor = vmap(self._one)(leaves, x)
+        leaves = {name: leaf.to(x.dtype) for name, leaf in leaves.items()}
+        out: Tensor = vmap(self._one, in_dims=(0, dim), out_dims=dim)(leaves, x)
         return out
 
     def _one(self, parameters: dict[str, Tensor], activation: Tensor) -> Tensor:
@@ -63,29 +64,34 @@ class SlotGrafts:
     gated: Tensor | None
     """int64 [k], the members that have a gate, in the order of `gates`."""
 
-    def join(self, h: Tensor) -> Tensor:
-        """Return the activations [R, B, ...] behind the slot."""
-        here = h if self.rows is None else h.index_select(0, self.rows)
-        wide = (-1, *([1] * (here.dim() - 1)))
+    def join(self, h: Tensor, dim: int) -> Tensor:
+        """Return the activations behind the slot; rows lie along dimension `dim`, 0 or 1.
+
+        Convolutions leave rows beside channels, as dimension 1. They stay there: moving them would
+        copy every activation.
+        """
+        here = h if self.rows is None else h.index_select(dim, self.rows)
+        wide = (*([1] * dim), -1, *([1] * (here.dim() - 1 - dim)))
         x = here
         isolated = None
         if self.isolated is not None:
             isolated = self.isolated.reshape(wide)
             x = torch.where(isolated, here.detach(), here)
-        outputs = [part.run(x[part.members]) for part in self.parts]
-        s = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        outputs = [part.run(_slice(x, dim, part.members), dim) for part in self.parts]
+        s = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim)
         multiplies = None if self.multiplies is None else self.multiplies.reshape(wide)
-        mixed = blend_rows(x, s, self.alpha.reshape(wide), multiplies, self._opening(x))
+        mixed = blend_rows(x, s, self.alpha.reshape(wide), multiplies, self._opening(x, dim))
         if isolated is not None:
             mixed = _join(here, mixed, isolated)
-        return mixed if self.rows is None else h.index_copy(0, self.rows, mixed.to(h.dtype))
+        return mixed if self.rows is None else h.index_copy(dim, self.rows, mixed.to(h.dtype))
 
-    def _opening(self, x: Tensor) -> Tensor | None:
+    def _opening(self, x: Tensor, dim: int) -> Tensor | None:
         if self.gates is None or self.gated is None:
             return None
-        opened = self.gates.run(x.index_select(0, self.gated))
-        everyone = opened.new_ones((x.shape[0], *opened.shape[1:]))
-        return everyone.index_copy(0, self.gated, opened)
+        opened = self.gates.run(x.index_select(dim, self.gated), dim)
+        shape = list(opened.shape)
+        shape[dim] = x.shape[dim]
+        return opened.new_ones(shape).index_copy(dim, self.gated, opened)
 
 
 Grafts = tuple[SlotGrafts | None, ...]
@@ -109,17 +115,24 @@ class Graft(torch.autograd.Function):
     def vmap(
         info: Any, in_dims: tuple[int | None, ...], h: Tensor, slot: int, grafts: Grafts
     ) -> tuple[Tensor, int]:
-        """Join the seeds of all rows and say that rows are dimension 0."""
+        """Join the seeds of all rows and say where the rows are."""
         dim = in_dims[0]
-        rows = h.movedim(dim, 0) if dim is not None else h.expand(info.batch_size, *h.shape)
+        if dim is None:
+            h, dim = h.expand(info.batch_size, *h.shape), 0
+        elif dim > 1:
+            h, dim = h.movedim(dim, 0), 0
         grown = grafts[slot]
-        return (rows if grown is None else grown.join(rows)), 0
+        return (h if grown is None else grown.join(h, dim)), dim
 
 
 def graft(h: Tensor, slot: int, grafts: Grafts) -> Tensor:
     """Join the seeds of a slot from inside the stacked host."""
     out: Tensor = Graft.apply(h, slot, grafts)  # type: ignore[no-untyped-call]
     return out
+
+
+def _slice(x: Tensor, dim: int, members: slice) -> Tensor:
+    return x.narrow(dim, members.start, members.stop - members.start)
 
 
 class _Join(torch.autograd.Function):

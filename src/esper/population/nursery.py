@@ -15,6 +15,7 @@ from esper.leyline.alpha import AlphaAlgorithm, AlphaMode
 from esper.leyline.stages import BLENDED_STAGES, SeedStage
 from esper.population.engine import RowWeights, SlotSpec
 from esper.population.grafts import Part, SlotGrafts
+from esper.population.shortcuts import shorten
 from esper.population.stack import Stack
 
 GATE = -1
@@ -272,7 +273,7 @@ class Nursery:
             )
             shapes = {name: value.shape for name, value in values.items()}
             frozen = [name for name, p in module.named_parameters() if not p.requires_grad]
-            module = module.to(device=self._device, dtype=self._dtype)
+            module = shorten(module.to(device=self._device, dtype=self._dtype))
             stack = Stack(shapes, self._dtype, self._device, frozen)
             self._beds[slot, kind] = Bed(slot, kind, module, stack, [])
         bed = self._beds[slot, kind]

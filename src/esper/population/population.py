@@ -10,9 +10,11 @@ with the most of them.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import logging
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +30,16 @@ from esper.leyline.rules import RuleView
 from esper.leyline.signals import Signals
 from esper.leyline.storage import load_tree, save_tree
 from esper.population.cohort import Cohort
-from esper.population.config import PopulationConfig, Strategy
+from esper.population.config import EXECUTION_SETTINGS, PopulationConfig, Strategy
+from esper.population.memory import naming_rows_that_fit
 from esper.population.merging import merge_signals, merge_views
+from esper.population.snapshots import first_difference, join_rows, take_rows
 from esper.population.strategy import make_engines, pick_strategy
 from esper.tasks.registry import get_task
 from esper.tasks.task import Task
 
 KIND = "population"
-VERSION = 1
+VERSION = 2
 
 _log = logging.getLogger(__name__)
 
@@ -99,7 +103,8 @@ class Population:
         self.close()
         self._cohorts = self._make_cohorts()
         for cohort in self._cohorts:
-            cohort.start()
+            with self._memory_of(cohort):
+                cohort.start()
         return self.signals()
 
     def step(self, actions: Actions) -> Signals:
@@ -111,15 +116,12 @@ class Population:
         start = 0
         for cohort in self._cohorts:
             part = slice(start, start + cohort.rows)
-            cohort.step(
-                dataclasses.replace(
-                    command,
-                    **{
-                        field.name: getattr(command, field.name)[part]
-                        for field in dataclasses.fields(command)
-                    },
-                )
-            )
+            own = {
+                field.name: getattr(command, field.name)[part]
+                for field in dataclasses.fields(command)
+            }
+            with self._memory_of(cohort):
+                cohort.step(dataclasses.replace(command, **own))
             start += cohort.rows
         return self.signals()
 
@@ -141,51 +143,48 @@ class Population:
         """Return the state of every row as plain data and tensors."""
         self._need_rows()
         return {
-            "tasks": [task.name for task in self.tasks],
+            "made": self._made(),
+            "seed": self.seed,
             "row_seeds": list(self.row_seeds),
-            "cohorts": [cohort.snapshot() for cohort in self._cohorts],
+            "rows": [
+                join_rows([cohort.snapshot() for cohort in cohorts])
+                for cohorts in self._cohorts_by_task()
+            ],
         }
 
     def restore(self, saved: dict[str, Any]) -> Signals:
-        """Go back to a snapshot of a population made the same way."""
-        names = [task.name for task in self.tasks]
-        if saved["tasks"] != names or len(saved["row_seeds"]) != self.rows:
+        """Go back to a snapshot of a population made the same way, by whichever strategy."""
+        difference = first_difference(saved["made"], self._made())
+        if difference is not None:
             raise CheckpointError(
-                f"the snapshot is of {len(saved['row_seeds'])} rows of {saved['tasks']}, this "
-                f"population has {self.rows} rows of {names}; make it the same way"
+                f"the snapshot is of a population with {difference[0]}, this one has "
+                f"{difference[1]}; make it the same way"
             )
-        self.row_seeds = list(saved["row_seeds"])
+        self.seed, self.row_seeds = saved["seed"], list(saved["row_seeds"])
         self.close()
-        self._cohorts = self._make_cohorts()
-        for cohort, state in zip(self._cohorts, saved["cohorts"], strict=True):
-            cohort.restore(state)
+        self._fill(saved["rows"])
         return self.signals()
 
     def fork(self, rows: Sequence[int]) -> Population:
-        """Return a new population of copies of these rows, in exactly their state."""
+        """Return a new population of copies of these rows, in exactly their state.
+
+        A row may be named several times. Rows come in the order given, task by task.
+        """
         self._need_rows()
-        rows = sorted(rows)
-        if not rows or rows[0] < 0 or rows[-1] >= self.rows:
-            raise UsageError(f"rows must be some of 0 to {self.rows - 1}, got {rows}")
-        chosen = [index for index in range(len(self.tasks)) if index in self._tasks_of(rows)]
-        copy = Population(
-            [self.tasks[index] for index in chosen],
-            [sum(self._task_of_row[row] == index for row in rows) for index in chosen],
-            self.seed,
-            str(self.device),
-            self.strategy,
-            horizon=self._horizon,
-            data=self._data_path,
-            config=self.config,
-            row_seeds=[self.row_seeds[row] for row in rows],
-        )
-        copy._cohorts = copy._make_cohorts()
-        parts = self._snapshots_of(rows)
-        start = 0
-        for cohort in copy._cohorts:
-            cohort.restore(_join_snapshots(parts[start : start + cohort.rows]))
-            start += cohort.rows
-        return copy
+        if not rows or min(rows) < 0 or max(rows) >= self.rows:
+            raise UsageError(f"rows must be some of 0 to {self.rows - 1}, got {list(rows)}")
+        chosen = sorted(rows, key=lambda row: self._task_of_row[row])
+        kept = sorted({self._task_of_row[row] for row in chosen})
+        twin = copy.copy(self)
+        twin.tasks = [self.tasks[index] for index in kept]
+        twin._data = [self._data[index] for index in kept]
+        twin._task_of_row = [kept.index(self._task_of_row[row]) for row in chosen]
+        twin.rows = len(chosen)
+        twin.row_seeds = [self.row_seeds[row] for row in chosen]
+        twin._cohorts = []
+        parts = [[row for row in chosen if self._task_of_row[row] == index] for index in kept]
+        twin._fill([join_rows([self._snapshot_of(row) for row in part]) for part in parts])
+        return twin
 
     def save(self, folder: str | Path) -> None:
         """Write the state of every row into a folder."""
@@ -202,29 +201,69 @@ class Population:
             cohort.engine.close()
         self._cohorts = []
 
+    def _made(self) -> dict[str, Any]:
+        """Return what a snapshot depends on: everything but how the rows are executed."""
+        config = {
+            name: value
+            for name, value in self.config.to_mapping().items()
+            if name not in EXECUTION_SETTINGS
+        }
+        rows = [self._task_of_row.count(index) for index in range(len(self.tasks))]
+        return {
+            "tasks": [task.name for task in self.tasks],
+            "rows": rows,
+            "horizon": self._horizon,
+            "settings": config,
+            "task settings": [task.config.to_mapping() for task in self.tasks],
+            "blueprints": list(blueprint_names()),
+        }
+
     def _make_cohorts(self) -> list[Cohort]:
         cohorts = []
         for index, (task, data) in enumerate(zip(self.tasks, self._data, strict=True)):
             mine = [row for row in range(self.rows) if self._task_of_row[row] == index]
             keys = [derive_seed(self.seed, self.row_seeds[row], "row") for row in mine]
             fits = _fitting(task)
-            for part, engine in make_engines(task, data, keys, self.strategy, self.config):
-                horizon = self._horizon or task.config.horizon
-                cohorts.append(Cohort(task, part, engine, fits, self.config, horizon))
+            with naming_rows_that_fit(len(mine), at_once=False):
+                for part, engine in make_engines(task, data, keys, self.strategy, self.config):
+                    horizon = self._horizon or task.config.horizon
+                    cohorts.append(Cohort(task, part, engine, fits, self.config, horizon))
         return cohorts
 
-    def _tasks_of(self, rows: Sequence[int]) -> set[int]:
-        return {self._task_of_row[row] for row in rows}
-
-    def _snapshots_of(self, rows: Sequence[int]) -> list[dict[str, Any]]:
-        """Return one snapshot per row, in order."""
-        found, start = [], 0
+    def _cohorts_by_task(self) -> list[list[Cohort]]:
+        """Return the cohorts of every task."""
+        groups: list[list[Cohort]] = [[] for _ in self.tasks]
+        row = 0
         for cohort in self._cohorts:
-            for row in range(cohort.rows):
-                if start + row in rows:
-                    found.append(cohort.snapshot([row]))
-            start += cohort.rows
-        return found
+            groups[self._task_of_row[row]].append(cohort)
+            row += cohort.rows
+        return groups
+
+    def _fill(self, saved: Sequence[dict[str, Any]]) -> None:
+        """Build every row and bring it into its saved state; `saved` is by task."""
+        self._cohorts = self._make_cohorts()
+        for rows, cohorts in zip(saved, self._cohorts_by_task(), strict=True):
+            start = 0
+            for cohort in cohorts:
+                with self._memory_of(cohort):
+                    cohort.restore(take_rows(rows, start, start + cohort.rows))
+                start += cohort.rows
+
+    def _snapshot_of(self, row: int) -> dict[str, Any]:
+        for cohort in self._cohorts:
+            if row < cohort.rows:
+                return cohort.snapshot([row])
+            row -= cohort.rows
+        raise IndexError(f"there is no row {row}")
+
+    def _memory_of(self, cohort: Cohort) -> AbstractContextManager[None]:
+        """Return a block in which running out of memory names the rows that would fit."""
+        resident = 0
+        if self.device.type == "cuda":
+            resident = torch.cuda.memory_allocated(self.device)
+        return naming_rows_that_fit(
+            cohort.rows, at_once=cohort.engine.is_stacked, resident=resident
+        )
 
     def _need_rows(self) -> None:
         if not self._cohorts:
@@ -255,17 +294,3 @@ def _choose_device(name: str) -> torch.device:
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise UsageError("this machine has no CUDA device; use device='cpu'")
     return torch.device(name)
-
-
-def _join_snapshots(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Put snapshots of single rows together."""
-    first = parts[0]
-
-    def joined(name: str) -> Any:
-        if isinstance(first[name], dict):
-            return {key: torch.cat([part[name][key] for part in parts]) for key in first[name]}
-        if isinstance(first[name], Tensor):
-            return torch.cat([part[name] for part in parts])
-        return [item for part in parts for item in part[name]]
-
-    return {name: joined(name) for name in first}

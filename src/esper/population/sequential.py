@@ -44,6 +44,7 @@ class SequentialEngine:
     ) -> None:
         """Wrap every host in a garden of its own."""
         self.slots = slots
+        self.is_stacked = False
         self._data = data
         self._objective = objective
         self._settings = settings

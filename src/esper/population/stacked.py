@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -25,6 +24,7 @@ from esper.population.feed import EpochPlan, Feed
 from esper.population.grafts import Grafts, graft
 from esper.population.nursery import Member, Nursery
 from esper.population.replay import Replay
+from esper.population.shortcuts import shorten
 from esper.population.stack import (
     Stack,
     clip_coefficient,
@@ -57,6 +57,7 @@ class StackedEngine:
     ) -> None:
         """Stack the hosts; each is used once, the first also as the shape of them all."""
         self.slots = slots
+        self.is_stacked = True
         self._data = data
         self._objective = objective
         self._settings = settings
@@ -71,12 +72,13 @@ class StackedEngine:
         for host in hosts:
             self._hosts.append(dict(host.named_parameters()), None)
         self.host_params = sum(p.numel() for p in first.values() if p.requires_grad)
-        self._template.to(self._device)
+        shorten(self._template.to(self._device))
         self._nursery = Nursery(slots, keys, self._dtype, self._device)
         self._feed = Feed(data, keys, settings.batch_size)
         self._state: SlotState | None = None
         self._grafts: Grafts | None = None
-        self._use_bf16 = use_bf16
+        # In BF16 every activation is: autocast would keep norms, and all that follows, in FP32.
+        self._compute = torch.bfloat16 if use_bf16 else self._dtype
         self._replay = Replay() if use_graphs and self._device.type == "cuda" else None
         for index, slot in enumerate(slots):
             host_module = self._template.get_submodule(slot.path)
@@ -167,9 +169,9 @@ class StackedEngine:
             return result
 
         if x.is_floating_point():
-            x = x.to(self._dtype)
-        with self._precision():
-            out: Tensor = vmap(one, in_dims=(0, x_dim))(leaves, x)
+            x = x.to(self._compute)
+        leaves = {name: leaf.to(self._compute) for name, leaf in leaves.items()}
+        out: Tensor = vmap(one, in_dims=(0, x_dim))(leaves, x)
         return out
 
     def _evaluate(
@@ -191,11 +193,6 @@ class StackedEngine:
             return graft(output, index, grafts)
 
         return attend
-
-    def _precision(self) -> AbstractContextManager[Any]:
-        if not self._use_bf16:
-            return nullcontext()
-        return torch.autocast(self._device.type, dtype=torch.bfloat16)
 
     def _make_grafts(
         self, rows: Sequence[int], on: list[list[bool]] | None, *, is_training: bool

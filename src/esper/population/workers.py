@@ -44,6 +44,7 @@ class WorkersEngine:
         self, task: Task, data: TaskData, keys: Sequence[int], config: PopulationConfig
     ) -> None:
         """Start the processes and wait until each has built its rows."""
+        self.is_stacked = False
         count = min(config.workers or os.cpu_count() or 1, len(keys))
         bounds = [len(keys) * number // count for number in range(count + 1)]
         self._parts = [range(a, b) for a, b in pairwise(bounds)]

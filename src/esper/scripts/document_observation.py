@@ -71,8 +71,8 @@ def render() -> str:
             "Each slot",
             SLOT_FEATURES,
             0,
-            "Indices count from the start of the slot, which is 31 + 30 i for slot i; the full name "
-            "of a feature starts with the id of its slot, as in `r0c0.alpha`.",
+            "Indices count from the start of the slot, which is 31 + 30 i for slot i. The full name"
+            "\nof a feature starts with the id of its slot, as in `r0c0.alpha`.",
         ),
         _index(),
     ]

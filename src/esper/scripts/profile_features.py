@@ -12,6 +12,7 @@ import json
 import pstats
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
@@ -82,7 +83,10 @@ def where_time_goes(hosts: ImaginedHosts, calls: int = 500) -> list[tuple[str, f
     # (file, line, name) -> (calls, primitive calls, own time, time with callees, callers)
     entries: dict[tuple[str, int, str], tuple[int, int, float, float, object]] = stats.stats  # type: ignore[attr-defined]
     total = sum(entry[2] for entry in entries.values())
-    shares = {name: own / total for (_, _, name), (_, _, own, _, _) in entries.items()}
+    shares: dict[str, float] = defaultdict(float)
+    for (_, _, name), entry in entries.items():
+        # Built-in ones are called <method 'take' of 'numpy.ndarray' objects>.
+        shares[name.strip("<>").replace("'", "")] += entry[2] / total
     return sorted(shares.items(), key=lambda item: -item[1])
 
 

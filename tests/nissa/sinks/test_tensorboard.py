@@ -112,10 +112,13 @@ def test_a_file_torn_by_a_kill_is_whole_after_a_resume(tmp_path: Path) -> None:
     assert scalars(tmp_path / "tb") == {"charts/val_score": [(1, 1.0)]}
 
 
-@pytest.mark.parametrize("damage", ["missing", "short"])
-def test_a_lost_file_is_begun_anew(tmp_path: Path, damage: str) -> None:
+@pytest.mark.parametrize(("damage", "kept"), [("missing", 0), ("short", 0), ("torn", 1)])
+def test_as_much_of_a_damaged_file_is_kept_as_is_whole(
+    tmp_path: Path, damage: str, kept: int
+) -> None:
     sink = TensorBoardSink()
     sink.start(context(tmp_path))
+    sink.write([EpochRow(step=0, val_score=0.5)])
     sink.write([EpochRow(step=1, val_score=1.0)])
     cursor = sink.mark()
     sink.close("failed")
@@ -123,12 +126,12 @@ def test_a_lost_file_is_begun_anew(tmp_path: Path, damage: str) -> None:
     if damage == "missing":
         path.unlink()
     else:
-        os.truncate(path, 10)
+        os.truncate(path, 10 if damage == "short" else path.stat().st_size - 3)
     again = TensorBoardSink()
     again.start(context(tmp_path, is_resumed=True, cursor=cursor))
     again.write([EpochRow(step=2, val_score=2.0)])
     again.close("finished")
-    assert scalars(tmp_path / "tb") == {"charts/val_score": [(2, 2.0)]}
+    assert scalars(tmp_path / "tb") == {"charts/val_score": [(0, 0.5), (2, 2.0)][1 - kept :]}
 
 
 def test_files_of_others_and_cursors_of_strangers_are_left_alone(tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from esper.leyline.controller import Controller, ControllerContext
-from esper.leyline.errors import UnknownNameError, UsageError
+from esper.leyline.errors import CheckpointError, UnknownNameError, UsageError
+from esper.leyline.storage import save_tree
 from esper.tamiyo import (
     CONTROLLERS,
     HeuristicController,
@@ -14,6 +15,8 @@ from esper.tamiyo import (
     make_controller,
     register_controller,
 )
+from esper.tamiyo.controllers import LearnedController, new_policy, save_policy
+from esper.tamiyo.networks import PolicyConfig
 from tests.tamiyo.controllers.scenes import CONTEXT
 
 
@@ -60,12 +63,35 @@ def test_pretrained_says_what_to_use(spec: str) -> None:
 
 
 @pytest.mark.parametrize("as_text", [True, False])
-def test_a_path_says_that_learned_controllers_cannot_be_loaded(
-    tmp_path: Path, as_text: bool
-) -> None:
-    with pytest.raises(UsageError, match="cannot load learned controllers") as error:
-        make_controller(str(tmp_path) if as_text else tmp_path, CONTEXT)
+def test_a_path_is_the_folder_of_a_policy(tmp_path: Path, as_text: bool) -> None:
+    save_policy(tmp_path / "policy", new_policy(PolicyConfig(lstm_hidden_dim=16)))
+    path = tmp_path / "policy"
+    controller = make_controller(str(path) if as_text else path, CONTEXT)
+    assert isinstance(controller, LearnedController)
+    assert not controller.greedy
+    greedy = make_controller(f"greedy:{path}", CONTEXT)
+    assert isinstance(greedy, LearnedController)
+    assert greedy.greedy
+
+
+def test_a_path_without_a_policy_says_so(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is no saved state") as error:
+        make_controller(tmp_path, CONTEXT)
     assert str(tmp_path) in one_line(error)
+    with pytest.raises(UsageError, match="there is no saved state at") as error:
+        make_controller(str(tmp_path / "nowhere"), CONTEXT)
+    one_line(error)
+    save_tree(tmp_path / "garden", {}, kind="garden", version=1)
+    with pytest.raises(CheckpointError, match="where a 'policy' is needed") as error:
+        make_controller(tmp_path / "garden", CONTEXT)
+    one_line(error)
+
+
+@pytest.mark.parametrize("spec", ["learned", "learned:", "greedy"])
+def test_a_learned_controller_needs_a_folder(spec: str) -> None:
+    with pytest.raises(UsageError, match="needs the folder of a policy") as error:
+        make_controller(spec, CONTEXT)
+    one_line(error)
 
 
 @pytest.mark.parametrize("spec", ["wait:1", "random:7", "heuristic:fast", "wait:"])

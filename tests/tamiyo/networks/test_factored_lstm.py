@@ -553,6 +553,14 @@ def test_checks_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
         net.get_action(states)
 
 
+def test_debugging_finds_nothing_wrong_with_good_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ops that are not legal have no slot; that is no mistake."""
+    monkeypatch.setenv("ESPER_DEBUG", "1")
+    net = small_policy()
+    batch = act_step_by_step(net, rows=8, steps=10)
+    net.score(batch.states, batch.blueprints, batch.actions, batch.masks)
+
+
 # -------------------------------------------------------------------------------------- compile
 
 

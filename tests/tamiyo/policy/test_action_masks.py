@@ -407,3 +407,25 @@ def test_empty_masks_and_lost_logits_raise() -> None:
     mask[2] = False
     with pytest.raises(EmptyMaskError, match="row 2"):
         MaskedCategorical(torch.zeros(3, 4), mask)
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
+def test_masks_on_a_device_are_those_on_the_cpu() -> None:
+    hosts = ImaginedHosts(32, seed=8)
+    for _ in range(20):
+        hosts.step(hosts.random_actions(prune_chance=0.1))
+    actions = hosts.random_actions()
+    ours = heads_mask(hosts.masks(), actions["op"], actions["slot"])
+    on_gpu = compute_action_masks(hosts.signals().to("cuda"), hosts.fits.to("cuda"))
+    op, slot = actions["op"].to("cuda"), actions["slot"].to("cuda")
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        theirs = heads_mask(on_gpu, op, slot)
+        base, available, causal = base_mask(on_gpu), available_heads(on_gpu), causal_heads(op)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(ours, theirs.cpu())
+    assert torch.equal(base_mask(hosts.masks()), base.cpu())
+    assert torch.equal(available_heads(hosts.masks()), available.cpu())
+    assert torch.equal(causal_heads(actions["op"]), causal.cpu())

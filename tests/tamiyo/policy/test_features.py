@@ -340,6 +340,7 @@ def test_debugging_looks_closer(monkeypatch: pytest.MonkeyPatch, library: str) -
     story.act(LifecycleOp.GERMINATE, 0, blueprint=7)
     story.epoch(2.0, 20.0)
     lost = change(story.signals(), val_loss=[math.nan])
+    monkeypatch.delenv("ESPER_DEBUG", raising=False)
     assert math.isnan(observe(lost)["loss_norm"])
     monkeypatch.setenv("ESPER_DEBUG", "1")
     observe(story.signals())
@@ -526,7 +527,8 @@ def test_each_of_the_121_features_moves_and_stays_in_range(library: str) -> None
 
 def test_a_gardener_on_the_digits_gives_every_kind_of_signal() -> None:
     """Two real seeds are grown beside each other; what is measured really reaches the features."""
-    task = get_task("digits")
+    task = get_task("digits", validation_samples=128)
+    data = task.load()
     lifecycle = {"gates": {"min_training_epochs": 1}}
     garden = Garden(
         task.build_host(0),
@@ -541,19 +543,16 @@ def test_a_gardener_on_the_digits_gives_every_kind_of_signal() -> None:
     script = Plan(plan)
     gardener = Gardener(garden, script, horizon=16)
     optimizer = gardener.optimizer(torch.optim.SGD, lr=0.05)
-    generator = torch.Generator().manual_seed(0)
-    images = torch.randn(256, *task.config.input_shape, generator=generator)
-    labels = (images.mean((1, 2, 3)) > 0).long()
+    held_out, truth = data.batch("val", data.subset)
 
-    def evaluate(model: torch.nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
-        loss, correct = per_sample_classification(model(images), labels)
-        assert correct is not None
-        return loss, correct
+    def evaluate(model: torch.nn.Module) -> tuple[torch.Tensor, torch.Tensor | None]:
+        return per_sample_classification(model(held_out), truth)
 
-    for _ in range(16):
-        for at in range(0, 256, 64):
+    for epoch in range(16):
+        for chosen in data.order(0, epoch)[:256].split(64):
+            images, labels = data.batch("train", chosen)
             optimizer.zero_grad()
-            F.cross_entropy(garden(images[at : at + 64]), labels[at : at + 64]).backward()
+            F.cross_entropy(garden(images), labels).backward()
             garden.measure_gradients()
             optimizer.step()
         gardener.step(evaluate)
@@ -581,3 +580,32 @@ def test_a_gardener_on_the_digits_gives_every_kind_of_signal() -> None:
         min(max(float(interaction), 0.0), 5.0) / 5, abs=1e-6
     )
     assert len(told[:, 1].unique()) > 10
+
+
+# ---------------------------------------------------------------------------------- on a device
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
+def test_a_device_gives_the_same_numbers_without_being_waited_for() -> None:
+    hosts = ImaginedHosts(64, seed=6)
+    for _ in range(30):
+        hosts.step(hosts.random_actions(prune_chance=0.1))
+    on_cpu, config = hosts.signals(), SlotConfig.of(4)
+    on_gpu = on_cpu.to("cuda")
+    expected, indices = batch_obs_to_features(on_cpu, config)
+    torch.use_deterministic_algorithms(True)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        features, blueprints = batch_obs_to_features(on_gpu, config, "cuda")
+        captured = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(captured):
+            replayed, _ = batch_obs_to_features(on_gpu, config)
+        captured.replay()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+        torch.use_deterministic_algorithms(False)
+    torch.testing.assert_close(features.cpu(), expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(replayed.cpu(), expected, rtol=0, atol=1e-6)
+    assert torch.equal(blueprints.cpu(), indices)
+    assert batch_obs_to_features(on_cpu, config, "cuda")[0].is_cuda

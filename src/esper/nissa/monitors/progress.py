@@ -20,6 +20,8 @@ SCORE_DROP = 5.0
 GRADIENT_SPIKE = 100.0
 TRACE_MEMORY = 0.9
 TRACE_WARMUP = 3
+TRACE_WINDOW = 32
+"""Epochs that matter to an average with that memory."""
 
 Trend = Literal["plateau", "improvement", "degradation"]
 
@@ -131,10 +133,11 @@ def sudden_change(recent: Recent) -> Iterator[Finding]:
     """Look at the epochs of one network."""
     if (recent.run.rows or 1) > 1:
         return
+    rows = list(recent.epochs)[-TRACE_WINDOW:]
     reasons = trace_reasons(
-        [row.val_loss for row in recent.epochs],
-        [row.val_score for row in recent.epochs],
-        [row.grad_norm for row in recent.epochs],
+        [row.val_loss for row in rows],
+        [row.val_score for row in rows],
+        [row.grad_norm for row in rows],
     )
     for reason, (value, threshold) in reasons.items():
         yield Finding(

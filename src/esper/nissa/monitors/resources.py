@@ -53,6 +53,8 @@ _TEXTS = {
 )
 def gpu_memory(recent: Recent) -> Iterator[Finding]:
     """Look at the epochs so far."""
+    if recent.epochs[-1].gpu_memory_share is None:
+        return
     found = check_gpu_memory([(row.time, row.gpu_memory_share) for row in recent.epochs])
     if found is not None:
         yield found
@@ -69,6 +71,8 @@ def gpu_memory(recent: Recent) -> Iterator[Finding]:
 )
 def gpu_memory_of_rounds(recent: Recent) -> Iterator[Finding]:
     """Look at the rounds so far."""
+    if recent.rounds[-1].gpu_memory_share is None:
+        return
     found = check_gpu_memory([(row.time, row.gpu_memory_share) for row in recent.rounds])
     if found is not None:
         yield found

@@ -46,7 +46,7 @@ class Sink(Protocol):
         """Take records in order; `esper.nissa.metrics.points_of` turns one into points."""
 
     def mark(self) -> Mapping[str, Any]:
-        """Make everything so far durable; return plain data to go on from here later."""
+        """Hand everything so far over; return plain data to go on from here later."""
 
     def close(self, status: str) -> None:
         """End; the run is `finished`, `interrupted` or `failed`."""

@@ -75,10 +75,9 @@ class TensorBoardSink:
         self._opened().flush()
 
     def mark(self) -> Mapping[str, Any]:
-        """Make the file durable; the cursor is its name and length."""
+        """Hand everything to the system; the cursor is the file's name and length."""
         file = self._opened()
         file.flush()
-        os.fsync(file.fileno())
         return {"file": self._path.name, "bytes": file.tell()}
 
     def close(self, status: str) -> None:
@@ -170,8 +169,23 @@ def _cut_back(folder: Path, cursor: Mapping[str, Any] | None) -> Path | None:
             path.unlink()
     if cursor is None or kept is None or not kept.exists():
         return None
-    if kept.stat().st_size < cursor["bytes"]:
+    # A power cut may have taken the end: then as much as is whole is kept.
+    whole = min(int(cursor["bytes"]), _whole_bytes(kept))
+    if not whole:
         kept.unlink()
         return None
-    os.truncate(kept, cursor["bytes"])
+    os.truncate(kept, whole)
     return kept
+
+
+def _whole_bytes(path: Path) -> int:
+    """Return the length of a file up to its last whole record."""
+    size, at = path.stat().st_size, 0
+    with path.open("rb") as file:
+        while len(length := file.read(8)) == 8:
+            end = at + 16 + int.from_bytes(length, "little")
+            if end > size:
+                break
+            at = end
+            file.seek(at)
+    return at

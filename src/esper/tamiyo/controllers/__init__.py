@@ -1,7 +1,10 @@
-"""Controllers that need no learning; importing this package registers them by name."""
+"""Controllers, learned or not; importing this package registers them by name."""
 
 from esper.tamiyo.controllers.choices import Choice, is_legal, pack_choices
+from esper.tamiyo.controllers.explanation import Contributor, Explanation
 from esper.tamiyo.controllers.heuristic import HeuristicConfig, HeuristicController
+from esper.tamiyo.controllers.learned import GreedyController, LearnedController
+from esper.tamiyo.controllers.policy_file import Policy, load_policy, new_policy, save_policy
 from esper.tamiyo.controllers.random import RandomController
 from esper.tamiyo.controllers.registry import (
     CONTROLLERS,
@@ -16,15 +19,23 @@ from esper.tamiyo.controllers.wait import WaitController
 __all__ = [
     "CONTROLLERS",
     "Choice",
+    "Contributor",
     "ControllerPlugin",
+    "Explanation",
+    "GreedyController",
     "HeuristicConfig",
     "HeuristicController",
+    "LearnedController",
+    "Policy",
     "RandomController",
     "ScheduleController",
     "WaitController",
     "is_legal",
+    "load_policy",
     "make_controller",
+    "new_policy",
     "pack_choices",
     "refuse_argument",
     "register_controller",
+    "save_policy",
 ]

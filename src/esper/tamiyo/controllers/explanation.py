@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from esper.leyline.actions import HEAD_NAMES, LifecycleOp
+from esper.leyline.actions import CAUSAL_HEADS, HEAD_NAMES, LifecycleOp
 from esper.leyline.alpha import ALPHA_TARGETS, SPEED_TICKS, TEMPO_EPOCHS, AlphaCurve, BlendStyle
 from esper.leyline.slots import SlotConfig
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCriticV2
@@ -30,8 +30,8 @@ from esper.tamiyo.policy.layout import feature_names
 CONTRIBUTORS = 3
 """How many features an explanation names."""
 
-_SHOWN = 0.005
-"""Least probability that is worth a word in a line of text."""
+_SHOWN = 3
+"""How many choices of a head a line of text names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +50,8 @@ class Explanation:
     """One decision of one row, in words and numbers."""
 
     op: str
+    choices: dict[str, str]
+    """By head: what was taken, for the heads the op uses."""
     probabilities: dict[str, dict[str, float]]
     """By head and choice: what each head was drawn from; 0 where a choice was not legal."""
     values: dict[str, float]
@@ -67,13 +69,21 @@ class Explanation:
 
     def lines(self) -> list[str]:
         """Return the explanation in a few lines of text."""
-        ops = _words(self.probabilities["op"], "{:.0%}")
-        values = _words(self.values, "{:+.2f}", least=None) or f"{self.value:+.2f}"
-        because = ", ".join(
-            f"{each.feature} {each.value:.2f} ({each.influence:+.2f})" for each in self.contributors
-        )
+        chances = self.probabilities["op"]
+        legal = {op: value for op, value in self.values.items() if chances[op] > 0}
+        how = [
+            f"{head} {_words(self.probabilities[head], '{:.0%}', most=_SHOWN)}"
+            for head in self.choices
+        ]
         about = "log-probability" if self.measured_on == "op" else "value"
-        return [f"ops: {ops}", f"values: {values}", f"because of ({about}): {because}"]
+        because = [
+            f"{each.feature} {each.value:.2f} ({each.influence:+.2g})" for each in self.contributors
+        ]
+        lines = [f"ops: {_words(chances, '{:.0%}')}"]
+        if how:
+            lines.append(f"then: {'; '.join(how)}")
+        lines.append(f"values: {_words(legal, '{:+.2f}') or f'{self.value:+.2f}'}")
+        return [*lines, f"because of (on {about}): {', '.join(because)}"]
 
 
 def choice_names(
@@ -122,6 +132,7 @@ def explain_step(
         head: dict(zip(names[head], probs[index].tolist(), strict=False))
         for index, head in enumerate(HEAD_NAMES)
     }
+    op = LifecycleOp(int(step.op))
     sees_op = network.config.critic != "state"
     values = dict(zip(names["op"], step.op_values.tolist(), strict=True)) if sees_op else {}
     legal = step.masks[OP, : network.table.sizes["op"]]
@@ -131,7 +142,8 @@ def explain_step(
     shown = [*raw.tolist(), *blueprints.tolist()]
     strongest = influence.abs().topk(CONTRIBUTORS).indices.tolist()
     return Explanation(
-        op=names["op"][int(step.op)],
+        op=op.name,
+        choices={head: names[head][int(step[head])] for head in CAUSAL_HEADS[op] if head != "op"},
         probabilities=by_head,
         values=values,
         value=float(step.value),
@@ -179,10 +191,7 @@ def _labels(slot_names: Sequence[str], slots: int) -> list[str]:
     return [*feature_names(config), *(f"{slot}.blueprint" for slot in config.slot_ids)]
 
 
-def _words(numbers: Mapping[str, float], form: str, least: float | None = _SHOWN) -> str:
-    shown = sorted(numbers.items(), key=lambda item: -item[1])
-    return ", ".join(
-        f"{name} {form.format(number)}"
-        for name, number in shown
-        if least is None or number >= least
-    )
+def _words(numbers: Mapping[str, float], form: str, most: int | None = None) -> str:
+    """Return the largest numbers with their names; what is exactly 0 is left out."""
+    shown = sorted(numbers.items(), key=lambda item: -item[1])[:most]
+    return ", ".join(f"{name} {form.format(number)}" for name, number in shown if number)

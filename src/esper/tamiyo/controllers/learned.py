@@ -11,10 +11,11 @@ from torch import Tensor
 
 from esper.leyline.actions import HEAD_NAMES
 from esper.leyline.controller import ControllerContext
-from esper.leyline.errors import UsageError
+from esper.leyline.errors import CheckpointError, UsageError
 from esper.leyline.masks import Masks
 from esper.leyline.randomness import generator
 from esper.leyline.signals import Signals
+from esper.leyline.storage import MANIFEST_FILE
 from esper.tamiyo.controllers.explanation import Explanation, explain_step
 from esper.tamiyo.controllers.policy_file import Policy, load_policy
 from esper.tamiyo.controllers.registry import register_controller
@@ -208,7 +209,14 @@ class GreedyController(LearnedController):
 def _load(name: str, argument: str | None) -> Policy:
     if not argument:
         raise UsageError(f"controller {name!r} needs the folder of a policy, as in {name}:FOLDER")
-    return load_policy(Path(argument))
+    folder = Path(argument)
+    try:
+        return load_policy(folder)
+    except CheckpointError as error:
+        # A folder that holds a state is at fault itself; any other was the wrong thing to name.
+        if (folder / MANIFEST_FILE).exists():
+            raise
+        raise UsageError(str(error)) from error
 
 
 def _blueprint_ids(policy: Policy, context: ControllerContext) -> Tensor | None:
@@ -221,4 +229,4 @@ def _blueprint_ids(policy: Policy, context: ControllerContext) -> Tensor | None:
             f"it knows {', '.join(own)}; train one that does, or use another controller"
         )
     ids = [own.index(name) for name in context.blueprint_names]
-    return None if ids == list(range(len(own))) else torch.tensor(ids)
+    return None if ids == list(range(len(ids))) else torch.tensor(ids)

@@ -50,8 +50,8 @@ def make_controller(
     """Return the controller `spec` asks for.
 
     Args:
-        spec: 'name', 'name:argument', or an object that already is a controller, which is
-            returned as it is.
+        spec: 'name', 'name:argument', the folder of a saved policy, or an object that already is
+            a controller, which is returned as it is.
         context: The slots, blueprints and seed the controller will work with.
 
     Returns:
@@ -69,7 +69,10 @@ def make_controller(
         )
     name, colon, argument = spec.partition(":")
     if name not in CONTROLLERS:
-        _refuse_learned(spec, name)
+        _refuse_pretrained(name)
+        # false, not an error, for what cannot be a path
+        if os.path.exists(spec) or os.sep in spec:
+            return CONTROLLERS.get("learned").build(spec, context)
     return CONTROLLERS.get(name).build(argument if colon else None, context)
 
 
@@ -81,14 +84,9 @@ def refuse_argument(name: str, argument: str | None) -> None:
         )
 
 
-def _refuse_learned(spec: str, name: str) -> None:
-    """Raise a helpful line for names and paths that ask for a learned controller."""
+def _refuse_pretrained(name: str) -> None:
+    """Raise a helpful line for the name of a controller that will ship with the package."""
     if name == "pretrained":
         raise UsageError(
             "no pretrained controller ships with this version; use the controller 'heuristic'"
-        )
-    if os.path.exists(spec):  # false, not an error, for what cannot be a path
-        raise UsageError(
-            f"{spec!r} is a path, but this version cannot load learned controllers; "
-            "use the controller 'heuristic'"
         )

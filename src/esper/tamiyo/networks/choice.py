@@ -12,9 +12,9 @@ from esper.tamiyo.networks.records import PolicyStep
 from esper.tamiyo.policy.distribution import (
     FloorKind,
     chosen_log_probs,
-    masked_log_probs,
     probabilities,
     sample,
+    unchecked_log_probs,
 )
 
 
@@ -46,9 +46,7 @@ def choose(
         floor_kind: how floors are kept.
         critic: what the baseline is.
     """
-    log_probs = masked_log_probs(
-        table.row_logits(logits), masks, floors, floor_kind=floor_kind, check=False
-    )
+    log_probs = unchecked_log_probs(table.row_logits(logits), masks, floors, floor_kind)
     if uniforms is None:
         drawn = sample(log_probs, deterministic=True)
     else:

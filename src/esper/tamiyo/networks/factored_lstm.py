@@ -345,7 +345,9 @@ class FactoredRecurrentActorCriticV2(nn.Module):
 
     def check_step(self, step: PolicyStep, logits: Tensor) -> None:
         """Raise where a decision was made by an empty mask or by logits that are not finite."""
-        if must_check(self.config.check, logits):
+        if not must_check(self.config.check, logits):
+            return
+        if not bool(step.masks.any(-1).all() & torch.isfinite(logits.sum())):
             check_choices(self.table.head_logits(logits), step.masks, HEAD_NAMES)
 
     def decide(

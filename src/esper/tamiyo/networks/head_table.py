@@ -39,6 +39,7 @@ _SINGLE = tuple(head for head in HEAD_NAMES if head not in ("slot", "blueprint")
 
 assert ("slot", "blueprint", *_SINGLE) == HEAD_NAMES, "rows are built in this order"
 assert OP == NUM_HEADS + OP_ROW
+assert NOOP == 0, "the placeholder of the blueprint comes first"
 
 
 class HeadTable(nn.Module):
@@ -51,6 +52,7 @@ class HeadTable(nn.Module):
     row_heads: Tensor
     rows_by_choice: Tensor
     everything: Tensor
+    nothing: Tensor
     causal: Tensor
     placeholders: Tensor
 
@@ -73,6 +75,7 @@ class HeadTable(nn.Module):
         self._keep("row_heads", torch.tensor([HEAD_NAMES.index(head) for head in rows]))
         self._keep("rows_by_choice", self._rows_by_choice())
         self._keep("everything", everything)
+        self._keep("nothing", torch.zeros(1, dtype=torch.bool))
         self._keep("causal", causal_table())
         self._keep("placeholders", torch.tensor([int(PLACEHOLDERS[head]) for head in HEAD_NAMES]))
 
@@ -97,13 +100,11 @@ class HeadTable(nn.Module):
         parts = self._parts(masks, shape)
         slots, blueprints = parts["slot_by_op"], parts["blueprint_by_slot"]
         anywhere = (blueprints & slots[..., LifecycleOp.WAIT, :, None]).any(-2)
-        nothing = ~anywhere.any(-1, keepdim=True)
         # Where nothing fits anywhere, the idle head has its placeholder alone.
-        anywhere = anywhere | F.pad(nothing, (NOOP, self.num_blueprints - NOOP - 1))
-        cells = [slots.flatten(-2), blueprints.flatten(-2), anywhere]
+        nothing = ~anywhere.any(-1, keepdim=True)
+        cells = [slots.flatten(-2), blueprints.flatten(-2), nothing, anywhere[..., NOOP + 1 :]]
         cells += [parts[head] for head in _SINGLE]
-        flat = F.pad(torch.cat(cells, dim=-1), (0, 1))
-        return self._fold(flat, self.row_mask_cells)
+        return self._fold(self._end(cells), self.row_mask_cells)
 
     def head_masks(self, masks: MaskSource | None, actions: Tensor) -> Tensor:
         """Return bool [..., 8, K]: the masks by which actions, int64 [..., 8], were chosen.
@@ -116,8 +117,7 @@ class HeadTable(nn.Module):
             return _checked(masks, shape, NUM_HEADS, self.width)
         if isinstance(masks, Mapping) and "slot_by_op" not in masks:
             parts = [self._head_part(masks, head, shape) for head in HEAD_NAMES]
-            flat = F.pad(torch.cat(parts, dim=-1), (0, 1))
-            return self._fold(flat, self.head_mask_cells)
+            return self._fold(self._end(parts), self.head_mask_cells)
         rows = self.rows_of(actions[..., OP], actions[..., SLOT])
         return self.select(self.row_masks(masks, shape), rows)
 
@@ -151,6 +151,10 @@ class HeadTable(nn.Module):
         """Return a rectangle [..., rows, K] whose cells are these entries of the last axis."""
         filled = flat.index_select(-1, cells)
         return filled.view(*filled.shape[:-1], -1, self.width)
+
+    def _end(self, parts: Sequence[Tensor]) -> Tensor:
+        """Return masks side by side, with one False after the last."""
+        return torch.cat([*parts, self.nothing.expand(*parts[0].shape[:-1], 1)], dim=-1)
 
     def _rows_by_choice(self) -> Tensor:
         """Return int64 [ops, S, 8]: the row of every head once op and slot are known."""

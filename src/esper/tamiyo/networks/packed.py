@@ -1,9 +1,10 @@
 """PackedPolicyStep: one policy step on a CPU, from weights laid out the way a step reads them.
 
 A step is bound by reading fourteen megabytes of weights. Here they are copied once into the blocks
-that oneDNN multiplies best, the first layers of all heads side by side and the gates of the memory
-in an order that needs fewer passes. It is for acting between two updates: the copy does not follow
-the network, so `refresh()` it after every update. A network that has changed since is refused.
+that oneDNN multiplies best, the first layers of all heads and of the critic side by side, and the
+gates of the memory in an order that needs fewer passes. It is for acting between two updates: the
+copy does not follow the network, so `refresh()` it after every update. A network whose weights
+have been written to since is refused.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from esper.tamiyo.networks.memory import Hidden, check_hidden
 from esper.tamiyo.networks.records import PolicyStep
 
 Layer = Callable[[Tensor], Tensor]
+
+_GATES = (0, 1, 3, 2)
+"""PyTorch's gates i, f, g, o in the order i, f, o, g: the three sigmoids are then one pass."""
 
 
 class PackedPolicyStep:
@@ -58,11 +62,17 @@ class PackedPolicyStep:
     def refresh(self) -> None:
         """Take over the weights the network has now."""
         policy = self._policy
+        self._weights = list(policy.parameters())
+        self._seen = self._versions()
+        self._features = self._pack([_linear(policy.feature_net, 0)])
         self._cells = [self._pack_cell(*weights) for weights in policy.lstm.all_weights]
+        # What reads the memory, side by side: plain heads, blueprint head, critic.
         plain = [head for index, head in enumerate(policy.heads) if index != BLUEPRINT]
+        value, effects = self._critic_layer()
         firsts = [_linear(head, 0) for head in (*plain, policy.blueprint_head)]
-        self._first = self._pack(firsts, relu=True)
-        self._split = sum(layer.out_features for layer in firsts[:-1])
+        self._first = self._pack([*firsts, value])
+        self._parts = (sum(each.out_features for each in firsts[:-1]), firsts[-1].out_features)
+        self._effects = effects
         # The last layers of the plain heads as one: each block sees its own head's part.
         lasts = [_linear(head, -1) for head in plain]
         blocks = torch.block_diag(*(layer.weight for layer in lasts))
@@ -70,7 +80,6 @@ class PackedPolicyStep:
         self._neck = self._pack([_linear(policy.blueprint_head, 2)], relu=True)
         self._blueprint = self._pack([_linear(policy.blueprint_head, -1)])
         self._before = sum(layer.out_features for layer in lasts[:BLUEPRINT])
-        self._seen = self._versions()
 
     @torch.no_grad()
     def __call__(
@@ -111,32 +120,52 @@ class PackedPolicyStep:
         self, state: Tensor, blueprint_indices: Tensor, hidden: Hidden
     ) -> tuple[Tensor, Tensor, Hidden]:
         """Return what `FactoredRecurrentActorCriticV2.respond` does."""
-        policy = self._policy
-        output = policy.encode(state, blueprint_indices)
+        # The row of an empty slot is the last, and -1 finds it.
+        seeds = self._policy.blueprint_embedding.embedding.weight[blueprint_indices]
+        features = self._features(torch.cat([state, seeds.flatten(1)], dim=1))
+        output = _normalize(features, self._policy.feature_net[1]).relu_()
         states, cells = [], []
         for layer, gates in enumerate(self._cells):
             output, cell = _run_cell(gates, output, hidden[0][layer], hidden[1][layer])
-            states.append(output)
-            cells.append(cell)
-        memory = policy.lstm_ln(output)
-        first = self._first(memory)
-        plain = self._last(first[:, : self._split])
-        blueprint = self._blueprint(self._neck(first[:, self._split :]))
+            states.append(output.unsqueeze(0))
+            cells.append(cell.unsqueeze(0))
+        first = self._first(_normalize(output, self._policy.lstm_ln))
+        plain, wide = self._parts
+        heads = first[:, : plain + wide].relu_()
+        logits = self._last(heads[:, :plain])
+        blueprint = self._blueprint(self._neck(heads[:, plain:]))
         at = self._before
-        logits = torch.cat([plain[:, :at], blueprint, plain[:, at:]], dim=1)
-        return logits, policy.op_values(memory), (torch.stack(states), torch.stack(cells))
+        logits = torch.cat([logits[:, :at], blueprint, logits[:, at:]], dim=1)
+        op_values = self._op_values(first[:, plain + wide :])
+        if len(cells) == 1:
+            return logits, op_values, (states[0], cells[0])
+        return logits, op_values, (torch.cat(states), torch.cat(cells))
+
+    def _op_values(self, base: Tensor) -> Tensor:
+        """Return Q(s, op), [rows, ops], from what the memory adds to the critic's first layer."""
+        last = _linear(self._policy.value_head, -1)
+        values = F.linear((base.unsqueeze(1) + self._effects).relu_(), last.weight, last.bias)
+        return values.squeeze(-1).expand(-1, self._policy.table.sizes["op"])
+
+    def _critic_layer(self) -> tuple[nn.Linear, Tensor]:
+        """Return the critic's first layer for the memory alone, and what each op adds to it."""
+        layer, width = _linear(self._policy.value_head, 0), self._policy.config.lstm_hidden_dim
+        memory = nn.Linear(width, layer.out_features)
+        memory.weight.copy_(layer.weight[:, :width])
+        memory.bias.copy_(layer.bias)
+        # A critic that does not see the op has one value for all of them.
+        effects = layer.weight[:, width:].t().clone()
+        return memory, effects if len(effects) else torch.zeros(1, layer.out_features)
 
     def _pack_cell(self, w_input: Tensor, w_hidden: Tensor, *biases: Tensor) -> Layer:
-        """Return one product for input and state, its gates in the order i, f, o, g.
-
-        PyTorch's order is i, f, g, o. With g last, the three sigmoids are one pass.
-        """
-        weight = torch.cat([w_input, w_hidden], dim=1)
-        bias = biases[0] + biases[1]
-        order = (0, 1, 3, 2)
-        weight = torch.cat([weight.chunk(4)[gate] for gate in order])
-        bias = torch.cat([bias.chunk(4)[gate] for gate in order])
-        return _packed(weight, bias, self._rows)
+        """Return one product for input and state together, its gates in the order of `_GATES`."""
+        weight = torch.cat([w_input, w_hidden], dim=1).chunk(4)
+        bias = (biases[0] + biases[1]).chunk(4)
+        return _packed(
+            torch.cat([weight[gate] for gate in _GATES]),
+            torch.cat([bias[gate] for gate in _GATES]),
+            self._rows,
+        )
 
     def _pack(self, layers: Sequence[nn.Linear], *, relu: bool = False) -> Layer:
         """Return layers that read the same input as one."""
@@ -145,8 +174,13 @@ class PackedPolicyStep:
         return _packed(weight, bias, self._rows, relu=relu)
 
     def _versions(self) -> list[tuple[int, int]]:
-        """Return what changes when a parameter is written to or replaced."""
-        return [(weight.data_ptr(), weight._version) for weight in self._policy.parameters()]
+        """Return what changes when a parameter is written to or moved."""
+        return [(weight.data_ptr(), weight._version) for weight in self._weights]
+
+
+def _normalize(x: Tensor, norm: nn.Module) -> Tensor:
+    assert isinstance(norm, nn.LayerNorm)
+    return F.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
 
 
 def _run_cell(gates: Layer, features: Tensor, state: Tensor, cell: Tensor) -> Hidden:

@@ -78,7 +78,6 @@ class Workbench:
 
     xp: Any
     """`numpy` or `torch`."""
-    slots: int
     device: torch.device
     stage_bits: Array
     """float32 [12, 11]: `is_active` and the one-hot of every value of a stage.
@@ -108,7 +107,7 @@ class Workbench:
     def read(self, signals: Signals) -> RawSignals:
         """Return the signals in the form of this library; nothing is copied."""
         fields = _read_fields(signals)
-        return RawSignals._make(map(Tensor.numpy, fields) if self.is_numpy else fields)
+        return RawSignals(*[field.numpy() for field in fields] if self.is_numpy else fields)
 
     def blank(self, rows: int) -> Array:
         """Return the observation of empty slots, to be written into."""
@@ -160,7 +159,6 @@ def make_workbench(slots: int, device: torch.device, xp: Any) -> Workbench:
     with torch.inference_mode(False):
         return Workbench(
             xp=xp,
-            slots=slots,
             device=device,
             stage_bits=table(_stage_bits()),
             op_bits=table(F.pad(torch.eye(NUM_OPS), (0, 0, 0, 1))),

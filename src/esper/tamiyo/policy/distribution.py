@@ -98,11 +98,20 @@ def masked_log_probs(
         EmptyMaskError: A row has no legal choice.
         NonFiniteError: A logit is NaN or infinite.
     """
-    logits = logits.float()
     if must_check(check, logits):
         check_choices(logits, mask, heads)
+    return unchecked_log_probs(logits, mask, floor, floor_kind)
+
+
+def unchecked_log_probs(
+    logits: Tensor, mask: Tensor, floor: float | Tensor, floor_kind: FloorKind
+) -> Tensor:
+    """Return what `masked_log_probs` does, and for a row without a legal choice anything finite.
+
+    It is for rectangles that hold more rows than will count.
+    """
     if floor_kind == "mixture":
-        log_probs = _mix(logits, mask, floor)
+        log_probs = _mix(logits, mask, floor).clamp(min=_TINY).log()
     elif floor_kind == "clamp":
         log_probs = _clamp(masked_log_softmax(logits, mask), mask, floor)
     elif floor_kind == "off":
@@ -252,7 +261,7 @@ def _mix(logits: Tensor, mask: Tensor, floor: float | Tensor) -> Tensor:
     legal = _count(mask, logits).unsqueeze(-1)
     least = _effective_floor(floor, legal.squeeze(-1), _MIXTURE_SHARE)
     share = (1.0 - least * legal) / total
-    return torch.addcmul(least, weight, share).clamp(min=_TINY).log()
+    return torch.addcmul(least, weight, share)
 
 
 def _clamp(log_probs: Tensor, mask: Tensor, floor: float | Tensor) -> Tensor:

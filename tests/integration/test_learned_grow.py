@@ -1,0 +1,85 @@
+"""A saved policy grows a network through the command line, and says why."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from esper.growth.folder import RunFolder
+from esper.tamiyo.controllers import new_policy, save_policy
+from esper.tamiyo.networks import PolicyConfig
+from tests.cli.terminal import esper
+
+EAGER = (0.0, 3.0, 0.0, -3.0, 3.0, 3.0)
+"""Initial logits of a policy that germinates, advances and fossilizes where it can."""
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> Path:
+    folder = tmp_path / "policy"
+    config = PolicyConfig(lstm_hidden_dim=32, num_slots=8, initial_op_bias=EAGER)
+    save_policy(folder, new_policy(config, seed=1))
+    return folder
+
+
+def grow(policy: Path, run: Path, *more: str) -> tuple[str, ...]:
+    fixed = ("grow", "--task", "digits_mlp", "--no-twin", "--epochs", "6", "--seed", "3")
+    return (*fixed, "--controller", str(policy), "--out", str(run), *more)
+
+
+def test_a_saved_policy_grows_a_network_and_explains_itself(
+    policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = esper(capsys, *grow(policy, tmp_path / "run", "-v", "--json"))
+    assert said.code == 0, said.err
+    document = json.loads(said.out)
+    assert document["controller"] == str(policy)
+    assert document["seeds"]
+    lines = said.err.splitlines()
+    decisions = [at for at, line in enumerate(lines) if line.startswith("epoch 1: ")]
+    assert len(decisions) == 1
+    first = lines[decisions[0] + 1 : decisions[0] + 5]
+    assert first[0].startswith("    ops: GERMINATE ")
+    assert first[1].startswith("    then: slot ")
+    assert "; blueprint " in first[1]
+    assert first[2].startswith("    values: ")
+    assert first[3].startswith("    because of (on log-probability): ")
+    # Five decisions follow the first five of six epochs.
+    assert sum(line.startswith("    because of (") for line in lines) == 5
+
+
+def test_the_reasons_are_shown_only_when_asked_for(
+    policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = esper(capsys, *grow(policy, tmp_path / "run"))
+    assert said.code == 0, said.err
+    assert "because of" not in said.err + said.out
+
+
+def test_the_memory_of_the_policy_is_in_the_state_of_the_run(
+    policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert esper(capsys, *grow(policy, tmp_path / "whole")).code == 0
+    state = RunFolder(tmp_path / "whole").load()
+    assert state is not None
+    memory = state["gardener"]["controller"]
+    assert memory["step"] == 5
+    assert memory["state"].shape == (1, 1, 32)
+    again = esper(capsys, "grow", "--resume", "--out", str(tmp_path / "whole"))
+    assert again.code == 0, again.err
+
+
+@pytest.mark.parametrize("what", ["nowhere", "."])
+def test_a_wrong_path_is_one_line(
+    what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = esper(capsys, *grow(tmp_path / what, tmp_path / "run"))
+    assert "saved state" in said.complaint()
+
+
+def test_too_few_slots_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_policy(tmp_path / "small", new_policy(PolicyConfig(lstm_hidden_dim=16, num_slots=1)))
+    said = esper(capsys, *grow(tmp_path / "small", tmp_path / "run"))
+    assert "serves hosts of 1 to 1 slots" in said.complaint()

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from esper.nissa.monitors.critic import (
+    check_advantage_bias,
+    check_explained_variance,
+    check_q_sensitivity,
+    check_value_collapse,
+    explained_variance_limit,
+)
+from esper.nissa.schema import RunRow
+from tests.nissa.monitors.series_of import ROUNDS, healthy_update, levels
+
+
+@pytest.mark.parametrize(
+    ("progress", "limit"),
+    [(0.0, -0.5), (0.1, -0.5), (0.11, -0.2), (0.25, -0.2), (0.5, 0.0), (0.75, 0.0), (0.76, 0.1)],
+)
+def test_more_is_asked_of_the_critic_as_the_run_goes_on(progress: float, limit: float) -> None:
+    assert explained_variance_limit(progress) == limit
+    assert check_explained_variance(limit, progress, 1.0) is None
+    found = check_explained_variance(limit - 0.01, progress, 1.0)
+    assert found is not None
+    assert (found.severity, found.threshold) == ("warning", limit)
+
+
+def test_returns_that_do_not_vary_leave_nothing_to_explain() -> None:
+    found = check_explained_variance(-5.0, 0.9, 1e-4)
+    assert found is not None
+    assert (found.severity, found.subject) == ("info", "low_variance")
+    assert check_explained_variance(None, 0.9, 1.0) is None
+
+
+def test_the_monitor_knows_how_far_the_run_is() -> None:
+    early = healthy_update(1, explained_variance=-0.4)
+    late = healthy_update(ROUNDS - 1, explained_variance=0.05)
+    assert levels("explained_variance", early) == {}
+    assert levels("explained_variance", late) == {None: "warning"}
+    # Without a plan the strictest limit holds.
+    assert levels("explained_variance", early, run=RunRow()) == {None: "warning"}
+
+
+@pytest.mark.parametrize(
+    ("variance", "spread", "subjects"),
+    [
+        (0.01, 0.1, []),
+        (0.009, 0.5, ["q_variance"]),
+        (0.5, 0.09, ["q_op_spread"]),
+        (0.0, 0.0, ["q_variance", "q_op_spread"]),
+        (None, None, []),
+    ],
+)
+def test_a_critic_must_tell_the_ops_apart(
+    variance: float | None, spread: float | None, subjects: list[str]
+) -> None:
+    assert [found.subject for found in check_q_sensitivity(variance, spread)] == subjects
+
+
+@pytest.mark.parametrize(
+    ("numbers", "biased"),
+    [
+        ({"mean": 1.1, "std": 1.0, "n": 101}, True),
+        ({"mean": -1.1, "std": 1.0, "n": 101}, True),
+        ({"mean": 1.1, "std": 1.0, "n": 100}, False),
+        ({"mean": 1.0, "std": 1.0, "n": 5_000}, False),
+        ({"mean": None, "std": 1.0, "n": 5_000}, False),
+        ({}, False),
+    ],
+)
+def test_advantages_of_an_op_must_not_be_one_sided(numbers: dict[str, Any], biased: bool) -> None:
+    assert bool(list(check_advantage_bias({"PRUNE": numbers}))) is biased
+    update = healthy_update(0, advantage_by_op={"PRUNE": numbers})
+    assert levels("advantage_bias", update) == ({"PRUNE": "warning"} if biased else {})
+
+
+def test_a_critic_that_says_the_same_of_everything_is_found() -> None:
+    assert check_value_collapse(0.0018, 1.5) is not None
+    assert check_value_collapse(0.1, 1.5) is None
+    assert check_value_collapse(0.0, 1e-5) is None
+    assert check_value_collapse(None, 1.5) is None
+    assert levels("value_collapse", healthy_update(0, value_std=0.001)) == {None: "warning"}
+    assert levels("value_collapse", healthy_update(0)) == {}
+
+
+def test_floored_advantages_are_mentioned() -> None:
+    assert levels("advantage_floored", healthy_update(0, advantage_floored=True)) == {None: "info"}
+    assert levels("advantage_floored", healthy_update(0, advantage_floored=None)) == {}

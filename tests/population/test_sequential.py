@@ -1,0 +1,181 @@
+"""The plain strategy: the semantics every other one is held to."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+
+import pytest
+import torch
+
+from esper.growth.grow import task_config, task_run
+from esper.kasmina.garden import GardenConfig
+from esper.leyline.errors import EsperWarning
+from esper.leyline.randomness import derive_seed
+from esper.leyline.stages import SeedStage
+from esper.population.population import Population
+from esper.tamiyo.controllers.choices import Choice
+from esper.tasks.task import Task
+from tests.plots import Script, same
+from tests.population.plugins import odd_task, plugged_in
+from tests.population.worlds import (
+    HORIZON,
+    MIXED,
+    QUICK,
+    TinyImages,
+    TinyText,
+    TinyValues,
+    advance,
+    do,
+    germinate,
+    make_population,
+    populations,
+    read_row,
+    row_tree,
+)
+
+SEEDS = {TinyImages: "conv_heavy", TinyText: "attention", TinyValues: "mlp"}
+
+
+def life(blueprint: str, slot: int = 0, style: int = 3) -> dict[int, Choice]:
+    """A seed's life by the epoch after which each step is taken, with a germination refused."""
+    return {
+        1: germinate(blueprint, slot, style),
+        2: advance(slot),
+        3: germinate(blueprint, slot, style),
+        4: advance(slot),
+        8: advance(slot),
+        9: {"op": 4, "slot": slot},
+    }
+
+
+@pytest.mark.parametrize("rows", [7, 64])
+def test_a_row_is_the_same_bit_for_bit_whoever_runs_beside_it(rows: int) -> None:
+    mine, steps = 5, [germinate("mlp", 0, 3), advance(), advance(), {"op": 0}]
+    alone = make_population([TinyValues], 1, row_seeds=[mine])
+    crowd = make_population([TinyValues], rows)
+    with populations(alone, crowd):
+        alone.reset()
+        crowd.reset()
+        for number, choice in enumerate(steps):
+            do(alone, choice)
+            others = [
+                advance() if number % 2 else germinate("lora", 0, row % 4) for row in range(rows)
+            ]
+            others[mine] = choice
+            do(crowd, *others)
+            assert same(row_tree(alone, 0), row_tree(crowd, mine))
+        assert len(crowd.signals().blueprint.unique()) > 1
+
+
+@pytest.mark.parametrize("task", MIXED)
+def test_a_row_is_what_a_gardener_grows_alone(task: type[Task]) -> None:
+    epochs, made = 12, task()
+    choices = life(SEEDS[task])  # type: ignore[index]
+    controller = Script(choices)
+    key = derive_seed(3, 0, "row")
+    config = task_config(
+        made, epochs=epochs, seed=key, twin=False, garden=GardenConfig(lifecycle=QUICK)
+    )
+    run = task_run(made, made.load(), config=config, controller=controller)
+    population = Population(
+        made, 1, 3, "cpu", "sequential", horizon=epochs, config=population_config()
+    )
+    with populations(population):
+        seen = [population.reset()]
+        seen += [do(population, choices.get(epoch, {"op": 0})) for epoch in range(1, epochs)]
+        records = list(run.epochs())
+        expected = [*controller.seen, run.gardener.signals()]
+        assert len(seen) == len(expected)
+        for mine, theirs in zip(seen, expected, strict=True):
+            for field in dataclasses.fields(mine):
+                assert same(getattr(mine, field.name), getattr(theirs, field.name)), field.name
+        assert int(seen[-1].stage[0, 0]) == SeedStage.FOSSILIZED
+        (cohort,) = population.cohorts
+        assert float(cohort.tracker.loss_history[0, -1]) == records[-1].val_loss
+        assert float(cohort.tracker.score_history[0, -1]) == records[-1].val_score
+        weights = dict(run.garden.model.named_parameters())
+        for name, value in read_row(population, 0).host.items():
+            assert torch.equal(value, weights[name]), name
+
+
+def population_config() -> object:
+    return make_population([TinyValues], 1).config
+
+
+def test_a_module_that_draws_does_so_from_its_rows_own_stream() -> None:
+    with plugged_in():
+        alone = make_population([odd_task(dropout=0.4)], 1, row_seeds=[2])
+        crowd = make_population([odd_task(dropout=0.4)], 4)
+        with populations(alone, crowd):
+            alone.reset()
+            torch.rand(5)
+            crowd.reset()
+            do(alone)
+            do(crowd)
+            assert same(row_tree(alone, 0), row_tree(crowd, 2))
+            (task,) = alone.tasks
+            config = task_config(task, epochs=2, seed=derive_seed(3, 2, "row"), twin=False)
+            run = task_run(task, task.load(), config=config, controller="wait")
+            scores = [record.val_score for record in run.epochs()]
+            assert scores[-1] == float(alone.cohorts[0].tracker.score_history[0, -1])
+
+
+def test_running_statistics_are_part_of_a_row() -> None:
+    with plugged_in(), pytest.warns(EsperWarning, match="BatchNorm"):
+        population = make_population([odd_task(batch_norm=True)], 2)
+        with populations(population):
+            population.reset()
+            saved = population.snapshot()
+            ahead = [do(population).val_loss for _ in range(2)]
+            assert float(read_row(population, 0).host_buffers["body.1.num_batches_tracked"]) == 6
+            population.restore(saved)
+            assert float(read_row(population, 0).host_buffers["body.1.num_batches_tracked"]) == 2
+            assert same(ahead, [do(population).val_loss for _ in range(2)])
+
+
+def test_a_row_can_be_replaced_by_one_with_another_seed_in_the_same_slot() -> None:
+    population = make_population([TinyValues], 2)
+    with populations(population):
+        population.reset()
+        do(population, germinate("mlp"), germinate("lora", style=3))
+        do(population, advance(), advance())
+        (cohort,) = population.cohorts
+        other = cohort.engine.read(1)
+        cohort.engine.write(0, other, cohort.state.select([1]))
+        assert same(cohort.engine.read(0).to_tree(), other.to_tree())
+        parameters = cohort.engine._carried[0].optimizer.param_groups[0]["params"]  # type: ignore[attr-defined]
+        assert (
+            len(parameters)
+            == len({id(p) for p in parameters})
+            == len(other.host) + len(other.seeds[0])
+        )
+
+
+def test_a_seed_from_a_snapshot_was_trained() -> None:
+    population = make_population([TinyValues], 1, training_mode="shadow")
+    with populations(population), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        population.reset()
+        do(population, germinate("mlp"))
+        do(population, advance())
+        do(population)
+        saved = population.snapshot()
+        ahead = do(population, advance())
+        assert int(ahead.stage[0, 0]) == SeedStage.BLENDING
+        population.restore(saved)
+        assert same(do(population, advance()).val_loss, ahead.val_loss)
+
+
+def test_rows_without_a_plan_are_left_out() -> None:
+    population = make_population([TinyValues], 3)
+    with populations(population):
+        population.reset()
+        engine = population.cohorts[0].engine
+        everything = torch.ones((1, 1), dtype=torch.bool)
+        loss, _ = engine.measure([everything] * 3)
+        some, _ = engine.measure([everything[:0], everything, everything[:0]])
+        assert torch.equal(some, loss[1:2])
+        nothing, correct = engine.measure([everything[:0]] * 3)
+        assert nothing.shape == (0, 10)
+        assert correct is None

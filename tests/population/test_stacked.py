@@ -1,0 +1,217 @@
+"""The stacked strategy against the plain one: it must be the same trajectory."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import Tensor
+
+from esper.kasmina.ablation import participating, plan_ablations
+from esper.kasmina.blueprints.registry import selectable
+from esper.kasmina.contribution import values_in_points
+from esper.kasmina.gates import GateConfig, blending_gate, is_healthy
+from esper.leyline.actions import LifecycleOp
+from esper.leyline.alpha import BlendStyle
+from esper.leyline.stages import SeedStage
+from esper.population.ablations import compare
+from esper.population.cohort import Cohort
+from esper.population.population import Population
+from esper.tasks import get_task
+from tests.population.plugins import OddSeed, odd_task, plugged_in
+from tests.population.worlds import (
+    MIXED,
+    TinyImages,
+    advance,
+    assert_close,
+    assert_rows_agree,
+    do,
+    explore,
+    germinate,
+    make_population,
+    populations,
+    read_row,
+    row_state,
+)
+
+STEPS = 26
+ROWS = (4, 5, 6)
+
+
+def test_every_blueprint_and_style_gives_the_trajectory_of_rows_one_after_another() -> None:
+    plain = make_population(rows=ROWS, precision="float64")
+    stacked = make_population(rows=ROWS, strategy="stacked", precision="float64")
+    with populations(plain, stacked):
+        script = explore(plain, STEPS, seed=1)
+        explorer = script.explorer
+        assert explorer.lived == {
+            (task().topology, index) for task in MIXED for index in selectable(task().topology)
+        }
+        assert explorer.styles == {int(style) for style in BlendStyle}
+        assert explorer.ops == {int(op) for op in LifecycleOp}
+        for here, there in zip(script.seen, script.replay(stacked), strict=True):
+            for name in (
+                "stage",
+                "blueprint",
+                "alpha",
+                "alpha_mode",
+                "last_success",
+                "slot_params",
+            ):
+                assert torch.equal(getattr(here, name), getattr(there, name)), name
+            for name in ("val_loss", "val_score", "contribution", "grad_norm", "interaction"):
+                # Signals are single precision: what agrees to 1e-9 rounds to nearly the same.
+                assert_close(getattr(here, name), getattr(there, name), 2e-7, name)
+        assert_rows_agree(plain, stacked, 1e-9)
+
+
+def test_in_single_precision_every_step_agrees_from_the_same_state() -> None:
+    plain = make_population(rows=(3, 3, 2))
+    stacked = make_population(rows=(3, 3, 2), strategy="stacked")
+    with populations(plain, stacked):
+        script = explore(plain, 20, seed=2)
+        plain.reset()
+        for actions in script.actions:
+            stacked.restore(plain.snapshot())
+            plain.step(actions)
+            stacked.step(actions)
+            assert_rows_agree(plain, stacked, 1e-4, least=1e-3)
+
+
+@pytest.mark.parametrize("rows", [7, 64])
+def test_a_row_does_not_depend_on_how_many_run_beside_it(rows: int) -> None:
+    mine = 5
+    life = [germinate("conv_heavy", 0, 3), advance(), {"op": LifecycleOp.WAIT}, advance()]
+    alone = make_population([TinyImages], 1, "stacked", row_seeds=[mine], precision="float64")
+    crowd = make_population([TinyImages], rows, "stacked", precision="float64")
+    with populations(alone, crowd):
+        alone.reset()
+        crowd.reset()
+        for number, choice in enumerate(life):
+            do(alone, choice)
+            # Neighbours try anything, legal or not.
+            others = [germinate("norm", row % 3, row % 4) for row in range(rows)]
+            if number:
+                others = [advance(row % 3) for row in range(rows)]
+            others[mine] = choice
+            do(crowd, *others)
+            assert_rows_agree(alone, crowd, 1e-9, {0: mine})
+        assert int(row_state(alone, 0)["slot stage"][0]) == SeedStage.BLENDING
+        stages = crowd.signals().stage
+        assert len(stages.unique(dim=0)) > 2
+
+
+def test_more_rows_than_fit_into_a_stack_are_several_stacks() -> None:
+    whole = make_population(rows=(3, 2, 3), strategy="stacked", precision="float64")
+    split = make_population(
+        rows=(3, 2, 3), strategy="stacked", precision="float64", rows_per_stack=2
+    )
+    with populations(whole, split):
+        script = explore(whole, 6, seed=4)
+        script.replay(split)
+        assert [cohort.rows for cohort in split.cohorts] == [2, 1, 2, 2, 1]
+        assert_rows_agree(whole, split, 1e-9)
+
+
+def test_what_a_user_registered_is_stacked_as_it_is() -> None:
+    with plugged_in(odd=OddSeed), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plain = make_population([odd_task()], 3, precision="float64")
+        stacked = make_population([odd_task()], 3, "stacked", precision="float64")
+        with populations(plain, stacked):
+            plain.reset()
+            stacked.reset()
+            before = read_row(stacked, 0).host
+            life = [germinate("odd", 0, style) for style in (0, 1, 3)]
+            for choices in (life, [advance()] * 3, [], [advance()] * 3, [], []):
+                do(plain, *choices)
+                do(stacked, *choices)
+            assert stacked.cohorts[0].engine.is_stacked
+            assert (stacked.signals().stage == SeedStage.BLENDING).all()
+            assert_rows_agree(plain, stacked, 1e-9)
+            after = read_row(stacked, 0)
+            for name in ("fixed.weight", "spare.weight"):
+                assert torch.equal(after.host[name], before[name])
+            assert not torch.equal(after.host["body.0.weight"], before["body.0.weight"])
+            assert torch.equal(after.seeds[0]["seed.spare"], torch.ones(3).double())
+            assert {name for name in read_row(stacked, 2).seeds[0] if "gate" in name} == {
+                "seed.gate.weight",
+                "seed.gate.bias",
+                "gate.hidden.weight",
+                "gate.hidden.bias",
+                "gate.out.weight",
+                "gate.out.bias",
+            }
+            host = plain.signals().host_params
+            assert torch.equal(host, stacked.signals().host_params)
+
+
+def test_attention_without_a_batching_rule_does_not_warn() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with populations(make_population(MIXED[1:2], 2, "stacked")) as (population,):
+            population.reset()
+            do(population, germinate("attention"), germinate("flex_attention"))
+            do(population, advance(), advance())
+
+
+# -- BF16 ------------------------------------------------------------------------------------------
+
+LOSS_TOLERANCE = 0.02
+"""BF16 against FP32: per-sample losses, relative to their scale."""
+
+POINTS_TOLERANCE = 2.0
+"""Contributions and interactions, in points: five of 256 samples."""
+
+NORM_TOLERANCE = 0.1
+"""Norms of seeds' gradients, relative."""
+
+
+def ablate(cohort: Cohort) -> tuple[Tensor, Tensor, Tensor]:
+    """Return losses of every configuration, contributions and interactions."""
+    members = participating(cohort.state)
+    plans = [plan_ablations(row) for row in members.tolist()]
+    loss, correct = cohort.engine.measure(plans)
+    measured = compare(members, plans, loss, values_in_points(loss, correct))
+    return loss, measured.worth, measured.interaction
+
+
+@pytest.mark.parametrize("strategy", ["sequential", "stacked"])
+def test_ablations_and_gates_in_bf16_agree_with_fp32(strategy: str) -> None:
+    task = get_task("digits", samples_per_step=128, validation_samples=256)
+    grown = make_population([task], 3, strategy)  # type: ignore[arg-type]
+    halves = make_population([task], 3, strategy, use_bf16=True)  # type: ignore[arg-type]
+    with populations(grown, halves):
+        grown.reset()
+        for slot, style in ((0, 2), (1, 1), (2, 3)):
+            names = ("conv_light", "depthwise", "conv_heavy")
+            do(grown, *(germinate(name, slot, style) for name in names))
+            do(grown, *[advance(slot)] * 3)
+            do(grown)
+            do(grown, *[advance(slot)] * 3)
+            do(grown)
+        assert (participating(grown.cohorts[0].state).sum(1) >= 2).any()
+        halves.restore(grown.snapshot())
+        (exact,), (rough,) = grown.cohorts, halves.cohorts
+        for one, other, tolerance in zip(
+            ablate(exact),
+            ablate(rough),
+            (LOSS_TOLERANCE, POINTS_TOLERANCE, POINTS_TOLERANCE),
+            strict=True,
+        ):
+            scale = float(one.abs().max()) if tolerance == LOSS_TOLERANCE else 1.0
+            assert_near(one, other, tolerance * scale)
+        do(grown)
+        do(halves)
+        gates = GateConfig(min_training_epochs=1)
+        for decide in (is_healthy, blending_gate):
+            assert torch.equal(decide(exact.state, gates), decide(rough.state, gates))
+        norm = exact.state.grad_norm
+        assert_near(norm, rough.state.grad_norm, NORM_TOLERANCE * float(norm.max()))
+        assert_near(exact.state.contribution, rough.state.contribution, 2 * POINTS_TOLERANCE)
+
+
+def assert_near(one: Tensor, other: Tensor, tolerance: float) -> None:
+    assert torch.equal(torch.isnan(one), torch.isnan(other))
+    assert float((one.double() - other.double()).nan_to_num().abs().max()) <= tolerance

@@ -1,0 +1,317 @@
+"""The learned policy as a controller."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from esper.leyline.actions import CAUSAL_HEADS, HEAD_NAMES, LifecycleOp
+from esper.leyline.blueprints import BUILTIN_BLUEPRINTS
+from esper.leyline.controller import ControllerContext
+from esper.leyline.errors import UsageError
+from esper.leyline.masks import Masks
+from esper.leyline.randomness import generator
+from esper.leyline.signals import Signals
+from esper.tamiyo.controllers.learned import LearnedController
+from esper.tamiyo.controllers.policy_file import Policy, new_policy
+from esper.tamiyo.networks.config import PolicyConfig
+from esper.testing.controllers import check_actions, check_controller
+from esper.testing.signals import random_signals
+from tests.tamiyo.controllers.scenes import CONTEXT, Scene, Slot, join_rows, take_rows
+
+LIVELY = PolicyConfig(lstm_hidden_dim=32, num_slots=8, policy_gain=1.0, initial_op_bias=(0.0,) * 6)
+
+
+@pytest.fixture(scope="module")
+def policy() -> Policy:
+    """A policy whose heads are far from uniform and that acts often."""
+    policy = new_policy(LIVELY, seed=5)
+    situations = torch.rand(100, LIVELY.observation_dim)
+    policy.normalizer.update(situations)
+    return policy
+
+
+def situation(rows: int, slots: int = 3, seed: int = 0) -> tuple[Signals, Masks]:
+    return random_signals(rows, slots, torch.Generator().manual_seed(seed))
+
+
+def context(slots: int = 3, **changes: object) -> ControllerContext:
+    names = tuple(f"r0c{slot}" for slot in range(slots))
+    return replace(ControllerContext(slot_names=names), **changes)
+
+
+# ---------------------------------------------------------------------------------------- protocol
+
+
+@pytest.mark.parametrize("greedy", [False, True])
+def test_battery(policy: Policy, greedy: bool) -> None:
+    check_controller(lambda context: LearnedController(policy, context, greedy=greedy))
+
+
+@pytest.mark.parametrize("slots", [1, 2, 5, 8])
+def test_battery_with_one_slot_and_many(policy: Policy, slots: int) -> None:
+    check_controller(lambda context: LearnedController(policy, context), slots=slots, steps=15)
+
+
+def test_battery_while_exploring(policy: Policy) -> None:
+    check_controller(lambda context: LearnedController(policy, context, explore=True), steps=15)
+
+
+def test_a_row_acts_the_same_whatever_the_number_of_rows(policy: Policy) -> None:
+    many, one = (LearnedController(policy, CONTEXT) for _ in range(2))
+    many.reset(3, "cpu")
+    one.reset(1, "cpu")
+    for seed in range(20):
+        signals, masks = situation(1, seed=seed)
+        others = [situation(1, seed=100 + seed + at) for at in range(2)]
+        together = many.act(
+            join_rows([signals, *(each for each, _ in others)]),
+            join_rows([masks, *(each for _, each in others)]),
+        )
+        alone = one.act(signals, masks)
+        for head in HEAD_NAMES:
+            assert int(together[head][0]) == int(alone[head][0])
+
+
+def test_draws_are_those_of_the_stream_for_seed_row_and_step(policy: Policy) -> None:
+    controller = LearnedController(policy, context(seed=11))
+    controller.reset(2, "cpu")
+    expected = [
+        torch.rand(8, generator=generator(11, row, 1, "policy"), dtype=torch.float64)
+        for row in range(2)
+    ]
+    controller.act(*situation(2))
+    assert torch.equal(controller._draws(2), torch.stack(expected))
+
+
+def test_seeds_differ_and_greedy_does_not_draw(policy: Policy) -> None:
+    def ops(seed: int, greedy: bool) -> list[int]:
+        controller = LearnedController(policy, context(seed=seed), greedy=greedy)
+        controller.reset(40, "cpu")
+        taken = [controller.act(*situation(40, seed=at))["op"] for at in range(3)]
+        return torch.cat(taken).tolist()
+
+    assert ops(1, False) == ops(1, False)
+    assert ops(1, False) != ops(2, False)
+    assert ops(1, True) == ops(2, True)
+
+
+def test_memory_matters_and_a_rollback_clears_it(policy: Policy) -> None:
+    controller = LearnedController(policy, CONTEXT, greedy=True)
+    signals, masks = situation(2)
+    calm = replace(signals, rolled_back=torch.tensor([False, False]))
+    struck = replace(signals, rolled_back=torch.tensor([True, False]))
+    controller.reset(2, "cpu")
+    controller.act(calm, masks)
+    first = controller.state_dict()
+    controller.act(calm, masks)
+    second = controller.state_dict()
+    assert not torch.equal(first["state"], second["state"])
+    controller.load_state_dict(first)
+    controller.act(struck, masks)
+    after = controller.state_dict()
+    torch.testing.assert_close(after["state"][:, 0], first["state"][:, 0])
+    torch.testing.assert_close(after["state"][:, 1], second["state"][:, 1])
+
+
+def test_acting_learns_nothing(policy: Policy) -> None:
+    before = {name: value.clone() for name, value in policy.network.state_dict().items()}
+    mean = policy.normalizer.mean.clone()
+    controller = LearnedController(policy, CONTEXT)
+    controller.reset(4, "cpu")
+    actions = controller.act(*situation(4))
+    assert not any(values.requires_grad for values in actions.values())
+    assert torch.equal(policy.normalizer.mean, mean)
+    now = policy.network.state_dict()
+    assert all(torch.equal(now[name], before[name]) for name in before)
+
+
+def test_reset_comes_first_and_rows_must_agree(policy: Policy) -> None:
+    controller = LearnedController(policy, CONTEXT)
+    assert controller.state_dict() == {"step": 0, "state": None, "cell": None}
+    with pytest.raises(UsageError, match=r"reset for 0 rows but is shown 2; call reset\(2"):
+        controller.act(*situation(2))
+    controller.reset(3, "cpu")
+    with pytest.raises(UsageError, match="reset for 3 rows but is shown 2"):
+        controller.act(*situation(2))
+    controller.load_state_dict({"step": 4, "state": None, "cell": None})
+    assert controller.state_dict()["step"] == 4
+
+
+# ------------------------------------------------------------------------- slots and blueprints
+
+
+def test_more_slots_than_it_serves_are_refused() -> None:
+    small = new_policy(PolicyConfig(lstm_hidden_dim=16, num_slots=2))
+    with pytest.raises(UsageError, match="serves hosts of 1 to 2 slots, and this one has 3"):
+        LearnedController(small, CONTEXT)
+
+
+def test_an_unknown_blueprint_is_refused_by_name(policy: Policy) -> None:
+    names = (*BUILTIN_BLUEPRINTS, "hyper_conv")
+    with pytest.raises(UsageError, match="does not know the blueprint 'hyper_conv'"):
+        LearnedController(policy, context(blueprint_names=names))
+
+
+def test_fewer_blueprints_than_it_knows_are_fine() -> None:
+    wide = new_policy(LIVELY.replace(num_blueprints=14), blueprint_names=(*BUILTIN_BLUEPRINTS, "x"))
+    check_controller(lambda context: LearnedController(wide, context), steps=15)
+
+
+def test_blueprints_are_matched_by_name_not_by_number() -> None:
+    """A policy trained with another order of names decides the same, name for name."""
+    own = new_policy(LIVELY, seed=2)
+    order = [0, *range(12, 0, -1)]
+    names = tuple(BUILTIN_BLUEPRINTS[index] for index in order)
+    shuffled = new_policy(LIVELY, blueprint_names=names, seed=2)
+    with torch.no_grad():
+        table = shuffled.network.blueprint_embedding.embedding.weight
+        table[:13] = own.network.blueprint_embedding.embedding.weight[order]
+        for name in ("weight", "bias"):
+            theirs = getattr(shuffled.network.blueprint_head[-1], name)
+            theirs.copy_(getattr(own.network.blueprint_head[-1], name)[order])
+    one = LearnedController(own, context(), greedy=True)
+    two = LearnedController(shuffled, context(), greedy=True)
+    germinated = 0
+    for controller in (one, two):
+        controller.reset(60, "cpu")
+    for seed in range(10):
+        signals, masks = situation(60, seed=seed)
+        mine, theirs = one.act(signals, masks), two.act(signals, masks)
+        check_actions(theirs, masks)
+        for head in HEAD_NAMES:
+            assert torch.equal(mine[head], theirs[head])
+        germinated += int((mine["op"] == LifecycleOp.GERMINATE).sum())
+    assert germinated > 0
+
+
+# ------------------------------------------------------------------------------------- explain
+
+
+def test_an_explanation_is_complete(policy: Policy) -> None:
+    controller = LearnedController(policy, CONTEXT)
+    controller.reset(6, "cpu")
+    signals, masks = situation(6)
+    actions = controller.act(signals, masks)
+    for row in range(6):
+        explanation = controller.explain(row)
+        assert explanation.op == LifecycleOp(int(actions["op"][row])).name
+        assert tuple(explanation.probabilities) == HEAD_NAMES
+        for head, chances in explanation.probabilities.items():
+            assert sum(chances.values()) == pytest.approx(1.0, abs=1e-5), head
+        assert set(explanation.probabilities["slot"]) == set(CONTEXT.slot_names)
+        assert set(explanation.probabilities["blueprint"]) == set(BUILTIN_BLUEPRINTS)
+        for op in LifecycleOp:
+            if not masks.op[row, op]:
+                assert explanation.probabilities["op"][op.name] == 0.0
+        assert set(explanation.values) == {op.name for op in LifecycleOp}
+        assert len(explanation.contributors) == 3
+        strengths = [abs(each.influence) for each in explanation.contributors]
+        assert strengths == sorted(strengths, reverse=True)
+        assert strengths[0] > 0
+        used = [head for head in CAUSAL_HEADS[LifecycleOp[explanation.op]] if head != "op"]
+        assert list(explanation.choices) == used
+        for head, choice in explanation.choices.items():
+            assert explanation.probabilities[head][choice] > 0
+        assert len(explanation.lines()) == 3 + bool(used)
+        assert explanation.to_mapping()["contributors"][0]["feature"]
+
+
+def test_contributors_are_measured_by_leaving_them_out(policy: Policy) -> None:
+    controller = LearnedController(policy, CONTEXT, greedy=True)
+    controller.reset(1, "cpu")
+    for seed in range(40):
+        signals, masks = situation(1, seed=seed)
+        controller.act(signals, masks)
+        explanation = controller.explain()
+        if explanation.measured_on == "op":
+            break
+    assert explanation.measured_on == "op"
+    strongest = explanation.contributors[0]
+    last = controller._last
+    assert last is not None
+    observation, blueprints = last.observation.clone(), last.blueprints.clone()
+    if strongest.feature.endswith(".blueprint"):
+        slot = CONTEXT.slot_names.index(strongest.feature.removesuffix(".blueprint"))
+        blueprints[0, slot] = -1
+    else:
+        index = policy.normalizer.names.index(strongest.feature)
+        assert strongest.value == pytest.approx(float(last.raw[0, index]))
+        observation[0, index] = 0.0
+    without = policy.network.get_action(
+        observation, masks, blueprints, last.hidden, deterministic=True, explore=False
+    )
+    op = LifecycleOp[explanation.op]
+    gone = without.choice_log_probs[0, -1, op]
+    here = last.step.choice_log_probs[0, -1, op]
+    assert strongest.influence == pytest.approx(float(here - gone), abs=1e-4)
+
+
+def test_a_forced_decision_is_explained_by_its_value(policy: Policy) -> None:
+    scene = Scene(slots=[Slot()], fitting=("none",))
+    controller = LearnedController(policy, context(1))
+    controller.reset(1, "cpu")
+    controller.act(scene.signals(), scene.masks())
+    explanation = controller.explain()
+    assert explanation.op == "WAIT"
+    assert explanation.probabilities["op"]["WAIT"] == pytest.approx(1.0)
+    assert explanation.measured_on == "value"
+    assert len(explanation.contributors) == 3
+
+
+def test_a_critic_of_states_has_one_value() -> None:
+    plain = new_policy(LIVELY.replace(critic="state"))
+    controller = LearnedController(plain, CONTEXT)
+    controller.reset(1, "cpu")
+    controller.act(*situation(1))
+    explanation = controller.explain()
+    assert explanation.values == {}
+    assert f"values: {explanation.value:+.2f}" in explanation.lines()
+
+
+def test_explaining_changes_nothing(policy: Policy) -> None:
+    one, two = (LearnedController(policy, CONTEXT) for _ in range(2))
+    one.reset(2, "cpu")
+    two.reset(2, "cpu")
+    for seed in range(5):
+        signals, masks = situation(2, seed=seed)
+        mine, theirs = one.act(signals, masks), two.act(signals, masks)
+        assert all(torch.equal(mine[head], theirs[head]) for head in HEAD_NAMES)
+        one.explain(1)
+    assert torch.equal(one.state_dict()["cell"], two.state_dict()["cell"])
+
+
+def test_what_cannot_be_explained(policy: Policy) -> None:
+    controller = LearnedController(policy, CONTEXT)
+    controller.reset(2, "cpu")
+    with pytest.raises(UsageError, match="no decision to explain yet"):
+        controller.explain()
+    signals, masks = situation(2)
+    controller.act(signals, masks)
+    with pytest.raises(UsageError, match="row must be 0 to 1, got 2"):
+        controller.explain(2)
+    controller.load_state_dict(controller.state_dict())
+    with pytest.raises(UsageError, match="no decision"):
+        controller.explain()
+    assert take_rows(signals, slice(0, 1)).rows == 1
+
+
+@pytest.mark.gpu
+def test_battery_of_a_policy_on_the_device(policy: Policy) -> None:
+    cpu, gpu = (LearnedController(policy, CONTEXT, greedy=True) for _ in range(2))
+    taken = []
+    for controller, device in ((cpu, "cpu"), (gpu, "cuda")):
+        controller.reset(8, device)
+        for seed in range(5):
+            signals, masks = situation(8, seed=seed)
+            here = Masks(
+                **{name: getattr(masks, name).to(device) for name in Masks.__dataclass_fields__}
+            )
+            actions = controller.act(signals.to(device), here)
+            taken.append({head: values.cpu() for head, values in actions.items()})
+            check_actions(taken[-1], masks)
+        assert controller.explain().contributors
+    policy.network.cpu()
+    policy.normalizer.cpu()

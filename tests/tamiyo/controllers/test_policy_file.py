@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from esper.leyline.blueprints import BUILTIN_BLUEPRINTS
+from esper.leyline.errors import CheckpointError, UsageError
+from esper.leyline.slots import SlotConfig
+from esper.leyline.storage import MANIFEST_FILE, load_tree, save_tree
+from esper.tamiyo.controllers.policy_file import Policy, load_policy, new_policy, save_policy
+from esper.tamiyo.networks.config import PolicyConfig
+from esper.tamiyo.policy.normalizer import ObservationNormalizer
+
+SMALL = PolicyConfig(lstm_hidden_dim=16, num_slots=5, critic="state")
+
+
+def test_a_policy_comes_back_as_it_was(tmp_path: Path) -> None:
+    policy = new_policy(SMALL, seed=3)
+    policy.normalizer.update(torch.randn(50, 181))
+    save_policy(tmp_path / "policy", policy, meta={"rounds": 7})
+    again = load_policy(tmp_path / "policy")
+    assert again.network.config == SMALL
+    assert again.blueprint_names == BUILTIN_BLUEPRINTS
+    for mine, theirs in (
+        (policy.network.state_dict(), again.network.state_dict()),
+        (policy.normalizer.state_dict(), again.normalizer.state_dict()),
+    ):
+        assert mine.keys() == theirs.keys()
+        assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+    raw = torch.randn(4, 181)
+    assert torch.equal(policy.normalizer.normalize(raw), again.normalizer.normalize(raw))
+    manifest = json.loads((tmp_path / "policy" / MANIFEST_FILE).read_text())
+    assert (manifest["kind"], manifest["version"], manifest["meta"]) == ("policy", 1, {"rounds": 7})
+
+
+def test_equal_seeds_give_equal_weights_and_leave_the_global_numbers_alone() -> None:
+    state = torch.get_rng_state()
+    one, two, other = new_policy(SMALL, seed=1), new_policy(SMALL, seed=1), new_policy(SMALL)
+    assert torch.equal(torch.get_rng_state(), state)
+    weights = [each.network.lstm.weight_hh_l0 for each in (one, two, other)]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+
+
+def test_a_table_of_its_own_blueprints(tmp_path: Path) -> None:
+    names = (*BUILTIN_BLUEPRINTS, "mine")
+    policy = new_policy(blueprint_names=names)
+    assert policy.network.blueprint_head[-1].out_features == 14
+    save_policy(tmp_path / "policy", policy)
+    assert load_policy(tmp_path / "policy").blueprint_names == names
+
+
+def test_parts_must_belong_together() -> None:
+    policy = new_policy(SMALL)
+    with pytest.raises(UsageError, match="knows 13 blueprints"):
+        Policy(policy.network, policy.normalizer, ("noop", "norm"))
+    with pytest.raises(UsageError, match="first blueprint must be 'noop'"):
+        Policy(policy.network, policy.normalizer, tuple(reversed(BUILTIN_BLUEPRINTS)))
+    with pytest.raises(UsageError, match="181 features"):
+        Policy(policy.network, ObservationNormalizer(SlotConfig.of(3)))
+    with pytest.raises(UsageError, match="the network reads 112"):
+        new_policy(PolicyConfig(state_dim=112, lstm_hidden_dim=16))
+
+
+def test_what_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> None:
+    folder = tmp_path / "policy"
+    save_policy(folder, new_policy(SMALL))
+    tree, _ = load_tree(folder, kind="policy", version=1)
+
+    def refused(**changes: object) -> str:
+        save_tree(folder, {**tree, **changes}, kind="policy", version=1)
+        with pytest.raises(CheckpointError) as error:
+            load_policy(folder)
+        assert "\n" not in str(error.value)
+        return str(error.value)
+
+    features = list(tree["features"])
+    assert "reads 'moon' as feature 3" in refused(features=[*features[:3], "moon", *features[4:]])
+    assert "reads 180 features" in refused(features=features[:-1])
+    assert "has no key 'color'" in refused(config={**tree["config"], "color": "blue"})
+    weights = dict(tree["weights"])
+    del weights["lstm_ln.bias"]
+    assert "lstm_ln.bias" in refused(weights=weights)
+    assert "knows 13 blueprints" in refused(blueprints=["noop"])
+
+
+def test_other_kinds_and_versions_are_refused(tmp_path: Path) -> None:
+    save_tree(tmp_path / "garden", {}, kind="garden", version=1)
+    with pytest.raises(CheckpointError, match="a saved 'garden' where a 'policy' is needed"):
+        load_policy(tmp_path / "garden")
+    save_tree(tmp_path / "newer", {}, kind="policy", version=99)
+    with pytest.raises(CheckpointError, match="update Esper"):
+        load_policy(tmp_path / "newer")

@@ -1,0 +1,161 @@
+import copy
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from esper.leyline.errors import NonFiniteError, UsageError
+from esper.leyline.slots import SlotConfig
+from esper.leyline.storage import load_tree, save_tree
+from esper.scripts.imagined_hosts import ImaginedHosts
+from esper.tamiyo.policy.features import batch_obs_to_features
+from esper.tamiyo.policy.layout import FEATURE_NAMES, feature_specs
+from esper.tamiyo.policy.normalizer import ObservationNormalizer
+
+SLOTS = SlotConfig.default()
+CONTINUOUS = torch.tensor([spec.kind == "continuous" for spec in feature_specs(SLOTS)])
+
+
+def batch(rows: int = 64, seed: int = 0, shift: float = 0.0) -> torch.Tensor:
+    return shift + torch.randn(rows, 121, generator=torch.Generator().manual_seed(seed))
+
+
+def test_it_starts_almost_as_the_identity() -> None:
+    normalizer = ObservationNormalizer(SLOTS)
+    observation = batch().clamp(-2, 2)
+    torch.testing.assert_close(normalizer.normalize(observation), observation, rtol=1e-4, atol=0)
+    assert torch.equal(normalizer(observation), normalizer.normalize(observation))
+    assert float(normalizer.count) == pytest.approx(1e-4)
+
+
+def test_an_update_is_the_average_of_old_and_new_with_what_lies_between() -> None:
+    normalizer = ObservationNormalizer(SLOTS)
+    mean, var = torch.zeros(121), torch.ones(121)
+    for seed in range(5):
+        rows = batch(50, seed, shift=float(seed))
+        normalizer.update(rows)
+        delta = rows.mean(0) - mean
+        var = 0.99 * var + 0.01 * rows.var(0, correction=0) + 0.99 * 0.01 * delta**2
+        mean = mean + 0.01 * delta
+    torch.testing.assert_close(normalizer.mean[CONTINUOUS], mean[CONTINUOUS])
+    torch.testing.assert_close(normalizer.var[CONTINUOUS], var[CONTINUOUS])
+    assert float(normalizer.count) == pytest.approx(250 + 1e-4)
+    observation = batch(8, 99)
+    expected = (observation - mean) / (var + 1e-4).sqrt()
+    seen = normalizer.normalize(observation)
+    torch.testing.assert_close(seen[:, CONTINUOUS], expected[:, CONTINUOUS])
+
+
+def test_the_combined_variance_is_that_of_the_mixture() -> None:
+    """With momentum m, 99 old rows and 1 new one, the statistics are those of all 100."""
+    old, new = batch(990, 1), batch(10, 2, shift=3.0)
+    normalizer = ObservationNormalizer(SLOTS)
+    normalizer.mean.copy_(old.mean(0))
+    normalizer.var.copy_(old.var(0, correction=0))
+    normalizer.update(new)
+    both = torch.cat([old, new])
+    mean, var = both.mean(0), both.var(0, correction=0)
+    torch.testing.assert_close(normalizer.mean[CONTINUOUS], mean[CONTINUOUS], rtol=0, atol=1e-6)
+    torch.testing.assert_close(normalizer.var[CONTINUOUS], var[CONTINUOUS], rtol=1e-5, atol=0)
+
+
+def test_only_continuous_features_are_touched() -> None:
+    normalizer = ObservationNormalizer(SLOTS)
+    for seed in range(20):
+        normalizer.update(batch(seed=seed, shift=5.0))
+    observation = batch(seed=9).clamp(-2, 2)
+    seen = normalizer.normalize(observation)
+    assert torch.equal(seen[:, ~CONTINUOUS], observation[:, ~CONTINUOUS])
+    assert bool((seen[:, CONTINUOUS] != observation[:, CONTINUOUS]).all())
+    untouched = {name for name, moves in zip(FEATURE_NAMES, CONTINUOUS, strict=True) if not moves}
+    assert {"host_stabilized", "last_action_op_wait", "r0c1.is_active"} <= untouched
+    assert {"r0c2.stage_training", "r0c0.has_exploding", "r0c0.alpha_mode_norm"} <= untouched
+    assert {"epoch_progress", "r0c0.alpha", "r0c2.counterfactual_fresh"}.isdisjoint(untouched)
+
+
+def test_it_is_frozen_during_a_rollout() -> None:
+    normalizer = ObservationNormalizer(SLOTS)
+    normalizer.update(batch())
+    before = copy.deepcopy(normalizer.state_dict())
+    normalizer.train()
+    for seed in range(10):
+        normalizer.normalize(batch(seed=seed, shift=100.0))
+    for name, value in normalizer.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
+def test_outliers_are_clipped() -> None:
+    seen = ObservationNormalizer(SLOTS).normalize(torch.full((2, 121), 1e6))
+    assert float(seen.max()) == 10.0
+    assert float(ObservationNormalizer(SLOTS).normalize(torch.full((1, 121), -1e6)).min()) == -10.0
+
+
+def test_it_converges_to_zero_mean_and_unit_variance() -> None:
+    hosts = ImaginedHosts(32, seed=4)
+    rounds = []
+    for _ in range(40):
+        rounds.append(batch_obs_to_features(hosts.signals(), SLOTS)[0])
+        hosts.step(hosts.random_actions(prune_chance=0.2))
+    everything = torch.stack(rounds)
+    normalizer = ObservationNormalizer(SLOTS, momentum=0.9)
+    for _ in range(200):
+        normalizer.update(everything)
+    seen = normalizer.normalize(everything).flatten(0, 1)[:, CONTINUOUS]
+    moving = everything.flatten(0, 1)[:, CONTINUOUS].var(0) > 0.01
+    assert bool((seen.mean(0).abs() < 0.05).all())
+    assert bool((seen.var(0)[moving] > 0.9).all())
+    assert bool((seen.var(0) < 1.1).all())
+
+
+def test_shapes_beyond_a_matrix_are_welcome() -> None:
+    one, other = ObservationNormalizer(SLOTS), ObservationNormalizer(SLOTS)
+    rows = batch(60)
+    one.update(rows)
+    other.update(rows.view(3, 20, 121))
+    torch.testing.assert_close(one.mean, other.mean)
+    assert one.normalize(rows.view(3, 20, 121)).shape == (3, 20, 121)
+    assert one.normalize(rows[0]).shape == (121,)
+
+
+def test_its_state_travels(tmp_path: Path) -> None:
+    normalizer = ObservationNormalizer(SLOTS, momentum=0.9)
+    normalizer.update(batch())
+    save_tree(tmp_path / "state", dict(normalizer.state_dict()), kind="normalizer", version=1)
+    tree, _ = load_tree(tmp_path / "state", kind="normalizer", version=1)
+    assert set(tree) == {"mean", "var", "count", "momentum"}
+    again = ObservationNormalizer(SLOTS)
+    again.load_state_dict(tree)
+    observation = batch(seed=3)
+    assert torch.equal(again.normalize(observation), normalizer.normalize(observation))
+    normalizer.update(observation)
+    again.update(observation)
+    assert torch.equal(again.var, normalizer.var)
+    copied = copy.deepcopy(normalizer)
+    copied.update(batch(seed=4))
+    assert not torch.equal(copied.mean, normalizer.mean)
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        ObservationNormalizer(SlotConfig.of(5)).load_state_dict(tree)
+
+
+def test_statistics_change_in_place() -> None:
+    normalizer = ObservationNormalizer(SLOTS)
+    captured = (normalizer.mean, normalizer.var, normalizer.scale, normalizer.count)
+    normalizer.update(batch())
+    now = (normalizer.mean, normalizer.var, normalizer.scale, normalizer.count)
+    assert all(one is other for one, other in zip(captured, now, strict=True))
+
+
+def test_what_cannot_be_averaged_is_refused_and_leaves_no_trace() -> None:
+    normalizer = ObservationNormalizer(SLOTS)
+    rows = batch(4)
+    rows[2, 1] = math.nan
+    with pytest.raises(NonFiniteError, match=r"feature 1 \(loss_norm\)"):
+        normalizer.update(rows)
+    with pytest.raises(UsageError, match=r"121 features, got \[4, 120\]"):
+        normalizer.update(torch.zeros(4, 120))
+    with pytest.raises(UsageError, match="one or more observations"):
+        normalizer.update(torch.zeros(0, 121))
+    with pytest.raises(UsageError, match=r"momentum must be .* got 1.0"):
+        ObservationNormalizer(SLOTS, momentum=1.0)
+    assert torch.equal(normalizer.mean, torch.zeros(121))
