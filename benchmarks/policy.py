@@ -142,11 +142,7 @@ class Ours:
     def __init__(self, options: argparse.Namespace) -> None:
         import torch
 
-        from esper.tamiyo.networks import (
-            CapturedPolicyStep,
-            FactoredRecurrentActorCriticV2,
-            PackedPolicyStep,
-        )
+        from esper.tamiyo.networks import FactoredRecurrentActorCriticV2, rollout_step
 
         rows, steps, device = options.rows, options.steps, options.device
         self.policy = FactoredRecurrentActorCriticV2(lstm_hidden_dim=options.hidden).to(device)
@@ -169,9 +165,7 @@ class Ours:
         self.actions = torch.stack([step.actions for step in taken], 1)
         self.masks = torch.stack([step.masks for step in taken], 1)
         self.log_probs = torch.stack([step.log_probs for step in taken], 1)
-        self.fast = (CapturedPolicyStep if device == "cuda" else PackedPolicyStep)(
-            self.policy, rows
-        )
+        self.fast = rollout_step(self.policy, rows)
         self.advantages = torch.randn(shape).to(device)
         self.returns = torch.randn(shape).to(device)
 

@@ -99,7 +99,8 @@ def per_call(count: int) -> list[tuple[str, float]]:
 def growing_share(task_name: str, epochs: int | None) -> dict[str, float]:
     """Return what telemetry cost one growing run."""
     from esper.growth.grow import task_config, task_run
-    from esper.nissa import RunRow, open_store, record_epoch
+    from esper.growth.recording import record_end, record_newest, record_start, run_row
+    from esper.nissa import open_store
     from esper.tasks import get_task
 
     task = get_task(task_name)
@@ -110,18 +111,23 @@ def growing_share(task_name: str, epochs: int | None) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         started, cpu, own = time.perf_counter(), time.process_time(), time.thread_time()
         entered = time.perf_counter()
-        store = open_store(folder, RunRow(task=task_name, config=config.to_mapping()))
+        row = run_row(
+            run, name="run", controller="heuristic", config=config.to_mapping(), command="esper"
+        )
+        store = open_store(folder, row)
+        record_start(store, run)
         marked = time.perf_counter()
         told += marked - entered
         for _ in run.epochs():
             entered = time.perf_counter()
-            record_epoch(store, run.history, host_parameters=run.parameters_before)
+            record_newest(store, run)
             if entered - marked > 2.0:
                 store.watermark()
                 marked = entered
             told += time.perf_counter() - entered
+        grown = run.finish()
         entered = time.perf_counter()
-        store.finish("finished")
+        record_end(store, grown)
         store.close()
         told += time.perf_counter() - entered
         total = time.perf_counter() - started

@@ -6,19 +6,25 @@ loop of your own. See the README for both in a few lines.
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from esper._version import __version__
-from esper.growth.gardener import Gardener, GardenerConfig
-from esper.growth.grow import grow
-from esper.growth.grown import Grown
-from esper.growth.run import GrowthConfig
-from esper.kasmina.blueprints import register_blueprint
-from esper.kasmina.evaluation import evaluate_contributions
-from esper.kasmina.garden import Garden, GardenConfig, load_garden
-from esper.kasmina.hosts import register_host
-from esper.leyline.errors import EsperError, EsperWarning
-from esper.population.population import Population
-from esper.tamiyo.controllers import register_controller
-from esper.tasks import register_task
+
+if TYPE_CHECKING:
+    from esper.growth.gardener import Gardener, GardenerConfig
+    from esper.growth.grow import grow
+    from esper.growth.grown import Grown
+    from esper.growth.run import GrowthConfig
+    from esper.kasmina.blueprints import register_blueprint
+    from esper.kasmina.evaluation import evaluate_contributions
+    from esper.kasmina.garden import Garden, GardenConfig, load_garden
+    from esper.kasmina.hosts import register_host
+    from esper.leyline.errors import EsperError, EsperWarning
+    from esper.nissa.reader import open_run
+    from esper.population.population import Population
+    from esper.tamiyo.controllers import register_controller
+    from esper.tasks import register_task
 
 __all__ = [
     "EsperError",
@@ -34,8 +40,44 @@ __all__ = [
     "evaluate_contributions",
     "grow",
     "load_garden",
+    "open_run",
     "register_blueprint",
     "register_controller",
     "register_host",
     "register_task",
 ]
+
+# Loaded when they are first used: `esper query` should not wait for PyTorch.
+_HOMES = {
+    "EsperError": "esper.leyline.errors",
+    "EsperWarning": "esper.leyline.errors",
+    "Garden": "esper.kasmina.garden",
+    "GardenConfig": "esper.kasmina.garden",
+    "Gardener": "esper.growth.gardener",
+    "GardenerConfig": "esper.growth.gardener",
+    "Grown": "esper.growth.grown",
+    "GrowthConfig": "esper.growth.run",
+    "Population": "esper.population.population",
+    "evaluate_contributions": "esper.kasmina.evaluation",
+    "grow": "esper.growth.grow",
+    "load_garden": "esper.kasmina.garden",
+    "open_run": "esper.nissa.reader",
+    "register_blueprint": "esper.kasmina.blueprints",
+    "register_controller": "esper.tamiyo.controllers",
+    "register_host": "esper.kasmina.hosts",
+    "register_task": "esper.tasks",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Find a public name in the module that defines it."""
+    if name in _HOMES:
+        value = getattr(import_module(_HOMES[name]), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Return the public names, loaded or not."""
+    return sorted({*globals(), *__all__})

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +88,10 @@ def test_a_run_with_every_controller(controller: str, command: Command, tmp_path
         "grown",
         "log.txt",
         "report.html",
+        "run.db",
+        "run.db.lock",
         "summary.json",
+        "tb",
     ]
     log = (run / "log.txt").read_text().splitlines()
     assert log[0].endswith(f"--controller {controller} --out run")
@@ -375,7 +378,7 @@ MISTAKES: dict[str, tuple[tuple[object, ...], str]] = {
     ),
     "a path as controller": (
         (*FAST, "--controller", "used", "--out", "run"),
-        "this version cannot load learned controllers",
+        "is no saved state: manifest.json is missing",
     ),
     "a missing schedule": (
         (*FAST, "--controller", "schedule:gone.yaml", "--out", "run"),
@@ -466,8 +469,8 @@ def interrupted(command: Command, out: str, after: int, *arguments: object) -> N
     """Run a command that is told to stop during an epoch, as by Ctrl-C."""
     shown = view.GrowthView.show
 
-    def show(self: Any, record: EpochRecord) -> None:
-        shown(self, record)
+    def show(self: Any, record: EpochRecord, reasons: Sequence[str] = ()) -> None:
+        shown(self, record, reasons)
         if record.epoch == after:
             signal.raise_signal(signal.SIGINT)
 
@@ -512,8 +515,8 @@ def test_a_second_signal_stops_at_once(
 ) -> None:
     shown = view.GrowthView.show
 
-    def show(self: Any, record: EpochRecord) -> None:
-        shown(self, record)
+    def show(self: Any, record: EpochRecord, reasons: Sequence[str] = ()) -> None:
+        shown(self, record, reasons)
         if record.epoch == 2:
             signal.raise_signal(number)
             signal.raise_signal(number)
@@ -532,8 +535,8 @@ def test_a_second_signal_stops_at_once(
 def test_a_run_that_is_terminated_can_be_resumed(command: Command, tmp_path: Path) -> None:
     shown = view.GrowthView.show
 
-    def show(self: Any, record: EpochRecord) -> None:
-        shown(self, record)
+    def show(self: Any, record: EpochRecord, reasons: Sequence[str] = ()) -> None:
+        shown(self, record, reasons)
         if record.epoch == 2:
             signal.raise_signal(signal.SIGTERM)
 
@@ -569,7 +572,9 @@ def test_a_path_to_be_typed_again_is_not_broken(command: Command, tmp_path: Path
     arguments = (*FAST, "--epochs", 3, "--controller", "wait", "--out", out.strip())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            view.GrowthView, "show", lambda self, record: signal.raise_signal(signal.SIGINT)
+            view.GrowthView,
+            "show",
+            lambda self, record, reasons: signal.raise_signal(signal.SIGINT),
         )
         said = command(*arguments)
     assert said.code == 130
@@ -664,16 +669,13 @@ def test_a_full_disk_ends_the_run_with_one_line_and_the_last_checkpoint(
     command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     write = storage._write_bytes
-    saved = RunFolder.save
 
     def refuse(path: Path, data: bytes) -> None:
         if "latest" in str(path) and (tmp_path / "run" / "checkpoints" / "latest").exists():
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         write(path, data)
 
-    monkeypatch.setattr(
-        RunFolder, "save", lambda self, state, force: saved(self, state, force=True)
-    )
+    monkeypatch.setattr(RunFolder, "is_due", lambda self: True)
     monkeypatch.setattr(storage, "_write_bytes", refuse)
     said = command(*FAST, "--epochs", 4, "--controller", "wait", "--out", "run")
     assert said.code == 1

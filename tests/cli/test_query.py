@@ -13,6 +13,13 @@ from esper.nissa import open_store
 from tests.cli.terminal import environment, esper
 from tests.nissa.telling import run_row, tell
 
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give tables room, whatever terminal the tests run in."""
+    monkeypatch.setenv("COLUMNS", "240")
+
+
 HOSTILE = "<b>'); DROP TABLE runs; --\x1b[31m\x9b2J\u202e,\"\n\udcff"
 
 

@@ -10,6 +10,13 @@ from esper.nissa import open_store
 from tests.cli.terminal import esper
 from tests.nissa.telling import run_row, tell
 
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give tables room, whatever terminal the tests run in."""
+    monkeypatch.setenv("COLUMNS", "240")
+
+
 HOSTILE = "<b>'); DROP TABLE runs; --\x1b[31m\x9b2J\u202e\udcff" + "long" * 500
 
 
@@ -24,7 +31,7 @@ def test_runs_are_listed_with_their_state(
     assert (said.code, said.err) == (0, "")
     for word in ("finished", "interrupted", "damaged", "digits", "heuristic", "90.00"):
         assert word in said.out
-    assert "7 of 30" in " ".join(said.out.split())
+    assert "7/30 epochs" in said.out
 
 
 def test_the_document_has_every_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,7 +75,9 @@ def test_a_named_folder_must_be_there(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "there is no folder" in said.complaint()
 
 
-def test_hostile_names_are_only_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_hostile_names_are_only_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff\x1b[2J<i>"))
     store = open_store(folder, run_row(task=HOSTILE, controller=HOSTILE, name=HOSTILE), sinks=())
     store.finish("failed", note=HOSTILE)
@@ -77,6 +86,9 @@ def test_hostile_names_are_only_text(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert said.code == 0
     assert all(character.isprintable() or character == "\n" for character in said.out)
     assert len(said.out) < 10_000
+    monkeypatch.setenv("COLUMNS", "60")
+    narrow = esper(capsys, "runs", "--root", tmp_path)
+    assert "interrupted" in narrow.out
     said = esper(capsys, "runs", "--root", tmp_path, "--json")
     (run,) = json.loads(said.out)["runs"]
     assert said.out.isascii()

@@ -82,15 +82,17 @@ def test_a_limit_says_when_there_was_more(run: Path) -> None:
     ],
 )
 def test_nothing_can_be_changed_attached_or_loaded(run: Path, sql: str) -> None:
-    before = {path.name: path.read_bytes() for path in run.iterdir() if path.suffix == ".db"}
-    names = {path.name for path in run.iterdir()}
+    before = files(run)
     with pytest.raises(UsageError) as caught:
         query_run(run, sql.format(folder=run))
     assert "\n" not in str(caught.value)
-    assert {
-        path.name: path.read_bytes() for path in run.iterdir() if path.suffix == ".db"
-    } == before
-    assert {path.name for path in run.iterdir()} == names
+    assert files(run) == before
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """Return what lies in a folder, but for what SQLite keeps there while somebody reads."""
+    own = ("run.db-wal", "run.db-shm")
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name not in own}
 
 
 def test_an_attached_file_cannot_be_made(run: Path, tmp_path: Path) -> None:
@@ -216,8 +218,11 @@ def test_damaged_missing_and_foreign_stores_are_one_line(run: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_ten_million_decisions_are_answered_in_under_a_second(tmp_path: Path) -> None:
+def test_ten_million_decisions_are_answered_in_under_a_second(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     from benchmarks.telemetry import fill, questions
+    from esper.cli.main import main
 
     rows = 10_000_000
     fill(tmp_path, rows)
@@ -228,8 +233,10 @@ def test_ten_million_decisions_are_answered_in_under_a_second(tmp_path: Path) ->
         started = time.monotonic()
         assert query_run(tmp_path, sql).rows
         assert time.monotonic() - started < 1.0, sql
-    command = [sys.executable, "-m", "esper.cli.main", "query", str(tmp_path)]
-    for sql, limit in (("SELECT 1", 60.0), (next(iter(questions(rows))), 60.0)):
-        done = subprocess.run([*command, sql, "--json"], capture_output=True, timeout=limit)
-        assert done.returncode == 0, done.stderr
-        assert json.loads(done.stdout)["rows"]
+    for sql in questions(rows):
+        started = time.monotonic()
+        assert main(["query", str(tmp_path), sql, "--json"]) == 0
+        assert time.monotonic() - started < 1.0, sql
+        assert json.loads(capsys.readouterr().out)["rows"]
+    # More than a gigabyte; nobody wants to keep that.
+    (tmp_path / "run.db").unlink()

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from esper.kasmina.blueprints.registry import BLUEPRINTS, register_blueprint
 from esper.kasmina.hosts import HOSTS, register_host
@@ -23,6 +24,7 @@ class OddConfig(Config):
 
     dropout: float = option(0.0, "Share of activations dropped.", minimum=0.0, maximum=0.9)
     batch_norm: bool = option(False, "Whether it normalises over the batch.")
+    slot: str = option("body", "The submodule behind which seeds grow.")
 
 
 class OddHost(nn.Module):
@@ -34,6 +36,7 @@ class OddHost(nn.Module):
 
     def __init__(self, config: OddConfig) -> None:
         super().__init__()
+        self.stem = nn.Tanh()
         self.fixed = nn.Linear(5, 6)
         self.fixed.requires_grad_(False)
         self.register_buffer("shift", torch.linspace(-1, 1, 6))
@@ -44,10 +47,10 @@ class OddHost(nn.Module):
         self.spare = nn.Linear(6, 2)
         self.drop = nn.Dropout(config.dropout)
         self.head = nn.Linear(6, 2)
-        self.slot_paths = {"r0c0": "body"}
+        self.slot_paths = {"r0c0": config.slot}
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = self.relu(self.body(torch.tanh(self.fixed(x)) + self.shift))
+        hidden = self.relu(self.body(torch.tanh(self.fixed(self.stem(x))) + self.shift))
         out: Tensor = self.head(self.drop(hidden))
         return out
 
@@ -71,6 +74,75 @@ class OddSeed(nn.Module):
         opened = torch.sigmoid(self.gate(x)) * self.scale
         result: Tensor = x + self.sign * self.out(opened * x)
         return result
+
+
+class Odd(nn.Module):
+    """A vector network that does one unusual thing, as a host and as a seed."""
+
+    def __init__(self, channels: int = 6, topology: Topology = "vector") -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.linear(x)
+        return out
+
+
+class Normalising(Odd):
+    def __init__(self, channels: int = 6, topology: Topology = "vector") -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(6)
+
+
+class Dropping(Odd):
+    def __init__(self, channels: int = 6, topology: Topology = "vector") -> None:
+        super().__init__()
+        self.drop = nn.Dropout(0.5)
+
+
+class Drawing(Odd):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(self.linear(x), training=self.training)
+
+
+class Deciding(Odd):
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.linear(x)
+        return out if float(out.detach().sum()) > 0 else -out
+
+
+class Differing(Odd):
+    noise: Tensor
+
+    def __init__(self, channels: int = 6, topology: Topology = "vector") -> None:
+        super().__init__()
+        self.register_buffer("noise", torch.randn(6))
+
+
+class Counting(Odd):
+    calls: Tensor
+
+    def __init__(self, channels: int = 6, topology: Topology = "vector") -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return super().forward(x)
+
+
+class Unwilling(Odd):
+    no_vmap = "it is written in another language"
+
+
+class Widening(Odd):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([x, x], -1)
+
+
+class Broken(Odd):
+    def forward(self, x: Tensor) -> Tensor:
+        raise KeyError("not today")
 
 
 def odd_task(**options: Any) -> TinyValues:

@@ -10,7 +10,6 @@ import torch
 
 from esper.growth.grow import task_config, task_run
 from esper.kasmina.garden import GardenConfig
-from esper.leyline.errors import EsperWarning
 from esper.leyline.randomness import derive_seed
 from esper.leyline.stages import SeedStage
 from esper.population.population import Population
@@ -19,7 +18,6 @@ from esper.tasks.task import Task
 from tests.plots import Script, same
 from tests.population.plugins import odd_task, plugged_in
 from tests.population.worlds import (
-    HORIZON,
     MIXED,
     QUICK,
     TinyImages,
@@ -121,17 +119,16 @@ def test_a_module_that_draws_does_so_from_its_rows_own_stream() -> None:
             assert scores[-1] == float(alone.cohorts[0].tracker.score_history[0, -1])
 
 
+@pytest.mark.filterwarnings("ignore:the model has BatchNorm layers")
 def test_running_statistics_are_part_of_a_row() -> None:
-    with plugged_in(), pytest.warns(EsperWarning, match="BatchNorm"):
-        population = make_population([odd_task(batch_norm=True)], 2)
-        with populations(population):
-            population.reset()
-            saved = population.snapshot()
-            ahead = [do(population).val_loss for _ in range(2)]
-            assert float(read_row(population, 0).host_buffers["body.1.num_batches_tracked"]) == 6
-            population.restore(saved)
-            assert float(read_row(population, 0).host_buffers["body.1.num_batches_tracked"]) == 2
-            assert same(ahead, [do(population).val_loss for _ in range(2)])
+    with plugged_in(), populations(make_population([odd_task(batch_norm=True)], 2)) as (one,):
+        one.reset()
+        saved = one.snapshot()
+        ahead = [do(one).val_loss for _ in range(2)]
+        assert int(read_row(one, 0).host_buffers["body.1.num_batches_tracked"]) == 6
+        one.restore(saved)
+        assert int(read_row(one, 0).host_buffers["body.1.num_batches_tracked"]) == 2
+        assert same(ahead, [do(one).val_loss for _ in range(2)])
 
 
 def test_a_row_can_be_replaced_by_one_with_another_seed_in_the_same_slot() -> None:

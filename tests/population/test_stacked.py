@@ -17,7 +17,6 @@ from esper.leyline.alpha import BlendStyle
 from esper.leyline.stages import SeedStage
 from esper.population.ablations import compare
 from esper.population.cohort import Cohort
-from esper.population.population import Population
 from esper.tasks import get_task
 from tests.population.plugins import OddSeed, odd_task, plugged_in
 from tests.population.worlds import (
@@ -145,6 +144,20 @@ def test_what_a_user_registered_is_stacked_as_it_is() -> None:
             }
             host = plain.signals().host_params
             assert torch.equal(host, stacked.signals().host_params)
+
+
+def test_a_slot_may_stand_before_every_parameter() -> None:
+    with plugged_in():
+        plain = make_population([odd_task(slot="stem")], 2, precision="float64")
+        stacked = make_population([odd_task(slot="stem")], 2, "stacked", precision="float64")
+        with populations(plain, stacked):
+            plain.reset()
+            stacked.reset()
+            for choices in ([germinate("mlp")], [advance()], [], [advance()], []):
+                do(plain, *choices)
+                do(stacked, *choices)
+            assert float(stacked.signals().alpha[0, 0]) > 0
+            assert_rows_agree(plain, stacked, 1e-9)
 
 
 def test_attention_without_a_batching_rule_does_not_warn() -> None:

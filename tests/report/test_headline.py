@@ -22,7 +22,7 @@ def test_lead_tells_what_became_of_the_seeds() -> None:
     summary = summary_of(history)
     outcome = read_outcome(history, summary)
     assert outcome is not None
-    lead = render_lead(outcome, summary, summary.seeds)
+    lead = render_lead(outcome, summary.controller, summary.seeds)
     assert "In 60 epochs the controller heuristic germinated 2 seeds at 2 slots" in lead
     assert "1 became permanent (conv_light at r0c1); 1 was pruned." in lead
 

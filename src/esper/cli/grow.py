@@ -95,8 +95,16 @@ def add_parser(verbs: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Carry out the command."""
+    from esper.cli.view import GrowthView, alarm_line
     from esper.growth.export import check_format
     from esper.growth.folder import RunFolder
+    from esper.growth.recording import (
+        record_history,
+        record_interruption,
+        record_start,
+        run_row,
+    )
+    from esper.nissa import STORE_FILE, open_store
 
     if options.export:
         check_format(options.export)
@@ -109,13 +117,43 @@ def run(options: argparse.Namespace) -> int:
     else:
         request = resolve(options)
     growing = request.build()
+    command = _command(options)
     if state is not None:
         growing.load_state_dict(state)
+        command = state.get("command", command)
     if not options.resume:
         folder.create(request.to_mapping(), overwrite=options.overwrite)
-        folder.log(f"started: {_command(options)}")
-    finished = _carry_out(growing, folder, request, options)
-    return 0 if finished else 130
+        folder.log(f"started: {command}")
+    view = GrowthView(
+        err_console(),
+        request.growth.epochs,
+        growing.gardener.epoch,
+        title=f"growing {growing.name} ({request.controller}, {request.device})",
+        verbose=options.verbose,
+    )
+    row = run_row(
+        growing,
+        name=folder.path.absolute().name,
+        controller=request.controller,
+        config=request.to_mapping(),
+        command=command,
+    )
+    # Without a mark, or without the store it speaks of, everything is written down anew.
+    mark = None if state is None else state.get("telemetry")
+    if mark is not None and not (folder.path / STORE_FILE).exists():
+        mark = None
+    resume = options.resume if mark is None else mark
+    with open_store(
+        folder.path, row, resume=resume, on_alarm=lambda alarm: view.warn(alarm_line(alarm))
+    ) as store:
+        if mark is None:
+            record_start(store, growing)
+            record_history(store, growing)
+        if not _carry_out(growing, folder, store, view, options, command):
+            record_interruption(store, growing)
+            return 130
+        _finish(growing, folder, store, options)
+    return 0
 
 
 def resolve(options: argparse.Namespace) -> Any:
@@ -202,38 +240,35 @@ def _refuse_changes(options: argparse.Namespace) -> None:
         )
 
 
-def _carry_out(growing: Any, folder: Any, request: Any, options: argparse.Namespace) -> bool:
+def _carry_out(
+    growing: Any, folder: Any, store: Any, view: Any, options: argparse.Namespace, command: str
+) -> bool:
     """Run to the end, or until a signal; return whether the end was reached."""
-    from esper.cli.view import GrowthView, metrics_line
+    from esper.cli.view import metrics_line
+    from esper.growth.recording import record_newest
 
-    console = err_console()
-    done = growing.gardener.epoch
-    title = f"growing {growing.name} ({request.controller}, {request.device})"
-    with (
-        _stop_signals() as stopped,
-        GrowthView(
-            console, request.growth.epochs, done, title=title, verbose=options.verbose
-        ) as view,
-    ):
+    epochs = growing.config.epochs
+    with _stop_signals() as stopped, view:
         for record in growing.epochs():
             view.show(record, _reasons(growing, record, options))
+            record_newest(store, growing)
             folder.log(f"epoch {record.epoch} {metrics_line(record)}")
-            last = record.epoch == request.growth.epochs
-            folder.save(growing.state_dict(), force=last or bool(stopped))
-            if stopped and not last:
+            if stopped or record.epoch == epochs or folder.is_due():
+                # The mark is in the store before the checkpoint that speaks of it exists.
+                mark = store.watermark()
+                state = {**growing.state_dict(), "telemetry": mark, "command": command}
+                folder.save(state, force=True)
+            if stopped:
                 break
-    if growing.gardener.epoch < request.growth.epochs:
-        folder.log(f"interrupted after epoch {growing.gardener.epoch}")
-        console.print(
-            safe(
-                f"interrupted after epoch {growing.gardener.epoch}; continue with: "
-                f"esper grow --resume --out {shlex.quote(str(options.out))}"
-            ),
-            soft_wrap=True,
-        )
-        return False
-    _finish(growing, folder, request, options)
-    return True
+    done = growing.gardener.epoch
+    if done == epochs:
+        return True
+    folder.log(f"interrupted after epoch {done}")
+    again = f"esper grow --resume --out {shlex.quote(str(options.out))}"
+    err_console().print(
+        safe(f"interrupted after epoch {done}; continue with: {again}"), soft_wrap=True
+    )
+    return False
 
 
 def _reasons(growing: Any, record: Any, options: argparse.Namespace) -> list[str]:
@@ -247,14 +282,17 @@ def _reasons(growing: Any, record: Any, options: argparse.Namespace) -> list[str
     return controller.explain().lines()
 
 
-def _finish(growing: Any, folder: Any, request: Any, options: argparse.Namespace) -> None:
+def _finish(growing: Any, folder: Any, store: Any, options: argparse.Namespace) -> None:
     """Write what is left behind and print the summary."""
     from esper.growth.export import export_model
+    from esper.growth.recording import record_end
     from esper.leyline.storage import atomic_write_text
+    from esper.report import report_run
 
     grown = growing.finish()
-    report = grown.report(folder.path / "report.html", command=_command(options))
     grown.model.save(folder.path / "grown")
+    record_end(store, grown)
+    report = report_run(folder.path)
     exported = None
     if options.export:
         example = growing.example_input

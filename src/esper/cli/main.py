@@ -27,12 +27,12 @@ examples:
 
 def build_parser() -> Parser:
     """Return the parser of the whole command line."""
-    from esper.cli import blueprints, doctor, grow, query, runs, tasks
+    from esper.cli import bench, blueprints, doctor, grow, query, report, runs, tasks
 
     parser = Parser(prog="esper", description=_DESCRIPTION, epilog=_EPILOG)
     parser.add_argument("--version", action="version", version=f"esper {__version__}")
     verbs = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for verb in (grow, runs, query, tasks, blueprints, doctor):
+    for verb in (grow, report, runs, query, tasks, blueprints, bench, doctor):
         verb.add_parser(verbs)
     return parser
 
@@ -45,7 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options = build_parser().parse_args(given)
         options.arguments = given
-        _limit_threads()
+        if not getattr(options, "needs_no_torch", False):
+            _limit_threads()
         with _plain_warnings():
             code: int = options.run(options)
         sys.stdout.flush()

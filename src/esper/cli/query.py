@@ -48,7 +48,7 @@ def add_parser(verbs: Any) -> None:
     parser.add_argument(
         "--timeout", type=float, metavar="S", default=60.0, help="seconds to spend, 0 without end"
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, needs_no_torch=True)
 
 
 def run(options: argparse.Namespace) -> int:

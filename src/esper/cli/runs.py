@@ -23,7 +23,7 @@ def add_parser(verbs: Any) -> None:
     )
     parser.add_argument("--root", metavar="DIR", help=f"folder to look in (default: {_ROOT})")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, needs_no_torch=True)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -56,10 +56,17 @@ def print_table(entries: list[Any]) -> None:
     from rich.text import Text
 
     table = Table(title="Runs", title_justify="left")
-    for column in ("run", "state", "task", "controller", "progress", "score", "last written", ""):
-        table.add_column(column, justify="right" if column in ("progress", "score") else "left")
+    columns = ["run", "state", "task", "controller", "progress", "score", "written"]
+    has_notes = any(entry.note for entry in entries)
+    for column in columns + ["note"] * has_notes:
+        table.add_column(
+            column,
+            justify="right" if column in ("progress", "score", "written") else "left",
+            no_wrap=column in ("state", "progress", "score", "written"),
+            overflow="fold",
+        )
     for entry in entries:
-        table.add_row(
+        row: list[Text | str] = [
             safe(_short(_text(entry.path), 80)),
             Text(entry.state, style=_STYLES[entry.state]),
             safe(_short(entry.task or "", 40)),
@@ -67,8 +74,8 @@ def print_table(entries: list[Any]) -> None:
             _progress(entry),
             points(entry.score),
             _age(entry.age_s),
-            safe(_short(entry.note or "", 120)),
-        )
+        ]
+        table.add_row(*row, *[safe(_short(entry.note or "", 120))] * has_notes)
     out_console().print(table)
 
 
@@ -86,7 +93,7 @@ def _progress(entry: Any) -> str:
     if entry.done is None and entry.planned is None:
         return "–"
     done = "?" if entry.done is None else f"{entry.done:,}"
-    return f"{done} of {entry.planned:,} {entry.unit}" if entry.planned else f"{done} {entry.unit}"
+    return f"{done}/{entry.planned:,} {entry.unit}" if entry.planned else f"{done} {entry.unit}"
 
 
 def _age(seconds: float | None) -> str:

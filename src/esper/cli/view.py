@@ -22,6 +22,7 @@ from rich.text import Text
 
 from esper.cli.output import safe
 from esper.leyline.history import DecisionRecord, EpochRecord
+from esper.nissa.schema import AlarmRow
 
 STAGE_STYLES = {
     "DORMANT": "dim",
@@ -80,6 +81,8 @@ class GrowthView:
     ) -> None:
         if self._live is not None:
             self._live.stop()
+        else:
+            self._print_events()
 
     def show(self, record: EpochRecord, reasons: Sequence[str] = ()) -> None:
         """Take over one epoch, with the reasons of its decision where they are known."""
@@ -94,6 +97,10 @@ class GrowthView:
             self._live.update(Group(self._progress, self._table(record), *self._events[-_RECENT:]))
         else:
             self._print_lines(record)
+
+    def warn(self, line: str) -> None:
+        """Show a line beside the decisions; any thread may call it."""
+        self._events.append(safe(line))
 
     def _table(self, record: EpochRecord) -> Table:
         table = Table(box=None, pad_edge=False)
@@ -116,10 +123,7 @@ class GrowthView:
 
     def _print_lines(self, record: EpochRecord) -> None:
         """Print decisions as they happen, and metrics at a rate a log can bear."""
-        if self._events:
-            for event in self._events:
-                self._console.print(event, soft_wrap=True)
-            self._events.clear()
+        self._print_events()
         now = time.monotonic()
         last = record.epoch == self._epochs
         if last or record.epoch == 1 or now - self._lined >= _LINE_EVERY_S:
@@ -130,6 +134,12 @@ class GrowthView:
                 f"epoch {record.epoch}/{self._epochs}  {metrics_line(record)}  ETA {eta:.0f} s",
                 soft_wrap=True,
             )
+
+    def _print_events(self) -> None:
+        # Others may add lines meanwhile: those wait for the next time.
+        events, self._events = self._events, []
+        for event in events:
+            self._console.print(event, soft_wrap=True)
 
 
 def metrics_line(record: EpochRecord) -> str:
@@ -150,3 +160,12 @@ def decision_line(epoch: int, decision: DecisionRecord) -> Text:
     if decision.outcome != "done":
         words.append(f"({decision.reason or decision.outcome})")
     return safe(" ".join(words))
+
+
+def alarm_line(alarm: AlarmRow) -> str:
+    """Return an alarm in one line: what is wrong, and what to try."""
+    parts = [alarm.message or str(alarm.monitor)]
+    if alarm.advice:
+        parts.append(alarm.advice)
+    word = "alarm" if alarm.state == "raised" else "alarm over"
+    return f"epoch {alarm.step}: {word} ({alarm.severity}): {'. '.join(parts)}"

@@ -1,11 +1,13 @@
 """A run folder: settings, checkpoints, log and report of one growing run.
 
 `config.yaml` is complete and resolved; `checkpoints/latest` is replaced atomically; `log.txt` has
-one line per epoch. A folder is refused rather than overwritten unless the caller says so.
+one line per epoch. The store and what sinks write lie beside them, see `esper.nissa`. A folder is
+refused rather than overwritten unless the caller says so.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import time
@@ -16,6 +18,9 @@ from typing import Any
 
 from esper.leyline.errors import CheckpointError, EsperError, UsageError
 from esper.leyline.storage import atomic_write_text, load_tree, save_tree
+from esper.nissa import STORE_FILES
+from esper.nissa.database import LOCK_FILE
+from esper.nissa.lock import is_locked
 
 KIND = "growing run"
 VERSION = 1
@@ -29,6 +34,8 @@ _OWN = (
     "grown.onnx",
     "grown.pt2",
     "summary.json",
+    "tb",
+    *STORE_FILES,
     "config.yaml",
 )
 _CUT_OFF = ".latest.tmp-"
@@ -42,7 +49,7 @@ class RunFolder:
         """Look at a folder; nothing is created yet."""
         self.path = Path(path)
         self._save_every_s = save_every_s
-        self._saved_at = 0.0
+        self._saved_at = -math.inf
 
     @property
     def checkpoint(self) -> Path:
@@ -97,10 +104,13 @@ class RunFolder:
             raise CheckpointError(f"{path} is not a mapping of settings; the run cannot continue")
         return data
 
+    def is_due(self) -> bool:
+        """Return whether the last checkpoint is a few seconds old, or there is none of this run."""
+        return time.monotonic() - self._saved_at >= self._save_every_s
+
     def save(self, state: dict[str, Any], *, force: bool = False) -> None:
-        """Write a checkpoint, at most every few seconds unless forced."""
-        now = time.monotonic()
-        if force or now - self._saved_at >= self._save_every_s:
+        """Write a checkpoint when it is due, or when forced."""
+        if force or self.is_due():
             save_tree(self.checkpoint, state, kind=KIND, version=VERSION)
             self._saved_at = time.monotonic()
 
@@ -131,6 +141,11 @@ class RunFolder:
         if not (self.path / "config.yaml").exists():
             raise UsageError(
                 f"{self.path} is not a run folder, so it is not overwritten; give another --out"
+            )
+        if is_locked(self.path / LOCK_FILE):
+            raise UsageError(
+                f"{self.path} is being written by another process, so it is not overwritten; "
+                "wait for it or give another --out"
             )
         for name in _OWN:
             item = self.path / name

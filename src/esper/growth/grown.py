@@ -12,6 +12,7 @@ from torch import nn
 from esper.growth.versions import software_versions
 from esper.kasmina.contribution import Contributions
 from esper.kasmina.garden import Garden
+from esper.leyline.architecture import ModuleRecord
 from esper.leyline.config import Config
 from esper.leyline.history import EpochRecord, RunSummary
 from esper.report import growth_picture, render_report, write_report
@@ -33,6 +34,8 @@ class Grown:
     """The network that only waited, where one was trained and growth made a difference."""
     config: Config
     """The settings of the run."""
+    modules: tuple[ModuleRecord, ...] = ()
+    """What the host is made of, in the order in which it is called."""
 
     def report(self, path: str | Path, *, command: str | None = None) -> Path:
         """Write one self-contained HTML page about the run and return its path."""
@@ -43,6 +46,11 @@ class Grown:
             config=self.config.to_mapping(),
             command=line,
             versions=software_versions(),
+            modules=self.modules,
+            at_end={
+                slot: (found.value, found.se)
+                for slot, found in self.contributions.leave_one_out.items()
+            },
         )
         write_report(Path(path), page)
         return Path(path)

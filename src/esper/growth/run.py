@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from esper.growth.architecture import describe_host
 from esper.growth.gardener import DEFAULT_CONTROLLER, Gardener, GardenerConfig
 from esper.growth.grown import Grown
 from esper.growth.training import SchedulerFactory, Trainee, drawing
@@ -93,6 +94,7 @@ class GrowthRun:
         self.gardener = Gardener(
             garden, controller, config.epochs, seed=config.seed, config=config.gardener
         )
+        self.modules = describe_host(garden, self.example_input)
         self._optimizer = optimizer
         self.gardener.optimizer(optimizer)
         assert self.gardener.carried is not None
@@ -117,6 +119,11 @@ class GrowthRun:
     def history(self) -> list[EpochRecord]:
         """What happened so far."""
         return self.gardener.history
+
+    @property
+    def seconds(self) -> float:
+        """Time spent in epochs so far, before a resume too."""
+        return self._seconds
 
     def epochs(self) -> Iterator[EpochRecord]:
         """Train, measure and decide, one epoch at a time, until the horizon."""
@@ -166,6 +173,7 @@ class GrowthRun:
             contributions=contributions,
             twin=None if self.twin is None else self.twin.garden.model,
             config=self.config,
+            modules=self.modules,
         )
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,110 +1,119 @@
-"""Leyline: what every other part of Esper agrees on, from stages and rules to the saved form."""
+"""Leyline: what every other part of Esper agrees on, from stages and rules to the saved form.
+
+Names are looked up when they are first used: a reader of a finished run needs a few of them and
+should not wait for PyTorch to load.
+"""
 
 from __future__ import annotations
 
-from esper.leyline.actions import (
-    CAUSAL_HEADS,
-    HEAD_NAMES,
-    HEAD_SIZES,
-    NUM_OPS,
-    PLACEHOLDERS,
-    Actions,
-    Command,
-    LifecycleOp,
-    causal_table,
-    decode_actions,
-    placeholder_actions,
-)
-from esper.leyline.alpha import (
-    ALPHA_TARGETS,
-    SPEED_TICKS,
-    STEEPNESS,
-    STYLE_SPECS,
-    TEMPO_EPOCHS,
-    AlphaAlgorithm,
-    AlphaCurve,
-    AlphaMode,
-    BlendStyle,
-    StyleSpec,
-)
-from esper.leyline.blueprints import (
-    BUILTIN_BLUEPRINTS,
-    NOOP,
-    NUM_BLUEPRINTS,
-    TOPOLOGIES,
-    TOPOLOGY_BY_RANK,
-    Topology,
-    channel_axis,
-)
-from esper.leyline.config import Config, option
-from esper.leyline.controller import Controller, ControllerContext
-from esper.leyline.defaults import (
-    DEFAULT_EPISODE_LENGTH,
-    DEFAULT_FEATURE_DIM,
-    DEFAULT_GAMMA,
-    DEFAULT_LSTM_HIDDEN_DIM,
-    ENTROPY_COEF_PER_HEAD,
-    ENTROPY_FLOOR_PENALTY_COEF,
-    ENTROPY_FLOOR_PER_HEAD,
-    PROBABILITY_FLOOR_PER_HEAD,
-)
-from esper.leyline.errors import (
-    CheckpointError,
-    ConfigError,
-    DataError,
-    EmptyMaskError,
-    EsperError,
-    EsperWarning,
-    NonFiniteError,
-    SlotError,
-    UnknownNameError,
-    UsageError,
-    nearest,
-    unknown_name,
-)
-from esper.leyline.history import (
-    DecisionRecord,
-    EpochRecord,
-    RunSummary,
-    SeedRecord,
-    SlotRecord,
-    seed_records,
-)
-from esper.leyline.masks import Masks, build_masks
-from esper.leyline.randomness import derive_seed, generator, seeded
-from esper.leyline.registry import Registry
-from esper.leyline.rules import (
-    REFUSAL_TEXTS,
-    Refusal,
-    RulesConfig,
-    RuleView,
-    is_in,
-    refusals,
-    selectable,
-)
-from esper.leyline.signals import HISTORY, Signals
-from esper.leyline.slots import SlotConfig, parse_slot_id, slot_id
-from esper.leyline.stages import (
-    BLENDED_STAGES,
-    COOLDOWN_STAGES,
-    DEVELOPING_STAGES,
-    EMPTY_STAGES,
-    LIVE_STAGES,
-    MODULE_STAGES,
-    NUM_STAGES,
-    STAGE_INDEX,
-    TRANSITIONS,
-    SeedStage,
-    parse_stage,
-)
-from esper.leyline.storage import (
-    MANIFEST_FILE,
-    TENSORS_FILE,
-    TREE_FILE,
-    atomic_write_text,
-    load_tree,
-    save_tree,
-)
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from esper.leyline.actions import (
+        CAUSAL_HEADS,
+        HEAD_NAMES,
+        HEAD_SIZES,
+        NUM_OPS,
+        PLACEHOLDERS,
+        Actions,
+        Command,
+        LifecycleOp,
+        causal_table,
+        decode_actions,
+        placeholder_actions,
+    )
+    from esper.leyline.alpha import (
+        ALPHA_TARGETS,
+        SPEED_TICKS,
+        STEEPNESS,
+        STYLE_SPECS,
+        TEMPO_EPOCHS,
+        AlphaAlgorithm,
+        AlphaCurve,
+        AlphaMode,
+        BlendStyle,
+        StyleSpec,
+    )
+    from esper.leyline.blueprints import (
+        BUILTIN_BLUEPRINTS,
+        NOOP,
+        NUM_BLUEPRINTS,
+        TOPOLOGIES,
+        TOPOLOGY_BY_RANK,
+        Topology,
+        channel_axis,
+    )
+    from esper.leyline.config import Config, option
+    from esper.leyline.controller import Controller, ControllerContext
+    from esper.leyline.defaults import (
+        DEFAULT_EPISODE_LENGTH,
+        DEFAULT_FEATURE_DIM,
+        DEFAULT_GAMMA,
+        DEFAULT_LSTM_HIDDEN_DIM,
+        ENTROPY_COEF_PER_HEAD,
+        ENTROPY_FLOOR_PENALTY_COEF,
+        ENTROPY_FLOOR_PER_HEAD,
+        PROBABILITY_FLOOR_PER_HEAD,
+    )
+    from esper.leyline.errors import (
+        CheckpointError,
+        ConfigError,
+        DataError,
+        EmptyMaskError,
+        EsperError,
+        EsperWarning,
+        NonFiniteError,
+        SlotError,
+        UnknownNameError,
+        UsageError,
+        nearest,
+        unknown_name,
+    )
+    from esper.leyline.history import (
+        DecisionRecord,
+        EpochRecord,
+        ModuleRecord,
+        RunSummary,
+        SeedRecord,
+        SlotRecord,
+        seed_records,
+    )
+    from esper.leyline.masks import Masks, build_masks
+    from esper.leyline.randomness import derive_seed, generator, seeded
+    from esper.leyline.registry import Registry
+    from esper.leyline.rules import (
+        REFUSAL_TEXTS,
+        Refusal,
+        RulesConfig,
+        RuleView,
+        is_in,
+        refusals,
+        selectable,
+    )
+    from esper.leyline.signals import HISTORY, Signals
+    from esper.leyline.slots import SlotConfig, parse_slot_id, slot_id
+    from esper.leyline.stages import (
+        BLENDED_STAGES,
+        COOLDOWN_STAGES,
+        DEVELOPING_STAGES,
+        EMPTY_STAGES,
+        LIVE_STAGES,
+        MODULE_STAGES,
+        NUM_STAGES,
+        STAGE_INDEX,
+        TRANSITIONS,
+        SeedStage,
+        parse_stage,
+    )
+    from esper.leyline.storage import (
+        MANIFEST_FILE,
+        TENSORS_FILE,
+        TREE_FILE,
+        atomic_write_text,
+        load_tree,
+        save_tree,
+    )
 
 __all__ = [
     "ALPHA_TARGETS",
@@ -163,6 +172,7 @@ __all__ = [
     "EsperWarning",
     "LifecycleOp",
     "Masks",
+    "ModuleRecord",
     "NonFiniteError",
     "Refusal",
     "Registry",
@@ -201,3 +211,33 @@ __all__ = [
     "slot_id",
     "unknown_name",
 ]
+
+_MODULES = (
+    "actions",
+    "alpha",
+    "blueprints",
+    "config",
+    "controller",
+    "defaults",
+    "errors",
+    "history",
+    "masks",
+    "randomness",
+    "registry",
+    "rules",
+    "signals",
+    "slots",
+    "stages",
+    "storage",
+)
+
+
+def __getattr__(name: str) -> Any:
+    """Find a public name in the module that defines it."""
+    if name in __all__:
+        for module in _MODULES:
+            found = vars(import_module(f"{__name__}.{module}"))
+            if name in found:
+                globals()[name] = found[name]
+                return found[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -6,16 +6,20 @@ recorded is declared in `schema`; `monitors` raise alarms on it and `sinks` show
 
 from __future__ import annotations
 
-from esper.nissa.database import STORE_FILE, STORE_FILES
-from esper.nissa.errors import StoreError
-from esper.nissa.events import EventKind
-from esper.nissa.growing import read_history, record_epoch
-from esper.nissa.listing import RunEntry, find_runs
-from esper.nissa.query import QueryResult, query_run
-from esper.nissa.reader import StoredRun, open_run
-from esper.nissa.schema import RunRow
-from esper.nissa.sinks import Sink, check_sink, register_sink
-from esper.nissa.store import RunStore, open_store
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from esper.nissa.database import STORE_FILE, STORE_FILES
+    from esper.nissa.errors import StoreError
+    from esper.nissa.events import EventKind
+    from esper.nissa.growing import read_history, record_epoch
+    from esper.nissa.listing import RunEntry, find_runs
+    from esper.nissa.query import QueryResult, query_run
+    from esper.nissa.reader import StoredRun, open_run
+    from esper.nissa.schema import RunRow
+    from esper.nissa.sinks import Sink, check_sink, register_sink
+    from esper.nissa.store import RunStore, open_store
 
 __all__ = [
     "STORE_FILE",
@@ -37,3 +41,34 @@ __all__ = [
     "record_epoch",
     "register_sink",
 ]
+
+# Loaded when they are first used: whoever reads a run should not wait for what writes one.
+_HOMES = {
+    "EventKind": "esper.nissa.events",
+    "QueryResult": "esper.nissa.query",
+    "RunEntry": "esper.nissa.listing",
+    "RunRow": "esper.nissa.schema",
+    "RunStore": "esper.nissa.store",
+    "STORE_FILE": "esper.nissa.database",
+    "STORE_FILES": "esper.nissa.database",
+    "Sink": "esper.nissa.sinks",
+    "StoreError": "esper.nissa.errors",
+    "StoredRun": "esper.nissa.reader",
+    "check_sink": "esper.nissa.sinks",
+    "find_runs": "esper.nissa.listing",
+    "open_run": "esper.nissa.reader",
+    "open_store": "esper.nissa.store",
+    "query_run": "esper.nissa.query",
+    "read_history": "esper.nissa.growing",
+    "record_epoch": "esper.nissa.growing",
+    "register_sink": "esper.nissa.sinks",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Find a public name in the module that defines it."""
+    if name in _HOMES:
+        value = getattr(import_module(_HOMES[name]), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

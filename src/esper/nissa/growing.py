@@ -189,7 +189,7 @@ def _event_rows(
             yield event(kind, f"{what}: {old.fate} to {seed.fate}", seed.slot)
     decision = record.decision
     if decision is not None and decision.outcome == "gate_failed":
-        reason = f"{decision.op} was refused: {decision.reason}"
+        reason = decision.reason or f"{decision.op} was refused"
         yield event(EventKind.SEED_GATE_EVALUATED, reason, decision.slot)
 
 

@@ -107,7 +107,10 @@ class RunStore:
     # --------------------------------------------------------------------------------- what happens
 
     def write(self, *records: Row) -> None:
-        """Record one or more rows; those given together are committed together."""
+        """Record one or more rows; those given together are committed together.
+
+        Call it from one thread: monitors look at records in the order in which they come.
+        """
         found = [(TABLE_OF[type(record)], record) for record in records]
         alarms: list[AlarmRow] = []
         if self._watch is not None:
@@ -303,8 +306,8 @@ class RunStore:
             monitor="sink_failed",
             severity="warning",
             subject=name,
-            message=f"the sink {name} is not used any more: {why}",
-            advice="The store keeps everything; mend the sink and it shows the next run.",
+            message=f"the sink {name} does not show everything: {why}",
+            advice="The store keeps everything; mend the sink, and it shows the next run.",
         )
         try:
             self._writer.put(

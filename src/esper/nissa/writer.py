@@ -9,6 +9,7 @@ wrong in the thread is raised to the producer at its next call, as one line.
 from __future__ import annotations
 
 import json
+import operator
 import os
 import sqlite3
 import threading
@@ -371,22 +372,35 @@ def _json(value: Any) -> str:
 # ------------------------------------------------------------------------------------ statements
 
 
+@dataclass(frozen=True, slots=True)
+class Insert:
+    """How a row of one table is inserted."""
+
+    statement: str
+    bind: Callable[[tuple[Any, ...]], tuple[Any, ...]]
+    """Turns the values of a row into the values of the statement."""
+
+
 @lru_cache(maxsize=64)
-def insert_statement(table: Table) -> str:
+def insert_of(table: Table) -> Insert:
     """Return the INSERT of one row; the ordinal of a numbered table counts up by itself."""
     names = ", ".join(f'"{name}"' for name in table.names)
-    marks = []
-    for index, column in enumerate(table.columns, start=1):
+    marks: list[str] = []
+    order: list[int] = []
+    for index, column in enumerate(table.columns):
+        order.append(index)
         if table.is_numbered and column.name == "ordinal":
             rest = [name for name in table.key if name != "ordinal"]
-            same = " AND ".join(f'"{name}" = ?{table.names.index(name) + 1}' for name in rest)
+            same = " AND ".join(f'"{name}" = ?' for name in rest)
+            order += [table.names.index(name) for name in rest]
             marks.append(
-                f"COALESCE(?{index}, (SELECT COALESCE(MAX(ordinal) + 1, 0) "
+                "COALESCE(?, (SELECT COALESCE(MAX(ordinal) + 1, 0) "
                 f'FROM "{table.stored_as}" WHERE {same}))'
             )
         else:
-            marks.append(f"?{index}")
-    return f'INSERT INTO "{table.stored_as}" ({names}) VALUES ({", ".join(marks)})'
+            marks.append("?")
+    statement = f'INSERT INTO "{table.stored_as}" ({names}) VALUES ({", ".join(marks)})'
+    return Insert(statement, operator.itemgetter(*order) if table.is_numbered else tuple)
 
 
 def write_rows(
@@ -408,10 +422,10 @@ def write_rows(
 
 def insert_rows(connection: sqlite3.Connection, table: Table, rows: list[tuple[Any, ...]]) -> None:
     """Insert rows within the transaction that is open; raise `StoreError` for one that is wrong."""
-    statement = insert_statement(table)
+    insert = insert_of(table)
     connection.execute("SAVEPOINT quick")
     try:
-        connection.executemany(statement, rows)
+        connection.executemany(insert.statement, map(insert.bind, rows))
     except (
         sqlite3.InterfaceError,
         sqlite3.ProgrammingError,
@@ -422,19 +436,19 @@ def insert_rows(connection: sqlite3.Connection, table: Table, rows: list[tuple[A
         # Some value is not SQLite's own kind: once more, each value turned into one.
         connection.execute("ROLLBACK TO quick")
         for row in rows:
-            _insert_one(connection, table, statement, row)
+            _insert_one(connection, table, insert, row)
     connection.execute("RELEASE quick")
 
 
 def _insert_one(
-    connection: sqlite3.Connection, table: Table, statement: str, row: tuple[Any, ...]
+    connection: sqlite3.Connection, table: Table, insert: Insert, row: tuple[Any, ...]
 ) -> None:
     try:
-        plain = [
+        plain = tuple(
             plain_value(value, column) if not column.is_json else value
             for value, column in zip(row, table.columns, strict=True)
-        ]
-        connection.execute(statement, plain)
+        )
+        connection.execute(insert.statement, insert.bind(plain))
     except (sqlite3.IntegrityError, OverflowError, TypeError) as error:
         where = ", ".join(f"{name} {row[table.names.index(name)]}" for name in table.key)
         raise _RowError(f"the {table.name} row ({where}) cannot be stored: {error}") from error

@@ -80,9 +80,13 @@ class Cohort:
 
     def start(self) -> None:
         """Train and validate the first epoch."""
-        self._safe = [self._snapshot_row(row) for row in range(self.rows)]
-        self.state = self._sized(self.state)
+        self.assume(self.state)
         self._live()
+
+    def assume(self, state: SlotState) -> None:
+        """Take over a lifecycle state; seeds that are new in it are drawn, and rows are safe."""
+        self.state = self._sized(state)
+        self._safe = [self._snapshot_row(row) for row in range(self.rows)]
 
     def step(self, command: Command) -> None:
         """Carry out one action per row and live through the epoch that follows."""

@@ -102,7 +102,7 @@ class Graft(torch.autograd.Function):
     """Leaves `vmap` at a slot: the rows become one dimension again, and autograd follows."""
 
     @staticmethod
-    def forward(h: Tensor, slot: int, grafts: Grafts) -> Tensor:
+    def forward(h: Tensor, row: Tensor, slot: int, grafts: Grafts) -> Tensor:
         """Refuse: outside of vmap there is no row dimension to find."""
         raise RuntimeError("a stacked slot runs only inside the population's vmap")
 
@@ -113,7 +113,12 @@ class Graft(torch.autograd.Function):
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: tuple[int | None, ...], h: Tensor, slot: int, grafts: Grafts
+        info: Any,
+        in_dims: tuple[int | None, ...],
+        h: Tensor,
+        row: Tensor,
+        slot: int,
+        grafts: Grafts,
     ) -> tuple[Tensor, int]:
         """Join the seeds of all rows and say where the rows are."""
         dim = in_dims[0]
@@ -125,9 +130,13 @@ class Graft(torch.autograd.Function):
         return (h if grown is None else grown.join(h, dim)), dim
 
 
-def graft(h: Tensor, slot: int, grafts: Grafts) -> Tensor:
-    """Join the seeds of a slot from inside the stacked host."""
-    out: Tensor = Graft.apply(h, slot, grafts)  # type: ignore[no-untyped-call]
+def graft(h: Tensor, row: Tensor, slot: int, grafts: Grafts) -> Tensor:
+    """Join the seeds of a slot from inside the stacked host.
+
+    `row` is any number of this row: the activation itself may be the same for all rows, where
+    they share their inputs and nothing has worked on them yet.
+    """
+    out: Tensor = Graft.apply(h, row, slot, grafts)  # type: ignore[no-untyped-call]
     return out
 
 

@@ -69,12 +69,17 @@ class Nursery:
         keys: Sequence[int],
         dtype: torch.dtype,
         device: torch.device,
+        compute: torch.dtype | None = None,
     ) -> None:
-        """Create a nursery without seeds; `keys` name the rows' random streams."""
+        """Create a nursery without seeds; `keys` name the rows' random streams.
+
+        Weights have the precision `dtype`, activations `compute` (the same by default).
+        """
         self._slots = slots
         self._keys = list(keys)
         self._dtype = dtype
         self._device = device
+        self._compute = compute or dtype
         self._beds: dict[tuple[int, int], Bed] = {}
         self.germinations = [0] * len(keys)
 
@@ -273,7 +278,7 @@ class Nursery:
             )
             shapes = {name: value.shape for name, value in values.items()}
             frozen = [name for name, p in module.named_parameters() if not p.requires_grad]
-            module = shorten(module.to(device=self._device, dtype=self._dtype))
+            module = shorten(module.to(device=self._device, dtype=self._compute))
             stack = Stack(shapes, self._dtype, self._device, frozen)
             self._beds[slot, kind] = Bed(slot, kind, module, stack, [])
         bed = self._beds[slot, kind]

@@ -35,6 +35,7 @@ from esper.population.memory import naming_rows_that_fit
 from esper.population.merging import merge_signals, merge_views
 from esper.population.snapshots import first_difference, join_rows, take_rows
 from esper.population.strategy import make_engines, pick_strategy
+from esper.tasks.dataset import TaskData
 from esper.tasks.registry import get_task
 from esper.tasks.task import Task
 
@@ -54,7 +55,7 @@ class Population:
         device: 'auto', 'cpu' or 'cuda'.
         strategy: 'auto', 'sequential', 'stacked' or 'workers'.
         horizon: epochs of an episode; the task's by default.
-        data: where data files lie.
+        data: where data files lie, or the data itself, once for every task.
         config: settings shared by all rows.
         row_seeds: seeds of the rows instead of 0, 1, 2, ...
     """
@@ -68,7 +69,7 @@ class Population:
         strategy: Strategy = "auto",
         *,
         horizon: int | None = None,
-        data: str | Path | None = None,
+        data: str | Path | Sequence[TaskData] | None = None,
         config: PopulationConfig | None = None,
         row_seeds: Sequence[int] | None = None,
     ) -> None:
@@ -86,8 +87,7 @@ class Population:
         self.row_seeds = seeds
         self._task_of_row = [index for index, count in enumerate(counts) for _ in range(count)]
         self._horizon = horizon
-        self._data_path = data
-        self._data = [each.load(data, device=self.device) for each in self.tasks]
+        self._data = _load(self.tasks, data, self.device)
         self.strategy, self.reason = pick_strategy(strategy, self.device, self.config)
         _log.info("population of %d rows runs %s: %s", self.rows, self.strategy, self.reason)
         self.num_slots = max(len(each.slot_paths) for each in self.tasks)
@@ -100,12 +100,16 @@ class Population:
 
     def reset(self) -> Signals:
         """Build every row afresh, train and validate the first epoch."""
-        self.close()
-        self._cohorts = self._make_cohorts()
+        self.build()
         for cohort in self._cohorts:
             with self._memory_of(cohort):
                 cohort.start()
         return self.signals()
+
+    def build(self) -> None:
+        """Build every row afresh and train nothing yet, for whoever has a state for them."""
+        self.close()
+        self._cohorts = self._make_cohorts()
 
     def step(self, actions: Actions) -> Signals:
         """Carry out one action per row and live through the epoch that follows."""
@@ -268,6 +272,17 @@ class Population:
     def _need_rows(self) -> None:
         if not self._cohorts:
             raise UsageError("the population has no rows yet; call reset() first")
+
+
+def _load(
+    tasks: Sequence[Task], data: str | Path | Sequence[TaskData] | None, device: torch.device
+) -> list[TaskData]:
+    """Return the data of every task on the device."""
+    if data is None or isinstance(data, str | Path):
+        return [task.load(data, device=device) for task in tasks]
+    if len(data) != len(tasks):
+        raise UsageError(f"{len(tasks)} tasks need as many data sets, got {len(data)}")
+    return [each.to(device) for each in data]
 
 
 def _fitting(task: Task) -> Tensor:

@@ -130,7 +130,9 @@ class SequentialEngine:
             if slot.seed is not None:
                 weights.seeds[index] = {n: p.detach().clone() for n, p in own.items()}
                 weights.seed_momentum[index] = {n: momentum(p) for n, p in own.items()}
-                weights.seed_buffers[index] = {n: b.clone() for n, b in slot.seed.named_buffers()}
+                buffers = {name: value.clone() for name, value in slot.seed.named_buffers()}
+                if buffers:
+                    weights.seed_buffers[index] = buffers
         return weights
 
     def write(self, row: int, weights: RowWeights, state: SlotState) -> None:

@@ -74,12 +74,15 @@ class _StackedSampleWise(torch.autograd.Function):
 
 
 def shorten(module: nn.Module) -> nn.Module:
-    """Let every GroupNorm and pool of a module that runs under `vmap` take the short way."""
+    """Let every GroupNorm and pool of a module that runs under `vmap` take the short way.
+
+    Only those of PyTorch itself: what a user made of them may do something else.
+    """
     for part in module.modules():
-        if isinstance(part, nn.GroupNorm) and part.affine:
+        if type(part) is nn.GroupNorm and part.affine:
             part.forward = partial(_normalise, part)  # type: ignore[method-assign]
-        elif isinstance(part, _POOLS):
-            part.forward = partial(_apply_sample_wise, part.forward)  # type: ignore[method-assign]
+        elif type(part) in _POOLS and not getattr(part, "return_indices", False):
+            part.forward = partial(_apply_sample_wise, part.forward)
     return module
 
 

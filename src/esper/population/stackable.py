@@ -5,6 +5,7 @@ Nothing is asked of a host or a blueprint beyond being an ordinary module: this 
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -38,29 +39,36 @@ def stacked_attention() -> Iterator[None]:
         yield
 
 
-def host_problem(hosts: Sequence[nn.Module], example: Tensor) -> str | None:
+def host_problem(
+    hosts: Sequence[nn.Module], example: Tensor, *, in_bf16: bool = False
+) -> str | None:
     """Return why hosts of one architecture cannot be stacked, or None; two of them will do."""
-    return _problem(hosts, example, keeps_shape=False)
+    return _problem(hosts, example, in_bf16, keeps_shape=False)
 
 
-def seed_problem(blueprint: Blueprint, slot: SlotSpec) -> str | None:
+def seed_problem(blueprint: Blueprint, slot: SlotSpec, *, in_bf16: bool = False) -> str | None:
     """Return why seeds of a blueprint cannot be stacked in a slot, or None."""
-    return _seed_problem(blueprint, slot.channels, slot.topology, slot.shape)
+    return _seed_problem(blueprint, slot.channels, slot.topology, slot.shape, in_bf16)
 
 
 @lru_cache(maxsize=1024)
 def _seed_problem(
-    blueprint: Blueprint, channels: int, topology: Topology, shape: tuple[int, ...]
+    blueprint: Blueprint, channels: int, topology: Topology, shape: tuple[int, ...], in_bf16: bool
 ) -> str | None:
     # A seed may say so itself, by the attribute that `esper.testing.check_blueprint` knows.
     reason = getattr(blueprint.module, "no_vmap", "")
     if reason:
         return str(reason)
     seeds = [draw_seed(blueprint, channels, topology, (0, 0, number)) for number in range(2)]
-    return _problem(seeds, draw_probe(shape, (0, 0, 0)), keeps_shape=True)
+    return _problem(seeds, draw_probe(shape, (0, 0, 0)), in_bf16, keeps_shape=True)
 
 
-def _problem(modules: Sequence[nn.Module], x: Tensor, *, keeps_shape: bool) -> str | None:
+def _problem(
+    modules: Sequence[nn.Module], x: Tensor, in_bf16: bool, *, keeps_shape: bool
+) -> str | None:
+    if in_bf16:
+        modules = [copy.deepcopy(module).to(torch.bfloat16) for module in modules]
+        x = x.to(torch.bfloat16) if x.is_floating_point() else x
     first = modules[0]
     for name, module in first.named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):

@@ -72,13 +72,14 @@ class StackedEngine:
         for host in hosts:
             self._hosts.append(dict(host.named_parameters()), None)
         self.host_params = sum(p.numel() for p in first.values() if p.requires_grad)
-        shorten(self._template.to(self._device))
-        self._nursery = Nursery(slots, keys, self._dtype, self._device)
         self._feed = Feed(data, keys, settings.batch_size)
         self._state: SlotState | None = None
         self._grafts: Grafts | None = None
+        self._row: Tensor | None = None
         # In BF16 every activation is: autocast would keep norms, and all that follows, in FP32.
         self._compute = torch.bfloat16 if use_bf16 else self._dtype
+        shorten(self._template.to(self._device, self._compute))
+        self._nursery = Nursery(slots, keys, self._dtype, self._device, self._compute)
         self._replay = Replay() if use_graphs and self._device.type == "cuda" else None
         for index, slot in enumerate(slots):
             host_module = self._template.get_submodule(slot.path)
@@ -164,14 +165,17 @@ class StackedEngine:
     def forward(self, leaves: dict[str, Tensor], x: Tensor, x_dim: int | None) -> Tensor:
         """Run every row's host on its inputs, or all on the same inputs (x_dim None)."""
 
-        def one(parameters: dict[str, Tensor], inputs: Tensor) -> Tensor:
+        def one(parameters: dict[str, Tensor], inputs: Tensor, row: Tensor) -> Tensor:
+            self._row = row
             result: Tensor = functional_call(self._template, parameters, (inputs,))
             return result
 
         if x.is_floating_point():
             x = x.to(self._compute)
         leaves = {name: leaf.to(self._compute) for name, leaf in leaves.items()}
-        out: Tensor = vmap(one, in_dims=(0, x_dim))(leaves, x)
+        rows = next(iter(leaves.values()))
+        which = torch.zeros(rows.shape[0], device=rows.device)
+        out: Tensor = vmap(one, in_dims=(0, x_dim, 0))(leaves, x, which)
         return out
 
     def _evaluate(
@@ -188,9 +192,9 @@ class StackedEngine:
     def _hook(self, index: int) -> Any:
         def attend(module: nn.Module, args: Any, output: Any) -> Any:
             grafts = self._grafts
-            if grafts is None or grafts[index] is None:
+            if grafts is None or grafts[index] is None or self._row is None:
                 return None
-            return graft(output, index, grafts)
+            return graft(output, self._row, index, grafts)
 
         return attend
 

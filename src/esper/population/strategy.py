@@ -141,13 +141,13 @@ def stacking_problem(task: Task, config: PopulationConfig) -> str | None:
     if config.training_mode == "shadow":
         return "the shadow pass is not stacked"
     hosts = [task.build_host(key) for key in range(2)]
-    problem = host_problem(hosts, task.example_input())
+    problem = host_problem(hosts, task.example_input(), in_bf16=config.use_bf16)
     if problem is not None:
         return f"host {task.config.host!r}: {problem}"
     for slot in find_slots(hosts[0], task, config.replace(precision="float32")):
         for choice in selectable(slot.topology):
             blueprint = blueprint_by_id(choice)
-            problem = seed_problem(blueprint, slot)
+            problem = seed_problem(blueprint, slot, in_bf16=config.use_bf16)
             if problem is not None:
                 return f"blueprint {blueprint.name!r}: {problem}"
     return None

@@ -64,19 +64,22 @@ def read_outcome(history: Sequence[EpochRecord], summary: RunSummary | None) -> 
     )
 
 
-def heading(summary: RunSummary | None) -> str:
+def heading(summary: RunSummary | None, task: str | None = None, kind: str = "grow") -> str:
     """Return the title of a report."""
+    on = "" if task is None else f" on {shortened(task, _NAME_LENGTH)}"
+    if summary is None and kind != "grow":
+        return f"A run of esper {shortened(kind, _NAME_LENGTH)}{on}"
     if summary is None:
-        return "A growing run, not yet at its end"
+        return f"A growing run{on}, not yet at its end"
     done = "grown" if any(seed.fate != "pruned" for seed in summary.seeds) else "trained"
     return f"A network {done} on {shortened(summary.task, _NAME_LENGTH)}"
 
 
-def render_lead(outcome: Outcome, summary: RunSummary | None, seeds: Sequence[SeedRecord]) -> str:
+def render_lead(outcome: Outcome, controller: str | None, seeds: Sequence[SeedRecord]) -> str:
     """Return the story of a run in a few sentences."""
     who = "the controller"
-    if summary is not None:
-        who = f"the controller {shortened(summary.controller, _NAME_LENGTH)}"
+    if controller is not None:
+        who = f"the controller {shortened(controller, _NAME_LENGTH)}"
     sentences = [_tell_seeds(who, outcome.epochs, seeds), _tell_score(outcome)]
     paragraph = f'<p class="lead">{escaped(" ".join(sentences), limit=2000)}</p>\n'
     if outcome.gain is not None:

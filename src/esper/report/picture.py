@@ -9,7 +9,7 @@ from esper.report import curve
 from esper.report.bands import draw_lanes
 from esper.report.curve import draw_caption, draw_curves, read_curves
 from esper.report.frame import frame_for
-from esper.report.lanes import read_lanes
+from esper.report.lanes import Lane, read_lanes
 from esper.report.legend import draw_legend
 from esper.report.style import MARGIN, PICTURE_STYLE, ROW, WIDTH
 from esper.report.svg import element, label, tooltip
@@ -27,6 +27,7 @@ NAMESPACE = "http://www.w3.org/2000/svg"
 
 _TITLE_LENGTH = 54
 _MOST_LIVES_TOLD = 40
+_MOST_LANES = 40
 
 
 def growth_picture(history: Sequence[EpochRecord], *, title: str = DEFAULT_TITLE) -> str:
@@ -107,15 +108,27 @@ def _draw_run(history: Sequence[EpochRecord]) -> tuple[list[str], float]:
     )
     legend, top = draw_legend(top + ROW + 4)
     drawing.extend(legend)
-    lanes, top, left_out = draw_lanes(read_lanes(history), frame, top + 14)
+    chosen, undrawn = _most_eventful(read_lanes(history))
+    lanes, top, left_out = draw_lanes(chosen, frame, top + 14)
     drawing.extend(lanes)
     drawing.extend(frame.axis(top))
     top += ROW + 8
-    if left_out:
-        note = f"{counted(left_out, 'label')} found no room"
+    notes = [f"{counted(left_out, 'label')} found no room"] if left_out else []
+    if undrawn:
+        notes.append(f"{counted(undrawn, 'slot')} not drawn")
+    for note in notes:
         drawing.append(label(note, class_="muted", x=MARGIN, y=top, dy="1em"))
         top += ROW + 4
     return drawing, top + MARGIN
+
+
+def _most_eventful(lanes: list[Lane]) -> tuple[list[Lane], int]:
+    """Return the lanes to draw in their order, those without a seed last, and how many are left."""
+    if len(lanes) <= _MOST_LANES:
+        return lanes, 0
+    ranked = sorted(lanes, key=lambda lane: not lane.lives)[:_MOST_LANES]
+    kept = {lane.name for lane in ranked}
+    return [lane for lane in lanes if lane.name in kept], len(lanes) - _MOST_LANES
 
 
 def _draw_nothing() -> tuple[list[str], float]:

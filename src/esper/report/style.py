@@ -70,6 +70,11 @@ vector-effect:non-scaling-stroke}
 .growth .refused .mark{fill:var(--surface);stroke:var(--ink);stroke-width:1.3}
 .growth .mark.cross{fill:none;stroke:var(--ink);stroke-width:2.2;stroke-linecap:round}
 .growth .refused .mark.cross{stroke-width:1;stroke-dasharray:2 2}
+.growth .part{fill:var(--well);stroke:var(--grid);stroke-width:1;vector-effect:non-scaling-stroke}
+.growth .part.seed{stroke:var(--muted)}
+.growth .part.empty,.growth .part.hidden{fill:none;stroke:var(--muted);stroke-dasharray:4 3}
+.growth .arrow{fill:none;stroke:var(--muted);stroke-width:1.4;stroke-linejoin:round;
+vector-effect:non-scaling-stroke}
 """.strip()
 
 # A table that is wider than its container has a shade at the edge behind which more is hidden:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from esper.leyline.history import EpochRecord, SeedRecord
+from esper.leyline.history import DecisionRecord, EpochRecord, SeedRecord
 from esper.report.marks import argument_words, decisions_of, op_words, outcome_words
 from esper.report.text import counted, escaped, format_contribution, format_count
 
@@ -71,18 +72,23 @@ def render_pairs(caption: str, pairs: Iterable[tuple[str, object]], *, noun: str
     return _container(caption, table) + _note_beyond(len(rows), noun)
 
 
-def render_seeds(seeds: Sequence[SeedRecord]) -> str:
-    """Return the table of all seeds and what became of them."""
-    columns = (
+def render_seeds(
+    seeds: Sequence[SeedRecord], at_end: Mapping[str, tuple[float | None, float | None]]
+) -> str:
+    """Return the table of all seeds and what became of them.
+
+    `at_end` has what the seed in a slot was worth after the last epoch, with its standard error.
+    """
+    columns = [
         Column("Slot"),
         Column("Blueprint"),
         Column("Germinated", "number"),
         Column("Ended", "number"),
         Column("Fate"),
         Column("Parameters", "number"),
-        Column("Contribution ± se", "number"),
-    )
-    rows = [
+        Column("While growing ± se" if at_end else "Contribution ± se", "number"),
+    ]
+    rows: list[tuple[object, ...]] = [
         (
             seed.slot,
             seed.blueprint,
@@ -94,6 +100,9 @@ def render_seeds(seeds: Sequence[SeedRecord]) -> str:
         )
         for seed in seeds
     ]
+    if at_end:
+        columns.append(Column("At the end ± se", "number"))
+        rows = [(*row, _worth_at_end(seed, at_end)) for row, seed in zip(rows, seeds, strict=True)]
     return render_table("Seeds and what became of them", columns, rows, noun="seed")
 
 
@@ -109,16 +118,48 @@ def render_decisions(history: Sequence[EpochRecord]) -> str:
     )
     rows = [
         (
-            epoch,
+            _span(first, last),
             op_words(decision.op),
             NOTHING if decision.slot is None else decision.slot,
             argument_words(decision) or NOTHING,
             outcome_words(decision.outcome),
             decision.reason or NOTHING,
         )
-        for epoch, decision in decisions_of(history)
+        for first, last, decision in _without_repeats(decisions_of(history))
     ]
     return render_table("Decisions other than WAIT", columns, rows, noun="decision")
+
+
+def _without_repeats(
+    decisions: Iterable[tuple[int, DecisionRecord]],
+) -> Iterable[tuple[int, int, DecisionRecord]]:
+    """Yield (first epoch, last epoch, decision); one refused epoch after epoch is told once."""
+    held: tuple[int, int, DecisionRecord] | None = None
+    for epoch, decision in decisions:
+        if held is not None:
+            first, last, before = held
+            if epoch == last + 1 and decision.outcome != "done" and _same(before, decision):
+                held = (first, epoch, decision)
+                continue
+            yield held
+        held = (epoch, epoch, decision)
+    if held is not None:
+        yield held
+
+
+def _same(one: DecisionRecord, other: DecisionRecord) -> bool:
+    # The reasons may count epochs; the last one tells most.
+    return dataclasses.replace(one, reason="") == dataclasses.replace(other, reason="")
+
+
+def _span(first: int, last: int) -> str:
+    return format_count(first) if first == last else f"{format_count(first)}–{format_count(last)}"
+
+
+def _worth_at_end(seed: SeedRecord, at_end: Mapping[str, tuple[float | None, float | None]]) -> str:
+    if seed.fate == "pruned" or seed.slot not in at_end:
+        return NOTHING
+    return format_contribution(*at_end[seed.slot])
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, object]]:

@@ -105,13 +105,32 @@ def test_a_hanging_sink_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
         pump = SinkPump(where, sink, CONTEXT, lambda name, why: reports.append((name, why)))
         started = time.monotonic()
         act(pump)
+        # Whoever was waited for once is not waited for again.
+        for _ in range(50):
+            pump.offer([EpochRow(step=1)])
+            assert pump.mark(5.0) is None
         assert time.monotonic() - started < 5
-        pump.offer([EpochRow(step=1)])
-        assert pump.mark(0.1) is None
         sink.gate.set()
     assert [name for name, _ in reports] == ["start", "mark", "close"]
     assert "did not answer within 0.2 s" in reports[0][1]
     assert "did not end within 0.2 s" in reports[2][1]
+
+
+def test_a_sink_that_was_late_answers_again_and_keeps_its_last_cursor_meanwhile() -> None:
+    reports: list[str] = []
+    context = SinkContext(folder=Path(), run=RunRow(), is_resumed=True, cursor={"at": "before"})
+    sink = Failing("mark")
+    pump = SinkPump("late", sink, context, lambda name, why: reports.append(why))
+    assert pump.mark(0.1) == {"at": "before"}
+    assert pump.mark(5.0) == {"at": "before"}
+    sink.where = "never"
+    sink.gate.set()
+    deadline = time.monotonic() + 5
+    while pump.mark(1.0) != {} and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert pump.mark() == {}
+    pump.close("finished")
+    assert reports == ["it did not answer within 0.1 s"]
 
 
 def test_a_slow_sink_loses_points_and_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:

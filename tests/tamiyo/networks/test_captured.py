@@ -19,15 +19,16 @@ def test_a_cpu_is_refused() -> None:
 def test_replays_decide_as_the_network_does(rows: int) -> None:
     net = small_policy().cuda()
     step = CapturedPolicyStep(net, rows)
-    hidden = net.initial_hidden(rows)
+    hidden, carried = net.initial_hidden(rows), None
     for at in range(10):
         states, blueprints = (each.cuda() for each in random_inputs(net, rows))
         masks = random_masks(rows, seed=at)
         legal = small_policy().table.row_masks(masks, (rows,)).cuda()
         uniforms = torch.rand(rows, 8, device="cuda")
         wanted = net.get_action(states, legal, blueprints, hidden, uniforms=uniforms)
-        # The memory is carried inside the graph.
-        got = step(states, legal, blueprints, uniforms=uniforms).clone()
+        # The graph's own memory of the last step is passed on, though this replay overwrites it.
+        got = step(states, legal, blueprints, carried, uniforms=uniforms)
+        carried = got.hidden
         assert torch.equal(got.actions, wanted.actions)
         torch.testing.assert_close(got.log_probs, wanted.log_probs, rtol=0, atol=1e-5)
         torch.testing.assert_close(got.value, wanted.value, rtol=0, atol=1e-5)
@@ -51,21 +52,16 @@ def test_replays_see_new_weights_and_new_draws() -> None:
 
 
 @pytest.mark.gpu
-def test_memory_can_be_given_carried_and_cleared() -> None:
+def test_without_a_memory_it_is_empty() -> None:
     net = small_policy().cuda()
     step = CapturedPolicyStep(net, 3, deterministic=True, explore=False)
     states, blueprints = (each.cuda() for each in random_inputs(net, 3))
     first = step(states, None, blueprints).clone()
-    second = step(states, None, blueprints).clone()
+    second = step(states, None, blueprints, first.hidden).clone()
     assert not torch.allclose(first.value, second.value)
-    step.reset(torch.tensor([True, False, False], device="cuda"))
-    third = step(states, None, blueprints).clone()
-    torch.testing.assert_close(third.value[0], first.value[0])
-    assert not torch.allclose(third.value[1], first.value[1])
-    step.reset()
     torch.testing.assert_close(step(states, None, blueprints).value, first.value)
-    given = step(states, None, blueprints, first.hidden)
-    torch.testing.assert_close(given.value, second.value)
+    step.refresh()
+    torch.testing.assert_close(step(states, None, blueprints, first.hidden).value, second.value)
 
 
 @pytest.mark.gpu

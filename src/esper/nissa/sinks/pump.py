@@ -13,16 +13,16 @@ from esper.nissa.columns import Row
 from esper.nissa.sinks.contract import Sink, SinkContext
 
 QUEUE_RECORDS = 20_000
-MARK_TIMEOUT_S = 5.0
+MARK_TIMEOUT_S = 2.0
+CLOSE_TIMEOUT_S = 10.0
 
 Report = Callable[[str, str], None]
-"""Called with the sink's name and one line about what happened to it."""
+"""Called with the sink's name and one line about what happened to it, once or twice in its life."""
 
 
 @dataclass(slots=True)
 class _Mark:
     done: threading.Event = field(default_factory=threading.Event)
-    cursor: Mapping[str, Any] | None = None
 
 
 class SinkPump:
@@ -39,6 +39,8 @@ class SinkPump:
         self._status: str | None = None
         self._is_failed = False
         self._has_complained = False
+        self._pending: _Mark | None = None
+        self._cursor: Mapping[str, Any] | None = context.cursor
         self._thread = threading.Thread(
             target=self._run, args=(context,), name=f"esper-sink-{name}", daemon=True
         )
@@ -50,32 +52,35 @@ class SinkPump:
             if self._is_failed:
                 return
             room = QUEUE_RECORDS - len(self._queue)
-            self._queue.extend(records[:room])
-            self.dropped += max(0, len(records) - room)
-            is_late = self.dropped > 0 and not self._has_complained
-            self._has_complained = self._has_complained or is_late
+            self._queue.extend(records[: max(0, room)])
+            self.dropped += max(0, len(records) - max(0, room))
+            is_late = self.dropped > 0
             self._changed.notify()
         if is_late:
-            self._report(self.name, "it is too slow; some of its points are left out")
+            self._complain("it is too slow; some of its points are left out")
 
     def mark(self, timeout_s: float = MARK_TIMEOUT_S) -> Mapping[str, Any] | None:
-        """Return the sink's cursor after everything offered so far, or None if it has none."""
-        mark = _Mark()
+        """Return the sink's cursor after everything offered so far.
+
+        One that does not answer in time is waited for once; until it does, its last cursor stands,
+        so that a resume takes it back further than it must, never less.
+        """
         with self._changed:
-            if self._is_failed:
-                return None
+            if self._is_failed or (self._pending is not None and not self._pending.done.is_set()):
+                return self._cursor
+            mark = self._pending = _Mark()
             self._queue.append(mark)
             self._changed.notify()
         until = time.monotonic() + timeout_s
         while not mark.done.wait(0.1):
             if self._is_failed:
-                return None
+                break
             if time.monotonic() > until:
-                self._fail(f"it did not answer within {timeout_s:g} s")
-                return None
-        return mark.cursor
+                self._complain(f"it did not answer within {timeout_s:g} s")
+                break
+        return self._cursor
 
-    def close(self, status: str, timeout_s: float = MARK_TIMEOUT_S) -> None:
+    def close(self, status: str, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Let the sink finish what is queued and end it; leave it behind if it hangs."""
         with self._changed:
             self._status = status
@@ -111,12 +116,19 @@ class SinkPump:
                 if records:
                     self._sink.write(records)
                     records = []
-                item.cursor = dict(self._sink.mark())
+                self._cursor = dict(self._sink.mark())
                 item.done.set()
             else:
                 records.append(item)
         if records:
             self._sink.write(records)
+
+    def _complain(self, why: str) -> None:
+        with self._changed:
+            if self._has_complained:
+                return
+            self._has_complained = True
+        self._report(self.name, why)
 
     def _fail(self, why: str) -> None:
         with self._changed:

@@ -1,5 +1,6 @@
 """The policy network: from an observation to a distribution over actions, and a value."""
 
+from esper.tamiyo.networks.acting import rollout_step
 from esper.tamiyo.networks.captured import CapturedPolicyStep
 from esper.tamiyo.networks.config import SENTINEL_PRIOR, CriticKind, PolicyConfig
 from esper.tamiyo.networks.embedding import BlueprintEmbedding
@@ -24,4 +25,5 @@ __all__ = [
     "PolicyStep",
     "Scores",
     "clear_rows",
+    "rollout_step",
 ]

@@ -72,8 +72,6 @@ class CapturedPolicyStep:
             self._graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self._graph):
                 self._step = self._run()
-        # Capturing runs nothing, so the memory of the graph's results holds anything.
-        self.reset()
 
     @torch.no_grad()
     def __call__(
@@ -87,7 +85,7 @@ class CapturedPolicyStep:
     ) -> PolicyStep:
         """Decide one step; the arguments are those of `get_action`.
 
-        Without `hidden` the memory continues where the last call left it, starting empty.
+        The memory of the last step may be passed on as it is.
         """
         if tuple(state.shape) != tuple(self._state.shape):
             raise UsageError(
@@ -100,11 +98,13 @@ class CapturedPolicyStep:
         else:
             self._blueprints.copy_(blueprint_indices)
         self._masks.copy_(self._policy.table.row_masks(mask, (self._rows,)))
-        source = hidden if hidden is not None else self._step.hidden
-        if hidden is not None:
+        if hidden is None:
+            self._hidden[0].zero_()
+            self._hidden[1].zero_()
+        else:
             check_hidden(hidden, self._policy.lstm, self._rows)
-        self._hidden[0].copy_(source[0])
-        self._hidden[1].copy_(source[1])
+            self._hidden[0].copy_(hidden[0])
+            self._hidden[1].copy_(hidden[1])
         if not self._deterministic:
             if uniforms is None:
                 self._uniforms.uniform_()
@@ -113,13 +113,8 @@ class CapturedPolicyStep:
         self._graph.replay()
         return self._step
 
-    def reset(self, rows: Tensor | None = None) -> None:
-        """Forget the memory, of all rows or of some, bool [rows]."""
-        for part in self._step.hidden:
-            if rows is None:
-                part.zero_()
-            else:
-                part.masked_fill_(rows[:, None], 0.0)
+    def refresh(self) -> None:
+        """Do nothing: the graph reads the weights where they are."""
 
     def _run(self) -> PolicyStep:
         step, _ = self._policy.decide(

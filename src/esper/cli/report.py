@@ -1,0 +1,56 @@
+"""`esper report`: one HTML file about a run, from its store alone."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from esper.cli.output import out_console, print_json, safe
+
+_EPILOG = """\
+examples:
+  esper report runs/first
+  esper report runs/first --out /tmp/first.html
+"""
+
+
+def add_parser(verbs: Any) -> None:
+    """Add the verb."""
+    parser = verbs.add_parser(
+        "report",
+        help="write one self-contained HTML file about a run",
+        description="Write a report of a run that is finished, going on, or was stopped.",
+        epilog=_EPILOG,
+    )
+    parser.add_argument("where", metavar="RUN", help="folder of the run")
+    parser.add_argument("--out", metavar="FILE", help="file to write (default: RUN/report.html)")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.set_defaults(run=run, needs_no_torch=True)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Write the file and print its path."""
+    from esper.leyline.errors import UsageError
+    from esper.nissa.columns import storable_text
+    from esper.nissa.database import store_path
+    from esper.report import report_run
+
+    if not store_path(options.where).is_file():
+        raise UsageError(
+            f"{options.where} has no run.db; give the folder of a run (see `esper runs`)"
+        )
+    if options.out is not None and Path(options.out).is_dir():
+        raise UsageError(f"--out must be a file, but {options.out} is a folder")
+    path = report_run(options.where, options.out)
+    if options.json:
+        print_json(
+            {
+                "run": storable_text(str(options.where)),
+                "report": storable_text(str(path)),
+                "bytes": path.stat().st_size,
+            }
+        )
+    else:
+        out_console().print(safe(f"report: {path}"), soft_wrap=True)
+    return 0

@@ -1,0 +1,113 @@
+"""The report of a run from its store alone: finished, going on, interrupted or killed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from esper.leyline.architecture import ModuleRecord
+from esper.leyline.history import RunSummary, seed_records
+from esper.nissa import EventKind, StoredRun, open_run, read_history
+from esper.nissa.listing import describe_run
+from esper.nissa.schema import AlarmRow, RunRow
+from esper.report.alarms import group_alarms
+from esper.report.page import About, render_report, write_report
+
+REPORT_FILE = "report.html"
+
+
+def report_run(run: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Path:
+    """Write the report of a run folder and return its path, `RUN/report.html` by default.
+
+    Raises:
+        StoreError: There is no store, or it cannot be read.
+        CheckpointError: The file cannot be written.
+    """
+    with open_run(run) as stored:
+        page = render_run(stored)
+        path = stored.folder / REPORT_FILE if out is None else Path(out)
+    write_report(path, page)
+    return path
+
+
+def render_run(run: StoredRun) -> str:
+    """Return the report of a recorded run as one HTML page."""
+    info = run.info
+    # Rounds and rows of training are counted, not listed: there may be millions.
+    is_grown = info.kind == "grow"
+    history = read_history(run) if is_grown else []
+    summary = None
+    if info.status == "finished" and history:
+        last = history[-1]
+        summary = RunSummary(
+            task=info.task or "",
+            controller=info.controller or "",
+            seed=info.seed or 0,
+            epochs=last.epoch,
+            parameters_before=info.host_parameters or history[0].parameters,
+            parameters_after=info.parameters or last.parameters,
+            val_score=last.val_score if info.val_score is None else info.val_score,
+            test_score=info.test_score,
+            twin_val_score=info.twin_val_score,
+            twin_test_score=info.twin_test_score,
+            seeds=seed_records(history),
+            seconds=info.seconds or 0.0,
+        )
+    alarms = [row for row in run.records("alarms") if isinstance(row, AlarmRow)]
+    return render_report(
+        history,
+        summary,
+        config=info.config if isinstance(info.config, dict) else {},
+        command=info.command or "not recorded",
+        versions=info.versions if isinstance(info.versions, dict) else {},
+        about=_about(run, info),
+        alarms=group_alarms(alarms),
+        modules=read_modules(run),
+        at_end=_worth_at_end(run) if summary is not None else None,
+    )
+
+
+def read_modules(run: StoredRun) -> tuple[ModuleRecord, ...]:
+    """Return what the host of a run is made of, as it was recorded at the start."""
+    rows = run.rows(
+        "events", columns=["data"], where="kind = ?", parameters=[EventKind.TRAINING_STARTED]
+    )
+    found: Any = rows[-1]["data"] if rows else None
+    modules = found.get("modules") if isinstance(found, dict) else None
+    return tuple(ModuleRecord.from_mapping(module) for module in modules or ())
+
+
+def _worth_at_end(run: StoredRun) -> dict[str, tuple[float | None, float | None]]:
+    """Return what the seed in each slot was worth when it was last measured, after the end."""
+    rows = run.rows(
+        "contributions",
+        columns=["slot", "value", "se"],
+        where="kind = 'leave_one_out' AND step = (SELECT MAX(step) FROM epochs)",
+    )
+    return {str(row["slot"]): (row["value"], row["se"]) for row in rows}
+
+
+def _about(run: StoredRun, info: RunRow) -> About:
+    counts: dict[str, int] = {}
+    if info.kind != "grow":
+        for table in run.tables[1:]:
+            # Ids count up from 1 and only the end of a table is ever deleted.
+            rows = run.query(f'SELECT MAX(id) FROM "{table}"').rows
+            counts[table] = rows[0][0] or 0
+    return About(
+        kind=info.kind,
+        name=info.name,
+        task=info.task,
+        controller=info.controller,
+        seed=info.seed,
+        state=describe_run(run.folder).state,
+        note=info.note,
+        planned=info.epochs if info.kind == "grow" else info.rounds,
+        created=info.created,
+        resumes=info.resumes or 0,
+        device=info.device,
+        host=info.host,
+        seconds=info.seconds,
+        counts=counts,
+    )

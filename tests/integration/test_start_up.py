@@ -1,0 +1,33 @@
+"""Looking at finished runs must not wait for what only training needs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import esper
+
+SCRIPT = """
+import sys
+from esper.cli.main import main
+code = main(sys.argv[1:])
+assert "torch" not in sys.modules, "reading runs loaded PyTorch"
+raise SystemExit(code)
+"""
+
+
+def test_listing_runs_does_not_load_torch(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SCRIPT, "runs", "--root", str(tmp_path), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_public_name_is_there_when_it_is_asked_for() -> None:
+    assert set(esper.__all__) <= set(dir(esper))
+    for name in esper.__all__:
+        assert getattr(esper, name) is not None
+    with pytest.raises(AttributeError, match="has no attribute 'gorw'"):
+        esper.gorw  # noqa: B018

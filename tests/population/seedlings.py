@@ -1,0 +1,112 @@
+"""Lifecycle states made by hand, and the plain slots that live by the same state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from esper.kasmina.blueprints.registry import BLUEPRINTS
+from esper.kasmina.placement import Placement
+from esper.kasmina.seedbed import Seedbed
+from esper.kasmina.slot import Slot
+from esper.kasmina.state import SlotState, empty_state
+from esper.leyline.alpha import AlphaAlgorithm, AlphaMode
+from esper.leyline.stages import SeedStage
+from esper.population.engine import SlotSpec
+from esper.population.nursery import Member, Nursery
+
+CHANNELS = 6
+SPEC = SlotSpec("r0c0", "body", "vector", (2, CHANNELS), CHANNELS)
+OTHER = SlotSpec("r0c1", "neck", "vector", (2, CHANNELS), CHANNELS)
+KEYS = [31, 32, 33, 34, 35, 36]
+
+ADD, MULTIPLY, GATE = (int(algorithm) for algorithm in AlphaAlgorithm)
+
+
+def make_state(rows: int, slots: int = 1) -> SlotState:
+    return empty_state(rows, slots)
+
+
+def put(
+    state: SlotState,
+    row: int,
+    blueprint: str,
+    stage: SeedStage = SeedStage.BLENDING,
+    *,
+    slot: int = 0,
+    algorithm: int = ADD,
+    alpha: float = 0.5,
+    **fields: Any,
+) -> SlotState:
+    """Return the state with a seed in a slot."""
+    here = torch.zeros_like(state.occupied)
+    here[row, slot] = True
+    amplitude = 0.0 if stage in (SeedStage.GERMINATED, SeedStage.TRAINING) else alpha
+    return state.where(
+        here,
+        stage=int(stage),
+        blueprint=BLUEPRINTS.get(blueprint).id,
+        algorithm=algorithm,
+        alpha=amplitude,
+        alpha_mode=int(fields.pop("alpha_mode", AlphaMode.HOLD)),
+        **fields,
+    )
+
+
+def clear(state: SlotState, row: int, slot: int = 0) -> SlotState:
+    here = torch.zeros_like(state.occupied)
+    here[row, slot] = True
+    return state.clear(here)
+
+
+def make_nursery(rows: int, slots: tuple[SlotSpec, ...] = (SPEC,)) -> Nursery:
+    return Nursery(slots, KEYS[:rows], torch.float64, torch.device("cpu"))
+
+
+def plain_slots(state: SlotState, spec: SlotSpec = SPEC) -> list[Slot]:
+    """Return what a garden of each row would have in its first slot."""
+    slots = []
+    for row in range(state.rows):
+        place = Placement(spec.name, spec.path, spec.topology, spec.shape)
+        bed = Seedbed([place], "straight_through", KEYS[row]).double()
+        bed.sync(state.select([row]), lambda _: torch.zeros((), dtype=torch.float64))
+        slots.append(bed[0])
+    return slots
+
+
+def members(state: SlotState, rows: list[int] | None = None, slot: int = 0) -> list[Member]:
+    """Return the seeds of a slot that take part in training, at the places of these rows."""
+    found = []
+    for position, row in enumerate(range(state.rows) if rows is None else rows):
+        isolated = int(state.stage[row, slot]) == SeedStage.TRAINING
+        if isolated or float(state.alpha[row, slot]) > 0:
+            found.append(
+                Member(
+                    position,
+                    row,
+                    int(state.blueprint[row, slot]),
+                    int(state.algorithm[row, slot]),
+                    1.0 if isolated else float(state.alpha[row, slot]),
+                    isolated,
+                )
+            )
+    return found
+
+
+def stir(slots: list[Slot], nursery: Nursery) -> None:
+    """Give every seed weights of its own, the same in its slot and in the nursery."""
+    generator = torch.Generator().manual_seed(9)
+    for row, slot in enumerate(slots):
+        values: dict[str, Tensor] = {}
+        with torch.no_grad():
+            for name, parameter in slot.named_parameters():
+                drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+                parameter.copy_(0.3 * drawn)
+                values[name] = parameter.detach().clone()
+        for bed in nursery._beds.values():
+            if row in bed.rows:
+                prefix = "gate." if bed.kind == -1 else "seed."
+                own = {k.removeprefix(prefix): v for k, v in values.items() if k.startswith(prefix)}
+                bed.stack.write(bed.rows.index(row), own, None)

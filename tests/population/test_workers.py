@@ -1,0 +1,114 @@
+"""Rows shared out among processes: the same numbers, and no process left behind."""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from esper.kasmina.blueprints.registry import BLUEPRINTS
+from esper.leyline.errors import EsperError
+from esper.population.engine import StrategyError
+from esper.population.workers import WorkerError, WorkersEngine
+from tests.plots import same
+from tests.population.plugins import Odd, plugged_in
+from tests.population.worlds import (
+    TinyValues,
+    advance,
+    do,
+    germinate,
+    make_population,
+    populations,
+    row_tree,
+)
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir())) if Path("/proc/self/fd").exists() else 0
+
+
+def test_workers_give_the_numbers_of_rows_one_after_another_until_one_is_killed() -> None:
+    plain = make_population([TinyValues], 3)
+    shared = make_population([TinyValues], 3, "workers", workers=2)
+    with populations(plain, shared):
+        expected, found = plain.reset(), shared.reset()
+        engine = shared.cohorts[0].engine
+        assert isinstance(engine, WorkersEngine)
+        processes = list(engine._processes)
+        assert len(processes) == 2
+        files = open_files()
+        for choices in (
+            [germinate("mlp", 0, 3), germinate("lora")],
+            [advance(), advance(), germinate("mlp")],
+            [],
+            [advance(), advance(), {"op": 0}],
+        ):
+            expected, found = do(plain, *choices), do(shared, *choices)
+            assert same(expected.val_loss, found.val_loss)
+        for row in range(3):
+            assert same(row_tree(plain, row), row_tree(shared, row))
+        saved = shared.snapshot()
+        ahead = do(shared)
+        plain.restore(saved)
+        assert same(do(plain).val_loss, ahead.val_loss)
+        assert open_files() <= files, "a row that was read holds no file open"
+        spoiled = engine.read(2)
+        spoiled.host["head.weight"].fill_(float("nan"))
+        engine.write(2, spoiled, shared.cohorts[0].state.select([2]))
+        assert do(shared).rolled_back.tolist() == [False, False, True]
+
+        victim = processes[1]
+        assert victim.pid is not None
+        os.kill(victim.pid, signal.SIGKILL)
+        with pytest.raises(WorkerError) as caught:
+            do(shared)
+        assert str(caught.value).startswith(
+            "the worker process of rows 1 to 2 ended unexpectedly with exit code -9"
+        )
+        assert "\n" not in str(caught.value)
+        with pytest.raises(WorkerError, match="ended unexpectedly"):
+            engine.read(2)
+        shared.close()
+        assert not any(process.is_alive() for process in processes)
+        assert not multiprocessing.active_children()
+
+
+def test_what_a_user_registered_is_known_to_the_workers() -> None:
+    sys.modules.pop("tests.population.registered", None)
+    importlib.import_module("tests.population.registered")
+    try:
+        population = make_population([TinyValues], 1, "workers", workers=1)
+        with populations(population):
+            population.reset()
+            signals = do(population, germinate("self_registered"))
+            assert bool(signals.last_success[0])
+            assert int(signals.slot_params[0, 0]) > 0
+    finally:
+        BLUEPRINTS.unregister("self_registered")
+
+
+def test_what_the_workers_cannot_know_is_one_clear_error(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with plugged_in(odd=Odd):
+        population = make_population([TinyValues], 1, "workers", workers=1)
+        with pytest.raises(WorkerError, match=r"not those of the population \(odd\)"):
+            population.reset()
+    assert "Traceback" in capfd.readouterr().err, "the whole story is in the log of the process"
+    assert not multiprocessing.active_children()
+
+
+def test_what_cannot_be_sent_is_refused_before_anything_starts() -> None:
+    class Local(TinyValues):
+        """A task that lives in a function."""
+
+    population = make_population([Local], 2, "workers", workers=2)
+    with pytest.raises(StrategyError, match="cannot be sent to worker processes") as caught:
+        population.reset()
+    assert isinstance(caught.value, EsperError)
+    assert not multiprocessing.active_children()
