@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from esper.cli.view import GrowthView, decision_line, metrics_line
+from esper.cli.view import GrowthView, alarm_line, decision_line, metrics_line
+from esper.nissa.schema import AlarmRow
 from tests.report.runs import growing_run, make_decision, make_epoch
 
 HISTORY = growing_run()
@@ -81,3 +82,18 @@ def test_a_decision_fits_in_a_line() -> None:
     assert decision_line(4, decision).plain == "epoch 4: GERMINATE \\x1b[2Jslot norm"
     refused = make_decision("PRUNE", "a", outcome="illegal", reason="too young")
     assert decision_line(4, refused).plain == "epoch 4: PRUNE a (too young)"
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_an_alarm_is_a_line_at_once(terminal: bool) -> None:
+    alarm = AlarmRow(
+        step=60, monitor="m", severity="warning", message="it grew \x1b[31m", advice="Set a limit."
+    )
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=terminal, width=200, color_system=None)
+    with GrowthView(console, 60, 0, title="x") as view:
+        view.show(HISTORY[-1])
+        view.warn(alarm_line(alarm))
+    assert "epoch 60: alarm (warning): it grew \\x1b[31m. Set a limit." in stream.getvalue()
+    over = AlarmRow(step=7, severity="info", state="cleared", message="m is over")
+    assert alarm_line(over) == "epoch 7: alarm over (info): m is over"

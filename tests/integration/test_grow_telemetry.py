@@ -33,9 +33,7 @@ EPOCHS = 16
 PLAN = """\
 - {epoch: 1, op: germinate, slot: r0c0, blueprint: norm}
 - {epoch: 2, op: advance, slot: r0c0}
-- {epoch: 3, op: germinate, slot: r0c1, blueprint: lora}
-- {epoch: 6, op: prune, slot: r0c1}
-- {epoch: 12, op: advance, slot: r0c0}
+- {epoch: 13, op: advance, slot: r0c0}
 """
 LONG = ("grow", "--task", "digits", "--epochs", 400, "--controller", "random", "--seed", 1)
 
@@ -54,7 +52,7 @@ def command(
 
 @pytest.fixture(scope="module")
 def arguments(tmp_path_factory: pytest.TempPathFactory) -> Given:
-    """What starts the run: two seeds, one of them pruned and one measured."""
+    """What starts the run: a seed that lives long enough to be measured."""
     plan = tmp_path_factory.mktemp("plan") / "plan.yaml"
     plan.write_text(PLAN)
     return (
@@ -70,7 +68,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, arguments: Given) -> Path:
     process = start(*arguments, cwd=folder)
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
-    assert [seed["fate"] for seed in json.loads(out)["seeds"]] == ["holding", "pruned"]
+    assert [seed["fate"] for seed in json.loads(out)["seeds"]] == ["blending"]
     return folder / "run"
 
 

@@ -225,6 +225,21 @@ def test_ablations_and_gates_in_bf16_agree_with_fp32(strategy: str) -> None:
         assert_near(exact.state.contribution, rough.state.contribution, 2 * POINTS_TOLERANCE)
 
 
+def test_constants_of_a_users_modules_follow_into_bf16() -> None:
+    with plugged_in(odd=OddSeed), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        exact = make_population([odd_task()], 2, "stacked")
+        rough = make_population([odd_task()], 2, "stacked", use_bf16=True)
+        with populations(exact, rough):
+            exact.reset()
+            rough.reset()
+            for choices in ([germinate("odd", 0, 3)], [advance()], [], [advance()], []):
+                one, other = do(exact, *choices), do(rough, *choices)
+            assert rough.cohorts[0].engine.is_stacked
+            assert float(other.alpha[0, 0]) > 0
+            assert_near(one.val_loss, other.val_loss, 0.05)
+
+
 def assert_near(one: Tensor, other: Tensor, tolerance: float) -> None:
     assert torch.equal(torch.isnan(one), torch.isnan(other))
     assert float((one.double() - other.double()).nan_to_num().abs().max()) <= tolerance

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from esper.kasmina.ablation import participating, plan_ablations
 from esper.kasmina.blueprints.registry import BLUEPRINTS
 from esper.leyline.errors import EsperError
 from esper.population.engine import StrategyError
@@ -57,9 +58,16 @@ def test_workers_give_the_numbers_of_rows_one_after_another_until_one_is_killed(
         plain.restore(saved)
         assert same(do(plain).val_loss, ahead.val_loss)
         assert open_files() <= files, "a row that was read holds no file open"
+        state = shared.cohorts[0].state
+        plans = [plan_ablations(row) for row in participating(state).tolist()]
         spoiled = engine.read(2)
         spoiled.host["head.weight"].fill_(float("nan"))
-        engine.write(2, spoiled, shared.cohorts[0].state.select([2]))
+        engine.train([9, 9, 9])
+        engine.write(2, spoiled, state.select([2]))
+        loss, _ = engine.measure(plans)
+        assert loss.isfinite().all(1).tolist() == [True] * (len(loss) - len(plans[2])) + [
+            False
+        ] * len(plans[2]), "what was evaluated ahead is forgotten when a row is replaced"
         assert do(shared).rolled_back.tolist() == [False, False, True]
 
         victim = processes[1]

@@ -151,3 +151,23 @@ def test_long_histories_stay_small() -> None:
     parse(picture)
     assert len(picture) < 2_000_000
     assert "labels found no room" in picture
+
+
+def test_a_picture_of_very_many_slots_is_bounded() -> None:
+    names = [f"slot{number}" for number in range(150)]
+    stages = ("TRAINING", "BLENDING", "HOLDING")
+    history = [
+        make_epoch(
+            epoch,
+            50.0,
+            slots=tuple(
+                make_slot(name, stage=stages[epoch % 3], blueprint="norm", alpha=(epoch % 10) / 10)
+                for name in names
+            ),
+        )
+        for epoch in range(1, 601)
+    ]
+    picture = growth_picture(history)
+    parse(picture)
+    assert len(picture) < 3_500_000
+    assert "110 slots not drawn" in picture

@@ -174,7 +174,9 @@ def _cases(options: argparse.Namespace, device: str) -> list[Any]:
 
     on_cuda = device == "cuda"
     rows: Sequence[int] = options.rows or ((16, 64) if on_cuda else (2,))
-    strategies = options.strategy or (("stacked",) if on_cuda else ("stacked", "workers"))
+    strategies: Sequence[Any] = options.strategy or (
+        ("stacked",) if on_cuda else ("stacked", "workers")
+    )
     precisions = options.precision or (_PRECISIONS if on_cuda else ("fp32",))
     shared = {
         "batch_size": options.batch_size or 128,
@@ -228,12 +230,12 @@ _ENGINE_COLUMNS: tuple[Column, ...] = (
     ("task", "task", str),
     ("strategy", "strategy", str),
     ("rows", "rows", str),
-    ("precision", "precision", str),
+    ("type", "precision", str),
     ("ms per row", "row_ms", lambda value: f"{value:.1f}"),
-    ("row-epochs/s", "row_epochs_per_s", lambda value: f"{value:,.1f}"),
-    ("images/s", "images_per_s", lambda value: f"{value:,.0f}"),
+    ("row epochs per s", "row_epochs_per_s", lambda value: f"{value:,.1f}"),
+    ("images per s", "images_per_s", lambda value: f"{value:,.0f}"),
     ("train s", "train_s", lambda value: f"{value:.3f}"),
-    ("validate s", "validate_s", lambda value: f"{value:.3f}"),
+    ("val s", "validate_s", lambda value: f"{value:.3f}"),
     ("other s", "other_s", lambda value: f"{value:.3f}"),
     ("GiB", "memory_gib", lambda value: "–" if value is None else f"{value:.1f}"),
     ("of matmul", "matmul_share", lambda value: f"{100 * value:.1f} %"),
@@ -251,11 +253,13 @@ _OBSERVATION_COLUMNS: tuple[Column, ...] = (
 
 
 def _print_table(title: str, columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> None:
+    from rich import box
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left")
+    table = Table(title=title, title_justify="left", box=box.SIMPLE)
     for name, _, show in columns:
-        table.add_column(name, justify="left" if show is str else "right")
+        is_text = show is str
+        table.add_column(name, justify="left" if is_text else "right", no_wrap=is_text)
     for row in rows:
         table.add_row(*(safe(show(row[key])) for _, key, show in columns))
     out_console().print(table)

@@ -81,8 +81,6 @@ class GrowthView:
     ) -> None:
         if self._live is not None:
             self._live.stop()
-        else:
-            self._print_events()
 
     def show(self, record: EpochRecord, reasons: Sequence[str] = ()) -> None:
         """Take over one epoch, with the reasons of its decision where they are known."""
@@ -99,8 +97,8 @@ class GrowthView:
             self._print_lines(record)
 
     def warn(self, line: str) -> None:
-        """Show a line beside the decisions; any thread may call it."""
-        self._events.append(safe(line))
+        """Print a line at once, above what is live; any thread may call it."""
+        self._console.print(safe(line), soft_wrap=True)
 
     def _table(self, record: EpochRecord) -> Table:
         table = Table(box=None, pad_edge=False)
@@ -123,7 +121,9 @@ class GrowthView:
 
     def _print_lines(self, record: EpochRecord) -> None:
         """Print decisions as they happen, and metrics at a rate a log can bear."""
-        self._print_events()
+        for event in self._events:
+            self._console.print(event, soft_wrap=True)
+        self._events.clear()
         now = time.monotonic()
         last = record.epoch == self._epochs
         if last or record.epoch == 1 or now - self._lined >= _LINE_EVERY_S:
@@ -134,12 +134,6 @@ class GrowthView:
                 f"epoch {record.epoch}/{self._epochs}  {metrics_line(record)}  ETA {eta:.0f} s",
                 soft_wrap=True,
             )
-
-    def _print_events(self) -> None:
-        # Others may add lines meanwhile: those wait for the next time.
-        events, self._events = self._events, []
-        for event in events:
-            self._console.print(event, soft_wrap=True)
 
 
 def metrics_line(record: EpochRecord) -> str:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         BlendStyle,
         StyleSpec,
     )
+    from esper.leyline.architecture import ModuleRecord
     from esper.leyline.blueprints import (
         BUILTIN_BLUEPRINTS,
         NOOP,
@@ -73,7 +74,6 @@ if TYPE_CHECKING:
     from esper.leyline.history import (
         DecisionRecord,
         EpochRecord,
-        ModuleRecord,
         RunSummary,
         SeedRecord,
         SlotRecord,
@@ -215,6 +215,7 @@ __all__ = [
 _MODULES = (
     "actions",
     "alpha",
+    "architecture",
     "blueprints",
     "config",
     "controller",

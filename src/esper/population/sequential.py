@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
+from esper.kasmina.ablation import participating, plan_ablations
 from esper.kasmina.evaluation import BatchEvaluator
 from esper.kasmina.garden import Garden, GardenConfig
 from esper.kasmina.optimizer import CarriedOptimizer
@@ -109,6 +110,10 @@ class SequentialEngine:
             return torch.zeros((0, len(self._data.subset))), None
         correct = [right for _, right in results if right is not None]
         return torch.cat([loss for loss, _ in results]), torch.cat(correct) if correct else None
+
+    def usual_plans(self) -> list[Tensor]:
+        """Return the configurations that an epoch is followed by."""
+        return [plan_ablations(participating(garden.state)[0].tolist()) for garden in self._gardens]
 
     def read(self, row: int) -> RowWeights:
         """Return copies of everything this engine knows about a row."""

@@ -26,6 +26,7 @@ from esper.kasmina.hosts import CnnConfig
 from esper.kasmina.state import SlotState
 from esper.leyline.actions import placeholder_actions
 from esper.leyline.alpha import AlphaAlgorithm
+from esper.leyline.randomness import generator
 from esper.leyline.stages import SeedStage
 from esper.population.cohort import Cohort
 from esper.population.config import PopulationConfig, Strategy
@@ -58,6 +59,10 @@ class Case:
     """Samples in one epoch; the task's by default."""
     steps: int = 3
     """Steps that are timed, after those that warm up."""
+    warm_up: int = 0
+    """Steps before those that are timed, on the CPU; a CUDA device always has two."""
+    first_row: int = 0
+    """Number of the first row: a row has the same weights, seeds and batches in every case."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +113,7 @@ def measure(case: Case, device: str = "auto", *, matmul_rate: float | None = Non
             cohort.engine = clock
         waiting = placeholder_actions(population.rows)
         # The first steps on a device load kernels, choose algorithms and fill the allocator.
-        for _ in range(2 if where.type == "cuda" else 0):
+        for _ in range(2 if where.type == "cuda" else case.warm_up):
             population.step(waiting)
         if where.type == "cuda":
             torch.cuda.reset_peak_memory_stats(where)
@@ -205,6 +210,7 @@ def grown_population(task: Task, data: TaskData, case: Case, device: str = "auto
         case.strategy,
         data=[data],
         config=PopulationConfig(use_bf16=case.use_bf16),
+        row_seeds=range(case.first_row, case.first_row + case.rows),
     )
     population.build()
     for cohort in population.cohorts:
@@ -213,23 +219,25 @@ def grown_population(task: Task, data: TaskData, case: Case, device: str = "auto
 
 
 def half_grown(cohort: Cohort) -> SlotState:
-    """Return the cohort's state with seeds in about half of its slots, drawn by row and slot."""
-    generator = torch.Generator().manual_seed(0)
+    """Return the cohort's state with seeds in about half of its slots, drawn for every row."""
+    stages = (SeedStage.BLENDING, SeedStage.BLENDING, SeedStage.FOSSILIZED, SeedStage.TRAINING)
     shape = cohort.state.stage.shape
+    chosen = torch.zeros(shape, dtype=torch.bool)
+    stage, blueprint, algorithm = (torch.zeros(shape, dtype=torch.int64) for _ in range(3))
+    for row, key in enumerate(cohort.keys):
+        stream = generator(key, "half grown")
 
-    def pick(values: Sequence[int]) -> Tensor:
-        return torch.tensor(values)[torch.randint(len(values), shape, generator=generator)]
+        def draw(choices: Sequence[int], stream: torch.Generator = stream) -> int:
+            return int(choices[int(torch.randint(len(choices), (), generator=stream))])
 
-    chosen = torch.rand(shape, generator=generator) < 0.5
-    fits = cohort.fits.flatten(0, 1).double()
-    blueprint = torch.multinomial(fits, 1, generator=generator).reshape(shape)
-    stage = pick([SeedStage.BLENDING, SeedStage.BLENDING, SeedStage.FOSSILIZED, SeedStage.TRAINING])
+        for slot in range(shape[1]):
+            chosen[row, slot] = bool(draw([0, 1]))
+            stage[row, slot] = draw(stages)
+            blueprint[row, slot] = draw(cohort.fits[row, slot].nonzero().flatten().tolist())
+            algorithm[row, slot] = draw(list(AlphaAlgorithm))
+    alpha = torch.where(stage == int(SeedStage.TRAINING), 0.0, 0.5).double()
     return cohort.state.where(
-        chosen,
-        stage=stage,
-        blueprint=blueprint,
-        algorithm=pick(list(AlphaAlgorithm)),
-        alpha=torch.where(stage == int(SeedStage.TRAINING), 0.0, 0.5).double(),
+        chosen, stage=stage, blueprint=blueprint, algorithm=algorithm, alpha=alpha
     )
 
 

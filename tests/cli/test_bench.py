@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from esper.population.throughput import Throughput
+from tests.cli.terminal import esper
+
+QUICK = ("--device", "cpu", "--task", "digits", "--samples", "64", "--batch-size", "32")
+
+
+def test_the_engine_is_measured_against_rows_one_after_another(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    said = esper(
+        capsys, "bench", *QUICK, "--strategy", "stacked", "--rows", 1, 3, "--steps", 1, "--json"
+    )
+    assert said.code == 0
+    found = json.loads(said.out)
+    assert found["target"] == "engine"
+    assert found["device"] == "cpu"
+    assert found["data"] == "random bytes"
+    assert found["threads"] == 1
+    assert found["matmul_tflops"]["fp32"] > 0
+    assert [(r["strategy"], r["rows"]) for r in found["results"]] == [
+        ("sequential", 2),
+        ("stacked", 1),
+        ("stacked", 3),
+    ]
+    for result in found["results"]:
+        assert set(result) == {*Throughput.__slots__, "ratio"}
+        assert result["ratio"] == pytest.approx(
+            found["results"][0]["row_ms"] / result["row_ms"], rel=1e-6
+        )
+    assert "measuring 3 of 3: digits, stacked, 3 rows, fp32" in said.err
+
+
+def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    said = esper(capsys, "bench", "engine", *QUICK, "--strategy", "sequential", "--steps", 1)
+    assert said.code == 0
+    for word in ("Population engine on", "images", "of", "matmul", "ratio", "sequential", "1.00"):
+        assert word in said.out
+
+
+def test_observations(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("esper.cli.bench._TURNS", 1)
+    said = esper(capsys, "bench", "observation", "--rows", 2, 4, "--json")
+    assert (said.code, said.err) == (0, "")
+    results = json.loads(said.out)["results"]
+    assert [result["rows"] for result in results] == [2, 4]
+    assert all(result["ratio"] > 0 for result in results)
+    said = esper(capsys, "bench", "observation", "--rows", 2)
+    assert (said.code, said.err) == (0, "")
+    assert "reference, us per row" in said.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("policy",), "`esper bench policy` is not there yet"),
+        (("update",), "`esper bench update` is not there yet"),
+        (("engin",), "'engin' is not known, did you mean 'engine'?"),
+        (("--rows", 0), "must be a whole number from 1, got '0'"),
+        (("--rows", "many"), "must be a whole number from 1, got 'many'"),
+        (("--device", "tpu"), "'tpu' is not known"),
+        (("--device", "cuda"), "no CUDA device"),
+        (("--task", "digit", "--device", "cpu"), "unknown task 'digit', did you mean 'digits'?"),
+        (("--precision", "fp16"), "'fp16' is not known"),
+        (("observation", "--task", "digits"), "--task is for `esper bench engine` alone"),
+        (("observation", "--device", "cuda"), "observations are measured on the CPU"),
+    ],
+)
+def test_a_wrong_request_is_one_line(
+    arguments: tuple[Any, ...],
+    reason: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert reason in esper(capsys, "bench", *arguments).complaint()
+
+
+def test_the_help_names_every_target(capsys: pytest.CaptureFixture[str]) -> None:
+    said = esper(capsys, "bench", "--help")
+    assert said.code == 0
+    for word in ("engine", "observation", "policy", "update", "--rows", "random bytes"):
+        assert word in said.out

@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from esper.leyline.errors import CheckpointError
+from esper.leyline.history import EpochRecord
+from esper.nissa import EventKind, RunRow, RunStore, StoreError, open_run, open_store, record_epoch
+from esper.report.stored import read_modules, render_run, report_run
+from tests.report.runs import COMMAND, CONFIG, HOST_PARAMETERS, SLOTS, VERSIONS, growing_run
+from tests.report.test_architecture import part
+from tests.report.test_page import HOSTILE, read
+
+ROW = RunRow(
+    task="digits",
+    controller="heuristic",
+    seed=7,
+    epochs=60,
+    slots=list(SLOTS),
+    host_parameters=HOST_PARAMETERS,
+    config=CONFIG,
+    command=COMMAND,
+    versions=VERSIONS,
+)
+
+
+def tell(store: RunStore, history: list[EpochRecord], epochs: int) -> None:
+    modules = [part(f"blocks.{number}", name).to_mapping() for number, name in enumerate(SLOTS)]
+    store.event(EventKind.TRAINING_STARTED, data={"modules": modules})
+    for count in range(1, epochs + 1):
+        record_epoch(store, history[:count], host_parameters=HOST_PARAMETERS)
+
+
+@pytest.fixture
+def finished(tmp_path: Path) -> Path:
+    with open_store(tmp_path / "run", ROW, sinks=()) as store:
+        tell(store, growing_run(), 60)
+        store.contribution(step=60, kind="leave_one_out", slot="r0c1", value=1.25, se=0.5)
+        store.finish("finished", val_score=96.5, twin_val_score=95.0, parameters=6020)
+    return tmp_path / "run"
+
+
+def test_a_finished_run_is_told_from_its_store(finished: Path) -> None:
+    path = report_run(finished)
+    assert path == finished / "report.html"
+    page = path.read_text(encoding="utf-8")
+    reader = read(page)
+    for text in (
+        *("A network grown on digits", "+1.50 points", COMMAND, "2.13.0", "+1.25 ± 0.50"),
+        *("finished", "Architecture", "blocks.1", "r0c1: conv_light", "r0c2: empty"),
+    ):
+        assert text in reader.text
+    assert reader.count("svg") == 2
+    assert reader.count("desc") == 2
+
+
+def test_the_report_can_go_elsewhere(finished: Path, tmp_path: Path) -> None:
+    assert report_run(finished / "run.db", tmp_path / "x.html") == tmp_path / "x.html"
+    assert not (finished / "report.html").exists()
+    with pytest.raises(CheckpointError, match="cannot save"):
+        report_run(finished, tmp_path / "x.html" / "y.html")
+
+
+def test_a_run_that_goes_on_is_told_as_far_as_it_is(tmp_path: Path) -> None:
+    with open_store(tmp_path / "run", ROW, sinks=()) as store:
+        store.flush()
+        assert "No epochs were recorded" in report_run(tmp_path / "run").read_text()
+        tell(store, growing_run(), 30)
+        store.flush()
+        text = read(report_run(tmp_path / "run").read_text()).text
+    assert "Written after epoch 30 of 60; the run goes on." in text
+    assert "A growing run on digits, not yet at its end" in text
+    assert "the controller heuristic" in text
+    text = read(report_run(tmp_path / "run").read_text()).text
+    assert "Written after epoch 30 of 60; the run stopped there." in text
+
+
+def test_alarms_are_rows_with_their_advice(tmp_path: Path) -> None:
+    with open_store(tmp_path / "run", ROW, sinks=()) as store:
+        tell(store, growing_run(), 3)
+        store.alarm(
+            step=2, monitor="own", severity="warning", message=HOSTILE, advice="Try less of it."
+        )
+        store.finish("failed", note=HOSTILE)
+    page = report_run(tmp_path / "run").read_text(encoding="utf-8")
+    reader = read(page)
+    assert "Try less of it." in reader.text
+    assert reader.count("img") == 0
+    assert "\x07" not in page
+
+
+def test_training_is_counted_not_listed(tmp_path: Path) -> None:
+    row = RunRow(kind="train", task="digits", rounds=50, command="esper train")
+    with open_store(tmp_path / "run", row, sinks=(), watch=False) as store:
+        for number in range(20):
+            store.write_columns(
+                "decisions",
+                {"round": number, "row": list(range(500)), "step": 1, "op": ["WAIT"] * 500},
+            )
+    page = report_run(tmp_path / "run").read_text()
+    assert "A run of esper train on digits" in page
+    assert "10,000" in page
+    assert len(page) < 100_000
+
+
+def test_a_host_that_was_not_recorded_is_not_drawn(tmp_path: Path) -> None:
+    with open_store(tmp_path / "run", ROW, sinks=()) as store:
+        record_epoch(store, growing_run()[:1])
+    with open_run(tmp_path / "run") as run:
+        assert read_modules(run) == ()
+        assert "Architecture" not in render_run(run)
+
+
+def test_a_folder_without_a_store_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="there is no store"):
+        report_run(tmp_path)
