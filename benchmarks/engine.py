@@ -55,6 +55,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--samples", type=int, default=None)
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--processes", type=int, default=0, help="independent processes at once")
+    parser.add_argument("--bare", action="store_true", help="hosts without seeds")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
 
@@ -63,7 +64,12 @@ def main(arguments: list[str]) -> int:
     from esper.population.throughput import Case, measure, ratios
 
     torch.set_num_threads(1)
-    shared = {"batch_size": options.batch_size, "samples": options.samples, "warm_up": 1}
+    shared = {
+        "batch_size": options.batch_size,
+        "samples": options.samples,
+        "has_seeds": not options.bare,
+        "warm_up": 1,
+    }
     cases = []
     for task in options.tasks:
         if "sequential" in options.strategies:

@@ -10,7 +10,7 @@ from benchmarks.pool import run_all
 from benchmarks.table import print_table
 
 
-def wait_one(job: tuple[str, int], epochs: int | None) -> dict[str, Any]:
+def wait_one(job: tuple[str, int], epochs: int | None, device: str) -> dict[str, Any]:
     from esper.growth.grow import task_config, task_run
     from esper.tasks import get_task
 
@@ -18,7 +18,7 @@ def wait_one(job: tuple[str, int], epochs: int | None) -> dict[str, Any]:
     task = get_task(name)
     length = min(epochs or task.config.horizon, task.config.horizon)
     config = task_config(task, seed=seed, twin=False, epochs=length)
-    run = task_run(task, task.load(), config=config, controller="wait")
+    run = task_run(task, task.load(device=device), config=config, controller="wait")
     latch = plateau = None
     for record in run.epochs():
         latch = record.epoch if latch is None and record.stabilized else latch
@@ -41,12 +41,15 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, help="at most this many (default: the horizon)")
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--device", default="cpu")
     options = parser.parse_args(arguments)
     names = options.tasks or [
         name for name in TASKS.names() if describe_task(name)["data"]["status"] == "found"
     ]
     jobs = [(name, seed) for name in names for seed in range(options.seeds)]
-    results = run_all(partial(wait_one, epochs=options.epochs), jobs, options.jobs)
+    results = run_all(
+        partial(wait_one, epochs=options.epochs, device=options.device), jobs, options.jobs
+    )
     rows = []
     for name in names:
         mine = [r for r in results if r["task"] == name]

@@ -44,23 +44,13 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
         assert word in said.out
 
 
-def test_observations(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("esper.cli.bench._TURNS", 1)
-    said = esper(capsys, "bench", "observation", "--rows", 2, 4, "--json")
-    assert (said.code, said.err) == (0, "")
-    results = json.loads(said.out)["results"]
-    assert [result["rows"] for result in results] == [2, 4]
-    assert all(result["ratio"] > 0 for result in results)
-    said = esper(capsys, "bench", "observation", "--rows", 2)
-    assert (said.code, said.err) == (0, "")
-    assert "reference, us per row" in said.out
-
-
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (("policy",), "`esper bench policy` is not there yet"),
-        (("update",), "`esper bench update` is not there yet"),
+        *(
+            ((name,), f"bench {name}` is not there yet")
+            for name in ("observation", "policy", "update")
+        ),
         (("engin",), "'engin' is not known, did you mean 'engine'?"),
         (("--rows", 0), "must be a whole number from 1, got '0'"),
         (("--rows", "many"), "must be a whole number from 1, got 'many'"),
@@ -68,8 +58,6 @@ def test_observations(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
         (("--device", "cuda"), "no CUDA device"),
         (("--task", "digit", "--device", "cpu"), "unknown task 'digit', did you mean 'digits'?"),
         (("--precision", "fp16"), "'fp16' is not known"),
-        (("observation", "--task", "digits"), "--task is for `esper bench engine` alone"),
-        (("observation", "--device", "cuda"), "observations are measured on the CPU"),
     ],
 )
 def test_a_wrong_request_is_one_line(

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from esper.cli.view import GrowthView, alarm_line, decision_line, metrics_line
+from esper.cli.view import GrowthView, alarm_line, decision_line, metrics_line, sparkline
 from esper.nissa.schema import AlarmRow
 from tests.report.runs import growing_run, make_decision, make_epoch
 
@@ -37,6 +37,13 @@ def test_a_title_is_shown_as_text(title: str) -> None:
     shown = title.replace("\x1b", "\\x1b").replace("\n", "\\x0a")
     assert shown in text
     assert "\x1b[31m" not in text
+
+
+def test_a_sparkline_spans_lowest_to_highest() -> None:
+    assert sparkline([]) == ""
+    assert sparkline([3.0, 3.0]) == "▁▁"
+    assert sparkline([0.0, 50.0, 100.0]) == "▁▄█"
+    assert "█" in show(terminal=True)
 
 
 def test_without_a_terminal_there_are_plain_lines_that_are_not_wrapped() -> None:

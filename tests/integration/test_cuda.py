@@ -24,7 +24,7 @@ pytestmark = [
 ]
 
 FAST = LifecycleConfig(gates=GateConfig(min_training_epochs=0))
-SHAPES = {"cnn": (6, 3, 8, 8), "sequence": (6, 16, 32), "vector": (6, 32)}
+SHAPES = {"cnn": (6, 3, 8, 8), "sequence": (6, 16, 64), "vector": (6, 64)}
 
 
 def host(topology: str) -> tuple[nn.Module, torch.Tensor]:
@@ -35,7 +35,7 @@ def host(topology: str) -> tuple[nn.Module, torch.Tensor]:
         return nn.Sequential(
             body, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 4)
         ), x
-    return nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4)), x
+    return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4)), x
 
 
 CASES = [
@@ -51,7 +51,9 @@ def test_a_seed_lives_on_the_device_as_on_the_cpu(blueprint: str, topology: str)
     outputs = []
     for device in ("cpu", "cuda"):
         model, x = host(topology)
-        model, x = model.double().to(device), x.double().to(device)
+        # FlexAttention has no float64.
+        dtype = torch.float32 if blueprint == "flex_attention" else torch.float64
+        model, x = model.to(device, dtype), x.to(device, dtype)
         garden = Garden(model, ["0"], x, config=GardenConfig(lifecycle=FAST))
         gardener = esper.Gardener(garden, "wait", 50)
         optimizer = gardener.optimizer(torch.optim.SGD, lr=0.05, momentum=0.9)

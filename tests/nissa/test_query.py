@@ -238,5 +238,7 @@ def test_ten_million_decisions_are_answered_in_under_a_second(
         assert main(["query", str(tmp_path), sql, "--json"]) == 0
         assert time.monotonic() - started < 1.0, sql
         assert json.loads(capsys.readouterr().out)["rows"]
+    assert main(["report", str(tmp_path)]) == 0
+    assert (tmp_path / "report.html").stat().st_size < 5_000_000
     # More than a gigabyte; nobody wants to keep that.
     (tmp_path / "run.db").unlink()

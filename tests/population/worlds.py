@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from esper.kasmina.blueprints.registry import BLUEPRINTS
 from esper.kasmina.gates import GateConfig
@@ -26,7 +25,6 @@ from esper.population.population import Population
 from esper.tamiyo.controllers.choices import WAIT, Choice, head_mask, pack_choices
 from esper.tasks.config import TaskConfig
 from esper.tasks.data import Source
-from esper.tasks.objective import Objective
 from esper.tasks.task import DataPath, Task
 
 HORIZON = 60
@@ -40,36 +38,7 @@ def make_config(**changes: Any) -> PopulationConfig:
     return PopulationConfig(**{"lifecycle": QUICK, **changes})
 
 
-def exact(objective: str) -> Objective:
-    """Return an objective that keeps the precision of what it is given."""
-
-    def classification(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor | None]:
-        return F.cross_entropy(outputs, y, reduction="none"), (outputs.argmax(-1) == y).float()
-
-    def language(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor | None]:
-        loss = F.cross_entropy(outputs.transpose(1, 2), y, reduction="none")
-        return loss.mean(1), (outputs.argmax(-1) == y).float().mean(1)
-
-    def regression(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor | None]:
-        y = y.to(outputs.dtype).reshape(outputs.shape)
-        return F.mse_loss(outputs, y, reduction="none").flatten(1).mean(1), None
-
-    return {
-        "classification": classification,
-        "language": language,
-        "regression": regression,
-    }[objective]
-
-
-class _Tiny(Task):
-    """A data set made on the spot; its objective keeps float64 where the weights have it."""
-
-    @property
-    def objective(self) -> Objective:
-        return exact(self.config.objective)
-
-
-class TinyImages(_Tiny):
+class TinyImages(Task):
     """Images of 6 x 6 in three classes; three slots."""
 
     name = "tiny_images"
@@ -97,7 +66,7 @@ class TinyImages(_Tiny):
         return Source("tiny images", "memory", x.astype(np.uint8), y, num_classes=3)
 
 
-class TinyText(_Tiny):
+class TinyText(Task):
     """Sequences of 5 tokens out of 7; two slots."""
 
     name = "tiny_text"
@@ -124,7 +93,7 @@ class TinyText(_Tiny):
         return Source("tiny text", "memory", x.astype(np.uint8), None, num_classes=7)
 
 
-class TinyValues(_Tiny):
+class TinyValues(Task):
     """Five features to two real values; one slot."""
 
     name = "tiny_values"

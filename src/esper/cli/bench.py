@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,14 +14,12 @@ _TARGETS = ("engine", "observation", "policy", "update")
 _STRATEGIES = ("sequential", "stacked", "workers")
 _PRECISIONS = ("fp32", "bf16")
 _DEVICES = ("auto", "cpu", "cuda")
-_TURNS = 30
 
 _EPILOG = """\
 examples:
   esper bench                                  the population engine, on the best device here
   esper bench engine --device cuda --rows 16 64 256 --json
   esper bench engine --device cpu --task digits --rows 2
-  esper bench observation --rows 64
 """
 
 
@@ -49,44 +46,46 @@ def add_parser(verbs: Any) -> None:
         type=_count,
         nargs="+",
         metavar="N",
-        help="rows of a population (default: 16 and 64 on CUDA, 2 on the CPU; 64 observations)",
+        help="rows of a population (default: 16 and 64 on CUDA, 2 on the CPU)",
     )
     parser.add_argument(
         "--task",
         nargs="+",
         metavar="T",
-        help="engine: tasks, or cifar_wide for a 32-64-128 host (default: cifar_baseline)",
+        help="tasks, or cifar_wide for a 32-64-128 host (default: cifar_baseline)",
     )
     parser.add_argument(
         "--strategy",
         nargs="+",
         choices=_STRATEGIES,
-        help="engine: what to compare with rows one after another (default: stacked on CUDA, "
-        "stacked and workers on the CPU)",
+        metavar="S",
+        help="what to compare with rows one after another: stacked, workers (default: stacked on "
+        "CUDA, both on the CPU)",
     )
     parser.add_argument(
         "--precision",
         nargs="+",
         choices=_PRECISIONS,
-        help="engine: precision of hosts (default: both on CUDA, fp32 on the CPU)",
+        metavar="P",
+        help="precision of hosts: fp32, bf16 (default: both on CUDA, fp32 on the CPU)",
     )
     parser.add_argument(
-        "--batch-size", type=_count, metavar="B", help="engine: samples of a batch (default: 128)"
+        "--batch-size", type=_count, metavar="B", help="samples of a batch (default: 128)"
     )
     parser.add_argument(
         "--samples",
         type=_count,
         metavar="N",
-        help="engine: samples of an epoch (default: the task's)",
+        help="samples of an epoch (default: the task's)",
     )
     parser.add_argument(
-        "--steps", type=_count, metavar="N", help="engine: timed steps (default: 3)"
+        "--steps", type=_count, metavar="N", help="timed steps (default: 3 on CUDA, 2 on the CPU)"
     )
     parser.add_argument(
         "--reference-rows",
         type=_count,
         metavar="N",
-        help="engine: rows timed one after another (default: 2)",
+        help="rows timed one after another (default: 2)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.set_defaults(run=run)
@@ -96,11 +95,9 @@ def run(options: argparse.Namespace) -> int:
     """Measure the target and print what was found."""
     if options.target == "engine":
         return _bench_engine(options)
-    if options.target == "observation":
-        return _bench_observation(options)
     raise UsageError(
-        f"`esper bench {options.target}` is not there yet; in a checkout of the repository "
-        f"`python -m benchmarks` lists what can be measured"
+        f"`esper bench {options.target}` is not there yet, only `esper bench engine` is; "
+        "in a checkout of the repository `python -m benchmarks` lists what else can be measured"
     )
 
 
@@ -148,26 +145,6 @@ def _bench_engine(options: argparse.Namespace) -> int:
     return 0
 
 
-def _bench_observation(options: argparse.Namespace) -> int:
-    from esper.scripts.imagined_hosts import middle_aged_hosts
-    from esper.scripts.profile_features import time_extraction
-
-    for name in ("task", "strategy", "precision", "batch_size", "samples", "steps"):
-        if getattr(options, name) is not None:
-            raise UsageError(f"--{name.replace('_', '-')} is for `esper bench engine` alone")
-    if options.device == "cuda":
-        raise UsageError("observations are measured on the CPU; use --device cpu")
-    found = [
-        dataclasses.asdict(time_extraction(middle_aged_hosts(rows, 3, epochs=30), _TURNS))
-        for rows in options.rows or [64]
-    ]
-    if options.json:
-        print_json({"target": "observation", "machine": _machine("cpu"), "results": found})
-        return 0
-    _print_table(f"Observations on {_machine('cpu')}", _OBSERVATION_COLUMNS, found)
-    return 0
-
-
 def _cases(options: argparse.Namespace, device: str) -> list[Any]:
     """Return what to measure, the reference of every task first."""
     from esper.population.throughput import Case, measured_task
@@ -181,7 +158,7 @@ def _cases(options: argparse.Namespace, device: str) -> list[Any]:
     shared = {
         "batch_size": options.batch_size or 128,
         "samples": options.samples,
-        "steps": options.steps or 3,
+        "steps": options.steps or (3 if on_cuda else 2),
     }
     cases = []
     for task in options.task or ["cifar_baseline"]:
@@ -240,15 +217,6 @@ _ENGINE_COLUMNS: tuple[Column, ...] = (
     ("GiB", "memory_gib", lambda value: "–" if value is None else f"{value:.1f}"),
     ("of matmul", "matmul_share", lambda value: f"{100 * value:.1f} %"),
     ("ratio", "ratio", lambda value: "–" if value is None else f"{value:.2f}"),
-)
-
-_OBSERVATION_COLUMNS: tuple[Column, ...] = (
-    ("rows", "rows", str),
-    ("slots", "slots", str),
-    ("occupied", "occupied", lambda value: f"{100 * value:.0f} %"),
-    ("extraction, us per row", "extraction_us", lambda value: f"{value:.1f}"),
-    ("reference, us per row", "reference_us", lambda value: f"{value:.1f}"),
-    ("ratio", "ratio", lambda value: f"{value:.1f}"),
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from esper.cli.output import out_console, print_json, safe
+from esper.cli.output import name_width, out_console, print_json, safe
 
 _WIDTHS = (8, 64)
 
@@ -35,6 +35,7 @@ def run(options: argparse.Namespace) -> int:
             column,
             justify="right" if column in ("id", "at 8", "at 64") else "left",
             no_wrap=column == "blueprint",
+            min_width=name_width(row["name"] for row in rows) if column == "blueprint" else None,
         )
     for row in rows:
         sizes = [list(by_width.values()) for by_width in row["parameters"].values()]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 from rich.console import Console
@@ -31,6 +33,9 @@ class _Progress(Console):
 
 def out_console() -> Console:
     """Return the console of results; output that is no terminal gets room for whole tables."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # What the terminal's alphabet lacks is shown as a code, not a crash.
+        sys.stdout.reconfigure(errors="backslashreplace")
     is_known = sys.stdout.isatty() or "COLUMNS" in os.environ
     return _Results(width=None if is_known else 120, highlight=False)
 
@@ -38,6 +43,11 @@ def out_console() -> Console:
 def err_console() -> Console:
     """Return the console of progress."""
     return _Progress(stderr=True, highlight=False)
+
+
+def name_width(names: Iterable[str]) -> int:
+    """Return how wide a column of names must stay, whatever else is squeezed."""
+    return min(40, max(map(len, names), default=0))
 
 
 def print_json(document: Any) -> None:

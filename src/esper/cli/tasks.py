@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from esper.cli.output import out_console, print_json, safe
+from esper.cli.output import name_width, out_console, print_json, safe
 
 
 def add_parser(verbs: Any) -> None:
@@ -38,6 +38,7 @@ def run(options: argparse.Namespace) -> int:
             column,
             justify="right" if column == "parameters" else "left",
             no_wrap=column == "task",
+            min_width=name_width(TASKS.names()) if column == "task" else None,
         )
     for row in rows:
         table.add_row(

@@ -38,6 +38,8 @@ STAGE_STYLES = {
 
 _LINE_EVERY_S = 10.0
 _RECENT = 6
+_SPARKS = 30
+_BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 class GrowthView:
@@ -54,6 +56,7 @@ class GrowthView:
         self._first = done
         self._lined = self._started
         self._events: list[Text] = []
+        self._scores: list[float] = []
         self._progress = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(),
@@ -91,6 +94,7 @@ class GrowthView:
             self._events.append(decision_line(record.epoch, decision))
             self._events += [safe(f"    {reason}") for reason in reasons]
         self._progress.update(self._bar, completed=record.epoch)
+        self._scores = [*self._scores, record.val_score][-_SPARKS:]
         if self._live is not None:
             self._live.update(Group(self._progress, self._table(record), *self._events[-_RECENT:]))
         else:
@@ -115,7 +119,7 @@ class GrowthView:
                 f"{slot.alpha:.2f}" if slot.blueprint else "",
                 worth,
             )
-        table.caption = metrics_line(record)
+        table.caption = f"{sparkline(self._scores)}  {metrics_line(record)}"
         table.caption_justify = "left"
         return table
 
@@ -134,6 +138,15 @@ class GrowthView:
                 f"epoch {record.epoch}/{self._epochs}  {metrics_line(record)}  ETA {eta:.0f} s",
                 soft_wrap=True,
             )
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """Return a row of bars between the lowest and the highest of some values."""
+    if not values:
+        return ""
+    low, high = min(values), max(values)
+    span = (high - low) or 1.0
+    return "".join(_BLOCKS[int((len(_BLOCKS) - 1) * (value - low) / span)] for value in values)
 
 
 def metrics_line(record: EpochRecord) -> str:

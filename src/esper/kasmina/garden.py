@@ -270,7 +270,8 @@ class Garden(nn.Module):
         for index in indices:
             norms = tensor_norms(self.seedbed[index].parameters()).to(host.device)
             size = int(self._state.params[0, index])
-            self._samples[index] = summarise(norms, size, host_norm, self.count_host_parameters())
+            sample = summarise(norms, size, host_norm, self.count_host_parameters())
+            self._samples[index] = sample.cpu()
 
     def take_gradients(self) -> dict[int, GradientSample]:
         """Return and forget the gradients sampled so far, by slot."""

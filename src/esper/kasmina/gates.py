@@ -108,7 +108,8 @@ def describe_failure(state: SlotState, slot: int, config: GateConfig) -> str:
     if stage is SeedStage.TRAINING:
         done = int(state.epochs_in_stage[0, slot])
         if done < config.min_training_epochs:
-            return f"gate G2 waits for {config.min_training_epochs} epochs in TRAINING, {done} are over"
+            needed = config.min_training_epochs
+            return f"gate G2 waits for {needed} epochs in TRAINING, {done} are over"
         health = float(state.grad_health[0, slot])
         if not strict:
             return (
@@ -116,8 +117,8 @@ def describe_failure(state: SlotState, slot: int, config: GateConfig) -> str:
                 f"{config.min_gradient_health}, it is {health:.2f}"
             )
         return (
-            f"gate G2 (strict) needs a gain of {config.min_improvement} points during TRAINING and a "
-            f"gradient ratio of {config.min_gradient_ratio}; they are "
+            f"gate G2 (strict) needs a gain of {config.min_improvement} points during TRAINING "
+            f"and a gradient ratio of {config.min_gradient_ratio}; they are "
             f"{float(state.stage_improvement[0, slot]):.2f} and "
             f"{float(state.grad_ratio[0, slot]):.2f}"
         )

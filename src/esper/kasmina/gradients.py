@@ -41,6 +41,16 @@ class GradientSample:
     ratio: Tensor
     """float64, gradient per parameter relative to the host's, capped."""
 
+    def cpu(self) -> GradientSample:
+        """Return the sample on the CPU, where lifecycle states live."""
+        return GradientSample(
+            self.norm.cpu(),
+            self.health.cpu(),
+            self.vanishing.cpu(),
+            self.exploding.cpu(),
+            self.ratio.cpu(),
+        )
+
 
 def tensor_norms(parameters: Iterable[nn.Parameter]) -> Tensor:
     """Return float64 [P]: the norm of every parameter's gradient that exists."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -75,6 +76,8 @@ class SequentialEngine:
         for carried in self._carried:
             carried.measures_itself = False
         self.host_params = self._gardens[0].count_host_parameters()
+        self.row_seconds = [0.0] * len(self._keys)
+        """Processor time that each row took to train and to be evaluated last."""
         self._val = BatchEvaluator(
             _Validation(data, dtype),
             objective,
@@ -90,7 +93,11 @@ class SequentialEngine:
 
     def train(self, epochs: Sequence[int]) -> EpochResult:
         """Train one epoch of every row, one row after another."""
-        losses = [self._train_row(row, epoch) for row, epoch in enumerate(epochs)]
+        losses = []
+        for row, epoch in enumerate(epochs):
+            started = time.thread_time()
+            losses.append(self._train_row(row, epoch))
+            self.row_seconds[row] = time.thread_time() - started
         sample, sampled = empty_sample(len(self._gardens), len(self.slots))
         for row, garden in enumerate(self._gardens):
             for slot, one in garden.take_gradients().items():
@@ -101,11 +108,12 @@ class SequentialEngine:
 
     def measure(self, plans: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
         """Evaluate every configuration of every row."""
-        results = [
-            self._val.measure(garden, plan)
-            for garden, plan in zip(self._gardens, plans, strict=True)
-            if len(plan)
-        ]
+        results = []
+        for row, (garden, plan) in enumerate(zip(self._gardens, plans, strict=True)):
+            started = time.thread_time()
+            if len(plan):
+                results.append(self._val.measure(garden, plan))
+            self.row_seconds[row] += time.thread_time() - started
         if not results:
             return torch.zeros((0, len(self._data.subset))), None
         correct = [right for _, right in results if right is not None]
@@ -168,6 +176,12 @@ class SequentialEngine:
                 parameter.copy_(value)
                 if bool((momentum != 0).any()):
                     optimizer.state[parameter] = {"momentum_buffer": momentum.to(parameter).clone()}
+
+    def adopt(self, row: int, key: int, weights: RowWeights, state: SlotState) -> None:
+        """Put another network in the place of a row: its weights, its life and its streams."""
+        self._keys[row] = key
+        self._gardens[row].seedbed.run_seed = key
+        self.write(row, weights, state)
 
     def close(self) -> None:
         """Nothing is held."""

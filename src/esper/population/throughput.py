@@ -59,6 +59,8 @@ class Case:
     """Samples in one epoch; the task's by default."""
     steps: int = 3
     """Steps that are timed, after those that warm up."""
+    has_seeds: bool = True
+    """Whether seeds grow in about half of the slots, or in none."""
     warm_up: int = 0
     """Steps before those that are timed, on the CPU; a CUDA device always has two."""
     first_row: int = 0
@@ -201,7 +203,7 @@ def random_data(task: Task, samples: int = RANDOM_SAMPLES) -> TaskData:
 
 
 def grown_population(task: Task, data: TaskData, case: Case, device: str = "auto") -> Population:
-    """Return a population with seeds in about half of its slots, before its first step."""
+    """Return a population as the case wants it, before its first step."""
     population = Population(
         task,
         case.rows,
@@ -214,7 +216,7 @@ def grown_population(task: Task, data: TaskData, case: Case, device: str = "auto
     )
     population.build()
     for cohort in population.cohorts:
-        cohort.assume(half_grown(cohort))
+        cohort.assume(half_grown(cohort) if case.has_seeds else cohort.state)
     return population
 
 

@@ -3,7 +3,8 @@
 Every process holds a plain sequential engine; what travels between them is lifecycle state,
 per-sample results and, when asked for, a row's weights. A process that has trained its rows goes
 on to evaluate them before it is asked to: what will be asked follows from their state, and the
-others may still be training.
+others may still be training. Rows grow apart and so does their cost; processes exchange rows when
+one of them has become the slowest by far.
 """
 
 from __future__ import annotations
@@ -35,6 +36,11 @@ from esper.tasks.task import Task
 
 _PATIENCE_S = 5.0
 
+_WORTH_MOVING = 0.03
+"""Share of an epoch that the slowest process must gain before rows are exchanged."""
+
+_LEAST_GAIN_S = 0.005
+
 
 class WorkerError(EsperError, RuntimeError):
     """A worker process failed or went away."""
@@ -50,7 +56,10 @@ class WorkersEngine:
         self.is_stacked = False
         count = min(config.workers or os.cpu_count() or 1, len(keys))
         bounds = [len(keys) * number // count for number in range(count + 1)]
-        self._parts = [range(a, b) for a, b in pairwise(bounds)]
+        self._keys = list(keys)
+        self._parts = [list(range(a, b)) for a, b in pairwise(bounds)]
+        """The rows of every process, by their place in it."""
+        self._state: SlotState | None = None
         self._connections: list[Connection] = []
         self._processes: list[BaseProcess] = []
         try:
@@ -66,26 +75,45 @@ class WorkersEngine:
 
     def sync(self, state: SlotState) -> Tensor:
         """Build, free and re-aim seeds as the state says; return their sizes, int64 [R, S]."""
-        return torch.cat(self._all("sync", [(state.select(list(p)),) for p in self._parts]))
+        self._state = state
+        sizes = self._all("sync", [(state.select(part),) for part in self._parts])
+        return torch.cat(sizes)[self._order()]
 
     def train(self, epochs: Sequence[int]) -> EpochResult:
         """Train one epoch of every row."""
         results: list[EpochResult] = self._all(
             "train", [([epochs[row] for row in part],) for part in self._parts]
         )
+        order = self._order()
         names = ("norm", "health", "vanishing", "exploding", "ratio")
         gradients = GradientSample(
-            *(torch.cat([getattr(r.gradients, name) for r in results]) for name in names)
+            *(torch.cat([getattr(r.gradients, name) for r in results])[order] for name in names)
         )
         return EpochResult(
-            torch.cat([r.loss for r in results]), gradients, torch.cat([r.sampled for r in results])
+            torch.cat([r.loss for r in results])[order],
+            gradients,
+            torch.cat([r.sampled for r in results])[order],
         )
 
     def measure(self, plans: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
         """Evaluate every configuration of every row."""
         results = self._all("measure", [([plans[row] for row in part],) for part in self._parts])
-        correct = [right for _, right in results if right is not None]
-        return torch.cat([loss for loss, _ in results]), torch.cat(correct) if correct else None
+        losses: list[Tensor] = [torch.empty(0)] * len(self._keys)
+        corrects: list[Tensor] = []
+        seconds = [0.0] * len(self._keys)
+        order = [row for part in self._parts for row in part]
+        counts = [len(plans[row]) for row in order]
+        for row, loss in zip(order, torch.cat([r[0] for r in results]).split(counts), strict=True):
+            losses[row] = loss
+        found = [correct for _, correct, _ in results if correct is not None]
+        if found:
+            corrects = [torch.empty(0)] * len(self._keys)
+            for row, correct in zip(order, torch.cat(found).split(counts), strict=True):
+                corrects[row] = correct
+        for row, spent in zip(order, (each for r in results for each in r[2]), strict=True):
+            seconds[row] = spent
+        self._balance(seconds)
+        return torch.cat(losses), torch.cat(corrects) if corrects else None
 
     def read(self, row: int) -> RowWeights:
         """Return copies of everything a worker knows about a row."""
@@ -94,7 +122,39 @@ class WorkersEngine:
 
     def write(self, row: int, weights: RowWeights, state: SlotState) -> None:
         """Replace a row; `state` [1, S] says what lives in its slots."""
+        self._state = None
         self._one(row, "write", weights, state)
+
+    def _balance(self, seconds: Sequence[float]) -> None:
+        """Let the slowest and the fastest process exchange rows while that pays."""
+        for _ in self._parts:
+            loads = [sum(seconds[row] for row in part) for part in self._parts]
+            heavy, light = loads.index(max(loads)), loads.index(min(loads))
+            gap = loads[heavy] - loads[light]
+            pairs = [(i, j) for i in self._parts[heavy] for j in self._parts[light]]
+            if self._state is None or heavy == light:
+                return
+            one, other = min(pairs, key=lambda p: abs(gap / 2 - (seconds[p[0]] - seconds[p[1]])))
+            moved = seconds[one] - seconds[other]
+            if min(moved, gap - moved) < max(_WORTH_MOVING * loads[heavy], _LEAST_GAIN_S):
+                return
+            self._exchange((heavy, one), (light, other))
+
+    def _exchange(self, one: tuple[int, int], other: tuple[int, int]) -> None:
+        """Let two processes exchange rows, given as (process, row)."""
+        assert self._state is not None
+        weights = {row: self.read(row) for _, row in (one, other)}
+        places = [self._parts[number].index(row) for number, row in (one, other)]
+        for place, (number, _), (_, row) in zip(places, (one, other), (other, one), strict=True):
+            state = self._state.select([row])
+            self._ask(number, ("adopt", (place, self._keys[row], weights[row], state)))
+            self._answer(number)
+            self._parts[number][place] = row
+
+    def _order(self) -> Tensor:
+        """Return int64 [R]: where each row stands when the answers are put side by side."""
+        order = torch.tensor([row for part in self._parts for row in part])
+        return order.argsort()
 
     def close(self) -> None:
         """End the processes."""
@@ -142,7 +202,7 @@ class WorkersEngine:
         """Call a method for one row in the process that has it."""
         for number, part in enumerate(self._parts):
             if row in part:
-                self._ask(number, (name, (row - part.start, *arguments)))
+                self._ask(number, (name, (part.index(row), *arguments)))
                 return self._answer(number)
         raise IndexError(f"there is no row {row}")
 
@@ -180,12 +240,12 @@ class WorkersEngine:
         return value
 
     def _gone(self, number: int) -> WorkerError:
-        process, part = self._processes[number], self._parts[number]
+        process, rows = self._processes[number], sorted(self._parts[number])
         process.join(timeout=_PATIENCE_S)
         return WorkerError(
-            f"the worker process of rows {part.start} to {part.stop - 1} ended unexpectedly with "
-            f"exit code {process.exitcode} (out of memory?); close the population, then use fewer "
-            "rows or strategy='sequential'"
+            f"the worker process of rows {', '.join(map(str, rows))} ended unexpectedly with exit "
+            f"code {process.exitcode} (out of memory?); close the population, then use fewer rows "
+            "or strategy='sequential'"
         )
 
 
@@ -237,9 +297,12 @@ def _work(
         while (message := _receive(connection)) is not None:
             name, arguments = message
             if name == "measure" and ahead is not None and _equal(ahead[0], arguments[0]):
-                _send(connection, ("done", ahead[1]))
+                result: Any = ahead[1]
             else:
-                _send(connection, ("done", getattr(engine, name)(*arguments)))
+                result = getattr(engine, name)(*arguments)
+            if name == "measure":
+                result = (*result, engine.row_seconds)
+            _send(connection, ("done", result))
             ahead = None
             if name == "train":
                 plans = engine.usual_plans()

@@ -12,6 +12,10 @@ from esper.report.marks import decisions_of
 
 # Columns narrower than a unit of the picture cannot be told apart.
 _MOST_COLUMNS = 600
+_MOST_CELLS = 9_000
+"""With many slots there are fewer columns: the picture's size stays bounded."""
+MOST_LANES = 40
+"""Lanes drawn at most."""
 _EMPTY = frozenset(stage.name for stage in EMPTY_STAGES)
 
 
@@ -40,7 +44,9 @@ class Lane:
 def read_lanes(history: Sequence[EpochRecord]) -> list[Lane]:
     """Return a lane for every slot that a run speaks of, in order of appearance."""
     lanes: dict[str, Lane] = {}
-    stride = math.ceil(len(history) / _MOST_COLUMNS)
+    slots = min(len(history[-1].slots), MOST_LANES)
+    columns = min(_MOST_COLUMNS, _MOST_CELLS // max(slots, 1))
+    stride = math.ceil(len(history) / columns)
     seen = history[(len(history) - 1) % stride :: stride]
     begin = float(history[0].epoch - 1)
     for record in seen:

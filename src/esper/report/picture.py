@@ -9,7 +9,7 @@ from esper.report import curve
 from esper.report.bands import draw_lanes
 from esper.report.curve import draw_caption, draw_curves, read_curves
 from esper.report.frame import frame_for
-from esper.report.lanes import Lane, read_lanes
+from esper.report.lanes import MOST_LANES, Lane, read_lanes
 from esper.report.legend import draw_legend
 from esper.report.style import MARGIN, PICTURE_STYLE, ROW, WIDTH
 from esper.report.svg import element, label, tooltip
@@ -27,7 +27,6 @@ NAMESPACE = "http://www.w3.org/2000/svg"
 
 _TITLE_LENGTH = 54
 _MOST_LIVES_TOLD = 40
-_MOST_LANES = 40
 
 
 def growth_picture(history: Sequence[EpochRecord], *, title: str = DEFAULT_TITLE) -> str:
@@ -124,11 +123,11 @@ def _draw_run(history: Sequence[EpochRecord]) -> tuple[list[str], float]:
 
 def _most_eventful(lanes: list[Lane]) -> tuple[list[Lane], int]:
     """Return the lanes to draw in their order, those without a seed last, and how many are left."""
-    if len(lanes) <= _MOST_LANES:
+    if len(lanes) <= MOST_LANES:
         return lanes, 0
-    ranked = sorted(lanes, key=lambda lane: not lane.lives)[:_MOST_LANES]
+    ranked = sorted(lanes, key=lambda lane: not lane.lives)[:MOST_LANES]
     kept = {lane.name for lane in ranked}
-    return [lane for lane in lanes if lane.name in kept], len(lanes) - _MOST_LANES
+    return [lane for lane in lanes if lane.name in kept], len(lanes) - MOST_LANES
 
 
 def _draw_nothing() -> tuple[list[str], float]:

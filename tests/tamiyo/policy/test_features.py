@@ -594,6 +594,7 @@ def test_a_device_gives_the_same_numbers_without_being_waited_for() -> None:
     on_cpu, config = hosts.signals(), SlotConfig.of(4)
     on_gpu = on_cpu.to("cuda")
     expected, indices = batch_obs_to_features(on_cpu, config)
+    batch_obs_to_features(on_gpu, config, "cuda")  # tables go to the device once, and wait for it
     torch.use_deterministic_algorithms(True)
     torch.cuda.set_sync_debug_mode("error")
     try:

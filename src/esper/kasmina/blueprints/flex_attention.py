@@ -6,6 +6,7 @@ same parameters, so a seed grown on one device runs on the other.
 
 from __future__ import annotations
 
+import warnings
 from functools import lru_cache
 from typing import Any
 
@@ -16,6 +17,8 @@ from torch.nn import functional as F
 from esper.kasmina.blueprints.attention import CausalProjection
 from esper.kasmina.blueprints.registry import register_blueprint
 from esper.leyline.blueprints import Topology
+
+_NARROWEST = 16
 
 
 @lru_cache(maxsize=8)
@@ -29,14 +32,25 @@ def _causal_mask(length: int, device: str) -> Any:
 
 
 def causal_flex(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Return causal attention, by FlexAttention on CUDA and by SDPA elsewhere."""
-    if q.device.type != "cuda":
+    """Return causal attention, by FlexAttention on CUDA and by SDPA elsewhere.
+
+    FlexAttention has no kernel for heads narrower than 16; those go through SDPA everywhere.
+    """
+    if q.device.type != "cuda" or q.shape[-1] < _NARROWEST:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    mask = _causal_mask(q.shape[-2], str(q.device))
+    with warnings.catch_warnings():
+        # The compiler looks at .grad of its inputs, which are no leaves, and warns about itself.
+        warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not")
+        out: Tensor = _compiled()(q, k, v, block_mask=mask)
+    return out
+
+
+@lru_cache(maxsize=1)
+def _compiled() -> Any:
     from torch.nn.attention.flex_attention import flex_attention
 
-    mask = _causal_mask(q.shape[-2], str(q.device))
-    out: Tensor = torch.compile(flex_attention, dynamic=False)(q, k, v, block_mask=mask)
-    return out
+    return torch.compile(flex_attention, dynamic=False)
 
 
 @register_blueprint(
