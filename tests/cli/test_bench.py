@@ -37,11 +37,17 @@ def test_the_engine_is_measured_against_rows_one_after_another(
     assert "measuring 3 of 3: digits, stacked, 3 rows, fp32" in said.err
 
 
-def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
-    said = esper(capsys, "bench", "engine", *QUICK, "--strategy", "sequential", "--steps", 1)
+def test_the_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    arguments = ("bench", "engine", *QUICK, "--strategy", "sequential", "--steps", 1)
+    said = esper(capsys, *arguments)
     assert said.code == 0
-    for word in ("Population engine on", "images", "of", "matmul", "ratio", "sequential", "1.00"):
+    for word in ("Population engine on", "images", "val s", "of mm", "sequential", "1.00"):
         assert word in said.out
+    monkeypatch.setenv("COLUMNS", "60")
+    said = esper(capsys, *arguments)
+    assert max(map(len, said.out.splitlines())) <= 60
+    assert "…" not in said.out
 
 
 @pytest.mark.parametrize(

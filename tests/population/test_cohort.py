@@ -192,7 +192,7 @@ def test_a_rollback_brings_back_host_and_fossils_at_rest(
         everything = torch.ones((1, 3), dtype=torch.bool)
         empty = everything[:0]
         loss, _ = cohort.engine.measure([empty, everything, empty, empty])
-        assert float(cohort.tracker.loss_history[VICTIM, -1]) == float(loss.mean())
+        assert float(cohort.tracker.loss_history[VICTIM, -1]) == float(loss.double().mean())
 
 
 def test_a_rollback_shows_in_one_step_alone_and_the_row_lives_on(

@@ -140,8 +140,11 @@ def _bench_engine(options: argparse.Namespace) -> int:
         }
         print_json(document)
         return 0
-    title = f"Population engine on {_machine(device)}, {torch.get_num_threads()} thread"
-    _print_table(title, _ENGINE_COLUMNS, found)
+    reference = "ratio: against rows one after another"
+    _print_table(f"Population engine on {_machine(device)} ({reference})", _RATES, found)
+    _print_table(
+        "Where a step's time goes (of mm: share of the measured matmul rate)", _PHASES, found
+    )
     return 0
 
 
@@ -203,20 +206,28 @@ def _precision(use_bf16: bool) -> str:
 
 Column = tuple[str, str, Callable[[Any], str]]
 
-_ENGINE_COLUMNS: tuple[Column, ...] = (
+_CASE: tuple[Column, ...] = (
     ("task", "task", str),
     ("strategy", "strategy", str),
     ("rows", "rows", str),
     ("type", "precision", str),
+)
+
+_RATES: tuple[Column, ...] = (
+    *_CASE,
     ("ms per row", "row_ms", lambda value: f"{value:.1f}"),
     ("row epochs per s", "row_epochs_per_s", lambda value: f"{value:,.1f}"),
     ("images per s", "images_per_s", lambda value: f"{value:,.0f}"),
+    ("ratio", "ratio", lambda value: "–" if value is None else f"{value:.2f}"),
+)
+
+_PHASES: tuple[Column, ...] = (
+    *_CASE,
     ("train s", "train_s", lambda value: f"{value:.3f}"),
     ("val s", "validate_s", lambda value: f"{value:.3f}"),
     ("other s", "other_s", lambda value: f"{value:.3f}"),
     ("GiB", "memory_gib", lambda value: "–" if value is None else f"{value:.1f}"),
-    ("of matmul", "matmul_share", lambda value: f"{100 * value:.1f} %"),
-    ("ratio", "ratio", lambda value: "–" if value is None else f"{value:.2f}"),
+    ("of mm", "matmul_share", lambda value: f"{100 * value:.1f}%"),
 )
 
 
@@ -224,10 +235,13 @@ def _print_table(title: str, columns: Sequence[Column], rows: Sequence[dict[str,
     from rich import box
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", box=box.SIMPLE)
+    table = Table(title=title, title_justify="left", box=box.SIMPLE, padding=(0, 1), pad_edge=False)
     for name, _, show in columns:
         is_text = show is str
-        table.add_column(name, justify="left" if is_text else "right", no_wrap=is_text)
+        # A number that is cut off would be a wrong one: in a narrow terminal it is folded.
+        table.add_column(
+            name, justify="left" if is_text else "right", no_wrap=is_text, overflow="fold"
+        )
     for row in rows:
         table.add_row(*(safe(show(row[key])) for _, key, show in columns))
     out_console().print(table)

@@ -9,7 +9,7 @@ from typing import Any
 
 from esper.cli.output import out_console, print_json, safe
 
-_EXTRAS = {"export": ("onnx", "onnxscript")}
+_EXTRAS = {"export": ("onnx", "onnxscript"), "wandb": ("wandb",)}
 
 
 def add_parser(verbs: Any) -> None:

@@ -7,6 +7,9 @@ from typing import Any
 
 from esper.cli.output import name_width, out_console, print_json, safe
 
+_COLUMNS = ("task", "host", "parameters", "input", "slots", "data", "what it is")
+_WIDE = 110
+
 
 def add_parser(verbs: Any) -> None:
     """Add the verb."""
@@ -27,28 +30,34 @@ def run(options: argparse.Namespace) -> int:
     from rich.table import Table
 
     from esper.tasks import TASKS, describe_task
+    from esper.tasks.task import EMBEDDED
 
     rows = [describe_task(name, options.data) for name in TASKS.names()]
     if options.json:
         print_json({"tasks": rows})
         return 0
+    console = out_console()
     table = Table(title="Tasks", title_justify="left")
-    for column in ("task", "host", "parameters", "input", "slots", "data", "what it is"):
+    least = {"task": name_width(TASKS.names()), "parameters": 10, "data": len(EMBEDDED)}
+    # A narrow terminal keeps what one chooses a task by.
+    columns = [c for c in _COLUMNS if console.width >= _WIDE or c not in ("host", "input")]
+    for column in columns:
         table.add_column(
             column,
             justify="right" if column == "parameters" else "left",
             no_wrap=column == "task",
-            min_width=name_width(TASKS.names()) if column == "task" else None,
+            min_width=least.get(column),
         )
     for row in rows:
-        table.add_row(
-            safe(row["name"]),
-            safe(row["host"]),
-            f"{row['parameters']:,}",
-            "x".join(str(size) for size in row["input_shape"]),
-            safe(", ".join(row["slots"])),
-            safe(row["data"]["where"] or row["data"]["status"]),
-            safe(row["summary"]),
-        )
-    out_console().print(table)
+        cells = {
+            "task": safe(row["name"]),
+            "host": safe(row["host"]),
+            "parameters": safe(f"{row['parameters']:,}"),
+            "input": safe("x".join(str(size) for size in row["input_shape"])),
+            "slots": safe(", ".join(row["slots"])),
+            "data": safe(row["data"]["where"] or row["data"]["status"]),
+            "what it is": safe(row["summary"]),
+        }
+        table.add_row(*(cells[column] for column in columns))
+    console.print(table)
     return 0

@@ -1,7 +1,7 @@
 """Tamiyo is the controller: once per epoch it reads every host's signals and decides what to grow.
 
-The controllers here need no learning; each is known by a name ('wait', 'random', 'heuristic',
-'schedule:FILE'), and `make_controller` turns a name into one.
+Every controller is known by a name ('wait', 'random', 'heuristic', 'schedule:FILE') or, where it
+was learned, by the folder it was saved in; `make_controller` turns either into one.
 """
 
 from esper.tamiyo.controllers import (
