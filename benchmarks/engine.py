@@ -1,19 +1,23 @@
 """Throughput of the population engine: row-epochs and images per second, per phase, with memory.
 
 What is measured and how is in `esper.population.throughput`; `esper bench engine` shows the same.
-With `--processes K`, as many independent processes with rows one after another run at once, and
-their summed rate is what the workers strategy is compared with.
+With `--processes K`, the workers strategy and as many independent processes that have the same rows
+one after another take turns on the CPU; their summed rate is what the workers are compared with.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import sys
+import time
+from collections.abc import Callable
 from itertools import pairwise
+from multiprocessing.connection import Connection
+from statistics import median
 from typing import Any
 
-from benchmarks.pool import run_all
 from benchmarks.table import print_table
 
 HEADER = [
@@ -33,14 +37,34 @@ HEADER = [
 ]
 
 
-def measure_alone(job: dict[str, Any]) -> dict[str, Any]:
-    """Measure one case in a process of its own."""
+def serve(connection: Connection, job: dict[str, Any]) -> None:
+    """Build a population in a process of its own and time a step whenever asked to."""
     import torch
 
-    from esper.population.throughput import Case, measure
-
     torch.set_num_threads(1)
-    return measure(Case(**job), "cpu").to_mapping()
+    population, step = build(job)
+    while connection.recv():
+        started = time.perf_counter()
+        step()
+        connection.send(time.perf_counter() - started)
+    population.close()
+
+
+def build(job: dict[str, Any]) -> tuple[Any, Callable[[], Any]]:
+    """Return a population on the CPU and the function that lives through one step of it."""
+    from esper.leyline.actions import placeholder_actions
+    from esper.population.throughput import (
+        Case,
+        grown_population,
+        measured_task,
+        random_data,
+    )
+
+    case = Case(**job)
+    task = measured_task(case.task, case.batch_size, case.samples)
+    population = grown_population(task, random_data(task), case, "cpu")
+    waiting = placeholder_actions(case.rows)
+    return population, lambda: population.step(waiting)
 
 
 def main(arguments: list[str]) -> int:
@@ -48,13 +72,14 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--tasks", nargs="+", default=["cifar_baseline"])
     parser.add_argument("--rows", type=int, nargs="+", default=[16, 64])
-    parser.add_argument("--strategies", nargs="+", default=["sequential", "stacked"])
+    parser.add_argument("--strategies", nargs="*", default=["sequential", "stacked"])
     parser.add_argument("--sequential-rows", type=int, default=4, help="rows timed one by one")
     parser.add_argument("--precisions", nargs="+", default=["fp32", "bf16"])
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--samples", type=int, default=None)
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--processes", type=int, default=0, help="independent processes at once")
+    parser.add_argument("--rounds", type=int, default=9, help="turns of workers and processes")
     parser.add_argument("--bare", action="store_true", help="hosts without seeds")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
@@ -98,45 +123,63 @@ def main(arguments: list[str]) -> int:
         {**result.to_mapping(), "ratio": ratio}
         for result, ratio in zip(results, ratios(results), strict=True)
     ]
-    apart = [measure_apart(options, task, shared) for task in options.tasks if options.processes]
+    apart = [
+        measure_apart(
+            {"task": task, "rows": options.rows[0], **shared}, options.processes, options.rounds
+        )
+        for task in options.tasks
+        if options.processes
+    ]
     if options.json:
         print(json.dumps({"results": found, "independent_processes": apart}, indent=2))
         return 0
-    print_table(HEADER, [describe(result) for result in found])
+    if found:
+        print_table(HEADER, [describe(result) for result in found])
     for each in apart:
-        workers = [r for r in found if r["strategy"] == "workers" and r["task"] == each["task"]]
-        share = "".join(
-            f"; workers reach {r['row_epochs_per_s'] / each['row_epochs_per_s']:.2f} of it"
-            for r in workers
-        )
         print(
-            f"\n{each['task']}: {each['processes']} independent processes give "
-            f"{each['row_epochs_per_s']:.2f} row-epochs/s together{share}"
+            f"\n{each['task']}, {each['rows']} rows: workers reach {each['ratio']:.3f} of the "
+            f"summed rate of {each['processes']} independent processes, {each['apart']:.2f} "
+            f"row-epochs/s (medians of {options.rounds} interleaved rounds, ratios from "
+            f"{each['ratios'][0]:.2f} to {each['ratios'][-1]:.2f})"
         )
     return 0
 
 
-def measure_apart(options: argparse.Namespace, task: str, shared: dict[str, Any]) -> dict[str, Any]:
-    """Share the same rows out among independent sequential processes and sum their rates."""
-    total, count = options.rows[0], options.processes
-    bounds = [total * number // count for number in range(count + 1)]
-    jobs = [
-        {
-            "task": task,
-            "strategy": "sequential",
-            "first_row": first,
-            "rows": last - first,
-            "steps": options.steps,
-            **shared,
-        }
-        for first, last in pairwise(bounds)
-    ]
-    results = run_all(measure_alone, jobs, count)
+def measure_apart(job: dict[str, Any], count: int, rounds: int) -> dict[str, Any]:
+    """Time the workers strategy and independent processes with the same rows in turns."""
+    context, rows = multiprocessing.get_context("spawn"), job["rows"]
+    bounds = [rows * number // count for number in range(count + 1)]
+    ends, processes = [], []
+    for first, last in pairwise(bounds):
+        ours, theirs = context.Pipe()
+        part = {**job, "strategy": "sequential", "first_row": first, "rows": last - first}
+        processes.append(context.Process(target=serve, args=(theirs, part), daemon=True))
+        processes[-1].start()
+        ends.append((ours, last - first))
+    population, step = build({**job, "strategy": "workers"})
+    ratios, rates = [], []
+    # The first turns warm up; the workers may also exchange rows in them.
+    for turn in range(rounds + 2):
+        started = time.perf_counter()
+        step()
+        together = rows / (time.perf_counter() - started)
+        for end, _ in ends:
+            end.send(True)
+        apart = sum(share / end.recv() for end, share in ends)
+        if turn >= 2:
+            ratios.append(together / apart)
+            rates.append(apart)
+    population.close()
+    for (end, _), process in zip(ends, processes, strict=True):
+        end.send(False)
+        process.join()
     return {
-        "task": task,
+        "task": job["task"],
+        "rows": rows,
         "processes": count,
-        "rows": total,
-        "row_epochs_per_s": sum(result["row_epochs_per_s"] for result in results),
+        "apart": median(rates),
+        "ratio": median(ratios),
+        "ratios": sorted(ratios),
     }
 
 

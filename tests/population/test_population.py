@@ -232,6 +232,11 @@ def test_a_snapshot_with_blueprints_that_are_not_registered_is_refused() -> None
         other.restore(saved)
 
 
+def test_what_is_no_snapshot_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="this is no snapshot of a population"):
+        make_population([TinyValues], 1).restore({"weights": {}})
+
+
 def test_how_rows_are_executed_is_no_part_of_what_they_are(
     lived: tuple[Population, Script],
 ) -> None:

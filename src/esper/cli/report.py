@@ -11,7 +11,7 @@ from esper.cli.output import out_console, print_json, safe
 _EPILOG = """\
 examples:
   esper report runs/first
-  esper report runs/first --out /tmp/first.html
+  esper report runs/first --out first.html
 """
 
 

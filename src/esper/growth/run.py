@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from esper.growth.architecture import describe_host
 from esper.growth.gardener import DEFAULT_CONTROLLER, Gardener, GardenerConfig
 from esper.growth.grown import Grown
-from esper.growth.training import SchedulerFactory, Trainee, drawing
+from esper.growth.training import SchedulerFactory, Trainee
 from esper.kasmina.contribution import values_in_points
 from esper.kasmina.evaluation import BatchEvaluator, apply_objective, evaluate_contributions
 from esper.kasmina.garden import Garden, GardenConfig
@@ -29,6 +29,7 @@ from esper.leyline.config import Config, option
 from esper.leyline.controller import Controller
 from esper.leyline.errors import EsperError, UsageError
 from esper.leyline.history import EpochRecord, RunSummary, seed_records
+from esper.leyline.randomness import drawing
 from esper.tasks.objective import Objective
 
 Batches = Iterable[tuple[Any, Any]]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,27 +16,9 @@ from esper.kasmina.garden import Garden
 from esper.kasmina.optimizer import CarriedOptimizer
 from esper.kasmina.placement import call_arguments
 from esper.leyline.errors import NonFiniteError, UsageError
-from esper.leyline.randomness import derive_seed, seeded
 from esper.tasks.objective import Objective
 
 SchedulerFactory = Callable[[Optimizer], LRScheduler]
-
-
-@contextmanager
-def drawing(device: torch.device, *keys: int | str) -> Iterator[None]:
-    """Run a block whose draws come from the named stream, on the CPU and on this device."""
-    with seeded(*keys):
-        if device.type != "cuda":
-            yield
-            return
-        index = torch.cuda.current_device() if device.index is None else device.index
-        generator = torch.cuda.default_generators[index]
-        state = generator.get_state()
-        generator.manual_seed(derive_seed(*keys))
-        try:
-            yield
-        finally:
-            generator.set_state(state)
 
 
 class Trainee:

@@ -40,3 +40,20 @@ def seeded(*keys: int | str) -> Iterator[None]:
         yield
     finally:
         torch.set_rng_state(state)
+
+
+@contextmanager
+def drawing(device: torch.device, *keys: int | str) -> Iterator[None]:
+    """Run a block whose draws come from the named stream, on the CPU and on this device."""
+    with seeded(*keys):
+        if device.type != "cuda":
+            yield
+            return
+        index = torch.cuda.current_device() if device.index is None else device.index
+        generator = torch.cuda.default_generators[index]
+        state = generator.get_state()
+        generator.manual_seed(derive_seed(*keys))
+        try:
+            yield
+        finally:
+            generator.set_state(state)

@@ -158,6 +158,8 @@ class Population:
 
     def restore(self, saved: dict[str, Any]) -> Signals:
         """Go back to a snapshot of a population made the same way, by whichever strategy."""
+        if not {"made", "seed", "row_seeds", "rows"} <= saved.keys():
+            raise CheckpointError("this is no snapshot of a population; take one by snapshot()")
         difference = first_difference(saved["made"], self._made())
         if difference is not None:
             raise CheckpointError(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +14,7 @@ from esper.kasmina.evaluation import BatchEvaluator
 from esper.kasmina.garden import Garden, GardenConfig
 from esper.kasmina.optimizer import CarriedOptimizer
 from esper.kasmina.state import SlotState, empty_state
-from esper.leyline.randomness import derive_seed, seeded
+from esper.leyline.randomness import drawing
 from esper.population.engine import (
     EpochResult,
     RowWeights,
@@ -206,7 +205,7 @@ class SequentialEngine:
             x, y = gather_batch(data, order[None, part], drawn)
             # A module that draws random numbers draws them from its row's own stream, named as
             # for a network that grows alone.
-            with _drawing(data.device, key, epoch, number, "train"):
+            with drawing(data.device, key, epoch, number, "train"):
                 losses.append(self._step(garden, carried, x[0], y[0]))
         return float(torch.stack(losses).to(torch.float64).mean())
 
@@ -242,23 +241,6 @@ class _Validation:
         for indices in self._data.subset.split(256):
             x, y = self._data.batch("val", indices)
             yield (x.to(self._dtype) if x.is_floating_point() else x), y
-
-
-@contextmanager
-def _drawing(device: torch.device, *keys: int | str) -> Iterator[None]:
-    """Run a block whose draws come from the named stream, on the CPU and on this device."""
-    with seeded(*keys):
-        if device.type != "cuda":
-            yield
-            return
-        index = torch.cuda.current_device() if device.index is None else device.index
-        generator = torch.cuda.default_generators[index]
-        state = generator.get_state()
-        generator.manual_seed(derive_seed(*keys))
-        try:
-            yield
-        finally:
-            generator.set_state(state)
 
 
 def _copy_buffers(module: nn.Module | None, values: dict[str, Tensor]) -> None:
