@@ -168,6 +168,15 @@ def test_the_first_decision_sees_the_first_epoch() -> None:
     assert gardener.history[-1].decision is None
 
 
+def test_an_epoch_without_seeds_to_ablate_forgets_old_interactions() -> None:
+    gardener, _ = drive("wait", 1, horizon=9)
+    state = gardener.garden.state
+    known = dataclasses.replace(state, interaction=torch.ones_like(state.interaction))
+    gardener.garden.assume(known)
+    gardener.step(make_evaluator())
+    assert not gardener.signals().interaction.any()
+
+
 def test_nothing_moves_after_the_last_epoch() -> None:
     gardener, _ = drive(Script({**GROW_ONE}), 5)
     assert gardener.garden.slots["stem"].alpha == pytest.approx(1 / 3)

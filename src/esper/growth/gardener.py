@@ -224,7 +224,8 @@ class Gardener:
         if not bool(torch.isfinite(loss).all()):
             raise NonFiniteError("the validation loss is not finite; lower the learning rate")
         self.garden.record_epoch(float(score))
-        if bool(members.any()):
+        if due:
+            # Also without members: what two seeds once gained together is not true for ever.
             names = self.garden.slot_names
             self.garden.record_contributions(
                 estimate_contributions(configurations, values, members.tolist(), names)
