@@ -1,0 +1,1 @@
+"""The learner: advantages, rollout buffer, PPO."""

@@ -1,0 +1,1 @@
+"""Rewards: composable terms and the modes made of them."""

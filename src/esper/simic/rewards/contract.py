@@ -1,0 +1,99 @@
+"""What a reward is: one shape for every mode, one registration.
+
+A reward sees each step of all rows once, as a `Transition`, and answers with a `RewardStep`: the
+named terms and their sum. It may remember things between the steps of an episode (balances, ledgers,
+what is pending); that memory is part of a checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from esper.leyline.actions import Actions, LifecycleOp
+from esper.leyline.registry import Registry
+from esper.leyline.signals import Signals
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transition:
+    """One step of R rows: what was seen, what was done, what is seen now."""
+
+    before: Signals
+    """Signals the decision was made on."""
+    actions: Actions
+    """{head: int64 [R]}, as sampled."""
+    after: Signals
+    """Signals after the epoch that followed."""
+    twin_before: Tensor
+    """float32 [R], the waiting twin's score at `before.epoch`; NaN where no twin runs."""
+    twin_after: Tensor
+    """float32 [R], the waiting twin's score at `after.epoch`; NaN where no twin runs."""
+    is_last: Tensor
+    """bool [R], the horizon is reached: no decision follows."""
+    active: Tensor
+    """bool [R], the row's episode was still running; others get a reward of exactly 0."""
+
+    @property
+    def op(self) -> Tensor:
+        """int64 [R], the op that was asked for."""
+        return self.actions["op"]
+
+    @property
+    def effective_op(self) -> Tensor:
+        """int64 [R], the op that took effect: WAIT where it was refused or a gate failed."""
+        return torch.where(self.after.last_success, self.op, int(LifecycleOp.WAIT))
+
+    @property
+    def ended(self) -> Tensor:
+        """bool [R], the episode is over after this step, by its horizon or by a rollback."""
+        return self.active & (self.is_last | self.after.rolled_back)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardStep:
+    """What one step paid; tensors float32 [R]."""
+
+    terms: Mapping[str, Tensor]
+    """Every term by name; the names are those of the columns `reward_<name>` of `decisions`."""
+    details: Mapping[str, Tensor] = field(default_factory=dict)
+    """What explains the terms and is not paid: columns of `decisions` under their own names."""
+
+    @property
+    def total(self) -> Tensor:
+        """float32 [R]: the reward is always the sum of its terms."""
+        return torch.stack(list(self.terms.values())).sum(0)
+
+
+class Reward(Protocol):
+    """One way to pay rows for what they do."""
+
+    needs_twin: bool
+    """Whether twin scores must be there."""
+
+    def reset(self, signals: Signals) -> None:
+        """Forget everything: an episode starts in every row with these first signals."""
+        ...
+
+    def step(self, transition: Transition) -> RewardStep:
+        """Return what the step paid in every row, and remember what later steps need."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the memory as plain data and tensors."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        ...
+
+
+RewardFactory = Callable[[Any], Reward]
+"""Builds a reward from a `RewardConfig`."""
+
+REWARDS: Registry[RewardFactory] = Registry("reward")
+"""Rewards by the name of their mode."""

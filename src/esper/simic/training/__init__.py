@@ -1,0 +1,1 @@
+"""The training loop: rollouts of whole populations, updates, checkpoints."""
