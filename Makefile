@@ -1,4 +1,4 @@
-# Esper: `make demo` to see it grow a network, `make test` before every change.
+# Esper: `make demo` to see it learn to grow networks, `make test` before every change.
 
 PYTHON ?= python3
 VENV   := .venv
@@ -37,9 +37,8 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --no-build-isolation -c constraints.txt -e '.[dev]'
 	@touch $@
 
-demo: setup ## grow a small network on the embedded digits and print what each seed brought
-	$(BIN)/python -m esper.cli.main grow --task digits --controller heuristic --seed 0 \
-		--out runs/demo --overwrite
+demo: setup ## train a small controller on the embedded digits, grow with it, compare with waiting
+	$(BIN)/python -m esper.scripts.demo
 
 check: setup ## lint, format, types, import contracts and the shape of the tree
 	$(BIN)/ruff check .

@@ -12,8 +12,8 @@ from benchmarks.table import print_table
 def main(arguments: list[str]) -> int:
     import torch
 
-    from esper.scripts.imagined_hosts import middle_aged_hosts
-    from esper.scripts.profile_features import time_extraction
+    from esper.kasmina.imagined_hosts import middle_aged_hosts
+    from esper.tamiyo.policy.timing import time_extraction
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 64, 256])
@@ -26,7 +26,9 @@ def main(arguments: list[str]) -> int:
     results = [
         (
             epochs,
-            time_extraction(middle_aged_hosts(rows, options.slots, epochs=epochs), options.turns),
+            time_extraction(
+                middle_aged_hosts(rows, options.slots, epochs=epochs).signals(), options.turns
+            ),
         )
         for rows in options.rows
         for epochs in options.epochs

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from esper.leyline.errors import EsperError, EsperWarning
     from esper.nissa.reader import open_run
     from esper.population.population import Population
+    from esper.simic.rewards import register_reward
     from esper.tamiyo.controllers import register_controller
     from esper.tasks import register_task
 
@@ -44,6 +45,7 @@ __all__ = [
     "register_blueprint",
     "register_controller",
     "register_host",
+    "register_reward",
     "register_task",
 ]
 
@@ -65,6 +67,7 @@ _HOMES = {
     "register_blueprint": "esper.kasmina.blueprints",
     "register_controller": "esper.tamiyo.controllers",
     "register_host": "esper.kasmina.hosts",
+    "register_reward": "esper.simic.rewards",
     "register_task": "esper.tasks",
 }
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 import pytest
@@ -50,13 +51,43 @@ def test_the_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monke
     assert "…" not in said.out
 
 
+def test_the_observation_is_measured_against_plain_python(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    said = esper(capsys, "bench", "observation", "--rows", 2, 8, "--rounds", 2, "--json")
+    assert said.code == 0
+    found = json.loads(said.out)
+    assert (found["target"], found["device"], found["threads"]) == ("observation", "cpu", 1)
+    assert [result["rows"] for result in found["results"]] == [2, 8]
+    assert all(result["ratio"] > 1 for result in found["results"])
+    said = esper(capsys, "bench", "observation", "--rows", 2, "--rounds", 1)
+    assert "us per row" in said.out
+
+
+def test_the_policy_is_measured_and_what_is_missing_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "gymnasium", None)
+    arguments = ("bench", "policy", "--device", "cpu", "--rows", 2, "--steps", 3, "--rounds", 1)
+    said = esper(capsys, *arguments, "--json")
+    assert said.code == 0
+    found = json.loads(said.out)
+    assert (found["steps"], found["hidden"]) == (3, 512)
+    assert [result["work"] for result in found["results"]] == ["step", "update"]
+    assert {result["reference"] for result in found["results"]} == {"plain steps"}
+    assert "[bench]" in found["left_out"]
+    said = esper(capsys, *arguments)
+    assert "forward + backward" in said.out
+    assert "gymnasium is not installed" in said.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        *(
-            ((name,), f"bench {name}` is not there yet")
-            for name in ("observation", "policy", "update")
-        ),
+        (("observation", "--device", "cuda"), "plain Python; use --device cpu"),
+        (("policy", "--task", "digits"), "--task is for `esper bench engine`"),
+        (("observation", "--batch-size", 4), "--batch-size is for `esper bench engine`"),
+        (("policy", "--device", "cuda"), "no CUDA device"),
         (("engin",), "'engin' is not known, did you mean 'engine'?"),
         (("--rows", 0), "must be a whole number from 1, got '0'"),
         (("--rows", "many"), "must be a whole number from 1, got 'many'"),
@@ -79,5 +110,5 @@ def test_a_wrong_request_is_one_line(
 def test_the_help_names_every_target(capsys: pytest.CaptureFixture[str]) -> None:
     said = esper(capsys, "bench", "--help")
     assert said.code == 0
-    for word in ("engine", "observation", "policy", "update", "--rows", "random bytes"):
+    for word in ("engine", "observation", "policy", "--rows", "random bytes"):
         assert word in said.out

@@ -17,7 +17,7 @@ import yaml
 
 from esper.cli import view
 from esper.cli.request import GrowRequest
-from esper.growth.folder import RunFolder
+from esper.growth.folder import GrowthFolder
 from esper.kasmina.garden import load_garden
 from esper.leyline import storage
 from esper.leyline.history import EpochRecord
@@ -45,7 +45,7 @@ def command(
 
 
 def state_of(run: Path) -> dict[str, Any]:
-    state = RunFolder(run).load()
+    state = GrowthFolder(run).load()
     assert state is not None
     return state
 
@@ -675,7 +675,7 @@ def test_a_full_disk_ends_the_run_with_one_line_and_the_last_checkpoint(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         write(path, data)
 
-    monkeypatch.setattr(RunFolder, "is_due", lambda self: True)
+    monkeypatch.setattr(GrowthFolder, "is_due", lambda self: True)
     monkeypatch.setattr(storage, "_write_bytes", refuse)
     said = command(*FAST, "--epochs", 4, "--controller", "wait", "--out", "run")
     assert said.code == 1

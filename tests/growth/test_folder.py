@@ -9,15 +9,15 @@ import pytest
 import torch
 import yaml
 
-from esper.growth.folder import RunFolder
+from esper.growth.folder import GrowthFolder
 from esper.leyline import storage
 from esper.leyline.errors import CheckpointError, UsageError
 
 CONFIG = {"task": "digits", "slots": ["r0c0"], "growth": {"epochs": 3, "note": "ü\n[x]"}}
 
 
-def make_folder(path: Path, **options: Any) -> RunFolder:
-    folder = RunFolder(path, **options)
+def make_folder(path: Path, **options: Any) -> GrowthFolder:
+    folder = GrowthFolder(path, **options)
     folder.create(CONFIG, overwrite=False)
     return folder
 
@@ -61,7 +61,7 @@ def test_somebody_elses_folder_is_never_touched(tmp_path: Path, overwrite: bool)
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.tex").write_text("words")
     with pytest.raises(UsageError, match=r"is not empty|is not a run folder"):
-        RunFolder(tmp_path / "thesis").create(CONFIG, overwrite=overwrite)
+        GrowthFolder(tmp_path / "thesis").create(CONFIG, overwrite=overwrite)
     assert [entry.name for entry in (tmp_path / "thesis").iterdir()] == ["chapter.tex"]
 
 
@@ -75,7 +75,7 @@ def test_overwriting_removes_what_a_run_writes_and_nothing_else(tmp_path: Path) 
     (folder.path / "grown").mkdir()
     (folder.path / "grown" / "manifest.json").write_text("old")
     (folder.path / "mine").mkdir()
-    other = RunFolder(folder.path)
+    other = GrowthFolder(folder.path)
     other.create({"task": "new"}, overwrite=True)
     assert sorted(entry.name for entry in folder.path.iterdir()) == [
         "checkpoints",
@@ -93,7 +93,7 @@ def test_a_link_is_removed_but_not_what_it_points_to(tmp_path: Path) -> None:
     (precious / "file").write_text("keep")
     folder = make_folder(tmp_path / "run")
     (folder.path / "grown").symlink_to(precious)
-    RunFolder(folder.path).create(CONFIG, overwrite=True)
+    GrowthFolder(folder.path).create(CONFIG, overwrite=True)
     assert (precious / "file").read_text() == "keep"
     assert not (folder.path / "grown").exists()
 
@@ -103,7 +103,7 @@ def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
     for path in (tmp_path / "file", tmp_path / "file" / "run"):
         for overwrite in (False, True):
             with pytest.raises(UsageError, match=r"file|folder") as caught:
-                RunFolder(path).create(CONFIG, overwrite=overwrite)
+                GrowthFolder(path).create(CONFIG, overwrite=overwrite)
             assert "--out" in str(caught.value)
     assert (tmp_path / "file").read_text() == "words"
 
@@ -111,7 +111,7 @@ def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["x" * 300, "a\0b"], ids=["too long", "zero byte"])
 def test_a_path_that_cannot_be_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(UsageError, match="cannot create the run folder"):
-        RunFolder(tmp_path / name).create(CONFIG, overwrite=False)
+        GrowthFolder(tmp_path / name).create(CONFIG, overwrite=False)
 
 
 def test_a_place_that_is_read_only_is_named(
@@ -122,7 +122,7 @@ def test_a_place_that_is_read_only_is_named(
 
     monkeypatch.setattr(Path, "mkdir", refuse)
     with pytest.raises(UsageError, match="Read-only file system; give a folder you may write to"):
-        RunFolder(tmp_path / "run").create(CONFIG, overwrite=False)
+        GrowthFolder(tmp_path / "run").create(CONFIG, overwrite=False)
 
 
 def test_a_folder_that_cannot_be_listed_is_named(
@@ -133,7 +133,7 @@ def test_a_folder_that_cannot_be_listed_is_named(
 
     monkeypatch.setattr(Path, "iterdir", refuse)
     with pytest.raises(UsageError, match="Permission denied; give a folder you may write to"):
-        RunFolder(tmp_path).create(CONFIG, overwrite=False)
+        GrowthFolder(tmp_path).create(CONFIG, overwrite=False)
 
 
 # ---------------------------------------------------------------------------------------- settings
@@ -163,12 +163,12 @@ def test_what_is_no_run_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "empty").mkdir()
     with pytest.raises(UsageError, match=r"is not a run folder \(it has no config\.yaml\)"):
-        RunFolder(tmp_path / "empty").read_config()
+        GrowthFolder(tmp_path / "empty").read_config()
     for name in ("missing", "x" * 300):
         with pytest.raises(UsageError, match=r"is not there, so it is not a run folder"):
-            RunFolder(tmp_path / name).read_config()
+            GrowthFolder(tmp_path / name).read_config()
     with pytest.raises(UsageError, match=r"is a file, not a run folder"):
-        RunFolder(tmp_path / "file").read_config()
+        GrowthFolder(tmp_path / "file").read_config()
 
 
 # ------------------------------------------------------------------------------------- checkpoints
@@ -178,7 +178,7 @@ def test_a_checkpoint_comes_back_as_it_was(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "run")
     state = {"epoch": 2, "weights": torch.randn(3), "history": [{"score": 1.5}]}
     folder.save(state)
-    loaded = RunFolder(folder.path).load()
+    loaded = GrowthFolder(folder.path).load()
     assert loaded is not None
     assert torch.equal(loaded.pop("weights"), state.pop("weights"))  # type: ignore[arg-type]
     assert loaded == state
@@ -226,7 +226,7 @@ def test_a_first_checkpoint_that_was_cut_off_counts_as_none(tmp_path: Path) -> N
     half = folder.path / "checkpoints" / ".latest.tmp-1-abcdef"
     half.mkdir()
     (half / "tree.json").write_text("{")
-    assert RunFolder(folder.path).load() is None
+    assert GrowthFolder(folder.path).load() is None
 
 
 def test_a_checkpoint_whose_replacement_was_cut_off_is_found(tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ def test_a_checkpoint_whose_replacement_was_cut_off_is_found(tmp_path: Path) -> 
     folder.save({"epoch": 5})
     (folder.path / "checkpoints" / "latest").rename(folder.path / "checkpoints" / ".latest.old")
     (folder.path / "checkpoints" / ".latest.tmp-1-abcdef").mkdir()
-    assert RunFolder(folder.path).load() == {"epoch": 5}
+    assert GrowthFolder(folder.path).load() == {"epoch": 5}
 
 
 def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
@@ -255,9 +255,9 @@ def test_what_was_interrupted_while_it_was_created_can_be_replaced(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("esper.growth.folder.atomic_write_text", die)
+        patch.setattr("esper.nissa.folder.atomic_write_text", die)
         with pytest.raises(KeyboardInterrupt):
-            RunFolder(path).create(CONFIG, overwrite=False)
+            GrowthFolder(path).create(CONFIG, overwrite=False)
     assert make_folder(path).read_config() == CONFIG
 
 
@@ -272,7 +272,7 @@ def test_a_run_whose_replacement_was_interrupted_can_be_replaced(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("esper.growth.folder.shutil.rmtree", die)
+        patch.setattr("esper.nissa.folder.shutil.rmtree", die)
         with pytest.raises(KeyboardInterrupt):
             folder.create(CONFIG, overwrite=True)
     folder.create({"task": "new"}, overwrite=True)

@@ -135,3 +135,84 @@ def test_a_garden_grows_under_bf16_autocast() -> None:
         garden.record_epoch(50.0)
     assert torch.isfinite(loss)
     assert garden.slots["0"].alpha == 1.0
+
+
+def small_digits(rows: int = 6, **config: object) -> esper.Population:
+    task = get_task("digits", samples_per_step=128, batch_size=16, validation_samples=64)
+    settings = PopulationConfig(
+        lifecycle=LifecycleConfig(gates=GateConfig(min_training_epochs=1)),
+        **config,  # type: ignore[arg-type]
+    )
+    return esper.Population(
+        task, rows, seed=3, device="cuda", strategy="stacked", horizon=100, config=settings
+    )
+
+
+@pytest.mark.parametrize(("use_bf16", "tolerance"), [(False, 2e-3), (True, 0.08)])
+def test_kernels_give_the_trajectory_of_plain_pytorch(
+    use_bf16: bool, tolerance: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fast = small_digits(use_bf16=use_bf16)
+    with monkeypatch.context() as without:
+        for name in ("shortcuts", "grafts", "inputs", "step", "stacked"):
+            without.setattr(f"esper.population.{name}.has_kernels", lambda x: False)
+        plain = small_digits(use_bf16=use_bf16, use_graphs=False)
+        plain.reset()
+    controller = RandomController(5)
+    controller.reset(6, "cuda")
+    signals = fast.restore(plain.snapshot())
+    for _ in range(10):
+        actions = controller.act(signals, fast.masks())
+        # From the same state, step by step: rounding must not pile up.
+        with monkeypatch.context() as without:
+            for name in ("shortcuts", "grafts", "inputs", "step", "stacked"):
+                without.setattr(f"esper.population.{name}.has_kernels", lambda x: False)
+            plain.restore(fast.snapshot())
+            expected = plain.step(actions)
+        signals = fast.step(actions)
+        assert torch.equal(signals.stage, expected.stage)
+        assert torch.allclose(signals.val_loss, expected.val_loss, atol=tolerance, rtol=tolerance)
+        norm = float(expected.grad_norm.max())
+        assert torch.allclose(signals.grad_norm, expected.grad_norm, atol=tolerance * (1 + norm))
+    assert fast.cohorts[0].engine.captures > 0  # type: ignore[attr-defined]
+    fast.close()
+    plain.close()
+
+
+def test_a_captured_step_serves_while_seeds_come_and_go() -> None:
+    population = small_digits(64)
+    controller = RandomController(5)
+    controller.reset(64, "cuda")
+    signals = population.reset()
+    topologies = set()
+    for _ in range(30):
+        signals = population.step(controller.act(signals, population.masks()))
+        topologies.add(str(signals.blueprint.tolist()))
+    captures = population.cohorts[0].engine.captures  # type: ignore[attr-defined]
+    assert len(topologies) > 20
+    assert captures <= 12
+    population.close()
+
+
+def test_a_row_that_is_not_finite_changes_no_other_in_captured_steps() -> None:
+    seen: list[list[torch.Tensor]] = []
+    script: list[dict[str, torch.Tensor]] = []
+    for is_spoiled in (False, True):
+        population = small_digits(8)
+        controller = RandomController(2)
+        controller.reset(8, "cuda")
+        signals = population.reset()
+        for step in range(6):
+            if not is_spoiled:
+                script.append(controller.act(signals, population.masks()))
+            signals = population.step(script[step])
+            if is_spoiled and step == 2:
+                engine = population.cohorts[0].engine
+                weights = engine.read(3)
+                weights.host = {k: v * torch.nan for k, v in weights.host.items()}
+                engine.write(3, weights, population.cohorts[0].state.select([3]))
+        others = [row for row in range(8) if row != 3]
+        seen.append([signals.val_loss[others], signals.grad_norm[others], signals.stage[others]])
+        population.close()
+    for one, other in zip(*seen, strict=True):
+        assert torch.equal(one, other)

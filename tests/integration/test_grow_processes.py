@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from esper.growth.folder import RunFolder
+from esper.growth.folder import GrowthFolder
 from esper.leyline.history import EpochRecord
 from tests.cli.terminal import environment, esper, esper_process, start
 from tests.plots import plain_history, same
@@ -43,7 +43,7 @@ def wait_for(process: subprocess.Popen[str], run: Path, epochs: int) -> None:
 
 
 def state_of(run: Path) -> dict[str, Any]:
-    state = RunFolder(run).load()
+    state = GrowthFolder(run).load()
     assert state is not None
     return state
 

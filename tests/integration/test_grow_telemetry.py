@@ -19,7 +19,7 @@ import pytest
 
 import esper
 from esper.cli import view
-from esper.growth.folder import RunFolder
+from esper.growth.folder import GrowthFolder
 from esper.leyline.history import EpochRecord
 from esper.nissa import database, store
 from esper.nissa.columns import TABLES
@@ -191,7 +191,7 @@ def test_rows_beyond_the_checkpoint_are_taken_back(
     whole: Path, arguments: Given, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # One checkpoint after the first epoch, then a stop that saves nothing.
-    monkeypatch.setattr(RunFolder, "is_due", lambda self: not self.checkpoint.exists())
+    monkeypatch.setattr(GrowthFolder, "is_due", lambda self: not self.checkpoint.exists())
     with pytest.MonkeyPatch.context() as patch:
 
         def stop() -> None:
@@ -392,7 +392,7 @@ def assert_stopped(said: Said, words: str) -> None:
 
 
 def assert_goes_on(command: Command, run: Path, whole: Path) -> None:
-    RunFolder(run).load()
+    GrowthFolder(run).load()
     resumed = command("grow", "--resume", "--out", "run", "--json")
     assert resumed.code == 0, resumed.err
     assert lasting(run) == lasting(whole)

@@ -18,7 +18,7 @@ from esper.kasmina.evaluation import (
     evaluate_contributions,
 )
 from esper.kasmina.garden import Garden
-from esper.leyline.errors import NonFiniteError, UsageError
+from esper.leyline.errors import EsperWarning, NonFiniteError, UsageError
 from esper.tasks.objective import per_sample_classification, per_sample_regression
 from tests.plots import (
     EAGER,
@@ -166,9 +166,9 @@ def test_the_size_of_a_pass_changes_nothing(limit: int, monkeypatch: pytest.Monk
         passes += 1
 
     garden.model.register_forward_hook(count)
-    monkeypatch.setattr(evaluation, "_FUSED_SAMPLES_CPU", limit)
+    monkeypatch.setattr(evaluation, "pass_samples", lambda *_: limit)
     again, right = evaluator.measure(garden, configurations)
-    assert passes == 2 * {1: 8, 40: 8, 100: 2, 10**9: 1}[limit]
+    assert passes == 2 * {1: 24, 40: 5, 100: 2, 10**9: 1}[limit]
     torch.testing.assert_close(again, loss, rtol=1e-5, atol=1e-6)
     assert correct is not None
     assert right is not None
@@ -183,6 +183,199 @@ def test_batches_may_differ_in_size() -> None:
     parts = [(x[:33], y[:33]), (x[33:49], y[33:49]), (x[49:], y[49:])]
     cut, _ = make_evaluator(parts).measure(garden, configurations)
     torch.testing.assert_close(cut, whole, rtol=1e-5, atol=1e-6)
+
+
+# ------------------------------------------------------------------------ what cannot be shared
+
+
+class Wired(nn.Module):
+    """Three places to grow, wired as the test wants them."""
+
+    def __init__(self, wiring: str) -> None:
+        super().__init__()
+        self.wiring = wiring
+        self.stem, self.body, self.neck = (nn.Linear(6, 6) for _ in range(3))
+        self.enter, self.head = nn.Linear(4, 6), nn.Linear(6, 3)
+        self.norm = nn.BatchNorm1d(6, track_running_stats=wiring != "batch norm")
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.enter(x))
+        if self.wiring == "backwards":
+            h = torch.tanh(self.stem(torch.tanh(self.body(torch.tanh(self.neck(x))))))
+        elif self.wiring == "residual":
+            h = torch.tanh(self.neck(x + torch.tanh(self.body(torch.tanh(self.stem(x))))))
+        elif self.wiring == "side by side":
+            h = torch.tanh(self.stem(x)) * torch.tanh(self.body(x)) + torch.tanh(self.neck(x))
+        elif self.wiring == "pooled":
+            h = torch.tanh(self.neck(self.body(self.stem(x))))
+            h = h.reshape(len(x), -1, 6).mean(1)
+        else:
+            h = torch.tanh(self.norm(self.neck(self.body(self.stem(x)))))
+        scores: Tensor = self.head(h)
+        return scores
+
+
+def wired_garden(wiring: str, dtype: torch.dtype = torch.float64) -> Garden:
+    torch.manual_seed(1)
+    model = Wired(wiring).to(dtype)
+    garden = Garden(model, SLOTS, torch.zeros(2, 4, dtype=dtype), config=EAGER)
+    for number, slot in enumerate(SLOTS):
+        raise_seed(garden, slot, style=STYLES[number + 1], ticks=number + 1)
+    shake(garden)
+    return garden
+
+
+def double_batches(size: int = 17) -> list[Batch]:
+    return [(x.double(), y) for x, y in make_batches(2, size, seed=9)]
+
+
+@pytest.mark.filterwarnings("ignore:the model has BatchNorm")
+@pytest.mark.parametrize("wiring", ["backwards", "plain"])
+def test_slots_are_shared_in_whatever_order_they_run(wiring: str) -> None:
+    garden, batches = wired_garden(wiring), double_batches()
+    configurations = plan_ablations([True] * 3)[torch.randperm(8)]
+    evaluator = BatchEvaluator(batches, per_sample_classification)
+    rows: dict[str, list[int]] = {}
+    for name in ("enter", *SLOTS, "head"):
+        garden.model.get_submodule(name).register_forward_hook(
+            lambda _, args, __, name=name: rows.setdefault(name, []).append(len(args[0]))
+        )
+    shared, _ = evaluator.measure(garden, configurations)
+    order = ["neck", "body", "stem"] if wiring == "backwards" else ["stem", "body", "neck"]
+    assert evaluator.problem is None
+    assert [rows[name][0] for name in ("enter", *order, "head")] == [17, 17, 34, 68, 136]
+    expected, _ = measured_by_hand(garden, configurations, batches)
+    torch.testing.assert_close(shared, expected, rtol=1e-12, atol=0)
+    assert len({tuple(row) for row in shared.tolist()}) == 8
+
+
+@pytest.mark.filterwarnings("ignore:the model has BatchNorm")
+@pytest.mark.parametrize(
+    ("wiring", "reason"),
+    [
+        ("residual", r"cannot go on with a batch that grows at a slot \(The size of tensor"),
+        ("side by side", r"slot 'body' got 17 samples where 34 were expected"),
+        ("pooled", r"cannot go on with a batch that grows at a slot"),
+        ("batch norm", r"'model.norm' normalises over the batch even when it evaluates"),
+    ],
+)
+def test_what_cannot_be_shared_says_why_and_gives_the_same_numbers(
+    wiring: str, reason: str
+) -> None:
+    garden, batches = wired_garden(wiring), double_batches()
+    configurations = plan_ablations([True] * 3)
+    evaluator = BatchEvaluator(batches, per_sample_classification)
+    with pytest.warns(EsperWarning, match=reason) as caught:
+        loss, correct = evaluator.measure(garden, configurations)
+    assert len(caught) == 1
+    assert evaluator.problem is not None
+    assert evaluator.problem in str(caught[0].message)
+    expected, right = measured_by_hand(garden, configurations, batches)
+    torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
+    assert correct is not None
+    assert torch.equal(correct, right)
+    # It was said once, and is not tried again.
+    again, _ = evaluator.measure(garden, configurations)
+    assert torch.equal(again, loss)
+    assert all(slot.branch is None and slot.sample_alphas is None for slot in garden.seedbed)
+
+
+@pytest.mark.filterwarnings("ignore:the model has BatchNorm")
+def test_other_slots_of_the_same_model_still_share() -> None:
+    garden, batches = wired_garden("residual"), double_batches()
+    evaluator = BatchEvaluator(batches, per_sample_classification)
+    with pytest.warns(EsperWarning, match="grows at a slot"):
+        evaluator.measure(garden, plan_ablations([True, False, False]))
+    passes = 0
+
+    def count(*_: Any) -> None:
+        nonlocal passes
+        passes += 1
+
+    garden.model.register_forward_hook(count)
+    configurations = plan_ablations([False, False, True])
+    loss, _ = evaluator.measure(garden, configurations)
+    assert passes == 2
+    expected, _ = measured_by_hand(garden, configurations, batches)
+    torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
+
+
+def test_a_model_that_fails_in_any_case_raises_its_own_error() -> None:
+    garden = blended_garden(2, "linear_add")
+    evaluator = BatchEvaluator([(torch.zeros(6, 5), torch.zeros(6).long())], lambda *_: None)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        evaluator.measure(garden, plan_ablations([True, True, False]))
+    assert evaluator.problem is None
+
+
+def test_targets_that_samples_share_are_not_repeated() -> None:
+    weights = torch.tensor([1.0, 2.0, 3.0])
+
+    def weighted(outputs: Tensor, target: Any) -> tuple[Tensor, None]:
+        labels, weight = target
+        return nn.functional.cross_entropy(outputs, labels, weight, reduction="none"), None
+
+    garden = blended_garden(2, "linear_add")
+    batches = [(x, (y, weights)) for x, y in make_batches(2, 16, seed=9)]
+    configurations = plan_ablations([True, True, False])
+    with pytest.warns(EsperWarning, match="without one entry per sample"):
+        loss, _ = BatchEvaluator(batches, weighted).measure(garden, configurations)
+    plain, _ = measured_by_hand(garden, configurations, make_batches(2, 16, seed=9))
+    expected = plain * weights[torch.cat([y for _, (y, _) in batches])]
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("refuses", [True, False])
+def test_a_seed_gone_mad_spoils_its_own_configurations_alone(refuses: bool) -> None:
+    garden = blended_garden(2, "linear_add")
+    with torch.no_grad():
+        next(garden.slot_parameters("body")).fill_(torch.nan)
+    configurations = plan_ablations([True, True, False])
+    evaluator = BatchEvaluator(
+        make_batches(2, 16, seed=9), per_sample_classification, refuses_non_finite=refuses
+    )
+    if refuses:
+        with pytest.raises(NonFiniteError, match="32 of 64 samples"):
+            evaluator.measure(garden, configurations)
+        return
+    loss, _ = evaluator.measure(garden, configurations)
+    assert torch.equal(loss.isfinite().all(1), ~configurations[:, 1])
+    assert torch.equal(loss.isfinite().any(1), ~configurations[:, 1])
+    assert evaluator.problem is None
+
+
+def test_more_than_four_seeds_and_a_precision_of_its_own() -> None:
+    class Deep(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(6))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = torch.tanh(layer(x))
+            return x
+
+    torch.manual_seed(0)
+    names = [f"layers.{index}" for index in range(6)]
+    garden = Garden(Deep(), names, torch.zeros(2, 4), config=EAGER)
+    for name in names:
+        raise_seed(garden, name, style="linear_add", ticks=2)
+    shake(garden)
+    configurations = plan_ablations([True] * 6)
+    assert len(configurations) == 29
+    batches = [(x, y) for x, y in make_batches(2, 16, seed=9)]
+    evaluator = BatchEvaluator(
+        batches,
+        per_sample_classification,
+        precision=lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    )
+    low, _ = evaluator.measure(garden, configurations)
+    plain, _ = BatchEvaluator(batches, per_sample_classification).measure(garden, configurations)
+    expected, _ = measured_by_hand(garden, configurations, batches)
+    torch.testing.assert_close(plain, expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(low.float(), expected, rtol=0.1, atol=0.05)
+    assert not torch.equal(low.float(), plain)
+    assert evaluator.problem is None
 
 
 # ----------------------------------------------------------------------- inputs of other kinds
@@ -216,7 +409,9 @@ def test_inputs_may_be_tuples_and_dicts_with_more_than_tensors(shape: type) -> N
     raise_seed(garden, "stem", style="linear_add", ticks=2)
     shake(garden)
     configurations = plan_ablations([True])
-    fused, _ = BatchEvaluator(packed, per_sample_classification).measure(garden, configurations)
+    evaluator = BatchEvaluator(packed, per_sample_classification)
+    with pytest.warns(EsperWarning, match="without one entry per sample"):
+        fused, _ = evaluator.measure(garden, configurations)
 
     def evaluate(model: nn.Module) -> tuple[Tensor, None]:
         losses = [

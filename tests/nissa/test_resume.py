@@ -134,3 +134,13 @@ def test_vacuuming_does_not_move_a_watermark(tmp_path: Path, uninterrupted: Path
     connection.close()
     tell(tmp_path, resume=marks[10], start=10)
     compare(tmp_path, uninterrupted)
+
+
+def test_a_run_may_go_on_with_other_settings(tmp_path: Path) -> None:
+    with open_store(tmp_path, run_row(rounds=10, config={"clip": 0.2}), sinks=()) as store:
+        mark = store.watermark()
+    changed = run_row(rounds=20, config={"clip": 0.1})
+    with open_store(tmp_path, changed, resume=mark, sinks=()) as store:
+        store.finish("finished")
+    with open_run(tmp_path) as run:
+        assert (run.info.rounds, run.info.config) == (20, {"clip": 0.1})

@@ -15,7 +15,9 @@ from esper.kasmina.state import SlotState, empty_state
 from esper.leyline.alpha import AlphaAlgorithm, AlphaMode
 from esper.leyline.stages import SeedStage
 from esper.population.engine import SlotSpec
-from esper.population.nursery import Member, Nursery
+from esper.population.grafts import SlotGrafts
+from esper.population.nursery import Nursery
+from esper.population.room import Room
 
 CHANNELS = 6
 SPEC = SlotSpec("r0c0", "body", "vector", (2, CHANNELS), CHANNELS)
@@ -61,8 +63,11 @@ def clear(state: SlotState, row: int, slot: int = 0) -> SlotState:
     return state.clear(here)
 
 
-def make_nursery(rows: int, slots: tuple[SlotSpec, ...] = (SPEC,)) -> Nursery:
-    return Nursery(slots, KEYS[:rows], torch.float64, torch.device("cpu"))
+def make_nursery(
+    rows: int, slots: tuple[SlotSpec, ...] = (SPEC,), *, spares: bool = False
+) -> Nursery:
+    room = Room(spares=spares, rows=rows, sample_bytes=2**20)
+    return Nursery(slots, KEYS[:rows], torch.float64, torch.device("cpu"), room=room)
 
 
 def plain_slots(state: SlotState, spec: SlotSpec = SPEC) -> list[Slot]:
@@ -76,23 +81,11 @@ def plain_slots(state: SlotState, spec: SlotSpec = SPEC) -> list[Slot]:
     return slots
 
 
-def members(state: SlotState, rows: list[int] | None = None, slot: int = 0) -> list[Member]:
-    """Return the seeds of a slot that take part in training, at the places of these rows."""
-    found = []
-    for position, row in enumerate(range(state.rows) if rows is None else rows):
-        isolated = int(state.stage[row, slot]) == SeedStage.TRAINING
-        if isolated or float(state.alpha[row, slot]) > 0:
-            found.append(
-                Member(
-                    position,
-                    row,
-                    int(state.blueprint[row, slot]),
-                    int(state.algorithm[row, slot]),
-                    1.0 if isolated else float(state.alpha[row, slot]),
-                    isolated,
-                )
-            )
-    return found
+def seat(nursery: Nursery, state: SlotState) -> SlotGrafts:
+    """Return what has grown at the first slot, for training."""
+    grown = nursery.seat(state)[0]
+    assert grown is not None
+    return grown
 
 
 def stir(slots: list[Slot], nursery: Nursery) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from esper.kasmina.state import SlotState
 from esper.leyline.stages import SeedStage
 from esper.population.grafts import Grafts, graft
-from esper.population.nursery import Nursery
+from esper.population.nursery import NOBODY, Nursery
 from tests.population.seedlings import (
     ADD,
     CHANNELS,
@@ -19,9 +19,9 @@ from tests.population.seedlings import (
     MULTIPLY,
     make_nursery,
     make_state,
-    members,
     plain_slots,
     put,
+    seat,
     stir,
 )
 
@@ -51,25 +51,30 @@ def isolated(state: SlotState) -> SlotState:
     return state
 
 
-def grown(life: Life) -> tuple[SlotState, Nursery]:
+def grown(life: Life, *, spares: bool = False) -> tuple[SlotState, Nursery]:
     state = life(make_state(6))
-    nursery = make_nursery(6)
+    nursery = make_nursery(6, spares=spares)
+    if spares:
+        # Rows 3 and 5 leave, so that some places are empty, and not the last ones.
+        before = put(put(state, 3, "mlp"), 5, "mlp")
+        nursery.sync(before)
     nursery.sync(state)
     return state, nursery
 
 
+@pytest.mark.parametrize("spares", [False, True])
 @pytest.mark.parametrize("dim", [0, 1])
 @pytest.mark.parametrize("life", [mixed, alike, isolated])
-def test_values_and_gradients_are_those_of_plain_slots(life: Life, dim: int) -> None:
-    state, nursery = grown(life)
+def test_values_and_gradients_are_those_of_plain_slots(life: Life, dim: int, spares: bool) -> None:
+    state, nursery = grown(life, spares=spares)
     slots = plain_slots(state)
     stir(slots, nursery)
     h = torch.randn(6, 4, CHANNELS, dtype=torch.float64, requires_grad=True)
     plain_h = h.detach().clone().requires_grad_()
     weight = torch.randn(6, 4, CHANNELS, dtype=torch.float64)
-    joined = nursery.grafts(0, members(state), 6)
-    assert joined is not None
-    out = joined.join(h.transpose(0, dim), dim).transpose(0, dim)
+    out, rows_at = seat(nursery, state).join(h.transpose(0, dim), dim)
+    assert rows_at == dim
+    out = out.transpose(0, dim)
     expected = torch.stack([slot.train()(plain_h[row]) for row, slot in enumerate(slots)])
     torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)
     (out * weight).sum().backward()
@@ -80,6 +85,8 @@ def test_values_and_gradients_are_those_of_plain_slots(life: Life, dim: int) -> 
     for bed in nursery._beds.values():
         prefix = "gate." if bed.kind == -1 else "seed."
         for place, row in enumerate(bed.rows):
+            if row == NOBODY:
+                continue
             parameters = dict(slots[row].named_parameters())
             for name, leaf in bed.stack.leaves.items():
                 assert leaf.grad is not None
@@ -92,22 +99,20 @@ def test_values_and_gradients_are_those_of_plain_slots(life: Life, dim: int) -> 
 def test_isolated_rows_keep_the_hosts_value_to_the_bit() -> None:
     state, nursery = grown(isolated)
     stir(plain_slots(state), nursery)
-    joined = nursery.grafts(0, members(state), 6)
-    assert joined is not None
+    joined = seat(nursery, state)
     h = torch.randn(6, 4, CHANNELS, dtype=torch.float64)
-    assert torch.equal(joined.join(h, 0), h)
+    assert torch.equal(joined.join(h, 0)[0], h)
 
 
 def test_a_seed_that_is_not_finite_reaches_no_other_row() -> None:
-    state, nursery = grown(mixed)
+    state, nursery = grown(mixed, spares=True)
     stir(plain_slots(state), nursery)
-    joined = nursery.grafts(0, members(state), 6)
-    assert joined is not None
+    joined = seat(nursery, state)
 
     def run() -> tuple[Tensor, Tensor]:
         h = torch.linspace(-1, 1, 6 * 4 * CHANNELS, dtype=torch.float64).reshape(6, 4, CHANNELS)
         h.requires_grad_()
-        out = joined.join(h, 0)
+        out, _ = joined.join(h, 0)
         (gradient,) = torch.autograd.grad(out.square().sum(), h)
         return out.detach(), gradient
 
@@ -116,6 +121,9 @@ def test_a_seed_that_is_not_finite_reaches_no_other_row() -> None:
         for bed in nursery._beds.values():
             if row in bed.rows:
                 bed.stack.flat[bed.rows.index(row)] = torch.nan
+            for place, owner in enumerate(bed.rows):
+                if owner == NOBODY:
+                    bed.stack.flat[place] = torch.nan
         for before, after in zip(clean, run(), strict=True):
             others = [other for other in range(6) if other not in (0, 2)]
             assert torch.equal(before[others], after[others])
@@ -125,11 +133,10 @@ def test_a_seed_that_is_not_finite_reaches_no_other_row() -> None:
 def test_a_slot_is_left_from_inside_of_vmap() -> None:
     state, nursery = grown(mixed)
     stir(plain_slots(state), nursery)
-    joined = nursery.grafts(0, members(state), 6)
-    assert joined is not None
+    joined = seat(nursery, state)
     grafts: Grafts = (None, joined)
     h = torch.randn(6, 4, CHANNELS, dtype=torch.float64)
-    expected = joined.join(h, 0)
+    expected, _ = joined.join(h, 0)
 
     def inside(row: Tensor) -> Tensor:
         return graft(row, row, 1, grafts) * 2
@@ -143,7 +150,7 @@ def test_a_slot_is_left_from_inside_of_vmap() -> None:
     assert torch.equal(torch.vmap(lambda row: graft(row, row, 0, grafts))(h), h)
     # An activation that is the same for every row is spread out first.
     same_for_all = torch.vmap(lambda row: graft(h[0], row, 1, grafts))(h)
-    assert torch.equal(same_for_all, joined.join(h[0].expand(6, 4, CHANNELS), 0))
+    assert torch.equal(same_for_all, joined.join(h[0].expand(6, 4, CHANNELS), 0)[0])
 
 
 def test_outside_of_vmap_there_are_no_rows() -> None:

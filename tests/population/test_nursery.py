@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from esper.kasmina.blueprints.registry import BLUEPRINTS
 from esper.kasmina.seeding import draw_gate, draw_seed
-from esper.leyline.alpha import AlphaMode
 from esper.leyline.stages import SeedStage
 from esper.population.engine import RowWeights
-from esper.population.nursery import GATE as GATES
+from esper.population.nursery import NOBODY
+from esper.population.seats import BLENDED, EMPTY, ISOLATED
 from tests.plots import same
 from tests.population.seedlings import (
     CHANNELS,
@@ -21,8 +22,8 @@ from tests.population.seedlings import (
     clear,
     make_nursery,
     make_state,
-    members,
     put,
+    seat,
 )
 
 MLP, LORA = BLUEPRINTS.get("mlp"), BLUEPRINTS.get("lora")
@@ -84,83 +85,84 @@ def test_a_gate_follows_the_algorithm() -> None:
     assert nursery.sizes(state).tolist() == [[plain], [0]]
 
 
-def test_who_learns() -> None:
-    nursery = make_nursery(6)
-    state = make_state(6)
-    lives = [
-        (SeedStage.GERMINATED, {}),
-        (SeedStage.TRAINING, {}),
-        (SeedStage.BLENDING, {}),
-        (SeedStage.BLENDING, {"alpha": 0.0}),
-        (SeedStage.BLENDING, {"alpha_mode": AlphaMode.DOWN}),
-        (SeedStage.FOSSILIZED, {"alpha": 1.0}),
-    ]
-    for row, (stage, fields) in enumerate(lives):
-        state = put(state, row, "mlp", stage, **fields)
-    nursery.sync(state)
-    ((stack, entry),) = nursery.active(state)
-    assert len(stack) == 6
-    assert entry.active.flatten().tolist() == [False, True, True, False, False, True]
-
-
-def test_a_stack_in_which_nobody_learns_is_left_out() -> None:
-    nursery = make_nursery(2)
-    state = put(make_state(2), 0, "mlp", SeedStage.GERMINATED)
-    state = put(state, 1, "lora", alpha_mode=AlphaMode.DOWN)
-    nursery.sync(state)
-    assert nursery.active(state) == []
-
-
-def test_norms_of_a_gate_belong_to_those_of_its_seed() -> None:
-    nursery = make_nursery(4)
-    state = put(make_state(4), 0, "mlp", algorithm=GATE)
-    state = put(put(state, 1, "lora", algorithm=GATE), 2, "mlp")
-    state = put(state, 3, "mlp", algorithm=GATE)
-    nursery.sync(state)
-    stacks = nursery.active(state)
-    kinds = [entry.bed.kind for _, entry in stacks]
-    shared = {
-        (kinds[gates], kinds[seeds]): (here.tolist(), there.tolist())
-        for gates, seeds, here, there in nursery.shared(stacks)
-    }
-    rows = {entry.bed.kind: entry.bed.rows for _, entry in stacks}
-    assert rows[GATES] == [0, 1, 3]
-    assert rows[MLP.id] == [0, 2, 3]
-    assert shared == {(GATES, MLP.id): ([0, 2], [0, 2]), (GATES, LORA.id): ([1], [0])}
-
-
-def test_members_are_ordered_by_blueprint_and_by_their_place() -> None:
+def test_places_are_ordered_by_blueprint_and_seats_say_whose_they_are() -> None:
     nursery = make_nursery(5)
     state = make_state(5)
     for row, name in ((4, "mlp"), (1, "lora"), (0, "mlp"), (3, "mlp")):
-        state = put(state, row, name)
+        state = put(state, row, name, SeedStage.TRAINING if row == 3 else SeedStage.BLENDING)
         nursery.sync(state)
-    grown = nursery.grafts(0, members(state), 5)
-    assert grown is not None
-    assert grown.rows is not None
-    assert grown.rows.tolist() == [1, 4, 0, 3]
-    assert [(part.members.start, part.members.stop) for part in grown.parts] == [(0, 1), (1, 4)]
+    grown = seat(nursery, state)
+    assert grown.seats.rows.tolist() == [1, 4, 0, 3]
+    assert grown.seats.holder.tolist() == [2, 0, -1, 3, 1]
+    assert grown.seats.state.tolist() == [BLENDED, BLENDED, BLENDED, ISOLATED]
+    assert [part.count for part in grown.parts] == [1, 3]
     assert all(part.places is None for part in grown.parts)
-    # A part of a stack, and a row twice, as ablations ask for it.
-    again = nursery.grafts(0, members(state, [3, 2, 3]), 3)
-    assert again is not None
-    assert again.rows is not None
-    assert again.rows.tolist() == [0, 2]
-    assert again.parts[0].places is not None
-    assert again.parts[0].places.tolist() == [2, 2]
-    assert nursery.grafts(0, members(state, [2]), 1) is None
 
 
-def test_a_whole_population_in_order_needs_no_gathering() -> None:
-    nursery = make_nursery(2)
-    state = put(put(make_state(2), 0, "mlp"), 1, "mlp")
+def test_a_measurement_takes_rows_as_often_as_they_come() -> None:
+    nursery = make_nursery(5)
+    state = make_state(5)
+    for row, name in ((4, "mlp"), (1, "lora"), (0, "mlp"), (3, "mlp")):
+        state = put(state, row, name, algorithm=GATE if row == 4 else MULTIPLY)
     nursery.sync(state)
-    grown = nursery.grafts(0, members(state), 2)
+    rows, everybody = np.array([3, 2, 4, 3]), np.ones(4, dtype=bool)
+    grown = nursery.grafts(0, rows, everybody, state)
     assert grown is not None
-    assert grown.rows is None
-    assert grown.isolated is None
-    assert grown.multiplies is None
-    assert grown.gates is None
+    assert grown.seats.rows.tolist() == [0, 3, 2]
+    assert grown.seats.holder.tolist() == [0, -1, 2, 1]
+    assert grown.seats.gated.tolist() == [2]
+    assert grown.seats.gate.tolist() == [-1, -1, 0]
+    (part,) = grown.parts
+    assert part.places is not None
+    mlp = {bed.kind: bed for bed in nursery.beds}[MLP.id]
+    assert [mlp.rows[place] for place in part.places.tolist()] == [3, 3, 4]
+    one = nursery.grafts(0, rows, np.array([False, True, False, True]), state)
+    assert one is not None
+    assert one.seats.rows.tolist() == [3]
+    assert nursery.grafts(0, rows, np.zeros(4, dtype=bool), state) is None
+    assert nursery.grafts(0, np.array([2]), everybody[:1], state) is None
+
+
+def test_places_stay_while_seeds_come_and_go() -> None:
+    nursery = make_nursery(6, spares=True)
+    state = make_state(6)
+    for row in range(5):
+        state = put(state, row, "mlp", algorithm=GATE if row < 2 else MULTIPLY)
+    nursery.sync(state)
+    (gates, bed), moves = nursery.beds, nursery.moves
+    assert (len(gates.rows), len(bed.rows)) == (2, 6)
+    memory = bed.stack.flat.data_ptr()
+    seats = seat(nursery, state).seats
+    kept = nursery.read(4)
+    state = put(clear(clear(state, 1), 3), 5, "mlp", SeedStage.TRAINING)
+    nursery.sync(state)
+    assert nursery.moves == moves
+    assert bed.stack.flat.data_ptr() == memory
+    assert bed.rows == [0, 5, 2, NOBODY, 4, NOBODY]
+    assert seat(nursery, state).seats is seats
+    assert seats.holder.tolist() == [0, -1, 2, -1, 4, 1]
+    assert seats.state.tolist() == [BLENDED, ISOLATED, BLENDED, EMPTY, BLENDED, EMPTY]
+    assert seats.gated.tolist() == [0, -1]
+    assert seats.gate.tolist() == [0, -1, -1, -1, -1, -1]
+    assert same(nursery.read(4), kept)
+
+
+def test_empty_places_are_given_up_after_a_while() -> None:
+    nursery = make_nursery(6, spares=True)
+    state = make_state(6)
+    for row in range(6):
+        state = put(state, row, "mlp")
+    nursery.sync(state)
+    kept = nursery.read(4)
+    for row in (0, 1, 2, 3):
+        state = clear(state, row)
+    sizes = set()
+    for _ in range(12):
+        nursery.sync(state)
+        sizes.add(len(nursery.beds[0].rows))
+    assert sizes == {6, 2}
+    assert nursery.beds[0].rows == [4, 5]
+    assert same(nursery.read(4), kept)
 
 
 def test_rows_move_between_nurseries() -> None:

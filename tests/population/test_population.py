@@ -87,6 +87,26 @@ def test_reset_trains_and_validates_the_first_epoch() -> None:
         assert same(trees(population), first)
 
 
+@pytest.mark.parametrize("strategy", ["sequential", "stacked"])
+def test_reset_takes_new_seeds_for_the_rows(strategy: Strategy) -> None:
+    """Also by worker processes, in test_workers.py."""
+    population = make_population([TinyValues], 2, strategy)
+    expected = make_population([TinyValues], 2, strategy, row_seeds=[8, 9])
+    with populations(population, expected):
+        first = population.reset()
+        data = population._data[0]
+        again = population.reset([8, 9])
+        assert same(again.val_loss, expected.reset().val_loss)
+        assert not same(again.val_loss, first.val_loss)
+        assert population.row_seeds == [8, 9]
+        assert population.cohorts[0].keys == expected.cohorts[0].keys
+        assert population._data[0] is data
+        assert same(population.reset().val_loss, again.val_loss)
+        with pytest.raises(UsageError, match="row_seeds must have 2 entries, got 3"):
+            population.reset([1, 2, 3])
+        assert same(population.signals().val_loss, again.val_loss), "a refusal changes nothing"
+
+
 def test_rows_are_shared_out_among_tasks() -> None:
     population = make_population(rows=8)
     assert [population._task_of_row.count(index) for index in range(3)] == [3, 3, 2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import warnings
 
@@ -13,6 +14,7 @@ from esper.kasmina.garden import GardenConfig
 from esper.leyline.randomness import derive_seed
 from esper.leyline.stages import SeedStage
 from esper.population.population import Population
+from esper.population.sequential import one_thread
 from esper.tamiyo.controllers.choices import Choice
 from esper.tasks.task import Task
 from tests.plots import Script, same
@@ -176,3 +178,19 @@ def test_rows_without_a_plan_are_left_out() -> None:
         nothing, correct = engine.measure([everything[:0]] * 3)
         assert nothing.shape == (0, 10)
         assert correct is None
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_rows_run_with_one_thread_whatever_their_owner_has(fails: bool) -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with contextlib.suppress(KeyError), one_thread(torch.device("cpu")):
+            assert torch.get_num_threads() == 1
+            if fails:
+                raise KeyError
+        assert torch.get_num_threads() == 2
+        with one_thread(torch.device("meta")):
+            assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)

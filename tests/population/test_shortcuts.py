@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from esper.kasmina.blueprints import BLUEPRINTS
 from esper.population.shortcuts import shorten
 
 
@@ -26,6 +27,8 @@ MODULES: list[nn.Module] = [
     nn.AvgPool2d(2),
     Halved(3, 6),
     nn.Sequential(nn.Conv2d(6, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.ReLU(), nn.MaxPool2d(2)),
+    BLUEPRINTS.get("conv_light").build(6, "cnn"),
+    BLUEPRINTS.get("bottleneck").build(6, "cnn"),
 ]
 
 
@@ -75,3 +78,26 @@ def test_a_pool_that_also_returns_places_is_left_alone() -> None:
     pool = shorten(nn.MaxPool2d(2, return_indices=True))
     values, places = pool(torch.randn(2, 6, 4, 4))
     assert values.shape == places.shape
+
+
+def test_a_norm_takes_what_follows_it_along_unless_somebody_watches() -> None:
+    chain = nn.Sequential(nn.GroupNorm(2, 6), nn.ReLU(), nn.Conv2d(6, 6, 1), nn.GroupNorm(3, 6))
+    chain, x = chain.double(), torch.randn(2, 6, 4, 4, dtype=torch.float64)
+    expected = chain(x)
+    short = shorten(copy.deepcopy(chain))
+    assert torch.equal(short(x), expected)
+    seen: list[Tensor] = []
+    short[0].register_forward_hook(lambda module, args, out: seen.append(out))
+    assert torch.equal(short(x), expected)
+    assert torch.equal(seen[0], chain[0](x))
+    assert bool((seen[0] < 0).any())
+
+
+def test_a_residual_branch_is_the_sum_it_was() -> None:
+    for name in ("conv_small", "conv_heavy", "depthwise", "bottleneck"):
+        branch = BLUEPRINTS.get(name).build(6, "cnn").double()
+        with torch.no_grad():
+            for parameter in branch.parameters():
+                parameter.add_(0.1)
+        x = torch.randn(3, 6, 4, 4, dtype=torch.float64)
+        torch.testing.assert_close(shorten(copy.deepcopy(branch))(x), branch(x))

@@ -56,7 +56,7 @@ def test_leaves_are_views_of_the_flat_tensor() -> None:
 
 def test_networks_come_and_go() -> None:
     stack = make_stack(4)
-    stack.remove(1)
+    stack.arrange([0, 2, 3], 3)
     assert len(stack) == 3
     for place, seed in enumerate((0, 2, 3)):
         values, momentum = stack.read(place)
@@ -71,10 +71,27 @@ def test_networks_come_and_go() -> None:
     assert torch.equal(momentum["bias"], make_values(10)["bias"])
     stack.write(0, make_values(9), None)
     assert not bool(stack.momentum[0].any())
-    for _ in range(3):
-        stack.remove(0)
+    stack.arrange([2, 0], 4, make_values(7))
+    assert torch.equal(stack.read(0)[0]["bias"], make_values(3)["bias"])
+    for place in (2, 3):
+        values, momentum = stack.read(place)
+        assert torch.equal(values["weight"], make_values(7)["weight"])
+        assert not bool(momentum["weight"].any())
+    stack.arrange([], 0)
     assert len(stack) == 0
     assert stack.leaves["weight"].shape == (0, 3, 2)
+
+
+def test_leaves_may_have_a_precision_of_their_own() -> None:
+    stack = Stack(SHAPES, torch.float32, CPU, compute=torch.bfloat16)
+    stack.append(make_values(0), None)
+    assert all(leaf.dtype == torch.bfloat16 for leaf in stack.leaves.values())
+    assert torch.equal(stack.leaves["weight"][0], make_values(0)["weight"].bfloat16())
+    stack.flat += 1e-3
+    stack.refresh()
+    moved = (make_values(0)["weight"].float() + 1e-3).bfloat16()
+    assert torch.equal(stack.leaves["weight"][0], moved)
+    assert stack.read(0)[0]["weight"].dtype == torch.float32
 
 
 def test_what_is_read_is_a_copy() -> None:

@@ -15,8 +15,11 @@ from esper.kasmina.gates import GateConfig, blending_gate, is_healthy
 from esper.leyline.actions import LifecycleOp
 from esper.leyline.alpha import BlendStyle
 from esper.leyline.stages import SeedStage
+from esper.population import stacked
 from esper.population.ablations import compare
 from esper.population.cohort import Cohort
+from esper.population.nursery import NOBODY
+from esper.population.room import Room
 from esper.tasks import get_task
 from tests.population.plugins import OddSeed, odd_task, plugged_in
 from tests.population.worlds import (
@@ -40,8 +43,8 @@ ROWS = (4, 5, 6)
 
 def test_every_blueprint_and_style_gives_the_trajectory_of_rows_one_after_another() -> None:
     plain = make_population(rows=ROWS, precision="float64")
-    stacked = make_population(rows=ROWS, strategy="stacked", precision="float64")
-    with populations(plain, stacked):
+    together = make_population(rows=ROWS, strategy="stacked", precision="float64")
+    with populations(plain, together):
         script = explore(plain, STEPS, seed=1)
         explorer = script.explorer
         assert explorer.lived == {
@@ -49,7 +52,7 @@ def test_every_blueprint_and_style_gives_the_trajectory_of_rows_one_after_anothe
         }
         assert explorer.styles == {int(style) for style in BlendStyle}
         assert explorer.ops == {int(op) for op in LifecycleOp}
-        for here, there in zip(script.seen, script.replay(stacked), strict=True):
+        for here, there in zip(script.seen, script.replay(together), strict=True):
             for name in (
                 "stage",
                 "blueprint",
@@ -62,20 +65,20 @@ def test_every_blueprint_and_style_gives_the_trajectory_of_rows_one_after_anothe
             for name in ("val_loss", "val_score", "contribution", "grad_norm", "interaction"):
                 # Signals are single precision: what agrees to 1e-9 rounds to nearly the same.
                 assert_close(getattr(here, name), getattr(there, name), 2e-7, name)
-        assert_rows_agree(plain, stacked, 1e-9)
+        assert_rows_agree(plain, together, 1e-9)
 
 
 def test_in_single_precision_every_step_agrees_from_the_same_state() -> None:
     plain = make_population(rows=(3, 3, 2))
-    stacked = make_population(rows=(3, 3, 2), strategy="stacked")
-    with populations(plain, stacked):
+    together = make_population(rows=(3, 3, 2), strategy="stacked")
+    with populations(plain, together):
         script = explore(plain, 20, seed=2)
         plain.reset()
         for actions in script.actions:
-            stacked.restore(plain.snapshot())
+            together.restore(plain.snapshot())
             plain.step(actions)
-            stacked.step(actions)
-            assert_rows_agree(plain, stacked, 1e-4, least=1e-3)
+            together.step(actions)
+            assert_rows_agree(plain, together, 1e-4, least=1e-3)
 
 
 @pytest.mark.parametrize("rows", [7, 64])
@@ -117,24 +120,24 @@ def test_what_a_user_registered_is_stacked_as_it_is() -> None:
     with plugged_in(odd=OddSeed), warnings.catch_warnings():
         warnings.simplefilter("error")
         plain = make_population([odd_task()], 3, precision="float64")
-        stacked = make_population([odd_task()], 3, "stacked", precision="float64")
-        with populations(plain, stacked):
+        together = make_population([odd_task()], 3, "stacked", precision="float64")
+        with populations(plain, together):
             plain.reset()
-            stacked.reset()
-            before = read_row(stacked, 0).host
+            together.reset()
+            before = read_row(together, 0).host
             life = [germinate("odd", 0, style) for style in (0, 1, 3)]
             for choices in (life, [advance()] * 3, [], [advance()] * 3, [], []):
                 do(plain, *choices)
-                do(stacked, *choices)
-            assert stacked.cohorts[0].engine.is_stacked
-            assert (stacked.signals().stage == SeedStage.BLENDING).all()
-            assert_rows_agree(plain, stacked, 1e-9)
-            after = read_row(stacked, 0)
+                do(together, *choices)
+            assert together.cohorts[0].engine.is_stacked
+            assert (together.signals().stage == SeedStage.BLENDING).all()
+            assert_rows_agree(plain, together, 1e-9)
+            after = read_row(together, 0)
             for name in ("fixed.weight", "spare.weight"):
                 assert torch.equal(after.host[name], before[name])
             assert not torch.equal(after.host["body.0.weight"], before["body.0.weight"])
             assert torch.equal(after.seeds[0]["seed.spare"], torch.ones(3).double())
-            assert {name for name in read_row(stacked, 2).seeds[0] if "gate" in name} == {
+            assert {name for name in read_row(together, 2).seeds[0] if "gate" in name} == {
                 "seed.gate.weight",
                 "seed.gate.bias",
                 "gate.hidden.weight",
@@ -143,21 +146,21 @@ def test_what_a_user_registered_is_stacked_as_it_is() -> None:
                 "gate.out.bias",
             }
             host = plain.signals().host_params
-            assert torch.equal(host, stacked.signals().host_params)
+            assert torch.equal(host, together.signals().host_params)
 
 
 def test_a_slot_may_stand_before_every_parameter() -> None:
     with plugged_in():
         plain = make_population([odd_task(slot="stem")], 2, precision="float64")
-        stacked = make_population([odd_task(slot="stem")], 2, "stacked", precision="float64")
-        with populations(plain, stacked):
+        together = make_population([odd_task(slot="stem")], 2, "stacked", precision="float64")
+        with populations(plain, together):
             plain.reset()
-            stacked.reset()
+            together.reset()
             for choices in ([germinate("mlp")], [advance()], [], [advance()], []):
                 do(plain, *choices)
-                do(stacked, *choices)
-            assert float(stacked.signals().alpha[0, 0]) > 0
-            assert_rows_agree(plain, stacked, 1e-9)
+                do(together, *choices)
+            assert float(together.signals().alpha[0, 0]) > 0
+            assert_rows_agree(plain, together, 1e-9)
 
 
 def test_attention_without_a_batching_rule_does_not_warn() -> None:
@@ -243,3 +246,17 @@ def test_constants_of_a_users_modules_follow_into_bf16() -> None:
 def assert_near(one: Tensor, other: Tensor, tolerance: float) -> None:
     assert torch.equal(torch.isnan(one), torch.isnan(other))
     assert float((one.double() - other.double()).nan_to_num().abs().max()) <= tolerance
+
+
+def test_empty_places_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = make_population([TinyImages], 6, "stacked", precision="float64")
+    with populations(whole):
+        script = explore(whole, 8, seed=2)
+        monkeypatch.setattr(stacked, "Room", lambda **sizes: Room(**{**sizes, "spares": True}))
+        spacious = make_population([TinyImages], 6, "stacked", precision="float64")
+        with populations(spacious):
+            script.replay(spacious)
+            engine = spacious.cohorts[0].engine
+            assert isinstance(engine, stacked.StackedEngine)
+            assert any(NOBODY in bed.rows for bed in engine._nursery.beds)
+            assert_rows_agree(whole, spacious, 1e-9)

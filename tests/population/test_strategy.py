@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 
 import pytest
 import torch
 
 from esper.leyline.errors import EsperWarning, UsageError
 from esper.population.config import PopulationConfig, Strategy
+from esper.population.engine import StrategyError
+from esper.population.pool import usable_cores
 from esper.population.population import Population
 from esper.population.strategy import (
+    count_processes,
     find_slots,
     pick_strategy,
     stacking_problem,
@@ -31,13 +35,15 @@ from tests.population.worlds import (
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 PLAIN = PopulationConfig()
+TWO = PopulationConfig(workers=2)
 
 
 @pytest.mark.parametrize(
     ("asked", "device", "config", "picked", "reason"),
     [
         ("auto", CUDA, PLAIN, "stacked", "on an accelerator stacked rows share every kernel"),
-        ("auto", CPU, PLAIN, "sequential", "on a CPU plain convolutions one row at a time"),
+        ("auto", CPU, TWO, "workers", "on a CPU rows run one after another, here in 2 processes"),
+        ("auto", CPU, PLAIN.replace(workers=1), "sequential", "there is one core for all rows"),
         (
             "auto",
             CUDA,
@@ -45,31 +51,59 @@ PLAIN = PopulationConfig()
             "sequential",
             "the shadow pass is not stacked",
         ),
+        ("auto", CPU, TWO.replace(training_mode="shadow"), "workers", "on a CPU rows"),
         ("stacked", CPU, PLAIN, "stacked", "it was asked for"),
+        ("sequential", CPU, PLAIN, "sequential", "it was asked for"),
         ("workers", CPU, PLAIN, "workers", "it was asked for"),
     ],
 )
 def test_what_is_picked_and_why(
     asked: Strategy, device: torch.device, config: PopulationConfig, picked: Strategy, reason: str
 ) -> None:
-    found, why = pick_strategy(asked, device, config)
+    found, why = pick_strategy(asked, device, config, rows=8, samples=10**7)
     assert found == picked
     assert why.startswith(reason)
 
 
+def test_processes_are_started_only_for_work_that_is_worth_it() -> None:
+    assert pick_strategy("auto", CPU, TWO, rows=1, samples=10**9) == (
+        "sequential",
+        "there is one row",
+    )
+    assert pick_strategy("auto", CPU, TWO, rows=2, samples=9_000) == (
+        "sequential",
+        "an episode of 9,000 samples is not worth starting processes",
+    )
+    running = pick_strategy("auto", CPU, TWO, rows=2, samples=9_000, has_processes=True)
+    assert running[0] == "workers"
+    assert count_processes(TWO, 1) == 1
+    assert count_processes(TWO, 9) == 2
+    assert count_processes(PLAIN, 10**6) == usable_cores() > 0
+
+
+def test_a_process_that_may_have_no_children_starts_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)  # type: ignore[attr-defined]
+    found, why = pick_strategy("auto", CPU, TWO, rows=8, samples=10**7)
+    assert (found, why) == ("sequential", "a daemonic process may not start others")
+    population = make_population([TinyValues], 2, "workers", workers=2)
+    with pytest.raises(StrategyError, match="daemonic process, which may not start others"):
+        population.reset()
+
+
 def test_a_population_says_what_it_picked(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="esper.population"):
-        population = Population(TinyValues(), 2, device="cpu")
-    assert population.strategy == "sequential"
-    assert "one row at a time" in population.reason
-    assert f"population of 2 rows runs sequential: {population.reason}" in caplog.text
+        small = Population(TinyValues(), 2, device="cpu", config=TWO)
+        large = Population("digits", 8, device="cpu", config=TWO)
+    assert (small.strategy, large.strategy) == ("sequential", "workers")
+    assert f"population of 2 rows runs sequential: {small.reason}" in caplog.text
+    assert f"population of 8 rows runs workers: {large.reason}" in caplog.text
 
 
 def test_what_cannot_be_is_refused_in_one_line() -> None:
     with pytest.raises(UsageError, match=r"must be one of auto, .*, got 'fast'"):
-        pick_strategy("fast", CPU, PLAIN)  # type: ignore[arg-type]
+        pick_strategy("fast", CPU, PLAIN, rows=2, samples=9)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"'workers' runs on the CPU, but the device is cuda"):
-        pick_strategy("workers", CUDA, PLAIN)
+        pick_strategy("workers", CUDA, PLAIN, rows=2, samples=9)
 
 
 @pytest.mark.parametrize("task", MIXED)

@@ -9,7 +9,8 @@ import pytest
 
 from esper.leyline.errors import CheckpointError
 from esper.leyline.history import EpochRecord, RunSummary
-from esper.report.page import render_report, write_report
+from esper.report.page import render_report
+from esper.report.shell import write_report
 from tests.report.runs import (
     COMMAND,
     CONFIG,

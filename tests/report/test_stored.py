@@ -90,7 +90,7 @@ def test_alarms_are_rows_with_their_advice(tmp_path: Path) -> None:
     assert "\x07" not in page
 
 
-def test_training_is_counted_not_listed(tmp_path: Path) -> None:
+def test_training_has_a_page_of_its_own_that_stays_small(tmp_path: Path) -> None:
     row = RunRow(kind="train", task="digits", rounds=50, command="esper train")
     with open_store(tmp_path / "run", row, sinks=(), watch=False) as store:
         for number in range(20):
@@ -99,7 +99,7 @@ def test_training_is_counted_not_listed(tmp_path: Path) -> None:
                 {"round": number, "row": list(range(500)), "step": 1, "op": ["WAIT"] * 500},
             )
     page = report_run(tmp_path / "run").read_text()
-    assert "A run of esper train on digits" in page
+    assert "A controller trained on digits" in page
     assert "10,000" in page
     assert len(page) < 100_000
 

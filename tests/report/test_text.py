@@ -10,7 +10,9 @@ from esper.report.text import (
     format_contribution,
     format_count,
     format_duration,
+    format_measure,
     format_number,
+    format_share,
     shortened,
     visible,
     width_in_em,
@@ -93,3 +95,30 @@ def test_counts_and_durations() -> None:
 
 def test_wide_characters_need_more_room() -> None:
     assert width_in_em("深") > width_in_em("a")
+
+
+@pytest.mark.parametrize(
+    ("part", "whole", "text"),
+    [
+        (0.0, 1.0, "0 %"),
+        (1.0, 1.0, "100 %"),
+        (0.06, 1.0, "6.0 %"),
+        (0.9999, 1.0, "99.99 %"),
+        (0.99999, 1.0, "100 %"),
+        (0.00001, 1.0, "0 %"),
+        (1, 300, "0.33 %"),
+        (None, 1.0, "not measured"),
+        (1.0, 0.0, "not measured"),
+        (math.inf, 1.0, "not finite"),
+    ],
+)
+def test_shares_tell_more_close_to_their_ends(part: float | None, whole: float, text: str) -> None:
+    assert format_share(part, whole) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "not measured"), (math.nan, "not finite"), (0.0001, "1.0e−4"), (-0.0, "0.000")],
+)
+def test_measures_of_any_size_are_short(value: float | None, text: str) -> None:
+    assert format_measure(value) == text

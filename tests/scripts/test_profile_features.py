@@ -2,8 +2,8 @@ import json
 
 import pytest
 
-from esper.scripts.imagined_hosts import middle_aged_hosts
-from esper.scripts.profile_features import main, time_extraction, where_time_goes
+from esper.kasmina.imagined_hosts import middle_aged_hosts
+from esper.scripts.profile_features import main, where_time_goes
 
 
 def test_it_prints_costs_ratio_and_shares(capsys: pytest.CaptureFixture[str]) -> None:
@@ -33,19 +33,5 @@ def test_a_wrong_request_is_refused(
 
 
 def test_shares_are_sorted() -> None:
-    shares = [share for _, share in where_time_goes(middle_aged_hosts(4, epochs=2), calls=5)]
+    shares = [share for _, share in where_time_goes(middle_aged_hosts(4, epochs=2).signals(), 5)]
     assert shares == sorted(shares, reverse=True)
-
-
-def test_extraction_is_many_times_faster_than_the_reference() -> None:
-    """The promise is 15 times and 10 us per row; a shared machine is given some room here."""
-    timing = time_extraction(middle_aged_hosts(64), turns=10)
-    assert timing.ratio > 10
-    assert timing.extraction_us < 20
-
-
-@pytest.mark.slow
-def test_extraction_keeps_its_promise() -> None:
-    timing = time_extraction(middle_aged_hosts(64), turns=50)
-    assert timing.ratio >= 15
-    assert timing.extraction_us <= 10

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from esper.cli.output import err_console, out_console, print_json, safe
 from esper.leyline.errors import UsageError
 
-_TARGETS = ("engine", "observation", "policy", "update")
 _STRATEGIES = ("sequential", "stacked", "workers")
 _PRECISIONS = ("fp32", "bf16")
 _DEVICES = ("auto", "cpu", "cuda")
@@ -20,7 +20,12 @@ examples:
   esper bench                                  the population engine, on the best device here
   esper bench engine --device cuda --rows 16 64 256 --json
   esper bench engine --device cpu --task digits --rows 2
+  esper bench observation                      what the controller sees, against plain Python
+  esper bench policy --rows 16                 how the controller acts and learns
 """
+
+_POLICY_WIDTH = 512
+_ENGINE_ONLY = ("task", "strategy", "precision", "batch_size", "samples", "reference_rows")
 
 
 def add_parser(verbs: Any) -> None:
@@ -28,17 +33,18 @@ def add_parser(verbs: Any) -> None:
     parser = verbs.add_parser(
         "bench",
         help="measure throughput on this machine, with ratios against a reference",
-        description="Measure how fast Esper is here. Networks train on random bytes in the shape "
-        "of the task's data: throughput does not depend on what they show.",
+        description="Measure how fast Esper is here: the population engine (networks train on "
+        "random bytes in the shape of the task's data, since throughput does not depend on what "
+        "they show), the controller's observation, or its policy.",
         epilog=_EPILOG,
     )
     parser.add_argument(
         "target",
         nargs="?",
         default="engine",
-        choices=_TARGETS,
+        choices=tuple(_BENCHES),
         metavar="TARGET",
-        help=f"what to measure: {', '.join(_TARGETS)} (default: engine)",
+        help=f"what to measure: {', '.join(_BENCHES)} (default: engine)",
     )
     parser.add_argument("--device", choices=_DEVICES, default="auto", help="where to measure")
     parser.add_argument(
@@ -46,7 +52,7 @@ def add_parser(verbs: Any) -> None:
         type=_count,
         nargs="+",
         metavar="N",
-        help="rows of a population (default: 16 and 64 on CUDA, 2 on the CPU)",
+        help="rows at once (default: 16 and 64 on CUDA, 2 on the CPU; observation 64; policy 16)",
     )
     parser.add_argument(
         "--task",
@@ -79,7 +85,17 @@ def add_parser(verbs: Any) -> None:
         help="samples of an epoch (default: the task's)",
     )
     parser.add_argument(
-        "--steps", type=_count, metavar="N", help="timed steps (default: 3 on CUDA, 2 on the CPU)"
+        "--steps",
+        type=_count,
+        metavar="N",
+        help="timed steps of the engine (default: 3 on CUDA, 2 on the CPU); steps of the policy's "
+        "episodes (default: 150)",
+    )
+    parser.add_argument(
+        "--rounds",
+        type=_count,
+        metavar="N",
+        help="how often observation and policy take turns with their reference (default: 30, 9)",
     )
     parser.add_argument(
         "--reference-rows",
@@ -93,12 +109,12 @@ def add_parser(verbs: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Measure the target and print what was found."""
-    if options.target == "engine":
-        return _bench_engine(options)
-    raise UsageError(
-        f"`esper bench {options.target}` is not there yet, only `esper bench engine` is; "
-        "in a checkout of the repository `python -m benchmarks` lists what else can be measured"
-    )
+    strays = [name for name in _ENGINE_ONLY if getattr(options, name)]
+    if options.target != "engine" and strays:
+        option = strays[0].replace("_", "-")
+        raise UsageError(f"--{option} is for `esper bench engine`; leave it out")
+    code: int = _BENCHES[options.target](options)
+    return code
 
 
 def _bench_engine(options: argparse.Namespace) -> int:
@@ -129,11 +145,7 @@ def _bench_engine(options: argparse.Namespace) -> int:
     ]
     if options.json:
         document = {
-            "target": "engine",
-            "device": device,
-            "machine": _machine(device),
-            "torch": torch.__version__,
-            "threads": torch.get_num_threads(),
+            **_about("engine", device),
             "data": "random bytes",
             "matmul_tflops": {name: rate / 1e12 for name, rate in rates.items()},
             "results": found,
@@ -184,6 +196,67 @@ def _cases(options: argparse.Namespace, device: str) -> list[Any]:
     return cases
 
 
+def _bench_observation(options: argparse.Namespace) -> int:
+    from esper.kasmina.imagined_hosts import middle_aged_hosts
+    from esper.tamiyo.policy.timing import time_extraction
+
+    if options.device == "cuda":
+        raise UsageError("the readable reference is plain Python; use --device cpu")
+    found = [
+        asdict(time_extraction(middle_aged_hosts(rows).signals(), options.rounds or 30))
+        for rows in options.rows or (64,)
+    ]
+    if options.json:
+        print_json({**_about("observation", "cpu"), "results": found})
+        return 0
+    reference = "ratio: against the readable reference, row by row from plain floats"
+    _print_table(f"Observation on {_machine('cpu')} ({reference})", _EXTRACTION, found)
+    return 0
+
+
+def _bench_policy(options: argparse.Namespace) -> int:
+    import torch
+
+    from esper.kasmina.imagined_hosts import random_lives
+    from esper.tamiyo.networks.recurrent_ppo import find_reference
+    from esper.tamiyo.networks.throughput import PolicyWork, compare_captured, compare_policies
+
+    device, rounds = _choose_device(options.device), options.rounds or 9
+    steps, progress, left_out = options.steps or 150, err_console(), ""
+    found: list[dict[str, Any]] = []
+    for rows in options.rows or (16,):
+        progress.print(safe(f"measuring {rows} rows, {steps} steps an episode"))
+        torch.manual_seed(0)
+        ours = PolicyWork(random_lives(rows, steps), _POLICY_WIDTH, device)
+        reference, left_out = find_reference(ours)
+        results = compare_policies(ours, reference, rounds=rounds)
+        if device == "cuda":
+            results.append(compare_captured(ours, rounds=rounds))
+        found += [{"rows": rows, **result.to_mapping()} for result in results]
+    if left_out:
+        progress.print(safe(left_out))
+    if options.json:
+        settings = {"steps": steps, "hidden": _POLICY_WIDTH, "left_out": left_out or None}
+        print_json({**_about("policy", device), **settings, "results": found})
+        return 0
+    title = f"Policy on {_machine(device)}: {steps} steps an episode, hidden {_POLICY_WIDTH}"
+    _print_table(title, _POLICY, found)
+    return 0
+
+
+def _about(target: str, device: str) -> dict[str, Any]:
+    """Return where a measurement was made."""
+    import torch
+
+    return {
+        "target": target,
+        "device": device,
+        "machine": _machine(device),
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+    }
+
+
 def _choose_device(asked: str) -> str:
     import torch
 
@@ -231,6 +304,33 @@ _PHASES: tuple[Column, ...] = (
 )
 
 
+_EXTRACTION: tuple[Column, ...] = (
+    ("rows", "rows", lambda value: f"{value}"),
+    ("slots", "slots", lambda value: f"{value}"),
+    ("occupied", "occupied", lambda value: f"{100 * value:.0f}%"),
+    ("us per row", "extraction_us", lambda value: f"{value:.2f}"),
+    ("reference", "reference_us", lambda value: f"{value:.1f}"),
+    ("ratio", "ratio", lambda value: f"{value:.1f}"),
+)
+
+_WORK = {
+    "step": "step of a rollout",
+    "plain_step": "step by get_action",
+    "update": "forward + backward",
+    "captured_step": "step, CUDA graph",
+}
+
+_POLICY: tuple[Column, ...] = (
+    ("rows", "rows", lambda value: f"{value}"),
+    ("work", "work", lambda value: _WORK[value]),
+    ("ms", "esper_ms", lambda value: f"{value:.3f}"),
+    ("reference ms", "reference_ms", lambda value: f"{value:.3f}"),
+    ("ratio", "ratio", lambda value: f"{value:.2f}"),
+    ("CPU ratio", "cpu_ratio", lambda value: f"{value:.2f}"),
+    ("against", "reference", str),
+)
+
+
 def _print_table(title: str, columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> None:
     from rich import box
     from rich.table import Table
@@ -251,3 +351,11 @@ def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number from 1, got {text!r}")
     return int(text)
+
+
+_BENCHES: dict[str, Callable[[argparse.Namespace], int]] = {
+    "engine": _bench_engine,
+    "observation": _bench_observation,
+    "policy": _bench_policy,
+}
+"""What can be measured, by the name it is asked for."""

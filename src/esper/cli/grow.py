@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
+from esper.cli.interruption import INTERRUPTED, stop_signals
 from esper.cli.output import err_console, out_console, points, print_json, safe
 
 _EPILOG = """\
@@ -97,7 +94,7 @@ def run(options: argparse.Namespace) -> int:
     """Carry out the command."""
     from esper.cli.view import GrowthView, alarm_line
     from esper.growth.export import check_format
-    from esper.growth.folder import RunFolder
+    from esper.growth.folder import GrowthFolder
     from esper.growth.recording import (
         record_history,
         record_interruption,
@@ -108,7 +105,7 @@ def run(options: argparse.Namespace) -> int:
 
     if options.export:
         check_format(options.export)
-    folder = RunFolder(options.out)
+    folder = GrowthFolder(options.out)
     state = None
     if options.resume:
         _refuse_changes(options)
@@ -151,7 +148,7 @@ def run(options: argparse.Namespace) -> int:
             record_history(store, growing)
         if not _carry_out(growing, folder, store, view, options, command):
             record_interruption(store, growing)
-            return 130
+            return INTERRUPTED
         _finish(growing, folder, store, options)
     return 0
 
@@ -248,7 +245,7 @@ def _carry_out(
     from esper.growth.recording import record_newest
 
     epochs = growing.config.epochs
-    with _stop_signals() as stopped, view:
+    with stop_signals() as stopped, view:
         for record in growing.epochs():
             view.show(record, _reasons(growing, record, options))
             record_newest(store, growing)
@@ -386,21 +383,3 @@ def _seed_table(grown: Any) -> Any:
             shown,
         )
     return table
-
-
-@contextmanager
-def _stop_signals() -> Iterator[list[int]]:
-    """Within the block SIGINT and SIGTERM are noted, and the epoch in progress is finished."""
-    noted: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        if noted:
-            raise KeyboardInterrupt
-        noted.append(number)
-
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield noted
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

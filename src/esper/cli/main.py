@@ -20,6 +20,7 @@ _DESCRIPTION = "Grow neural networks while they train."
 _EPILOG = """\
 examples:
   esper grow --task digits --out runs/first     grow the embedded digits network
+  esper train digits --out runs/tamiyo          train a controller on many such networks
   esper tasks                                   what can be grown here
   esper blueprints                              what it can be grown with
 """
@@ -27,12 +28,12 @@ examples:
 
 def build_parser() -> Parser:
     """Return the parser of the whole command line."""
-    from esper.cli import bench, blueprints, doctor, grow, query, report, runs, tasks
+    from esper.cli import bench, blueprints, doctor, grow, query, report, runs, tasks, train
 
     parser = Parser(prog="esper", description=_DESCRIPTION, epilog=_EPILOG)
     parser.add_argument("--version", action="version", version=f"esper {__version__}")
     verbs = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for verb in (grow, report, runs, query, tasks, blueprints, bench, doctor):
+    for verb in (grow, train, report, runs, query, tasks, blueprints, bench, doctor):
         verb.add_parser(verbs)
     return parser
 
@@ -40,6 +41,7 @@ def build_parser() -> Parser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     from esper.leyline.errors import DataError, EsperError, UsageError
+    from esper.leyline.process import keep_freed_memory
 
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
@@ -47,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.arguments = given
         if not getattr(options, "needs_no_torch", False):
             _limit_threads()
+            keep_freed_memory()
         with _plain_warnings():
             code: int = options.run(options)
         sys.stdout.flush()

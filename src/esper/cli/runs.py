@@ -11,6 +11,7 @@ from esper.cli.output import err_console, out_console, points, print_json, safe
 
 _ROOT = "runs"
 
+_NUMBERS = ("progress", "score", "gain", "written")
 _STYLES = {"running": "cyan", "interrupted": "yellow", "finished": "green", "damaged": "red"}
 
 
@@ -37,7 +38,9 @@ def run(options: argparse.Namespace) -> int:
         print_json({"root": _text(root), "runs": [describe(entry) for entry in entries]})
     elif not entries:
         err_console().print(
-            safe(f"there are no runs in {_text(root)}; start one with `esper grow`")
+            safe(
+                f"there are no runs in {_text(root)}; start one with `esper grow` or `esper train`"
+            )
         )
     else:
         print_table(entries)
@@ -56,13 +59,13 @@ def print_table(entries: list[Any]) -> None:
     from rich.text import Text
 
     table = Table(title="Runs", title_justify="left")
-    columns = ["run", "state", "task", "controller", "progress", "score", "written"]
+    columns = ["run", "state", "task", "controller", "progress", "score", "gain", "written"]
     has_notes = any(entry.note for entry in entries)
     for column in columns + ["note"] * has_notes:
         table.add_column(
             column,
-            justify="right" if column in ("progress", "score", "written") else "left",
-            no_wrap=column in ("state", "progress", "score", "written"),
+            justify="right" if column in _NUMBERS else "left",
+            no_wrap=column in ("state", *_NUMBERS),
             overflow="fold",
         )
     for entry in entries:
@@ -73,6 +76,7 @@ def print_table(entries: list[Any]) -> None:
             safe(_short(entry.controller or "", 40)),
             _progress(entry),
             points(entry.score),
+            "–" if entry.gain is None else f"{entry.gain:+.2f}",
             _age(entry.age_s),
         ]
         table.add_row(*row, *[safe(_short(entry.note or "", 120))] * has_notes)

@@ -169,10 +169,11 @@ def decision_line(epoch: int, decision: DecisionRecord) -> Text:
     return safe(" ".join(words))
 
 
-def alarm_line(alarm: AlarmRow) -> str:
-    """Return an alarm in one line: what is wrong, and what to try."""
+def alarm_line(alarm: AlarmRow, *, unit: str = "epoch") -> str:
+    """Return an alarm in one line: when (by epoch or round), what is wrong, and what to try."""
     parts = [alarm.message or str(alarm.monitor)]
     if alarm.advice:
         parts.append(alarm.advice)
     word = "alarm" if alarm.state == "raised" else "alarm over"
-    return f"epoch {alarm.step}: {word} ({alarm.severity}): {'. '.join(parts)}"
+    when = alarm.round if unit == "round" else alarm.step
+    return f"{unit} {when}: {word} ({alarm.severity}): {'. '.join(parts)}"

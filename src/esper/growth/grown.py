@@ -9,12 +9,12 @@ from pathlib import Path
 
 from torch import nn
 
-from esper.growth.versions import software_versions
 from esper.kasmina.contribution import Contributions
 from esper.kasmina.garden import Garden
 from esper.leyline.architecture import ModuleRecord
 from esper.leyline.config import Config
 from esper.leyline.history import EpochRecord, RunSummary
+from esper.nissa.machine import software_versions
 from esper.report import growth_picture, render_report, write_report
 
 

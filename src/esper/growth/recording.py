@@ -7,18 +7,14 @@ an uninterrupted one does.
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
-
-import torch
 
 from esper.growth.grown import Grown
 from esper.growth.run import GrowthRun
-from esper.growth.versions import software_versions
 from esper.kasmina.contribution import Contributions, Estimate
 from esper.nissa import EventKind, RunRow, RunStore, record_epoch
+from esper.nissa.machine import gpu_memory_share, resident_bytes, software_versions
 from esper.nissa.schema import ContributionRow
 
 
@@ -70,8 +66,8 @@ def record_newest(store: RunStore, run: GrowthRun) -> None:
         run.history,
         host_parameters=run.parameters_before,
         ablate_every=run.config.gardener.ablate_every,
-        memory_bytes=_resident_bytes(),
-        gpu_memory_share=_gpu_share(run.device),
+        memory_bytes=resident_bytes(),
+        gpu_memory_share=gpu_memory_share(run.device),
     )
 
 
@@ -127,18 +123,3 @@ def _contribution_rows(grown: Grown) -> Iterator[ContributionRow]:
     )
     for kind, (slot, other), found in pairs:
         yield row(kind, found, slot, other)
-
-
-def _resident_bytes() -> int | None:
-    try:
-        pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
-    except (OSError, ValueError, IndexError):
-        return None
-    return int(pages) * os.sysconf("SC_PAGE_SIZE")
-
-
-def _gpu_share(device: torch.device) -> float | None:
-    if device.type != "cuda":
-        return None
-    free, total = torch.cuda.mem_get_info(device)
-    return 1.0 - free / total

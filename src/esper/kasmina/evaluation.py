@@ -1,13 +1,16 @@
 """Scoring a garden: as it is, and with every distinct on/off configuration of its seeds.
 
 An evaluator returns per-sample results, so that contributions can be compared sample by sample.
-Where Esper owns the batches, all configurations of a batch run in one fused pass; through a user's
-own function they are separate calls.
+Where Esper owns the batches, all configurations of a batch run in one pass that shares what they
+have in common (`esper.kasmina.branching`), or side by side where the model does not allow that;
+through a user's own function they are separate calls.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, runtime_checkable
@@ -16,10 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.ablation import participating, plan_ablations
+from esper.kasmina.branching import BranchingError, branching
 from esper.kasmina.contribution import Contributions, estimate_contributions, values_in_points
 from esper.kasmina.garden import Garden
 from esper.kasmina.placement import call_arguments, evaluating
-from esper.leyline.errors import NonFiniteError, UsageError
+from esper.leyline.errors import EsperWarning, NonFiniteError, UsageError
 
 Objective = Callable[[Any, Any], tuple[Tensor, Tensor | None]]
 """Per-sample objective: (outputs, targets) -> (loss [B], correct [B] in 0 to 1, or None)."""
@@ -27,10 +31,13 @@ Objective = Callable[[Any, Any], tuple[Tensor, Tensor | None]]
 Evaluate = Callable[[nn.Module], tuple[Tensor, Tensor | None]]
 """A user's evaluation: model -> (loss [M], correct [M] or None), samples in a fixed order."""
 
-_FUSED_SAMPLES_CPU = 512
-"""Samples a fused pass may hold on the CPU: one giant batch leaves the caches and is slower."""
+_CACHED_VALUES = 2**22
+"""Values at a slot that a pass on the CPU should hold: larger batches leave the caches."""
 
-_FUSED_SAMPLES_ACCELERATOR = 16_384
+_LEAST_SAMPLES, _MOST_SAMPLES = 256, 2048
+"""Samples that a pass on the CPU holds at its widest, however large or small a sample is."""
+
+_SAMPLES_ON_ACCELERATOR = 16_384
 
 
 @runtime_checkable
@@ -63,7 +70,7 @@ class FunctionEvaluator:
 
 
 class BatchEvaluator:
-    """Batches in a fixed order with a per-sample objective: all configurations in fused passes."""
+    """Batches in a fixed order with a per-sample objective: all configurations in shared passes."""
 
     def __init__(
         self,
@@ -87,14 +94,26 @@ class BatchEvaluator:
         self._precision = precision
         self._refuses_non_finite = refuses_non_finite
         self._fuses = True
+        self._problems: dict[tuple[type, tuple[str, ...]], str] = {}
+
+    @property
+    def problem(self) -> str | None:
+        """Why some configurations did not share their passes; None while all do.
+
+        The results are the same; they take longer.
+        """
+        return next(iter(self._problems.values()), None)
 
     def measure(self, garden: Garden, configurations: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return loss [K, M] and correctness [K, M] (or None) for configurations [K, S]."""
         losses: list[Tensor] = []
         corrects: list[Tensor] = []
         with evaluating(garden), torch.no_grad():
+            mixer = _batch_mixer(garden) if len(configurations) > 1 else None
             for inputs, targets in self._batches:
-                loss, correct = self._measure_batch(garden, configurations, inputs, targets)
+                loss, correct = self._measure_batch(garden, configurations, inputs, targets, mixer)
+                if self._refuses_non_finite:
+                    _refuse_unusable(loss)
                 losses.append(loss)
                 if correct is not None:
                     corrects.append(correct)
@@ -103,21 +122,83 @@ class BatchEvaluator:
         return torch.cat(losses, 1), torch.cat(corrects, 1) if corrects else None
 
     def _measure_batch(
-        self, garden: Garden, configurations: Tensor, inputs: Any, targets: Any
+        self, garden: Garden, configurations: Tensor, inputs: Any, targets: Any, mixer: str | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Run one batch, with as many configurations at a time as a pass should hold."""
-        leaves = list(_tensors(inputs))
-        first = next(itertools.chain(_tensors(targets), leaves), None)
-        if first is None or first.dim() == 0:
+        """Run one batch in all configurations, shared if the model allows it."""
+        leaves = [*_tensors(targets), *_tensors(inputs)]
+        if not leaves or leaves[0].dim() == 0:
             raise UsageError("a validation batch must hold tensors with one entry per sample")
-        samples = len(first)
-        # Something that all samples share cannot be repeated for several configurations; then each
+        samples = len(leaves[0])
+        # Something that all samples share can be neither repeated nor cut; then each configuration
         # has a pass of its own. It stays so: in a short batch the sizes may agree by chance.
         self._fuses &= all(leaf.dim() > 0 and len(leaf) == samples for leaf in leaves)
-        limit = _FUSED_SAMPLES_CPU if first.device.type == "cpu" else _FUSED_SAMPLES_ACCELERATOR
-        at_once = max(1, limit // max(samples, 1)) if self._fuses else 1
+        limit = pass_samples(garden, leaves[0].device)
+        if len(configurations) == 1 or samples == 0:
+            return self._measure_apart(garden, configurations, inputs, targets, samples, limit)
+        if mixer is not None or not self._fuses:
+            found = self._measure_apart(garden, configurations, inputs, targets, samples, 1)
+            shared = "inputs or targets hold a tensor without one entry per sample"
+            self._note(garden, configurations, mixer or shared)
+            return found
+        problem = self._problems.get(_key(garden, configurations))
+        if problem is None:
+            try:
+                return self._measure_shared(garden, configurations, inputs, targets, samples, limit)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:
+                # Whatever a model of a user's raises when its batch becomes longer inside it. If
+                # that is not the reason, the plain pass raises the same, and that is what counts.
+                reason = " ".join(str(error).split()) or type(error).__name__
+                problem = (
+                    f"the model cannot go on with a batch that grows at a slot ({reason}); slots "
+                    "at the end of whole blocks avoid this"
+                )
+        found = self._measure_apart(garden, configurations, inputs, targets, samples, limit)
+        self._note(garden, configurations, problem)
+        return found
+
+    def _measure_shared(
+        self,
+        garden: Garden,
+        configurations: Tensor,
+        inputs: Any,
+        targets: Any,
+        samples: int,
+        limit: int,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Run all configurations in one pass, over as many samples at a time as it should hold."""
         losses, corrects = [], []
-        for part in configurations.split(at_once):
+        passes = -(-samples * len(configurations) // limit)
+        bounds = [samples * number // passes for number in range(passes + 1)]
+        for start, stop in itertools.pairwise(sorted(set(bounds))):
+            args, kwargs = call_arguments(_cut(inputs, start, stop))
+            with branching(garden, configurations, stop - start) as branches, self._precision():
+                outputs = garden(*args, **kwargs)
+            count = len(branches.groups)
+            loss, correct = apply_objective(
+                self._objective, outputs, _repeat(_cut(targets, start, stop), count)
+            )
+            if loss.numel() != count * (stop - start):
+                raise BranchingError(f"{count * (stop - start)} samples gave {loss.numel()} losses")
+            places = branches.places()
+            losses.append(loss.reshape(count, stop - start)[places])
+            if correct is not None:
+                corrects.append(correct.reshape(count, stop - start)[places])
+        return torch.cat(losses, 1), torch.cat(corrects, 1) if corrects else None
+
+    def _measure_apart(
+        self,
+        garden: Garden,
+        configurations: Tensor,
+        inputs: Any,
+        targets: Any,
+        samples: int,
+        limit: int,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Run a batch once per configuration, with as many side by side as a pass should hold."""
+        losses, corrects = [], []
+        for part in configurations.split(max(1, limit // max(samples, 1))):
             count = len(part)
             args, kwargs = call_arguments(_repeat(inputs, count))
             with garden.configured(part, samples), self._precision():
@@ -128,12 +209,21 @@ class BatchEvaluator:
                     f"the loss function must return one loss per sample: {samples} for this "
                     f"batch, got {loss.numel() / count:g}"
                 )
-            if self._refuses_non_finite:
-                _refuse_unusable(loss)
             losses.append(loss.reshape(count, samples))
             if correct is not None:
                 corrects.append(correct.reshape(count, samples))
         return torch.cat(losses), torch.cat(corrects) if corrects else None
+
+    def _note(self, garden: Garden, configurations: Tensor, problem: str) -> None:
+        """Remember why these slots are not measured in shared passes, and say so once."""
+        if not self._problems:
+            warnings.warn(
+                "configurations are evaluated without sharing what they have in common, which "
+                f"takes longer: {problem}",
+                EsperWarning,
+                stacklevel=4,
+            )
+        self._problems.setdefault(_key(garden, configurations), problem)
 
 
 def apply_objective(
@@ -147,6 +237,14 @@ def apply_objective(
             f"(no mean over the batch), got {_kind(result)}"
         )
     return _check_shapes(result, "the loss function must return one loss per sample, [B]")
+
+
+def pass_samples(garden: Garden, device: torch.device) -> int:
+    """Return how many samples a pass should hold at its widest."""
+    if device.type != "cpu":
+        return _SAMPLES_ON_ACCELERATOR
+    largest = max(math.prod(slot.shape[1:]) for slot in garden.seedbed)
+    return min(_MOST_SAMPLES, max(_LEAST_SAMPLES, _CACHED_VALUES // largest))
 
 
 def as_evaluator(evaluate: Evaluate | Evaluator) -> Evaluator:
@@ -199,6 +297,32 @@ def _repeat(value: Any, times: int) -> Any:
     if isinstance(value, tuple | list):
         return tuple(_repeat(item, times) for item in value)
     return value
+
+
+def _cut(value: Any, start: int, stop: int) -> Any:
+    """Return some samples of a batch; anything that is no tensor stays as it is."""
+    if isinstance(value, Tensor):
+        return value[start:stop]
+    if isinstance(value, Mapping):
+        return {key: _cut(item, start, stop) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return tuple(_cut(item, start, stop) for item in value)
+    return value
+
+
+def _key(garden: Garden, configurations: Tensor) -> tuple[type, tuple[str, ...]]:
+    """Return what decides whether passes can be shared: the model and the slots that differ."""
+    varied = (~configurations).any(0).tolist()
+    names = [name for name, varies in zip(garden.slot_names, varied, strict=True) if varies]
+    return type(garden.model), tuple(names)
+
+
+def _batch_mixer(garden: Garden) -> str | None:
+    """Return why samples in one batch are not independent of each other, if they are not."""
+    for name, module in garden.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is None:
+            return f"{name!r} normalises over the batch even when it evaluates"
+    return None
 
 
 def _checked_results(result: Any) -> tuple[Tensor, Tensor | None]:

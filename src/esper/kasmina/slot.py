@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import IntEnum
 from typing import Any
 
@@ -46,6 +47,7 @@ class Slot(nn.Module):
         self.was_shadowed = False
         self.frozen: tuple[str, ...] | None = None
         self.sample_alphas: Tensor | None = None
+        self.branch: Callable[[Tensor, Callable[[Tensor], Tensor]], Tensor] | None = None
         self.register_buffer("alpha", torch.zeros((), dtype=torch.float64), persistent=False)
 
     def attend(self, module: nn.Module, args: Any, output: Any) -> Any:
@@ -59,11 +61,13 @@ class Slot(nn.Module):
         if self.mode == SlotMode.PASS or self.seed is None:
             return h
         self._check(h)
+        if self.branch is not None:
+            return self.branch(h, self._blended)
         if self.sample_alphas is not None:
             self._check_samples(h, len(self.sample_alphas))
             return blend_per_sample(h, self.seed(h), self.sample_alphas, self.algorithm, self.gate)
         if self.mode == SlotMode.BLEND:
-            return blend(h, self.seed(h), self.alpha, self.algorithm, self.gate)
+            return self._blended(h)
         if self.is_shadowing:
             one = torch.ones_like(self.alpha)
             return blend(h, self.seed(h), one, self.algorithm, self.gate)
@@ -74,6 +78,10 @@ class Slot(nn.Module):
             one = torch.ones_like(self.alpha)
             return straight_through(h, blend(x, self.seed(x), one, self.algorithm, self.gate))
         return h
+
+    def _blended(self, h: Tensor) -> Tensor:
+        assert self.seed is not None
+        return blend(h, self.seed(h), self.alpha, self.algorithm, self.gate)
 
     def _check(self, h: Tensor) -> None:
         """Refuse an activation that is not what the seed was built for."""

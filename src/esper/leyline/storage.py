@@ -152,7 +152,7 @@ def atomic_write_text(path: Path, text: str) -> None:
         try:
             _write_bytes(fresh, data)
             os.replace(fresh, target)
-            _sync_folder(target.parent)
+            sync_folder(target.parent)
         finally:
             with contextlib.suppress(OSError):
                 fresh.unlink(missing_ok=True)
@@ -303,7 +303,7 @@ def _replace_folder(target: Path, files: dict[str, bytes]) -> None:
         fresh.mkdir()
         for name, data in files.items():
             _write_bytes(fresh / name, data)
-        _sync_folder(fresh)
+        sync_folder(fresh)
         _swap(fresh, target)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
@@ -317,7 +317,7 @@ def _swap(fresh: Path, target: Path) -> None:
         if replaces:
             os.rename(target, aside)
         os.rename(fresh, target)
-        _sync_folder(target.parent)
+        sync_folder(target.parent)
     except BaseException:
         # Back to how it was, seen from the disk: an interrupt may come anywhere. Should that
         # fail too, the old state is still aside, where `load_tree` finds it.
@@ -395,7 +395,7 @@ def _write_bytes(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Make renames and new names in a folder durable, where the system can."""
     if os.name == "nt":
         return

@@ -43,7 +43,9 @@ class RunEntry:
     unit: str | None = None
     """epochs or rounds."""
     score: float | None = None
-    """Last validation score, in points."""
+    """Last validation score, in points; of a training run the mean of its last round."""
+    gain: float | None = None
+    """That score minus the waiting twin's."""
     created: float | None = None
     """Seconds since 1970."""
     age_s: float | None = None
@@ -108,11 +110,13 @@ def _with_store(folder: Path, connection: sqlite3.Connection) -> RunEntry:
     run = decode(table, row)
     is_training = run["kind"] == "train"
     last = connection.execute(
-        "SELECT round + 1, NULL FROM rounds ORDER BY id DESC LIMIT 1"
+        "SELECT round + 1, score_mean, score_mean - gain_mean FROM rounds ORDER BY id DESC LIMIT 1"
         if is_training
-        else "SELECT step, val_score FROM epochs ORDER BY id DESC LIMIT 1"
+        else "SELECT step, val_score, twin_score FROM epochs ORDER BY id DESC LIMIT 1"
     ).fetchone()
-    done, score = (0, None) if last is None else last
+    done, score, twin = (0, None, None) if last is None else last
+    if run["val_score"] is not None:
+        score, twin = run["val_score"], run["twin_val_score"]
     return RunEntry(
         path=folder,
         state=_state(folder, run["status"]),
@@ -123,7 +127,8 @@ def _with_store(folder: Path, connection: sqlite3.Connection) -> RunEntry:
         done=done,
         planned=run["rounds"] if is_training else run["epochs"],
         unit="rounds" if is_training else "epochs",
-        score=run["val_score"] if run["val_score"] is not None else score,
+        score=score,
+        gain=None if score is None or twin is None else score - twin,
         created=run["created"],
         age_s=_age(folder),
         note=run["note"],

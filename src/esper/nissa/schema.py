@@ -22,7 +22,7 @@ from typing import Any
 
 from esper.nissa.columns import Row, column, key, table
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 _ROUND = "Round of training, from 0; 0 when one network is grown."
 _ROW = "Row of the population; 0 for one network."
@@ -43,6 +43,7 @@ class RunRow(Row):
     kind: str = column("", "grow, train or prove.", default="grow")
     name: str | None = column("", "Name of the run, as people call it.")
     task: str | None = column("", "Task, or the model when a user's own is grown.")
+    recipe: str | None = column("", "Recipe a training run started from.")
     controller: str | None = column("", "Who decides.")
     group_id: str | None = column("", "Group of an A/B comparison.")
     seed: int | None = column("", "Seed of the whole run.")
@@ -84,20 +85,42 @@ class RoundRow(Row):
     env_steps: int | None = column("decisions", _ENV_STEPS)
     return_mean: float | None = column("reward", "Mean return of the episodes, raw.")
     return_std: float | None = column("reward", "Standard deviation of the returns.")
+    return_p05: float | None = column("reward", "Returns of the episodes: 5th percentile.")
+    return_p25: float | None = column("reward", "Returns of the episodes: 25th percentile.")
+    return_p50: float | None = column("reward", "Returns of the episodes: median.")
+    return_p75: float | None = column("reward", "Returns of the episodes: 75th percentile.")
+    return_p95: float | None = column("reward", "Returns of the episodes: 95th percentile.")
     score_mean: float | None = column("points", "Mean final validation score.")
     score_best: float | None = column("points", "Best final validation score.")
     score_rolling: float | None = column("points", "Mean of score_mean over the last 10 rounds.")
     gain_mean: float | None = column("points", "Mean final score minus the twin's.")
+    gain_p05: float | None = column("points", "Gains of the episodes: 5th percentile.")
+    gain_p25: float | None = column("points", "Gains of the episodes: 25th percentile.")
+    gain_p50: float | None = column("points", "Gains of the episodes: median.")
+    gain_p75: float | None = column("points", "Gains of the episodes: 75th percentile.")
+    gain_p95: float | None = column("points", "Gains of the episodes: 95th percentile.")
+    success_share: float | None = column("share", "Episodes that paid more than waiting.")
+    success: float | None = column("share", "Moving average of success_share; ends exploration.")
+    eval_episodes: int | None = column("episodes", "Greedy episodes played after the update.")
+    eval_return: float | None = column("reward", "Mean return of these.")
+    eval_gain: float | None = column("points", "Mean gain over the twin of these.")
     free_steps: int | None = column("decisions", "Decisions with more than one legal op.")
     forced_share: float | None = column("share", "Decisions with WAIT as the only legal op.")
     wait_share_free: float | None = column("share", "WAIT among the free decisions.")
     op_counts: Json | None = column("decisions", "How often each op was taken.", json=True)
+    reward_by_op: Json | None = column("reward", "Per op: n and mean raw reward.", json=True)
+    reward_terms: Json | None = column(
+        "reward", "Per term: mean and share of the absolute reward.", json=True
+    )
     blueprint_fates: Json | None = column(
-        "seeds", "Per blueprint, seeds germinated and fossilized so far.", json=True
+        "seeds", "Per blueprint, seeds germinated, fossilized and pruned so far.", json=True
     )
     seeds_germinated: int | None = column("seeds", "Seeds germinated in the round.")
     seeds_fossilized: int | None = column("seeds", "Seeds fossilized in the round.")
     seeds_pruned: int | None = column("seeds", "Seeds pruned in the round.")
+    fossilization_rate: float | None = column(
+        "share", "Fossilized among the seeds germinated in the first 60 % of their episode."
+    )
     rollbacks: int | None = column("", "Rows the governor rolled back.")
     growth_ratio: float | None = column("ratio", "Largest parameters over host parameters.")
     pbrs_share: float | None = column("share", "Shaping by potentials in the absolute reward.")
@@ -109,8 +132,16 @@ class RoundRow(Row):
     hindsight_mean: float | None = column("reward", "Mean hindsight credit of a scaffold.")
     hindsight_count: int | None = column("", "Times hindsight credit was paid.")
     hindsight_delay: float | None = column("epochs", "Mean delay of that credit.")
+    hindsight_quantiles: Json | None = column(
+        "reward", "That credit where it was paid: p05, p25, p50, p75, p95.", json=True
+    )
     obs_clamp_share: float | None = column("share", "Observation entries at their clamp.")
+    obs_clamp_features: Json | None = column(
+        "share", "The features most often at their clamp, by name.", json=True
+    )
     seconds: float | None = column("s", "Time of the round.", volatile=True)
+    update_seconds: float | None = column("s", "Time of its update.", volatile=True)
+    twin_seconds: float | None = column("s", "Time of its waiting twins.", volatile=True)
     steps_per_s: float | None = column("decisions/s", "Speed.", volatile=True)
     data_wait_s: float | None = column("s", "Time spent waiting for data.", volatile=True)
     memory_bytes: int | None = column("bytes", "Resident memory of the process.", volatile=True)
@@ -132,6 +163,8 @@ class UpdateRow(Row):
     value_loss: float | None = column("", "Half the mean squared error of the critic.")
     entropy: float | None = column("share", "Mean normalised entropy of the heads, unfloored.")
     entropy_coef: float | None = column("", "Weight of the entropy bonus.")
+    op_entropy_coef: float | None = column("", "Weight of the op's bonus, which success ends.")
+    success: float | None = column("share", "Moving average of success at the update.")
     floor_penalty: float | None = column("", "Penalty of heads below their entropy floor.")
     exploration_kl: float | None = column("nats", "KL(uniform over valid, policy), free steps.")
     total_loss: float | None = column("", "What was minimised.")
@@ -144,6 +177,7 @@ class UpdateRow(Row):
     ratio_min: float | None = column("ratio", "Joint ratio: least.")
     ratio_max: float | None = column("ratio", "Joint ratio: greatest.")
     explained_variance: float | None = column("share", "1 - Var(R - V) / Var(R), rollout values.")
+    low_variance: bool | None = column("", "Returns hardly vary: nothing to explain.")
     advantage_mean: float | None = column("", "Advantage: mean, normalised.")
     advantage_std: float | None = column("", "Advantage: standard deviation, normalised.")
     advantage_skew: float | None = column("", "Advantage: skewness.")
@@ -152,7 +186,9 @@ class UpdateRow(Row):
     advantage_mean_raw: float | None = column("reward", "Advantage: mean before normalising.")
     advantage_std_raw: float | None = column("reward", "Advantage: deviation before normalising.")
     advantage_floored: bool | None = column("", "The deviation was below its floor.")
-    advantage_by_op: Json | None = column("", "Per op: mean, std and n, raw.", json=True)
+    advantage_by_op: Json | None = column(
+        "reward", "Per op: n, mean, std, skew, kurtosis and positive share, raw.", json=True
+    )
     return_mean: float | None = column("reward", "Return: mean.")
     return_std: float | None = column("reward", "Return: standard deviation.")
     return_skew: float | None = column("", "Return: skewness.")
@@ -175,6 +211,7 @@ class UpdateRow(Row):
     q_variance: float | None = column("reward²", "Variance of Q over ops, mean over states.")
     q_op_spread: float | None = column("reward", "Greatest minus least mean Q of an op.")
     grad_norm: float | None = column("", "Gradient norm before clipping.")
+    value_grad_norm: float | None = column("", "Gradient norm of the critic's head.")
     grad_cv: float | None = column("", "Deviation over mean of the gradient norms.")
     nonfinite: int | None = column("", "NaN and infinite values met in the update.")
     log_prob_min: float | None = column("nats", "Least log-probability of an action taken.")
@@ -185,10 +222,16 @@ class UpdateRow(Row):
     lstm_c_max: float | None = column("", "Cell state: greatest magnitude.")
     lstm_c_rms_early: float | None = column("", "Cell state up to epoch 100: root mean square.")
     lstm_c_rms_late: float | None = column("", "Cell state beyond epoch 100: root mean square.")
+    lstm_by_step: Json | None = column(
+        "", "Memory at some steps: a list of step, h_rms, h_max, c_rms, c_max.", json=True
+    )
     forced_share: float | None = column("share", "Decisions with WAIT as the only legal op.")
     decision_density: float | None = column("share", "Decisions other than WAIT.")
     usable_steps: int | None = column("decisions", "Free decisions the policy could learn from.")
     obs_clamp_share: float | None = column("share", "Observation entries at their clamp.")
+    feedback_dependence: float | None = column(
+        "share", "Op probability that moves when the last action is hidden, free steps."
+    )
     was_skipped: bool | None = column("", "Not finite, so no step was taken.")
     stopped_early: bool | None = column("", "The KL limit ended the update.")
     seconds: float | None = column("s", "Time of this epoch.", volatile=True)
@@ -221,7 +264,11 @@ class UpdateHeadRow(Row):
     clipfrac: float | None = column("share", "Causal decisions outside the clip range.")
     grad_norm: float | None = column("", "Gradient norm of the head's parameters.")
     floor_penalty: float | None = column("", "Penalty below the entropy floor.")
+    exploration_kl: float | None = column("nats", "KL(uniform over valid, head), free steps.")
     advantage_std: float | None = column("", "Deviation of the head's advantages.")
+    choices: Json | None = column(
+        "decisions", "How often each choice was taken, in their order, causal steps.", json=True
+    )
 
 
 @table("episodes", "One episode of one row, when it ends.")

@@ -372,7 +372,10 @@ def open_store(
         if not is_new:
             mark = resume if isinstance(resume, Mapping) else None
             cursors = _translate(path, lambda made: roll_back(made, path, mark), connection)
-        changes = {"process": os.getpid(), "host": platform.node()}
+        changes: dict[str, Any] = {"process": os.getpid(), "host": platform.node()}
+        if not is_new:
+            # A run may be continued with other settings than it began with.
+            changes |= {"config": run.config, "rounds": run.rounds}
         _translate(path, lambda made: _change_run(made, changes), connection)
         run = _read_run(connection)
         watching = Watch(run) if watch else None

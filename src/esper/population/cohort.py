@@ -34,7 +34,7 @@ from esper.leyline.signals import Signals
 from esper.leyline.stages import SeedStage
 from esper.population.ablations import Measured, compare
 from esper.population.config import PopulationConfig
-from esper.population.engine import Engine, RowWeights
+from esper.population.engine import Engine, RemoteEngine, RowWeights
 from esper.population.governor import GovernorState, govern, start_governing
 from esper.tasks.task import Task
 
@@ -78,18 +78,13 @@ class Cohort:
         """Return what legality depends on."""
         return rule_view(self.state, self.enabled, self.fits)
 
-    def start(self) -> None:
-        """Train and validate the first epoch."""
-        self.assume(self.state)
-        self._live()
-
     def assume(self, state: SlotState) -> None:
         """Take over a lifecycle state; seeds that are new in it are drawn, and rows are safe."""
         self.state = self._sized(state)
-        self._safe = [self._snapshot_row(row) for row in range(self.rows)]
+        self._safe = self._snapshot_rows(range(self.rows))
 
-    def step(self, command: Command) -> None:
-        """Carry out one action per row and live through the epoch that follows."""
+    def act(self, command: Command) -> None:
+        """Carry out one action per row; `live` through the epoch that follows."""
         before = self.state.stage
         state, applied = apply_command(
             self.state,
@@ -102,9 +97,12 @@ class Cohort:
         fossil = int(SeedStage.FOSSILIZED)
         fossilized = ((state.stage == fossil) & (before != fossil)).any(1)
         self.state = self._sized(tick(state, self.config.lifecycle))
-        for row in fossilized.nonzero().flatten().tolist():
-            self._safe[row] = self._snapshot_row(row)
-        self._live()
+        self._keep_safe(fossilized)
+
+    def announce(self) -> None:
+        """Let the next epoch begin elsewhere, so that other cohorts need not wait for its end."""
+        if isinstance(self.engine, RemoteEngine):
+            self.engine.announce(self._next_epochs())
 
     def signals(self) -> Signals:
         """Return what a controller sees, on the CPU."""
@@ -138,7 +136,7 @@ class Cohort:
             "last_success": self.last_success[index],
             "rolled_back": self.rolled_back[index],
             "train_loss": self.train_loss[index],
-            "weights": [self.engine.read(row).to_tree() for row in chosen],
+            "weights": [weights.to_tree() for weights in self._read(chosen)],
             "safe": [self._safe[row].to_tree() for row in chosen],
         }
 
@@ -154,9 +152,9 @@ class Cohort:
             self.engine.write(row, RowWeights.from_tree(tree), self.state.select([row]))
         self.state = self._sized(self.state)
 
-    def _live(self) -> None:
+    def live(self) -> None:
         """Train one epoch, measure it and take it over."""
-        result = self.engine.train((self.tracker.epoch + 1).tolist())
+        result = self.engine.train(self._next_epochs())
         self.train_loss, sampled = result.loss, result.sampled
         members = participating(self.state)
         plans = [plan_ablations(row) for row in members.tolist()]
@@ -176,25 +174,36 @@ class Cohort:
             self.state, members, measured.worth, measured.error, measured.interaction
         )
         self.tracker = track_epoch(self.tracker, measured.loss, measured.score, self.config.tracker)
-        self._keep_safe()
+        if self.config.governor.is_on:
+            due = self.tracker.epoch % self.config.governor.snapshot_every == 0
+            self._keep_safe(due & ~self.rolled_back)
 
-    def _keep_safe(self) -> None:
-        """Take the snapshots that are due, of rows that have just been found sound."""
-        if not self.config.governor.is_on:
-            return
-        due = self.tracker.epoch % self.config.governor.snapshot_every == 0
-        for row in (due & ~self.rolled_back).nonzero().flatten().tolist():
-            self._safe[row] = self._snapshot_row(row)
+    def _next_epochs(self) -> list[int]:
+        epochs: list[int] = (self.tracker.epoch + 1).tolist()
+        return epochs
 
-    def _snapshot_row(self, row: int) -> RowWeights:
-        """Return host and fossils of a row: what a rollback goes back to."""
-        weights = self.engine.read(row)
-        fossils = (self.state.stage[row] == int(SeedStage.FOSSILIZED)).tolist()
-        weights.seeds = {slot: v for slot, v in weights.seeds.items() if fossils[slot]}
-        weights.host_momentum = _at_rest(weights.host)
-        weights.seed_momentum = {slot: _at_rest(v) for slot, v in weights.seeds.items()}
-        weights.seed_buffers = {s: v for s, v in weights.seed_buffers.items() if fossils[s]}
-        return weights
+    def _keep_safe(self, which: Tensor) -> None:
+        """Take snapshots of rows, bool [R], to go back to."""
+        rows = which.nonzero().flatten().tolist()
+        for row, weights in zip(rows, self._snapshot_rows(rows), strict=True):
+            self._safe[row] = weights
+
+    def _snapshot_rows(self, rows: Sequence[int]) -> list[RowWeights]:
+        """Return host and fossils of rows: what a rollback goes back to."""
+        kept = []
+        for row, weights in zip(rows, self._read(rows), strict=True):
+            fossils = (self.state.stage[row] == int(SeedStage.FOSSILIZED)).tolist()
+            weights.seeds = {slot: v for slot, v in weights.seeds.items() if fossils[slot]}
+            weights.host_momentum = _at_rest(weights.host)
+            weights.seed_momentum = {slot: _at_rest(v) for slot, v in weights.seeds.items()}
+            weights.seed_buffers = {s: v for s, v in weights.seed_buffers.items() if fossils[s]}
+            kept.append(weights)
+        return kept
+
+    def _read(self, rows: Sequence[int]) -> list[RowWeights]:
+        if isinstance(self.engine, RemoteEngine):
+            return self.engine.read_rows(rows)
+        return [self.engine.read(row) for row in rows]
 
     def _roll_back(self, measured: Measured) -> Measured:
         """Bring rows back to host and fossils as they were, at rest; return what they show now."""

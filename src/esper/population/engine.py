@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -137,6 +137,19 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Free what must be freed by hand."""
+        ...
+
+
+@runtime_checkable
+class RemoteEngine(Protocol):
+    """An engine whose rows live elsewhere: it need not be waited for at once."""
+
+    def announce(self, epochs: Sequence[int]) -> None:
+        """Let the epoch begin that `train` is going to be asked for."""
+        ...
+
+    def read_rows(self, rows: Sequence[int]) -> list[RowWeights]:
+        """Return what `read` does of several rows at once."""
         ...
 
 

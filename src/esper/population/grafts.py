@@ -1,6 +1,6 @@
 """Seeds of many rows at the slots of one stacked host.
 
-At a slot, rows are ordered by blueprint; the seeds of one blueprint run as one stacked module on
+At a slot, places are ordered by blueprint; the seeds of one blueprint run as one stacked module on
 their rows, and all rows are blended together, each by its own stage, style and amplitude, and put
 back. The host runs under `vmap`; `Graft` is the place where a slot leaves it, works on all rows at
 once, and goes back in.
@@ -16,19 +16,24 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from esper.kasmina.blending import blend_rows
+from esper.leyline.alpha import AlphaAlgorithm
+from esper.population.lanes import Job, Lanes
+from esper.population.seats import BLENDED, ISOLATED, Seats
+from esper.population.shortcuts import has_kernels
 from esper.population.stack import Stack
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Neighbouring members of a slot with the same kind of module."""
+    """Neighbouring places of a slot with the same kind of module."""
 
     stack: Stack
     places: Tensor | None
     """int64 [k], their positions in the stack; None when they are the whole stack in order."""
     module: nn.Module
     """Used for its forward alone."""
-    members: slice
+    count: int
+    """Number of places."""
 
     def run(self, x: Tensor, dim: int) -> Tensor:
         """Run k sets of parameters on k activations, which lie along dimension `dim`."""
@@ -38,9 +43,12 @@ class Part:
             return result.reshape(x.shape)
         if self.places is not None:
             leaves = {name: leaf.index_select(0, self.places) for name, leaf in leaves.items()}
-        leaves = {name: leaf.to(x.dtype) for name, leaf in leaves.items()}
         out: Tensor = vmap(self._one, in_dims=(0, dim), out_dims=dim)(leaves, x)
         return out
+
+    def run_flat(self, x: Tensor) -> Tensor:
+        """Run on activations whose rows and memory are in the order kernels want."""
+        return _flat_rows(self.run(_image(x), 0)).to(x.dtype)
 
     def _one(self, parameters: dict[str, Tensor], activation: Tensor) -> Tensor:
         result: Tensor = functional_call(self.module, parameters, (activation,))
@@ -49,49 +57,59 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class SlotGrafts:
-    """All seeds at one slot: members ordered by blueprint, blended together."""
+    """All seeds at one slot: places ordered by blueprint, blended together."""
 
-    rows: Tensor | None
-    """int64 [n], the members' positions in the stacked batch; None when they are all, in order."""
+    seats: Seats
     parts: tuple[Part, ...]
-    alpha: Tensor
-    """float64 [n], 1 where isolated."""
-    isolated: Tensor | None
-    """bool [n], in TRAINING; None where nobody is."""
-    multiplies: Tensor | None
-    """bool [n], algorithm MULTIPLY; None where nobody's is."""
     gates: Part | None
-    gated: Tensor | None
-    """int64 [k], the members that have a gate, in the order of `gates`."""
+    lanes: Lanes
+    """Where the parts run: beside one another where that pays."""
 
-    def join(self, h: Tensor, dim: int) -> Tensor:
-        """Return the activations behind the slot; rows lie along dimension `dim`, 0 or 1.
+    def join(self, h: Tensor, dim: int) -> tuple[Tensor, int]:
+        """Return the activations behind the slot and the dimension of the rows, 0 or 1.
 
         Convolutions leave rows beside channels, as dimension 1. They stay there: moving them would
         copy every activation.
         """
-        here = h if self.rows is None else h.index_select(dim, self.rows)
-        wide = (*([1] * dim), -1, *([1] * (here.dim() - 1 - dim)))
-        x = here
-        isolated = None
-        if self.isolated is not None:
-            isolated = self.isolated.reshape(wide)
-            x = torch.where(isolated, here.detach(), here)
-        outputs = [part.run(_slice(x, dim, part.members), dim) for part in self.parts]
-        s = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim)
-        multiplies = None if self.multiplies is None else self.multiplies.reshape(wide)
-        mixed = blend_rows(x, s, self.alpha.reshape(wide), multiplies, self._opening(x, dim))
-        if isolated is not None:
-            mixed = _join(here, mixed, isolated)
-        return mixed if self.rows is None else h.index_copy(dim, self.rows, mixed.to(h.dtype))
+        if has_kernels(h):
+            return self._join_in_kernels(h.movedim(dim, 0)), 0
+        seats = self.seats
+        here = h.index_select(dim, seats.rows)
+        isolated = _along(seats.state == ISOLATED, here, dim)
+        # Nothing comes back from a seed that learns apart, nor from an empty place.
+        x = torch.where(_along(seats.state == BLENDED, here, dim), here, here.detach())
+        slices = x.split([part.count for part in self.parts], dim)
+        outputs = [part.run(own, dim) for part, own in zip(self.parts, slices, strict=True)]
+        s = torch.cat(outputs, dim)
+        multiplies = _along(seats.algorithm == int(AlphaAlgorithm.MULTIPLY), here, dim)
+        alpha = _along(seats.alpha, here, dim)
+        mixed = blend_rows(x, s, alpha, multiplies, self._opening(x, dim))
+        mixed = _join(here, mixed.to(h.dtype), isolated)
+        back = mixed.index_select(dim, seats.holder.clamp(min=0))
+        return torch.where(_along(seats.holder >= 0, h, dim), back, h), dim
 
     def _opening(self, x: Tensor, dim: int) -> Tensor | None:
-        if self.gates is None or self.gated is None:
+        if self.gates is None:
             return None
-        opened = self.gates.run(x.index_select(dim, self.gated), dim)
-        shape = list(opened.shape)
-        shape[dim] = x.shape[dim]
-        return opened.new_ones(shape).index_copy(dim, self.gated, opened)
+        seats = self.seats
+        opened = self.gates.run(x.index_select(dim, seats.gated.clamp(min=0)), dim)
+        every = opened.index_select(dim, seats.gate.clamp(min=0))
+        return torch.where(_along(seats.gate >= 0, every, dim), every, torch.ones_like(every))
+
+    def _join_in_kernels(self, h: Tensor) -> Tensor:
+        from esper.population.kernels.joining import enter, leave
+
+        counts = tuple(part.count for part in self.parts)
+        host, x, at_gates, inputs = enter(_flat_rows(h), self.seats, counts)
+        jobs: list[Job] = [
+            (part.run_flat, own) for part, own in zip(self.parts, inputs, strict=True)
+        ]
+        if self.gates is not None:
+            jobs.append((self.gates.run_flat, at_gates))
+        outputs = self.lanes.run(jobs)
+        opening = None if self.gates is None else outputs.pop().flatten(1)
+        s = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        return _image(leave(host, x, s, opening, self.seats))
 
 
 Grafts = tuple[SlotGrafts | None, ...]
@@ -127,7 +145,7 @@ class Graft(torch.autograd.Function):
         elif dim > 1:
             h, dim = h.movedim(dim, 0), 0
         grown = grafts[slot]
-        return (h if grown is None else grown.join(h, dim)), dim
+        return (h, dim) if grown is None else grown.join(h, dim)
 
 
 def graft(h: Tensor, row: Tensor, slot: int, grafts: Grafts) -> Tensor:
@@ -138,10 +156,6 @@ def graft(h: Tensor, row: Tensor, slot: int, grafts: Grafts) -> Tensor:
     """
     out: Tensor = Graft.apply(h, row, slot, grafts)  # type: ignore[no-untyped-call]
     return out
-
-
-def _slice(x: Tensor, dim: int, members: slice) -> Tensor:
-    return x.narrow(dim, members.start, members.stop - members.start)
 
 
 class _Join(torch.autograd.Function):
@@ -164,3 +178,18 @@ class _Join(torch.autograd.Function):
 def _join(h: Tensor, mixed: Tensor, isolated: Tensor) -> Tensor:
     out: Tensor = _Join.apply(h, mixed, isolated)  # type: ignore[no-untyped-call]
     return out
+
+
+def _along(values: Tensor, x: Tensor, dim: int) -> Tensor:
+    """Return one value per row in a shape that broadcasts against `x`."""
+    return values.reshape(*([1] * dim), -1, *([1] * (x.dim() - 1 - dim)))
+
+
+def _flat_rows(x: Tensor) -> Tensor:
+    """Return activations [n, B, ...] in the order kernels want: channels of images innermost."""
+    return (x.movedim(2, -1) if x.dim() == 5 else x).contiguous()
+
+
+def _image(x: Tensor) -> Tensor:
+    """Return what modules expect: channels of images in front of height and width."""
+    return x.movedim(-1, 2) if x.dim() == 5 else x

@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints.registry import blueprint_by_id
 from esper.kasmina.seeding import draw_gate, draw_seed
 from esper.kasmina.state import SlotState
-from esper.leyline.alpha import AlphaAlgorithm, AlphaMode
+from esper.leyline.alpha import AlphaAlgorithm
 from esper.leyline.stages import BLENDED_STAGES, SeedStage
 from esper.population.engine import RowWeights, SlotSpec
 from esper.population.grafts import Part, SlotGrafts
+from esper.population.lanes import Lanes
+from esper.population.room import Room
+from esper.population.seats import BLENDED, EMPTY, ISOLATED, Integers, Seating, Seats
 from esper.population.shortcuts import shorten
 from esper.population.stack import Stack
 
 GATE = -1
 """Stands in the place of a blueprint id for a slot's stack of gates."""
+
+NOBODY = -2
+"""Stands in the place of a blueprint id where there is no seed, and of a row in an empty place."""
+
+IS_BLENDED = np.isin(np.arange(max(SeedStage) + 1), BLENDED_STAGES)
+"""By the value of a stage: whether the seed's output reaches the host's."""
 
 _SEED = "seed."
 _GATE = "gate."
@@ -33,31 +44,15 @@ class Bed:
     kind: int
     module: nn.Module
     stack: Stack
+    filler: dict[str, Tensor]
+    """Parameters for empty places: those of some seed of the kind."""
     rows: list[int]
+    """The row of every place, NOBODY where it is empty."""
 
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """A seed that takes part in a forward pass."""
-
-    position: int
-    """Where its row stands in the stacked batch."""
-    row: int
-    kind: int
-    """Blueprint id."""
-    algorithm: int
-    alpha: float
-    """1 where isolated."""
-    is_isolated: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """Who of a bed learns in this epoch."""
-
-    bed: Bed
-    active: Tensor
-    """bool [n, 1]."""
+    @property
+    def count(self) -> int:
+        """Number of places that are taken."""
+        return len(self.rows) - self.rows.count(NOBODY)
 
 
 class Nursery:
@@ -70,175 +65,189 @@ class Nursery:
         dtype: torch.dtype,
         device: torch.device,
         compute: torch.dtype | None = None,
+        room: Room | None = None,
+        lanes: Lanes | None = None,
     ) -> None:
         """Create a nursery without seeds; `keys` name the rows' random streams.
 
-        Weights have the precision `dtype`, activations `compute` (the same by default).
+        Weights have the precision `dtype`, activations `compute` (the same by default). `room` says
+        how many places a stack has for some seeds (just as many by default), `lanes` where seeds of
+        different kinds run.
         """
         self._slots = slots
         self._keys = list(keys)
         self._dtype = dtype
         self._device = device
         self._compute = compute or dtype
+        self._room = room or Room()
+        self._lanes = lanes or Lanes()
         self._beds: dict[tuple[int, int], Bed] = {}
+        self.kinds = np.full((len(keys), len(slots)), NOBODY, dtype=np.int64)
+        """[R, S], blueprint id of every row's seed, NOBODY where there is none."""
+        self.places = np.zeros_like(self.kinds)
+        """[R, S], its place in the bed."""
+        self.gates = np.full_like(self.kinds, NOBODY)
+        """[R, S], the place of its gate, NOBODY where there is none."""
+        self._seated: dict[int, SlotGrafts] = {}
+        self._seated_for = -1
         self.germinations = [0] * len(keys)
+        self.moves = 0
+        """How often places were added or given up: what was captured before is void."""
+
+    @property
+    def beds(self) -> list[Bed]:
+        """Return every bed, by slot and kind."""
+        return [self._beds[key] for key in sorted(self._beds)]
 
     def sync(self, state: SlotState) -> None:
         """Make room for new seeds and free those that are gone; gates follow the algorithm."""
-        present = state.has_module.tolist()
-        blueprint, algorithm = state.blueprint.tolist(), state.algorithm.tolist()
-        for row in range(len(self._keys)):
-            for slot in range(len(self._slots)):
-                held = self._held(row, slot)
-                wanted = blueprint[row][slot] if present[row][slot] else None
-                if held is not None and held != wanted:
-                    self._drop(row, slot, held)
-                if wanted is not None and held != wanted:
-                    self._germinate(row, slot, wanted)
-                gated = wanted is not None and algorithm[row][slot] == AlphaAlgorithm.GATE
-                has_gate = self._has(row, slot, GATE)
-                if gated and not has_gate:
-                    self._open_gate(row, slot)
-                elif has_gate and not gated:
-                    self._drop(row, slot, GATE)
+        present = state.has_module.numpy()
+        wanted = np.where(present, state.blueprint.numpy(), NOBODY)
+        gated = present & (state.algorithm.numpy() == int(AlphaAlgorithm.GATE))
+        changed = (self.kinds != wanted) | ((self.gates != NOBODY) != gated)
+        moves = self.moves
+        for row, slot in np.argwhere(changed).tolist():
+            held, kind = int(self.kinds[row, slot]), int(wanted[row, slot])
+            if held not in (NOBODY, kind):
+                self._drop(row, slot, held)
+            if kind not in (NOBODY, held):
+                self._germinate(row, slot, kind)
+            has_gate = self.gates[row, slot] != NOBODY
+            if gated[row, slot] and not has_gate:
+                self._open_gate(row, slot)
+            elif has_gate and not gated[row, slot]:
+                self._drop(row, slot, GATE)
+        self._give_up_places(has_moved=self.moves != moves)
 
     def sizes(self, state: SlotState) -> Tensor:
         """Return int64 [R, S]: parameters of every seed with its gate."""
-        result = torch.zeros_like(state.params)
-        for bed in self._beds.values():
-            for row in bed.rows:
-                result[row, bed.slot] += bed.stack.width
-        return result
+        result = np.zeros_like(self.kinds)
+        for (slot, kind), bed in self._beds.items():
+            held = self.gates[:, slot] != NOBODY if kind == GATE else self.kinds[:, slot] == kind
+            result[:, slot] += bed.stack.width * held
+        return torch.from_numpy(result)
 
-    def grafts(self, slot: int, members: list[Member], total: int) -> SlotGrafts | None:
-        """Return what has grown at a slot of `total` stacked rows; None without members."""
-        if not members:
+    def seat(self, state: SlotState) -> tuple[SlotGrafts | None, ...]:
+        """Return what has grown at every slot for training: all places of all beds.
+
+        Until places move it is the same object with other numbers in it.
+        """
+        if self._seated_for != self.moves:
+            self._seated, self._seated_for = {}, self.moves
+        return tuple(self._seat_slot(slot, state) for slot in range(len(self._slots)))
+
+    def _seat_slot(self, slot: int, state: SlotState) -> SlotGrafts | None:
+        beds = self.seed_beds(slot)
+        if not beds:
             return None
-        kinds = sorted({member.kind for member in members})
-        ordered: list[Member] = []
-        parts = []
-        for kind in kinds:
-            bed = self._beds[slot, kind]
-            own = [member for member in members if member.kind == kind]
-            own.sort(key=lambda member: (bed.rows.index(member.row), member.position))
-            start = len(ordered)
-            ordered += own
-            parts.append(self._part(bed, own, slice(start, len(ordered))))
-        positions = [member.position for member in ordered]
-        isolated = [member.is_isolated for member in ordered]
-        algorithms = [member.algorithm for member in ordered]
-        multiplies = [algorithm == AlphaAlgorithm.MULTIPLY for algorithm in algorithms]
-        gated = [n for n, algorithm in enumerate(algorithms) if algorithm == AlphaAlgorithm.GATE]
-        gates = None
-        if gated:
-            bed = self._beds[slot, GATE]
-            gated.sort(key=lambda n: (bed.rows.index(ordered[n].row), ordered[n].position))
-            gates = self._part(bed, [ordered[n] for n in gated], slice(0, len(gated)))
-        return SlotGrafts(
-            rows=None if positions == list(range(total)) else self._tensor(positions),
-            parts=tuple(parts),
-            alpha=torch.tensor(
-                [member.alpha for member in ordered], dtype=torch.float64, device=self._device
-            ),
-            isolated=self._flags(isolated) if any(isolated) else None,
-            multiplies=self._flags(multiplies) if any(multiplies) else None,
-            gates=gates,
-            gated=self._tensor(gated) if gated else None,
+        rows = np.array([row for bed in beds for row in bed.rows], dtype=np.int64)
+        taken = np.flatnonzero(rows != NOBODY)
+        stage, alpha = state.stage.numpy()[:, slot], state.alpha.numpy()[:, slot]
+        blended = IS_BLENDED[stage] & (alpha > 0)
+        isolated = stage == int(SeedStage.TRAINING)
+        own = rows[taken]
+        places = Seating(
+            rows=np.maximum(rows, 0),
+            holder=np.full(len(self._keys), -1, dtype=np.int64),
+            state=np.full_like(rows, EMPTY),
+            algorithm=np.zeros_like(rows),
+            gate=np.full_like(rows, -1),
+            gated=np.zeros(0, dtype=np.int64),
+            gate_rows=np.zeros(0, dtype=np.int64),
+            alpha=np.ones(len(rows)),
         )
+        places.state[taken] = np.where(isolated[own], ISOLATED, blended[own] * BLENDED)
+        here = places.state != EMPTY
+        places.holder[rows[here]] = np.flatnonzero(here)
+        places.algorithm[taken] = state.algorithm.numpy()[own, slot]
+        places.alpha[taken] = np.where(isolated[own], 1.0, alpha[own])
+        gates = self._beds.get((slot, GATE))
+        if gates is not None:
+            owners = np.array(gates.rows, dtype=np.int64)
+            holder = np.append(places.holder, -1)
+            gated = holder[np.where(owners == NOBODY, -1, owners)]
+            places.gate[gated[gated >= 0]] = np.flatnonzero(gated >= 0)
+            gate_rows = np.maximum(owners, 0)
+            places = _replace_gates(places, gated, gate_rows)
+        grown = self._seated.get(slot)
+        if grown is None:
+            parts = tuple(Part(bed.stack, None, bed.module, len(bed.rows)) for bed in beds)
+            gate_part = None
+            if gates is not None:
+                gate_part = Part(gates.stack, None, gates.module, len(gates.rows))
+            seats = Seats.take(places, self._device)
+            grown = SlotGrafts(seats, parts, gate_part, self._lanes)
+            self._seated[slot] = grown
+        else:
+            grown.seats.change(places)
+        return grown
 
-    def _part(self, bed: Bed, members: list[Member], where: slice) -> Part:
-        places = [bed.rows.index(member.row) for member in members]
-        whole = places == list(range(len(bed.rows)))
-        return Part(bed.stack, None if whole else self._tensor(places), bed.module, where)
+    def grafts(
+        self, slot: int, rows: Integers, on: NDArray[np.bool_], state: SlotState
+    ) -> SlotGrafts | None:
+        """Return what takes part in a measurement of these rows, each as often as it comes.
 
-    def active(self, state: SlotState) -> list[tuple[Stack, Entry]]:
-        """Return every bed in which some seed learns now, with who does."""
-        stage, alpha = state.stage.tolist(), state.alpha.tolist()
-        mode = state.alpha_mode.tolist()
-        result = []
-        for bed in self._beds.values():
-            learning = [
-                mode[row][bed.slot] != AlphaMode.DOWN
-                and (
-                    stage[row][bed.slot] == SeedStage.TRAINING
-                    or (stage[row][bed.slot] in BLENDED_STAGES and alpha[row][bed.slot] > 0)
-                )
-                for row in bed.rows
-            ]
-            if bed.stack.width and any(learning):
-                active = torch.tensor(learning, device=self._device)[:, None]
-                result.append((bed.stack, Entry(bed, active)))
-        return result
-
-    def shared(self, stacks: list[tuple[Stack, Entry]]) -> list[tuple[int, int, Tensor, Tensor]]:
-        """Return (gates, seeds, places, places): whose norms belong together, a seed and its gate.
-
-        The first two are positions in `stacks`, the others positions in those stacks.
+        `on` says for every position whether the slot's seed takes part; None when nobody's does.
         """
-        result = []
-        for number, (_, entry) in enumerate(stacks):
-            if entry.bed.kind != GATE:
-                continue
-            for other, (_, seeds) in enumerate(stacks):
-                if seeds.bed.slot != entry.bed.slot or seeds.bed.kind == GATE:
-                    continue
-                both = [row for row in seeds.bed.rows if row in entry.bed.rows]
-                if both:
-                    here = self._tensor([entry.bed.rows.index(row) for row in both])
-                    there = self._tensor([seeds.bed.rows.index(row) for row in both])
-                    result.append((number, other, here, there))
-        return result
-
-    def seed_norms(
-        self,
-        stacks: list[tuple[Stack, Entry]],
-        gradients: Sequence[Tensor],
-        reached: Sequence[Sequence[bool]],
-        state: SlotState | None,
-    ) -> Iterator[tuple[int, int, Tensor, int]]:
-        """Yield (slot, row, norms of its gradient tensors, size) of seeds in TRAINING, BLENDING.
-
-        `reached` says for every stack which of its tensors the loss reaches at all.
-        """
-        assert state is not None
-        found: dict[tuple[int, int], list[Tensor]] = {}
-        sizes: dict[tuple[int, int], int] = {}
-        for (stack, entry), gradient, with_gradient in zip(stacks, gradients, reached, strict=True):
-            norms = stack.tensor_norms(gradient).cpu()[:, torch.tensor(with_gradient)]
-            active = entry.active.cpu()
-            for place, row in enumerate(entry.bed.rows):
-                key = (entry.bed.slot, row)
-                sizes[key] = sizes.get(key, 0) + stack.width
-                # A frozen seed has no gradient at all: nothing has vanished there.
-                if bool(active[place, 0]):
-                    found.setdefault(key, []).append(norms[place])
-                else:
-                    found.setdefault(key, [])
-        nothing = torch.zeros(0, dtype=torch.float64)
-        for row, stages in enumerate(state.stage.tolist()):
-            for slot, stage in enumerate(stages):
-                if stage in (SeedStage.TRAINING, SeedStage.BLENDING):
-                    norms_of = found.get((slot, row), [])
-                    size = sizes.get((slot, row), 0)
-                    yield slot, row, torch.cat([nothing, *norms_of]), size
+        blended = IS_BLENDED[state.stage.numpy()[:, slot]]
+        blended &= state.alpha.numpy()[:, slot] > 0
+        positions = np.flatnonzero(on & blended[rows])
+        if not len(positions):
+            return None
+        own = rows[positions]
+        order = np.lexsort((positions, self.places[own, slot], self.kinds[own, slot]))
+        positions, own = positions[order], own[order]
+        kinds, algorithm = self.kinds[own, slot], state.algorithm.numpy()[own, slot]
+        parts = []
+        for kind in np.unique(kinds).tolist():
+            bed = self._beds[slot, kind]
+            parts.append(self._part(bed, self.places[own[kinds == kind], slot]))
+        gated = np.flatnonzero(algorithm == int(AlphaAlgorithm.GATE))
+        gates = None
+        if len(gated):
+            bed = self._beds[slot, GATE]
+            gated = gated[np.argsort(self.gates[own[gated], slot], kind="stable")]
+            gates = self._part(bed, self.gates[own[gated], slot])
+        holder = np.full(len(rows), -1, dtype=np.int64)
+        holder[positions] = np.arange(len(positions))
+        gate = np.full_like(positions, -1)
+        gate[gated] = np.arange(len(gated))
+        seating = Seating(
+            rows=positions,
+            holder=holder,
+            state=np.full_like(positions, BLENDED),
+            algorithm=algorithm,
+            gate=gate,
+            gated=gated,
+            gate_rows=positions[gated],
+            alpha=state.alpha.numpy()[own, slot],
+        )
+        return SlotGrafts(Seats.take(seating, self._device), tuple(parts), gates, self._lanes)
 
     def read(self, row: int) -> tuple[dict[int, dict[str, Tensor]], dict[int, dict[str, Tensor]]]:
         """Return parameters and momentum of a row's seeds by slot."""
         values: dict[int, dict[str, Tensor]] = {}
         momenta: dict[int, dict[str, Tensor]] = {}
-        for bed in self._beds.values():
-            if row in bed.rows:
-                prefix = _GATE if bed.kind == GATE else _SEED
-                found, moving = bed.stack.read(bed.rows.index(row))
-                values.setdefault(bed.slot, {}).update({prefix + k: v for k, v in found.items()})
-                momenta.setdefault(bed.slot, {}).update({prefix + k: v for k, v in moving.items()})
+        for slot in range(len(self._slots)):
+            held, gate = int(self.kinds[row, slot]), int(self.gates[row, slot])
+            for kind, place, prefix in (
+                (held, int(self.places[row, slot]), _SEED),
+                (GATE if gate != NOBODY else NOBODY, gate, _GATE),
+            ):
+                if kind == NOBODY:
+                    continue
+                found, moving = self._beds[slot, kind].stack.read(place)
+                values.setdefault(slot, {}).update({prefix + k: v for k, v in found.items()})
+                momenta.setdefault(slot, {}).update({prefix + k: v for k, v in moving.items()})
         return values, momenta
 
     def write(self, row: int, weights: RowWeights, state: SlotState) -> None:
         """Replace a row's seeds by saved ones."""
-        for bed in list(self._beds.values()):
-            if row in bed.rows:
-                self._drop(row, bed.slot, bed.kind)
+        for slot in range(len(self._slots)):
+            if self.kinds[row, slot] != NOBODY:
+                self._drop(row, slot, int(self.kinds[row, slot]))
+            if self.gates[row, slot] != NOBODY:
+                self._drop(row, slot, GATE)
         for slot, values in weights.seeds.items():
             momentum = weights.seed_momentum[slot]
             kind = int(state.blueprint[0, slot])
@@ -270,43 +279,88 @@ class Nursery:
         momentum: dict[str, Tensor] | None,
     ) -> None:
         if (slot, kind) not in self._beds:
-            spec, key = self._slots[slot], (0, slot, 0)
-            module = (
-                draw_gate(spec.channels, spec.topology, key)
-                if kind == GATE
-                else draw_seed(blueprint_by_id(kind), spec.channels, spec.topology, key)
-            )
-            shapes = {name: value.shape for name, value in values.items()}
-            frozen = [name for name, p in module.named_parameters() if not p.requires_grad]
-            module = shorten(module.to(device=self._device, dtype=self._compute))
-            stack = Stack(shapes, self._dtype, self._device, frozen)
-            self._beds[slot, kind] = Bed(slot, kind, module, stack, [])
+            self._beds[slot, kind] = self._make_bed(slot, kind)
         bed = self._beds[slot, kind]
-        bed.stack.append(values, momentum)
-        bed.rows.append(row)
+        if NOBODY not in bed.rows:
+            self._arrange(bed, self._room.places(self._slots[slot], bed.count + 1))
+        place = bed.rows.index(NOBODY)
+        bed.stack.write(place, values, momentum)
+        bed.rows[place] = row
+        self._note(bed, row, place)
+
+    def _make_bed(self, slot: int, kind: int) -> Bed:
+        spec, key = self._slots[slot], (0, slot, 0)
+        module = (
+            draw_gate(spec.channels, spec.topology, key)
+            if kind == GATE
+            else draw_seed(blueprint_by_id(kind), spec.channels, spec.topology, key)
+        )
+        parameters = dict(module.named_parameters())
+        shapes = {name: value.shape for name, value in parameters.items()}
+        frozen = [name for name, p in parameters.items() if not p.requires_grad]
+        filler = {name: p.detach().clone() for name, p in parameters.items()}
+        module = shorten(module.to(device=self._device, dtype=self._compute))
+        stack = Stack(shapes, self._dtype, self._device, frozen, self._compute)
+        return Bed(slot, kind, module, stack, filler, [])
 
     def _drop(self, row: int, slot: int, kind: int) -> None:
         bed = self._beds[slot, kind]
-        place = bed.rows.index(row)
-        bed.stack.remove(place)
-        del bed.rows[place]
-        if not bed.rows:
-            del self._beds[slot, kind]
+        bed.rows[bed.rows.index(row)] = NOBODY
+        (self.gates if kind == GATE else self.kinds)[row, slot] = NOBODY
 
-    def _held(self, row: int, slot: int) -> int | None:
-        for (place, kind), bed in self._beds.items():
-            if place == slot and kind != GATE and row in bed.rows:
-                return kind
-        return None
+    def _note(self, bed: Bed, row: int, place: int) -> None:
+        """Remember where a row's seed or gate is."""
+        if bed.kind == GATE:
+            self.gates[row, bed.slot] = place
+        else:
+            self.kinds[row, bed.slot], self.places[row, bed.slot] = bed.kind, place
 
-    def _has(self, row: int, slot: int, kind: int) -> bool:
-        return (slot, kind) in self._beds and row in self._beds[slot, kind].rows
+    def _give_up_places(self, *, has_moved: bool) -> None:
+        """Give up places that nobody takes, where the room says it is time."""
+        wanted = {
+            key: self._room.places(self._slots[bed.slot], bed.count) if bed.count else 0
+            for key, bed in self._beds.items()
+        }
+        sizes = {key: (len(bed.rows), wanted[key]) for key, bed in self._beds.items()}
+        for key in self._room.too_large(sizes, has_moved=has_moved):
+            if wanted[key]:
+                self._arrange(self._beds[key], wanted[key])
+            else:
+                del self._beds[key]
+                self.moves += 1
 
-    def _flags(self, values: list[bool]) -> Tensor:
-        return torch.tensor(values, device=self._device)
+    def _arrange(self, bed: Bed, capacity: int) -> None:
+        """Give a bed this many places; those that are taken come first."""
+        taken = [place for place, row in enumerate(bed.rows) if row != NOBODY]
+        bed.stack.arrange(taken, capacity, bed.filler)
+        rows = [bed.rows[place] for place in taken]
+        bed.rows = rows + [NOBODY] * (capacity - len(rows))
+        for place, row in enumerate(rows):
+            self._note(bed, row, place)
+        self.moves += 1
 
-    def _tensor(self, values: list[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self._device)
+    def seed_beds(self, slot: int) -> list[Bed]:
+        """Return the beds of seeds at a slot, by kind."""
+        return [bed for bed in self.beds if bed.slot == slot and bed.kind != GATE]
+
+    def _part(self, bed: Bed, places: Integers) -> Part:
+        if np.array_equal(places, np.arange(len(bed.rows))):
+            return Part(bed.stack, None, bed.module, len(places))
+        chosen = torch.from_numpy(places).to(self._device)
+        return Part(bed.stack, chosen, bed.module, len(places))
+
+
+def _replace_gates(seating: Seating, gated: Integers, gate_rows: Integers) -> Seating:
+    return Seating(
+        seating.rows,
+        seating.holder,
+        seating.state,
+        seating.algorithm,
+        seating.gate,
+        gated,
+        gate_rows,
+        seating.alpha,
+    )
 
 
 def _under(prefix: str, values: Mapping[str, Tensor]) -> dict[str, Tensor]:

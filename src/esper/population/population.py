@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import logging
+import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from esper.kasmina.blueprints.registry import blueprint_names, selectable
 from esper.leyline.actions import Actions, decode_actions
-from esper.leyline.errors import CheckpointError, UsageError
+from esper.leyline.errors import CheckpointError, EsperWarning, UsageError
 from esper.leyline.masks import Masks, build_masks
 from esper.leyline.randomness import derive_seed
 from esper.leyline.rules import RuleView
@@ -31,10 +32,14 @@ from esper.leyline.signals import Signals
 from esper.leyline.storage import load_tree, save_tree
 from esper.population.cohort import Cohort
 from esper.population.config import EXECUTION_SETTINGS, PopulationConfig, Strategy
+from esper.population.engine import StrategyError
 from esper.population.memory import naming_rows_that_fit
 from esper.population.merging import merge_signals, merge_views
+from esper.population.pool import has_pool
+from esper.population.scoring import score_test_split
 from esper.population.snapshots import first_difference, join_rows, take_rows
-from esper.population.strategy import make_engines, pick_strategy
+from esper.population.strategy import count_processes, make_engines, pick_strategy
+from esper.population.workplace import Workplace
 from esper.tasks.dataset import TaskData
 from esper.tasks.registry import get_task
 from esper.tasks.task import Task
@@ -53,7 +58,8 @@ class Population:
         rows: how many rows, or one number per task.
         seed: seed of the run; row i of it is the same network whatever else runs beside it.
         device: 'auto', 'cpu' or 'cuda'.
-        strategy: 'auto', 'sequential', 'stacked' or 'workers'.
+        strategy: 'auto', 'sequential', 'stacked' or 'workers'; `strategy` and `reason` of the
+            population say what runs and why.
         horizon: epochs of an episode; the task's by default.
         data: where data files lie, or the data itself, once for every task.
         config: settings shared by all rows.
@@ -88,27 +94,46 @@ class Population:
         self._task_of_row = [index for index, count in enumerate(counts) for _ in range(count)]
         self._horizon = horizon
         self._data = _load(self.tasks, data, self.device)
-        self.strategy, self.reason = pick_strategy(strategy, self.device, self.config)
-        _log.info("population of %d rows runs %s: %s", self.rows, self.strategy, self.reason)
         self.num_slots = max(len(each.slot_paths) for each in self.tasks)
         self._cohorts: list[Cohort] = []
+        self._workplace: Workplace | None = None
+        self._asked: Strategy = strategy
+        self._refusal: str | None = None
+        self.strategy: Strategy
+        self.reason: str
+        self._pick()
+
+    @staticmethod
+    def known_blueprints() -> tuple[str, ...]:
+        """Return the name of every blueprint at the index that is its id."""
+        return blueprint_names()
 
     @property
     def cohorts(self) -> tuple[Cohort, ...]:
         """The groups of rows that run together."""
         return tuple(self._cohorts)
 
-    def reset(self) -> Signals:
-        """Build every row afresh, train and validate the first epoch."""
+    def reset(self, row_seeds: Sequence[int] | None = None) -> Signals:
+        """Build every row afresh, train and validate the first epoch.
+
+        Worker processes and loaded data are kept from one reset to the next.
+
+        Args:
+            row_seeds: seeds of the rows from now on, one for each; the same as before if None.
+        """
+        if row_seeds is not None:
+            if len(row_seeds) != self.rows:
+                raise UsageError(f"row_seeds must have {self.rows} entries, got {len(row_seeds)}")
+            self.row_seeds = list(row_seeds)
         self.build()
         for cohort in self._cohorts:
             with self._memory_of(cohort):
-                cohort.start()
-        return self.signals()
+                cohort.assume(cohort.state)
+        return self._live()
 
     def build(self) -> None:
         """Build every row afresh and train nothing yet, for whoever has a state for them."""
-        self.close()
+        self._clear()
         self._cohorts = self._make_cohorts()
 
     def step(self, actions: Actions) -> Signals:
@@ -125,9 +150,9 @@ class Population:
                 for field in dataclasses.fields(command)
             }
             with self._memory_of(cohort):
-                cohort.step(dataclasses.replace(command, **own))
+                cohort.act(dataclasses.replace(command, **own))
             start += cohort.rows
-        return self.signals()
+        return self._live()
 
     def signals(self) -> Signals:
         """Return what controllers see now, on the population's device."""
@@ -142,6 +167,17 @@ class Population:
     def masks(self) -> Masks:
         """Return what is legal now."""
         return build_masks(self.view(), self.config.lifecycle.effective_rules)
+
+    def test_scores(self) -> Tensor:
+        """Return float64 [R]: every row's score on the untouched test split, in points."""
+        self._need_rows()
+        return torch.cat(
+            [
+                score_test_split(cohort, data)
+                for cohorts, data in zip(self._cohorts_by_task(), self._data, strict=True)
+                for cohort in cohorts
+            ]
+        )
 
     def snapshot(self) -> dict[str, Any]:
         """Return the state of every row as plain data and tensors."""
@@ -167,14 +203,15 @@ class Population:
                 f"{difference[1]}; make it the same way"
             )
         self.seed, self.row_seeds = saved["seed"], list(saved["row_seeds"])
-        self.close()
+        self._clear()
         self._fill(saved["rows"])
         return self.signals()
 
     def fork(self, rows: Sequence[int]) -> Population:
         """Return a new population of copies of these rows, in exactly their state.
 
-        A row may be named several times. Rows come in the order given, task by task.
+        A row may be named several times. Rows come in the order given, task by task. A fork shares
+        data and processes with the population it comes from; both are to be closed.
         """
         self._need_rows()
         if not rows or min(rows) < 0 or max(rows) >= self.rows:
@@ -188,6 +225,8 @@ class Population:
         twin.rows = len(chosen)
         twin.row_seeds = [self.row_seeds[row] for row in chosen]
         twin._cohorts = []
+        twin._workplace = None if self._workplace is None else self._workplace.share()
+        twin._pick()
         parts = [[row for row in chosen if self._task_of_row[row] == index] for index in kept]
         twin._fill([join_rows([self._snapshot_of(row) for row in part]) for part in parts])
         return twin
@@ -203,9 +242,63 @@ class Population:
 
     def close(self) -> None:
         """Free processes and threads; `reset` starts anew."""
+        self._clear()
+        if self._workplace is not None:
+            self._workplace.release()
+        self._workplace = None
+
+    def _clear(self) -> None:
+        """Free the rows; processes stay."""
         for cohort in self._cohorts:
             cohort.engine.close()
         self._cohorts = []
+
+    def _live(self) -> Signals:
+        """Let all rows live through an epoch; what runs elsewhere begins for all tasks at once."""
+        for cohort in self._cohorts:
+            cohort.announce()
+        for cohort in self._cohorts:
+            with self._memory_of(cohort):
+                cohort.live()
+        return self.signals()
+
+    def _pick(self) -> None:
+        """Decide how the rows run, and say so."""
+        if self._refusal is not None:
+            self.strategy, self.reason = "sequential", self._refusal
+            return
+        samples = sum(
+            (self._horizon or self.tasks[index].config.horizon) * self._data[index].samples_per_step
+            for index in self._task_of_row
+        )
+        self.strategy, self.reason = pick_strategy(
+            self._asked,
+            self.device,
+            self.config,
+            rows=self.rows,
+            samples=samples,
+            has_processes=has_pool(),
+        )
+        _log.info("population of %d rows runs %s: %s", self.rows, self.strategy, self.reason)
+
+    def _prepare_workplace(self) -> Workplace | None:
+        """Return processes that know the tasks, where rows run in some; start them if need be."""
+        if self.strategy != "workers":
+            return None
+        if self._workplace is not None and not self._workplace.is_usable:
+            self._workplace.release()
+            self._workplace = None
+        if self._workplace is None:
+            count = count_processes(self.config, self.rows)
+            try:
+                self._workplace = Workplace(self.tasks, self._data, self.config, count)
+            except StrategyError as error:
+                if self._asked != "auto":
+                    raise
+                self._refusal = str(error)
+                self._pick()
+                warnings.warn(f"rows run one after another: {error}", EsperWarning, stacklevel=5)
+        return self._workplace
 
     def _made(self) -> dict[str, Any]:
         """Return what a snapshot depends on: everything but how the rows are executed."""
@@ -226,12 +319,14 @@ class Population:
 
     def _make_cohorts(self) -> list[Cohort]:
         cohorts = []
+        place = self._prepare_workplace()
         for index, (task, data) in enumerate(zip(self.tasks, self._data, strict=True)):
             mine = [row for row in range(self.rows) if self._task_of_row[row] == index]
             keys = [derive_seed(self.seed, self.row_seeds[row], "row") for row in mine]
             fits = _fitting(task)
             with naming_rows_that_fit(len(mine), at_once=False):
-                for part, engine in make_engines(task, data, keys, self.strategy, self.config):
+                engines = make_engines(task, data, keys, self.strategy, self.config, place)
+                for part, engine in engines:
                     horizon = self._horizon or task.config.horizon
                     cohorts.append(Cohort(task, part, engine, fits, self.config, horizon))
         return cohorts

@@ -1,17 +1,19 @@
-"""Capturing a training step in a CUDA graph and replaying it for the rest of an epoch.
+"""Capturing a training step in a CUDA graph and replaying it.
 
-Within an epoch the topology is fixed: the first full batch runs as it is (and warms everything up),
-the second is captured, and every later one is one launch.
+A step works on tensors that stay where they are; what changes between batches and epochs are the
+numbers in them. So one graph serves until some tensor has to be moved: the first batch runs as it
+is (and warms everything up), the second is captured, and every later one is one launch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
 
 import torch
-from torch import Tensor
 
-Step = Callable[[Tensor, Tensor], Tensor]
+Step = Callable[[], None]
 
 
 class Replay:
@@ -20,46 +22,45 @@ class Replay:
     def __init__(self) -> None:
         """Create a runner that has seen nothing."""
         self.captures = 0
-        # A pool lives as long as some graph uses it: this empty one keeps it for all that follow.
-        self._pool = torch.cuda.graph_pool_handle()
-        self._anchor = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._anchor, pool=self._pool):
-            torch.zeros(1, device="cuda")
         self.forget()
 
     def forget(self) -> None:
-        """Drop the captured step: the topology is about to change."""
+        """Drop the captured step: something it works on has moved."""
         self._warm = False
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._x: Tensor | None = None
-        self._y: Tensor | None = None
-        self._loss: Tensor | None = None
 
-    def run(self, step: Step, x: Tensor, y: Tensor) -> Tensor:
-        """Carry out one step on these inputs."""
+    def run(self, step: Step) -> None:
+        """Carry out one step."""
         if not self._warm:
             self._warm = True
-            return self._beside(step, x, y)
+            self._beside(step)
+            return
         if self._graph is None:
-            self._x, self._y = still_x, still_y = x.clone(), y.clone()
-            self._graph = torch.cuda.CUDAGraph()
+            graph = torch.cuda.CUDAGraph()
             # Other threads may go on: the feed draws the next epoch meanwhile.
-            with torch.cuda.graph(self._graph, pool=self._pool, capture_error_mode="thread_local"):
-                self._loss = step(still_x, still_y)
+            with torch.cuda.graph(graph, pool=_pool()[0], capture_error_mode="thread_local"):
+                step()
+            self._graph = graph
             self.captures += 1
-        assert self._x is not None
-        assert self._y is not None
-        assert self._loss is not None
-        self._x.copy_(x)
-        self._y.copy_(y)
         self._graph.replay()
-        return self._loss
 
-    def _beside(self, step: Step, x: Tensor, y: Tensor) -> Tensor:
+    def _beside(self, step: Step) -> None:
         """Run on a side stream, as capture will: libraries set up what they need there."""
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            result = step(x, y)
+            step()
         torch.cuda.current_stream().wait_stream(stream)
-        return result
+
+
+@lru_cache(maxsize=1)
+def _pool() -> tuple[Any, torch.cuda.CUDAGraph]:
+    """Return the memory that all graphs share: one runs at a time, and none keeps anything there.
+
+    A pool lives as long as some graph uses it; the empty one beside it keeps it.
+    """
+    pool = torch.cuda.graph_pool_handle()
+    anchor = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(anchor, pool=pool):
+        torch.zeros(1, device="cuda")
+    return pool, anchor

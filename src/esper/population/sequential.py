@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -93,10 +94,11 @@ class SequentialEngine:
     def train(self, epochs: Sequence[int]) -> EpochResult:
         """Train one epoch of every row, one row after another."""
         losses = []
-        for row, epoch in enumerate(epochs):
-            started = time.thread_time()
-            losses.append(self._train_row(row, epoch))
-            self.row_seconds[row] = time.thread_time() - started
+        with one_thread(self._data.device):
+            for row, epoch in enumerate(epochs):
+                started = time.thread_time()
+                losses.append(self._train_row(row, epoch))
+                self.row_seconds[row] = time.thread_time() - started
         sample, sampled = empty_sample(len(self._gardens), len(self.slots))
         for row, garden in enumerate(self._gardens):
             for slot, one in garden.take_gradients().items():
@@ -108,11 +110,12 @@ class SequentialEngine:
     def measure(self, plans: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
         """Evaluate every configuration of every row."""
         results = []
-        for row, (garden, plan) in enumerate(zip(self._gardens, plans, strict=True)):
-            started = time.thread_time()
-            if len(plan):
-                results.append(self._val.measure(garden, plan))
-            self.row_seconds[row] += time.thread_time() - started
+        with one_thread(self._data.device):
+            for row, (garden, plan) in enumerate(zip(self._gardens, plans, strict=True)):
+                started = time.thread_time()
+                if len(plan):
+                    results.append(self._val.measure(garden, plan))
+                self.row_seconds[row] += time.thread_time() - started
         if not results:
             return torch.zeros((0, len(self._data.subset))), None
         correct = [right for _, right in results if right is not None]
@@ -241,6 +244,24 @@ class _Validation:
         for indices in self._data.subset.split(256):
             x, y = self._data.batch("val", indices)
             yield (x.to(self._dtype) if x.is_floating_point() else x), y
+
+
+@contextmanager
+def one_thread(device: torch.device) -> Iterator[None]:
+    """Within the block, run on the CPU with one thread, as worker processes do.
+
+    The last bits of a sum depend on how many threads share it; a row must not depend on where it
+    runs, and networks as small as these gain nothing from more threads.
+    """
+    threads = torch.get_num_threads()
+    if device.type != "cpu" or threads == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _copy_buffers(module: nn.Module | None, values: dict[str, Tensor]) -> None:

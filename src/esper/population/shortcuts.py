@@ -2,30 +2,59 @@
 
 GroupNorm under `vmap` is a normalisation, a product and a sum, and it and the pools copy every
 activation to bring rows to the front. Both treat every sample alike, so here they leave `vmap` and
-work on rows and samples as one batch, in whatever order they lie; autograd follows.
+work on rows and samples as one batch, in whatever order they lie; autograd follows. What stands
+behind a norm in a sequence (ReLU, a residual sum) goes with it. On a CUDA device all of these, and
+plain convolutions, are kernels of this package.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from esper.kasmina.blueprints.conv import ConvBranch
+
 _POOLS = (nn.MaxPool2d, nn.AvgPool2d)
+
+_BATCH_OF_IMAGES = 4
+"""Dimensions of the activations that kernels for images take."""
 
 SampleWise = Callable[[Tensor], Tensor]
 
 
+def has_kernels(x: Tensor) -> bool:
+    """Whether this package's kernels work on such a tensor."""
+    return x.is_cuda and x.dtype in (torch.bfloat16, torch.float32) and _can_run_kernels()
+
+
+@lru_cache(maxsize=1)
+def _can_run_kernels() -> bool:
+    """Whether the device knows BF16 and there is a compiler for it, as in PyTorch's CUDA builds."""
+    return torch.cuda.get_device_capability() >= (8, 0) and find_spec("triton") is not None
+
+
 class _StackedGroupNorm(torch.autograd.Function):
-    """Leaves `vmap` for one normalisation."""
+    """Leaves `vmap` for one normalisation, with ReLU and a sum where they follow."""
 
     @staticmethod
-    def forward(x: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float) -> Tensor:
-        return F.group_norm(x, groups, weight, bias, eps)
+    def forward(
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        residual: Tensor | None,
+        groups: int,
+        eps: float,
+        relu: bool,
+    ) -> Tensor:
+        normed = F.group_norm(x, groups, weight, bias, eps)
+        normed = torch.relu(normed) if relu else normed
+        return normed if residual is None else normed + residual
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -38,20 +67,36 @@ class _StackedGroupNorm(torch.autograd.Function):
         x: Tensor,
         weight: Tensor,
         bias: Tensor,
+        residual: Tensor | None,
         groups: int,
         eps: float,
+        relu: bool,
     ) -> tuple[Tensor, int]:
-        x, dim = _leading(x, in_dims[0], info.batch_size)
+        rows = info.batch_size
+        gain, shift = _per_row(weight, in_dims[1], rows), _per_row(bias, in_dims[2], rows)
+        if has_kernels(x):
+            from esper.population.kernels.normalisation import LARGEST_GROUP, normalise
+
+            x = _first(x, in_dims[0], rows)
+            if x[0, 0].numel() // groups <= LARGEST_GROUP:
+                other = None if residual is None else _first(residual, in_dims[3], rows)
+                other = None if other is None else other.movedim(2, -1)
+                out = normalise(
+                    x.movedim(2, -1), gain, shift, groups, eps, relu=relu, residual=other
+                )
+                return out.movedim(-1, 2), 0
+            in_dims = (0, *in_dims[1:])
+        x, dim = _leading(x, in_dims[0], rows)
         wide = [1] * x.dim()
-        wide[dim], wide[2] = info.batch_size, x.shape[2]
-
-        def widened(value: Tensor, where: int | None) -> Tensor:
-            rows = value if where is None else value.movedim(where, 0)
-            return rows.expand(info.batch_size, x.shape[2]).reshape(wide)
-
+        wide[dim], wide[2] = rows, x.shape[2]
         normed = F.group_norm(x.flatten(0, 1), groups, eps=eps).reshape(x.shape)
-        scale, shift = widened(weight, in_dims[1]), widened(bias, in_dims[2])
-        return torch.addcmul(shift, normed, scale), dim
+        normed = torch.addcmul(shift.reshape(wide), normed, gain.reshape(wide))
+        normed = torch.relu(normed) if relu else normed
+        if residual is not None:
+            where = in_dims[3]
+            aligned = residual.unsqueeze(dim) if where is None else residual.movedim(where, dim)
+            normed = normed + aligned
+        return normed, dim
 
 
 class _StackedSampleWise(torch.autograd.Function):
@@ -73,16 +118,72 @@ class _StackedSampleWise(torch.autograd.Function):
         return function(x.flatten(0, 1)).unflatten(0, x.shape[:2]), dim
 
 
+class _KernelPool(torch.autograd.Function):
+    """Leaves `vmap` for a 2x2 max pool by a kernel."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return F.max_pool2d(x, 2)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        return None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], x: Tensor) -> tuple[Tensor, int]:
+        from esper.population.kernels.pooling import pool_max
+
+        x = _first(x, in_dims[0], info.batch_size)
+        return pool_max(x.movedim(2, -1)).movedim(-1, 2), 0
+
+
+class _KernelConvolution(torch.autograd.Function):
+    """Leaves `vmap` for a convolution by a kernel."""
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, padding: int, groups: int) -> Tensor:
+        return F.conv2d(x, weight, padding=padding, groups=groups)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        return None
+
+    @staticmethod
+    def vmap(
+        info: Any,
+        in_dims: tuple[int | None, ...],
+        x: Tensor,
+        weight: Tensor,
+        padding: int,
+        groups: int,
+    ) -> tuple[Tensor, int]:
+        from esper.population.kernels.convolution import convolve
+        from esper.population.kernels.depthwise import filter_depthwise
+
+        x = _first(x, in_dims[0], info.batch_size).movedim(2, -1)
+        weight = _first(weight, in_dims[1], info.batch_size)
+        out = convolve(x, weight, padding) if groups == 1 else filter_depthwise(x, weight)
+        return out.movedim(-1, 2), 0
+
+
 def shorten(module: nn.Module) -> nn.Module:
-    """Let every GroupNorm and pool of a module that runs under `vmap` take the short way.
+    """Let the norms, pools and convolutions of a module that runs under `vmap` take a short way.
 
     Only those of PyTorch itself: what a user made of them may do something else.
     """
     for part in module.modules():
         if type(part) is nn.GroupNorm and part.affine:
             part.forward = partial(_normalise, part)  # type: ignore[method-assign]
+        elif type(part) is nn.MaxPool2d and _is_plain_pool(part):
+            part.forward = partial(_pool, part.forward)  # type: ignore[method-assign]
         elif type(part) in _POOLS and not getattr(part, "return_indices", False):
             part.forward = partial(_apply_sample_wise, part.forward)
+        elif type(part) is nn.Conv2d and _is_plain_convolution(part):
+            part.forward = partial(_convolve, part, part.forward)  # type: ignore[method-assign]
+        elif type(part) is nn.Sequential:
+            part.forward = partial(_run_sequence, part)  # type: ignore[method-assign]
+        elif isinstance(part, ConvBranch) and type(part).forward is ConvBranch.forward:
+            part.forward = partial(_run_branch, part)  # type: ignore[method-assign]
     return module
 
 
@@ -93,13 +194,92 @@ def _leading(x: Tensor, dim: int | None, rows: int) -> tuple[Tensor, int]:
     return (x, dim) if dim <= 1 else (x.movedim(dim, 0), 0)
 
 
-def _normalise(norm: nn.GroupNorm, x: Tensor) -> Tensor:
+def _first(x: Tensor, dim: int | None, rows: int) -> Tensor:
+    """Return a tensor with rows as its first dimension."""
+    return x.expand(rows, *x.shape) if dim is None else x.movedim(dim, 0)
+
+
+def _per_row(value: Tensor, dim: int | None, rows: int) -> Tensor:
+    """Return one vector for every row."""
+    return (value if dim is None else value.movedim(dim, 0)).expand(rows, value.shape[-1])
+
+
+def _is_plain_pool(pool: nn.MaxPool2d) -> bool:
+    square = pool.kernel_size in (2, (2, 2)) and pool.stride in (2, (2, 2))
+    moved = pool.padding not in (0, (0, 0)) or pool.dilation not in (1, (1, 1))
+    return square and not (moved or pool.ceil_mode or pool.return_indices)
+
+
+def _is_plain_convolution(conv: nn.Conv2d) -> bool:
+    """Whether it is one that kernels can do: square, dense or depthwise, step by step."""
+    side, padding = conv.kernel_size[0], conv.padding
+    if conv.kernel_size != (side, side) or conv.stride != (1, 1) or conv.dilation != (1, 1):
+        return False
+    if conv.padding_mode != "zeros" or isinstance(padding, str) or padding[0] != padding[1]:
+        return False
+    if conv.groups == 1:
+        return padding[0] < side
+    same_size = side % 2 == 1 and padding[0] == side // 2
+    return same_size and conv.groups == conv.in_channels == conv.out_channels
+
+
+def _normalise(
+    norm: nn.GroupNorm, x: Tensor, relu: bool = False, residual: Tensor | None = None
+) -> Tensor:
     out: Tensor = _StackedGroupNorm.apply(  # type: ignore[no-untyped-call]
-        x, norm.weight, norm.bias, norm.num_groups, norm.eps
+        x, norm.weight, norm.bias, residual, norm.num_groups, norm.eps, relu
     )
+    return out
+
+
+def _pool(plain: SampleWise, x: Tensor) -> Tensor:
+    if not has_kernels(x) or x.dim() != _BATCH_OF_IMAGES:
+        return _apply_sample_wise(plain, x)
+    out: Tensor = _KernelPool.apply(x)  # type: ignore[no-untyped-call]
     return out
 
 
 def _apply_sample_wise(function: SampleWise, x: Tensor) -> Tensor:
     out: Tensor = _StackedSampleWise.apply(x, function)  # type: ignore[no-untyped-call]
     return out
+
+
+def _convolve(conv: nn.Conv2d, plain: SampleWise, x: Tensor) -> Tensor:
+    if not has_kernels(x) or x.dim() != _BATCH_OF_IMAGES:
+        return plain(x)
+    out: Tensor = _KernelConvolution.apply(  # type: ignore[no-untyped-call]
+        x, conv.weight, int(conv.padding[0]), conv.groups
+    )
+    return out if conv.bias is None else out + conv.bias[:, None, None]
+
+
+def _run_sequence(sequence: nn.Sequential, x: Tensor, residual: Tensor | None = None) -> Tensor:
+    """Run modules one after another, a norm together with the ReLU and the sum behind it."""
+    parts = list(sequence)
+    place = 0
+    while place < len(parts):
+        part, following = parts[place], parts[place + 1 : place + 2]
+        if type(part) is nn.GroupNorm and part.affine and not _is_watched(part):
+            relu = bool(following) and type(following[0]) is nn.ReLU
+            relu = relu and not _is_watched(following[0])
+            place += 2 if relu else 1
+            last = residual if place == len(parts) else None
+            x = _normalise(part, x, relu, last)
+            residual = None if last is not None else residual
+        else:
+            x = part(x)
+            place += 1
+    return x if residual is None else x + residual
+
+
+def _run_branch(branch: ConvBranch, x: Tensor) -> Tensor:
+    """Return the activation plus the branch, the sum as part of the last kernel."""
+    if _is_watched(branch.branch):
+        out: Tensor = x + branch.branch(x)
+        return out
+    return _run_sequence(branch.branch, x, x)
+
+
+def _is_watched(module: nn.Module) -> bool:
+    """Whether somebody looks at what a module gets or returns, so that it must be called."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)

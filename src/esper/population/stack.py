@@ -1,8 +1,9 @@
 """Stacked parameters: many networks of one architecture in one flat tensor, with their momentum.
 
-Row r of `flat` holds all parameters of network r one after another; `leaves` are views of it with
-the shapes modules expect. Norms, clipping and the optimizer work on the flat tensor in a handful of
-operations, whatever the number of parameters.
+Row r of `flat` holds all parameters of network r one after another; `leaves` are views with the
+shapes modules expect, of `flat` itself or of a copy in the precision that is computed in. Norms,
+clipping and the optimizer work on the flat tensor in a handful of operations, whatever the number
+of parameters.
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ class Stack:
         dtype: torch.dtype,
         device: torch.device,
         frozen: Collection[str] = (),
+        compute: torch.dtype | None = None,
     ) -> None:
         """Create an empty stack for networks with parameters of these shapes.
 
-        Those named in `frozen` belong to each network but never learn.
+        Those named in `frozen` belong to each network but never learn. Leaves have the precision
+        `compute`, that of the parameters by default.
         """
         self.shapes = dict(shapes)
         self.frozen = frozenset(frozen)
@@ -34,6 +37,7 @@ class Stack:
         self.flat = torch.zeros((0, self.width), dtype=dtype, device=device)
         self.momentum = torch.zeros_like(self.flat)
         self.leaves: dict[str, Tensor] = {}
+        self._compute = compute or dtype
         self._view()
 
     def __len__(self) -> int:
@@ -41,18 +45,26 @@ class Stack:
 
     def append(self, values: Mapping[str, Tensor], momentum: Mapping[str, Tensor] | None) -> None:
         """Add one network at the end; without momentum it starts at rest."""
-        row = self._pack(values)
-        rest = torch.zeros_like(row) if momentum is None else self._pack(momentum)
-        self.flat = torch.cat([self.flat, row])
-        self.momentum = torch.cat([self.momentum, rest])
-        self._view()
+        self.arrange(range(len(self)), len(self) + 1)
+        self.write(len(self) - 1, values, momentum)
 
-    def remove(self, position: int) -> None:
-        """Take one network out; those behind it move up."""
-        keep = [index for index in range(len(self)) if index != position]
-        chosen = torch.tensor(keep, dtype=torch.int64, device=self.flat.device)
-        self.flat = self.flat.index_select(0, chosen)
-        self.momentum = self.momentum.index_select(0, chosen)
+    def arrange(
+        self,
+        places: Sequence[int],
+        capacity: int,
+        filler: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """Keep the networks at these places, in this order, and make room for `capacity` of them.
+
+        The rest is filled with copies of `filler`, or zeros.
+        """
+        chosen = torch.tensor(list(places), dtype=torch.int64, device=self.flat.device)
+        rest = self.flat.new_zeros((capacity - len(chosen), self.width))
+        momentum = torch.cat([self.momentum.index_select(0, chosen), rest])
+        if filler is not None and len(rest):
+            rest = self._pack(filler).expand_as(rest)
+        self.flat = torch.cat([self.flat.index_select(0, chosen), rest])
+        self.momentum = momentum
         self._view()
 
     def write(
@@ -61,10 +73,25 @@ class Stack:
         """Overwrite one network."""
         self.flat[position] = self._pack(values)[0]
         self.momentum[position] = 0 if momentum is None else self._pack(momentum)[0]
+        if self.used is not self.flat:
+            self.used[position] = self.flat[position].to(self._compute)
 
     def read(self, position: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return copies of one network's parameters and momentum by name."""
         return self._unpack(self.flat[position]), self._unpack(self.momentum[position])
+
+    def refresh(self) -> None:
+        """Bring the leaves up to date after the parameters have moved."""
+        if self.used is not self.flat:
+            self.used.copy_(self.flat)
+
+    def columns(self) -> list[tuple[int, int]]:
+        """Return (start, size) of every tensor within a network's parameters."""
+        result, start = [], 0
+        for shape in self.shapes.values():
+            result.append((start, prod(shape)))
+            start += prod(shape)
+        return result
 
     def tensor_norms(self, flat: Tensor) -> Tensor:
         """Return float64 [n, tensors]: the norm of every tensor of flat values [n, width].
@@ -80,20 +107,18 @@ class Stack:
     def norm_matrix(self) -> Tensor:
         """Return [width, tensors]: sums flat squares into one square norm per parameter tensor."""
         matrix = torch.zeros((self.width, len(self.shapes)), dtype=torch.float64)
-        start = 0
-        for column, shape in enumerate(self.shapes.values()):
-            matrix[start : start + prod(shape), column] = 1
-            start += prod(shape)
+        for column, (start, size) in enumerate(self.columns()):
+            matrix[start : start + size, column] = 1
         return matrix.to(self.flat.device)
 
     def _view(self) -> None:
         """Renew the leaves after the flat tensor was replaced."""
-        self.leaves, start = {}, 0
-        for name, shape in self.shapes.items():
-            size = prod(shape)
-            part = self.flat[:, start : start + size].view(len(self), *shape)
+        same = self._compute == self.flat.dtype
+        self.used = self.flat if same else self.flat.to(self._compute)
+        self.leaves = {}
+        for (name, shape), (start, size) in zip(self.shapes.items(), self.columns(), strict=True):
+            part = self.used[:, start : start + size].view(len(self), *shape)
             self.leaves[name] = part.detach().requires_grad_(name not in self.frozen)
-            start += size
 
     def _pack(self, values: Mapping[str, Tensor]) -> Tensor:
         parts = [values[name].detach().reshape(1, -1) for name in self.shapes]
@@ -102,12 +127,9 @@ class Stack:
         return torch.cat(parts, 1).to(self.flat)
 
     def _unpack(self, row: Tensor) -> dict[str, Tensor]:
-        result, start = {}, 0
-        for name, shape in self.shapes.items():
-            size = prod(shape)
-            result[name] = row[start : start + size].view(shape).clone()
-            start += size
-        return result
+        parts = row.clone().split([size for _, size in self.columns()])
+        named = zip(self.shapes.items(), parts, strict=True)
+        return {name: part.view(shape) for (name, shape), part in named}
 
 
 def flatten_gradients(leaves: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> Tensor:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from esper.kasmina.gradients import GradientSample, summarise
 from esper.kasmina.optimizer import GRADIENT_STRIDE
 from esper.kasmina.state import SlotState
-from esper.leyline.stages import BLENDED_STAGES, SeedStage
+from esper.leyline.stages import SeedStage
 from esper.population.engine import (
     EpochResult,
     RowWeights,
@@ -20,24 +23,26 @@ from esper.population.engine import (
     TrainSettings,
     empty_sample,
 )
-from esper.population.feed import EpochPlan, Feed
+from esper.population.feed import Feed
 from esper.population.grafts import Grafts, graft
-from esper.population.nursery import Member, Nursery
+from esper.population.inputs import Inputs, order_images
+from esper.population.lanes import Lanes
+from esper.population.learners import groups
+from esper.population.nursery import GATE, Nursery
 from esper.population.replay import Replay
-from esper.population.shortcuts import shorten
-from esper.population.stack import (
-    Stack,
-    clip_coefficient,
-    flatten_gradients,
-    reached_columns,
-    sgd_step,
-)
+from esper.population.room import Room
+from esper.population.shortcuts import has_kernels, shorten
+from esper.population.stack import Stack
 from esper.population.stackable import stacked_attention
+from esper.population.step import Step
 from esper.tasks.dataset import TaskData
 from esper.tasks.objective import Objective
 
 _VALIDATION_SAMPLES_CPU = 512
 _VALIDATION_SAMPLES_ACCELERATOR = 131_072
+
+_LANES = 8
+"""Streams for seeds of different kinds: seven blueprints and the gates of a slot of images."""
 
 
 class StackedEngine:
@@ -66,21 +71,37 @@ class StackedEngine:
         first = dict(hosts[0].named_parameters())
         some = next(iter(first.values()))
         self._device, self._dtype = data.device, some.dtype
+        # In BF16 every activation is: autocast would keep norms, and all that follows, in FP32.
+        self._compute = torch.bfloat16 if use_bf16 else self._dtype
         frozen = [name for name, parameter in first.items() if not parameter.requires_grad]
         shapes = {name: parameter.shape for name, parameter in first.items()}
-        self._hosts = Stack(shapes, some.dtype, self._device, frozen)
-        for host in hosts:
-            self._hosts.append(dict(host.named_parameters()), None)
+        self._hosts = Stack(shapes, some.dtype, self._device, frozen, self._compute)
+        self._hosts.arrange([], len(hosts))
+        for row, host in enumerate(hosts):
+            self._hosts.write(row, dict(host.named_parameters()), None)
         self.host_params = sum(p.numel() for p in first.values() if p.requires_grad)
         self._feed = Feed(data, keys, settings.batch_size)
+        self._inputs = Inputs(data, self._compute)
         self._state: SlotState | None = None
         self._grafts: Grafts | None = None
         self._row: Tensor | None = None
-        # In BF16 every activation is: autocast would keep norms, and all that follows, in FP32.
-        self._compute = torch.bfloat16 if use_bf16 else self._dtype
+        self._step: Step | None = None
         shorten(self._template.to(self._device, self._compute))
-        self._nursery = Nursery(slots, keys, self._dtype, self._device, self._compute)
-        self._replay = Replay() if use_graphs and self._device.type == "cuda" else None
+        on_cuda = self._device.type == "cuda"
+        self._replay = Replay() if use_graphs and on_cuda else None
+        self._nursery = Nursery(
+            slots,
+            keys,
+            self._dtype,
+            self._device,
+            self._compute,
+            Room(
+                spares=self._replay is not None,
+                rows=len(keys),
+                sample_bytes=settings.batch_size * self._compute.itemsize,
+            ),
+            Lanes(_LANES if has_kernels(self._hosts.used) else 0),
+        )
         for index, slot in enumerate(slots):
             host_module = self._template.get_submodule(slot.path)
             host_module.register_forward_hook(self._hook(index))
@@ -101,44 +122,46 @@ class StackedEngine:
         assert self._state is not None, "sync comes before train"
         plan = self._feed.epoch(epochs)
         self._template.train()
-        grafts = self._make_grafts(range(len(self._keys)), None, is_training=True)
-        step = _Step(self, grafts)
+        step = self._prepare_step(self._state)
         losses = torch.zeros(len(self._keys), dtype=torch.float64, device=self._device)
         total, size = self._data.samples_per_step, self._settings.batch_size
         starts = list(range(0, total, size))
         last_sampled = ((len(starts) - 1) // GRADIENT_STRIDE) * GRADIENT_STRIDE
-        sample, sampled = empty_sample(len(self._keys), len(self.slots))
+        gradients = None
         with stacked_attention():
             for number, start in enumerate(starts):
                 stop = min(start + size, total)
-                runner = self._replay if stop - start == size and len(starts) > 3 else None
-                loss = step(plan, start, stop, runner)
-                losses += loss.to(torch.float64)
+                self._inputs.load(plan, start, stop)
+                if self._replay is not None and stop - start == size:
+                    self._replay.run(self._run_step)
+                else:
+                    self._run_step()
+                losses += step.loss
                 if number == last_sampled:
-                    sample, sampled = step.sample_gradients()
-        if self._replay is not None:
-            self._replay.forget()
+                    gradients = step.keep_gradients()
+        assert gradients is not None, "an epoch has at least one batch"
+        sample, sampled = self._summarise(*gradients())
         return EpochResult((losses / len(starts)).cpu(), sample, sampled)
 
     def measure(self, plans: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
         """Evaluate every configuration of every row, as many at a time as a pass should hold."""
-        pairs = [(row, on) for row, plan in enumerate(plans) for on in plan.tolist()]
-        data, samples = self._data, self._data.subset
+        assert self._state is not None, "sync comes before measure"
+        rows = np.repeat(np.arange(len(plans)), [len(plan) for plan in plans])
+        on = torch.cat(list(plans)).numpy()
         on_cpu = self._device.type == "cpu"
         limit = _VALIDATION_SAMPLES_CPU if on_cpu else _VALIDATION_SAMPLES_ACCELERATOR
-        piece = min(len(samples), 256) if on_cpu else len(samples)
-        width = max(1, limit // piece)
+        width = max(1, limit // len(self._validation[0][1]))
         losses, corrects = [], []
         self._template.eval()
         with torch.no_grad(), stacked_attention():
-            batches = [data.batch("val", part) for part in samples.split(piece)]
-            for first in range(0, len(pairs), width):
-                part = pairs[first : first + width]
-                rows = [row for row, _ in part]
-                grafts = self._make_grafts(rows, [on for _, on in part], is_training=False)
-                chosen = torch.tensor(rows, device=self._device)
+            for first in range(0, len(rows), width):
+                part = slice(first, first + width)
+                grafts = self._choose_grafts(rows[part], on[part])
+                chosen = torch.from_numpy(rows[part]).to(self._device)
                 leaves = {n: v.index_select(0, chosen) for n, v in self._hosts.leaves.items()}
-                results = [self._evaluate(leaves, grafts, len(rows), x, y) for x, y in batches]
+                results = [
+                    self._evaluate(leaves, grafts, len(chosen), x, y) for x, y in self._validation
+                ]
                 losses.append(torch.cat([loss for loss, _ in results], 1))
                 right = [correct for _, correct in results if correct is not None]
                 if right:
@@ -170,13 +193,42 @@ class StackedEngine:
             result: Tensor = functional_call(self._template, parameters, (inputs,))
             return result
 
-        if x.is_floating_point():
-            x = x.to(self._compute)
-        leaves = {name: leaf.to(self._compute) for name, leaf in leaves.items()}
-        rows = next(iter(leaves.values()))
-        which = torch.zeros(rows.shape[0], device=rows.device)
+        which = torch.zeros(next(iter(leaves.values())).shape[0], device=x.device)
         out: Tensor = vmap(one, in_dims=(0, x_dim, 0))(leaves, x, which)
         return out
+
+    @cached_property
+    def _validation(self) -> list[tuple[Tensor, Tensor]]:
+        """The validation samples of an episode, in as many pieces as a pass should have."""
+        samples = self._data.subset
+        piece = min(len(samples), 256) if self._device.type == "cpu" else len(samples)
+        result = []
+        for part in samples.split(piece):
+            x, y = self._data.batch("val", part)
+            x = order_images(x.to(self._compute)) if x.is_floating_point() else x
+            result.append((x, y))
+        return result
+
+    def _prepare_step(self, state: SlotState) -> Step:
+        """Return the step for this epoch: the one captured before, if everything is in place."""
+        self._seated = self._nursery.seat(state)
+        if self._step is None or self._step.moves != self._nursery.moves:
+            self._step = Step(self._hosts, self._nursery, self._settings, self._losses)
+            if self._replay is not None:
+                self._replay.forget()
+        self._step.begin(state)
+        return self._step
+
+    def _run_step(self) -> None:
+        assert self._step is not None
+        self._step.run(self._inputs.x, self._inputs.y)
+
+    def _losses(self, x: Tensor, y: Tensor) -> Tensor:
+        self._grafts = self._seated
+        outputs = self.forward(self._hosts.leaves, x, 0)
+        self._grafts = None
+        loss, _ = self._objective(outputs.flatten(0, 1), y.flatten(0, 1))
+        return loss.reshape(x.shape[0], -1).mean(1)
 
     def _evaluate(
         self, leaves: dict[str, Tensor], grafts: Grafts, rows: int, x: Tensor, y: Tensor
@@ -198,122 +250,37 @@ class StackedEngine:
 
         return attend
 
-    def _make_grafts(
-        self, rows: Sequence[int], on: list[list[bool]] | None, *, is_training: bool
-    ) -> Grafts:
-        """Group the seeds that take part: rows are (repeated) rows of the population."""
+    def _choose_grafts(self, rows: NDArray[np.int64], on: NDArray[np.bool_]) -> Grafts:
+        """Return the seeds that take part in a measurement of these rows, by configuration."""
         assert self._state is not None
-        state = self._state
-        stage, alpha = state.stage.tolist(), state.alpha.tolist()
-        blueprint, algorithm = state.blueprint.tolist(), state.algorithm.tolist()
-        slots = []
-        for slot in range(len(self.slots)):
-            members: list[Member] = []
-            for position, row in enumerate(rows):
-                isolated = stage[row][slot] == SeedStage.TRAINING
-                blended = stage[row][slot] in BLENDED_STAGES and alpha[row][slot] > 0
-                if not (blended or (isolated and is_training)):
-                    continue
-                if on is not None and not on[position][slot]:
-                    continue
-                members.append(
-                    Member(
-                        position,
-                        row,
-                        blueprint[row][slot],
-                        algorithm[row][slot],
-                        1.0 if isolated else alpha[row][slot],
-                        isolated,
-                    )
-                )
-            slots.append(self._nursery.grafts(slot, members, len(rows)))
-        return tuple(slots)
+        return tuple(
+            self._nursery.grafts(slot, rows, on[:, slot], self._state)
+            for slot in range(len(self.slots))
+        )
 
-
-class _Step:
-    """One optimizer step of all rows, for one topology."""
-
-    def __init__(self, engine: StackedEngine, grafts: Grafts) -> None:
-        self._engine = engine
-        self._grafts = grafts
-        settings = engine._settings
-        self._rates = {
-            "learning_rate": settings.learning_rate,
-            "momentum": settings.momentum,
-            "weight_decay": settings.weight_decay,
-        }
-        self._max_norm = settings.max_grad_norm
-        assert engine._state is not None
-        self._stacks = engine._nursery.active(engine._state)
-        self._shared = engine._nursery.shared(self._stacks)
-        everyone = torch.ones((len(engine._keys), 1), dtype=torch.bool, device=engine._device)
-        self._active = [everyone, *(entry.active for _, entry in self._stacks)]
-        self._reached: list[list[bool]] = []
-        self._gradients: list[Tensor] = []
-
-    def __call__(self, plan: EpochPlan, start: int, stop: int, replay: Replay | None) -> Tensor:
-        x, y = plan.batch(self._engine._data, start, stop)
-        if replay is None:
-            return self._run(x, y)
-        return replay.run(self._run, x, y)
-
-    def _run(self, x: Tensor, y: Tensor) -> Tensor:
-        engine = self._engine
-        stacks = [engine._hosts, *(stack for stack, _ in self._stacks)]
-        learning = [leaf for s in stacks for leaf in s.leaves.values() if leaf.requires_grad]
-        with torch.enable_grad():
-            engine._grafts = self._grafts
-            outputs = engine.forward(engine._hosts.leaves, x, 0)
-            engine._grafts = None
-            loss, _ = engine._objective(outputs.flatten(0, 1), y.flatten(0, 1))
-            per_row = loss.reshape(x.shape[0], -1).mean(1)
-            given = iter(torch.autograd.grad(per_row.sum(), learning, allow_unused=True))
-        leaves = [list(stack.leaves.values()) for stack in stacks]
-        found = [[next(given) if leaf.requires_grad else None for leaf in s] for s in leaves]
-        if not self._reached:
-            self._leave_alone(leaves, found)
-        self._gradients = list(map(flatten_gradients, leaves, found))
-        self._move(self._gradients)
-        return per_row.detach()
-
-    def _leave_alone(self, leaves: list[list[Tensor]], found: list[list[Tensor | None]]) -> None:
-        """What no gradient reaches stays as it is, without decay, as in `torch.optim`."""
-        for number, reached in enumerate(map(reached_columns, leaves, found)):
-            if reached is not None:
-                self._active[number] = self._active[number] & reached
-        self._reached = [[grad is not None for grad in each] for each in found]
-
-    def _move(self, gradients: list[Tensor]) -> None:
-        """Clip each row's host and each of its seeds (with its gate) apart, then step."""
-        engine = self._engine
-        host = gradients[0]
-        if self._max_norm:
-            host = host * clip_coefficient(host.square().sum(1), self._max_norm)[:, None]
-        sgd_step(engine._hosts, host, self._active[0], **self._rates)
-        own = [gradient.square().sum(1) for gradient in gradients[1:]]
-        squares = list(own)
-        for gates, seeds, here, there in self._shared:
-            both = own[gates][here] + own[seeds][there]
-            squares[gates] = squares[gates].index_copy(0, here, both)
-            squares[seeds] = squares[seeds].index_copy(0, there, both)
-        for (stack, _), active, gradient, square in zip(
-            self._stacks, self._active[1:], gradients[1:], squares, strict=True
-        ):
-            if self._max_norm:
-                gradient = gradient * clip_coefficient(square, self._max_norm)[:, None]
-            sgd_step(stack, gradient, active, **self._rates)
-
-    def sample_gradients(self) -> tuple[GradientSample, Tensor]:
-        """Summarise the gradients of the last step, before clipping, per row and slot."""
-        engine = self._engine
-        rows, slots = len(engine._keys), len(engine.slots)
-        sample, sampled = empty_sample(rows, slots)
-        host = self._gradients[0].to(torch.float64).square().sum(1).sqrt().cpu()
-        for index, row, norms, size in engine._nursery.seed_norms(
-            self._stacks, self._gradients[1:], self._reached[1:], engine._state
-        ):
-            one = summarise(norms, size, host[row], engine.host_params)
+    def _summarise(self, host: Tensor, beds: list[Tensor]) -> tuple[GradientSample, Tensor]:
+        """Turn the norms of gradients into a sample per row and slot."""
+        assert self._state is not None
+        assert self._step is not None
+        sample, sampled = empty_sample(len(self._keys), len(self.slots))
+        norms = {(bed.slot, bed.kind): n for bed, n in zip(self._step.beds, beds, strict=True)}
+        stages = (int(SeedStage.TRAINING), int(SeedStage.BLENDING))
+        for group in groups(self._nursery, self._state, stages):
+            parts = []
+            # A frozen seed has no gradient at all: nothing has vanished there.
+            if group.is_learning:
+                both = ((group.kind, group.places), (GATE, group.gates))
+                parts = [
+                    norms[group.slot, kind][torch.from_numpy(places)]
+                    for kind, places in both
+                    if places is not None and (group.slot, kind) in norms
+                ]
+            rows = torch.from_numpy(group.rows)
+            nothing = torch.zeros((len(rows), 0), dtype=torch.float64)
+            one = summarise(
+                torch.cat([nothing, *parts], 1), group.size, host[rows], self.host_params
+            )
             for name in ("norm", "health", "vanishing", "exploding", "ratio"):
-                getattr(sample, name)[row, index] = getattr(one, name)
-            sampled[row, index] = True
+                getattr(sample, name)[rows, group.slot] = getattr(one, name)
+            sampled[rows, group.slot] = True
         return sample, sampled

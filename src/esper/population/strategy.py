@@ -14,19 +14,41 @@ from esper.kasmina.placement import place_slots
 from esper.leyline.errors import EsperWarning, UsageError
 from esper.population.config import PopulationConfig, Strategy
 from esper.population.engine import Engine, SlotSpec, TrainSettings
+from esper.population.pool import may_start_processes, usable_cores
 from esper.population.sequential import SequentialEngine
 from esper.population.stackable import host_problem, seed_problem
 from esper.population.stacked import StackedEngine
+from esper.population.workers import WorkersEngine
+from esper.population.workplace import Workplace
 from esper.tasks.dataset import TaskData
 from esper.tasks.task import Task
 
 _STRATEGIES = ("auto", "sequential", "stacked", "workers")
 
 
+_SAMPLES_WORTH_PROCESSES = 200_000
+"""Training samples of an episode that take longer than starting processes for them."""
+
+
 def pick_strategy(
-    asked: Strategy, device: torch.device, config: PopulationConfig
+    asked: Strategy,
+    device: torch.device,
+    config: PopulationConfig,
+    *,
+    rows: int,
+    samples: int,
+    has_processes: bool = False,
 ) -> tuple[Strategy, str]:
-    """Return the strategy to use and why."""
+    """Return the strategy to use and why.
+
+    Args:
+        asked: what the caller wants.
+        device: where the rows run.
+        config: settings shared by all rows.
+        rows: how many there are.
+        samples: training samples of all rows in one episode.
+        has_processes: whether worker processes run already.
+    """
     if asked not in _STRATEGIES:
         raise UsageError(f"strategy must be one of {', '.join(_STRATEGIES)}, got {asked!r}")
     if asked == "workers" and device.type != "cpu":
@@ -40,18 +62,36 @@ def pick_strategy(
         return "sequential", "the shadow pass is not stacked"
     if device.type == "cuda":
         return "stacked", "on an accelerator stacked rows share every kernel"
-    return "sequential", "on a CPU plain convolutions one row at a time are fastest"
+    if rows == 1:
+        return "sequential", "there is one row"
+    processes = count_processes(config, rows)
+    if processes == 1:
+        return "sequential", "there is one core for all rows"
+    if not may_start_processes():
+        return "sequential", "a daemonic process may not start others"
+    if samples < _SAMPLES_WORTH_PROCESSES and not has_processes:
+        return "sequential", f"an episode of {samples:,} samples is not worth starting processes"
+    return "workers", f"on a CPU rows run one after another, here in {processes} processes"
+
+
+def count_processes(config: PopulationConfig, rows: int) -> int:
+    """Return how many processes share some rows in the workers strategy."""
+    return min(config.workers or usable_cores(), rows)
 
 
 def make_engines(
-    task: Task, data: TaskData, keys: Sequence[int], strategy: Strategy, config: PopulationConfig
+    task: Task,
+    data: TaskData,
+    keys: Sequence[int],
+    strategy: Strategy,
+    config: PopulationConfig,
+    place: Workplace | None = None,
 ) -> Iterator[tuple[list[int], Engine]]:
-    """Yield (keys, engine) for the rows of one task, in order."""
+    """Yield (keys, engine) for the rows of one task, in order; workers run at a `place`."""
     settings = train_settings(task)
     if strategy == "workers":
-        from esper.population.workers import WorkersEngine
-
-        yield list(keys), WorkersEngine(task, data, keys, config)
+        assert place is not None, "the workers strategy needs a place for its rows"
+        yield list(keys), WorkersEngine(place, task, keys)
         return
     if strategy == "stacked":
         problem = stacking_problem(task, config)

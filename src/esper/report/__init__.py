@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from esper.report.page import render_report, write_report
+from esper.report.page import render_report
 from esper.report.picture import growth_picture
+from esper.report.shell import write_report
 from esper.report.stored import render_run, report_run
 
 __all__ = ["growth_picture", "render_report", "render_run", "report_run", "write_report"]

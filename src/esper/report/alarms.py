@@ -11,6 +11,7 @@ from esper.report.tables import NOTHING, Column, render_table
 from esper.report.text import format_count
 
 _ORDER = {"critical": 0, "warning": 1, "info": 2}
+_MOST_TOLD = 4
 
 
 @dataclass(slots=True)
@@ -50,37 +51,56 @@ def render_alarms(groups: list[AlarmGroup]) -> str:
     """Return the table of all alarms."""
     columns = (
         Column("Severity"),
-        Column("When", "number"),
+        Column("When", "when"),
         Column("What", "words"),
         Column("It means", "words"),
         Column("What to try", "words"),
     )
     rows = [
         (
-            group.first.severity or NOTHING,
-            _when(group),
-            group.first.message or group.first.monitor or NOTHING,
-            _meaning(group.first.monitor),
-            group.first.advice or NOTHING,
+            members[0].first.severity or NOTHING,
+            _when(members),
+            _what(members),
+            _meaning(members[0].first.monitor),
+            members[0].first.advice or NOTHING,
         )
-        for group in groups
+        for members in _by_monitor(groups)
     ]
     return render_table("Alarms, the gravest first", columns, rows, noun="alarm")
+
+
+def _by_monitor(groups: list[AlarmGroup]) -> list[list[AlarmGroup]]:
+    """Return what one monitor found about several subjects together, where it is as grave."""
+    found: dict[tuple[str | None, str | None, str | None], list[AlarmGroup]] = {}
+    for group in groups:
+        first = group.first
+        found.setdefault((first.monitor, first.severity, first.advice), []).append(group)
+    return list(found.values())
+
+
+def _what(members: list[AlarmGroup]) -> str:
+    told = [group.first.message or group.first.monitor or NOTHING for group in members]
+    beyond = len(told) - _MOST_TOLD
+    more = f"; and {beyond} more" if beyond > 0 else ""
+    return "; ".join(told[:_MOST_TOLD]) + more
 
 
 def _moment(alarm: AlarmRow) -> int:
     return alarm.round or alarm.step
 
 
-def _when(group: AlarmGroup) -> str:
-    unit = "round" if group.first.round else "epoch"
-    first = _moment(group.first)
+def _when(members: list[AlarmGroup]) -> str:
+    is_round = any(group.first.round or not group.first.step for group in members)
+    unit = "round" if is_round else "epoch"
+    first = min(_moment(group.first) for group in members)
+    last = max(group.last for group in members)
     when = f"{unit} {format_count(first)}"
-    if group.last != first:
-        when += f" to {format_count(group.last)}"
-    if group.count > 1:
-        when += f", {format_count(group.count)} times"
-    return f"{when}, then over" if group.is_over else when
+    if last != first:
+        when += f" to {format_count(last)}"
+    count = sum(group.count for group in members)
+    if count > 1:
+        when += f", {format_count(count)} times"
+    return f"{when}, then over" if all(group.is_over for group in members) else when
 
 
 def _meaning(monitor: str | None) -> str:

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from esper.leyline.history import EpochRecord
 from esper.report.frame import AXIS_NAME, LANE_SCALE, Frame
 from esper.report.labels import text_width
+from esper.report.paths import Point, draw_path, known_points, make_point
 from esper.report.style import MARGIN, ROW
-from esper.report.svg import Scale, element, label, number, round_ticks, tick_labels, tooltip
+from esper.report.svg import Scale, element, label, round_ticks, tick_labels, tooltip
 from esper.report.text import format_number
 
 HEIGHT = 280.0
 _TICKS = 6
 # The last number of the axis reaches this far into the room beside it.
 _TICK_HALF = 30.0
-_MOST_POINTS = 1200
 _MOST_COLUMNS = 400
-# Beyond this a score is an accident; drawing it would flatten everything else.
-_OFF_THE_CHART = 1e15
-
-Point = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +46,15 @@ class Curves:
         return max(names + 14, text_width(AXIS_NAME) + _TICK_HALF)
 
     def _ends(self) -> list[str]:
-        ends = [curve[-1] for curve in map(_known, (self.grown, self.twin)) if curve]
+        ends = [curve[-1] for curve in map(known_points, (self.grown, self.twin)) if curve]
         return ["grown", *(format_number(score) for _, score in ends)]
 
 
 def read_curves(history: Sequence[EpochRecord]) -> Curves:
     """Return the curves of a run; an epoch without a usable score is a gap."""
-    grown = [_point(record.epoch, record.val_score) for record in history]
-    twin = [_point(record.epoch, record.twin_score) for record in history]
-    scores = [score for _, score in _known(grown) + _known(twin)] or [0.0]
+    grown = [make_point(record.epoch, record.val_score) for record in history]
+    twin = [make_point(record.epoch, record.twin_score) for record in history]
+    scores = [score for _, score in known_points(grown) + known_points(twin)] or [0.0]
     low, high = min(scores), max(scores)
     pad = (high - low) * 0.06
     if pad <= 1e-9 * max(abs(low), abs(high)):
@@ -92,9 +87,9 @@ def draw_curves(
         )
     yield from frame.axis(top + HEIGHT)
     if curves.has_twin:
-        yield _path("curve twin", curves.twin, frame.x, y)
-    if _known(curves.grown):
-        yield _path("curve grown", curves.grown, frame.x, y)
+        yield draw_path("curve twin", curves.twin, frame.x, y)
+    if known_points(curves.grown):
+        yield draw_path("curve grown", curves.grown, frame.x, y)
     else:
         middle = (frame.left + frame.right) / 2
         yield label(
@@ -107,7 +102,8 @@ def draw_curves(
 def _names(curves: Curves, frame: Frame, y: Scale, top: float) -> Iterator[str]:
     """Write each curve's name and last value at its end, apart where the ends are close."""
     ends = []
-    for name, points in (("grown", _known(curves.grown)), ("twin", _known(curves.twin))):
+    for name, curve in (("grown", curves.grown), ("twin", curves.twin)):
+        points = known_points(curve)
         if points:
             epoch, score = points[-1]
             title = name if curves.has_twin else "score"
@@ -151,49 +147,3 @@ def _columns(history: Sequence[EpochRecord], frame: Frame, top: float) -> Iterat
             width=end - begin,
             height=HEIGHT,
         )
-
-
-def _path(kind: str, points: Sequence[Point | None], x: Scale, y: Scale) -> str:
-    steps: list[str] = []
-    for run in _runs(points):
-        pairs = [f"{number(x(epoch))} {number(y(score))}" for epoch, score in _thin(run)]
-        # A lone epoch becomes a dot: a line of no length with round ends.
-        steps.append(f"M{'L'.join(pairs)}" + ("h0" if len(pairs) == 1 else ""))
-    return element("path", class_=kind, d="".join(steps))
-
-
-def _runs(points: Sequence[Point | None]) -> Iterator[list[Point]]:
-    run: list[Point] = []
-    for point in (*points, None):
-        if point is not None:
-            run.append(point)
-        elif run:
-            yield run
-            run = []
-
-
-def _thin(points: list[Point]) -> list[Point]:
-    """Keep the lowest and the highest of every few points where there are too many to see."""
-    if len(points) <= _MOST_POINTS:
-        return points
-    size = math.ceil(len(points) / (_MOST_POINTS // 2))
-    kept: list[Point] = []
-    for begin in range(0, len(points), size):
-        part = points[begin : begin + size]
-        kept.extend(sorted({min(part, key=_score), max(part, key=_score)}))
-    return kept
-
-
-def _point(epoch: int, score: float | None) -> Point | None:
-    # The comparison is false for NaN as well.
-    if score is None or not abs(score) < _OFF_THE_CHART:
-        return None
-    return float(epoch), score
-
-
-def _score(point: Point) -> float:
-    return point[1]
-
-
-def _known(points: Sequence[Point | None]) -> list[Point]:
-    return [point for point in points if point is not None]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from esper.leyline.history import EpochRecord, RunSummary, SeedRecord
+from esper.report.shell import render_tiles
 from esper.report.text import (
     counted,
     decimals_for,
@@ -115,13 +116,7 @@ def render_figures(
     tiles.append(("Parameters", " → ".join(sizes), _change(before, after)))
     kept = sum(seed.fate == "fossilized" for seed in seeds)
     tiles.append(("Seeds kept", f"{format_count(kept)} of {format_count(len(seeds))}", ""))
-    body = "".join(
-        f"<div><dt>{escaped(name)}</dt><dd>{escaped(value)}"
-        + (f"<small>{escaped(note)}</small>" if note else "")
-        + "</dd></div>\n"
-        for name, value, note in tiles
-    )
-    return f'<dl class="figures">\n{body}</dl>\n'
+    return render_tiles(tiles)
 
 
 def _tell_seeds(who: str, epochs: int, seeds: Sequence[SeedRecord]) -> str:

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from esper.leyline.architecture import ModuleRecord
 from esper.leyline.history import EpochRecord, RunSummary, SeedRecord, seed_records
-from esper.leyline.storage import atomic_write_text
-from esper.report.alarms import AlarmGroup, render_alarms
+from esper.report.alarms import AlarmGroup
 from esper.report.architecture import draw_architecture
 from esper.report.headline import heading, read_outcome, render_figures, render_lead
+from esper.report.origin import About, found_sections, origin_sections, recorded_section
 from esper.report.picture import DEFAULT_TITLE, draw_picture
-from esper.report.style import PAGE_STYLE
-from esper.report.tables import flatten, render_decisions, render_pairs, render_seeds
-from esper.report.text import counted, escaped, format_count, format_duration
-
-# Nothing is fetched and nothing runs, whatever a value in the page tries.
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-_COMMAND_LIMIT = 20_000
+from esper.report.shell import render_page, section
+from esper.report.tables import render_decisions, render_seeds
+from esper.report.text import escaped, format_count
 
 _CAPTION = (
     "An epoch reaches from the number before it to its own, so a decision stands where its effect "
@@ -36,30 +29,6 @@ _NETWORK = (
     "out for one sample; modules without parameters are left out. On the right, the slots on "
     "their outputs: what lives there{when}, or that nothing does."
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class About:
-    """What is known of a run beside its epochs; absent is None."""
-
-    kind: str = "grow"
-    name: str | None = None
-    task: str | None = None
-    controller: str | None = None
-    seed: int | None = None
-    state: str | None = None
-    """running, interrupted, finished or damaged."""
-    note: str | None = None
-    planned: int | None = None
-    """Epochs, or rounds of training."""
-    created: float | None = None
-    """Seconds since 1970."""
-    resumes: int = 0
-    device: str | None = None
-    host: str | None = None
-    seconds: float | None = None
-    counts: Mapping[str, int] = field(default_factory=dict)
-    """Rows of every table, where they are too many to show."""
 
 
 def render_report(
@@ -90,28 +59,15 @@ def render_report(
     about = about or About()
     seeds = _seeds(history, summary)
     title = heading(summary, about.task, about.kind)
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{escaped(_POLICY)}">\n'
-        f"<title>{escaped(title)}</title>\n<style>\n{PAGE_STYLE}\n</style>\n</head>\n<body>\n"
-        f"<main>\n<header>\n<h1>{escaped(title)}</h1>\n"
-        f"{_top(history, summary, seeds, about)}</header>\n"
-        f"{''.join(_pictures(history, summary, modules))}"
-        f"{''.join(_found_sections(alarms, about))}"
-        f"{''.join(_growth_sections(history, seeds, at_end or {}))}"
-        f"{''.join(_origin_sections(summary, config, command, versions, about))}"
-        "</main>\n</body>\n</html>\n"
+    return render_page(
+        title,
+        _top(history, summary, seeds, about),
+        *_pictures(history, summary, modules),
+        *found_sections(alarms, about),
+        *recorded_section(about),
+        *_growth_sections(history, seeds, at_end or {}),
+        *origin_sections(summary, config, command, versions, about),
     )
-
-
-def write_report(path: Path | str, html: str) -> None:
-    """Write a report so that a reader finds the old one or the new one, never a part.
-
-    Raises:
-        CheckpointError: The disk refused; the file that was there before is untouched.
-    """
-    atomic_write_text(Path(path), html)
 
 
 def _seeds(history: Sequence[EpochRecord], summary: RunSummary | None) -> tuple[SeedRecord, ...]:
@@ -159,13 +115,13 @@ def _growth_sections(
     at_end: Mapping[str, tuple[float | None, float | None]],
 ) -> Iterator[str]:
     if seeds:
-        yield _section("Seeds", render_seeds(seeds, at_end))
+        yield section("Seeds", render_seeds(seeds, at_end))
     elif history:
-        yield _section("Seeds", "<p>No seed was germinated.</p>\n")
+        yield section("Seeds", "<p>No seed was germinated.</p>\n")
     if any(record.decision is not None and record.decision.op != "WAIT" for record in history):
-        yield _section("Decisions", render_decisions(history))
+        yield section("Decisions", render_decisions(history))
     elif history:
-        yield _section("Decisions", "<p>The controller only waited.</p>\n")
+        yield section("Decisions", "<p>The controller only waited.</p>\n")
 
 
 def _pictures(
@@ -185,72 +141,3 @@ def _pictures(
     caption = escaped(_NETWORK.format(when=when), limit=1000)
     yield f"<figure>\n<h2>Architecture</h2>\n{picture}\n<figcaption>{caption}</figcaption>\n"
     yield "</figure>\n"
-
-
-def _found_sections(alarms: Sequence[AlarmGroup], about: About) -> Iterator[str]:
-    if alarms:
-        yield _section("Alarms", render_alarms(list(alarms)))
-    elif about.state is not None:
-        yield _section("Alarms", "<p>The monitors found nothing wrong.</p>\n")
-    if about.counts:
-        pairs = ((table, format_count(count)) for table, count in about.counts.items())
-        yield _section("Recorded", render_pairs("Rows of every table", pairs, noun="table"))
-
-
-def _origin_sections(
-    summary: RunSummary | None,
-    config: Mapping[str, Any],
-    command: str,
-    versions: Mapping[str, str],
-    about: About,
-) -> Iterator[str]:
-    shown = escaped(command, limit=_COMMAND_LIMIT, keep="\n\t")
-    body = f"<h3>Command</h3>\n<pre><code>{shown}</code></pre>\n"
-    body += "<h3>Run</h3>\n" + render_pairs("The run", _facts(summary, config, about), noun="fact")
-    body += "<h3>Versions</h3>\n" + render_pairs("Versions", versions.items(), noun="version")
-    yield _section("How to repeat it", body)
-    settings = list(flatten(config))
-    if settings:
-        yield _section("Configuration", render_pairs("Configuration", settings, noun="setting"))
-
-
-def _facts(
-    summary: RunSummary | None, config: Mapping[str, Any], about: About
-) -> Iterator[tuple[str, object]]:
-    if about.name is not None:
-        yield "name", about.name
-    if about.state is not None:
-        yield "state", about.state
-    if about.note is not None:
-        yield "note", about.note
-    if summary is not None:
-        yield "task", summary.task
-        yield "controller", summary.controller
-        yield "random seed", summary.seed
-        yield "epochs", format_count(summary.epochs)
-        yield "time", format_duration(summary.seconds)
-    else:
-        for name, value in (("task", about.task), ("controller", about.controller)):
-            if value is not None:
-                yield name, value
-        seed = config.get("seed", "not recorded") if about.seed is None else about.seed
-        yield "random seed", seed
-        if about.seconds is not None:
-            yield "time", format_duration(about.seconds)
-    if about.device is not None:
-        yield "device", about.device
-    if about.created is not None:
-        yield "started", _date(about.created)
-    if about.resumes:
-        yield "continued", f"{counted(about.resumes, 'time')}"
-
-
-def _date(seconds: float) -> str:
-    try:
-        return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
-    except (OverflowError, OSError, ValueError):
-        return "unknown"
-
-
-def _section(title: str, body: str) -> str:
-    return f"<section>\n<h2>{escaped(title)}</h2>\n{body}</section>\n"

@@ -12,7 +12,10 @@ from esper.nissa import EventKind, StoredRun, open_run, read_history
 from esper.nissa.listing import describe_run
 from esper.nissa.schema import AlarmRow, RunRow
 from esper.report.alarms import group_alarms
-from esper.report.page import About, render_report, write_report
+from esper.report.origin import About
+from esper.report.page import render_report
+from esper.report.shell import write_report
+from esper.report.training import read_training, render_training
 
 REPORT_FILE = "report.html"
 
@@ -34,7 +37,9 @@ def report_run(run: str | os.PathLike[str], out: str | os.PathLike[str] | None =
 def render_run(run: StoredRun) -> str:
     """Return the report of a recorded run as one HTML page."""
     info = run.info
-    # Rounds and rows of training are counted, not listed: there may be millions.
+    if info.kind == "train":
+        return render_training(read_training(run), _about(run, info), **_origin(run, info))
+    # What is of no known kind is counted, not listed: there may be millions.
     is_grown = info.kind == "grow"
     history = read_history(run) if is_grown else []
     summary = None
@@ -54,18 +59,25 @@ def render_run(run: StoredRun) -> str:
             seeds=seed_records(history),
             seconds=info.seconds or 0.0,
         )
-    alarms = [row for row in run.records("alarms") if isinstance(row, AlarmRow)]
     return render_report(
         history,
         summary,
-        config=info.config if isinstance(info.config, dict) else {},
-        command=info.command or "not recorded",
-        versions=info.versions if isinstance(info.versions, dict) else {},
         about=_about(run, info),
-        alarms=group_alarms(alarms),
         modules=read_modules(run),
         at_end=_worth_at_end(run) if summary is not None else None,
+        **_origin(run, info),
     )
+
+
+def _origin(run: StoredRun, info: RunRow) -> dict[str, Any]:
+    """Return what every page tells of where its run came from."""
+    alarms = [row for row in run.records("alarms") if isinstance(row, AlarmRow)]
+    return {
+        "config": info.config if isinstance(info.config, dict) else {},
+        "command": info.command or "not recorded",
+        "versions": info.versions if isinstance(info.versions, dict) else {},
+        "alarms": group_alarms(alarms),
+    }
 
 
 def read_modules(run: StoredRun) -> tuple[ModuleRecord, ...]:

@@ -77,6 +77,38 @@ vector-effect:non-scaling-stroke}
 vector-effect:non-scaling-stroke}
 """.strip()
 
+CHART_STYLE = """
+.chart{--grid:#dde2e8;--muted:#56616d;--ink:#19212a;--c1:#0a58a8;--c2:#c98500;--c3:#a8327f;
+--c4:#00805c;--c5:#6a7480;--c6:#2f97dc;display:block;width:100%;height:auto}
+@media (prefers-color-scheme:dark){.chart{--grid:#323a44;--muted:#a3adb8;--ink:#e8ecf1;
+--c1:#7cc0ff;--c2:#f0b840;--c3:#d98bb8;--c4:#17a67c;--c5:#a3adb8;--c6:#5b74d8}}
+.chart text{font:400 12px system-ui,-apple-system,"Segoe UI",Roboto,Helvetica,Arial,sans-serif;
+fill:var(--ink)}
+@media (max-width:800px){.chart text{font-size:14px}}
+@media (max-width:520px){.chart text{font-size:15.5px}}
+.chart .strong{font-weight:650}.chart text.muted{fill:var(--muted)}
+.chart text.number{font-variant-numeric:tabular-nums}
+.chart .grid{stroke:var(--grid)}.chart .axis{stroke:var(--muted)}
+.chart .reference{stroke:var(--muted);stroke-dasharray:2 3}
+.chart .line{fill:none;stroke-width:1.8;stroke-linejoin:round;stroke-linecap:round}
+.chart .line,.chart .grid,.chart .axis,.chart .reference{vector-effect:non-scaling-stroke}
+.chart .dashed{stroke-dasharray:4 3}
+.chart .dots{stroke-width:3;stroke-dasharray:0 7}
+.chart .line.c1{stroke:var(--c1)}.chart .line.c2{stroke:var(--c2)}.chart .line.c3{stroke:var(--c3)}
+.chart .line.c4{stroke:var(--c4)}.chart .line.c5{stroke:var(--c5)}.chart .line.c6{stroke:var(--c6)}
+.chart text.c1,.chart .c1.band,.chart .c1.area{fill:var(--c1)}
+.chart .c2.band,.chart .c2.area{fill:var(--c2)}.chart .c3.band,.chart .c3.area{fill:var(--c3)}
+.chart .c4.band,.chart .c4.area{fill:var(--c4)}.chart .c5.band,.chart .c5.area{fill:var(--c5)}
+.chart .c6.band,.chart .c6.area{fill:var(--c6)}
+.chart .band{fill-opacity:.14}.chart .strong-band{fill-opacity:.22}.chart .area{fill-opacity:.75}
+.chart .column{fill:var(--ink);fill-opacity:0}.chart .column:hover{fill-opacity:.08}
+.charts{display:grid;gap:.9rem 1.1rem;grid-template-columns:repeat(auto-fill,
+minmax(min(100%,25rem),1fr));margin:.4rem 0 .8rem}
+.charts.small{grid-template-columns:repeat(auto-fill,minmax(min(46%,12.5rem),1fr));gap:.7rem .9rem}
+.charts.heads{grid-template-columns:repeat(4,1fr);gap:.5rem .9rem}
+@media (max-width:800px){.charts.heads{grid-template-columns:repeat(2,1fr)}}
+""".strip()
+
 # A table that is wider than its container has a shade at the edge behind which more is hidden:
 # the covers scroll with the table, the shades stay.
 PAGE_STYLE = """
@@ -121,6 +153,7 @@ thead th{white-space:nowrap;color:var(--muted);font-weight:600;
 border-bottom-width:2px}
 tbody tr:last-child>*{border-bottom:0}
 td.words{min-width:13rem;overflow-wrap:anywhere}
+td.when{min-width:7rem}
 .number{text-align:right;white-space:nowrap;font-variant-numeric:tabular-nums}
 .pairs th{width:40%;min-width:7rem;font-weight:500;color:var(--muted)}
 .pairs td{overflow-wrap:anywhere}
@@ -129,6 +162,10 @@ border-radius:.4rem;padding:.6rem .75rem;font-size:.9rem}
 code,pre,.pairs{font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}
 .pairs{font-size:.86rem}
 h3{font-size:.95rem;margin:1.1rem 0 .4rem}
+details{border-top:1px solid var(--line);padding:.5rem 0}
+summary{cursor:pointer;font-weight:600;padding:.2rem 0}
+summary:focus-visible{outline:2px solid var(--accent);outline-offset:2px}
+td.quiet{color:var(--muted)}
 @media (max-width:32rem){.pairs th,.pairs td{display:block;width:auto}
 .pairs th{border:0;padding-bottom:0}.pairs td{padding-top:0}}
 @media print{body{background:none}section,figure{break-inside:avoid}}

@@ -86,6 +86,36 @@ def format_number(value: float | None, *, decimals: int | None = None, signed: b
     return text.replace("-", MINUS)
 
 
+def format_measure(value: float | None) -> str:
+    """Return a number of any size in few characters: a KL of 1e-4 as well as a count."""
+    if value is None:
+        return NOT_MEASURED
+    if not math.isfinite(value):
+        return NOT_FINITE
+    if value and abs(value) < 1e-3:
+        mantissa, _, power = f"{value:.1e}".partition("e")
+        text = f"{mantissa}e{int(power)}"
+    else:
+        size = abs(value)
+        decimals = 0 if size >= 1000 else 1 if size >= 100 else 2 if size >= 1 else 3
+        # Adding 0.0 takes the sign off a negative zero.
+        text = f"{value + 0.0:,.{decimals}f}"
+    return text.replace("-", MINUS)
+
+
+def format_share(part: float | None, whole: float = 1.0) -> str:
+    """Return a share in percent; there is none of nothing."""
+    if part is None or not whole:
+        return NOT_MEASURED
+    share = 100 * part / whole
+    if not math.isfinite(share):
+        return NOT_FINITE
+    # Close to either end another digit tells much; and all or nothing is said without any.
+    is_close = 0.005 < share < 1 or 99 < share < 99.995
+    decimals = 2 if is_close else 0 if round(share, 2) in (0, 100) else 1
+    return f"{share:.{decimals}f} %".replace("-", MINUS)
+
+
 def decimals_for(value: float) -> int:
     """Return how many decimals a score of this size deserves."""
     size = abs(value)

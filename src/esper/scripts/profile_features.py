@@ -1,7 +1,7 @@
 """`python -m esper.scripts.profile_features`: what an observation costs, and where the time goes.
 
-Extraction and the readable reference are timed in turns on the same imagined hosts, so a slow
-moment hits both; times are those of the thread itself. One thread is used.
+The time is that of `esper bench observation`; this adds which functions it is spent in. One thread
+is used.
 """
 
 from __future__ import annotations
@@ -11,68 +11,23 @@ import cProfile
 import json
 import pstats
 import sys
-import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from statistics import median
+from collections.abc import Sequence
+from dataclasses import asdict
 
 import torch
 
+from esper.kasmina.imagined_hosts import middle_aged_hosts
 from esper.leyline.errors import UsageError
+from esper.leyline.signals import Signals
 from esper.leyline.slots import SlotConfig
-from esper.scripts.imagined_hosts import ImaginedHosts, middle_aged_hosts
 from esper.tamiyo.policy.features import batch_obs_to_features
-from esper.tamiyo.policy.reports import plain_reports
-
-_CALLS = 20
-"""Extractions timed together; the reference is timed once in the same turn."""
+from esper.tamiyo.policy.timing import ExtractionTiming, time_extraction
 
 
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """What one observation costs."""
-
-    rows: int
-    slots: int
-    occupied: float
-    """Share of slots that hold a record; an empty slot costs the reference next to nothing."""
-    extraction_us: float
-    """Microseconds per row, of all rows together."""
-    reference_us: float
-    """Microseconds per row, one by one from plain floats."""
-    ratio: float
-    """How many times faster; the median over the turns."""
-
-
-def time_extraction(hosts: ImaginedHosts, turns: int) -> Timing:
-    """Time both ways to the observation of these hosts."""
-    slots = SlotConfig.of(hosts.state.num_slots)
-    signals = hosts.signals()
-    reports = plain_reports(signals, slots)
-    pairs = [
-        (
-            _seconds(lambda: batch_obs_to_features(signals, slots), _CALLS),
-            _seconds(lambda: batch_obs_to_features(*reports, slots), 1),
-        )
-        # The first turn only warms up.
-        for _ in range(turns + 1)
-    ][1:]
-    per_row = 1e6 / hosts.rows
-    return Timing(
-        rows=hosts.rows,
-        slots=slots.num_slots,
-        occupied=float(signals.occupied.float().mean()),
-        extraction_us=per_row * median(ours for ours, _ in pairs),
-        reference_us=per_row * median(theirs for _, theirs in pairs),
-        ratio=median(theirs / ours for ours, theirs in pairs),
-    )
-
-
-def where_time_goes(hosts: ImaginedHosts, calls: int = 500) -> list[tuple[str, float]]:
+def where_time_goes(signals: Signals, calls: int = 500) -> list[tuple[str, float]]:
     """Return the functions of one extraction with their shares of its time, largest first."""
-    slots = SlotConfig.of(hosts.state.num_slots)
-    signals = hosts.signals()
+    slots = SlotConfig.of(signals.num_slots)
     batch_obs_to_features(signals, slots)
     profiler = cProfile.Profile()
     profiler.enable()
@@ -108,8 +63,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         hosts = middle_aged_hosts(options.rows, options.slots, epochs=options.epochs)
     except UsageError as error:
         parser.error(str(error))
-    timing = time_extraction(hosts, options.turns)
-    shares = where_time_goes(hosts)
+    signals = hosts.signals()
+    timing = time_extraction(signals, options.turns)
+    shares = where_time_goes(signals)
     if options.json:
         print(json.dumps({"timing": asdict(timing), "shares": dict(shares)}, indent=1))
     else:
@@ -117,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _describe(timing: Timing, shares: Sequence[tuple[str, float]]) -> str:
+def _describe(timing: ExtractionTiming, shares: Sequence[tuple[str, float]]) -> str:
     lines = [
         f"{timing.rows} rows, {timing.slots} slots, {timing.occupied:.0%} of them occupied",
         f"extraction  {timing.extraction_us:8.2f} us per row",
@@ -128,13 +84,6 @@ def _describe(timing: Timing, shares: Sequence[tuple[str, float]]) -> str:
         *(f"  {share:6.1%}  {name}" for name, share in shares[:15]),
     ]
     return "\n".join(lines)
-
-
-def _seconds(call: Callable[[], object], calls: int) -> float:
-    start = time.thread_time()
-    for _ in range(calls):
-        call()
-    return (time.thread_time() - start) / calls
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from esper.tasks.contract import check_task
 from esper.tasks.data import Source, open_data
 from esper.tasks.dataset import TaskData, make_data
 from esper.tasks.describe import describe_task
+from esper.tasks.family import FAMILIES, Family, FamilyConfig, make_family, register_family
 from esper.tasks.objective import (
     OBJECTIVES,
     SCORE_KINDS,
@@ -28,12 +29,15 @@ from esper.tasks.task import Task
 del _presets
 
 __all__ = [
+    "FAMILIES",
     "OBJECTIVES",
     "SCORE_KINDS",
     "SPLITS",
     "TASKS",
     "Augmentation",
     "Crops",
+    "Family",
+    "FamilyConfig",
     "Objective",
     "ObjectiveName",
     "ScoreKind",
@@ -48,9 +52,11 @@ __all__ = [
     "draw_crops",
     "get_task",
     "make_data",
+    "make_family",
     "open_data",
     "per_sample_classification",
     "per_sample_language",
     "per_sample_regression",
+    "register_family",
     "register_task",
 ]

@@ -6,12 +6,17 @@ from esper.kasmina.hosts.contract import check_host
 from esper.tasks.contract import check_task
 from esper.testing.blueprints import check_blueprint
 from esper.testing.controllers import check_controller
+from esper.testing.episodes import ImaginedRows, random_episode
+from esper.testing.rewards import check_reward
 from esper.testing.signals import random_signals
 
 __all__ = [
+    "ImaginedRows",
     "check_blueprint",
     "check_controller",
     "check_host",
+    "check_reward",
     "check_task",
+    "random_episode",
     "random_signals",
 ]

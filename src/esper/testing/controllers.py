@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
@@ -18,6 +17,8 @@ from esper.leyline.errors import EsperWarning
 from esper.leyline.masks import Masks
 from esper.leyline.randomness import generator
 from esper.leyline.signals import Signals
+from esper.testing._comparing import require as _require
+from esper.testing._comparing import same as _same
 from esper.testing.signals import random_signals
 
 ControllerFactory: TypeAlias = Callable[[ControllerContext], Controller]
@@ -188,23 +189,3 @@ def check_plain(value: Any, where: str = "state_dict()") -> None:
 
 def _allowed(mask: Tensor, index: int) -> bool:
     return 0 <= index < len(mask) and bool(mask[index])
-
-
-def _same(one: Any, other: Any) -> bool:
-    """Return whether two states are equal, with NaN equal to NaN."""
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        if one.dtype != other.dtype or one.shape != other.shape:
-            return False
-        return bool(((one == other) | ((one != one) & (other != other))).all())
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(_same, one, other))
-    if isinstance(one, float) and isinstance(other, float) and math.isnan(one):
-        return math.isnan(other)
-    return type(one) is type(other) and bool(one == other)
-
-
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise AssertionError(message)

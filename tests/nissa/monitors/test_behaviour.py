@@ -7,12 +7,14 @@ import pytest
 from esper.nissa.monitors.behaviour import (
     check_growth,
     check_obs_clamp,
+    check_shortcut,
     check_wait_share,
+    check_wasted,
     find_stillborn,
     wait_share,
 )
 from esper.nissa.schema import EpisodeRow, EpochRow, RunRow
-from tests.nissa.monitors.series_of import healthy_round, levels
+from tests.nissa.monitors.series_of import findings, healthy_round, healthy_update, levels
 
 
 def test_only_free_decisions_count() -> None:
@@ -89,3 +91,50 @@ def test_rollbacks_are_told() -> None:
     lost = EpisodeRow(row=3, rolled_back=True, rollback_reason="nan")
     assert levels("governor_rollback", lost) == {"nan": "warning"}
     assert levels("governor_rollback", EpisodeRow(row=3, rolled_back=None)) == {}
+
+
+def test_the_features_at_their_clamp_are_named() -> None:
+    features = {"loss_norm": 0.9, "grad_norm": 0.2, "alpha": 0.4, "age": 0.3}
+    row = healthy_round(0, obs_clamp_share=0.2, obs_clamp_features=features)
+    assert findings("observation_clamp", row)[0].message.endswith(
+        ": loss_norm 90%, alpha 40%, age 30%"
+    )
+
+
+@pytest.mark.parametrize(
+    ("dependence", "severity"),
+    [
+        ([0.9, 0.9], None),
+        ([0.4, 0.35, 0.31], "warning"),
+        ([0.4, 0.29, 0.9], None),
+        ([0.7, None, 0.8, 0.61], "critical"),
+        ([None] * 5, None),
+    ],
+)
+def test_a_policy_that_copies_itself(dependence: list[float | None], severity: str | None) -> None:
+    found = check_shortcut(dependence)
+    assert (found.severity if found else None) == severity
+    rows = [healthy_update(n, feedback_dependence=one) for n, one in enumerate(dependence)]
+    assert levels("shortcut_learning", *rows) == ({None: severity} if severity else {})
+
+
+@pytest.mark.parametrize(
+    ("germinated", "fossilized", "is_found"),
+    [
+        # The briefing of 10 January: 997 seeds, 40 fossilized.
+        ([77] * 13, [3] * 13, True),
+        ([10] * 10, [1] * 10, False),
+        ([9] * 10, [0] * 10, False),
+        ([100] + [1] * 10, [0] * 11, False),
+        ([None] * 10, [None] * 10, False),
+    ],
+)
+def test_seeds_that_are_thrown_away(
+    germinated: list[int | None], fossilized: list[int | None], is_found: bool
+) -> None:
+    assert (check_wasted(germinated, fossilized) is not None) is is_found
+    rows = [
+        healthy_round(n, seeds_germinated=begun, seeds_fossilized=kept)
+        for n, (begun, kept) in enumerate(zip(germinated, fossilized, strict=True))
+    ]
+    assert levels("wasted_seeds", *rows) == ({None: "warning"} if is_found else {})

@@ -9,6 +9,7 @@ from esper.nissa.monitors.critic import (
     check_explained_variance,
     check_q_sensitivity,
     check_value_collapse,
+    check_value_loss_by_op,
     explained_variance_limit,
 )
 from esper.nissa.schema import RunRow
@@ -32,6 +33,11 @@ def test_returns_that_do_not_vary_leave_nothing_to_explain() -> None:
     assert found is not None
     assert (found.severity, found.subject) == ("info", "low_variance")
     assert check_explained_variance(None, 0.9, 1.0) is None
+    flagged = healthy_update(ROUNDS - 1, explained_variance=-5.0, low_variance=True)
+    assert levels("explained_variance", flagged) == {"low_variance": "info"}
+    denied = check_explained_variance(-5.0, 0.9, 1e-4, low_variance=False)
+    assert denied is not None
+    assert denied.severity == "warning"
 
 
 def test_the_monitor_knows_how_far_the_run_is() -> None:
@@ -88,3 +94,22 @@ def test_a_critic_that_says_the_same_of_everything_is_found() -> None:
 def test_floored_advantages_are_mentioned() -> None:
     assert levels("advantage_floored", healthy_update(0, advantage_floored=True)) == {None: "info"}
     assert levels("advantage_floored", healthy_update(0, advantage_floored=None)) == {}
+
+
+@pytest.mark.parametrize(
+    ("losses", "counts", "found"),
+    [
+        ({"WAIT": 0.1, "PRUNE": 1.1}, {"WAIT": 900, "PRUNE": 100}, ["PRUNE"]),
+        ({"WAIT": 0.1, "PRUNE": 1.0}, {"WAIT": 900, "PRUNE": 100}, []),
+        ({"WAIT": 0.1, "PRUNE": 9.0}, {"WAIT": 900, "PRUNE": 99}, []),
+        ({"WAIT": 0.1, "PRUNE": None}, {"WAIT": 900, "PRUNE": 900}, []),
+        ({"WAIT": 9.0}, {"WAIT": 900}, []),
+    ],
+)
+def test_an_op_whose_values_are_missed(
+    losses: dict[str, float | None], counts: dict[str, int], found: list[str]
+) -> None:
+    assert [one.subject for one in check_value_loss_by_op(losses, counts)] == found
+    by_op = {op: {"mean": 0.0, "std": 1.0, "n": count} for op, count in counts.items()}
+    update = healthy_update(0, value_loss_by_op=losses, advantage_by_op=by_op)
+    assert list(levels("value_loss_by_op", update)) == found

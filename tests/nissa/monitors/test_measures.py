@@ -25,12 +25,30 @@ def test_advantages_by_op() -> None:
     assert found["PRUNE"]["mean"] == pytest.approx(3.0, abs=0.05)
 
 
+def test_the_shape_of_advantages() -> None:
+    ops = torch.zeros(10, dtype=torch.int64)
+    advantages = torch.tensor([-1.0] * 9 + [9.0])
+    shape = monitor_advantage_bias_by_op(advantages, ops)["WAIT"]
+    # A Bernoulli with p = 0.1: skewness (1 - 2p) / sqrt(pq), excess kurtosis (1 - 6pq) / pq.
+    assert shape["skew"] == pytest.approx(0.8 / 0.3)
+    assert shape["kurtosis"] == pytest.approx((1 - 0.54) / 0.09)
+    assert shape["positive"] == pytest.approx(0.1)
+
+
 def test_forced_decisions_do_not_count() -> None:
     ops = torch.tensor([0] * 200)
     advantages = torch.cat((torch.full((150,), 9.0), torch.zeros(50)))
     free = torch.cat((torch.zeros(150), torch.ones(50))).bool()
     found = monitor_advantage_bias_by_op(advantages, ops, free)
-    assert found["WAIT"] == {"mean": 0.0, "std": 0.0, "n": 50, "is_biased": False}
+    assert found["WAIT"] == {
+        "mean": 0.0,
+        "std": 0.0,
+        "n": 50,
+        "skew": 0.0,
+        "kurtosis": 0.0,
+        "positive": 0.0,
+        "is_biased": False,
+    }
     assert monitor_advantage_bias_by_op(advantages, ops, torch.zeros(200).bool()) == {}
     assert monitor_advantage_bias_by_op(advantages[:1], ops[:1])["WAIT"]["std"] == 0.0
 

@@ -4,7 +4,12 @@ from typing import Any
 
 import pytest
 
-from esper.nissa.monitors.rewards import check_attribution, check_ransomware, check_shares
+from esper.nissa.monitors.rewards import (
+    check_attribution,
+    check_ransomware,
+    check_shares,
+    check_terms,
+)
 from esper.nissa.schema import EpochRow, RunRow, StageRow
 from tests.nissa.monitors.series_of import healthy_round, levels
 
@@ -53,6 +58,8 @@ def test_ransomware(
         (0.2, 0.01, []),
         (0.05, 0.01, ["pbrs_share"]),
         (0.5, 0.05, ["pbrs_share", "anti_gaming_share"]),
+        # A reward without shaping has no share of it to watch.
+        (0.0, 0.0, []),
         (None, None, []),
     ],
 )
@@ -73,3 +80,30 @@ def test_shares_of_the_reward(
 def test_rounds_are_watched(changes: dict[str, Any], subjects: set[str]) -> None:
     assert set(levels("reward_hacking", healthy_round(0, **changes))) == subjects
     assert levels("reward_shares", healthy_round(0)) == {}
+
+
+def test_a_term_that_only_steers_must_not_be_most_of_the_reward() -> None:
+    terms = {
+        "gain": {"mean": 0.1, "share": 0.9},
+        "rent": {"mean": -0.1, "share": 0.51},
+        "pbrs": {"mean": 0.0, "share": 0.5},
+        "shock": {"mean": None, "share": None},
+    }
+    assert [found.subject for found in check_terms(terms)] == ["rent"]
+    assert levels("reward_terms", healthy_round(0, reward_terms=terms)) == {"rent": "info"}
+    assert levels("reward_terms", healthy_round(0, reward_terms=None)) == {}
+
+
+def test_credit_that_is_never_there_or_always_the_same() -> None:
+    unpaid = {"hindsight_count": 0, "seeds_fossilized": 5}
+    rows = [healthy_round(number, **unpaid) for number in range(10)]
+    assert levels("hindsight_credit", *rows) == {"never paid": "info"}
+    assert levels("hindsight_credit", *rows[:9]) == {}
+    paid = healthy_round(10, hindsight_count=1, seeds_fossilized=5)
+    assert levels("hindsight_credit", *rows, paid) == {}
+    unmeasured = [healthy_round(number, seeds_fossilized=5) for number in range(10)]
+    assert levels("hindsight_credit", *unmeasured) == {}
+    capped = healthy_round(0, hindsight_count=10, hindsight_quantiles={"p50": 0.2})
+    assert levels("hindsight_credit", capped) == {"at the cap": "info"}
+    varied = healthy_round(0, hindsight_count=10, hindsight_quantiles={"p50": 0.1})
+    assert levels("hindsight_credit", varied) == {}

@@ -8,43 +8,16 @@ import pytest
 from esper.nissa.monitors.stability import (
     check_gradient_drift,
     check_gradient_norm,
+    check_head_gradient,
     check_log_prob,
-    check_lstm_drift,
-    check_lstm_rms,
     check_skipped,
 )
-from tests.nissa.monitors.series_of import healthy_update, levels
+from esper.nissa.schema import UpdateHeadRow, UpdateRow
+from tests.nissa.monitors.series_of import healthy_head, healthy_update, levels
 
 
 def severity(found: Any) -> str | None:
     return found.severity if found else None
-
-
-@pytest.mark.parametrize(
-    ("rms", "expected"),
-    [
-        (None, None),
-        (0.5, None),
-        (10.0, None),
-        (10.1, "warning"),
-        (1e-7, "warning"),
-        (math.nan, "critical"),
-        (math.inf, "critical"),
-    ],
-)
-def test_the_memory_of_the_policy(rms: float | None, expected: str | None) -> None:
-    assert severity(check_lstm_rms("cell state", rms)) == expected
-    found = levels("lstm_rms", healthy_update(0, lstm_c_rms=rms))
-    assert found == ({"cell state": expected} if expected else {})
-
-
-def test_a_memory_that_grows_late_in_an_episode() -> None:
-    assert check_lstm_drift(1.0, 2.0) is None
-    assert severity(check_lstm_drift(1.0, 2.1)) == "warning"
-    assert check_lstm_drift(None, 2.0) is None
-    assert check_lstm_drift(0.0, 2.0) is None
-    drifting = healthy_update(0, lstm_c_rms_early=1.0, lstm_c_rms_late=3.0)
-    assert levels("lstm_drift", drifting) == {None: "warning"}
 
 
 def test_gradients_that_change_their_scale() -> None:
@@ -118,3 +91,28 @@ def test_the_monitors_of_gradients_read_the_updates() -> None:
     assert levels("gradient_norm", *updates, healthy_update(15, grad_norm=143.0)) == {
         None: "critical"
     }
+
+
+@pytest.mark.parametrize(
+    ("norms", "expected"),
+    [
+        ([], None),
+        ([1e-8, 1e-8], None),
+        ([1e-8, 1e-8, 1e-8], "warning"),
+        ([1e-8, None, 1e-8, None, 1e-8], "warning"),
+        ([1e-8, 1e-8, 0.2], None),
+        ([0.2, 101.0], "critical"),
+        ([None, None], None),
+    ],
+)
+def test_a_head_without_a_gradient(norms: list[float | None], expected: str | None) -> None:
+    assert severity(check_head_gradient("blueprint", norms)) == expected
+
+
+def test_a_head_that_had_no_choice_needs_no_gradient() -> None:
+    def told(**changes: Any) -> list[UpdateHeadRow | UpdateRow]:
+        heads = [healthy_head("blueprint", n, grad_norm=0.0, **changes) for n in range(3)]
+        return [row for n in range(3) for row in (heads[n], healthy_update(n))]
+
+    assert levels("head_gradient", *told()) == {"blueprint": "warning"}
+    assert levels("head_gradient", *told(usage=0.0, free_steps=0)) == {}

@@ -27,7 +27,7 @@ def test_decisions_are_those_of_the_network(
     options: dict[str, Any], library: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if library == "plain":
-        monkeypatch.setattr(packed, "_has_onednn", lambda: False)
+        monkeypatch.setattr(packed, "has_onednn", lambda: False)
     net = small_policy(**options)
     slots = net.config.num_slots
     step = PackedPolicyStep(net, 16)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from esper.kasmina.garden import Garden
+from esper.kasmina.imagined_hosts import ImaginedHosts
 from esper.kasmina.lifecycle import LifecycleConfig, Outcome, check_command
 from esper.kasmina.signals import read_signals
 from esper.kasmina.tracking import TrackerConfig, start_tracking
@@ -24,7 +25,6 @@ from esper.leyline.masks import Masks
 from esper.leyline.rules import RulesConfig
 from esper.leyline.signals import Signals
 from esper.leyline.stages import SeedStage
-from esper.scripts.imagined_hosts import ImaginedHosts
 from esper.tamiyo.policy.action_masks import (
     MaskedCategorical,
     available_heads,
@@ -150,7 +150,7 @@ def test_every_choice_agrees_with_execution_in_lives_of_hosts() -> None:
     )
     hosts = ImaginedHosts(24, 3, seed=1, lifecycle=lifecycle)
     for _ in range(30):
-        masks = hosts.masks()
+        masks = compute_action_masks(hosts.signals(), hosts.fits, lifecycle.effective_rules)
         for op in LifecycleOp:
             for slot in range(3):
                 for blueprint in (0, 1, 8):
@@ -174,7 +174,7 @@ def test_action_mask_consistency() -> None:
     stored = []
     for _ in range(100):
         signals, fits = hosts.signals(), hosts.fits
-        masks = hosts.masks()
+        masks = compute_action_masks(signals, fits, hosts.lifecycle.effective_rules)
         actions = hosts.random_actions(prune_chance=0.3)
         stored.append((signals, fits, actions, heads_mask(masks, actions["op"], actions["slot"])))
         hosts.step(actions)
@@ -272,7 +272,7 @@ def test_blueprint_noop_during_non_germinate() -> None:
     hosts = ImaginedHosts(64, 3, seed=5)
     seen = set()
     for _ in range(40):
-        masks = hosts.masks()
+        masks = compute_action_masks(hosts.signals(), hosts.fits)
         actions = hosts.random_actions(prune_chance=0.3)
         mask = heads_mask(masks, actions["op"], actions["slot"])[:, BLUEPRINT]
         germinates = actions["op"] == int(LifecycleOp.GERMINATE)

@@ -4,8 +4,8 @@ import math
 import pytest
 import torch
 
+from esper.kasmina.imagined_hosts import middle_aged_hosts
 from esper.leyline.errors import NonFiniteError, UsageError
-from esper.scripts.imagined_hosts import middle_aged_hosts
 from esper.tamiyo.policy.checks import (
     check_finite,
     check_signals,

@@ -10,12 +10,12 @@ from torch.nn import functional as F
 
 from esper.growth.gardener import Gardener
 from esper.kasmina.garden import Garden, GardenConfig
+from esper.kasmina.imagined_hosts import ImaginedHosts
 from esper.leyline.actions import LifecycleOp
 from esper.leyline.errors import NonFiniteError, UsageError
 from esper.leyline.signals import Signals
 from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import STAGE_INDEX, SeedStage
-from esper.scripts.imagined_hosts import ImaginedHosts
 from esper.tamiyo.policy import features as features_module
 from esper.tamiyo.policy.arrays import make_workbench
 from esper.tamiyo.policy.features import (

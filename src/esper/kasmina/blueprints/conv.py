@@ -23,7 +23,7 @@ def _stage(channels: int, kernel: int) -> list[nn.Module]:
     ]
 
 
-class _ConvBranch(nn.Module):
+class ConvBranch(nn.Module):
     """x + branch(x)."""
 
     def __init__(self, layers: list[nn.Module]) -> None:
@@ -37,7 +37,7 @@ class _ConvBranch(nn.Module):
 
 
 @register_blueprint("conv_small", topologies=("cnn",), identity_at_start=())
-class ConvSmall(_ConvBranch):
+class ConvSmall(ConvBranch):
     """Residual 1x1 convolution: mixes channels."""
 
     def __init__(self, channels: int, topology: Topology) -> None:
@@ -46,7 +46,7 @@ class ConvSmall(_ConvBranch):
 
 
 @register_blueprint("conv_light", topologies=("cnn",), identity_at_start=())
-class ConvLight(_ConvBranch):
+class ConvLight(ConvBranch):
     """Residual 3x3 convolution."""
 
     def __init__(self, channels: int, topology: Topology) -> None:
@@ -55,7 +55,7 @@ class ConvLight(_ConvBranch):
 
 
 @register_blueprint("conv_heavy", topologies=("cnn",), identity_at_start=())
-class ConvHeavy(_ConvBranch):
+class ConvHeavy(ConvBranch):
     """Residual pair of 3x3 convolutions."""
 
     def __init__(self, channels: int, topology: Topology) -> None:
@@ -64,7 +64,7 @@ class ConvHeavy(_ConvBranch):
 
 
 @register_blueprint("depthwise", topologies=("cnn",), identity_at_start=())
-class Depthwise(_ConvBranch):
+class Depthwise(ConvBranch):
     """Residual depthwise 3x3 followed by a 1x1: much reach for few parameters."""
 
     def __init__(self, channels: int, topology: Topology) -> None:
@@ -74,7 +74,7 @@ class Depthwise(_ConvBranch):
 
 
 @register_blueprint("bottleneck", topologies=("cnn",))
-class Bottleneck(_ConvBranch):
+class Bottleneck(ConvBranch):
     """Residual bottleneck: 1x1 down, 3x3, 1x1 up, norm; the identity at the start."""
 
     def __init__(self, channels: int, topology: Topology) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from esper.nissa.monitors import advantages as _advantages
 from esper.nissa.monitors import behaviour as _behaviour
 from esper.nissa.monitors import critic as _critic
+from esper.nissa.monitors import memory as _memory
 from esper.nissa.monitors import policy as _policy
 from esper.nissa.monitors import progress as _progress
 from esper.nissa.monitors import resources as _resources
@@ -34,4 +36,14 @@ __all__ = [
 ]
 
 # Imported for what they register.
-_BUILT_IN = (_behaviour, _critic, _policy, _progress, _resources, _rewards, _stability)
+_BUILT_IN = (
+    _advantages,
+    _behaviour,
+    _critic,
+    _memory,
+    _policy,
+    _progress,
+    _resources,
+    _rewards,
+    _stability,
+)

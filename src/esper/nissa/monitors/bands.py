@@ -34,6 +34,9 @@ BANDS: dict[str, Band] = {
     "anti_gaming_share": Band(watch=0.05, bad=0.10, meaning="decisions penalised for gaming"),
     "growth_ratio": Band(watch=2.0, bad=5.0, meaning="parameters over those of the host"),
     "obs_clamp_share": Band(watch=0.05, bad=0.10, meaning="observation entries at their clamp"),
+    "feedback_dependence": Band(
+        watch=0.3, bad=0.6, meaning="op probability that hangs on the last action alone"
+    ),
     "stale_s": Band(watch=2.0, bad=5.0, meaning="seconds since the last record of a running run"),
 }
 """By metric; a metric without a band has no colour."""

@@ -1,12 +1,13 @@
-"""Monitors of what the controller does and sees: waiting, growth, observations, rollbacks."""
+"""Monitors of what the controller does and sees: waiting, growth, seeds, observations."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
 from esper.nissa.monitors.recent import Recent
+from esper.nissa.monitors.series import Series, measured
 from esper.nissa.monitors.table import Finding, register_monitor
-from esper.nissa.schema import EpisodeRow, EpochRow, RoundRow
+from esper.nissa.schema import EpisodeRow, EpochRow, RoundRow, UpdateRow
 
 FREE_STEPS = 100
 OBS_WARNING = 0.05
@@ -14,6 +15,12 @@ OBS_CRITICAL = 0.10
 GROWTH_WARNING = 2.0
 GROWTH_CRITICAL = 5.0
 STILLBORN_SEEDS = 50
+SHORTCUT_WARNING = 0.3
+SHORTCUT_CRITICAL = 0.6
+SHORTCUT_UPDATES = 3
+WASTED_ROUNDS = 10
+WASTED_SEEDS = 100
+WASTED_RATE = 0.05
 
 
 def wait_share(ops: Sequence[str], forced: Sequence[bool]) -> tuple[float | None, int]:
@@ -36,8 +43,10 @@ def check_wait_share(share: float | None, free_steps: int | None) -> Finding | N
     )
 
 
-def check_obs_clamp(share: float | None) -> Finding | None:
-    """Find observations of which too much lies at its clamp."""
+def check_obs_clamp(
+    share: float | None, features: Mapping[str, float] | None = None
+) -> Finding | None:
+    """Find observations of which too much lies at its clamp; name the features that do most."""
     if share is None or share <= OBS_WARNING:
         return None
     is_critical = share > OBS_CRITICAL
@@ -46,7 +55,49 @@ def check_obs_clamp(share: float | None) -> Finding | None:
         severity="critical" if is_critical else "warning",
         value=share,
         threshold=limit,
-        message=f"{share:.1%} of the observation lies at its clamp (limit {limit:.0%})",
+        message=f"{share:.1%} of the observation lies at its clamp (limit {limit:.0%})"
+        + _tell_features(features or {}),
+    )
+
+
+def _tell_features(features: Mapping[str, float]) -> str:
+    most = sorted(features.items(), key=lambda item: -item[1])[:3]
+    return f": {', '.join(f'{name} {share:.0%}' for name, share in most)}" if most else ""
+
+
+def check_shortcut(dependence: Series) -> Finding | None:
+    """Find a policy that decides by its own last action more than by what it sees.
+
+    `dependence` is how much of the op's probability moves when the features of the last action
+    are hidden, update by update.
+    """
+    values = measured(dependence)[-SHORTCUT_UPDATES:]
+    if len(values) < SHORTCUT_UPDATES or min(values) <= SHORTCUT_WARNING:
+        return None
+    is_critical = min(values) > SHORTCUT_CRITICAL
+    limit = SHORTCUT_CRITICAL if is_critical else SHORTCUT_WARNING
+    return Finding(
+        severity="critical" if is_critical else "warning",
+        value=values[-1],
+        threshold=limit,
+        message=f"{values[-1]:.0%} of the op's probability hangs on the last action alone "
+        f"(limit {limit:.0%})",
+    )
+
+
+def check_wasted(
+    germinated: Sequence[int | None], fossilized: Sequence[int | None]
+) -> Finding | None:
+    """Find a controller that germinates much and keeps next to nothing, over the last rounds."""
+    begun = sum(one or 0 for one in germinated[-WASTED_ROUNDS:])
+    kept = sum(one or 0 for one in fossilized[-WASTED_ROUNDS:])
+    if begun < WASTED_SEEDS or kept >= WASTED_RATE * begun:
+        return None
+    return Finding(
+        severity="warning",
+        value=kept / begun,
+        threshold=WASTED_RATE,
+        message=f"only {kept} of the last {begun} seeds were fossilized",
     )
 
 
@@ -104,7 +155,45 @@ def never_acts(recent: Recent) -> Iterator[Finding]:
 )
 def observation_clamp(recent: Recent) -> Iterator[Finding]:
     """Look at the newest round."""
-    found = check_obs_clamp(recent.rounds[-1].obs_clamp_share)
+    newest = recent.rounds[-1]
+    features = newest.obs_clamp_features
+    found = check_obs_clamp(
+        newest.obs_clamp_share, features if isinstance(features, Mapping) else None
+    )
+    if found is not None:
+        yield found
+
+
+@register_monitor(
+    "shortcut_learning",
+    reads=UpdateRow,
+    thresholds="op probability that moves without the last action's features: > 30 % warning, "
+    "> 60 % critical, in 3 updates in a row",
+    meaning="The policy reads off what it did last instead of looking at the network.",
+    advice="Compare greedy returns with the feedback features zeroed; if nothing is lost without "
+    "them, train without them.",
+)
+def shortcut_learning(recent: Recent) -> Iterator[Finding]:
+    """Look at the newest updates."""
+    found = check_shortcut([row.feedback_dependence for row in recent.updates])
+    if found is not None:
+        yield found
+
+
+@register_monitor(
+    "wasted_seeds",
+    reads=RoundRow,
+    thresholds="of at least 100 seeds germinated in the last 10 rounds < 5 % fossilized: warning",
+    meaning="Seeds are started and thrown away: nothing is ever kept long enough to pay.",
+    advice="Look at the fates by blueprint; a minimum prune age, a rarer PRUNE at the start, or "
+    "easier gates let seeds live until they can be judged.",
+)
+def wasted_seeds(recent: Recent) -> Iterator[Finding]:
+    """Look at the newest rounds."""
+    found = check_wasted(
+        [row.seeds_germinated for row in recent.rounds],
+        [row.seeds_fossilized for row in recent.rounds],
+    )
     if found is not None:
         yield found
 

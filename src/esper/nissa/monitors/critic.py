@@ -22,6 +22,8 @@ Q_VARIANCE = 0.01
 Q_OP_SPREAD = 0.1
 BIAS_COUNT = 100
 VALUE_SPREAD = 0.01
+VALUE_LOSS_RATIO = 10.0
+VALUE_LOSS_COUNT = 100
 
 
 def explained_variance_limit(progress: float) -> float:
@@ -33,22 +35,27 @@ def explained_variance_limit(progress: float) -> float:
 
 
 def check_explained_variance(
-    value: float | None, progress: float | None, return_std: float | None
+    value: float | None,
+    progress: float | None,
+    return_std: float | None,
+    low_variance: bool | None = None,
 ) -> Finding | None:
     """Find a critic that explains too little for this share of the run.
 
-    Returns that hardly vary leave nothing to explain: then it says so instead.
+    Returns that hardly vary leave nothing to explain: then it says so instead, by the learner's
+    own flag where there is one.
     """
     if value is None:
         return None
-    if return_std is not None and return_std < LOW_RETURN_STD:
+    is_flat = return_std is not None and return_std < LOW_RETURN_STD
+    if low_variance or (low_variance is None and is_flat):
+        told = "" if return_std is None else f" (deviation {return_std:.3g})"
         return Finding(
             severity="info",
             subject="low_variance",
             value=return_std,
             threshold=LOW_RETURN_STD,
-            message=f"returns hardly vary (deviation {return_std:.3g}), so explained variance "
-            "says nothing",
+            message=f"returns hardly vary{told}, so explained variance says nothing",
         )
     limit = explained_variance_limit(1.0 if progress is None else progress)
     if value >= limit:
@@ -94,6 +101,32 @@ def check_advantage_bias(by_op: Mapping[str, Mapping[str, Any]]) -> Iterator[Fin
         )
 
 
+def check_value_loss_by_op(
+    losses: Mapping[str, float | None], counts: Mapping[str, int]
+) -> Iterator[Finding]:
+    """Find ops whose values the critic misses by far more than those of the others.
+
+    Only ops with enough decisions count; an op is compared with the mean of the others.
+    """
+    known = {
+        op: loss
+        for op, loss in losses.items()
+        if loss is not None and counts.get(op, 0) >= VALUE_LOSS_COUNT
+    }
+    for op, loss in known.items():
+        others = [other for name, other in known.items() if name != op]
+        limit = VALUE_LOSS_RATIO * sum(others) / len(others) if others else 0.0
+        if limit > 0 and loss > limit:
+            yield Finding(
+                severity="warning",
+                subject=op,
+                value=loss,
+                threshold=limit,
+                message=f"the value loss of {op} is {loss:.3g}, more than {VALUE_LOSS_RATIO:g} "
+                "times that of the other ops",
+            )
+
+
 def check_value_collapse(value_std: float | None, return_std: float | None) -> Finding | None:
     """Find a critic that says the same of every state although returns differ."""
     if value_std is None or return_std is None or return_std < LOW_RETURN_STD:
@@ -113,7 +146,7 @@ def check_value_collapse(value_std: float | None, return_std: float | None) -> F
     "explained_variance",
     reads=UpdateRow,
     thresholds="< -0.5 until 10 % of the run, < -0.2 until 25 %, < 0 until 75 %, then < 0.1; "
-    "info when the returns' deviation is below 1e-3",
+    "info when the returns hardly vary (deviation below 1e-3, or the learner's flag)",
     meaning="The critic predicts returns worse than it should by now, so advantages are noise.",
     advice="Check the scale of value targets, train the critic more per update, and that the "
     "baseline is the marginal over ops, not the value of the sampled op.",
@@ -121,7 +154,9 @@ def check_value_collapse(value_std: float | None, return_std: float | None) -> F
 def explained_variance(recent: Recent) -> Iterator[Finding]:
     """Look at the newest update."""
     newest = recent.updates[-1]
-    found = check_explained_variance(newest.explained_variance, recent.progress, newest.return_std)
+    found = check_explained_variance(
+        newest.explained_variance, recent.progress, newest.return_std, newest.low_variance
+    )
     if found is not None:
         yield found
 
@@ -152,6 +187,22 @@ def advantage_bias(recent: Recent) -> Iterator[Finding]:
     by_op = recent.updates[-1].advantage_by_op
     if isinstance(by_op, Mapping):
         yield from check_advantage_bias(by_op)
+
+
+@register_monitor(
+    "value_loss_by_op",
+    reads=UpdateRow,
+    thresholds="value loss of an op > 10 times the mean of the others, 100 decisions each: warning",
+    meaning="The critic has not learned what this op leads to.",
+    advice="Look at how its rewards vary; a rare op needs more data, not a larger step.",
+)
+def value_loss_by_op(recent: Recent) -> Iterator[Finding]:
+    """Look at every op in the newest update."""
+    newest = recent.updates[-1]
+    losses, by_op = newest.value_loss_by_op, newest.advantage_by_op
+    if isinstance(losses, Mapping) and isinstance(by_op, Mapping):
+        counts = {op: int(numbers.get("n") or 0) for op, numbers in by_op.items()}
+        yield from check_value_loss_by_op(losses, counts)
 
 
 @register_monitor(

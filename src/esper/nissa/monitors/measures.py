@@ -18,7 +18,7 @@ _MAX_LOG_RATIO = 20.0
 def monitor_advantage_bias_by_op(
     advantages: Tensor, ops: Tensor, free: Tensor | None = None
 ) -> dict[str, dict[str, Any]]:
-    """Return mean, deviation and count of the advantages of each op that was taken.
+    """Return the shape of the advantages of each op that was taken.
 
     Args:
         advantages: [N].
@@ -26,8 +26,9 @@ def monitor_advantage_bias_by_op(
         free: bool [N], decisions with a choice; all of them by default.
 
     Returns:
-        {op: {"mean", "std", "n", "is_biased"}}; an op is biased when its mean is further from 0
-        than its deviation over more than 100 decisions.
+        {op: {"mean", "std", "n", "skew", "kurtosis", "positive", "is_biased"}}: kurtosis is that in
+        excess of a normal distribution's, positive the share above 0. An op is biased when its
+        mean is further from 0 than its deviation over more than 100 decisions.
     """
     chosen = torch.ones_like(ops, dtype=torch.bool) if free is None else free
     found: dict[str, dict[str, Any]] = {}
@@ -36,9 +37,27 @@ def monitor_advantage_bias_by_op(
         count = values.numel()
         if count:
             std = float(values.std(correction=1)) if count > 1 else 0.0
-            found[op.name] = {"mean": float(values.mean()), "std": std, "n": count}
+            found[op.name] = {
+                "mean": float(values.mean()),
+                "std": std,
+                "n": count,
+                **_shape(values),
+                "positive": float((values > 0).double().mean()),
+            }
     biased = {finding.subject for finding in check_advantage_bias(found)}
     return {op: {**numbers, "is_biased": op in biased} for op, numbers in found.items()}
+
+
+def _shape(values: Tensor) -> dict[str, float]:
+    """Return skewness and excess kurtosis; both 0 where nothing varies."""
+    centred = values - values.mean()
+    variance = float((centred**2).mean())
+    if variance <= 0:
+        return {"skew": 0.0, "kurtosis": 0.0}
+    return {
+        "skew": float((centred**3).mean()) / variance**1.5,
+        "kurtosis": float((centred**4).mean()) / variance**2 - 3.0,
+    }
 
 
 def monitor_per_head_ratios(

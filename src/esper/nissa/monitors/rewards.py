@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from esper.nissa.monitors.recent import Recent
 from esper.nissa.monitors.table import Finding, register_monitor
@@ -14,6 +15,13 @@ RANSOM_IMPROVEMENT = -0.2
 RANSOM_CRITICAL = 1.0
 PBRS_SHARE = (0.10, 0.40)
 ANTI_GAMING_SHARE = 0.05
+TERM_SHARE = 0.5
+RESULTS = frozenset({"gain", "attribution", "terminal", "escrow"})
+"""Terms that pay for what a network became; the others only steer."""
+HINDSIGHT_ROUNDS = 10
+HINDSIGHT_SEEDS = 50
+HINDSIGHT_CAP = 0.2
+HINDSIGHT_PAID = 10
 
 
 def check_attribution(ratio: float | None, penalty: float | None = None) -> Finding | None:
@@ -48,9 +56,12 @@ def check_ransomware(
 
 
 def check_shares(pbrs_share: float | None, anti_gaming_share: float | None) -> Iterator[Finding]:
-    """Find rewards that are mostly shaping, or often a penalty for gaming."""
+    """Find rewards that are mostly shaping, or often a penalty for gaming.
+
+    A share of exactly 0 says that the reward has no shaping, which is no fault.
+    """
     low, high = PBRS_SHARE
-    if pbrs_share is not None and not low <= pbrs_share <= high:
+    if pbrs_share and not low <= pbrs_share <= high:
         limit = low if pbrs_share < low else high
         yield Finding(
             severity="info",
@@ -66,6 +77,49 @@ def check_shares(pbrs_share: float | None, anti_gaming_share: float | None) -> I
             value=anti_gaming_share,
             threshold=ANTI_GAMING_SHARE,
             message=f"{anti_gaming_share:.0%} of decisions were penalised for gaming",
+        )
+
+
+def check_terms(terms: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
+    """Find a term that only steers and yet makes up most of what is paid."""
+    for term, numbers in terms.items():
+        share = numbers.get("share")
+        if term in RESULTS or share is None or share <= TERM_SHARE:
+            continue
+        yield Finding(
+            severity="info",
+            subject=term,
+            value=share,
+            threshold=TERM_SHARE,
+            message=f"{share:.0%} of all that is paid is {term}, not what the network became",
+        )
+
+
+def check_hindsight(rounds: Sequence[RoundRow]) -> Iterator[Finding]:
+    """Find scaffolds that are never credited, or credit that always stands at its cap."""
+    last = list(rounds)[-HINDSIGHT_ROUNDS:]
+    paid = [row.hindsight_count for row in last if row.hindsight_count is not None]
+    kept = sum(row.seeds_fossilized or 0 for row in last)
+    if len(paid) == HINDSIGHT_ROUNDS and not sum(paid) and kept >= HINDSIGHT_SEEDS:
+        yield Finding(
+            severity="info",
+            subject="never paid",
+            value=float(kept),
+            threshold=float(HINDSIGHT_SEEDS),
+            message=f"{kept} seeds were fossilized in {HINDSIGHT_ROUNDS} rounds and no scaffold "
+            "was credited with any",
+        )
+    newest = last[-1]
+    quantiles = newest.hindsight_quantiles
+    median = quantiles.get("p50") if isinstance(quantiles, Mapping) else None
+    is_often = (newest.hindsight_count or 0) >= HINDSIGHT_PAID
+    if is_often and median is not None and median >= 0.99 * HINDSIGHT_CAP:
+        yield Finding(
+            severity="info",
+            subject="at the cap",
+            value=median,
+            threshold=HINDSIGHT_CAP,
+            message=f"the median hindsight credit stands at its cap of {HINDSIGHT_CAP:g}",
         )
 
 
@@ -105,6 +159,34 @@ def reward_shares(recent: Recent) -> Iterator[Finding]:
     """Look at the newest round."""
     newest = recent.rounds[-1]
     yield from check_shares(newest.pbrs_share, newest.anti_gaming_share)
+
+
+@register_monitor(
+    "reward_terms",
+    reads=RoundRow,
+    thresholds="a term other than gain, attribution, terminal and escrow > 50 % of the absolute "
+    "reward: info",
+    meaning="The controller is paid for the way, not for where it leads.",
+    advice="Scale that term down, or leave it out: compare with the `twin` reward.",
+)
+def reward_terms(recent: Recent) -> Iterator[Finding]:
+    """Look at the newest round."""
+    terms = recent.rounds[-1].reward_terms
+    if isinstance(terms, Mapping):
+        yield from check_terms(terms)
+
+
+@register_monitor(
+    "hindsight_credit",
+    reads=RoundRow,
+    thresholds="none paid in 10 rounds with at least 50 seeds fossilized info; median at the cap "
+    "of 0.2 over at least 10 payments info",
+    meaning="Credit for scaffolds carries no information: it is never there, or always the same.",
+    advice="Never there: look whether seeds ever live side by side. At the cap: lower its weight.",
+)
+def hindsight_credit(recent: Recent) -> Iterator[Finding]:
+    """Look at the newest rounds."""
+    yield from check_hindsight(recent.rounds)
 
 
 @register_monitor(

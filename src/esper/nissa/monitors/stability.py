@@ -1,18 +1,16 @@
-"""Monitors of numbers that must stay in range: memory of the policy, gradients, finiteness."""
+"""Monitors of numbers that must stay in range: gradients, log-probabilities, finiteness."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
 
+from esper.nissa.monitors.policy import was_used
 from esper.nissa.monitors.recent import Recent
 from esper.nissa.monitors.series import Series, measured, smoothed
 from esper.nissa.monitors.table import Finding, register_monitor
 from esper.nissa.schema import UpdateRow
 
-LSTM_RMS_MAX = 10.0
-LSTM_RMS_MIN = 1e-6
-LSTM_DRIFT = 2.0
 GRADIENT_DRIFT = 0.5
 GRADIENT_MEMORY = 0.99
 GRADIENT_WARMUP = 10
@@ -21,41 +19,7 @@ GRADIENT_MAX = 100.0
 LOG_PROB_WARNING = -50.0
 LOG_PROB_CRITICAL = -100.0
 SKIPPED_CRITICAL = 3
-
-
-def check_lstm_rms(subject: str, rms: float | None) -> Finding | None:
-    """Find a memory that has exploded, died or is not finite."""
-    if rms is None:
-        return None
-    if not math.isfinite(rms):
-        return Finding(
-            severity="critical",
-            subject=subject,
-            value=rms,
-            message=f"the LSTM's {subject} is not finite",
-        )
-    if LSTM_RMS_MIN <= rms <= LSTM_RMS_MAX:
-        return None
-    limit = LSTM_RMS_MAX if rms > LSTM_RMS_MAX else LSTM_RMS_MIN
-    return Finding(
-        severity="warning",
-        subject=subject,
-        value=rms,
-        threshold=limit,
-        message=f"the LSTM's {subject} has a root mean square of {rms:.3g} (limit {limit:g})",
-    )
-
-
-def check_lstm_drift(early: float | None, late: float | None) -> Finding | None:
-    """Find a memory that keeps growing late in long episodes."""
-    if early is None or late is None or early <= 0 or late <= LSTM_DRIFT * early:
-        return None
-    return Finding(
-        severity="warning",
-        value=late / early,
-        threshold=LSTM_DRIFT,
-        message=f"the LSTM's cell state is {late / early:.3g} times as large beyond epoch 100",
-    )
+HEAD_GRADIENT_UPDATES = 3
 
 
 def check_gradient_drift(grad_norms: Series) -> Finding | None:
@@ -93,6 +57,29 @@ def check_gradient_norm(grad_norm: float | None) -> Finding | None:
     )
 
 
+def check_head_gradient(head: str, grad_norms: Series) -> Finding | None:
+    """Find a head that has had a choice and no gradient for several updates, or far too much.
+
+    A norm that is None says that the head had no choice; it neither counts nor breaks a row.
+    """
+    values = measured(grad_norms)
+    if not values:
+        return None
+    last = values[-HEAD_GRADIENT_UPDATES:]
+    is_dead = len(last) == HEAD_GRADIENT_UPDATES and max(last) < GRADIENT_MIN
+    if not is_dead and last[-1] <= GRADIENT_MAX:
+        return None
+    limit = GRADIENT_MIN if is_dead else GRADIENT_MAX
+    told = f" in {HEAD_GRADIENT_UPDATES} updates in a row" if is_dead else ""
+    return Finding(
+        severity="warning" if is_dead else "critical",
+        subject=head,
+        value=last[-1],
+        threshold=limit,
+        message=f"the gradient norm of the head {head} is {last[-1]:.3g}{told} (limit {limit:g})",
+    )
+
+
 def check_log_prob(log_prob_min: float | None) -> Finding | None:
     """Find actions that were all but impossible under the policy that took them."""
     if log_prob_min is None or log_prob_min >= LOG_PROB_WARNING:
@@ -125,37 +112,6 @@ def check_skipped(was_skipped: Sequence[bool | None]) -> Finding | None:
 
 
 @register_monitor(
-    "lstm_rms",
-    reads=UpdateRow,
-    thresholds="root mean square > 10 or < 1e-6 warning; not finite critical",
-    meaning="The policy's memory has saturated or died.",
-    advice="Check the LayerNorm after the LSTM, the forget bias and the gradient clip.",
-)
-def lstm_rms(recent: Recent) -> Iterator[Finding]:
-    """Look at the newest update."""
-    newest = recent.updates[-1]
-    for subject, rms in (("hidden state", newest.lstm_h_rms), ("cell state", newest.lstm_c_rms)):
-        found = check_lstm_rms(subject, rms)
-        if found is not None:
-            yield found
-
-
-@register_monitor(
-    "lstm_drift",
-    reads=UpdateRow,
-    thresholds="cell state beyond epoch 100 more than 2 times that before: warning",
-    meaning="The memory keeps growing in long episodes and may forget their start.",
-    advice="Shorten episodes, clamp the cell softly, or use a second recurrent layer.",
-)
-def lstm_drift(recent: Recent) -> Iterator[Finding]:
-    """Look at the newest update."""
-    newest = recent.updates[-1]
-    found = check_lstm_drift(newest.lstm_c_rms_early, newest.lstm_c_rms_late)
-    if found is not None:
-        yield found
-
-
-@register_monitor(
     "gradient_drift",
     reads=UpdateRow,
     thresholds="|norm - average| > 0.5 of the average (memory 0.99, after 10 updates): info",
@@ -181,6 +137,24 @@ def gradient_norm(recent: Recent) -> Iterator[Finding]:
     found = check_gradient_norm(recent.updates[-1].grad_norm)
     if found is not None:
         yield found
+
+
+@register_monitor(
+    "head_gradient",
+    reads=UpdateRow,
+    thresholds="a head that had a choice: < 1e-7 in 3 updates in a row warning; > 100 critical",
+    meaning="A head learns nothing although it had decisions to make, or its gradient explodes.",
+    advice="Vanished: look at its conditional entropy and at the masks. Exploded: look at its "
+    "ratios; its learning rate can be lowered alone (`--set ppo.lr_multipliers`).",
+)
+def head_gradient(recent: Recent) -> Iterator[Finding]:
+    """Look at every head over the last updates."""
+    for head, rows in recent.heads.items():
+        found = check_head_gradient(
+            head, [row.grad_norm if was_used(row) else None for row in rows]
+        )
+        if found is not None:
+            yield found
 
 
 @register_monitor(

@@ -1,1 +1,1 @@
-"""The learner: advantages, rollout buffer, PPO."""
+"""The learner: advantages, the rollout buffer and PPO."""

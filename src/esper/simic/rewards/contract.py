@@ -1,8 +1,8 @@
 """What a reward is: one shape for every mode, one registration.
 
 A reward sees each step of all rows once, as a `Transition`, and answers with a `RewardStep`: the
-named terms and their sum. It may remember things between the steps of an episode (balances, ledgers,
-what is pending); that memory is part of a checkpoint.
+named terms and their sum. It may remember things between the steps of an episode (balances,
+ledgers, what is pending); that memory is part of a checkpoint.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Transition:
 
     @property
     def ended(self) -> Tensor:
-        """bool [R], the episode is over after this step, by its horizon or by a rollback."""
+        """Bool [R], the episode is over after this step, by its horizon or by a rollback."""
         return self.active & (self.is_last | self.after.rolled_back)
 
 
@@ -61,7 +61,8 @@ class RewardStep:
     terms: Mapping[str, Tensor]
     """Every term by name; the names are those of the columns `reward_<name>` of `decisions`."""
     details: Mapping[str, Tensor] = field(default_factory=dict)
-    """What explains the terms and is not paid: columns of `decisions` under their own names."""
+    """What explains the terms and is not paid: columns of `decisions` under their own names, or
+    figures for the tables of rounds and episodes; NaN where there is nothing to say."""
 
     @property
     def total(self) -> Tensor:

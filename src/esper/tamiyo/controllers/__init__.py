@@ -4,7 +4,13 @@ from esper.tamiyo.controllers.choices import Choice, is_legal, pack_choices
 from esper.tamiyo.controllers.explanation import Contributor, Explanation
 from esper.tamiyo.controllers.heuristic import HeuristicConfig, HeuristicController
 from esper.tamiyo.controllers.learned import GreedyController, LearnedController
-from esper.tamiyo.controllers.policy_file import Policy, load_policy, new_policy, save_policy
+from esper.tamiyo.controllers.policy_file import (
+    Policy,
+    find_policy,
+    load_policy,
+    new_policy,
+    save_policy,
+)
 from esper.tamiyo.controllers.random import RandomController
 from esper.tamiyo.controllers.registry import (
     CONTROLLERS,
@@ -30,6 +36,7 @@ __all__ = [
     "RandomController",
     "ScheduleController",
     "WaitController",
+    "find_policy",
     "is_legal",
     "load_policy",
     "make_controller",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from esper.leyline.randomness import generator
 from esper.leyline.signals import Signals
 from esper.leyline.storage import MANIFEST_FILE
 from esper.tamiyo.controllers.explanation import Explanation, explain_step
-from esper.tamiyo.controllers.policy_file import Policy, load_policy
+from esper.tamiyo.controllers.policy_file import Policy, find_policy, load_policy
 from esper.tamiyo.controllers.registry import register_controller
 from esper.tamiyo.networks.memory import Hidden, clear_rows
 from esper.tamiyo.networks.records import PolicyStep
@@ -209,7 +208,7 @@ class GreedyController(LearnedController):
 def _load(name: str, argument: str | None) -> Policy:
     if not argument:
         raise UsageError(f"controller {name!r} needs the folder of a policy, as in {name}:FOLDER")
-    folder = Path(argument)
+    folder = find_policy(argument)
     try:
         return load_policy(folder)
     except CheckpointError as error:

@@ -18,7 +18,7 @@ from esper.leyline.blueprints import BUILTIN_BLUEPRINTS, NOOP
 from esper.leyline.errors import CheckpointError, ConfigError, UsageError
 from esper.leyline.randomness import seeded
 from esper.leyline.slots import SlotConfig
-from esper.leyline.storage import load_tree, save_tree
+from esper.leyline.storage import MANIFEST_FILE, load_tree, save_tree
 from esper.tamiyo.networks.config import PolicyConfig
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCriticV2
 from esper.tamiyo.policy.layout import feature_names, get_feature_size
@@ -26,6 +26,8 @@ from esper.tamiyo.policy.normalizer import ObservationNormalizer
 
 POLICY_KIND = "policy"
 POLICY_VERSION = 1
+CHECKPOINT_POLICY = "policy"
+"""Folder of the policy within a checkpoint of a training run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +100,30 @@ def save_policy(
     save_tree(Path(folder), tree, kind=POLICY_KIND, version=POLICY_VERSION, meta=meta)
 
 
+def find_policy(path: str | Path) -> Path:
+    """Return the folder of the policy that a path means.
+
+    A path may be a saved policy, a checkpoint of a training run, or the run itself, which means its
+    best policy, or its latest where it has no best yet.
+    """
+    path = Path(path)
+    places = (
+        path,
+        path / CHECKPOINT_POLICY,
+        path / "checkpoints" / "best",
+        path / "checkpoints" / "latest" / CHECKPOINT_POLICY,
+    )
+    return next((place for place in places if (place / MANIFEST_FILE).is_file()), path)
+
+
 def load_policy(folder: str | Path, *, device: torch.device | str = "cpu") -> Policy:
-    """Return the policy that `save_policy` wrote.
+    """Return the policy that `save_policy` wrote; see `find_policy` for what may be given.
 
     Raises:
         CheckpointError: It is missing, damaged, of another kind or version, or reads other
             features than this version computes.
     """
-    folder = Path(folder)
+    folder = find_policy(folder)
     tree, _ = load_tree(folder, kind=POLICY_KIND, version=POLICY_VERSION, device=device)
     try:
         config = PolicyConfig.from_mapping(tree["config"])

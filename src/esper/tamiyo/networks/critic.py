@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from esper.leyline.actions import NUM_OPS
+from esper.tamiyo.networks.dense import run_layers
 
 
 def make_value_head(width: int, *, sees_op: bool) -> nn.Sequential:
@@ -17,15 +18,13 @@ def make_value_head(width: int, *, sees_op: bool) -> nn.Sequential:
 
 def state_value(value_head: nn.Sequential, memory: Tensor) -> Tensor:
     """Return V(s), [...], for memory [..., width]."""
-    value: Tensor = value_head(memory).squeeze(-1)
-    return value
+    return run_layers(value_head, memory).squeeze(-1)
 
 
 def value_of_op(value_head: nn.Sequential, memory: Tensor, op: Tensor) -> Tensor:
     """Return Q(s, op), [...], for one op per state."""
-    base, effects = _first_layer(value_head, memory)
     one_hot = F.one_hot(op, NUM_OPS).to(memory.dtype)
-    return _last_layer(value_head, base + one_hot @ effects)
+    return run_layers(value_head, torch.cat([memory, one_hot], dim=-1)).squeeze(-1)
 
 
 def value_of_every_op(value_head: nn.Sequential, memory: Tensor) -> Tensor:

@@ -31,9 +31,10 @@ from esper.tamiyo.networks.critic import (
     value_of_every_op,
     value_of_op,
 )
+from esper.tamiyo.networks.dense import run_layers
 from esper.tamiyo.networks.embedding import BlueprintEmbedding
 from esper.tamiyo.networks.head_table import NUM_HEADS, OP, OP_ROW, HeadTable, MaskSource
-from esper.tamiyo.networks.heads import make_blueprint_head, make_head
+from esper.tamiyo.networks.heads import make_blueprint_head, make_head, run_heads
 from esper.tamiyo.networks.initialization import (
     initialize_linear,
     initialize_lstm,
@@ -166,12 +167,12 @@ class FactoredRecurrentActorCriticV2(nn.Module):
             `<head>_logits` [B, T, choices], `value` [B, T], `op_values` [B, T, ops], `hidden`.
         """
         memory, hidden = self._remember(state, blueprint_indices, hidden, episode_starts)
-        parts = [head(memory) for head in self.heads]
-        op_values = self.op_values(memory)
+        parts = [run_layers(head, memory).transpose(0, 1) for head in self.heads]
+        op_values = self.op_values(memory).transpose(0, 1)
         if op_for_value is not None:
             value = op_values.gather(-1, op_for_value.unsqueeze(-1)).squeeze(-1)
         else:
-            shape = memory.shape[:-1]
+            shape = state.shape[:-1]
             mask = self.table.row_masks(masks, shape)[..., OP_ROW, : self.table.sizes["op"]]
             log_probs = masked_log_probs(
                 parts[OP].detach(),
@@ -249,7 +250,8 @@ class FactoredRecurrentActorCriticV2(nn.Module):
         memory, hidden = self._remember(states, blueprint_indices, hidden, episode_starts)
         taken = self.table.pack(actions)
         legal = self.table.head_masks(masks, taken)
-        logits = self.table.head_logits(self._head_logits(memory))
+        by_step = run_heads(self.heads, memory)
+        logits = self.table.head_logits(by_step.transpose(0, 1))
         log_probs = masked_log_probs(
             logits,
             legal,
@@ -262,13 +264,13 @@ class FactoredRecurrentActorCriticV2(nn.Module):
         own = torch.where(causal, chosen_log_probs(log_probs, taken), 0.0)
         op = taken[..., OP] if sampled_op is None else sampled_op
         if self.config.critic == "state":
-            values = state_value(self.value_head, memory)
+            values = state_value(self.value_head, memory).t()
         else:
-            values = value_of_op(self.value_head, memory, op)
+            values = value_of_op(self.value_head, memory, op.t()).t()
         expected = values
         if with_baseline and self.config.critic == "op_marginal":
             choices = log_probs[..., OP, : self.table.sizes["op"]]
-            every = value_of_every_op(self.value_head, memory)
+            every = value_of_every_op(self.value_head, memory).transpose(0, 1)
             expected = baseline(self.config.critic, every, choices, op)
         return Scores(
             values=values,
@@ -431,7 +433,7 @@ class FactoredRecurrentActorCriticV2(nn.Module):
         hidden: Hidden | None,
         episode_starts: Tensor | None,
     ) -> tuple[Tensor, Hidden]:
-        """Return what the heads read, [B, T, width], and the memory after the last step."""
+        """Return what the heads read, [T, B, width], and the memory after the last step."""
         if state.dim() != 3:
             raise UsageError(
                 f"sequences of states must be [rows, steps, features], got {list(state.shape)}"
@@ -439,9 +441,11 @@ class FactoredRecurrentActorCriticV2(nn.Module):
         self.check_inputs(state, blueprint_indices)
         if hidden is not None:
             check_hidden(hidden, self.lstm, len(state))
-        features = self.encode(state, blueprint_indices)
-        outputs, hidden = run_sequence(self.lstm, features, hidden, episode_starts)
-        memory: Tensor = self.lstm_ln(outputs)
+        # The memory's kernels read one step of all rows after another. Laid out like that from the
+        # start, nothing that is as wide as the network has to be copied.
+        features = self.encode(state.transpose(0, 1), blueprint_indices.transpose(0, 1))
+        outputs, hidden = run_sequence(self.lstm, features.transpose(0, 1), hidden, episode_starts)
+        memory: Tensor = self.lstm_ln(outputs.transpose(0, 1))
         return memory, hidden
 
     def _head_logits(self, memory: Tensor) -> Tensor:

@@ -1,8 +1,13 @@
-"""The layers of the eight heads."""
+"""The layers of the eight heads, and their logits over whole episodes."""
 
 from __future__ import annotations
 
-from torch import nn
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from esper.tamiyo.networks.dense import run_layers
 
 _BLUEPRINT_NECK = 128
 
@@ -21,3 +26,8 @@ def make_blueprint_head(width: int, choices: int) -> nn.Sequential:
         nn.ReLU(),
         nn.Linear(_BLUEPRINT_NECK, choices),
     )
+
+
+def run_heads(heads: Iterable[nn.Sequential], memory: Tensor) -> Tensor:
+    """Return the logits of all heads side by side over whole episodes, [..., choices of all]."""
+    return torch.cat([run_layers(head, memory) for head in heads], dim=-1)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from esper.leyline.errors import UsageError
+from esper.tamiyo.networks.dense import has_onednn
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCriticV2
 from esper.tamiyo.networks.head_table import BLUEPRINT, NUM_HEADS, MaskSource
 from esper.tamiyo.networks.memory import Hidden, check_hidden
@@ -201,7 +202,7 @@ def _linear(layers: nn.Sequential, index: int) -> nn.Linear:
 def _packed(weight: Tensor, bias: Tensor, rows: int, *, relu: bool = False) -> Layer:
     """Return a linear layer whose weights are in oneDNN's blocks where PyTorch has them."""
     weight, bias = weight.detach().clone(), bias.detach().clone()
-    if not _has_onednn():
+    if not has_onednn():
         return lambda x: F.relu(F.linear(x, weight, bias)) if relu else F.linear(x, weight, bias)
     blocks = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
     multiply, activation = torch.ops.mkldnn._linear_pointwise.default, "relu" if relu else "none"
@@ -211,8 +212,3 @@ def _packed(weight: Tensor, bias: Tensor, rows: int, *, relu: bool = False) -> L
         return result
 
     return run
-
-
-def _has_onednn() -> bool:
-    """Return whether this build of PyTorch has the products that its compiler uses on a CPU."""
-    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")

@@ -1,0 +1,124 @@
+"""Seconds to validate 512 CIFAR images with three blended seeds, against one pass for each."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from statistics import median
+from typing import Any
+
+from benchmarks.table import print_table
+
+SEEDS = {
+    "conv_light × 3": ("conv_light", "conv_light", "conv_light"),
+    "norm, attention, depthwise": ("norm", "attention", "depthwise"),
+    "conv_heavy × 3": ("conv_heavy", "conv_heavy", "conv_heavy"),
+}
+
+
+def main(arguments: list[str]) -> int:
+    import torch
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--images", type=int, default=512)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    results = [
+        measure(name, blueprints, options.images, options.rounds)
+        for name, blueprints in SEEDS.items()
+    ]
+    if options.json:
+        print(json.dumps(results, indent=2))
+        return 0
+    print_table(
+        [
+            "seeds",
+            "shared pass",
+            "processor time",
+            "a pass for each",
+            "ratio",
+            "largest difference",
+        ],
+        [
+            [
+                each["seeds"],
+                f"{each['shared_s']:.3f} s",
+                f"{each['shared_cpu_s']:.3f} s",
+                f"{each['apart_s']:.3f} s",
+                f"{each['ratio']:.2f}",
+                f"{each['difference']:.1e}",
+            ]
+            for each in results
+        ],
+    )
+    return 0
+
+
+def measure(name: str, blueprints: tuple[str, ...], images: int, rounds: int) -> dict[str, Any]:
+    """Time both ways in turns; the ratio is the median over the pairs."""
+    import torch
+
+    from esper.kasmina.ablation import participating, plan_ablations
+    from esper.kasmina.blueprints.registry import BLUEPRINTS
+    from esper.kasmina.evaluation import BatchEvaluator, FunctionEvaluator
+    from esper.kasmina.garden import Garden
+    from esper.kasmina.state import empty_state
+    from esper.leyline.stages import SeedStage
+    from esper.population.throughput import random_data
+    from esper.tasks import get_task
+
+    task = get_task("cifar_baseline", validation_samples=images)
+    data = random_data(task)
+    garden = Garden(task.build_host(0), task.slot_paths, task.example_input())
+    state = empty_state(1, len(blueprints))
+    garden.assume(
+        state.where(
+            torch.ones_like(state.occupied),
+            stage=int(SeedStage.BLENDING),
+            blueprint=torch.tensor([[BLUEPRINTS.get(each).id for each in blueprints]]),
+            alpha=torch.full((1, len(blueprints)), 0.5, dtype=torch.float64),
+        )
+    )
+    stir(garden)
+    configurations = plan_ablations(participating(garden.state)[0].tolist())
+    batches = [data.batch("val", part) for part in data.subset.split(256)]
+    shared = BatchEvaluator(batches, task.objective)
+
+    def evaluate(model: Any) -> Any:
+        losses, corrects = zip(*(task.objective(model(x), y) for x, y in batches), strict=True)
+        return torch.cat(losses), torch.cat(corrects)
+
+    apart = FunctionEvaluator(evaluate)
+    times: list[tuple[float, float, float]] = []
+    for turn in range(rounds + 1):
+        started, spent = time.perf_counter(), time.process_time()
+        one, _ = shared.measure(garden, configurations)
+        between, used = time.perf_counter(), time.process_time() - spent
+        other, _ = apart.measure(garden, configurations)
+        if turn:
+            times.append((between - started, used, time.perf_counter() - between))
+    if shared.problem is not None:
+        raise SystemExit(f"the pass was not shared: {shared.problem}")
+    return {
+        "seeds": name,
+        "images": images,
+        "configurations": len(configurations),
+        "shared_s": median(t[0] for t in times),
+        "shared_cpu_s": median(t[1] for t in times),
+        "apart_s": median(t[2] for t in times),
+        "ratio": median(t[0] / t[2] for t in times),
+        "difference": float(((one - other).abs() / other.abs()).max()),
+    }
+
+
+def stir(garden: Any) -> None:
+    """Give every parameter of a seed a value of its own: fresh seeds change nothing."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in garden.seedbed.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))

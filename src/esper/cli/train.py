@@ -1,0 +1,246 @@
+"""`esper train`: train a controller."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from esper.cli.interruption import INTERRUPTED, stop_signals
+from esper.cli.output import err_console, out_console, print_json, safe
+
+DEFAULT_RECIPE = "digits"
+
+_RECIPES = "(default: the recipe's)"
+
+_EXAMPLES = """\
+examples:
+  esper train smoke --out runs/smoke                     a few seconds: does it run here?
+  esper train digits --out runs/digits                   the embedded digits, 60 decisions
+  esper train digits --set ppo.clip=0.1 --out runs/clip  the same with one setting changed
+  esper train runs/digits/config.yaml --seed 1 --out runs/again
+  esper train --resume --out runs/digits                 go on exactly where it stopped
+  esper train --resume --set ppo.entropy_coef=0.1 --reset-heads blueprint,tempo --out runs/digits
+  esper grow --task digits --controller runs/digits --out runs/grown    use what was learned
+"""
+
+
+def add_parser(verbs: Any) -> None:
+    """Add the verb."""
+    parser = verbs.add_parser(
+        "train",
+        help="train a controller",
+        description="Train a controller with PPO: rounds of episodes on many networks at once, "
+        "then one update.",
+        late_epilog=_epilog,
+    )
+    parser.add_argument(
+        "recipe",
+        metavar="RECIPE",
+        nargs="?",
+        help=f"one of those below, or the config.yaml of a run (default: {DEFAULT_RECIPE})",
+    )
+    what = parser.add_argument_group("what to train on")
+    for name, kind, metavar, told in (
+        ("--task", str, "T", "a task of `esper tasks`, or several: A,B"),
+        ("--data", str, "PATH", "file or folder of the data"),
+        ("--rounds", int, "R", "rounds of episodes and updates"),
+        ("--envs", int, "N", "networks side by side"),
+        ("--episode-length", int, "L", "decisions in an episode"),
+        ("--seed", int, "S", "seed of the whole run"),
+    ):
+        what.add_argument(name, type=kind, metavar=metavar, help=f"{told} {_RECIPES}")
+    what.add_argument("--device", choices=("auto", "cpu", "cuda"), help=f"where it runs {_RECIPES}")
+    what.add_argument(
+        "--set",
+        action="append",
+        metavar="KEY=VALUE",
+        dest="settings",
+        help="any other setting, such as ppo.clip=0.1; may be given again (default: none)",
+    )
+    where = parser.add_argument_group("where it goes")
+    where.add_argument("--out", metavar="RUN", required=True, help="folder of the run")
+    where.add_argument(
+        "--resume", action="store_true", help="continue the run in --out, with --set if asked for"
+    )
+    where.add_argument(
+        "--from",
+        choices=("latest", "previous"),
+        dest="source",
+        help="checkpoint to continue from (default: latest)",
+    )
+    where.add_argument(
+        "--reset-heads",
+        metavar="H,H",
+        help="with --resume: heads that start afresh, such as blueprint,tempo (default: none)",
+    )
+    where.add_argument("--overwrite", action="store_true", help="replace the run in --out")
+    where.add_argument("--json", action="store_true", help="print one JSON document")
+    where.add_argument("-v", "--verbose", action="store_true", help="show every round and alarm")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Carry out the command."""
+    _check_request(options)
+    with _open(options) as (training, view):
+        with stop_signals() as stopped, view:
+            is_done = training.carry_out(view.show, lambda: bool(stopped))
+        where = f"round {training.trainer.round + 1}"
+    if is_done:
+        _finish(training.folder.path, options)
+        return 0
+    from esper.simic.training.checkpoint import resume_command
+
+    again = resume_command(options.out)
+    err_console().print(safe(f"interrupted in {where}; continue with: {again}"), soft_wrap=True)
+    return INTERRUPTED
+
+
+@contextmanager
+def _open(options: argparse.Namespace) -> Iterator[tuple[Any, Any]]:
+    """Start or continue the run; give it with the view that shows it."""
+    from esper.cli.request import choose_device
+    from esper.cli.train_view import TrainView
+    from esper.simic.training.run import resume_run, start_run
+
+    shown: list[TrainView] = []
+
+    def on_alarm(alarm: Any) -> None:
+        for view in shown:
+            view.alarm(alarm)
+
+    if options.resume:
+        settings = list(options.settings or ())
+        if options.device is not None:
+            settings.append(f"device={choose_device(options.device)}")
+        training = resume_run(
+            options.out,
+            settings=settings,
+            reset_heads=_names(options.reset_heads or ""),
+            checkpoint=options.source or "latest",
+            on_alarm=on_alarm,
+        )
+    else:
+        training = start_run(
+            options.out,
+            resolve(options),
+            overwrite=options.overwrite,
+            command=f"esper {shlex.join(options.arguments)}",
+            on_alarm=on_alarm,
+        )
+    with training:
+        config, trainer = training.config, training.trainer
+        title = f"training {config.recipe} ({', '.join(config.tasks)}, {trainer.device.type})"
+        view = TrainView(
+            err_console(), config.rounds, trainer.round, title=title, verbose=options.verbose
+        )
+        shown.append(view)
+        yield training, view
+
+
+def resolve(options: argparse.Namespace) -> Any:
+    """Turn options into a complete configuration."""
+    from esper.cli.request import choose_device
+    from esper.simic.training.changes import apply_settings
+
+    config = apply_settings(find_recipe(options.recipe or DEFAULT_RECIPE), options.settings or [])
+    given = {
+        "tasks": None if options.task is None else _names(options.task),
+        "data": None if options.data is None else _absolute(options.data),
+        "rounds": options.rounds,
+        "rows": options.envs,
+        "episode_length": options.episode_length,
+        "seed": options.seed,
+        "device": choose_device(options.device or config.device),
+    }
+    changes = {name: value for name, value in given.items() if value is not None}
+    if "tasks" in changes:
+        changes["curriculum"] = ()
+    return config.replace(**changes)
+
+
+def find_recipe(name: str) -> Any:
+    """Return the recipe with a name, or the one that a file holds."""
+    from esper.leyline.errors import ConfigError, UsageError
+    from esper.simic.training.config import TrainConfig
+    from esper.simic.training.recipes import get_recipe
+
+    path = Path(name)
+    if path.is_dir():
+        path = path / "config.yaml"
+    if not path.is_file():
+        return get_recipe(name)
+    import yaml
+
+    try:
+        settings = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return TrainConfig.from_mapping(settings)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, ConfigError) as error:
+        reason = " ".join(str(error).split())
+        raise UsageError(f"{path} is no recipe: {reason}") from None
+
+
+def _finish(folder: Path, options: argparse.Namespace) -> None:
+    """Write the report and print the summary."""
+    from esper.cli.train_summary import print_summary, summarize_training
+    from esper.leyline.storage import atomic_write_text
+    from esper.report import report_run
+
+    report = report_run(folder)
+    document = {**summarize_training(folder), "report": str(report)}
+    atomic_write_text(folder / "summary.json", json.dumps(document, indent=2) + "\n")
+    if options.json:
+        print_json(document)
+    else:
+        print_summary(out_console(), document)
+
+
+def _check_request(options: argparse.Namespace) -> None:
+    """Refuse options that contradict each other."""
+    from esper.leyline.errors import UsageError
+
+    if not options.resume:
+        for name, value in (("--from", options.source), ("--reset-heads", options.reset_heads)):
+            if value is not None:
+                raise UsageError(f"{name} is for a run that is continued; add --resume")
+        return
+    if options.overwrite:
+        raise UsageError("--resume continues a run and --overwrite replaces it; give one of them")
+    keys = {
+        "recipe": "RECIPE",
+        "task": "--task",
+        "data": "--data",
+        "rounds": "--rounds",
+        "envs": "--envs",
+        "episode_length": "--episode-length",
+        "seed": "--seed",
+    }
+    given = [keys[name] for name in keys if getattr(options, name) is not None]
+    if given:
+        raise UsageError(
+            f"--resume continues with the settings of the run; leave out {', '.join(given)}, or "
+            "name what is to change, as in --set rounds=200"
+        )
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _absolute(path: str) -> str:
+    """Return a path that means the same from wherever the run is resumed."""
+    return str(Path(path).expanduser().absolute())
+
+
+def _epilog() -> str:
+    from esper.simic.training.recipes import describe_recipes
+
+    lines = describe_recipes()
+    width = max(map(len, lines), default=0)
+    told = "\n".join(f"  {name:<{width}}  {line}" for name, line in lines.items())
+    return f"{_EXAMPLES}\nrecipes:\n{told}"

@@ -1,0 +1,236 @@
+"""What a person sees while a controller trains: a live table, or plain lines without a terminal."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from esper.cli.output import safe
+from esper.cli.view import alarm_line, sparkline
+from esper.nissa.monitors.bands import light
+from esper.nissa.schema import AlarmRow
+
+if TYPE_CHECKING:
+    # Reading these would load the learner; a view is shown before that.
+    from esper.simic.training.progress import Progress as TrainingProgress
+    from esper.simic.training.progress import RoundReport
+
+_LINE_EVERY_S = 10.0
+_SPARKS = 40
+_RECENT_ALARMS = 4
+_STYLES = {"good": "green", "watch": "yellow", "bad": "red"}
+_PHASES = {"twins": "waiting twins", "rollout": "episodes", "update": "update"}
+_HEADS_FIRST = ("op", "slot", "blueprint", "tempo")
+
+
+class TrainView:
+    """Shows a training run; use it as a context manager and give it every step."""
+
+    def __init__(
+        self, console: Console, rounds: int, done: float = 0.0, *, title: str, verbose: bool = False
+    ) -> None:
+        """Show a run of this many rounds, of which some may be done already."""
+        self._console = console
+        self._rounds = rounds
+        self._verbose = verbose
+        self._started = time.monotonic()
+        self._lined = self._started
+        self._first = done
+        self._returns: list[float] = []
+        self._gains: list[float] = []
+        self._report: RoundReport | None = None
+        self._evaluated: tuple[int, float] | None = None
+        """Round of the last greedy evaluation, and its gain."""
+        self._alarms: list[Text] = []
+        self._told: set[tuple[str | None, ...]] = set()
+        self._progress = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TextColumn("{task.fields[where]}", markup=False),
+            TimeElapsedColumn(),
+            TextColumn("ETA"),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        self._bar = self._progress.add_task(
+            safe(title).plain, total=rounds, where=f"{int(done)}/{rounds} rounds"
+        )
+        self._progress.update(self._bar, completed=done)
+        self._live = Live(console=console, refresh_per_second=8) if console.is_terminal else None
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.update(self._progress)
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def show(self, progress: TrainingProgress) -> None:
+        """Take over one step, and the round it may have finished."""
+        report = progress.report
+        if report is not None:
+            self._report = report
+            self._returns = [*self._returns, report.return_mean][-_SPARKS:]
+            if report.gain_mean is not None:
+                self._gains = [*self._gains, report.gain_mean][-_SPARKS:]
+            if report.evaluation is not None:
+                self._evaluated = (report.round, report.evaluation.val_gain_mean)
+        done = progress.done_share * progress.rounds
+        finished = progress.round + (report is not None)
+        self._progress.update(
+            self._bar, completed=done, where=f"{finished}/{progress.rounds} rounds"
+        )
+        if self._live is not None:
+            self._live.update(Group(*self._parts(progress)))
+        else:
+            self._print_lines(progress, done)
+
+    def alarm(self, alarm: AlarmRow) -> None:
+        """Tell an alarm once; what is only informative, and every repetition, is in the report."""
+        key = (alarm.monitor, alarm.subject, alarm.severity)
+        is_grave = alarm.severity in ("warning", "critical")
+        if alarm.state != "raised" or key in self._told or not (is_grave or self._verbose):
+            return
+        self._told.add(key)
+        if self._live is not None:
+            # What to try would push everything else off the screen; the report has it.
+            told = replace(alarm, advice=None)
+            self._alarms.append(safe(alarm_line(told, unit="round")))
+        else:
+            self._console.print(safe(alarm_line(alarm, unit="round")), soft_wrap=True)
+
+    def warn(self, line: str) -> None:
+        """Print a line at once, above what is live; any thread may call it."""
+        self._console.print(safe(line), soft_wrap=True)
+
+    def _parts(self, progress: TrainingProgress) -> list[Progress | Table | Text]:
+        parts: list[Progress | Table | Text] = [self._progress, safe(phase_line(progress))]
+        if self._report is not None:
+            parts.append(self._table(self._report))
+        return [*parts, *self._alarms[-_RECENT_ALARMS:]]
+
+    def _table(self, report: RoundReport) -> Table:
+        table = Table(box=None, pad_edge=False, show_header=False)
+        table.add_column()
+        table.add_column(justify="right")
+        table.add_column()
+        table.add_row("return", _signed(report.return_mean), sparkline(self._returns))
+        if report.gain_mean is not None:
+            gain = f"{_signed(report.gain_mean)} points"
+            table.add_row("gain over twin", gain, sparkline(self._gains))
+        if self._evaluated is not None:
+            number, greedy = self._evaluated
+            table.add_row("greedy gain", f"{_signed(greedy)} points", f"after round {number + 1}")
+        for name, value, text in (
+            ("explained_variance", report.explained_variance, _number(report.explained_variance)),
+            ("approx_kl", report.approx_kl, _number(report.approx_kl)),
+            ("wait_share_free", report.wait_share_free, _share(report.wait_share_free)),
+        ):
+            words = {"approx_kl": "KL", "wait_share_free": "WAIT on free decisions"}
+            style = _STYLES.get(light(name, value), "")
+            table.add_row(words.get(name, name.replace("_", " ")), Text(text, style=style))
+        table.add_row("seeds fossilized", _share(report.fossilization_rate))
+        table.add_row("entropies", "", entropies_line(report.conditional_entropies))
+        return table
+
+    def _print_lines(self, progress: TrainingProgress, done: float) -> None:
+        """Print finished rounds at a rate a log can bear, and a sign of life in long ones."""
+        now = time.monotonic()
+        report = progress.report
+        is_edge = report is not None and report.round in (0, self._rounds - 1)
+        if not (is_edge or (self._verbose and report) or now - self._lined >= _LINE_EVERY_S):
+            return
+        self._lined = now
+        eta = self._eta(now, done)
+        if report is not None:
+            line = f"round {report.round + 1}/{self._rounds}  {round_line(report)}"
+        else:
+            line = f"round {progress.round + 1}/{self._rounds}  {phase_line(progress)}"
+        self._console.print(safe(f"{line}  ETA {eta}"), soft_wrap=True)
+
+    def _eta(self, now: float, done: float) -> str:
+        gone = done - self._first
+        if gone <= 0:
+            return "unknown"
+        return duration((now - self._started) / gone * (self._rounds - done))
+
+
+def phase_line(progress: TrainingProgress) -> str:
+    """Return what is being done now, in one line."""
+    parts = [f"{_PHASES.get(progress.phase, progress.phase)} {progress.step}/{progress.steps}"]
+    if progress.active:
+        parts.append(f"{progress.active} rows")
+    if progress.score_mean is not None:
+        parts.append(f"score {progress.score_mean:.2f}")
+    if progress.gain_mean is not None:
+        parts.append(f"gain {progress.gain_mean:+.2f}")
+    acted = {op: count for op, count in progress.op_counts.items() if op != "WAIT" and count}
+    if acted:
+        parts.append(" ".join(f"{op.lower()} {count}" for op, count in acted.items()))
+    return "  ".join(parts)
+
+
+def round_line(report: RoundReport) -> str:
+    """Return a finished round in one line."""
+    parts = [f"return {_signed(report.return_mean)}"]
+    if report.gain_mean is not None:
+        parts.append(f"gain {_signed(report.gain_mean)}")
+    if report.evaluation is not None:
+        parts.append(f"greedy gain {_signed(report.evaluation.val_gain_mean)}")
+    parts += [
+        f"fossilized {_share(report.fossilization_rate)}",
+        f"EV {_number(report.explained_variance)}",
+        f"KL {_number(report.approx_kl)}",
+        f"WAIT {_share(report.wait_share_free)}",
+        f"entropies {entropies_line(report.conditional_entropies)}",
+    ]
+    return "  ".join(parts)
+
+
+def entropies_line(entropies: Mapping[str, float | None]) -> str:
+    """Return the heads' entropies where they had a choice, those that matter most first."""
+    order = [*_HEADS_FIRST, *(head for head in entropies if head not in _HEADS_FIRST)]
+    told = [f"{head} {_number(entropies.get(head))}" for head in order if head in entropies]
+    return " ".join(told) or "–"
+
+
+def duration(seconds: float) -> str:
+    """Return a time to wait, as people say it."""
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def _signed(value: float | None) -> str:
+    return f"{value:+.3f}" if value is not None and math.isfinite(value) else "–"
+
+
+def _number(value: float | None) -> str:
+    if value is None or not math.isfinite(value):
+        return "–"
+    return f"{value:.1e}" if value and abs(value) < 1e-3 else f"{value:.2g}"
+
+
+def _share(value: float | None) -> str:
+    return f"{100 * value:.0f} %" if value is not None and math.isfinite(value) else "–"

@@ -1,0 +1,128 @@
+"""Monitors of the policy's memory: its size, and whether it keeps growing within an episode."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from esper.nissa.monitors.recent import Recent
+from esper.nissa.monitors.table import Finding, register_monitor
+from esper.nissa.schema import UpdateRow
+
+LSTM_RMS_MAX = 10.0
+LSTM_RMS_MIN = 1e-6
+LSTM_DRIFT = 2.0
+_PARTS = {"h_rms": "hidden state", "c_rms": "cell state"}
+
+
+def check_lstm_rms(subject: str, rms: float | None) -> Finding | None:
+    """Find a memory that has exploded, died or is not finite."""
+    if rms is None:
+        return None
+    if not math.isfinite(rms):
+        return Finding(
+            severity="critical",
+            subject=subject,
+            value=rms,
+            message=f"the LSTM's {subject} is not finite",
+        )
+    if LSTM_RMS_MIN <= rms <= LSTM_RMS_MAX:
+        return None
+    limit = LSTM_RMS_MAX if rms > LSTM_RMS_MAX else LSTM_RMS_MIN
+    return Finding(
+        severity="warning",
+        subject=subject,
+        value=rms,
+        threshold=limit,
+        message=f"the LSTM's {subject} has a root mean square of {rms:.3g} (limit {limit:g})",
+    )
+
+
+def check_lstm_drift(early: float | None, late: float | None) -> Finding | None:
+    """Find a memory that keeps growing late in long episodes."""
+    if early is None or late is None or early <= 0 or late <= LSTM_DRIFT * early:
+        return None
+    return Finding(
+        severity="warning",
+        value=late / early,
+        threshold=LSTM_DRIFT,
+        message=f"the LSTM's cell state is {late / early:.3g} times as large beyond epoch 100",
+    )
+
+
+def check_lstm_steps(steps: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+    """Find a memory that is much larger at the last step than half-way through the episode.
+
+    `steps` are the measured ones with `step`, `h_rms` and `c_rms`, in order. A memory fills during
+    the first steps, so the first half says nothing.
+    """
+    known = [one for one in steps if one.get("step") is not None]
+    if len(known) < 2:
+        return
+    last = known[-1]
+    half = max(
+        (one for one in known[:-1] if one["step"] <= last["step"] / 2),
+        key=lambda one: float(one["step"]),
+        default=None,
+    )
+    if half is None:
+        return
+    for name, part in _PARTS.items():
+        before, after = half.get(name), last.get(name)
+        if before and after and after > LSTM_DRIFT * before:
+            yield Finding(
+                severity="warning",
+                subject=part,
+                value=after / before,
+                threshold=LSTM_DRIFT,
+                message=f"the LSTM's {part} is {after / before:.3g} times as large at step "
+                f"{last['step']} as at step {half['step']}",
+            )
+
+
+@register_monitor(
+    "lstm_rms",
+    reads=UpdateRow,
+    thresholds="root mean square > 10 or < 1e-6 warning; not finite critical",
+    meaning="The policy's memory has saturated or died.",
+    advice="Check the LayerNorm after the LSTM, the forget bias and the gradient clip.",
+)
+def lstm_rms(recent: Recent) -> Iterator[Finding]:
+    """Look at the newest update."""
+    newest = recent.updates[-1]
+    for subject, rms in (("hidden state", newest.lstm_h_rms), ("cell state", newest.lstm_c_rms)):
+        found = check_lstm_rms(subject, rms)
+        if found is not None:
+            yield found
+
+
+@register_monitor(
+    "lstm_drift",
+    reads=UpdateRow,
+    thresholds="cell state beyond epoch 100 more than 2 times that before: warning",
+    meaning="The memory keeps growing in long episodes and may forget their start.",
+    advice="Shorten episodes, clamp the cell softly, or use a second recurrent layer.",
+)
+def lstm_drift(recent: Recent) -> Iterator[Finding]:
+    """Look at the newest update."""
+    newest = recent.updates[-1]
+    found = check_lstm_drift(newest.lstm_c_rms_early, newest.lstm_c_rms_late)
+    if found is not None:
+        yield found
+
+
+@register_monitor(
+    "lstm_growth",
+    reads=UpdateRow,
+    thresholds="root mean square at the last measured step more than 2 times that half-way: "
+    "warning",
+    meaning="The memory has not settled by the end of an episode, whatever its length.",
+    advice="Compare the steps in `updates.lstm_by_step`; clamp the cell softly or shorten "
+    "episodes.",
+)
+def lstm_growth(recent: Recent) -> Iterator[Finding]:
+    """Look at the steps of the newest update."""
+    steps = recent.updates[-1].lstm_by_step
+    if isinstance(steps, Sequence):
+        yield from check_lstm_steps(steps)

@@ -1,0 +1,236 @@
+"""Small charts over the rounds of training: lines, bands between percentiles, stacked areas.
+
+A page shows many of them in a grid that folds to one or two columns on a phone, so each is drawn
+for about the size at which it is seen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from esper.report.paths import Point, draw_area, draw_path, known_points
+from esper.report.svg import Scale, element, label, round_ticks, tick_labels, tooltip
+from esper.report.text import escaped, format_measure, format_share, width_in_em
+
+Size = Literal["wide", "small"]
+
+COLORS = ("c1", "c2", "c3", "c4", "c5", "c6")
+"""Classes of lines and areas, in the order in which they are given out."""
+
+LONGEST_TITLE = 22
+"""Characters that fit above a small chart on a phone."""
+
+_FONT = 15.5
+"""The largest text size, in the chart's units: that of a phone."""
+
+_ROW = 18.0
+_WIDTHS: dict[Size, float] = {"wide": 460.0, "small": 240.0}
+_PLOTS: dict[Size, float] = {"wide": 170.0, "small": 84.0}
+_TICKS: dict[Size, int] = {"wide": 5, "small": 3}
+_COLUMNS: dict[Size, int] = {"wide": 60, "small": 30}
+_MOST_POINTS: dict[Size, int] = {"wide": 500, "small": 240}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One curve over the rounds."""
+
+    name: str
+    points: Sequence[Point | None]
+    kind: str = "c1"
+    """Class of its colour, one of `COLORS`; more words may follow (`dashed`, `dots`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Band:
+    """The area between two curves."""
+
+    name: str
+    low: Sequence[Point | None]
+    high: Sequence[Point | None]
+    kind: str = "c1 band"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """What one chart shows."""
+
+    title: str
+    lines: Sequence[Line] = ()
+    bands: Sequence[Band] = ()
+    """Drawn below the lines, in this order."""
+    reference: float | None = None
+    """A value with a line of its own: a limit, or nothing gained."""
+    size: Size = "small"
+    is_share: bool = False
+    """Values are 0 to 1 and shown as percent."""
+    floor: float | None = None
+    """The axis reaches down to this at least."""
+    ceiling: float | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to draw."""
+        curves = [line.points for line in self.lines] + [band.high for band in self.bands]
+        return not any(known_points(curve) for curve in curves)
+
+
+def draw_chart(chart: Chart) -> str:
+    """Draw a chart as an SVG for inside a page."""
+    width, plot = _WIDTHS[chart.size], _PLOTS[chart.size]
+    low, high = _range(chart)
+    ticks = round_ticks(low, high, _TICKS[chart.size])
+    texts = _percent(ticks) if chart.is_share else tick_labels(ticks)
+    left = max(map(_width, texts), default=0.0) + 6
+    legend, top = _draw_legend(chart, _ROW + 4)
+    bottom = top + plot
+    first, last = _span(chart)
+    x = Scale(first, last, left, width - 8)
+    y = Scale(low, high, bottom, top)
+    parts = [
+        tooltip(chart.title),
+        element("desc", escaped(describe_chart(chart), limit=2000)),
+        label(chart.title, class_="strong", x=2, y=1, dy=".95em"),
+        *legend,
+        *_draw_grid(chart, ticks, texts, x, y),
+    ]
+    most = _MOST_POINTS[chart.size]
+    parts += [draw_area(band.kind, band.low, band.high, x, y, most=most) for band in chart.bands]
+    if chart.reference is not None and low <= chart.reference <= high:
+        at = y(chart.reference)
+        parts.append(element("line", class_="reference", x1=left, x2=x.end, y1=at, y2=at))
+    parts += [draw_path(f"line {line.kind}", line.points, x, y, most=most) for line in chart.lines]
+    parts += [*_draw_axis(chart, x, bottom), *_draw_columns(chart, x, top, plot)]
+    height = bottom + _ROW + 2
+    return element(
+        "svg", *parts, class_="chart", role="img", viewBox=f"0 0 {width:.0f} {height:.0f}"
+    )
+
+
+def describe_chart(chart: Chart) -> str:
+    """Say in words what a chart shows, for those who do not see it."""
+    told = []
+    for line in chart.lines:
+        points = known_points(line.points)
+        if points:
+            (begin, first), (end, last) = points[0], points[-1]
+            told.append(
+                f"{line.name}: {value_text(chart, first)} in round {begin:.0f}, "
+                f"{value_text(chart, last)} in round {end:.0f}"
+            )
+    for band in chart.bands:
+        low, high = known_points(band.low), known_points(band.high)
+        if low and high:
+            told.append(
+                f"{band.name}: {value_text(chart, low[-1][1])} to "
+                f"{value_text(chart, high[-1][1])} in round {high[-1][0]:.0f}"
+            )
+    return "; ".join(told) + "." if told else "Nothing was measured."
+
+
+def value_text(chart: Chart, value: float) -> str:
+    """Return one value of a chart as a reader expects it: few digits, percent for shares."""
+    return format_share(value) if chart.is_share else format_measure(value)
+
+
+def _range(chart: Chart) -> tuple[float, float]:
+    values = [value for line in chart.lines for _, value in known_points(line.points)]
+    for band in chart.bands:
+        values += [value for curve in (band.low, band.high) for _, value in known_points(curve)]
+    values += [value for value in (chart.floor, chart.ceiling) if value is not None]
+    low, high = min(values, default=0.0), max(values, default=1.0)
+    pad = (high - low) * 0.06
+    if pad <= 1e-9 * max(abs(low), abs(high), 1e-12):
+        # What never changes has no scale of its own; nothing at all gets one that says so.
+        pad = abs(high) * 0.1 or (0.05 if chart.is_share else 0.5)
+    # An axis that is given an end keeps it: a share does not go below 0.
+    low = low if chart.floor == low else low - pad
+    return low, high if chart.ceiling == high else high + pad
+
+
+def _span(chart: Chart) -> tuple[float, float]:
+    places = [at for line in chart.lines for at, _ in known_points(line.points)]
+    places += [at for band in chart.bands for at, _ in known_points(band.high)]
+    first, last = min(places, default=0.0), max(places, default=1.0)
+    return (first, last) if last > first else (first - 0.5, last + 0.5)
+
+
+def _draw_legend(chart: Chart, top: float) -> tuple[list[str], float]:
+    """Draw the names of what is shown, as many to a row as fit; return where they end."""
+    named = [(line.name, f"line {line.kind}", line) for line in chart.lines]
+    entries: list[tuple[str, str, Line | None]] = [*named]
+    entries += [(band.name, band.kind, None) for band in chart.bands]
+    if len(named) == 1 and len(entries) == 1:
+        # The title names the only line; its last value is all there is to add.
+        points = known_points(chart.lines[0].points)
+        text = value_text(chart, points[-1][1]) if points else ""
+        return [label(text, class_="strong c1", x=2, y=top - 2, dy=".9em")], top + _ROW + 5
+    drawing: list[str] = []
+    at, width = 2.0, _WIDTHS[chart.size]
+    for name, kind, line in entries:
+        points = known_points(line.points) if line is not None else []
+        text = f"{name} {value_text(chart, points[-1][1])}" if points else name
+        needed = 22 + _width(text)
+        if at > 2 and at + needed > width:
+            at, top = 2.0, top + _ROW
+        middle = top + _ROW / 2
+        if line is None:
+            drawing.append(element("rect", class_=kind, x=at, y=middle - 5, width=16, height=10))
+        else:
+            drawing.append(element("path", class_=kind, d=f"M{at} {middle}h16"))
+        drawing.append(label(text, class_="muted number", x=at + 20, y=middle, dy=".35em"))
+        at += needed + 10
+    return drawing, top + _ROW + 9
+
+
+def _draw_grid(
+    chart: Chart, ticks: Sequence[float], texts: Sequence[str], x: Scale, y: Scale
+) -> Iterator[str]:
+    for tick, text in zip(ticks, texts, strict=True):
+        at = y(tick)
+        yield element("line", class_="grid", x1=x.start, x2=x.end, y1=at, y2=at)
+        yield label(text, class_="muted number", x=x.start - 5, y=at, dy=".35em", text_anchor="end")
+
+
+def _draw_axis(chart: Chart, x: Scale, top: float) -> Iterator[str]:
+    yield element("line", class_="axis", x1=x.start, x2=x.end, y1=top, y2=top)
+    room = 6 if chart.size == "wide" else 3
+    ticks = [tick for tick in round_ticks(x.low, x.high, room, whole=True) if x.low <= tick]
+    for tick, text in zip(ticks, tick_labels(ticks), strict=True):
+        half = _width(text) / 2
+        at = min(max(x(tick), x.start + half), x.end - half + 6)
+        yield label(text, class_="muted number", x=at, y=top + 4, dy="1em", text_anchor="middle")
+
+
+def _draw_columns(chart: Chart, x: Scale, top: float, height: float) -> Iterator[str]:
+    """Lay invisible columns over the plot that tell the numbers of the round in their middle."""
+    values: dict[float, list[str]] = {}
+    for line in chart.lines:
+        for at, value in known_points(line.points):
+            values.setdefault(at, []).append(f"{line.name} {value_text(chart, value)}")
+    for band in chart.bands:
+        for low, high in zip(band.low, band.high, strict=True):
+            if low is not None and high is not None:
+                told = f"{value_text(chart, low[1])} to {value_text(chart, high[1])}"
+                values.setdefault(high[0], []).append(f"{band.name} {told}")
+    places = sorted(values)
+    size = max(1, math.ceil(len(places) / _COLUMNS[chart.size]))
+    chosen = places[size // 2 :: size]
+    width = (x.end - x.start) / max(1, len(chosen))
+    for at in chosen:
+        begin = min(max(x(at) - width / 2, x.start), x.end - width)
+        told = f"round {at:.0f}: {', '.join(values[at])}"
+        yield element(
+            "rect", tooltip(told), class_="column", x=begin, y=top, width=width, height=height
+        )
+
+
+def _percent(ticks: Sequence[float]) -> list[str]:
+    return [f"{text} %" for text in tick_labels([100 * tick for tick in ticks])]
+
+
+def _width(text: str) -> float:
+    return width_in_em(text) * _FONT

@@ -1,0 +1,270 @@
+"""The tables of a training run: ops, blueprints, reward terms, heads, events."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from esper.leyline.actions import LifecycleOp
+from esper.nissa.schema import EventRow, RoundRow, UpdateHeadRow, UpdateRow
+from esper.report.marks import op_words
+from esper.report.tables import NOTHING, Column, render_table
+from esper.report.text import format_count, format_measure, format_share
+from esper.report.training.record import TrainingRecord
+
+LATE_SHARE = 0.1
+"""The end of a run, beside the whole of it: what the controller had become."""
+
+_MOST_CHOICES = 4
+
+
+def render_ops(rounds: Sequence[RoundRow]) -> str:
+    """Return the table of ops: how often each was taken and what it paid, early and late."""
+    late = late_rounds(rounds)
+    everything, at_end = count_ops(rounds), count_ops(late)
+    columns = (
+        Column("Operation"),
+        Column("Count", "number"),
+        Column("Share", "number"),
+        Column("Mean reward", "number"),
+        Column("Share at the end", "number"),
+        Column("Mean reward at the end", "number"),
+    )
+    total, total_late = (sum(count for count, _ in one.values()) for one in (everything, at_end))
+    rows = []
+    for op, (count, reward) in everything.items():
+        late_count, late_reward = at_end.get(op, (0, None))
+        rows.append(
+            (
+                op_words(op),
+                format_count(count),
+                share_text(count, total),
+                number_text(reward),
+                share_text(late_count, total_late),
+                number_text(late_reward),
+            )
+        )
+    caption = "What was decided, in the whole run and in its last tenth"
+    return render_table(caption, columns, rows, noun="operation")
+
+
+def count_ops(rounds: Iterable[RoundRow]) -> dict[str, tuple[int, float | None]]:
+    """Return how often every op was taken, and its mean raw reward, None where that is unknown."""
+    counts: dict[str, int] = {}
+    sums: dict[str, float] = {}
+    paid: dict[str, int] = {}
+    for row in rounds:
+        if isinstance(row.op_counts, Mapping):
+            for op, count in row.op_counts.items():
+                counts[op] = counts.get(op, 0) + int(count or 0)
+        if isinstance(row.reward_by_op, Mapping):
+            for op, numbers in row.reward_by_op.items():
+                if numbers.get("n") and numbers.get("mean") is not None:
+                    sums[op] = sums.get(op, 0.0) + numbers["n"] * numbers["mean"]
+                    paid[op] = paid.get(op, 0) + int(numbers["n"])
+    order = [op.name for op in LifecycleOp]
+    known = sorted(counts, key=lambda op: order.index(op) if op in order else len(order))
+    return {op: (counts[op], sums[op] / paid[op] if paid.get(op) else None) for op in known}
+
+
+def render_blueprints(fates: Mapping[str, Mapping[str, int]]) -> str:
+    """Return the table of blueprints: what became of their seeds."""
+    columns = (
+        Column("Blueprint"),
+        Column("Germinated", "number"),
+        Column("Fossilized", "number"),
+        Column("Pruned", "number"),
+        Column("Neither", "number"),
+        Column("Kept", "number"),
+    )
+    rows = []
+    for blueprint, counts in sorted(fates.items(), key=lambda item: -_begun(item[1])):
+        begun, kept = _begun(counts), int(counts.get("fossilized") or 0)
+        pruned = int(counts.get("pruned") or 0)
+        rows.append(
+            (
+                blueprint,
+                format_count(begun),
+                format_count(kept),
+                format_count(pruned),
+                format_count(max(0, begun - kept - pruned)),
+                share_text(kept, begun),
+            )
+        )
+    return render_table("Seeds by blueprint, in the whole run", columns, rows, noun="blueprint")
+
+
+def render_terms(rounds: Sequence[RoundRow]) -> str:
+    """Return the table of reward terms over the last tenth of the run."""
+    late = late_rounds(rounds)
+    sums: dict[str, list[tuple[float, float]]] = {}
+    for row in late:
+        if isinstance(row.reward_terms, Mapping):
+            for term, numbers in row.reward_terms.items():
+                mean, share = numbers.get("mean"), numbers.get("share")
+                sums.setdefault(str(term), []).append((mean or 0.0, share or 0.0))
+    columns = (
+        Column("Term"),
+        Column("Mean per decision", "number"),
+        Column("Share of the absolute reward", "number"),
+    )
+    averaged = {
+        term: [sum(one) / len(values) for one in zip(*values, strict=True)]
+        for term, values in sums.items()
+    }
+    rows = [
+        (term.replace("_", " "), number_text(mean), share_text(share))
+        for term, (mean, share) in sorted(averaged.items(), key=lambda item: -item[1][1])
+    ]
+    return render_table("Terms of the reward, last tenth of the run", columns, rows, noun="term")
+
+
+def render_heads(
+    heads: Mapping[str, Sequence[UpdateHeadRow]], names: Mapping[str, Sequence[str]]
+) -> str:
+    """Return the table of heads after the last update; `names` are those of their choices."""
+    columns = (
+        Column("Head"),
+        Column("Used", "number"),
+        Column("Chosen most", "words"),
+        Column("Free decisions", "number"),
+        Column("Valid choices", "number"),
+        Column("Entropy", "number"),
+        Column("Where it chose", "number"),
+        Column("Nats", "number"),
+        Column("KL", "number"),
+        Column("Greatest ratio", "number"),
+        Column("Clipped", "number"),
+        Column("Gradient norm", "number"),
+    )
+    rows = []
+    for head, series in heads.items():
+        last = series[-1]
+        rows.append(
+            (
+                head.replace("_", " "),
+                share_text(last.usage),
+                _tell_choices(last.choices, names.get(head, ())),
+                NOTHING if last.free_steps is None else format_count(last.free_steps),
+                number_text(last.valid_actions),
+                number_text(last.entropy),
+                number_text(last.entropy_conditional),
+                number_text(last.entropy_nats),
+                number_text(last.approx_kl),
+                number_text(last.ratio_max),
+                share_text(last.clipfrac),
+                number_text(last.grad_norm),
+            )
+        )
+    return render_table("Heads after the last update", columns, rows, noun="head")
+
+
+def render_critic_by_op(update: UpdateRow) -> str:
+    """Return what the critic thinks of every op in the last update; empty where it says nothing."""
+    advantages = _mapping(update.advantage_by_op)
+    losses, values = _mapping(update.value_loss_by_op), _mapping(update.q_by_op)
+    ops = [op.name for op in LifecycleOp if op.name in {*advantages, *losses, *values}]
+    if not ops:
+        return ""
+    columns = (
+        Column("Operation"),
+        Column("Decisions", "number"),
+        Column("Mean Q", "number"),
+        Column("Value loss", "number"),
+        Column("Advantage", "number"),
+        Column("Deviation", "number"),
+        Column("Skewness", "number"),
+        Column("Kurtosis", "number"),
+        Column("Above 0", "number"),
+    )
+    rows = []
+    for op in ops:
+        shape = _mapping(advantages.get(op))
+        rows.append(
+            (
+                op_words(op),
+                NOTHING if shape.get("n") is None else format_count(int(shape["n"])),
+                number_text(values.get(op)),
+                number_text(losses.get(op)),
+                *(number_text(shape.get(name)) for name in ("mean", "std", "skew", "kurtosis")),
+                share_text(shape.get("positive")),
+            )
+        )
+    return render_table("The critic by op, last update", columns, rows, noun="operation")
+
+
+def render_memory(update: UpdateRow) -> str:
+    """Return the policy's memory along the episode; empty where it was not measured."""
+    steps = update.lstm_by_step
+    if not isinstance(steps, Sequence) or not steps:
+        return ""
+    names = {
+        "h_rms": "Hidden, root mean square",
+        "h_max": "Hidden, greatest",
+        "c_rms": "Cell, root mean square",
+        "c_max": "Cell, greatest",
+    }
+    columns = (Column("Step", "number"), *(Column(name, "number") for name in names.values()))
+    rows = [
+        (one.get("step", NOTHING), *(number_text(one.get(name)) for name in names)) for one in steps
+    ]
+    return render_table("Memory along an episode, last update", columns, rows, noun="step")
+
+
+def render_events(events: Sequence[EventRow]) -> str:
+    """Return what happened to the run itself: resumes, changed settings, failed sinks."""
+    columns = (Column("Round", "number"), Column("What"), Column("Details", "words"))
+    rows = [
+        (event.round, str(event.kind or "").replace("_", " "), event.message or NOTHING)
+        for event in events
+    ]
+    return render_table("What happened to the run", columns, rows, noun="event")
+
+
+def late_rounds(rounds: Sequence[RoundRow]) -> Sequence[RoundRow]:
+    """Return the last tenth of the rounds, at least one."""
+    return rounds[-max(1, round(LATE_SHARE * len(rounds))) :]
+
+
+def latest_fates(record: TrainingRecord) -> Mapping[str, Mapping[str, int]]:
+    """Return what became of the seeds of every blueprint so far; nothing where it is unknown."""
+    for row in reversed(record.rounds):
+        if isinstance(row.blueprint_fates, Mapping):
+            return row.blueprint_fates
+    return {}
+
+
+def share_text(part: float | None, whole: float = 1.0) -> str:
+    """Return a share in percent, a dash where there is nothing to share."""
+    return NOTHING if part is None or not whole else format_share(part, whole)
+
+
+def number_text(value: float | None) -> str:
+    """Return a number in few characters, a dash where it was not measured."""
+    return NOTHING if value is None else format_measure(float(value))
+
+
+def _begun(counts: Mapping[str, int]) -> int:
+    return int(counts.get("germinated") or 0)
+
+
+def _tell_choices(choices: Any, names: Sequence[str]) -> str:
+    if not isinstance(choices, Sequence):
+        return NOTHING
+    counts = {
+        names[index] if index < len(names) else f"choice {index}": int(count or 0)
+        for index, count in enumerate(choices)
+    }
+    total = sum(counts.values())
+    if not total:
+        return NOTHING
+    most = sorted(counts.items(), key=lambda item: -item[1])[:_MOST_CHOICES]
+    return ", ".join(
+        f"{name.lower().replace('_', ' ')} {share_text(count, total)}"
+        for name, count in most
+        if count
+    )
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

@@ -1,0 +1,341 @@
+"""What is measured of an update: the round before it, and the policy after every pass.
+
+`describe_round` looks at the rollout once; `measure_policy` compares the policy with the one that
+acted. Both return columns of the store by name. Everything is masked tensor arithmetic over all
+heads at once, and comes to the host in one piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from esper.leyline.actions import HEAD_NAMES, LifecycleOp
+from esper.nissa.monitors.critic import LOW_RETURN_STD
+from esper.nissa.monitors.measures import (
+    monitor_advantage_bias_by_op,
+    monitor_critic_op_sensitivity,
+)
+from esper.simic.agent.losses import head_ratios, joint_ratio
+from esper.simic.agent.rollout_buffer import RolloutBatch
+from esper.simic.agent.targets import Targets
+from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCriticV2
+from esper.tamiyo.policy.action_masks import causal_heads
+from esper.tamiyo.policy.distribution import masked_log_softmax
+from esper.tamiyo.policy.layout import NUM_BASE, NUM_FEEDBACK
+
+OP = HEAD_NAMES.index("op")
+LATE_EPOCH = 100
+"""Documents 000 and 004 watch the memory beyond this epoch."""
+
+MEMORY_STEPS = 10
+"""Steps of an episode at which the memory is recorded, besides the last."""
+
+FEEDBACK_ROWS = 4
+"""Rows on which the dependence on the action feedback is measured."""
+
+
+def kl_of_steps(log_ratios: Tensor) -> Tensor:
+    """Return the KL estimate of every step and head, r - 1 - ln r, never negative."""
+    return torch.expm1(log_ratios) - log_ratios
+
+
+def explained_variance(values: Tensor, returns: Tensor) -> Tensor:
+    """Return 1 - Var(R - V) / Var(R) of values and returns [N]; 0 where returns do not vary."""
+    spread = returns.var(correction=0)
+    left = (returns - values).var(correction=0)
+    return torch.where(spread > 0, 1.0 - left / spread.clamp(min=1e-12), 0.0)
+
+
+# ---------------------------------------------------------------------------------- the rollout
+
+
+def describe_round(batch: RolloutBatch, targets: Targets, scale: Tensor) -> dict[str, Any]:
+    """Return the columns that say what the round was like, before any step.
+
+    Args:
+        batch: the round.
+        targets: what it teaches.
+        scale: what the critic's values are multiplied by to be rewards.
+    """
+    # Some hundred small operations: on the host they take less time than their launches would.
+    valid, usable, op = batch.valid.cpu(), batch.usable.cpu(), batch.op.cpu()
+    values = targets.baselines.cpu()[valid].double()
+    returns = targets.returns.cpu()[valid].double()
+    errors = targets.td_errors.cpu()[valid].double()
+    advantages = targets.advantages.cpu()[usable].double()
+    every_value = (batch.op_values * scale).cpu()[valid]
+    numbers = {
+        "explained_variance": explained_variance(values, returns),
+        **_moments("return", returns, "mean", "std", "skew"),
+        **_moments("value", values, "mean", "std", "min", "max"),
+        **_moments("td", errors, "mean", "std"),
+        **_moments("advantage", advantages, *_ADVANTAGE),
+        "bellman_error": errors.square().mean(),
+        "value_return_correlation": _correlation(values, returns),
+        "forced_share": 1.0 - _share(usable, valid),
+        "decision_density": _share(valid & (op != int(LifecycleOp.WAIT)), valid),
+        **_percentiles(returns),
+    }
+    on_device = {
+        "advantage_mean_raw": targets.advantage_mean,
+        "advantage_std_raw": targets.advantage_std,
+        "value_target_scale": scale,
+        **_memory(batch),
+    }
+    columns: dict[str, Any] = {**to_floats(numbers), **to_floats(on_device)}
+    sensitivity = monitor_critic_op_sensitivity(every_value)
+    by_op = monitor_advantage_bias_by_op(targets.raw_advantages.cpu()[usable], op[usable])
+    return {
+        **columns,
+        "low_variance": columns["return_std"] < LOW_RETURN_STD,
+        "advantage_floored": bool(targets.advantage_floored),
+        "advantage_by_op": by_op,
+        "q_by_op": dict(
+            zip((each.name for each in LifecycleOp), sensitivity["q_per_op_mean"], strict=True)
+        ),
+        "q_variance": sensitivity["q_variance_across_ops"],
+        "q_op_spread": sensitivity["q_op_spread"],
+        "lstm_by_step": memory_by_step(batch),
+        "usable_steps": int(usable.sum()),
+    }
+
+
+_ADVANTAGE = ("mean", "std", "skew", "kurtosis", "positive")
+
+
+def to_floats(numbers: dict[str, Tensor]) -> dict[str, float]:
+    """Return tensors without axes as numbers, in one copy to the host."""
+    stacked = torch.stack([value.detach().to(torch.float64) for value in numbers.values()])
+    return dict(zip(numbers, stacked.tolist(), strict=True))
+
+
+def _moments(name: str, values: Tensor, *wanted: str) -> dict[str, Tensor]:
+    """Return some of the moments of values [N]; all 0 where there is none."""
+    if not values.numel():
+        values = values.new_zeros(1)
+    centred = values - values.mean()
+    variance = centred.square().mean()
+    safe = variance.clamp(min=1e-24)
+    every = {
+        "mean": values.mean(),
+        "std": variance.sqrt(),
+        "min": values.min(),
+        "max": values.max(),
+        "skew": centred.pow(3).mean() / safe.pow(1.5),
+        "kurtosis": torch.where(variance > 0, centred.pow(4).mean() / safe.square() - 3.0, 0.0),
+        "positive": (values > 0).double().mean(),
+    }
+    return {f"{name}_{key}": every[key] for key in wanted}
+
+
+def _percentiles(returns: Tensor) -> dict[str, Tensor]:
+    levels = (5, 25, 50, 75, 95)
+    if not returns.numel():
+        returns = returns.new_zeros(1)
+    found = torch.quantile(returns, returns.new_tensor([level / 100 for level in levels]))
+    return {
+        f"return_p{level:02d}": each for level, each in zip(levels, found.unbind(), strict=True)
+    }
+
+
+def _correlation(first: Tensor, second: Tensor) -> Tensor:
+    first, second = first - first.mean(), second - second.mean()
+    size = (first.square().sum() * second.square().sum()).sqrt()
+    return torch.where(size > 0, (first * second).sum() / size.clamp(min=1e-24), 0.0)
+
+
+def _share(part: Tensor, whole: Tensor) -> Tensor:
+    return part.sum() / whole.sum().clamp(min=1)
+
+
+def _memory(batch: RolloutBatch) -> dict[str, Tensor]:
+    """Return the size of the memory over the valid steps, with late epochs beside early ones."""
+    valid = batch.valid.to(torch.float32)
+    late = torch.arange(batch.valid.shape[1], device=valid.device) >= LATE_EPOCH
+    found: dict[str, Tensor] = {}
+    for name, memory in (("h", batch.hidden_state), ("c", batch.hidden_cell)):
+        squares = memory.square().flatten(2).mean(-1)
+        found[f"lstm_{name}_rms"] = _rms(squares, valid)
+        found[f"lstm_{name}_max"] = (memory.flatten(2).abs().amax(-1) * valid).max()
+        if name == "c":
+            found["lstm_c_rms_early"] = _rms(squares, valid * ~late)
+            found["lstm_c_rms_late"] = _rms(squares, valid * late)
+    return found
+
+
+def _rms(squares: Tensor, weights: Tensor) -> Tensor:
+    return ((squares * weights).sum() / weights.sum().clamp(min=1)).sqrt()
+
+
+def memory_by_step(batch: RolloutBatch) -> list[dict[str, float]]:
+    """Return the size of the memory at some steps: after how many, and root mean square and max."""
+    steps = batch.valid.shape[1]
+    at = torch.arange(1, steps, max(1, (steps - 1) // MEMORY_STEPS)).tolist()
+    chosen = sorted({*at, steps - 1})
+    valid = batch.valid[:, chosen].to(torch.float32)
+    columns = [torch.tensor(chosen, dtype=torch.float64)]
+    for memory in (batch.hidden_state, batch.hidden_cell):
+        part = memory[:, chosen].flatten(2)
+        mean = (part.square().mean(-1) * valid).sum(0) / valid.sum(0).clamp(min=1)
+        columns += [
+            mean.sqrt().cpu().double(),
+            (part.abs().amax(-1) * valid).amax(0).cpu().double(),
+        ]
+    names = ("step", "h_rms", "h_max", "c_rms", "c_max")
+    return [
+        {**dict(zip(names, row, strict=True)), "step": int(row[0])}
+        for row in torch.stack(columns, dim=1).tolist()
+    ]
+
+
+# ----------------------------------------------------------------------------------- the policy
+
+
+def measure_policy(
+    batch: RolloutBatch,
+    targets: Targets,
+    *,
+    old_log_probs: Tensor,
+    log_probs: Tensor,
+    entropies: Tensor,
+    own_entropies: Tensor,
+    clip: float,
+) -> tuple[dict[str, float | None], dict[str, list[Any]]]:
+    """Return how far the policy is from the one that acted: joint columns, and columns by head.
+
+    Args:
+        batch: the rows that were measured.
+        targets: what they teach.
+        old_log_probs: [R, T, 8], at the weights the update started from.
+        log_probs: [R, T, 8], now.
+        entropies: [R, T, 8], over the base masks.
+        own_entropies: [R, T, 8], over the masks each head was drawn by.
+        clip: the range of ratios that pays.
+    """
+    usable, causal = batch.usable, targets.causal
+    log_ratios = log_probs - old_log_probs
+    ratio = joint_ratio(log_ratios)
+    above, below = ratio > 1.0 + clip, ratio < 1.0 - clip
+    taken = log_probs.sum(-1)
+    steps = usable.sum().clamp(min=1)
+    joint = to_floats(
+        {
+            "approx_kl": (kl_of_steps(log_ratios).sum(-1) * usable).sum() / steps,
+            "clipfrac": ((above | below) & usable).sum() / steps,
+            "clipfrac_up": (above & usable).sum() / steps,
+            "clipfrac_down": (below & usable).sum() / steps,
+            "log_prob_min": torch.where(usable, taken, torch.inf).min(),
+            "log_prob_max": torch.where(usable, taken, -torch.inf).max(),
+            **_range(ratio.unsqueeze(-1), usable.unsqueeze(-1), single=True),
+        }
+    )
+    choices = batch.masks.sum(-1)
+    has_choice = causal & (choices > 1)
+    own = torch.where(has_choice, own_entropies, 0.0)
+    ratios = head_ratios(log_ratios)
+    outside = ((ratios > 1.0 + clip) | (ratios < 1.0 - clip)) & causal
+    everywhere = batch.valid.unsqueeze(-1).expand_as(entropies)
+    nats = own * choices.clamp(min=1).log()
+    by_head = {
+        **_range(ratios, causal),
+        "approx_kl": _mean(kl_of_steps(log_ratios), causal),
+        "clipfrac": _mean(outside.to(torch.float32), causal),
+        "entropy": _mean(entropies, everywhere),
+        "entropy_conditional": _mean(own, has_choice),
+        "entropy_nats": _mean(nats, has_choice),
+    }
+    columns = dict(zip(by_head, torch.stack(list(by_head.values())).tolist(), strict=True))
+    used = causal.flatten(0, -2).any(0).tolist()
+    chose = has_choice.flatten(0, -2).any(0).tolist()
+    known: dict[str, list[Any]] = {}
+    for name, values in columns.items():
+        has = chose if name in ("entropy_conditional", "entropy_nats") else used
+        has = [True] * len(HEAD_NAMES) if name == "entropy" else has
+        known[name] = [value if here else None for value, here in zip(values, has, strict=True)]
+    if not any(used):
+        return dict.fromkeys(joint), known
+    return {**joint, "entropy": sum(columns["entropy"]) / len(HEAD_NAMES)}, known
+
+
+def _mean(values: Tensor, counts: Tensor) -> Tensor:
+    """Return the mean of values [R, T, heads] over the steps that count, [heads]."""
+    total = torch.where(counts, values, 0.0).flatten(0, -2).sum(0)
+    return total / counts.flatten(0, -2).sum(0).clamp(min=1)
+
+
+def _range(ratios: Tensor, counts: Tensor, *, single: bool = False) -> dict[str, Tensor]:
+    """Return mean, deviation, least and greatest ratio of every head."""
+    mean = _mean(ratios, counts)
+    found = {
+        "ratio_mean": mean,
+        "ratio_std": _mean((ratios - mean).square(), counts).sqrt(),
+        "ratio_min": torch.where(counts, ratios, torch.inf).flatten(0, -2).amin(0),
+        "ratio_max": torch.where(counts, ratios, -torch.inf).flatten(0, -2).amax(0),
+    }
+    return {name: value[0] for name, value in found.items()} if single else found
+
+
+def describe_heads(
+    batch: RolloutBatch, targets: Targets, sizes: Mapping[str, int]
+) -> dict[str, list[Any]]:
+    """Return the columns by head that say how the round used it; `sizes` are their choices."""
+    valid = batch.valid.unsqueeze(-1)
+    causal = causal_heads(batch.op) & valid
+    choices = batch.masks.sum(-1)
+    free = causal & (choices > 1)
+    advantages = targets.advantages.unsqueeze(-1).expand(causal.shape)
+    mean = _mean(advantages, targets.causal)
+    numbers = {
+        "usage": _mean(causal.to(torch.float32), valid.expand_as(causal)),
+        "valid_actions": _mean(choices.to(torch.float32), free),
+        "advantage_std": _mean((advantages - mean).square(), targets.causal).sqrt(),
+    }
+    columns: dict[str, list[Any]] = dict(
+        zip(numbers, torch.stack(list(numbers.values())).tolist(), strict=True)
+    )
+    columns["free_steps"] = free.flatten(0, -2).sum(0).tolist()
+    width = batch.masks.shape[-1]
+    counts = torch.zeros(len(HEAD_NAMES), width, dtype=torch.int64, device=valid.device)
+    flat = batch.actions.flatten(0, -2).t()
+    counts.scatter_add_(1, flat, causal.flatten(0, -2).t().to(torch.int64))
+    columns["choices"] = [
+        taken[: sizes[head]] for head, taken in zip(HEAD_NAMES, counts.tolist(), strict=True)
+    ]
+    return columns
+
+
+@torch.no_grad()
+def measure_feedback(
+    network: FactoredRecurrentActorCriticV2, batch: RolloutBatch, op_logits: Tensor
+) -> float | None:
+    """Return how much op probability moves when the policy is told that it waited before.
+
+    A policy that has learned to continue what it did last, instead of looking at the host, moves
+    much. It is half the sum of absolute differences, over the free steps; None without any.
+
+    Args:
+        network: the policy.
+        batch: some rows.
+        op_logits: [R, T, ops], of these rows as they are.
+    """
+    if not bool(batch.usable.any()):
+        return None
+    states = batch.states.clone()
+    feedback = states[..., NUM_BASE : NUM_BASE + NUM_FEEDBACK]
+    feedback.zero_()
+    # It succeeded, and the op was WAIT.
+    feedback[..., 0] = 1.0
+    feedback[..., 1 + int(LifecycleOp.WAIT)] = 1.0
+    blind = network.score(
+        states, batch.blueprint_indices, batch.actions, batch.masks, with_baseline=False
+    )
+    ops = op_logits.shape[-1]
+    mask = batch.masks[..., OP, :ops]
+    told = masked_log_softmax(op_logits, mask).exp()
+    untold = masked_log_softmax(blind.logits[..., OP, :ops], mask).exp()
+    moved = 0.5 * (told - untold).abs().sum(-1)
+    return float((moved * batch.usable).sum() / batch.usable.sum())

@@ -1,0 +1,378 @@
+"""The passes of one update over its round: score, step, and measure what the steps did."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from esper.leyline.actions import HEAD_NAMES, LifecycleOp
+from esper.leyline.errors import NonFiniteError
+from esper.nissa.machine import gpu_memory_share, resident_bytes
+from esper.simic.agent.diagnostics import (
+    FEEDBACK_ROWS,
+    OP,
+    describe_heads,
+    describe_round,
+    kl_of_steps,
+    measure_feedback,
+    measure_policy,
+)
+from esper.simic.agent.exploration import entropy_coefficient, not_yet
+from esper.simic.agent.losses import value_errors
+from esper.simic.agent.objective import Objective, Scored
+from esper.simic.agent.optimizer import GROUP_NAMES, VALUE, learning_rate
+from esper.simic.agent.report import NonFinite, UpdateReport, head_rows
+from esper.simic.agent.rollout_buffer import RolloutBatch
+from esper.simic.agent.targets import Targets
+from esper.simic.training.clamps import ClampCounter
+from esper.tamiyo.networks.records import Scores
+
+if TYPE_CHECKING:
+    from esper.simic.agent.ppo import PPOAgent
+
+KL_SLACK = 1.5
+"""An update goes on until its KL exceeds the target this many times."""
+
+
+@dataclass(slots=True)
+class _Epoch:
+    """One pass: when it began, and the gradient norms of its steps."""
+
+    ordinal: int
+    started: float = field(default_factory=time.perf_counter)
+    norms: list[Tensor] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+class Passes:
+    """One update while it runs.
+
+    Args:
+        agent: whose policy learns.
+        batch: the round.
+        targets: what it teaches.
+        progress: share of the training that is done.
+        success: running share of episodes that succeed.
+    """
+
+    def __init__(
+        self,
+        agent: PPOAgent,
+        batch: RolloutBatch,
+        targets: Targets,
+        *,
+        progress: float,
+        success: float,
+    ) -> None:
+        """Prepare the objective; nothing is scored yet."""
+        self._agent, self._config, self._network = agent, agent.config, agent.network
+        self._batch, self._targets = batch, targets
+        self._progress, self._success = progress, success
+        self._reference = agent.op_reference
+        self._objective = Objective(agent.config, progress, agent.device)
+        self._count = min(agent.config.minibatches, batch.rows)
+        self._usable = batch.usable
+        self._latest = Scored.empty(batch.values, len(HEAD_NAMES))
+        self._old = torch.zeros_like(self._latest.log_probs)
+        self._feedback: float | None = None
+        self._updates: list[dict[str, Any]] = []
+        self._heads: list[dict[str, Any]] = []
+        self._steps = 0
+        self._stopped = False
+        self.nonfinite: list[NonFinite] = []
+
+    def run(self, order: torch.Generator) -> None:
+        """Take up to K passes; rows are shuffled by `order` where there are minibatches."""
+        parts = self._split(order)
+        if self._count > 1 and not self._score_reference(parts):
+            return
+        finished: _Epoch | None = None
+        for ordinal in range(self._config.epochs):
+            epoch = _Epoch(ordinal)
+            seen: list[Tensor] = []
+            for part, rows in enumerate(parts):
+                if not self._learn(rows, epoch, part):
+                    break
+                if rows is not None:
+                    seen.append(rows)
+            epoch.seconds = time.perf_counter() - epoch.started
+            if self.nonfinite:
+                self._latest.forget()
+            if finished is not None and (epoch.norms or self._count == 1):
+                # The forward passes just made show what the pass before them did.
+                self._record(finished, torch.cat(seen) if seen else None)
+                finished = None
+            if epoch.norms:
+                finished = epoch
+            if self._stopped or self.nonfinite:
+                break
+            parts = self._split(order)
+        if finished is not None:
+            self._measure_last(parts, finished)
+
+    # ------------------------------------------------------------------------------ one minibatch
+
+    def _split(self, order: torch.Generator) -> list[Tensor | None]:
+        """Return the rows of every minibatch; None is all of them as they lie."""
+        if self._count == 1:
+            return [None]
+        shuffled = torch.randperm(self._batch.rows, generator=order).to(self._agent.device)
+        return list(shuffled.tensor_split(self._count))
+
+    def _learn(self, rows: Tensor | None, epoch: _Epoch, part: int) -> bool:
+        """Take one step on some rows, the given part of a pass; return whether it was taken."""
+        scores = self._score(rows, epoch.ordinal, "log_prob")
+        if scores is None:
+            return False
+        is_first = self._count == 1 and epoch.ordinal == 0
+        if is_first:
+            # These are the weights it starts from: the reference and the first pass are one.
+            self._old.copy_(scores.log_probs.detach())
+            self._measure_feedback(rows, scores)
+        scored = Scored.of(scores, _rows(self._batch.base_masks, rows), self._reference)
+        targets = self._targets if rows is None else self._targets.rows(rows)
+        old = _rows(self._old, rows)
+        share = 1.0 if rows is None else len(rows) / self._batch.rows
+        losses = self._objective(scored, old, targets, share)
+        loss = losses.total + self._agent.imitate(self._success, part, self._count)
+        self._latest.write(rows, scored)
+        kl = self._kl(scored.log_probs.detach() - old, _rows(self._usable, rows))
+        moved, total = torch.stack([kl, loss.detach()]).tolist()
+        if not (_is_finite(moved) and _is_finite(total)):
+            self._diagnose(scored, epoch.ordinal)
+            return False
+        if 0 < self._config.target_kl * KL_SLACK < moved:
+            self._stopped = True
+            return False
+        optimizer = self._agent.optimizer
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        norms = self._agent.norms.clip(self._config.max_grad_norm)
+        if not bool(torch.isfinite(norms[-1])):
+            heads = [
+                name
+                for name, norm in zip(GROUP_NAMES, norms.tolist(), strict=False)
+                if not _is_finite(norm)
+            ]
+            self.nonfinite.append(NonFinite(epoch.ordinal, "gradient", tuple(heads)))
+            return False
+        optimizer.step()
+        self._steps += 1
+        epoch.norms.append(norms)
+        return True
+
+    def _score(self, rows: Tensor | None, epoch: int, kind: str) -> Scores | None:
+        """Return the scores of some rows; None, and a record of it, where a logit is not finite."""
+        batch = self._batch
+        states, blueprints = _rows(batch.states, rows), _rows(batch.blueprint_indices, rows)
+        actions, masks = _rows(batch.actions, rows), _rows(batch.masks, rows)
+        try:
+            return self._network.score(states, blueprints, actions, masks, with_baseline=False)
+        except NonFiniteError:
+            with torch.no_grad():
+                out = self._network(states, blueprints, op_for_value=actions[..., OP])
+            heads = [head for head in HEAD_NAMES if not _all_finite(out[f"{head}_logits"])]
+            self.nonfinite.append(NonFinite(epoch, kind, tuple(heads)))
+            if not _all_finite(out["value"]):
+                self.nonfinite.append(NonFinite(epoch, "value"))
+            return None
+
+    def _diagnose(self, scored: Scored, epoch: int) -> None:
+        """Record which numbers of a minibatch are not finite."""
+        found = {"log_prob": scored.log_probs, "entropy": scored.entropies}
+        for kind, tensor in found.items():
+            finite = torch.isfinite(tensor).flatten(0, -2).all(0).tolist()
+            heads = [head for head, fine in zip(HEAD_NAMES, finite, strict=True) if not fine]
+            if heads:
+                self.nonfinite.append(NonFinite(epoch, kind, tuple(heads)))
+        if not _all_finite(scored.values):
+            self.nonfinite.append(NonFinite(epoch, "value"))
+        if not self.nonfinite:
+            self.nonfinite.append(NonFinite(epoch, "loss"))
+
+    def _kl(self, log_ratios: Tensor, usable: Tensor) -> Tensor:
+        steps = kl_of_steps(log_ratios).sum(-1)
+        return torch.where(usable, steps, 0.0).sum() / usable.sum().clamp(min=1)
+
+    # ---------------------------------------------------------------------------------- measuring
+
+    @torch.no_grad()
+    def _score_reference(self, parts: list[Tensor | None]) -> bool:
+        """Score the log-probabilities that ratios refer to; return whether they are finite."""
+        for index, rows in enumerate(parts):
+            scores = self._score(rows, 0, "old_log_prob")
+            if scores is None:
+                return False
+            self._old[rows] = scores.log_probs
+            if index == 0:
+                self._measure_feedback(rows, scores)
+        return True
+
+    def _measure_feedback(self, rows: Tensor | None, scores: Scores) -> None:
+        rows = torch.arange(self._batch.rows, device=self._old.device) if rows is None else rows
+        some = self._batch.select(rows[:FEEDBACK_ROWS])
+        ops = self._network.config.head_sizes["op"]
+        logits = scores.logits[:FEEDBACK_ROWS, :, OP, :ops].detach()
+        self._feedback = measure_feedback(self._network, some, logits)
+
+    @torch.no_grad()
+    def _measure_last(self, parts: list[Tensor | None], epoch: _Epoch) -> None:
+        """Score everything once more after the last step, and record what it did."""
+        for rows in parts:
+            scores = self._score(rows, epoch.ordinal, "log_prob")
+            if scores is None:
+                self._latest.forget()
+                break
+            scored = Scored.of(scores, _rows(self._batch.base_masks, rows), self._reference)
+            self._latest.write(rows, scored)
+        self._record(epoch, None)
+
+    @torch.no_grad()
+    def _record(self, epoch: _Epoch, rows: Tensor | None) -> None:
+        """Write down one pass as it shows on the latest scores of these rows, or of all."""
+        batch = self._batch if rows is None else self._batch.select(rows)
+        targets = self._targets if rows is None else self._targets.rows(rows)
+        latest = self._latest if rows is None else self._latest.rows(rows)
+        old = _rows(self._old, rows)
+        share = 1.0 if rows is None else len(rows) / self._batch.rows
+        losses = self._objective(latest, old, targets, share)
+        joint, by_head = measure_policy(
+            batch,
+            targets,
+            old_log_probs=old,
+            log_probs=latest.log_probs,
+            entropies=latest.entropies,
+            own_entropies=latest.own_entropies,
+            clip=self._config.clip,
+        )
+        norms = torch.stack(epoch.norms).mean(0)
+        parts = norms[:-1]
+        scalars = torch.stack(
+            [
+                losses.policy.sum(),
+                losses.value,
+                losses.penalties.sum(),
+                losses.exploration.mean(),
+                losses.total,
+                norms[-1],
+                norms[GROUP_NAMES.index(VALUE)],
+                parts.std(correction=0) / parts.mean().clamp(min=1e-12),
+            ]
+        ).tolist()
+        names = (
+            "policy_loss",
+            "value_loss",
+            "floor_penalty",
+            "exploration_kl",
+            "total_loss",
+            "grad_norm",
+            "value_grad_norm",
+            "grad_cv",
+        )
+        errors = value_errors(
+            latest.values, targets.value_targets, targets.old_values, self._config.value_clip
+        )
+        self._updates.append(
+            {
+                "ordinal": epoch.ordinal,
+                **dict(zip(names, scalars, strict=True)),
+                **joint,
+                "value_loss_by_op": _mean_by_op(errors, batch),
+                "seconds": epoch.seconds,
+            }
+        )
+        count = len(HEAD_NAMES)
+        by_head["loss"] = [None] * count if len(losses.policy) == 1 else losses.policy.tolist()
+        by_head["grad_norm"] = norms[:count].tolist()
+        by_head["floor_penalty"] = losses.penalties.tolist()
+        by_head["exploration_kl"] = losses.exploration.tolist()
+        self._heads += head_rows(epoch.ordinal, by_head)
+
+    # ------------------------------------------------------------------------------------- report
+
+    def _clamp_share(self) -> float:
+        """Return the share of the round's observations at their clamps."""
+        counter = ClampCounter(self._agent.policy.slot_config, self._agent.device)
+        batch = self._batch
+        counter.count(
+            batch.raw_states.flatten(0, 1), batch.states.flatten(0, 1), batch.valid.flatten()
+        )
+        return counter.share
+
+    @torch.no_grad()
+    def report(self, scale: Tensor) -> UpdateReport:
+        """Return what happened; `scale` is that of the critic when it acted."""
+        config = self._config
+        shared = {
+            **describe_round(self._batch, self._targets, scale),
+            "learning_rate": learning_rate(config, self._progress),
+            "entropy_coef": entropy_coefficient(config, self._progress),
+            "op_entropy_coef": config.exploration.op_entropy_by_success
+            * not_yet(config, self._success),
+            "success": self._success,
+            "feedback_dependence": self._feedback,
+            "obs_clamp_share": self._clamp_share(),
+            "nonfinite": len(self.nonfinite),
+            "was_skipped": bool(self.nonfinite),
+            "memory_bytes": resident_bytes(),
+            "gpu_memory_share": gpu_memory_share(self._agent.device),
+            "time": time.time(),
+        }
+        updates = self._updates or [{"ordinal": 0}]
+        last = len(updates) - 1
+        rows = [
+            {
+                **shared,
+                **row,
+                "is_last": index == last,
+                "stopped_early": self._stopped and index == last,
+            }
+            for index, row in enumerate(updates)
+        ]
+        usage = describe_heads(self._batch, self._targets, self._network.config.head_sizes)
+        described = head_rows(0, usage)
+        heads = self._heads or head_rows(0, {})
+        by_name = {row["head"]: row for row in described}
+        return UpdateReport(
+            updates=[_known(row) for row in rows],
+            heads=[_known({**by_name[row["head"]], **row}) for row in heads],
+            nonfinite=self.nonfinite,
+            steps=self._steps,
+        )
+
+
+def _rows(tensor: Tensor, rows: Tensor | None) -> Tensor:
+    return tensor if rows is None else tensor[rows]
+
+
+def _known(columns: dict[str, Any]) -> dict[str, Any]:
+    """Return columns with None where a number could not be measured."""
+    return {
+        name: None if isinstance(value, float) and not _is_finite(value) else value
+        for name, value in columns.items()
+    }
+
+
+def _is_finite(number: float) -> bool:
+    return number - number == 0.0
+
+
+def _all_finite(tensor: Tensor) -> bool:
+    return bool(torch.isfinite(tensor).all())
+
+
+def _mean_by_op(errors: Tensor, batch: RolloutBatch) -> dict[str, float]:
+    """Return the mean error of the decisions of every op that was taken."""
+    ops, valid = batch.op.flatten(), batch.valid.flatten().to(errors.dtype)
+    total = errors.new_zeros(len(LifecycleOp)).index_add_(0, ops, errors.flatten() * valid)
+    count = errors.new_zeros(len(LifecycleOp)).index_add_(0, ops, valid)
+    means = (total / count.clamp(min=1)).tolist()
+    return {
+        op.name: mean
+        for op, mean, taken in zip(LifecycleOp, means, count.tolist(), strict=True)
+        if taken
+    }

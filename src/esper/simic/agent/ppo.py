@@ -1,0 +1,265 @@
+"""PPOAgent: turns a round of episodes into a better policy.
+
+One update: advantages from the values of the rollout; reference log-probabilities scored once at
+the weights it starts from; then up to K passes over the round, each a few steps on whole rows. What
+a pass did to the policy is measured after its steps: on the forward passes of the next one, and
+after the last pass on a forward pass of its own. An update stops when the policy has moved too
+far, and takes no step on a number that is not finite.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from esper.leyline.actions import HEAD_NAMES
+from esper.leyline.errors import NonFiniteError, UsageError
+from esper.leyline.randomness import generator, seeded
+from esper.simic.agent.config import (
+    ExplorationConfig,
+    ImitationConfig,
+    PerHead,
+    PPOConfig,
+    RatioKind,
+)
+from esper.simic.agent.exploration import not_yet
+from esper.simic.agent.imitation import GoodEpisodes
+from esper.simic.agent.losses import compute_ppo_loss
+from esper.simic.agent.normalizers import ValueNormalizer
+from esper.simic.agent.optimizer import (
+    VALUE,
+    GradientNorms,
+    forget,
+    load_optimizer_state,
+    make_optimizer,
+    optimizer_state,
+    set_learning_rate,
+)
+from esper.simic.agent.passes import Passes
+from esper.simic.agent.report import NonFinite, UpdateReport
+from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
+from esper.simic.agent.targets import make_targets
+from esper.tamiyo.controllers.policy_file import Policy
+from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCriticV2
+
+__all__ = [
+    "ExplorationConfig",
+    "ImitationConfig",
+    "NonFinite",
+    "PPOAgent",
+    "PPOConfig",
+    "PerHead",
+    "RatioKind",
+    "UpdateReport",
+    "compute_ppo_loss",
+]
+
+SKIPS_ALLOWED = 3
+"""So many updates in a row may meet numbers that are not finite; then training stops."""
+
+
+class PPOAgent:
+    """A policy with what it takes to improve it.
+
+    Args:
+        policy: the policy to train; it is moved to the device.
+        config: the learner's constants.
+        device: where it learns.
+        seed: of the run; orders of rows and fresh heads are drawn from it.
+    """
+
+    def __init__(
+        self, policy: Policy, config: PPOConfig, device: torch.device | str = "cpu", seed: int = 0
+    ) -> None:
+        """Prepare the optimizer; nothing is learned yet."""
+        self.policy, self.config, self.seed = policy, config, seed
+        self.device = torch.device(device)
+        self.network: FactoredRecurrentActorCriticV2 = policy.network.to(self.device)
+        policy.normalizer.to(self.device)
+        self.optimizer = make_optimizer(self.network, config)
+        self.value_normalizer = ValueNormalizer(momentum=config.value_momentum, device=self.device)
+        self.updates_done = 0
+        """Updates that took at least one step."""
+        self.skips_in_a_row = 0
+        """Updates up to now that met a number that was not finite."""
+        self.resets = 0
+        """Times that heads were started afresh."""
+        self.norms = GradientNorms(self.optimizer)
+        self.good_episodes = GoodEpisodes(
+            config.imitation.capacity, config.exploration.success_return, self.device
+        )
+        """The best episodes so far."""
+        self._reward_std = torch.ones((), device=self.device)
+        bias = torch.tensor(self.network.config.initial_op_bias, device=self.device)
+        is_prior = config.exploration.op_reference == "prior"
+        self.op_reference = bias if is_prior else torch.zeros_like(bias)
+        """Logits that the op stays close to while it is curious."""
+
+    def update(
+        self,
+        buffer: TamiyoRolloutBuffer,
+        *,
+        progress: float,
+        success: float,
+        round: int,
+        rewards: Tensor | None = None,
+        reward_std: Tensor | None = None,
+    ) -> UpdateReport:
+        """Improve the policy by one round.
+
+        Args:
+            buffer: the round; every row has terminated or was truncated.
+            progress: share of the training that is done, from 0 to 1.
+            success: running share of episodes that succeed, from 0 to 1.
+            round: number of the round, which the order of rows is drawn from.
+            rewards: float32 [R, T], raw, by which good episodes are told; the buffer's by default.
+            reward_std: what raw rewards are divided by now; 1 by default.
+
+        Raises:
+            NonFiniteError: This was the third update in a row that met a number that is not
+                finite.
+            UsageError: A row is unfinished, or no step was taken at all.
+        """
+        started = time.perf_counter()
+        batch = buffer.batch()
+        if not bool(batch.valid.any()):
+            raise UsageError("the buffer holds no step to learn from; collect a round first")
+        with torch.no_grad():
+            old_scale = self.value_normalizer.scale
+            targets = make_targets(
+                buffer, self.config, scale=old_scale, progress=progress, success=success
+            )
+            wrong = targets.nonfinite()
+            if not wrong:
+                self.value_normalizer.update(targets.returns[batch.valid])
+                new_scale = self.value_normalizer.scale
+                self._rescale_critic(old_scale / new_scale)
+                targets = targets.rescaled(old_scale / new_scale)
+        if self.config.imitation.weight > 0 and not wrong:
+            self.good_episodes.keep(batch, batch.rewards if rewards is None else rewards)
+            if reward_std is not None:
+                self._reward_std = reward_std.to(self.device, torch.float32)
+        set_learning_rate(self.optimizer, self.config, progress)
+        order = generator(self.seed, "minibatches", round)
+        with _tensor_cores(self.device):
+            passes = Passes(self, batch, targets, progress=progress, success=success)
+            if wrong:
+                passes.nonfinite += [NonFinite(0, name) for name in wrong]
+            else:
+                passes.run(order)
+            report = passes.report(old_scale)
+        self._count(report)
+        report.seconds = time.perf_counter() - started
+        return report
+
+    def imitate(self, success: float, part: int = 0, parts: int = 1) -> Tensor:
+        """Return the loss of doing again what the best episodes did; 0 where there are none.
+
+        Args:
+            success: running share of episodes that succeed.
+            part: which part of the kept episodes to look at.
+            parts: how many parts there are.
+        """
+        weight = self.config.imitation.weight * not_yet(self.config, success)
+        if weight <= 0 or not len(self.good_episodes):
+            return torch.zeros((), device=self.device)
+        return weight * self.good_episodes.loss(
+            self.policy,
+            gamma=self.config.gamma,
+            reward_std=self._reward_std,
+            value_scale=self.value_normalizer.scale,
+            part=part,
+            parts=parts,
+        )
+
+    def reset_heads(self, names: Iterable[str]) -> None:
+        """Start some heads afresh, and forget what the optimizer knew of them.
+
+        Args:
+            names: of `HEAD_NAMES`, or 'value' for the critic.
+
+        Raises:
+            UsageError: There is no such head.
+        """
+        chosen = list(dict.fromkeys(names))
+        known = (*HEAD_NAMES, VALUE)
+        unknown = [name for name in chosen if name not in known]
+        if unknown:
+            raise UsageError(
+                f"there is no head {', '.join(map(repr, unknown))}; known: {', '.join(known)}"
+            )
+        config = self.network.config
+        for name in chosen:
+            with seeded(self.seed, "fresh head", name, self.resets):
+                fresh = FactoredRecurrentActorCriticV2.from_config(config)
+            own = getattr(self.network, f"{name}_head")
+            own.load_state_dict(getattr(fresh, f"{name}_head").state_dict())
+        forget(self.network, self.optimizer, set(chosen))
+        self.resets += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that the next update depends on, as plain data and tensors."""
+        return {
+            "network": {name: each.clone() for name, each in self.network.state_dict().items()},
+            "normalizer": {
+                name: each.clone() for name, each in self.policy.normalizer.state_dict().items()
+            },
+            "optimizer": optimizer_state(self.network, self.optimizer),
+            "value_normalizer": self.value_normalizer.state_dict(),
+            "updates_done": self.updates_done,
+            "skips_in_a_row": self.skips_in_a_row,
+            "resets": self.resets,
+            "good_episodes": self.good_episodes.state_dict(),
+            "reward_std": self._reward_std.clone(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from what `state_dict` returned, exactly."""
+        self.network.load_state_dict(state["network"])
+        self.policy.normalizer.load_state_dict(state["normalizer"])
+        load_optimizer_state(self.network, self.optimizer, state["optimizer"])
+        self.value_normalizer.load_state_dict(state["value_normalizer"])
+        self.updates_done = int(state["updates_done"])
+        self.skips_in_a_row = int(state["skips_in_a_row"])
+        self.resets = int(state["resets"])
+        self.good_episodes.load_state_dict(state["good_episodes"])
+        self._reward_std = state["reward_std"].to(self.device)
+
+    def _rescale_critic(self, factor: Tensor) -> None:
+        """Make the critic say the same in units of the reward after its scale has changed."""
+        last = self.network.value_head[-1]
+        assert isinstance(last, nn.Linear), "the critic ends with a linear layer"
+        last.weight.mul_(factor)
+        last.bias.mul_(factor)
+
+    def _count(self, report: UpdateReport) -> None:
+        self.updates_done += report.steps > 0
+        if not report.nonfinite:
+            self.skips_in_a_row = 0
+            return
+        self.skips_in_a_row += 1
+        if self.skips_in_a_row >= SKIPS_ALLOWED:
+            found = "; ".join(map(str, report.nonfinite))
+            raise NonFiniteError(
+                f"{self.skips_in_a_row} updates in a row met numbers that are not finite (last: "
+                f"{found}); go back to an earlier checkpoint with a lower learning rate"
+            )
+
+
+@contextmanager
+def _tensor_cores(device: torch.device) -> Iterator[None]:
+    """Allow TF32 in the products of an update on a GPU; on a CPU nothing changes."""
+    if device.type != "cuda":
+        yield
+        return
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)

@@ -1,0 +1,331 @@
+"""TamiyoRolloutBuffer: everything an update needs of a round, one row per episode.
+
+All tensors are allocated once, [rows, steps, ...], on one device. A step is written in two halves:
+`add_decision` when the policy has decided, `add_outcome` when the population has lived through it.
+A row whose episode is over keeps being stepped beside the others; what is written for it is
+padding: one legal placeholder per head, a reward of 0, and `valid` is False. `docs/decisions`
+number 0041 says what is learned from which step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from esper.leyline.actions import HEAD_NAMES, NUM_OPS, PLACEHOLDERS
+from esper.leyline.errors import CheckpointError, UsageError
+from esper.tamiyo.networks.config import PolicyConfig
+from esper.tamiyo.networks.memory import Hidden
+from esper.tamiyo.networks.records import PolicyStep
+
+NUM_HEADS = len(HEAD_NAMES)
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutBatch:
+    """The steps of R rows collected so far, [R, T, ...]; views of the buffer."""
+
+    raw_states: Tensor
+    """float32 [R, T, D], before the observation was standardised."""
+    states: Tensor
+    """float32 [R, T, D], as the policy saw them."""
+    blueprint_indices: Tensor
+    """int64 [R, T, S]."""
+    hidden_state: Tensor
+    """float32 [R, T, layers, width], the memory before the step."""
+    hidden_cell: Tensor
+    """float32 [R, T, layers, width], its cell."""
+    actions: Tensor
+    """int64 [R, T, 8], in the order of `HEAD_NAMES`."""
+    effective_op: Tensor
+    """int64 [R, T], the op that took effect: WAIT where it was refused."""
+    log_probs: Tensor
+    """float32 [R, T, 8], exactly 0 in heads the op did not use."""
+    values: Tensor
+    """float32 [R, T], the baseline, in the network's scale."""
+    op_values: Tensor
+    """float32 [R, T, ops], Q(s, op), in the network's scale."""
+    masks: Tensor
+    """bool [R, T, 8, K], by which each head was drawn."""
+    base_masks: Tensor
+    """bool [R, T, 8, K], what each head could take before anything was chosen."""
+    available: Tensor
+    """bool [R, T, 8], heads that some legal op would use."""
+    free: Tensor
+    """bool [R, T], more than one op was legal."""
+    valid: Tensor
+    """bool [R, T], the episode was running; all else is padding."""
+    rewards: Tensor
+    """float32 [R, T], normalised."""
+    terminated: Tensor
+    """bool [R, T], the episode ended with this step."""
+    truncated: Tensor
+    """bool [R, T], the rollout was cut after this step."""
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return self.values.shape[0]
+
+    def select(self, rows: Tensor) -> RolloutBatch:
+        """Return some rows, int64 [N] or bool [R], as a copy."""
+        return RolloutBatch(*(getattr(self, name)[rows] for name in _TENSORS))
+
+    @property
+    def op(self) -> Tensor:
+        """int64 [R, T], the op that was asked for."""
+        return self.actions[..., HEAD_NAMES.index("op")]
+
+    @property
+    def usable(self) -> Tensor:
+        """Bool [R, T], running and free: the steps the actor learns from."""
+        return self.valid & self.free
+
+
+_TENSORS = tuple(field.name for field in fields(RolloutBatch))
+
+
+class TamiyoRolloutBuffer:
+    """Holds one round of R episodes of up to T decisions.
+
+    Args:
+        rows: number of episodes side by side.
+        steps: most decisions of an episode.
+        network_config: the policy whose decisions are stored.
+        device: where the tensors lie.
+    """
+
+    def __init__(
+        self,
+        rows: int,
+        steps: int,
+        network_config: PolicyConfig,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        """Allocate everything; all of it is padding until a step is written."""
+        if rows < 1 or steps < 1:
+            raise UsageError(f"a buffer needs at least 1 row and 1 step, got {rows} and {steps}")
+        self.rows, self.steps = rows, steps
+        self.device = torch.device(device)
+        config = network_config
+        sizes = config.head_sizes
+        self._width = max(sizes.values())
+        shape = (rows, steps)
+        memory = (*shape, config.lstm_layers, config.lstm_hidden_dim)
+        observation = (*shape, config.observation_dim)
+        choices = (*shape, NUM_HEADS, self._width)
+
+        def zeros(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.zeros(size, dtype=dtype, device=self.device)
+
+        self._placeholder = torch.tensor(
+            [int(PLACEHOLDERS[head]) for head in HEAD_NAMES], device=self.device
+        )
+        columns = torch.arange(self._width, device=self.device)
+        self._lone_mask = columns == self._placeholder[:, None]
+        self._all = RolloutBatch(
+            raw_states=zeros(*observation),
+            states=zeros(*observation),
+            blueprint_indices=zeros(*shape, config.num_slots, dtype=torch.int64),
+            hidden_state=zeros(*memory),
+            hidden_cell=zeros(*memory),
+            actions=zeros(*shape, NUM_HEADS, dtype=torch.int64),
+            effective_op=zeros(*shape, dtype=torch.int64),
+            log_probs=zeros(*shape, NUM_HEADS),
+            values=zeros(*shape),
+            op_values=zeros(*shape, NUM_OPS),
+            masks=zeros(*choices, dtype=torch.bool),
+            base_masks=zeros(*choices, dtype=torch.bool),
+            available=zeros(*shape, NUM_HEADS, dtype=torch.bool),
+            free=zeros(*shape, dtype=torch.bool),
+            valid=zeros(*shape, dtype=torch.bool),
+            rewards=zeros(*shape),
+            terminated=zeros(*shape, dtype=torch.bool),
+            truncated=zeros(*shape, dtype=torch.bool),
+        )
+        self.bootstrap = zeros(rows)
+        """float32 [R], value of the state after a truncated last step, in the network's scale."""
+        self.start()
+
+    def start(self) -> None:
+        """Forget everything: a new round begins."""
+        self.cursor = 0
+        """Number of steps that are complete."""
+        self._is_open = False
+        every = self._all
+        for name in _TENSORS:
+            getattr(every, name).zero_()
+        every.blueprint_indices.fill_(-1)
+        every.actions.copy_(self._placeholder.expand_as(every.actions))
+        every.masks.copy_(self._lone_mask.expand_as(every.masks))
+        every.base_masks.copy_(self._lone_mask.expand_as(every.base_masks))
+        self.bootstrap.zero_()
+
+    @torch.no_grad()
+    def add_decision(
+        self,
+        *,
+        raw_state: Tensor,
+        state: Tensor,
+        blueprint_indices: Tensor,
+        hidden: Hidden,
+        step: PolicyStep,
+        base_masks: Tensor,
+        available: Tensor,
+        free: Tensor,
+        active: Tensor,
+    ) -> None:
+        """Write what was seen and decided; `add_outcome` completes the step.
+
+        Args:
+            raw_state: [R, D], before the observation was standardised.
+            state: [R, D], as the policy saw it.
+            blueprint_indices: int64 [R, S].
+            hidden: the memory before the step.
+            step: what the policy decided; it is copied, so a captured step may be passed.
+            base_masks: bool [R, 8, K], see `action_masks.base_mask`.
+            available: bool [R, 8], see `action_masks.available_heads`.
+            free: bool [R], more than one op is legal.
+            active: bool [R], the row's episode is still running.
+
+        Raises:
+            UsageError: The buffer is full, or the step before has no outcome yet.
+        """
+        if self._is_open:
+            raise UsageError("the step before has no outcome yet; call add_outcome first")
+        if self.cursor >= self.steps:
+            raise UsageError(f"the buffer holds {self.steps} steps and is full; call start()")
+        missing = self._width - base_masks.shape[-1]
+        if missing > 0:
+            base_masks = F.pad(base_masks, (0, missing))
+        written = {
+            "raw_states": raw_state,
+            "states": state,
+            "blueprint_indices": blueprint_indices,
+            # The memory has its layers first; here rows come first.
+            "hidden_state": hidden[0].transpose(0, 1),
+            "hidden_cell": hidden[1].transpose(0, 1),
+            "actions": step.actions,
+            "log_probs": step.log_probs,
+            "values": step.value,
+            "op_values": step.op_values,
+            "masks": step.masks,
+            "base_masks": base_masks,
+            "available": available,
+            "free": free,
+        }
+        for name, tensor in written.items():
+            place = getattr(self._all, name)[:, self.cursor]
+            if tuple(tensor.shape) != tuple(place.shape):
+                raise UsageError(
+                    f"{name} of a decision must be {list(place.shape)}, got {list(tensor.shape)}"
+                )
+            running = active.view(-1, *[1] * (tensor.dim() - 1))
+            # The place still holds its padding, which rows that are not running keep.
+            torch.where(running, tensor.to(place.dtype), place, out=place)
+        self._all.valid[:, self.cursor] = active
+        self._is_open = True
+
+    @torch.no_grad()
+    def add_outcome(
+        self, *, reward: Tensor, effective_op: Tensor, terminated: Tensor, truncated: Tensor
+    ) -> None:
+        """Write what came of the decision and close the step.
+
+        Args:
+            reward: float32 [R], normalised.
+            effective_op: int64 [R], the op that took effect.
+            terminated: bool [R], the episode ended; it takes precedence over `truncated`.
+            truncated: bool [R], the rollout is cut here; `set_bootstrap` says what follows.
+
+        Raises:
+            UsageError: There is no open decision.
+        """
+        if not self._is_open:
+            raise UsageError("there is no decision to complete; call add_decision first")
+        every, at = self._all, self.cursor
+        active = every.valid[:, at]
+        every.rewards[:, at] = torch.where(active, reward.to(torch.float32), 0.0)
+        every.effective_op[:, at] = torch.where(active, effective_op, 0)
+        every.terminated[:, at] = active & terminated
+        every.truncated[:, at] = active & truncated & ~terminated
+        self._is_open = False
+        self.cursor += 1
+
+    def set_bootstrap(self, rows: Tensor, values: Tensor) -> None:
+        """Say what the state after a truncated last step is worth.
+
+        Args:
+            rows: int64 [N], or bool [R] with N of them True.
+            values: float32 [N], in the network's scale.
+        """
+        self.bootstrap[rows] = values.detach().to(self.bootstrap)
+
+    def batch(self) -> RolloutBatch:
+        """Return views of the steps that are complete."""
+        steps = slice(None), slice(0, self.cursor)
+        return RolloutBatch(*(getattr(self._all, name)[steps] for name in _TENSORS))
+
+    def next_values(self) -> Tensor:
+        """Return [R, T]: the baseline after each step, in the network's scale.
+
+        It is the value of the next step, the bootstrap where a row was truncated, and 0 where it
+        terminated or is padding.
+
+        Raises:
+            UsageError: A row has steps but neither terminated nor was truncated.
+        """
+        batch = self.batch()
+        ends = batch.terminated | batch.truncated
+        unfinished = batch.valid.any(1) & ~ends.any(1)
+        if bool(unfinished.any()):
+            row = int(unfinished.nonzero()[0])
+            raise UsageError(
+                f"row {row} neither terminated nor was truncated within {self.cursor} steps; "
+                "end it, or truncate it and set its bootstrap"
+            )
+        following = F.pad(batch.values[:, 1:], (0, 1))
+        following = torch.where(batch.truncated, self.bootstrap[:, None], following)
+        return torch.where(batch.terminated | ~batch.valid, 0.0, following)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the complete steps; in the middle of an episode as well as at its end."""
+        if self._is_open:
+            raise UsageError("a step is half written; call add_outcome before saving")
+        batch = self.batch()
+        tensors = {name: getattr(batch, name).clone() for name in _TENSORS}
+        return {
+            "rows": self.rows,
+            "steps": self.steps,
+            "cursor": self.cursor,
+            "bootstrap": self.bootstrap.clone(),
+            "tensors": tensors,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned.
+
+        Raises:
+            CheckpointError: It was saved by a buffer of another shape.
+        """
+        if (state["rows"], state["steps"]) != (self.rows, self.steps):
+            raise CheckpointError(
+                f"the saved buffer has {state['rows']} rows of {state['steps']} steps, this one "
+                f"{self.rows} of {self.steps}; resume with the same rows and episode length"
+            )
+        self.start()
+        self.cursor = int(state["cursor"])
+        batch = self.batch()
+        for name in _TENSORS:
+            place, saved = getattr(batch, name), state["tensors"][name]
+            if tuple(place.shape) != tuple(saved.shape):
+                raise CheckpointError(
+                    f"the saved buffer holds {name} as {list(saved.shape)}, this one as "
+                    f"{list(place.shape)}; resume with the same policy"
+                )
+            place.copy_(saved)
+        self.bootstrap.copy_(state["bootstrap"])

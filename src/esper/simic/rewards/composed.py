@@ -1,0 +1,137 @@
+"""A reward made of terms: one class behind all built-in modes.
+
+A term is a function from a `StepView` to float32 [R]; an update is a function from a `StepView` to
+fields of the memory. A mode is a choice of both.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from esper.leyline.errors import CheckpointError, ConfigError, UsageError
+from esper.leyline.signals import Signals
+from esper.simic.rewards.config import RewardConfig
+from esper.simic.rewards.contract import RewardStep, Transition
+from esper.simic.rewards.memory import Changes, Memory, follow_seeds, start_memory
+from esper.simic.rewards.terms.details import describe_seeds, share_of_shaping
+from esper.simic.rewards.terms.hindsight import follow_scaffolds
+from esper.simic.rewards.view import StepView
+
+Term = Callable[[StepView], Tensor]
+Update = Callable[[StepView], Changes]
+Details = Callable[[StepView], Mapping[str, Tensor]]
+
+REMOVED_TERMS: dict[str, str] = {
+    "disable_pbrs": "pbrs",
+    "disable_terminal_reward": "terminal",
+    "disable_anti_gaming": "shock",
+}
+"""The terms that ablation switches remove; the terms themselves read what else a switch changes."""
+
+SWITCHES = (*REMOVED_TERMS, "disable_timing_discount")
+"""Every ablation switch."""
+
+
+class ComposedReward:
+    """Pays the sum of its terms.
+
+    Args:
+        config: the constants.
+        terms: what is paid, by the name of the column it is recorded in.
+        updates: what is remembered beside the seeds' own story.
+        details: what explains the terms beside the seeds' counts.
+        settled: the terms that are due even where a rollback replaces everything else.
+        ablations: the ablation switches that mean something for this mode.
+        needs_twin: whether twin scores must be there.
+    """
+
+    def __init__(
+        self,
+        config: RewardConfig,
+        terms: Mapping[str, Term],
+        *,
+        updates: Iterable[Update] = (),
+        details: Iterable[Details] = (),
+        settled: Iterable[str] = (),
+        ablations: Iterable[str] = (),
+        needs_twin: bool = False,
+    ) -> None:
+        self.config = config
+        self.needs_twin = needs_twin
+        self._terms = _without_disabled(config, terms, tuple(ablations))
+        self._updates = (follow_seeds, *updates)
+        self._details = (describe_seeds, *details)
+        self._settled = frozenset(settled)
+        self._memory: Memory | None = None
+
+    @property
+    def term_names(self) -> tuple[str, ...]:
+        """The names of all terms, in the order in which they are summed."""
+        return tuple(self._terms)
+
+    def reset(self, signals: Signals) -> None:
+        """Forget everything: an episode starts in every row with these first signals."""
+        self._memory = start_memory(
+            signals,
+            final_epochs=self.config.twin.final_epochs,
+            keeps_boosts=follow_scaffolds in self._updates,
+        )
+
+    def step(self, transition: Transition) -> RewardStep:
+        """Return what the step paid in every row, and remember what later steps need."""
+        if self._memory is None:
+            raise UsageError("the reward has seen no episode start; call reset(signals) first")
+        device = transition.active.device
+        memory = self._memory if self._memory.device == device else self._memory.to(device)
+        view = StepView(transition, memory, self.config)
+        terms = {name: self._pay(name, term, view) for name, term in self._terms.items()}
+        details: dict[str, Tensor] = {}
+        for explain in self._details:
+            details |= explain(view)
+        details |= share_of_shaping(terms)
+        changes: Changes = {}
+        for update in self._updates:
+            changes |= view.once(update)
+        self._memory = dataclasses.replace(memory, **changes)
+        return RewardStep(terms=terms, details=details)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the memory as plain data and tensors."""
+        memory = {} if self._memory is None else self._memory.state_dict()
+        return {"mode": self.config.mode, "memory": memory}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        if state.get("mode") != self.config.mode:
+            raise CheckpointError(
+                f"this is the memory of the reward {state.get('mode')!r}; "
+                f"this reward is {self.config.mode!r}"
+            )
+        self._memory = Memory.from_state_dict(state["memory"]) if state["memory"] else None
+
+    def _pay(self, name: str, term: Term, view: StepView) -> Tensor:
+        """Return what a term pays: nothing in rows that are over, nor for a rolled-back step."""
+        counts = view.transition.active
+        if name not in self._settled:
+            counts = counts & ~view.rolled_back
+        return torch.where(counts, view.once(term), 0.0)
+
+
+def _without_disabled(
+    config: RewardConfig, terms: Mapping[str, Term], ablations: tuple[str, ...]
+) -> dict[str, Term]:
+    """Return the terms that are left after the ablations the configuration asks for."""
+    asked = [switch for switch in SWITCHES if getattr(config, switch)]
+    for switch in asked:
+        if switch not in ablations:
+            raise ConfigError(
+                f"{switch} means nothing for the reward {config.mode!r}; leave it off "
+                f"(it has {', '.join(ablations) or 'no ablations'})"
+            )
+    removed = {REMOVED_TERMS.get(switch) for switch in asked}
+    return {name: term for name, term in terms.items() if name not in removed}

@@ -1,0 +1,4 @@
+"""The terms rewards are made of: functions from a `StepView` to what each row is paid.
+
+A term is in the file of its subject, with the update that keeps its part of the memory.
+"""

@@ -1,0 +1,109 @@
+"""TrainConfig: everything about one training run, in one frozen configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from esper.leyline.config import Config, option
+from esper.leyline.defaults import DEFAULT_EPISODE_LENGTH
+from esper.leyline.errors import ConfigError
+from esper.population.config import PopulationConfig, Strategy
+from esper.simic.agent.config import PPOConfig
+from esper.simic.rewards.config import RewardConfig, check_gamma
+from esper.simic.training.vectorized import Horizon
+from esper.tamiyo.networks.config import PolicyConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageConfig(Config):
+    """One stage of a curriculum; it ends by rounds or by success, whichever comes first."""
+
+    tasks: tuple[str, ...] = option(help="Tasks and families of the stage.")
+    rounds: int = option(0, "Rounds after which the stage ends; 0 is no limit.", minimum=0)
+    success: float = option(
+        0.0, "Running share of successes that ends the stage; 0 is no limit.", minimum=0, maximum=1
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse a stage without rows."""
+        super().__post_init__()
+        if not self.tasks:
+            raise ConfigError("StageConfig.tasks must name at least one task or family")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(Config):
+    """One training run; the recipes are values of it."""
+
+    recipe: str = option("custom", "Name of the recipe it started from.")
+    tasks: tuple[str, ...] = option(("digits",), "Tasks and families the rows are shared among.")
+    data: str | None = option(None, "File or folder of the data; empty for the usual places.")
+    rounds: int = option(100, "Rounds: episodes of all rows, then one update.", minimum=1)
+    rows: int = option(64, "Episodes side by side.", minimum=1)
+    episode_length: int = option(DEFAULT_EPISODE_LENGTH, "Decisions of an episode.", minimum=1)
+    seed: int = option(0, "Seed of the whole run.", minimum=0)
+    device: Literal["auto", "cpu", "cuda"] = option("auto", "Where the rows and the policy are.")
+    strategy: Strategy = option("auto", "How the rows are executed.")
+
+    rows_per_seed: int = option(
+        4, "Rows that share an environment seed, hence a waiting twin.", minimum=1
+    )
+    seed_pool: int = option(
+        0, "Environment seeds there are to draw from; 0 is fresh ones in every round.", minimum=0
+    )
+    variants_per_round: int = option(
+        4, "Members of a family that are drawn for every round.", minimum=1
+    )
+    twin_rounds: int = option(
+        0,
+        "Rounds whose twins are trained together, ahead of them; 0 fills one population.",
+        minimum=0,
+    )
+    horizon: Horizon = option(
+        "terminate", "terminate: the horizon ends the episode; bootstrap: it cuts it off."
+    )
+    curriculum: tuple[StageConfig, ...] = option(
+        (), "Stages of tasks, one after another; empty for the same tasks throughout."
+    )
+
+    policy: PolicyConfig = option(PolicyConfig, "The network.")
+    ppo: PPOConfig = option(PPOConfig, "The learner.")
+    reward: RewardConfig = option(RewardConfig, "What rows are paid for.")
+    population: PopulationConfig = option(PopulationConfig, "How rows live.")
+
+    recorded_rows: int = option(
+        2, "Rows of which every step is written down; all rows leave their episodes.", minimum=0
+    )
+    evaluate_every: int = option(
+        0, "Rounds from one greedy evaluation to the next; 0 is none.", minimum=0
+    )
+    evaluation_seeds: int = option(8, "Episodes of such an evaluation.", minimum=1)
+    checkpoint_every: int = option(1, "Rounds from one checkpoint to the next.", minimum=1)
+    checkpoint_seconds: float = option(
+        60.0, "Most time from one checkpoint to the next, in mid-episode too.", above=0.0
+    )
+
+    def __post_init__(self) -> None:
+        """Check what no single field can."""
+        super().__post_init__()
+        if not self.tasks:
+            raise ConfigError("TrainConfig.tasks must name at least one task or family")
+        check_gamma(self.reward, self.ppo.gamma)
+        open_ended = [not (stage.rounds or stage.success) for stage in self.curriculum]
+        if any(open_ended[:-1]):
+            number = open_ended.index(True)
+            raise ConfigError(
+                f"TrainConfig.curriculum[{number}] never ends, so what follows is never reached; "
+                "give it rounds or success"
+            )
+
+    @property
+    def stages(self) -> tuple[StageConfig, ...]:
+        """The stages of the run; one without a curriculum."""
+        return self.curriculum or (StageConfig(tasks=self.tasks),)
+
+    @property
+    def epochs(self) -> int:
+        """Epochs of an episode: one before the first decision, and one after each."""
+        return self.episode_length + 1

@@ -1,0 +1,396 @@
+"""Trainer: rounds of episodes and updates, with everything needed to stop and go on exactly.
+
+    trainer = Trainer(config)
+    for report in trainer.run():
+        print(report.round, report.return_mean)
+
+A round: the rows are planned, their waiting twins trained where the reward asks for them, all rows
+play one episode, the observation statistics take over what was seen, the policy is updated. After
+every step `state_dict` holds all of it; loaded into a trainer made from the same configuration, a
+run on the CPU goes on bit for bit.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from esper.leyline.errors import CheckpointError, UsageError
+from esper.simic.agent.normalizers import RewardNormalizer
+from esper.simic.agent.ppo import PPOAgent
+from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
+from esper.simic.rewards import Reward, make_reward
+from esper.simic.training.config import TrainConfig
+from esper.simic.training.environment import Environment
+from esper.simic.training.evaluation import Evaluation, Evaluator
+from esper.simic.training.outcome import RoundOutcome
+from esper.simic.training.progress import Progress, RoundReport
+from esper.simic.training.twins import TwinCurves
+from esper.simic.training.vectorized import Rollout, count_ops
+from esper.simic.training.world import GivenWorld, TaskWorld, World
+from esper.tamiyo.controllers.policy_file import new_policy
+
+ROLLING_ROUNDS = 10
+"""Rounds over which scores and merits are averaged."""
+
+
+class Trainer:
+    """Trains one policy.
+
+    Args:
+        config: the whole run.
+        environment: rows to train on instead of populations on the configuration's tasks.
+        reward: what rows are paid for instead of the configuration's mode.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        *,
+        environment: Environment | None = None,
+        reward: Reward | None = None,
+    ) -> None:
+        """Build policy and learner; no row is built yet."""
+        self.config = config
+        self.world: World
+        if environment is None:
+            self.world = TaskWorld(config)
+            rows = config.rows
+        else:
+            self.world = GivenWorld(environment, config)
+            rows = environment.rows
+        self.device = self.world.device
+        self.reward = make_reward(config.reward) if reward is None else reward
+        names = self.world.blueprint_names
+        # A registered blueprint is one choice more, whatever the configuration counted.
+        network = config.policy.replace(num_blueprints=len(names))
+        if self.world.num_slots > network.num_slots:
+            raise UsageError(
+                f"the policy serves {network.num_slots} slots and the rows have up to "
+                f"{self.world.num_slots}; set policy.num_slots to {self.world.num_slots} or more"
+            )
+        self.policy = new_policy(network, blueprint_names=names, seed=config.seed)
+        self.policy.network.to(self.device)
+        self.policy.normalizer.to(self.device)
+        self.agent = PPOAgent(self.policy, config.ppo, self.device, config.seed)
+        self.reward_normalizer = RewardNormalizer(device=self.device)
+        self.buffer = TamiyoRolloutBuffer(rows, config.episode_length, network, self.device)
+        self.twins: TwinCurves | None = None
+        if self.reward.needs_twin and isinstance(self.world, TaskWorld):
+            self.twins = TwinCurves(self.world, config)
+        self.round = 0
+        """Round in progress, or next."""
+        self.env_steps = 0
+        """Decisions of all rows in finished rounds."""
+        self.success = 0.0
+        """Running share of episodes that paid."""
+        self.stage = 0
+        """Stage of the curriculum."""
+        self.fates: dict[str, dict[str, int]] = {}
+        """Seeds germinated, fossilized and pruned so far, by blueprint."""
+        self._rounds_in_stage = 0
+        self._merits: list[float] = []
+        self._scores: list[float] = []
+        self._best = -math.inf
+        self._rollout: Rollout | None = None
+        self._in_round = False
+        self._twin_seconds = 0.0
+        self._evaluator: Evaluator | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all rounds are played."""
+        return self.round >= self.config.rounds
+
+    @property
+    def is_in_round(self) -> bool:
+        """Whether episodes are being played."""
+        return self._in_round
+
+    @property
+    def step(self) -> int:
+        """Decisions of every row in the round in progress."""
+        return self._rollout.step_count if self._in_round and self._rollout is not None else 0
+
+    # ------------------------------------------------------------------------------------- rounds
+
+    def run(self, rounds: int | None = None) -> Iterator[RoundReport]:
+        """Train to the end, or this many rounds; yield every round when it is finished."""
+        done = 0
+        if rounds == 0:
+            return
+        for progress in self.train():
+            if progress.report is not None:
+                yield progress.report
+                done += 1
+                if done == rounds:
+                    return
+
+    def train(self) -> Iterator[Progress]:
+        """Train to the end; yield after every step, where `state_dict` may be taken."""
+        while not self.is_done:
+            if not self._in_round:
+                yield from self._open_round()
+            assert self._rollout is not None
+            while not self._rollout.is_done:
+                yield self._step(self._rollout)
+            yield self._close_round(self._rollout)
+
+    def close(self) -> None:
+        """Free processes and memory of the rows."""
+        self.world.close()
+
+    def _open_round(self) -> Iterator[Progress]:
+        """Plan the rows, train twins that are missing, and live every row's first epoch."""
+        plan = self.world.plan(self.round, self.stage)
+        curves = None
+        if self.twins is not None:
+            self._twin_seconds = 0.0
+            started = time.perf_counter()
+            for step, steps in self.twins.prepare(self._next_plans(), self.stage):
+                now = time.perf_counter()
+                self._twin_seconds += now - started
+                yield self._progress("twins", step, steps, now - started)
+                started = time.perf_counter()
+            curves = self.twins.scores(plan)
+        rollout = self._make_rollout()
+        scale = self.agent.value_normalizer.scale * self.reward_normalizer.std
+        rollout.start(plan, curves, value_scale=float(scale))
+        self._in_round = True
+
+    def _step(self, rollout: Rollout) -> Progress:
+        started = time.perf_counter()
+        active = rollout.active
+        ops = rollout.step()
+        signals = rollout.signals
+        running = int(active.sum())
+        gains = (rollout.gains * active).sum() / running
+        scores = (signals.val_score * active).sum() / running
+        # One copy to the host for both.
+        score, gain = torch.stack([scores, gains]).tolist()
+        return self._progress(
+            "rollout",
+            rollout.step_count,
+            rollout.steps,
+            time.perf_counter() - started,
+            active=int(rollout.active.sum()),
+            env_steps=self.env_steps + rollout.decided,
+            score_mean=score,
+            gain_mean=None if math.isnan(gain) else gain,
+            op_counts=count_ops(ops, active),
+        )
+
+    def _close_round(self, rollout: Rollout) -> Progress:
+        """Learn from the round and count it."""
+        outcome = rollout.finish()
+        started = time.perf_counter()
+        batch = self.buffer.batch()
+        self.policy.normalizer.update(batch.raw_states[batch.valid])
+        update = self.agent.update(
+            self.buffer,
+            progress=self.round / self.config.rounds,
+            success=self.success,
+            round=self.round,
+            rewards=outcome.decisions["reward"],
+            reward_std=self.reward_normalizer.std,
+        )
+        updated = time.perf_counter() - started
+        started = time.perf_counter()
+        evaluation = self._evaluate()
+        evaluated = time.perf_counter() - started
+        self.env_steps += outcome.env_steps
+        self._count_success(outcome)
+        for name, counts in outcome.blueprint_fates(self.policy.blueprint_names).items():
+            known = self.fates.setdefault(name, dict.fromkeys(counts, 0))
+            for fate, count in counts.items():
+                known[fate] += count
+        score_rolling = _push(self._scores, outcome.score_mean)
+        gain = outcome.gain_mean
+        merit = _push(self._merits, outcome.return_mean if gain is None else gain)
+        # Until the average spans all its rounds, the newest policy is the best known.
+        is_best = len(self._merits) < ROLLING_ROUNDS or merit > self._best
+        if is_best:
+            self._best = merit if len(self._merits) == ROLLING_ROUNDS else -math.inf
+        report = RoundReport(
+            round=self.round,
+            env_steps=self.env_steps,
+            outcome=outcome,
+            update=update,
+            success=self.success,
+            score_rolling=score_rolling,
+            merit_rolling=merit,
+            is_best=is_best,
+            stage=self.stage,
+            timings={
+                "twins": self._twin_seconds,
+                **rollout.timings,
+                "update": updated,
+                "evaluation": evaluated,
+            },
+            evaluation=evaluation,
+        )
+        self.round += 1
+        self._in_round = False
+        self._twin_seconds = 0.0
+        self._next_stage()
+        return self._progress("update", 1, 1, updated, report=report)
+
+    def _evaluate(self) -> Evaluation | None:
+        """Play greedy episodes on seeds of their own where they are due."""
+        every = self.config.evaluate_every
+        if not every or (self.round + 1) % every:
+            return None
+        if not isinstance(self.world, TaskWorld):
+            raise UsageError("evaluate_every needs tasks; a given environment is evaluated by hand")
+        if self._evaluator is None:
+            self._evaluator = Evaluator(
+                self.config, self.config.evaluation_seeds, touch_test=False, world=self.world
+            )
+        return self._evaluator.evaluate(self.policy)
+
+    def _count_success(self, outcome: RoundOutcome) -> None:
+        exploration = self.config.ppo.exploration
+        share = float((outcome.returns > exploration.success_return).double().mean())
+        keep = exploration.success_momentum
+        self.success = keep * self.success + (1.0 - keep) * share
+
+    def _next_stage(self) -> None:
+        """Go on to the next stage of the curriculum where this one is over."""
+        self._rounds_in_stage += 1
+        stage = self.config.stages[self.stage]
+        is_over = 0 < stage.rounds <= self._rounds_in_stage
+        is_over = is_over or 0 < stage.success <= self.success
+        if is_over and self.stage + 1 < len(self.config.stages):
+            self.stage += 1
+            self._rounds_in_stage = 0
+
+    def _next_plans(self) -> list[Any]:
+        """Return the plans of this round and of those whose rows are known already."""
+        stage = self.config.stages[self.stage]
+        known = self.config.rounds - self.round
+        if stage.rounds:
+            known = min(known, stage.rounds - self._rounds_in_stage)
+        if stage.success:
+            known = 1
+        assert self.twins is not None
+        ahead = max(1, min(known, self.twins.rounds_ahead))
+        return [self.world.plan(self.round + number, self.stage) for number in range(ahead)]
+
+    def _make_rollout(self) -> Rollout:
+        """Return the rollout, on the environment of the round."""
+        environment = self.world.environment(self.round, self.stage)
+        if self._rollout is None:
+            rows = self.buffer.rows
+            recorded = min(self.config.recorded_rows, rows)
+            self._rollout = Rollout(
+                environment,
+                self.policy,
+                self.reward,
+                self.buffer,
+                self.reward_normalizer,
+                seed=self.config.seed,
+                horizon=self.config.horizon,
+                # Spread over the rows, so that several tasks and seeds are among them.
+                recorded_rows=[number * rows // recorded for number in range(recorded)],
+            )
+        self._rollout.environment = environment
+        return self._rollout
+
+    def _progress(
+        self,
+        phase: Any,
+        step: int,
+        steps: int,
+        seconds: float,
+        *,
+        report: RoundReport | None = None,
+        env_steps: int | None = None,
+        **values: Any,
+    ) -> Progress:
+        return Progress(
+            phase=phase,
+            round=self.round if report is None else report.round,
+            rounds=self.config.rounds,
+            step=step,
+            steps=steps,
+            env_steps=self.env_steps if env_steps is None else env_steps,
+            active=values.pop("active", 0),
+            seconds=seconds,
+            report=report,
+            **values,
+        )
+
+    # -------------------------------------------------------------------------------------- state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything needed to go on exactly from here, as plain data and tensors."""
+        rollout = None
+        if self._in_round:
+            assert self._rollout is not None
+            rollout = self._rollout.state_dict()
+        return {
+            "config": self.config.to_mapping(),
+            "blueprints": list(self.policy.blueprint_names),
+            "round": self.round,
+            "env_steps": self.env_steps,
+            "success": self.success,
+            "stage": self.stage,
+            "rounds_in_stage": self._rounds_in_stage,
+            "merits": list(self._merits),
+            "scores": list(self._scores),
+            "best": None if math.isinf(self._best) else self._best,
+            "fates": {name: dict(counts) for name, counts in self.fates.items()},
+            "agent": self.agent.state_dict(),
+            "reward_normalizer": self.reward_normalizer.state_dict(),
+            "twins": None if self.twins is None else self.twins.state_dict(),
+            "twin_seconds": self._twin_seconds,
+            "rollout": rollout,
+        }
+
+    def load_state_dict(self, state: dict[str, Any], *, restart_round: bool = False) -> None:
+        """Go on from what `state_dict` returned, in a trainer made the same way.
+
+        Args:
+            state: the state.
+            restart_round: play a round that was in progress from its beginning.
+        """
+        try:
+            self._refuse_other_blueprints(state["blueprints"])
+            self.agent.load_state_dict(state["agent"])
+            self.reward_normalizer.load_state_dict(state["reward_normalizer"])
+            if self.twins is not None and state["twins"] is not None and not restart_round:
+                self.twins.load_state_dict(state["twins"])
+            self.round, self.env_steps = int(state["round"]), int(state["env_steps"])
+            self.success, self.stage = float(state["success"]), int(state["stage"])
+            self._rounds_in_stage = int(state["rounds_in_stage"])
+            self._merits, self._scores = list(state["merits"]), list(state["scores"])
+            self._best = -math.inf if state["best"] is None else float(state["best"])
+            self.fates = {name: dict(counts) for name, counts in state["fates"].items()}
+            self._twin_seconds = float(state["twin_seconds"])
+            rollout = state["rollout"]
+        except KeyError as error:
+            raise CheckpointError(f"this is no state of a training run: it lacks {error}") from None
+        self.stage = min(self.stage, len(self.config.stages) - 1)
+        self._in_round = rollout is not None and not restart_round
+        if self._in_round:
+            self._make_rollout().load_state_dict(rollout)
+
+    def _refuse_other_blueprints(self, saved: list[str]) -> None:
+        own = self.policy.blueprint_names
+        if tuple(saved) != own:
+            other = sorted(set(saved) ^ set(own)) or ["their order"]
+            raise CheckpointError(
+                f"the run was started with other blueprints ({', '.join(other)}); register the "
+                "same ones in the same order before it is continued"
+            )
+
+
+def _push(recent: list[float], value: float) -> float:
+    """Add a value to the last ten; return their mean."""
+    recent.append(value)
+    del recent[:-ROLLING_ROUNDS]
+    return sum(recent) / len(recent)

@@ -1,0 +1,124 @@
+"""TwinCurves: what every row would have scored, epoch by epoch, had it only waited.
+
+A twin is the same network with the same initial weights and data order; it depends on the task and
+the environment seed alone. Rows that share both share their twin. Twins are trained by a population
+that only waits, for several rounds together where that fills the device, and kept for as long as
+their rounds are ahead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from esper.leyline.actions import placeholder_actions
+from esper.leyline.errors import UsageError
+from esper.simic.training.config import TrainConfig
+from esper.simic.training.plan import RoundPlan
+from esper.simic.training.world import RowGroup, TaskWorld
+
+_POOL_MARGIN = 4096
+"""Most curves kept beyond those of the rounds ahead; a pool of seeds comes back to them."""
+
+
+class TwinCurves:
+    """Scores of waiting twins, by task and environment seed.
+
+    Args:
+        world: makes the populations.
+        config: the run.
+    """
+
+    def __init__(self, world: TaskWorld, config: TrainConfig) -> None:
+        """Start without any curve."""
+        self._world, self._config = world, config
+        self._curves: dict[str, Tensor] = {}
+
+    @property
+    def rounds_ahead(self) -> int:
+        """Rounds whose twins are trained together."""
+        config = self._config
+        if config.twin_rounds:
+            return config.twin_rounds
+        # On a CPU rows run one after another, and training them early only delays the first round.
+        return min(config.rows_per_seed, config.rows) if self._world.device.type == "cuda" else 1
+
+    def prepare(self, plans: Sequence[RoundPlan], stage: int = 0) -> Iterator[tuple[int, int]]:
+        """Train the twins that these rounds need and that are not known; yield after each epoch.
+
+        Yields:
+            (epochs done, epochs to do). Nothing is kept of twins that were not trained to the end.
+        """
+        needed = {key: None for plan in plans for key in _keys(plan)}
+        missing = [key for key in _keys(plans[0]) if key not in self._curves]
+        self._forget(needed)
+        if not missing:
+            return
+        wanted = [key for key in needed if key not in self._curves]
+        epochs = self._config.epochs
+        population, order = self._make(wanted, plans, stage)
+        try:
+            waiting = placeholder_actions(population.rows, self._world.device)
+            scores = [population.reset().val_score.cpu()]
+            yield 1, epochs
+            for epoch in range(2, epochs + 1):
+                scores.append(population.step(waiting).val_score.cpu())
+                yield epoch, epochs
+        finally:
+            population.close()
+        curves = torch.stack(scores, dim=1)
+        self._curves |= {key: curves[row].clone() for row, key in enumerate(order)}
+
+    def scores(self, plan: RoundPlan) -> Tensor:
+        """Return float32 [rows, epochs]: the twin's score of every row after each epoch."""
+        try:
+            return torch.stack([self._curves[_key(*row)] for row in _rows(plan)])
+        except KeyError as error:
+            raise UsageError(f"the twin {error} is not trained yet; call prepare() first") from None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all curves."""
+        return {"curves": dict(self._curves)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Know these curves, and no others."""
+        self._curves = dict(state["curves"])
+
+    def _make(
+        self, wanted: Sequence[str], plans: Sequence[RoundPlan], stage: int
+    ) -> tuple[Any, list[str]]:
+        """Return a population of these twins, and which of them each row is."""
+        found: dict[str, tuple[RowGroup, list[int]]] = {}
+        for plan in plans:
+            groups = {group.label: group for group in self._world.groups(plan.round, stage)}
+            for label, seed in dict.fromkeys(_rows(plan)):
+                if _key(label, seed) in wanted:
+                    _, seeds = found.setdefault(label, (groups[label], []))
+                    if seed not in seeds:
+                        seeds.append(seed)
+        parts = [RowGroup(group.task, label, len(seeds)) for label, (group, seeds) in found.items()]
+        seeds = [seed for _, own in found.values() for seed in own]
+        order = [_key(label, seed) for label, (_, own) in found.items() for seed in own]
+        return self._world.make(parts, seeds), order
+
+    def _forget(self, needed: dict[str, None]) -> None:
+        """Drop curves that no round ahead needs; those of a pool may come back."""
+        kept = _POOL_MARGIN if self._config.seed_pool else 0
+        others = [key for key in self._curves if key not in needed]
+        for key in others[: max(0, len(others) - kept)]:
+            del self._curves[key]
+
+
+def _rows(plan: RoundPlan) -> list[tuple[str, int]]:
+    return list(zip(plan.tasks, plan.env_seeds, strict=True))
+
+
+def _keys(plan: RoundPlan) -> list[str]:
+    return [_key(label, seed) for label, seed in dict.fromkeys(_rows(plan))]
+
+
+def _key(label: str, seed: int) -> str:
+    return f"{label}#{seed}"

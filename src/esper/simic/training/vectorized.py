@@ -1,0 +1,480 @@
+"""The rollout: all rows play one episode side by side, one step at a time.
+
+    rollout.start(plan, twins)
+    while not rollout.is_done:
+        rollout.step()
+    outcome = rollout.finish()
+
+A step observes, normalises with frozen statistics, acts, lets the environment live an epoch,
+rewards it, and fills the buffer and the traces. A row ends at its horizon or when the governor
+rolls it back; from then on it waits in its place, and nothing of it is recorded or learned from.
+Between two steps everything can be saved and restored exactly. `Trainer` makes rounds of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from esper.leyline.actions import LifecycleOp, placeholder_actions
+from esper.leyline.errors import UsageError
+from esper.leyline.masks import Masks
+from esper.leyline.signals import Signals
+from esper.simic.agent.normalizers import RewardNormalizer
+from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
+from esper.simic.rewards.contract import Reward, RewardStep, Transition
+from esper.simic.training.clamps import ClampCounter
+from esper.simic.training.draws import draw_uniforms
+from esper.simic.training.environment import Environment
+from esper.simic.training.outcome import RoundOutcome
+from esper.simic.training.plan import RoundPlan
+from esper.simic.training.trace import Trace
+from esper.tamiyo.controllers.policy_file import Policy
+from esper.tamiyo.networks.acting import rollout_step
+from esper.tamiyo.networks.head_table import OP_ROW
+from esper.tamiyo.networks.memory import Hidden
+from esper.tamiyo.networks.records import PolicyStep
+from esper.tamiyo.policy.features import batch_obs_to_features
+
+if TYPE_CHECKING:
+    from esper.simic.training.trainer import Trainer as Trainer
+
+Horizon = Literal["terminate", "bootstrap"]
+"""What reaching the horizon is: the end, or a cut beyond which the critic's value counts."""
+
+PHASES = ("population", "policy", "reward")
+"""What the time of a step is spent on."""
+
+KEPT_STATES = (
+    "val_score",
+    "params",
+    "host_params",
+    "max_epochs",
+    "rolled_back",
+    "stage",
+    "blueprint",
+    "contribution",
+)
+"""Signals that are kept of every row; of recorded rows all are."""
+
+
+class Rollout:
+    """One round of episodes on an environment, resumable between any two steps.
+
+    Args:
+        environment: the rows; another with as many may take its place between rounds.
+        policy: who decides; its observation statistics are only read.
+        reward: what a step pays.
+        buffer: what the learner reads; it has as many rows, and steps enough for an episode.
+        reward_normalizer: puts rewards on the learner's scale.
+        seed: seed of the run; draws are keyed by it, the round, the row and the step.
+        horizon: what reaching the horizon is.
+        recorded_rows: rows of which every detail is kept.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        policy: Policy,
+        reward: Reward,
+        buffer: TamiyoRolloutBuffer,
+        reward_normalizer: RewardNormalizer,
+        *,
+        seed: int,
+        horizon: Horizon = "terminate",
+        recorded_rows: Sequence[int] = (),
+    ) -> None:
+        """Set memory aside; nothing is played yet."""
+        self.policy, self.reward = policy, reward
+        self.environment = environment
+        self.buffer, self.reward_normalizer = buffer, reward_normalizer
+        self.seed, self.horizon = seed, horizon
+        self.recorded_rows = tuple(recorded_rows)
+        self.rows, self.steps = buffer.rows, buffer.steps
+        self.device = environment.device
+        self.timings = dict.fromkeys(PHASES, 0.0)
+        self._decisions = Trace(self.rows, self.steps)
+        self._states = Trace(self.rows, self.steps + 1)
+        self._detailed_decisions = Trace(len(self.recorded_rows), self.steps)
+        self._detailed_states = Trace(len(self.recorded_rows), self.steps + 1)
+        self._chosen = torch.tensor(self.recorded_rows, dtype=torch.int64, device=self.device)
+        self._clamps = ClampCounter(policy.slot_config, self.device)
+        self._act = rollout_step(policy.network, self.rows)
+        self._wait = placeholder_actions(self.rows, self.device)
+        self._plan: RoundPlan | None = None
+        self._value_scale = 1.0
+        self._twins = torch.zeros(0)
+        self._signals: Signals | None = None
+        self._hidden: Hidden = policy.network.initial_hidden(self.rows)
+        self._active = torch.zeros(self.rows, dtype=torch.bool, device=self.device)
+        self._free = self._active
+        self._is_done = True
+        self._decided = 0
+        self._term_names: tuple[str, ...] = ()
+        self._detail_names: tuple[str, ...] = ()
+
+    @property
+    def step_count(self) -> int:
+        """Steps played in this round."""
+        return self._decisions.length
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every episode has ended."""
+        return self._is_done
+
+    @property
+    def active(self) -> Tensor:
+        """Bool [R], rows whose episode still runs."""
+        return self._active
+
+    @property
+    def decided(self) -> int:
+        """Decisions of all rows in this round."""
+        return self._decided
+
+    @property
+    def gains(self) -> Tensor:
+        """float32 [R], score minus the twin's now, NaN without twins."""
+        return self.signals.val_score - self._twin_at(self.signals)
+
+    @property
+    def signals(self) -> Signals:
+        """What is seen now."""
+        assert self._signals is not None, "start() comes first"
+        return self._signals
+
+    @property
+    def plan(self) -> RoundPlan:
+        """What is being played."""
+        assert self._plan is not None, "start() comes first"
+        return self._plan
+
+    # ---------------------------------------------------------------------------------- a round
+
+    def start(
+        self, plan: RoundPlan, twins: Tensor | None = None, *, value_scale: float = 1.0
+    ) -> None:
+        """Build every row afresh and live its first epoch.
+
+        Args:
+            plan: the rows.
+            twins: float32 [rows, epochs], the waiting twin's score after each epoch; None where
+                no twin runs.
+            value_scale: what brings the critic's numbers onto the scale of raw rewards, for
+                whoever reads the decisions.
+        """
+        self._refuse_misfit()
+        if plan.rows != self.rows:
+            raise UsageError(f"the plan is for {plan.rows} rows, the environment has {self.rows}")
+        if twins is None and self.reward.needs_twin:
+            raise UsageError("this reward is a gain over the waiting twin; give its scores")
+        self._plan, self._value_scale = plan, value_scale
+        self._take_twins(twins)
+        self._act.refresh()
+        self.buffer.start()
+        for trace in self._traces():
+            trace.start()
+        self._clamps.start()
+        self.timings = dict.fromkeys(PHASES, 0.0)
+        started = time.perf_counter()
+        self._signals = self.environment.reset(plan.env_seeds)
+        self.timings["population"] += time.perf_counter() - started
+        self._hidden = self.policy.network.initial_hidden(self.rows)
+        self._active = torch.ones(self.rows, dtype=torch.bool, device=self.device)
+        self._is_done = False
+        self._decided = 0
+        self.reward.reset(self._signals)
+        self._keep_state(self._signals)
+
+    def step(self) -> Tensor:
+        """Let every row decide and live one epoch; return what was decided, int64 [R]."""
+        if self._is_done:
+            raise UsageError("every episode has ended; call finish(), then start() a new round")
+        before, active = self.signals, self._active
+        started = time.perf_counter()
+        with torch.no_grad():
+            decided = self._decide(before)
+            actions = self._carried_out(decided, active)
+        acted = time.perf_counter()
+        # The rows train here, so gradients must be on.
+        after = self.environment.step(actions)
+        lived = time.perf_counter()
+        with torch.no_grad():
+            transition = Transition(
+                before=before,
+                actions=actions,
+                after=after,
+                twin_before=self._twin_at(before),
+                twin_after=self._twin_at(after),
+                is_last=after.epoch >= after.max_epochs,
+                active=active,
+            )
+            paid = self.reward.step(transition)
+            rewarded = time.perf_counter()
+            self._take_over(transition, decided, paid)
+        self.timings["policy"] += acted - started + time.perf_counter() - rewarded
+        self.timings["population"] += lived - acted
+        self.timings["reward"] += rewarded - lived
+        return decided.op
+
+    def finish(self) -> RoundOutcome:
+        """Return what the episodes were like."""
+        if not self._is_done:
+            raise UsageError("some episodes still run; call step() until is_done")
+        return RoundOutcome(
+            round=self.plan.round,
+            tasks=self.plan.tasks,
+            env_seeds=self.plan.env_seeds,
+            slot_names=self.plan.slot_names,
+            decisions=self._decisions.read(),
+            states=self._states.read(),
+            term_names=self._term_names,
+            detail_names=self._detail_names,
+            recorded_rows=self.recorded_rows,
+            recorded_decisions=self._detailed_decisions.read(),
+            recorded_states=self._detailed_states.read(),
+            obs_clamp_share=self._clamps.share,
+            obs_clamp_features=self._clamps.worst(),
+        )
+
+    def close(self) -> None:
+        """Free what the environment holds."""
+        self.environment.close()
+
+    # ------------------------------------------------------------------------------------- state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything about the round in progress as plain data and tensors."""
+        state, cell = self._hidden
+        return {
+            "plan": self.plan.to_mapping(),
+            "value_scale": self._value_scale,
+            "twins": self._twins.cpu(),
+            "environment": self.environment.snapshot(),
+            "reward": self.reward.state_dict(),
+            "buffer": self.buffer.state_dict(),
+            "hidden": [state.cpu().clone(), cell.cpu().clone()],
+            "active": self._active.cpu().clone(),
+            "is_done": self._is_done,
+            "decided": self._decided,
+            "clamps": self._clamps.state_dict(),
+            "traces": [trace.state_dict() for trace in self._traces()],
+            "term_names": list(self._term_names),
+            "detail_names": list(self._detail_names),
+            "timings": dict(self.timings),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with the round that `state_dict` was taken of."""
+        self._plan = RoundPlan.from_mapping(state["plan"])
+        self._value_scale = float(state["value_scale"])
+        self._take_twins(state["twins"])
+        self._signals = self.environment.restore(state["environment"])
+        self.reward.load_state_dict(state["reward"])
+        self.buffer.load_state_dict(state["buffer"])
+        hidden = [part.to(self.device) for part in state["hidden"]]
+        self._hidden = (hidden[0], hidden[1])
+        self._active = state["active"].to(self.device)
+        self._is_done = bool(state["is_done"])
+        self._decided = int(state["decided"])
+        self._clamps.load_state_dict(state["clamps"])
+        for trace, saved in zip(self._traces(), state["traces"], strict=True):
+            trace.load_state_dict(saved, self.device)
+        self._term_names = tuple(state["term_names"])
+        self._detail_names = tuple(state["detail_names"])
+        self.timings = {phase: float(state["timings"][phase]) for phase in PHASES}
+        self._act.refresh()
+
+    # --------------------------------------------------------------------------------- internals
+
+    def _refuse_misfit(self) -> None:
+        """Raise unless environment and policy fit; the environment may change between rounds."""
+        served, slots = self.policy.network.config.num_slots, self.environment.num_slots
+        if slots > served:
+            raise UsageError(
+                f"the policy serves {served} slots and the rows have {slots}; "
+                f"set policy.num_slots to {slots} or more"
+            )
+        if self.environment.rows != self.rows:
+            raise UsageError(
+                f"the rollout is for {self.rows} rows, the environment has {self.environment.rows}"
+            )
+
+    def _decide(self, signals: Signals) -> PolicyStep:
+        """Return the policy's decision, and put what it was made of into the buffer."""
+        raw, state, blueprints = self._observe(signals)
+        table = self.policy.network.table
+        legal = table.row_masks(masks_to(self.environment.masks(), self.device), (self.rows,))
+        ops = legal[:, OP_ROW, : table.sizes["op"]]
+        self._free = ops.sum(1) > 1
+        decided = self._forward(state, legal, blueprints)
+        # The memory of a graph is overwritten by its next replay.
+        decided = decided.clone() if self.device.type == "cuda" else decided
+        self.buffer.add_decision(
+            raw_state=raw,
+            state=state,
+            blueprint_indices=blueprints,
+            hidden=self._hidden,
+            step=decided,
+            base_masks=table.select(legal, table.rows_of(self._wait["op"], self._wait["slot"])),
+            available=(ops.unsqueeze(-1) & table.causal).any(1),
+            free=self._free,
+            active=self._active,
+        )
+        self._clamps.count(raw, state, self._active)
+        return decided
+
+    def _observe(self, signals: Signals) -> tuple[Tensor, Tensor, Tensor]:
+        raw, blueprints = batch_obs_to_features(signals, self.policy.slot_config, self.device)
+        return raw, self.policy.normalizer.normalize(raw), blueprints
+
+    def _forward(self, state: Tensor, legal: Tensor, blueprints: Tensor) -> PolicyStep:
+        uniforms = draw_uniforms(
+            self.rows, self.seed, self.plan.round, self.step_count, "policy", device=self.device
+        )
+        return self._act(state, legal, blueprints, self._hidden, uniforms=uniforms)
+
+    def _carried_out(self, decided: PolicyStep, active: Tensor) -> dict[str, Tensor]:
+        """Return the actions, with WAIT for rows whose episode has ended."""
+        return {
+            head: torch.where(active, chosen, self._wait[head]) for head, chosen in decided.items()
+        }
+
+    def _normalized(self, reward: Tensor, transition: Transition) -> Tensor:
+        """Return the reward on the learner's scale; what a rollback costs teaches no scale."""
+        return self.reward_normalizer(
+            reward, transition.active, frozen=transition.after.rolled_back
+        )
+
+    def _take_over(self, transition: Transition, decided: PolicyStep, paid: RewardStep) -> None:
+        """Put what came of a decision into the buffer and the traces, and see who goes on."""
+        active, after, ended = transition.active, transition.after, transition.ended
+        normalized = self._normalized(paid.total, transition)
+        is_cut = self.horizon == "bootstrap"
+        truncated = ended & ~after.rolled_back if is_cut else torch.zeros_like(active)
+        self.buffer.add_outcome(
+            reward=normalized,
+            effective_op=transition.effective_op,
+            terminated=ended & ~truncated,
+            truncated=truncated,
+        )
+        self._signals, self._hidden = after, decided.hidden
+        self._keep_decision(transition, decided, paid, normalized)
+        self._keep_state(after)
+        self._active = active & ~ended
+        if is_cut:
+            self._bootstrap(truncated)
+        # One copy to the host: how many decided, and how many go on.
+        decided_now, going_on = torch.stack([active.sum(), self._active.sum()]).tolist()
+        self._decided += decided_now
+        self._is_done = going_on == 0
+        # The buffer holds whole episodes; one that does not end within it is a mistake.
+        if not self._is_done and self.step_count == self.steps:
+            raise UsageError(
+                f"a row has not reached its horizon after {self.steps} decisions; "
+                "give the environment a horizon of episode_length + 1 epochs"
+            )
+
+    def _bootstrap(self, truncated: Tensor) -> None:
+        """Value the state after the cut with the carried memory."""
+        if not bool(truncated.any()):
+            return
+        _, state, blueprints = self._observe(self.signals)
+        table = self.policy.network.table
+        legal = table.row_masks(masks_to(self.environment.masks(), self.device), (self.rows,))
+        values = self._forward(state, legal, blueprints).value
+        rows = truncated.nonzero().squeeze(1)
+        self.buffer.set_bootstrap(rows, values[rows])
+
+    def _take_twins(self, twins: Tensor | None) -> None:
+        if twins is None:
+            twins = torch.full((self.rows, 1), torch.nan)
+        self._twins = twins.to(self.device, torch.float32)
+
+    def _twin_at(self, signals: Signals) -> Tensor:
+        return twin_scores_at(self._twins, signals)
+
+    def _keep_decision(
+        self, transition: Transition, decided: PolicyStep, paid: RewardStep, normalized: Tensor
+    ) -> None:
+        number = self.step_count
+        self._term_names, self._detail_names = tuple(paid.terms), tuple(paid.details)
+        kept = {
+            "op": decided.op,
+            "effective_op": transition.effective_op,
+            "success": transition.after.last_success,
+            "free": self._free,
+            "active": transition.active,
+            "reward": paid.total,
+            "reward_normalized": normalized,
+            "terms": torch.stack(list(paid.terms.values()), dim=1),
+        }
+        if paid.details:
+            kept["details"] = torch.stack([each.float() for each in paid.details.values()], dim=1)
+        self._decisions.put(number, kept)
+        if not self.recorded_rows:
+            return
+        rows = self._chosen
+        self._detailed_decisions.put(
+            number,
+            {
+                "actions": decided.actions[rows],
+                "valid": decided.masks[rows].sum(-1),
+                "choice_log_probs": decided.choice_log_probs[rows],
+                "log_probs": decided.log_probs[rows],
+                "value": decided.value[rows] * self._value_scale,
+                "q_taken": self._value_scale
+                * decided.op_values[rows].gather(1, decided.op[rows, None]).squeeze(1),
+            },
+        )
+
+    def _keep_state(self, signals: Signals) -> None:
+        number = self._decisions.length
+        kept = {name: getattr(signals, name) for name in KEPT_STATES}
+        kept["twin_score"] = self._twin_at(signals)
+        self._states.put(number, kept)
+        if self.recorded_rows:
+            every = {
+                field.name: getattr(signals, field.name)[self._chosen]
+                for field in dataclasses.fields(signals)
+            }
+            every["twin_score"] = kept["twin_score"][self._chosen]
+            self._detailed_states.put(number, every)
+
+    def _traces(self) -> tuple[Trace, ...]:
+        return (self._decisions, self._states, self._detailed_decisions, self._detailed_states)
+
+
+def masks_to(masks: Masks, device: torch.device) -> Masks:
+    """Return the same masks on a device."""
+    if masks.op.device == device:
+        return masks
+    return Masks(
+        **{field.name: getattr(masks, field.name).to(device) for field in dataclasses.fields(masks)}
+    )
+
+
+def twin_scores_at(curves: Tensor, signals: Signals) -> Tensor:
+    """Return float32 [R]: the twins' scores after as many epochs, of curves [R, epochs]."""
+    last = curves.shape[1] - 1
+    return curves.gather(1, (signals.epoch - 1).clamp(0, last).unsqueeze(1)).squeeze(1)
+
+
+def count_ops(ops: Tensor, active: Tensor) -> dict[str, int]:
+    """Return how often every op was decided in the rows that still run."""
+    counts = torch.bincount(ops[active], minlength=len(LifecycleOp)).tolist()
+    return {op.name: counts[op] for op in LifecycleOp}
+
+
+def __getattr__(name: str) -> Any:
+    """Find the training loop, which is made of rollouts, in the module that defines it."""
+    if name == "Trainer":
+        return import_module("esper.simic.training.trainer").Trainer
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,284 @@
+"""`Problem`: rows of an imagined host, with the real lifecycle and a price for every seed.
+
+A problem says what a seed is worth when it is germinated (`price`); everything else is here. One
+seed at a time may live. It costs a fee to germinate one, it pays its worth when it is fossilized,
+and nothing else pays. A seed's worth shows in its contribution as soon as it is blended.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from esper.kasmina.ablation import participating
+from esper.kasmina.contribution import record_contributions
+from esper.kasmina.lifecycle import (
+    LifecycleConfig,
+    apply_command,
+    record_epoch,
+    rule_view,
+    tick,
+)
+from esper.kasmina.signals import read_signals
+from esper.kasmina.state import SlotState, empty_state
+from esper.kasmina.tracking import TrackerConfig, TrackerState, start_tracking, track_epoch
+from esper.leyline.actions import Actions, LifecycleOp, decode_actions
+from esper.leyline.blueprints import NUM_BLUEPRINTS
+from esper.leyline.errors import UsageError
+from esper.leyline.masks import Masks, build_masks
+from esper.leyline.signals import Signals
+from esper.simic.rewards.contract import RewardStep, Transition
+
+BLUEPRINTS: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7)
+"""The blueprints that fit a slot: the seven of a convolutional host."""
+
+POINTS = 5.0
+"""Points of validation score that a worth of 1 shows as."""
+
+_HOST_PARAMS = 1_000
+_SEED_PARAMS = 100
+_CONTRIBUTION_ERROR = 0.1
+_HOST_RANGE = (50.0, 80.0)
+"""Score of the imagined host before its first epoch and in the long run."""
+
+
+class Problem:
+    """Rows that all face the same prices.
+
+    Args:
+        rows: number of rows; every one is the same problem.
+        seed: what the prices are drawn from.
+        device: where everything is computed.
+        steps: decisions of an episode.
+        lifecycle: the constants of a seed's life, with permissive gates; one seed at a time lives,
+            whatever it says.
+        slots: number of slots.
+        blueprints: ids of the blueprints that fit every slot.
+        fee: what a germination costs.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(
+        self,
+        rows: int,
+        *,
+        seed: int,
+        device: torch.device | str,
+        steps: int,
+        lifecycle: LifecycleConfig,
+        slots: int,
+        blueprints: Sequence[int],
+        fee: float,
+    ) -> None:
+        """Lay out the rows; `reset` starts them."""
+        if lifecycle.gates.kind != "permissive":
+            raise UsageError("a problem needs permissive gates: its hosts have no gradients to judge")
+        self.rows, self.seed, self.num_slots = rows, seed, slots
+        self.device = torch.device(device)
+        self.steps = steps
+        self.lifecycle = lifecycle.replace(rules=lifecycle.rules.replace(max_seeds=1))
+        self.blueprints = tuple(blueprints)
+        self.fee = fee
+        self.reward = ProblemReward(self)
+        """What the rows are paid; a reward like any other."""
+        self._tracking = TrackerConfig()
+        self._enabled = torch.ones((rows, slots), dtype=torch.bool, device=self.device)
+        self._fits = torch.zeros((rows, slots, NUM_BLUEPRINTS), dtype=torch.bool)
+        self._fits[..., list(self.blueprints)] = True
+        self._fits = self._fits.to(self.device)
+        self._started = False
+
+    def with_rows(self, rows: int) -> Self:
+        """Return the same problem with another number of rows, not started yet."""
+        other = copy.copy(self)
+        other.rows = rows
+        other._enabled = self._enabled[:1].expand(rows, -1)
+        other._fits = self._fits[:1].expand(rows, -1, -1)
+        other.reward = ProblemReward(other)
+        other._started = False
+        return other
+
+    # ------------------------------------------------------------------- what a problem decides
+
+    scaffold: int = -1
+    """Blueprint whose life prepares that of others; none by default."""
+    scaffold_life: int = 0
+    """Epochs it must have lived to do so."""
+
+    def price(self, blueprint: Tensor, slot: Tensor, step: Tensor, scaffolded: Tensor) -> Tensor:
+        """Return the worth of seeds, float64 [N].
+
+        Args:
+            blueprint: int64 [N], what is germinated.
+            slot: int64 [N], where.
+            step: int64 [N], at which decision.
+            scaffolded: int64 [N], the decision at which the first scaffold had ended, -1 for none.
+        """
+        raise NotImplementedError
+
+    def payoff(self, worth: Tensor) -> Tensor:
+        """Return all that is ever paid for fossilizing seeds of this worth."""
+        return worth
+
+    def remember(self, before: SlotState, step: Tensor) -> None:
+        """Take note of what a step changed, where worths depend on the past."""
+
+    def pay(self, germinated: Tensor, fossilized: Tensor, own: Tensor) -> Tensor:
+        """Return what the operations paid, by term, float64 [R, terms]; `own` is the seed's worth."""
+        gain = torch.where(fossilized, own, 0.0)
+        fee = torch.where(germinated, -self.fee, 0.0).to(gain.dtype)
+        return torch.stack([gain, fee, torch.zeros_like(gain)], dim=1)
+
+    # -------------------------------------------------------------------------- the environment
+
+    def reset(self, row_seeds: Sequence[int] | None = None) -> Signals:
+        """Start every row afresh and live one epoch; rows are alike, whatever their seeds."""
+        if row_seeds is not None and len(row_seeds) != self.rows:
+            raise UsageError(f"row_seeds must have {self.rows} entries, got {len(row_seeds)}")
+        rows, device = self.rows, self.device
+        self.state: SlotState = empty_state(rows, self.num_slots, device)
+        self.tracker: TrackerState = start_tracking(rows, self._tracking, device)
+        self.worth = torch.zeros((rows, self.num_slots), dtype=torch.float64, device=device)
+        self.scaffolded = torch.full((rows,), -1, dtype=torch.int64, device=device)
+        self.pending = torch.zeros(rows, dtype=torch.float64, device=device)
+        self.last_op = torch.full((rows,), int(LifecycleOp.WAIT), device=device)
+        self.last_success = torch.ones(rows, dtype=torch.bool, device=device)
+        self.paid = torch.zeros((rows, len(TERMS)), dtype=torch.float64, device=device)
+        self._started = True
+        self._live()
+        return self.signals()
+
+    def step(self, actions: Actions) -> Signals:
+        """Carry out one action per row and live through the epoch that follows."""
+        self._need_start()
+        command = decode_actions(actions)
+        if len(command.op) != self.rows:
+            raise UsageError(f"{self.rows} rows need as many actions, got {len(command.op)}")
+        before, now = self.state, self.tracker.epoch - 1
+        state, applied = apply_command(
+            before, command, enabled=self._enabled, fits=self._fits, config=self.lifecycle
+        )
+        done = applied.success
+        slot = command.slot.clamp(0, self.num_slots - 1)
+        germinated = done & (command.op == int(LifecycleOp.GERMINATE))
+        fossilized = done & (command.op == int(LifecycleOp.FOSSILIZE))
+        own = self.worth.gather(1, slot[:, None]).squeeze(1)
+        price = self.price(command.blueprint, slot, now, self.scaffolded)
+        self.worth.scatter_(1, slot[:, None], torch.where(germinated, price, own)[:, None])
+        self.paid = self.pay(germinated, fossilized, own)
+        self.last_op, self.last_success = command.op.clone(), done
+        state = tick(state, self.lifecycle)
+        has_module = state.has_module
+        self.state = state.where(has_module, params=_SEED_PARAMS)
+        self.remember(before, now)
+        self._live()
+        return self.signals()
+
+    def signals(self) -> Signals:
+        """Return what a controller sees."""
+        self._need_start()
+
+        def full(value: int) -> Tensor:
+            return torch.full((self.rows,), value, dtype=torch.int64, device=self.device)
+
+        return read_signals(
+            self.state,
+            self.tracker,
+            enabled=self._enabled,
+            max_epochs=full(self.steps + 1),
+            host_params=full(_HOST_PARAMS),
+            budget=full(10 * _HOST_PARAMS),
+            last_op=self.last_op,
+            last_success=self.last_success,
+            rolled_back=torch.zeros_like(self.last_success),
+            twin_score=self._host_score(),
+        )
+
+    def masks(self) -> Masks:
+        """Return what is legal now."""
+        self._need_start()
+        view = rule_view(self.state, self._enabled, self._fits)
+        return build_masks(view, self.lifecycle.effective_rules)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the state of every row as plain data and tensors."""
+        self._need_start()
+        tensors = {name: getattr(self, name).clone() for name in _TENSORS}
+        return {
+            "state": {name: value.clone() for name, value in self.state.state_dict().items()},
+            "tracker": {name: value.clone() for name, value in self.tracker.state_dict().items()},
+            **tensors,
+        }
+
+    def restore(self, saved: dict[str, Any]) -> Signals:
+        """Go back to a snapshot."""
+        if len(saved["worth"]) != self.rows:
+            raise UsageError(f"the snapshot has {len(saved['worth'])} rows, not {self.rows}")
+        self.state = SlotState.from_state_dict(saved["state"]).to(self.device)
+        tracker = {name: value.to(self.device) for name, value in saved["tracker"].items()}
+        self.tracker = TrackerState.from_state_dict(tracker)
+        for name in _TENSORS:
+            setattr(self, name, saved[name].clone().to(self.device))
+        self._started = True
+        return self.signals()
+
+    def close(self) -> None:
+        """Nothing is held that must be freed."""
+
+    # --------------------------------------------------------------------------------- internals
+
+    def _live(self) -> None:
+        """Imagine an epoch: the host learns a little, and every blended seed shows its worth."""
+        shown = POINTS * self.worth * self.state.alpha * self.state.has_module
+        members = participating(self.state)
+        score = self._host_score(self.tracker.epoch + 1) + shown.sum(1)
+        self.state = record_epoch(self.state, score)
+        error = torch.full_like(shown, _CONTRIBUTION_ERROR)
+        none = torch.zeros_like(self.state.interaction)
+        self.state = record_contributions(self.state, members, shown, error, none)
+        self.tracker = track_epoch(self.tracker, 1 - score / 100, score, self._tracking)
+
+    def _host_score(self, epoch: Tensor | None = None) -> Tensor:
+        """Return float64 [R]: what the host alone scores at an epoch, by default now."""
+        low, high = _HOST_RANGE
+        passed = (self.tracker.epoch if epoch is None else epoch).to(torch.float64)
+        return high - (high - low) * torch.exp(-passed / 10)
+
+    def _need_start(self) -> None:
+        if not self._started:
+            raise UsageError("the problem has no rows yet; call reset() first")
+
+
+_TENSORS = ("worth", "scaffolded", "last_op", "last_success", "paid", "pending")
+TERMS = ("gain", "action", "hindsight")
+"""What pays, under the names that rewards have in the store."""
+
+
+class ProblemReward:
+    """Pays what a problem says its last step was worth."""
+
+    needs_twin = False
+
+    def __init__(self, problem: Problem) -> None:
+        """Read the payments of this problem."""
+        self.problem = problem
+
+    def reset(self, signals: Signals) -> None:
+        """Nothing is remembered: the problem itself does."""
+
+    def step(self, transition: Transition) -> RewardStep:
+        """Return the payments of the step that led to `transition.after`."""
+        paid = torch.where(transition.active[:, None], self.problem.paid, 0.0).to(torch.float32)
+        return RewardStep(terms=dict(zip(TERMS, paid.unbind(1), strict=True)))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing: what was paid is in the problem's snapshot."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take nothing over."""

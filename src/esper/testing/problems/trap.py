@@ -1,0 +1,85 @@
+"""Trap: one blueprint in one slot in one window of time pays, and everything else costs.
+
+A policy that tries things at random loses by it, so the first thing there is to learn is to do
+nothing; whoever learns that too well never finds what pays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from esper.kasmina.gates import GateConfig
+from esper.kasmina.lifecycle import LifecycleConfig
+from esper.leyline.randomness import generator
+from esper.testing.problems.base import BLUEPRINTS, Problem
+
+LIFE = LifecycleConfig(
+    gates=GateConfig(min_training_epochs=2),
+    auto_training=True,
+    auto_blending=True,
+    auto_holding=True,
+)
+"""A short TRAINING, and seeds that advance by themselves: what is left to do is to let them live."""
+
+
+class TrapProblem(Problem):
+    """The one right seed is worth 1, any other is worth `loss`.
+
+    Args:
+        rows: see `Problem`, and so for those not named here.
+        seed: what the right blueprint, slot and window are drawn from.
+        device: where everything is computed.
+        steps: decisions of an episode.
+        lifecycle: the constants of a seed's life.
+        slots: number of slots.
+        blueprints: ids of the blueprints that fit every slot.
+        fee: what a germination costs.
+        window: steps during which the right seed can be germinated.
+        loss: worth of every other seed.
+    """
+
+    name = "trap"
+
+    def __init__(
+        self,
+        rows: int = 64,
+        *,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+        steps: int = 30,
+        lifecycle: LifecycleConfig = LIFE,
+        slots: int = 3,
+        blueprints: Sequence[int] = BLUEPRINTS,
+        fee: float = 0.05,
+        window: int = 5,
+        loss: float = -0.5,
+    ) -> None:
+        """Draw what pays."""
+        super().__init__(
+            rows,
+            seed=seed,
+            device=device,
+            steps=steps,
+            lifecycle=lifecycle,
+            slots=slots,
+            blueprints=blueprints,
+            fee=fee,
+        )
+        draws = generator(seed, "trap prices")
+
+        def draw(low: int, high: int) -> int:
+            return int(torch.randint(low, high, (), generator=draws))
+
+        self.right_blueprint = self.blueprints[draw(0, len(self.blueprints))]
+        self.right_slot = draw(0, slots)
+        self.first_step = draw(0, max(steps // 2 - window, 1))
+        self.window, self.loss = window, loss
+
+    def price(self, blueprint: Tensor, slot: Tensor, step: Tensor, scaffolded: Tensor) -> Tensor:
+        """Return 1 for the right seed, the loss for others."""
+        in_time = (step >= self.first_step) & (step < self.first_step + self.window)
+        right = (blueprint == self.right_blueprint) & (slot == self.right_slot) & in_time
+        return torch.where(right, 1.0, self.loss).to(torch.float64)

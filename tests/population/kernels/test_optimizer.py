@@ -1,0 +1,84 @@
+"""Clipping and SGD over several stacks against the plain functions."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from esper.population.stack import Stack, clip_coefficient, sgd_step
+from tests.population.kernels.agreement import draw, on_cuda
+
+pytestmark = on_cuda
+
+RATES = {"learning_rate": 0.1, "momentum": 0.9, "weight_decay": 0.01}
+
+
+def make_stack(rows: int, shapes: dict[str, tuple[int, ...]], seed: int) -> Stack:
+    sizes = {name: torch.Size(shape) for name, shape in shapes.items()}
+    stack = Stack(sizes, torch.float32, torch.device("cuda"), compute=torch.bfloat16)
+    stack.arrange([], rows)
+    stack.flat.copy_(draw(*stack.flat.shape, seed=seed))
+    stack.momentum.copy_(draw(*stack.flat.shape, seed=seed + 1))
+    stack.refresh()
+    return stack
+
+
+@pytest.mark.parametrize("max_norm", [0.0, 1.0])
+def test_everybody_moves_as_in_pytorch(max_norm: float) -> None:
+    from esper.population.kernels.optimizer import Optimizer, Owners
+
+    def make() -> list[Stack]:
+        return [
+            make_stack(4, {"weight": (40, 60), "bias": (3,), "spare": (5,)}, 1),
+            make_stack(3, {"weight": (7, 2)}, 3),
+            make_stack(2, {"weight": (6,)}, 5),
+        ]
+
+    plain, fast = make(), make()
+    # The last stack's networks are gates of the second's: 0 of 2 and 1 of 0.
+    partner = torch.tensor([-1, -1, -1, -1, 8, -1, 7, 6, 4], device="cuda")
+    active = torch.tensor([1, 1, 0, 1, 1, 1, 1, 1, 1], device="cuda")
+    # No gradient reaches the spare tensor of the first stack.
+    columns = [stack.columns()[:2] for stack in fast]
+    optimizer = Optimizer(
+        [Owners(s.flat, s.momentum, s.used, c) for s, c in zip(fast, columns, strict=True)],
+        active,
+        partner,
+    )
+    tensors = [
+        [draw(len(s), size, seed=20 + n) for n, (_, size) in enumerate(c)]
+        for s, c in zip(plain, columns, strict=True)
+    ]
+    tensors[0][0][1] = torch.nan
+    gradient = torch.cat([t.flatten() for each in tensors for t in each]).bfloat16()
+    optimizer.step(gradient, **RATES, max_norm=max_norm)
+    flat = [
+        torch.cat([*each, torch.zeros(len(s), s.width - sum(t.shape[1] for t in each)).cuda()], 1)
+        for s, each in zip(plain, tensors, strict=True)
+    ]
+    flat = [each.bfloat16().float() for each in flat]
+    own = torch.cat([each.square().sum(1) for each in flat])
+    squares = torch.where(partner >= 0, own + own[partner.clamp(min=0)], own)
+    start = 0
+    for number, stack in enumerate(plain):
+        places = slice(start, start + len(stack))
+        start += len(stack)
+        moves = (active[places] > 0)[:, None].expand_as(stack.flat).clone()
+        moves[:, sum(size for _, size in columns[number]) :] = False
+        step = flat[number]
+        if max_norm:
+            step = step * clip_coefficient(squares[places], max_norm)[:, None]
+        sgd_step(stack, step, moves, **RATES)
+    for one, other in zip(fast, plain, strict=True):
+        torch.testing.assert_close(one.flat, other.flat, rtol=1e-5, atol=1e-5, equal_nan=True)
+        torch.testing.assert_close(
+            one.momentum, other.momentum, rtol=1e-5, atol=1e-5, equal_nan=True
+        )
+    for one, stack_columns in zip(fast, columns, strict=True):
+        width = sum(size for _, size in stack_columns)
+        moved = one.used[:, :width].float()
+        torch.testing.assert_close(
+            moved, one.flat[:, :width].bfloat16().float(), rtol=1e-2, atol=1e-2, equal_nan=True
+        )
+    assert bool(torch.isnan(fast[0].flat[1, 0]))
+    assert bool(torch.isfinite(fast[0].flat[[0, 2, 3]]).all())

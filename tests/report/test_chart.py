@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from esper.report.chart import Band, Chart, Line, describe_chart, draw_chart, value_text
+from tests.report.reading import having, parse, told, written
+
+
+def line(values: list[float | None], name: str = "mean", kind: str = "c1") -> Line:
+    points = [None if value is None else (float(at), value) for at, value in enumerate(values)]
+    return Line(name=name, points=points, kind=kind)
+
+
+def draw(chart: Chart) -> str:
+    picture = draw_chart(chart)
+    return picture.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
+
+
+def test_a_single_line_is_named_by_the_title_and_tells_its_last_value() -> None:
+    root = parse(draw(Chart(title="Value loss", lines=[line([0.5, 0.25, 0.125])])))
+    texts = written(root)
+    assert texts[0] == "Value loss"
+    assert "0.125" in texts
+    assert len(having(root, "line", "c1")) == 1
+    assert "round 1: mean 0.250" in told(root)
+
+
+def test_several_lines_and_bands_are_named() -> None:
+    low, high = line([-1.0, -0.5]).points, line([1.0, 1.5]).points
+    chart = Chart(
+        title="Return",
+        lines=[line([0.0, 0.5]), line([None, 0.75], "greedy", "c2")],
+        bands=[Band(name="5 to 95 %", low=low, high=high)],
+        reference=0.0,
+        size="wide",
+    )
+    root = parse(draw(chart))
+    texts = written(root)
+    assert {"mean 0.500", "greedy 0.750", "5 to 95 %"} <= set(texts)
+    assert len(having(root, "reference")) == 1
+    assert "round 1: mean 0.500, greedy 0.750, 5 to 95 % −0.500 to 1.50" in told(root)
+    assert describe_chart(chart) == (
+        "mean: 0.000 in round 0, 0.500 in round 1; greedy: 0.750 in round 1, 0.750 in round 1; "
+        "5 to 95 %: −0.500 to 1.50 in round 1."
+    )
+
+
+def test_shares_are_percent_and_stay_above_nothing() -> None:
+    chart = Chart(title="WAIT", lines=[line([0.9, 0.995])], is_share=True, floor=0.0, ceiling=1.0)
+    root = parse(draw(chart))
+    assert "99.50 %" in written(root)
+    assert "100 %" in written(root)
+    assert not any("−" in text for text in written(root))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0.000"),
+        (0.000123, "1.2e−4"),
+        (-0.5, "−0.500"),
+        (3.14159, "3.14"),
+        (12345.6, "12,346"),
+    ],
+)
+def test_values_have_the_digits_they_deserve(value: float, text: str) -> None:
+    assert value_text(Chart(title=""), value) == text
+
+
+@pytest.mark.parametrize("values", [[], [None], [math.nan], [2.0], [2.0, 2.0]])
+def test_charts_of_little_or_nothing(values: list[float | None]) -> None:
+    known = [value if value is not None and value == value else None for value in values]
+    chart = Chart(title="KL", lines=[line(known)])
+    assert chart.is_empty is (not any(known))
+    parse(draw(chart))
+
+
+def test_many_rounds_stay_a_small_picture() -> None:
+    chart = Chart(title="KL", lines=[line([math.sin(at) for at in range(20_000)])])
+    picture = draw(chart)
+    assert len(picture) < 20_000
+    # The greatest and the least survive thinning.
+    assert "0.841" in describe_chart(Chart(title="", lines=[line([0.0, math.sin(1)])]))
+
+
+def test_titles_are_text() -> None:
+    root = parse(draw(Chart(title="<b>&\x07", lines=[line([1.0, 2.0], "<i>")])))
+    assert written(root)[0] == "<b>&\\x07"

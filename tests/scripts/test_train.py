@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from esper.scripts import train
+from esper.scripts.train import build_parser, free_folder, heuristic_commands, main, ppo_command
+
+
+@pytest.fixture(autouse=True)
+def empty(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ESPER_DATA", raising=False)
+
+
+def test_the_documents_own_command_trains(tmp_path: Path) -> None:
+    code = main(
+        [
+            *("ppo", "--episodes", "2", "--max-epochs", "3", "--n-envs", "2", "--seed", "42"),
+            *("--device", "cpu", "--task", "digits_mlp"),
+        ]
+    )
+    assert code == 0
+    config = yaml.safe_load((tmp_path / "runs" / "ppo-1" / "config.yaml").read_text())
+    assert (config["rounds"], config["episode_length"], config["rows"]) == (2, 3, 2)
+    assert (config["seed"], config["policy"]["lstm_hidden_dim"]) == (42, 512)
+    assert (tmp_path / "runs" / "ppo-1" / "report.html").is_file()
+
+
+def test_the_command_of_the_documents_is_translated() -> None:
+    given = ["ppo", "--episodes", "5", "--max-epochs", "10", "--seed", "42"]
+    command = ppo_command(build_parser().parse_args(given))
+    assert command == [
+        *("train", "digits", "--task", "digits", "--rounds", "5", "--envs", "4"),
+        *("--episode-length", "10", "--seed", "42", "--set", "policy.lstm_hidden_dim=512"),
+        *("--device", "auto", "--out", "runs/ppo-1"),
+    ]
+    first = ppo_command(build_parser().parse_args([*given, "--policy-version", "v1"]))
+    assert "policy.lstm_hidden_dim=128" in first
+    assert "policy.critic=state" in first
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["ppo", "--obs-version", "v2"], "there is no observation 'v2'; only v3 exists"),
+        (["ppo", "--policy-version", "v3"], "choose from v1, v2"),
+        (["heuristic", "--episodes", "0"], "a whole number from 1"),
+        (["ppoo"], "did you mean 'ppo'"),
+    ],
+)
+def test_wrong_requests_are_one_line(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as error:
+        main(arguments)
+    assert error.value.code == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert len(said.err.splitlines()) == 1
+    assert words in said.err
+
+
+def test_the_heuristic_grows_networks_with_seeds_in_a_row(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = ["heuristic", "--episodes", "2", "--max-epochs", "7", "--seed", "3", "--out", "h"]
+    commands = heuristic_commands(build_parser().parse_args(given))
+    assert [command[-1] for command in commands] == ["h/0", "h/1"]
+    assert [command[command.index("--seed") + 1] for command in commands] == ["3", "4"]
+    carried_out: list[list[str]] = []
+    codes = iter([0, 1])
+
+    def carry_out(command: list[str]) -> int:
+        carried_out.append(command)
+        return next(codes)
+
+    monkeypatch.setattr(train, "esper", carry_out)
+    assert main(given) == 1
+    assert carried_out == commands
+
+
+def test_folders_are_numbered_where_there_are_some(tmp_path: Path) -> None:
+    assert free_folder("ppo", tmp_path) == tmp_path / "ppo-1"
+    (tmp_path / "ppo-1").mkdir()
+    assert free_folder("ppo", tmp_path) == tmp_path / "ppo-2"

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from esper.leyline.actions import HEAD_NAMES
+from esper.nissa.schema import RunRow, UpdateHeadRow, UpdateRow
+from esper.nissa.store import open_store
+from esper.simic.agent.report import NonFinite, UpdateReport
+from tests.simic.agent.rollouts import collect, make_agent
+
+ONLY_ON_A_GPU = {"gpu_memory_share"}
+
+
+def report_of(**options: object) -> UpdateReport:
+    agent = make_agent(**options)
+    buffer = collect(agent.policy, rows=24, steps=14)
+    return agent.update(buffer, progress=0.3, success=0.4, round=3)
+
+
+@pytest.mark.parametrize("minibatches", [1, 4])
+def test_every_column_of_the_store_is_filled(minibatches: int) -> None:
+    rows = report_of(epochs=3, target_kl=0.0, minibatches=minibatches).rows(round=3, env_steps=77)
+    updates = [row for row in rows if isinstance(row, UpdateRow)]
+    heads = [row for row in rows if isinstance(row, UpdateHeadRow)]
+    assert [row.ordinal for row in updates] == [0, 1, 2]
+    assert [row.is_last for row in updates] == [False, False, True]
+    for row in updates:
+        absent = {each.name for each in fields(row) if getattr(row, each.name) is None}
+        assert absent == ONLY_ON_A_GPU
+        assert (row.round, row.env_steps, row.success) == (3, 77, 0.4)
+        assert row.op_entropy_coef == pytest.approx(0.06)
+    assert [row.head for row in heads] == list(HEAD_NAMES) * 3
+    for row in heads:
+        absent = {each.name for each in fields(row) if getattr(row, each.name) is None}
+        assert absent == set(), row.head
+    # Heads come before the update that closes them.
+    assert rows.index(updates[0]) > max(rows.index(row) for row in heads)
+
+
+def test_the_store_takes_it(tmp_path: Path) -> None:
+    report = report_of(ratio="joint")
+    with open_store(tmp_path, RunRow(kind="train"), sinks=()) as store:
+        store.write(*report.rows(round=0, env_steps=10))
+
+
+def test_the_last_row_is_what_people_ask_for() -> None:
+    report = report_of(epochs=2, target_kl=0.0)
+    assert report.approx_kl == report.updates[-1]["approx_kl"]
+    assert report.explained_variance == report.updates[-1]["explained_variance"]
+    assert report.head("tempo")["ordinal"] == 1
+    assert not report.skipped
+    assert report.seconds > 0
+
+
+def test_what_could_not_be_measured_is_absent() -> None:
+    agent = make_agent()
+    buffer = collect(agent.policy)
+    buffer.batch().rewards[0, 0] = math.nan
+    report = agent.update(buffer, progress=0.0, success=0.0, round=0)
+    assert report.skipped
+    assert math.isnan(report.approx_kl)
+    rows = report.rows(round=0, env_steps=1)
+    last = rows[-1]
+    assert isinstance(last, UpdateRow)
+    assert last.was_skipped
+    assert last.approx_kl is None
+    assert last.return_mean is None
+    assert len(rows) == 9
+
+
+def test_a_place_that_was_not_finite_says_where() -> None:
+    assert str(NonFinite(2, "log_prob", ("op", "slot"))) == "log_prob of op, slot in epoch 2"
+    assert str(NonFinite(0, "value")) == "value in epoch 0"

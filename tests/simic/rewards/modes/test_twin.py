@@ -1,0 +1,240 @@
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from esper.leyline.actions import LifecycleOp
+from esper.leyline.errors import ConfigError, UsageError
+from esper.leyline.randomness import generator
+from esper.simic.rewards import RewardConfig, make_reward
+from esper.simic.rewards.config import TwinConfig
+from esper.testing import random_episode
+from tests.simic.rewards.stories import FADE, Story, close, detail, term
+
+TWIN = RewardConfig(mode="twin")
+FREE = TWIN.replace(twin=TwinConfig(rent_points=0.0))
+
+
+def test_terms_are_the_gain_the_rent_and_the_rollback() -> None:
+    step = Story(TWIN).wait()
+    assert tuple(step.terms) == ("gain", "rent", "rollback")
+    assert make_reward(TWIN).needs_twin
+
+
+def test_a_row_that_waits_is_its_twin_and_gets_exactly_nothing() -> None:
+    story = Story(TWIN, horizon=20)
+    for points in range(18):
+        story.score, story.twin = 50 + points, 49 + points
+        assert float(story.wait().total) == 0.0
+    assert float(story.finish().total) == 0.0
+
+
+def test_an_op_that_was_refused_does_not_count_as_acting() -> None:
+    story = Story(TWIN)
+    story.score = 60
+    step = story.fossilize()
+    assert not bool(story.signals.last_success)
+    assert float(step.total) == 0.0
+
+
+def test_the_first_op_counts_from_its_own_epoch_on() -> None:
+    story = Story(FREE)
+    story.score, story.twin = 52, 50
+    assert close(float(story.germinate().total), FREE.gamma * 2)
+    story.score = 51
+    assert close(float(story.wait().total), FREE.gamma * 1 - 2)
+    assert detail(story.steps[-1], "gain_points") == 1
+
+
+@given(seed=st.integers(0, 10_000), steps=st.integers(2, 20))
+@settings(max_examples=8)
+def test_the_discounted_sum_is_the_discounted_final_gain_less_rent(seed: int, steps: int) -> None:
+    first, transitions = random_episode(6, 2, steps, generator(seed, "telescope"))
+    reward = make_reward(TWIN)
+    reward.reset(first)
+    total, rent = torch.zeros(6), torch.zeros(6)
+    acted, over = torch.zeros(6, dtype=torch.bool), torch.zeros(6, dtype=torch.bool)
+    gains = [torch.zeros(6)]
+    expected = torch.zeros(6)
+    for index, transition in enumerate(transitions):
+        acted |= transition.effective_op != int(LifecycleOp.WAIT)
+        gains.append(torch.where(acted, transition.after.val_score - transition.twin_after, 0.0))
+        step = reward.step(transition)
+        total += TWIN.gamma**index * step.total
+        rent += TWIN.gamma**index * step.terms["rent"]
+        final = torch.stack(gains[-5:]).mean(0)
+        arrived = transition.active & transition.is_last & ~transition.after.rolled_back
+        expected = torch.where(arrived, TWIN.gamma ** (index + 1) * final, expected)
+        # A rollback gives up all that was gained and costs one more.
+        lost = transition.active & transition.after.rolled_back
+        expected = torch.where(lost, torch.tensor(-(TWIN.gamma**index)), expected)
+        over |= transition.ended
+    assert bool(over.all())
+    assert torch.allclose(total, expected + rent, atol=1e-3)
+
+
+def test_a_gain_that_is_lost_again_has_paid_nothing() -> None:
+    story = Story(FREE, horizon=40)
+    story.germinate()
+    for _ in range(5):
+        story.score = 60
+        story.wait(2)
+        story.score = 50
+        story.wait(2)
+    story.finish()
+    assert close(story.sum(gamma=FREE.gamma), 0.0, 1e-4)
+
+
+def test_undiscounted_thrashing_never_pays() -> None:
+    story = Story(TWIN, horizon=120, slots=1)
+    for _ in range(4):
+        story.germinate()
+        story.score = 55
+        story.blend()
+        story.score = 50
+        story.prune()
+        story.wait(8)
+    story.finish()
+    assert story.sum() < 0
+    assert story.sum(gamma=TWIN.gamma) < 0
+
+
+@pytest.mark.parametrize("speed", [0, FADE])
+def test_moving_alpha_back_and_forth_never_pays(speed: int) -> None:
+    story = Story(TWIN, horizon=80, slots=1)
+    story.hold()
+    start = len(story.steps)
+    for target in (0, 2, 0, 2):
+        story.set_alpha(target, speed=speed)
+        story.wait(8)
+    assert sum(float(step.total) for step in story.steps[start:]) < 0
+
+
+def test_rent_is_calibrated_by_the_whole_episode() -> None:
+    # A seed as large as the host.
+    story = Story(TWIN, horizon=41, seed_params=torch.full((13,), 10_000))
+    story.germinate()
+    story.finish()
+    assert close(story.sum("rent"), -0.5)
+
+
+def test_rent_grows_with_the_blueprint() -> None:
+    rents = []
+    for blueprint in (1, 2, 5, 9):
+        story = Story(TWIN)
+        rents.append(term(story.germinate(blueprint=blueprint), "rent"))
+    assert sorted(rents, reverse=True) == rents
+    assert rents[0] < 0
+
+
+def test_scale_divides_points_whatever_they_pay_for() -> None:
+    big = TWIN.replace(twin=TwinConfig(scale=4.0))
+    one, other = Story(TWIN), Story(big)
+    for story in (one, other):
+        story.score = 55
+        story.germinate()
+    assert close(float(one.steps[0].total), 4 * float(other.steps[0].total))
+
+
+def test_the_final_gain_is_the_mean_of_the_last_five_epochs() -> None:
+    story = Story(FREE, horizon=11)
+    story.germinate()
+    for gain in (0, 0, 0, 1, 2, 3, 4, 10, 0):
+        story.score = 50 + gain
+        last = story.wait()
+    assert not story.active
+    assert close(term(last, "gain"), FREE.gamma * (2 + 3 + 4 + 10 + 0) / 5 - 10)
+
+
+def test_a_short_episode_has_fewer_epochs_to_average() -> None:
+    story = Story(FREE, horizon=3)
+    story.score = 53
+    story.germinate()
+    last = story.wait()
+    # The first epoch was the twin's own.
+    assert close(term(last, "gain"), FREE.gamma * (0 + 3 + 3) / 3 - 3)
+
+
+def test_a_rollback_pays_back_the_gain_and_one_more_and_ends_the_row() -> None:
+    story = Story(TWIN)
+    story.score = 57
+    story.germinate()
+    step = story.do(LifecycleOp.WAIT, rolled_back=True)
+    assert {name: term(step, name) for name in step.terms} == {
+        "gain": pytest.approx(-7.0),
+        "rent": 0.0,
+        "rollback": -1.0,
+    }
+    assert not story.active
+    assert float(story.wait().total) == 0.0
+
+
+def test_a_rollback_of_a_row_that_only_waited_costs_one() -> None:
+    assert float(Story(TWIN).do(LifecycleOp.WAIT, rolled_back=True).total) == -1.0
+
+
+def test_a_missing_twin_is_refused_once_it_is_needed() -> None:
+    story = Story(TWIN)
+    story.twin = float("nan")
+    assert float(story.wait().total) == 0.0
+    with pytest.raises(UsageError, match=r"no score in rows \[0\]"):
+        story.germinate()
+
+
+def scaffolded(config: RewardConfig, horizon: int = 60) -> Story:
+    """A seed in slot 1 that another one in slot 0 has boosted, ready to fossilize."""
+    story = Story(config, horizon=horizon)
+    story.hold(0)
+    story.germinate(1)
+    story.interaction[0] = torch.tensor([[0.0, 4.0], [4.0, 0.0]])
+    story.contribution[:] = 2.0
+    story.score = story.twin = 55
+    story.blend(1)
+    story.prune(0)
+    story.advance(1)
+    return story
+
+
+def test_hindsight_credit_is_recorded_and_not_paid() -> None:
+    story = scaffolded(TWIN)
+    step = story.fossilize(1)
+    assert detail(step, "hindsight_credit") > 0
+    assert detail(step, "scaffold_count") == 1
+    assert detail(step, "scaffold_delay") > 0
+    assert "hindsight" not in step.terms
+    assert detail(story.wait(), "hindsight_credit") == 0
+
+
+def test_hindsight_credit_is_paid_if_the_configuration_says_so() -> None:
+    story = scaffolded(TWIN.replace(pay_hindsight=True))
+    step = story.fossilize(1)
+    assert term(step, "hindsight") == 0
+    assert close(term(story.wait(), "hindsight"), detail(step, "hindsight_credit"))
+
+
+def test_ablation_switches_of_other_modes_are_refused() -> None:
+    for switch in ("disable_pbrs", "disable_terminal_reward", "disable_timing_discount"):
+        with pytest.raises(ConfigError, match=f"{switch} means nothing for the reward 'twin'"):
+            make_reward(dataclasses.replace(TWIN, **{switch: True}))
+
+
+def test_counters_follow_what_happened() -> None:
+    story = Story(TWIN)
+    story.hold(0)
+    story.germinate(1)
+    story.score, story.contribution[:] = 55, 1.0
+    story.wait(2)
+    story.fossilize(0)
+    step = story.prune(1)
+    counts = {
+        name: detail(step, name)
+        for name in ("seeds_germinated", "seeds_fossilized", "seeds_contributing", "seeds_pruned")
+    }
+    assert counts == {
+        "seeds_germinated": 2,
+        "seeds_fossilized": 1,
+        "seeds_contributing": 1,
+        "seeds_pruned": 1,
+    }

@@ -1,0 +1,95 @@
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from esper.leyline.config import Config
+from esper.leyline.errors import ConfigError
+from esper.simic.rewards import (
+    REWARDS,
+    ComposedReward,
+    RewardConfig,
+    check_gamma,
+    december_config,
+    make_reward,
+)
+from esper.simic.rewards.config import LossConfig
+from esper.simic.rewards.modes.shaped import SHAPED_TERMS
+
+PAGE = Path(__file__).parents[3] / "docs" / "rewards.md"
+
+
+def constants(config: Config, prefix: str = "") -> dict[str, object]:
+    """Every number, switch and choice by its dotted name."""
+    found: dict[str, object] = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if isinstance(value, Config):
+            found |= constants(value, f"{prefix}{field.name}.")
+        else:
+            found[f"{prefix}{field.name}"] = value
+    return found
+
+
+def test_the_rewards_gamma_must_be_the_learners() -> None:
+    check_gamma(RewardConfig(), 0.995)
+    with pytest.raises(ConfigError, match=r"reward\.gamma is 0\.995, ppo\.gamma is 0\.99;"):
+        check_gamma(RewardConfig(), 0.99)
+
+
+def test_a_target_loss_above_chance_is_refused() -> None:
+    with pytest.raises(ConfigError, match="target must be below"):
+        LossConfig(baseline=1.0, target=2.0)
+
+
+def test_configurations_survive_plain_data() -> None:
+    config = december_config(gamma=0.9)
+    assert RewardConfig.from_mapping(config.to_mapping()) == config
+
+
+def test_december_differs_exactly_where_the_documents_say() -> None:
+    now, then = constants(RewardConfig(mode="shaped")), constants(december_config())
+    changed = {name: (now[name], then[name]) for name in now if now[name] != then[name]}
+    assert changed == {
+        "attribution.combination": ("harmonic", "geometric"),
+        "timing.epochs": (10, 0),
+        "warning.holding_ops": ("undecided", "wait"),
+        "rent.limit": (1.5, 8.0),
+        "rent.min_host": (200.0, 0.0),
+        "shock.limit": (1.0, None),
+        "occupancy.per_seed": (0.01, 0.0),
+        "occupancy.per_fossil": (0.002, 0.0),
+        "first_germination.bonus": (0.2, 0.0),
+        "operation.germinate": (0.15, 0.02),
+        "operation.prune_harmful": (0.15, 0.3),
+        "operation.prune_harmful_age": (3, 0),
+        "terminal.fossil_saturation": (3.0, None),
+    }
+
+
+def test_the_page_lists_every_constant_with_its_default_and_meaning() -> None:
+    row = re.compile(r"^\| `([a-z_.]+)` \| `([^`]*)` \| (.*) \|$", re.MULTILINE)
+    listed = row.findall(PAGE.read_text("utf-8"))
+    config = RewardConfig()
+    assert listed == [
+        (name, str(value), sentence(config, name)) for name, value in constants(config).items()
+    ]
+
+
+def sentence(config: Config, name: str) -> str:
+    *path, last = name.split(".")
+    for part in path:
+        config = getattr(config, part)
+    return type(config).describe()[last]
+
+
+def test_the_page_names_every_mode_with_its_terms() -> None:
+    text = PAGE.read_text("utf-8")
+    for mode in REWARDS:
+        reward = make_reward(RewardConfig(mode=mode))
+        assert isinstance(reward, ComposedReward)
+        line = re.search(rf"^\| `{mode}` \| (.*?) \|", text, re.MULTILINE)
+        assert line is not None
+        named = {"escrow": ", ".join((*SHAPED_TERMS, "escrow"))}.get(mode, line[1])
+        assert named.split(" (")[0].split(", ") == list(reward.term_names)

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import pytest
+
+from esper.leyline.errors import UsageError
+from esper.simic.rewards import make_reward
+from esper.simic.training.config import TrainConfig
+from esper.simic.training.recipes import LEARNER, RECIPES, describe_recipes, get_recipe
+from esper.simic.training.world import TaskWorld
+
+OURS = ("smoke", "demo", "digits", "family", "cifar", "stories")
+DOCUMENTS = ("documents-001", "documents-000")
+
+
+def test_every_promised_recipe_is_there() -> None:
+    assert set(RECIPES) == {*OURS, *DOCUMENTS} == set(describe_recipes())
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_is_complete(name: str) -> None:
+    recipe = get_recipe(name)
+    assert recipe.recipe == name
+    assert TrainConfig.from_mapping(recipe.to_mapping()) == recipe
+    make_reward(recipe.reward)
+    assert TaskWorld(recipe.replace(device="cpu")).num_slots <= recipe.policy.num_slots
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_our_recipes_share_one_learner(name: str) -> None:
+    recipe = get_recipe(name)
+    assert recipe.ppo == LEARNER
+    assert recipe.reward.mode == "twin"
+    assert recipe.horizon == "terminate"
+
+
+def test_digits_is_what_the_learning_tests_use() -> None:
+    recipe = get_recipe("digits")
+    assert (recipe.policy.lstm_hidden_dim, recipe.episode_length) == (128, 60)
+
+
+def test_document_000_is_to_the_letter() -> None:
+    recipe = get_recipe("documents-000")
+    assert (recipe.policy.lstm_hidden_dim, recipe.episode_length) == (512, 150)
+    assert (recipe.policy.critic, recipe.policy.floor.kind) == ("op_sampled", "clamp")
+    assert (recipe.ppo.ratio, recipe.horizon, recipe.reward.mode) == (
+        "per_head",
+        "bootstrap",
+        "shaped",
+    )
+
+
+def test_document_001_has_its_width_and_multipliers() -> None:
+    recipe = get_recipe("documents-001")
+    assert (recipe.policy.lstm_hidden_dim, recipe.policy.critic) == (256, "op_sampled")
+    assert recipe.ppo.entropy_multipliers.blueprint == recipe.ppo.entropy_multipliers.tempo == 1.5
+    assert recipe.ppo.entropy_multipliers.alpha_speed == 1.3
+
+
+def test_an_unknown_recipe_names_the_nearest() -> None:
+    with pytest.raises(UsageError, match="unknown recipe 'digit', did you mean 'digits'"):
+        get_recipe("digit")

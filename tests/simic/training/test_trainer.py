@@ -1,0 +1,239 @@
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+
+from esper.leyline.errors import CheckpointError, UsageError
+from esper.simic.agent.config import PPOConfig
+from esper.simic.training.config import StageConfig, TrainConfig
+from esper.simic.training.progress import Progress
+from esper.simic.training.trainer import Trainer
+from esper.tamiyo.networks.config import PolicyConfig
+from esper.testing.problems.graded import GradedProblem
+from tests.plots import same
+from tests.simic.training.tiny import tiny_config
+
+STEPS = 10
+
+
+def make_trainer(**changes: Any) -> Trainer:
+    problem = GradedProblem(8, steps=STEPS)
+    config = TrainConfig(
+        rounds=4,
+        rows=8,
+        episode_length=STEPS,
+        device="cpu",
+        policy=PolicyConfig(lstm_hidden_dim=8, initial_op_bias=(0.0,) * 6),
+        ppo=PPOConfig(epochs=2),
+    ).replace(**changes)
+    return Trainer(config, environment=problem, reward=problem.reward)
+
+
+def lasting(state: dict[str, Any]) -> dict[str, Any]:
+    """Return a state without the times in it."""
+    kept = {name: value for name, value in state.items() if name != "twin_seconds"}
+    if kept["rollout"] is not None:
+        kept["rollout"] = {k: v for k, v in kept["rollout"].items() if k != "timings"}
+    return kept
+
+
+def test_rounds_are_reported_until_the_end() -> None:
+    trainer = make_trainer(rounds=3)
+    reports = list(trainer.run())
+    assert [report.round for report in reports] == [0, 1, 2]
+    assert [report.env_steps for report in reports] == [80, 160, 240]
+    assert trainer.is_done
+    assert list(trainer.run()) == []
+
+
+def test_some_rounds_can_be_asked_for() -> None:
+    trainer = make_trainer()
+    assert len(list(trainer.run(2))) == 2
+    assert not trainer.is_done
+    assert list(trainer.run(0)) == []
+    assert [report.round for report in trainer.run()] == [2, 3]
+
+
+def test_every_step_is_told() -> None:
+    steps = list(make_trainer(rounds=1).train())
+    assert [step.phase for step in steps] == ["rollout"] * STEPS + ["update"]
+    assert [step.step for step in steps[:-1]] == list(range(1, STEPS + 1))
+    assert steps[3].env_steps == 32
+    assert sum(steps[0].op_counts.values()) == steps[0].active == 8
+    assert steps[-1].report is not None
+    shares = [step.done_share for step in steps]
+    assert shares == sorted(shares)
+    assert shares[-1] == 1.0
+
+
+def test_the_policy_changes_between_rounds_and_not_within() -> None:
+    trainer = make_trainer(rounds=1)
+    before = {k: v.clone() for k, v in trainer.policy.network.state_dict().items()}
+    mean = trainer.policy.normalizer.mean.clone()
+    for progress in trainer.train():
+        changed = not same(before, dict(trainer.policy.network.state_dict()))
+        seen = not torch.equal(mean, trainer.policy.normalizer.mean)
+        assert changed == seen == (progress.phase == "update")
+
+
+def test_success_follows_the_share_of_episodes_that_paid() -> None:
+    trainer = make_trainer(rounds=2)
+    expected = 0.0
+    for report in trainer.run():
+        share = float((report.outcome.returns > 0).double().mean())
+        expected = 0.9 * expected + 0.1 * share
+        assert report.success == pytest.approx(expected)
+
+
+def test_fates_are_counted_over_all_rounds() -> None:
+    trainer = make_trainer(rounds=3)
+    germinated = sum(int(report.outcome.seeds.germinated.sum()) for report in trainer.run())
+    assert germinated > 0
+    assert sum(counts["germinated"] for counts in trainer.fates.values()) == germinated
+
+
+def test_the_best_policy_is_the_one_with_the_best_average() -> None:
+    trainer = make_trainer(rounds=14)
+    reports = list(trainer.run())
+    merits = [report.return_mean for report in reports]
+    best = -float("inf")
+    for number, report in enumerate(reports):
+        recent = merits[max(0, number - 9) : number + 1]
+        assert report.merit_rolling == pytest.approx(sum(recent) / len(recent))
+        if number < 9:
+            assert report.is_best
+        else:
+            assert report.is_best == (report.merit_rolling > best)
+            best = max(best, report.merit_rolling)
+
+
+@pytest.mark.parametrize("stop", [1, 5, STEPS, STEPS + 1, STEPS + 4])
+def test_a_run_goes_on_exactly_from_any_step(stop: int) -> None:
+    whole, halted = make_trainer(), make_trainer()
+    list(whole.run())
+    for count, _ in enumerate(halted.train(), 1):
+        if count == stop:
+            break
+    state = halted.state_dict()
+    other = make_trainer()
+    other.load_state_dict(state)
+    assert same(lasting(other.state_dict()), lasting(state))
+    list(other.run())
+    assert same(lasting(other.state_dict()), lasting(whole.state_dict()))
+
+
+def test_a_run_on_a_population_goes_on_exactly() -> None:
+    config = tiny_config()
+    whole, halted, other = Trainer(config), Trainer(config), Trainer(config)
+    list(whole.run())
+    for progress in halted.train():
+        if progress.phase == "rollout" and progress.round == 1 and progress.step == 5:
+            break
+    other.load_state_dict(halted.state_dict())
+    list(other.run())
+    assert same(lasting(other.state_dict()), lasting(whole.state_dict()))
+    for trainer in (whole, halted, other):
+        trainer.close()
+
+
+def test_a_round_can_be_played_again_from_its_beginning() -> None:
+    halted, other = make_trainer(), make_trainer()
+    for count, _ in enumerate(halted.train(), 1):
+        if count == STEPS + 3:
+            break
+    other.load_state_dict(halted.state_dict(), restart_round=True)
+    assert (other.round, other.step) == (1, 0)
+    assert not other.is_in_round
+    assert len(list(other.run())) == 3
+
+
+def test_what_is_no_state_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="lacks 'blueprints'"):
+        make_trainer().load_state_dict({})
+
+
+def test_a_state_with_other_blueprints_is_refused() -> None:
+    state = make_trainer().state_dict()
+    state["blueprints"].append("mine")
+    with pytest.raises(CheckpointError, match=r"other blueprints \(mine\)"):
+        make_trainer().load_state_dict(state)
+
+
+def test_a_policy_with_too_few_slots_is_refused_before_anything_is_trained() -> None:
+    with pytest.raises(UsageError, match=r"set policy\.num_slots to 3 or more"):
+        Trainer(tiny_config(tasks=("digits",)))
+
+
+def test_a_curriculum_moves_on_by_rounds_and_by_success() -> None:
+    stages = (
+        StageConfig(tasks=("a",), rounds=2),
+        StageConfig(tasks=("b",), success=1e-9),
+        StageConfig(tasks=("c",)),
+    )
+    trainer = make_trainer(rounds=6, curriculum=stages)
+    reports = list(trainer.run())
+    assert [report.stage for report in reports[:3]] == [0, 0, 1]
+    for before, after in itertools.pairwise(reports[2:]):
+        assert after.stage == (2 if before.success > 0 else 1)
+    state = trainer.state_dict()
+    other = make_trainer(rounds=6, curriculum=stages)
+    other.load_state_dict(state)
+    assert other.stage == trainer.stage
+
+
+def test_twins_are_trained_where_the_reward_asks_for_them() -> None:
+    trainer = Trainer(tiny_config(rounds=1))
+    phases: list[Progress] = list(trainer.train())
+    twins = [step for step in phases if step.phase == "twins"]
+    assert [step.step for step in twins] == list(range(1, 11))
+    report = phases[-1].report
+    assert report is not None
+    assert report.gain_mean is not None
+    assert report.timings["twins"] > 0
+    trainer.close()
+
+
+def test_greedy_evaluations_are_played_when_they_are_due() -> None:
+    trainer = Trainer(tiny_config(rounds=2, evaluate_every=2, evaluation_seeds=2, episode_length=4))
+    first, second = trainer.run()
+    assert first.evaluation is None
+    assert second.evaluation is not None
+    assert len(second.evaluation.returns) == 2
+    assert second.evaluation.test_scores.isnan().all()
+    trainer.close()
+
+
+def test_a_given_environment_is_not_evaluated() -> None:
+    with pytest.raises(UsageError, match="evaluate_every needs tasks"):
+        list(make_trainer(evaluate_every=1).run())
+
+
+def test_learning_from_the_same_round_is_the_same() -> None:
+    one, other = make_trainer(rounds=2), make_trainer(rounds=2)
+    first, second = list(one.run()), list(other.run())
+    assert first[1].return_mean == second[1].return_mean
+    assert first[1].conditional_entropies.keys() == {
+        *("op", "slot", "blueprint", "style", "tempo"),
+        *("alpha_target", "alpha_speed", "alpha_curve"),
+    }
+    assert same(lasting(one.state_dict()), lasting(other.state_dict()))
+
+
+@pytest.mark.gpu
+def test_a_run_on_a_device_goes_on_from_a_state() -> None:
+    config = tiny_config(device="cuda", strategy="auto", horizon="bootstrap")
+    halted, other = Trainer(config), Trainer(config)
+    for progress in halted.train():
+        if progress.phase == "rollout" and progress.step == 5:
+            break
+    other.load_state_dict(halted.state_dict())
+    assert other.step == 5
+    reports = list(other.run())
+    assert [report.round for report in reports] == [0, 1]
+    assert all(report.outcome.returns.isfinite().all() for report in reports)
+    assert other.policy.network.floors.is_cuda
+    for trainer in (halted, other):
+        trainer.close()
