@@ -18,10 +18,11 @@ from benchmarks.table import print_table
 from esper.simic.agent.config import OpReference, RatioKind
 from esper.simic.training.config import TrainConfig
 from esper.tamiyo.networks.config import CriticKind
+from esper.tamiyo.policy.distribution import FloorConfig
 from esper.testing.problems import PROBLEMS, Problem
 from esper.testing.problems.learning import Mark, learn
 
-ROUNDS = {"graded": 150, "trap": 300, "scaffold": 300}
+ROUNDS = {"graded": 120, "trap": 150, "scaffold": 150}
 """Rounds that each problem is given."""
 
 SOLVED = 0.95
@@ -73,7 +74,9 @@ def _parser() -> argparse.ArgumentParser:
     change.add_argument("--curiosity", type=float, help="weight of the op's curiosity")
     change.add_argument("--reference", choices=get_args(OpReference))
     change.add_argument("--sparse-entropy", type=float)
+    change.add_argument("--sparse-curiosity", type=float, help="the same for the other heads")
     change.add_argument("--imitation", type=float, help="weight of self-imitation")
+    change.add_argument("--document-floors", action="store_true", help="least probabilities of old")
     change.add_argument("--no-prior", action="store_true", help="start with all ops alike")
     change.add_argument("--hindsight", type=float, help="scaffold: credit for A")
     return parser
@@ -90,12 +93,15 @@ def _changed(config: TrainConfig, options: argparse.Namespace) -> TrainConfig:
     policy = policy.replace(lstm_hidden_dim=options.hidden, critic=options.critic)
     if options.no_prior:
         policy = policy.replace(initial_op_bias=(0.0,) * len(policy.initial_op_bias))
+    if options.document_floors:
+        policy = policy.replace(floor=FloorConfig())
     if options.floor is not None:
         policy = policy.replace(floor=policy.floor.replace(kind=options.floor))
     exploration = {
         "op_entropy_by_success": options.curiosity,
         "op_reference": options.reference,
         "sparse_entropy": options.sparse_entropy,
+        "sparse_entropy_by_success": options.sparse_curiosity,
     }
     changes = {
         "ratio": options.ratio,

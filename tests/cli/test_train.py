@@ -183,6 +183,17 @@ def test_what_is_there_is_kept_unless_told_otherwise(command: Command, tmp_path:
     assert [entry.name for entry in (tmp_path / "run").iterdir()] == ["mine.txt"]
 
 
+def test_a_wrong_request_does_not_destroy_the_run_it_would_replace(
+    command: Command, tmp_path: Path
+) -> None:
+    assert command(*TINY, "--rounds", 1, "--out", "run").code == 0
+    again = ("--overwrite", "--out", "run")
+    line = command("train", "smoke", "--task", "fashion", "--data", "no/where", *again).complaint()
+    assert "does not exist" in line
+    assert "digits_mlp" in (tmp_path / "run" / "config.yaml").read_text()
+    assert (tmp_path / "run" / "checkpoints" / "latest").exists()
+
+
 def test_the_help_has_a_line_for_every_recipe(command: Command) -> None:
     said = command("train", "--help")
     assert said.code == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 
 import pytest
@@ -24,6 +25,7 @@ from esper.tasks import get_task
 from tests.population.plugins import OddSeed, odd_task, plugged_in
 from tests.population.worlds import (
     MIXED,
+    Explorer,
     TinyImages,
     advance,
     assert_close,
@@ -260,3 +262,32 @@ def test_empty_places_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
             assert isinstance(engine, stacked.StackedEngine)
             assert any(NOBODY in bed.rows for bed in engine._nursery.beds)
             assert_rows_agree(whole, spacious, 1e-9)
+
+
+def test_what_a_captured_step_works_on_stays_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacked, "Room", lambda **sizes: Room(**{**sizes, "spares": True}))
+
+    def places(engine: stacked.StackedEngine) -> set[int]:
+        """Return the addresses of everything a step reads or writes besides what it makes."""
+        step, nursery = engine._step, engine._nursery
+        assert step is not None
+        tensors = [step.loss, step._active, step._partner, engine._inputs.x, engine._inputs.y]
+        for stack in (engine._hosts, *(bed.stack for bed in nursery.beds)):
+            tensors += [stack.flat, stack.momentum, stack.used, *stack.leaves.values()]
+        for grown in engine._seated:
+            if grown is not None:
+                tensors += [getattr(grown.seats, f.name) for f in dataclasses.fields(grown.seats)]
+        return {tensor.data_ptr() for tensor in tensors}
+
+    with populations(make_population([TinyImages], 6, "stacked", use_bf16=True)) as (population,):
+        explorer, signals = Explorer(2), population.reset()
+        engine = population.cohorts[0].engine
+        assert isinstance(engine, stacked.StackedEngine)
+        kept = 0
+        for _ in range(12):
+            moves, before, stages = engine._nursery.moves, places(engine), signals.stage
+            signals = population.step(explorer.act(population, signals))
+            if engine._nursery.moves == moves and not torch.equal(signals.stage, stages):
+                kept += 1
+                assert places(engine) == before
+        assert kept >= 3

@@ -36,6 +36,7 @@ def test_the_verdict_says_what_was_found(low: float, high: float, words: str) ->
     told = verdict(Interval((low + high) / 2, low, high, 8))
     assert words in told
     assert f"{low:+.2f} to {high:+.2f}" in told
+    assert "only waited" in verdict(Interval(0.0, 0.0, 0.0, 8), has_grown=False)
 
 
 def test_a_part_that_fails_ends_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 _LINE_EVERY_S = 10.0
 _SPARKS = 40
 _RECENT_ALARMS = 4
+_ROUND_TO_TELL = 0.25
+"""How much of a round must be done before its speed says when the run will end."""
 _STYLES = {"good": "green", "watch": "yellow", "bad": "red"}
 _PHASES = {"twins": "waiting twins", "rollout": "episodes", "update": "update"}
 _HEADS_FIRST = ("op", "slot", "blueprint", "tempo")
@@ -168,7 +170,8 @@ class TrainView:
 
     def _eta(self, now: float, done: float) -> str:
         gone = done - self._first
-        if gone <= 0:
+        # The first steps come after the twins' training and say little about a whole round.
+        if gone < _ROUND_TO_TELL:
             return "unknown"
         return duration((now - self._started) / gone * (self._rounds - done))
 

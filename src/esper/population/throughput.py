@@ -110,7 +110,7 @@ def measure(case: Case, device: str = "auto", *, matmul_rate: float | None = Non
     population = grown_population(task, data, case, device)
     where = population.device
     try:
-        clocks = [_Clock(cohort.engine, where) for cohort in population.cohorts]
+        clocks = [Clock(cohort.engine, where) for cohort in population.cohorts]
         for cohort, clock in zip(population.cohorts, clocks, strict=True):
             cohort.engine = clock
         waiting = placeholder_actions(population.rows)
@@ -276,10 +276,11 @@ def measure_matmul(
     return 2 * size**3 / min(times[1:])
 
 
-class _Clock:
+class Clock:
     """An engine that times the phases of the one inside."""
 
     def __init__(self, engine: Engine, device: torch.device) -> None:
+        """Stand before an engine; times include what the device was given."""
         self._engine = engine
         self._device = device
         self.slots = engine.slots
@@ -289,31 +290,39 @@ class _Clock:
 
     @property
     def captures(self) -> int:
+        """Step graphs captured so far."""
         return int(getattr(self._engine, "captures", 0))
 
     def reset(self) -> None:
+        """Forget the times."""
         self.train_s = self.validate_s = 0.0
 
     def sync(self, state: SlotState) -> Tensor:
+        """As the engine does."""
         return self._engine.sync(state)
 
     def train(self, epochs: Sequence[int]) -> EpochResult:
+        """As the engine does, timed."""
         result, seconds = self._time(lambda: self._engine.train(epochs))
         self.train_s += seconds
         return result
 
     def measure(self, plans: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
+        """As the engine does, timed."""
         result, seconds = self._time(lambda: self._engine.measure(plans))
         self.validate_s += seconds
         return result
 
     def read(self, row: int) -> RowWeights:
+        """As the engine does."""
         return self._engine.read(row)
 
     def write(self, row: int, weights: RowWeights, state: SlotState) -> None:
+        """As the engine does."""
         self._engine.write(row, weights, state)
 
     def close(self) -> None:
+        """As the engine does."""
         self._engine.close()
 
     def _time(self, function: Callable[[], T]) -> tuple[T, float]:

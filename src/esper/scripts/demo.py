@@ -112,11 +112,17 @@ def print_comparison(results: dict[str, Any], seeds: int) -> None:
         )
     console = out_console()
     console.print(table)
-    console.print(safe(verdict(intervals[GREEDY])), soft_wrap=True)
+    has_grown = bool(results[GREEDY].germinated.any())
+    console.print(safe(verdict(intervals[GREEDY], has_grown)), soft_wrap=True)
 
 
-def verdict(interval: Any) -> str:
+def verdict(interval: Any, has_grown: bool = True) -> str:
     """Return in one sentence what the comparison shows, in either direction."""
+    if not has_grown:
+        return (
+            "The controller only waited: after so short a training waiting is still its likeliest "
+            "choice everywhere; `esper train digits` trains longer."
+        )
     told = f"{interval.mean:+.2f} points on average, 95 % interval {interval.low:+.2f} to "
     told += f"{interval.high:+.2f}"
     if interval.low > 0:

@@ -87,6 +87,9 @@ class RowReference:
                 "gain": (self.config.gamma * counted - self.gain) / config.scale,
                 "rent": -config.rent_points * added / steps / config.scale,
             }
+        undecided = sum(stage in LIVE for stage in self.after.stage)
+        settles = self.is_last and not self.rolled_back
+        terms["terminal"] = -config.open_seed_cost * undecided if settles else 0.0
         terms["rollback"] = -config.rollback_penalty if self.rolled_back else 0.0
         if self.config.pay_hindsight:
             terms["hindsight"] = 0.0 if self.rolled_back else self.hindsight()

@@ -237,6 +237,17 @@ def test_a_change_that_cannot_be_changes_nothing(
     assert ((folder / "config.yaml").read_text(), stored_rows(folder)) == before
 
 
+def test_a_run_that_is_over_can_be_opened_and_says_the_same(whole: Path) -> None:
+    with open_run(whole) as stored:
+        before = stored.info.val_score, stored.info.twin_val_score
+    assert None not in before
+    rows = stored_rows(whole)
+    assert carry_out(resume_run(whole, sinks=()))
+    with open_run(whole) as stored:
+        assert (stored.info.val_score, stored.info.twin_val_score) == before
+    assert stored_rows(whole) == rows
+
+
 def test_a_growing_run_is_not_trained(tmp_path: Path) -> None:
     RunFolder(tmp_path / "run").create({"task": "digits"}, overwrite=False)
     with pytest.raises(UsageError, match="not a training run"):

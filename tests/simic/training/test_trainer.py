@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import itertools
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 
 from esper.leyline.errors import CheckpointError, UsageError
+from esper.nissa.machine import resident_bytes
 from esper.simic.agent.config import PPOConfig
 from esper.simic.training.config import StageConfig, TrainConfig
 from esper.simic.training.progress import Progress
@@ -220,6 +222,17 @@ def test_learning_from_the_same_round_is_the_same() -> None:
         *("alpha_target", "alpha_speed", "alpha_curve"),
     }
     assert same(lasting(one.state_dict()), lasting(other.state_dict()))
+
+
+def test_memory_is_flat_over_fifty_rounds() -> None:
+    problem = GradedProblem(16, steps=5)
+    config = make_trainer(rounds=50, episode_length=5).config
+    sizes = []
+    for report in Trainer(config, environment=problem, reward=problem.reward).run():
+        if report.round in (9, 49):
+            gc.collect()
+            sizes.append(resident_bytes() or 0)
+    assert sizes[1] - sizes[0] < 8 * 2**20
 
 
 @pytest.mark.gpu

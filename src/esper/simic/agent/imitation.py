@@ -20,7 +20,10 @@ from esper.tamiyo.controllers.policy_file import Policy
 MOST_ADVANTAGE = 5.0
 """Largest advantage of a step, in the critic's scale; one surprise must not drown all others."""
 
-_KEPT = ("raw_states", "blueprint_indices", "actions", "masks", "valid", "free")
+_KEPT = (
+    *("raw_states", "blueprint_indices", "actions", "masks"),
+    *("valid", "free", "potentials"),
+)
 """What is kept of an episode; observations raw, because their statistics go on moving."""
 
 
@@ -90,7 +93,8 @@ class GoodEpisodes:
             states, kept["blueprint_indices"], kept["actions"], kept["masks"]
         )
         rewards = (kept["rewards"] / reward_std).clamp(-REWARD_CLIP, REWARD_CLIP)
-        returns = discounted_returns(rewards, gamma) / value_scale
+        returns = discounted_returns(rewards, gamma) + kept["potentials"] / reward_std
+        returns = returns / value_scale
         gained = (returns - scores.baseline.detach()).clamp(0.0, MOST_ADVANTAGE)
         usable = (kept["valid"] & kept["free"]).to(gained.dtype)
         steps = usable.sum().clamp(min=1.0)
@@ -127,7 +131,7 @@ def _join(old: dict[str, Tensor], new: dict[str, Tensor]) -> dict[str, Tensor]:
         for name, tensor in episodes.items():
             # The last step is repeated: its masks fit its actions. It does not count again.
             last = tensor[:, -1:].expand(-1, missing, *tensor.shape[2:])
-            last = torch.zeros_like(last) if name in ("rewards", "valid") else last
+            last = torch.zeros_like(last) if name in ("rewards", "valid", "potentials") else last
             padded[name] = torch.cat([tensor, last], dim=1)
         return padded
 

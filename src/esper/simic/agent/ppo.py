@@ -132,11 +132,16 @@ class PPOAgent:
         with torch.no_grad():
             old_scale = self.value_normalizer.scale
             targets = make_targets(
-                buffer, self.config, scale=old_scale, progress=progress, success=success
+                buffer,
+                self.config,
+                scale=old_scale,
+                progress=progress,
+                success=success,
+                reward_std=reward_std,
             )
             wrong = targets.nonfinite()
             if not wrong:
-                self.value_normalizer.update(targets.returns[batch.valid])
+                self.value_normalizer.update(targets.value_targets[batch.valid] * old_scale)
                 new_scale = self.value_normalizer.scale
                 self._rescale_critic(old_scale / new_scale)
                 targets = targets.rescaled(old_scale / new_scale)
@@ -165,7 +170,7 @@ class PPOAgent:
             part: which part of the kept episodes to look at.
             parts: how many parts there are.
         """
-        weight = self.config.imitation.weight * not_yet(self.config, success)
+        weight = self.config.imitation.weight * (1.0 - success)
         if weight <= 0 or not len(self.good_episodes):
             return torch.zeros((), device=self.device)
         return weight * self.good_episodes.loss(

@@ -61,6 +61,8 @@ class RolloutBatch:
     """bool [R, T], the episode was running; all else is padding."""
     rewards: Tensor
     """float32 [R, T], normalised."""
+    potentials: Tensor
+    """float32 [R, T], raw: what the reward had paid for before the step, see `RewardStep`."""
     terminated: Tensor
     """bool [R, T], the episode ended with this step."""
     truncated: Tensor
@@ -144,11 +146,14 @@ class TamiyoRolloutBuffer:
             free=zeros(*shape, dtype=torch.bool),
             valid=zeros(*shape, dtype=torch.bool),
             rewards=zeros(*shape),
+            potentials=zeros(*shape),
             terminated=zeros(*shape, dtype=torch.bool),
             truncated=zeros(*shape, dtype=torch.bool),
         )
         self.bootstrap = zeros(rows)
         """float32 [R], value of the state after a truncated last step, in the network's scale."""
+        self.last_potential = zeros(rows)
+        """float32 [R], raw: the potential of that state."""
         self.start()
 
     def start(self) -> None:
@@ -164,6 +169,7 @@ class TamiyoRolloutBuffer:
         every.masks.copy_(self._lone_mask.expand_as(every.masks))
         every.base_masks.copy_(self._lone_mask.expand_as(every.base_masks))
         self.bootstrap.zero_()
+        self.last_potential.zero_()
 
     @torch.no_grad()
     def add_decision(
@@ -178,6 +184,7 @@ class TamiyoRolloutBuffer:
         available: Tensor,
         free: Tensor,
         active: Tensor,
+        potential: Tensor | None = None,
     ) -> None:
         """Write what was seen and decided; `add_outcome` completes the step.
 
@@ -191,6 +198,7 @@ class TamiyoRolloutBuffer:
             available: bool [R, 8], see `action_masks.available_heads`.
             free: bool [R], more than one op is legal.
             active: bool [R], the row's episode is still running.
+            potential: float32 [R], raw, see `RewardStep.potential`; 0 without one.
 
         Raises:
             UsageError: The buffer is full, or the step before has no outcome yet.
@@ -218,6 +226,8 @@ class TamiyoRolloutBuffer:
             "available": available,
             "free": free,
         }
+        if potential is not None:
+            written["potentials"] = potential
         for name, tensor in written.items():
             place = getattr(self._all, name)[:, self.cursor]
             if tuple(tensor.shape) != tuple(place.shape):
@@ -256,14 +266,17 @@ class TamiyoRolloutBuffer:
         self._is_open = False
         self.cursor += 1
 
-    def set_bootstrap(self, rows: Tensor, values: Tensor) -> None:
+    def set_bootstrap(self, rows: Tensor, values: Tensor, potentials: Tensor | None = None) -> None:
         """Say what the state after a truncated last step is worth.
 
         Args:
             rows: int64 [N], or bool [R] with N of them True.
             values: float32 [N], in the network's scale.
+            potentials: float32 [N], raw, of these states; 0 without them.
         """
         self.bootstrap[rows] = values.detach().to(self.bootstrap)
+        if potentials is not None:
+            self.last_potential[rows] = potentials.detach().to(self.last_potential)
 
     def batch(self) -> RolloutBatch:
         """Return views of the steps that are complete."""
@@ -288,9 +301,12 @@ class TamiyoRolloutBuffer:
                 f"row {row} neither terminated nor was truncated within {self.cursor} steps; "
                 "end it, or truncate it and set its bootstrap"
             )
-        following = F.pad(batch.values[:, 1:], (0, 1))
-        following = torch.where(batch.truncated, self.bootstrap[:, None], following)
-        return torch.where(batch.terminated | ~batch.valid, 0.0, following)
+        return _following(batch, batch.values, self.bootstrap)
+
+    def next_potentials(self) -> Tensor:
+        """Return [R, T]: the potential after each step, raw; 0 where `next_values` is."""
+        batch = self.batch()
+        return _following(batch, batch.potentials, self.last_potential)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the complete steps; in the middle of an episode as well as at its end."""
@@ -303,6 +319,7 @@ class TamiyoRolloutBuffer:
             "steps": self.steps,
             "cursor": self.cursor,
             "bootstrap": self.bootstrap.clone(),
+            "last_potential": self.last_potential.clone(),
             "tensors": tensors,
         }
 
@@ -329,3 +346,11 @@ class TamiyoRolloutBuffer:
                 )
             place.copy_(saved)
         self.bootstrap.copy_(state["bootstrap"])
+        self.last_potential.copy_(state["last_potential"])
+
+
+def _following(batch: RolloutBatch, values: Tensor, last: Tensor) -> Tensor:
+    """Return the values [R, T] of the step after each, `last` [R] behind a cut, 0 at an end."""
+    following = F.pad(values[:, 1:], (0, 1))
+    following = torch.where(batch.truncated, last[:, None], following)
+    return torch.where(batch.terminated | ~batch.valid, 0.0, following)

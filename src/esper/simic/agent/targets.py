@@ -52,7 +52,7 @@ class Targets:
     td_errors: Tensor
     """Reward plus what follows, minus what was expected."""
     value_targets: Tensor
-    """Returns in the critic's scale."""
+    """What the critic is to foresee, in its scale: returns before potentials are taken back."""
     old_values: Tensor
     """Q(s, taken op) of the rollout, in the critic's scale."""
     causal: Tensor
@@ -96,8 +96,13 @@ def make_targets(
     scale: Tensor,
     progress: float,
     success: float,
+    reward_std: Tensor | None = None,
 ) -> Targets:
     """Return what a complete round teaches.
+
+    Where the reward pays the change of a potential, returns are relative to it: what follows a
+    state is the critic's forecast minus the potential it has already been paid for. The potential
+    is measured, with noise the critic could never foresee, so it is taken into account exactly.
 
     Args:
         buffer: the round.
@@ -105,10 +110,13 @@ def make_targets(
         scale: what the critic's values are multiplied by to be rewards.
         progress: share of the training that is done.
         success: share of episodes that succeed by now.
+        reward_std: what raw rewards and potentials are divided by; 1 by default.
     """
     batch = buffer.batch()
-    baselines = batch.values * scale
-    following = buffer.next_values() * scale
+    unit = torch.ones_like(scale) if reward_std is None else reward_std.to(scale)
+    paid = batch.potentials / unit
+    baselines = batch.values * scale - paid
+    following = buffer.next_values() * scale - buffer.next_potentials() / unit
     advantages, returns = compute_gae(
         batch.rewards,
         baselines,
@@ -134,13 +142,13 @@ def make_targets(
         returns=returns,
         baselines=baselines,
         td_errors=batch.rewards + config.gamma * following - baselines,
-        value_targets=returns / scale,
+        value_targets=(returns + paid) / scale,
         old_values=taken,
         causal=causal,
         actor_weights=mean_weights(usable.unsqueeze(-1) if config.ratio == "joint" else causal),
         value_weights=_value_weights(batch, config.forced_value_weight),
         entropy_weights=entropy_weights(
-            config, batch.valid, batch.free, batch.available, progress=progress
+            config, batch.valid, batch.free, batch.available, progress=progress, success=success
         ),
         curiosity_weights=curiosity_weights(config, usable, success=success),
         exploration_weights=mean_weights(could_use),

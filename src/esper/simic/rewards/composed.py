@@ -47,6 +47,7 @@ class ComposedReward:
         details: what explains the terms beside the seeds' counts.
         settled: the terms that are due even where a rollback replaces everything else.
         ablations: the ablation switches that mean something for this mode.
+        potential: what the terms pay the change of, where it is measured and not learned.
         needs_twin: whether twin scores must be there.
     """
 
@@ -59,6 +60,7 @@ class ComposedReward:
         details: Iterable[Details] = (),
         settled: Iterable[str] = (),
         ablations: Iterable[str] = (),
+        potential: Term | None = None,
         needs_twin: bool = False,
     ) -> None:
         self.config = config
@@ -67,6 +69,7 @@ class ComposedReward:
         self._updates = (follow_seeds, *updates)
         self._details = (describe_seeds, *details)
         self._settled = frozenset(settled)
+        self._potential = potential
         self._memory: Memory | None = None
 
     @property
@@ -98,7 +101,8 @@ class ComposedReward:
         for update in self._updates:
             changes |= view.once(update)
         self._memory = dataclasses.replace(memory, **changes)
-        return RewardStep(terms=terms, details=details)
+        potential = None if self._potential is None else view.once(self._potential)
+        return RewardStep(terms=terms, potential=potential, details=details)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the memory as plain data and tensors."""

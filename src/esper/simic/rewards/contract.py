@@ -60,6 +60,12 @@ class RewardStep:
 
     terms: Mapping[str, Tensor]
     """Every term by name; the names are those of the columns `reward_<name>` of `decisions`."""
+    potential: Tensor | None = None
+    """float32 [R], after the step: what has been paid for and is taken back unless it lasts.
+
+    A reward that pays the change of a potential, gamma * now - before, says here what it is now.
+    The critic then has to foresee only what is still to come: the rest is known.
+    """
     details: Mapping[str, Tensor] = field(default_factory=dict)
     """What explains the terms and is not paid: columns of `decisions` under their own names, or
     figures for the tables of rounds and episodes; NaN where there is nothing to say."""

@@ -15,10 +15,29 @@ from esper.simic.training.config import TrainConfig
 from esper.tamiyo.networks.config import PolicyConfig
 from esper.tamiyo.policy.distribution import FloorConfig
 
-LEARNER = PPOConfig(learning_rate=1e-3, learning_rate_end=0.1)
+LEARNER = PPOConfig(
+    learning_rate=3e-3,
+    learning_rate_end=0.1,
+    minibatches=4,
+    entropy_coef=0.01,
+    entropy_coef_end=0.001,
+)
 """The learner's settings: those that learn the problems whose optimum is known."""
 
-_POLICY = PolicyConfig(lstm_hidden_dim=128)
+_POLICY = PolicyConfig(
+    lstm_hidden_dim=128,
+    floor=FloorConfig(
+        slot=0.02,
+        blueprint=0.02,
+        style=0.02,
+        tempo=0.02,
+        alpha_target=0.02,
+        alpha_speed=0.02,
+        alpha_curve=0.02,
+        op=0.01,
+    ),
+)
+"""Floors below the documents': theirs draw every second blueprint at random, for ever."""
 
 _DOCUMENTS_LEARNER = PPOConfig(
     epochs=1,
@@ -62,19 +81,20 @@ RECIPES: dict[str, TrainConfig] = {
         ),
         TrainConfig(
             recipe="demo",
-            rounds=8,
+            rounds=10,
             rows=8,
-            episode_length=24,
+            episode_length=30,
             policy=_POLICY.replace(lstm_hidden_dim=64),
             ppo=LEARNER,
         ),
         TrainConfig(
             recipe="digits",
-            rounds=150,
-            rows=64,
+            rounds=32,
+            rows=256,
             episode_length=60,
             policy=_POLICY,
             ppo=LEARNER,
+            population=PopulationConfig(rows_per_stack=256),
         ),
         TrainConfig(
             recipe="family",
@@ -129,7 +149,7 @@ RECIPES: dict[str, TrainConfig] = {
 _LINES = {
     "smoke": "digits, 2 rounds of 4 short episodes: does it run here? Seconds.",
     "demo": "digits, a small controller in minutes on 2 cores",
-    "digits": "digits, 60 decisions, 64 networks side by side",
+    "digits": "digits, 60 decisions, 256 networks side by side; minutes on a GPU",
     "family": "hosts of several widths and depths, small and noisy training sets",
     "cifar": "CIFAR-10 with the reference conv host",
     "stories": "TinyStories, or any text, with a small transformer",

@@ -192,14 +192,11 @@ def episode_rows(report: RoundReport) -> list[EpisodeRow]:
     ]
 
 
-def record_end(store: RunStore, trainer: Trainer, report: RoundReport | None) -> None:
-    """Write down how the run ended."""
-    results: dict[str, Any] = {}
-    if report is not None:
-        gain = report.gain_mean
-        results["val_score"] = report.score_mean
-        results["twin_val_score"] = None if gain is None else report.score_mean - gain
-    store.finish("finished", **results)
+def record_end(store: RunStore, trainer: Trainer) -> None:
+    """Write down how the run ended: what networks and their twins scored in the last rounds."""
+    score, gain = trainer.score_rolling, trainer.gain_rolling
+    twin = None if score is None or gain is None else score - gain
+    store.finish("finished", val_score=score, twin_val_score=twin)
 
 
 def _quantiles(name: str, values: Tensor) -> dict[str, float | None]:

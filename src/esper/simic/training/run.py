@@ -36,6 +36,7 @@ from esper.simic.training.recording import (
     run_row,
 )
 from esper.simic.training.trainer import Trainer
+from esper.simic.training.world import TaskWorld
 
 Show = Callable[[Progress], None]
 
@@ -96,7 +97,7 @@ class TrainingRun:
                 break
         if self.trainer.is_done:
             self.save()
-            record_end(self.store, self.trainer, self._report)
+            record_end(self.store, self.trainer)
             self.folder.log("finished")
             return True
         self.save()
@@ -168,6 +169,9 @@ def start_run(
 ) -> TrainingRun:
     """Create a run folder and open it; nothing is trained yet."""
     trainer = Trainer(config)
+    if isinstance(trainer.world, TaskWorld):
+        # A wrong request must not replace a run that is there.
+        trainer.world.read_data()
     folder = RunFolder(path)
     folder.create(config.to_mapping(), overwrite=overwrite)
     folder.log(f"started: {command}" if command else "started")

@@ -112,6 +112,18 @@ class Trainer:
         return self._in_round
 
     @property
+    def score_rolling(self) -> float | None:
+        """Mean final score of the last ten rounds; None before the first."""
+        return sum(self._scores) / len(self._scores) if self._scores else None
+
+    @property
+    def gain_rolling(self) -> float | None:
+        """Mean gain over the twin of the last ten rounds; None without twins."""
+        if self.twins is None or not self._merits:
+            return None
+        return sum(self._merits) / len(self._merits)
+
+    @property
     def step(self) -> int:
         """Decisions of every row in the round in progress."""
         return self._rollout.step_count if self._in_round and self._rollout is not None else 0

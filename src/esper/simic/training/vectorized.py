@@ -114,6 +114,7 @@ class Rollout:
         self._hidden: Hidden = policy.network.initial_hidden(self.rows)
         self._active = torch.zeros(self.rows, dtype=torch.bool, device=self.device)
         self._free = self._active
+        self._potential = torch.zeros(self.rows, device=self.device)
         self._is_done = True
         self._decided = 0
         self._term_names: tuple[str, ...] = ()
@@ -188,6 +189,7 @@ class Rollout:
         self.timings["population"] += time.perf_counter() - started
         self._hidden = self.policy.network.initial_hidden(self.rows)
         self._active = torch.ones(self.rows, dtype=torch.bool, device=self.device)
+        self._potential = torch.zeros(self.rows, device=self.device)
         self._is_done = False
         self._decided = 0
         self.reward.reset(self._signals)
@@ -262,6 +264,7 @@ class Rollout:
             "buffer": self.buffer.state_dict(),
             "hidden": [state.cpu().clone(), cell.cpu().clone()],
             "active": self._active.cpu().clone(),
+            "potential": self._potential.cpu().clone(),
             "is_done": self._is_done,
             "decided": self._decided,
             "clamps": self._clamps.state_dict(),
@@ -282,6 +285,7 @@ class Rollout:
         hidden = [part.to(self.device) for part in state["hidden"]]
         self._hidden = (hidden[0], hidden[1])
         self._active = state["active"].to(self.device)
+        self._potential = state["potential"].to(self.device)
         self._is_done = bool(state["is_done"])
         self._decided = int(state["decided"])
         self._clamps.load_state_dict(state["clamps"])
@@ -327,6 +331,7 @@ class Rollout:
             available=(ops.unsqueeze(-1) & table.causal).any(1),
             free=self._free,
             active=self._active,
+            potential=self._potential,
         )
         self._clamps.count(raw, state, self._active)
         return decided
@@ -367,6 +372,8 @@ class Rollout:
         )
         self._signals, self._hidden = after, decided.hidden
         self._keep_decision(transition, decided, paid, normalized)
+        if paid.potential is not None:
+            self._potential = paid.potential.to(torch.float32)
         self._keep_state(after)
         self._active = active & ~ended
         if is_cut:
@@ -391,7 +398,7 @@ class Rollout:
         legal = table.row_masks(masks_to(self.environment.masks(), self.device), (self.rows,))
         values = self._forward(state, legal, blueprints).value
         rows = truncated.nonzero().squeeze(1)
-        self.buffer.set_bootstrap(rows, values[rows])
+        self.buffer.set_bootstrap(rows, values[rows], self._potential[rows])
 
     def _take_twins(self, twins: Tensor | None) -> None:
         if twins is None:
@@ -429,9 +436,10 @@ class Rollout:
                 "valid": decided.masks[rows].sum(-1),
                 "choice_log_probs": decided.choice_log_probs[rows],
                 "log_probs": decided.log_probs[rows],
-                "value": decided.value[rows] * self._value_scale,
+                "value": decided.value[rows] * self._value_scale - self._potential[rows],
                 "q_taken": self._value_scale
-                * decided.op_values[rows].gather(1, decided.op[rows, None]).squeeze(1),
+                * decided.op_values[rows].gather(1, decided.op[rows, None]).squeeze(1)
+                - self._potential[rows],
             },
         )
 

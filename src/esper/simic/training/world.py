@@ -134,6 +134,11 @@ class TaskWorld:
             for index, (label, task) in enumerate(tasks)
         ]
 
+    def read_data(self) -> None:
+        """Read what the first round needs, so that missing data is found before anything else."""
+        for group in self.groups(0, 0):
+            self._load(group)
+
     def plan(self, round_number: int, stage: int) -> RoundPlan:
         """Return the rows of a round."""
         config, groups = self._config, self.groups(round_number, stage)

@@ -17,8 +17,12 @@ from esper.tamiyo.policy.layout import get_feature_size
 CriticKind = Literal["op_marginal", "op_sampled", "state"]
 """What the baseline is: the mean of Q(s, op) over the policy, Q(s, sampled op), or V(s)."""
 
-SENTINEL_PRIOR: tuple[float, ...] = (2.0, 0.0, 0.0, -2.0, 0.0, 0.0)
-"""Logits of the ops before any learning: WAIT likely, PRUNE rare."""
+SENTINEL_PRIOR: tuple[float, ...] = (2.0, 0.0, -1.0, -2.0, 1.0, 1.0)
+"""Logits of the ops before any learning: WAIT likely, PRUNE rare, and seeds move on.
+
+A seed takes three ADVANCEs and a FOSSILIZE to pay; unless these are tried sooner than a PRUNE, few
+seeds live to be judged.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,8 @@ much of it it reaches.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from esper.leyline.errors import unknown_name
 from esper.testing.problems.base import Problem, ProblemReward
 from esper.testing.problems.graded import GradedProblem
@@ -15,12 +17,12 @@ from esper.testing.problems.optimum import Optimum, find_optimum
 from esper.testing.problems.scaffold import ScaffoldProblem
 from esper.testing.problems.trap import TrapProblem
 
-PROBLEMS: dict[str, type[Problem]] = {
+PROBLEMS: dict[str, Callable[..., Problem]] = {
     "graded": GradedProblem,
     "trap": TrapProblem,
     "scaffold": ScaffoldProblem,
 }
-"""Every problem by its name."""
+"""Every problem by its name; all take rows, a seed and a device."""
 
 
 def make_problem(name: str, rows: int = 64, *, seed: int = 0, device: str = "cpu") -> Problem:

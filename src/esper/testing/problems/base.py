@@ -77,7 +77,7 @@ class Problem:
     ) -> None:
         """Lay out the rows; `reset` starts them."""
         if lifecycle.gates.kind != "permissive":
-            raise UsageError("a problem needs permissive gates: its hosts have no gradients to judge")
+            raise UsageError("a problem needs permissive gates: its hosts have nothing to judge")
         self.rows, self.seed, self.num_slots = rows, seed, slots
         self.device = torch.device(device)
         self.steps = steps
@@ -129,9 +129,9 @@ class Problem:
         """Take note of what a step changed, where worths depend on the past."""
 
     def pay(self, germinated: Tensor, fossilized: Tensor, own: Tensor) -> Tensor:
-        """Return what the operations paid, by term, float64 [R, terms]; `own` is the seed's worth."""
+        """Return what was paid, by term, float64 [R, terms]; `own` is the worth of the seed."""
         gain = torch.where(fossilized, own, 0.0)
-        fee = torch.where(germinated, -self.fee, 0.0).to(gain.dtype)
+        fee = -self.fee * germinated.to(gain.dtype)
         return torch.stack([gain, fee, torch.zeros_like(gain)], dim=1)
 
     # -------------------------------------------------------------------------- the environment

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
-from esper.leyline.controller import ControllerContext
 from esper.leyline.blueprints import BUILTIN_BLUEPRINTS
+from esper.leyline.controller import ControllerContext
 from esper.leyline.slots import SlotConfig
 from esper.simic.training.config import TrainConfig
 from esper.simic.training.progress import RoundReport

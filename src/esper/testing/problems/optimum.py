@@ -9,12 +9,13 @@ this with every legal action of tiny problems, and play the plan in the problem 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from esper.leyline.actions import HEAD_NAMES, PLACEHOLDERS, LifecycleOp
 from esper.leyline.alpha import ALPHA_TARGETS, TEMPO_EPOCHS
@@ -41,7 +42,7 @@ class Place(NamedTuple):
     """Where a row stands before a decision."""
 
     stage: SeedStage
-    count: int = 0
+    passed: int = 0
     """Epochs of TRAINING, ticks of the ramp, or ticks of the cooldown, as far as they matter."""
     age: int = 0
     """Epochs lived, as far as they matter."""
@@ -59,7 +60,7 @@ class Optimum:
     plan: tuple[dict[str, int], ...]
     """The action of every step, by head."""
 
-    def action(self, step: int, rows: int, device: torch.device | str = "cpu") -> dict:
+    def action(self, step: int, rows: int, device: torch.device | str = "cpu") -> dict[str, Tensor]:
         """Return the same action of the plan for every row."""
         return {
             head: torch.full((rows,), index, dtype=torch.int64, device=device)
@@ -76,13 +77,18 @@ class _Choice(NamedTuple):
 
 def find_optimum(problem: Problem) -> Optimum:
     """Return the highest return that any sequence of legal actions can reach in a problem."""
+
+    @cache
+    def candidates(step: int, scaffolded: int) -> tuple[Seed, ...]:
+        return tuple(_candidates(problem, step, scaffolded))
+
     @cache
     def best(step: int, place: Place) -> tuple[float, _Choice | None]:
         if step == problem.steps:
             return 0.0, None
         options = [
             (choice.paid + best(step + 1, choice.then)[0], choice)
-            for choice in _choices(problem, step, place)
+            for choice in _choices(problem, step, place, candidates)
         ]
         # The first of equals wins, and WAIT comes first: nothing is done without need.
         return max(options, key=lambda option: option[0])
@@ -109,12 +115,14 @@ def _action(choice: _Choice) -> dict[str, int]:
     return action
 
 
-def _choices(problem: Problem, step: int, place: Place) -> Iterator[_Choice]:
+def _choices(
+    problem: Problem, step: int, place: Place, candidates: Callable[[int, int], tuple[Seed, ...]]
+) -> Iterator[_Choice]:
     """Yield every choice that is not beaten by another one of them."""
     yield _Choice(LifecycleOp.WAIT, 0.0, _tick(problem, place, place.stage))
     seed, stage = place.seed, place.stage
     if stage is SeedStage.DORMANT:
-        for seed in _candidates(problem, step, place.scaffolded):
+        for seed in candidates(step, place.scaffolded):
             start = Place(SeedStage.GERMINATED, 0, 0, seed, place.scaffolded)
             yield _Choice(
                 LifecycleOp.GERMINATE, -problem.fee, _tick(problem, start, start.stage), seed
@@ -125,11 +133,11 @@ def _choices(problem: Problem, step: int, place: Place) -> Iterator[_Choice]:
     gates, config = problem.lifecycle.gates, problem.lifecycle
     advanced = None
     if stage is SeedStage.GERMINATED:
-        advanced = place._replace(stage=SeedStage.TRAINING, count=0)
-    elif stage is SeedStage.TRAINING and place.count >= gates.min_training_epochs:
-        advanced = place._replace(stage=SeedStage.BLENDING, count=0)
-    elif stage is SeedStage.BLENDING and place.count >= _TICKS:
-        advanced = place._replace(stage=SeedStage.HOLDING, count=0)
+        advanced = place._replace(stage=SeedStage.TRAINING, passed=0)
+    elif stage is SeedStage.TRAINING and place.passed >= gates.min_training_epochs:
+        advanced = place._replace(stage=SeedStage.BLENDING, passed=0)
+    elif stage is SeedStage.BLENDING and place.passed >= _TICKS:
+        advanced = place._replace(stage=SeedStage.HOLDING, passed=0)
     if advanced is not None and config.effective_rules.advance_allowed:
         after = _tick(problem, advanced, advanced.stage)
         yield _Choice(LifecycleOp.ADVANCE, 0.0, after, seed)
@@ -141,7 +149,7 @@ def _choices(problem: Problem, step: int, place: Place) -> Iterator[_Choice]:
             Place(SeedStage.FOSSILIZED, scaffolded=place.scaffolded),
             seed,
         )
-    moving = stage is SeedStage.BLENDING and place.count < _TICKS
+    moving = stage is SeedStage.BLENDING and place.passed < _TICKS
     if place.age >= config.rules.min_prune_age and not moving:
         ends = seed.is_scaffold and place.age >= problem.scaffold_life
         scaffolded = place.scaffolded
@@ -173,27 +181,27 @@ def _tick(problem: Problem, place: Place, stage: SeedStage) -> Place:
     """Return the place after the tick and the epoch that follow an operation."""
     config = problem.lifecycle
     if stage is SeedStage.EMBARGOED:
-        count = place.count + 1
-        over = count >= config.embargo_ticks
-        return place._replace(stage=SeedStage.RESETTING if over else stage, count=count)
+        passed = place.passed + 1
+        over = passed >= config.embargo_ticks
+        return place._replace(stage=SeedStage.RESETTING if over else stage, passed=passed)
     if stage is SeedStage.RESETTING:
         return Place(SeedStage.DORMANT, scaffolded=place.scaffolded)
     if place.seed is None:
         return place
-    count = place.count
+    passed = place.passed
     if config.auto_training and stage is SeedStage.GERMINATED:
-        stage, count = SeedStage.TRAINING, 0
+        stage, passed = SeedStage.TRAINING, 0
     if (
         config.auto_blending
         and stage is SeedStage.TRAINING
-        and count >= config.gates.min_training_epochs
+        and passed >= config.gates.min_training_epochs
     ):
-        stage, count = SeedStage.BLENDING, 0
+        stage, passed = SeedStage.BLENDING, 0
     if stage is SeedStage.BLENDING:
-        count = min(count + 1, _TICKS)
-        if config.auto_holding and count >= _TICKS:
-            stage, count = SeedStage.HOLDING, 0
+        passed = min(passed + 1, _TICKS)
+        if config.auto_holding and passed >= _TICKS:
+            stage, passed = SeedStage.HOLDING, 0
     elif stage is SeedStage.TRAINING:
-        count = min(count + 1, config.gates.min_training_epochs)
+        passed = min(passed + 1, config.gates.min_training_epochs)
     most = max(config.rules.min_prune_age, problem.scaffold_life)
-    return place._replace(stage=stage, count=count, age=min(place.age + 1, most))
+    return place._replace(stage=stage, passed=passed, age=min(place.age + 1, most))

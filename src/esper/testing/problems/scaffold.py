@@ -21,7 +21,6 @@ BLUEPRINTS: tuple[int, ...] = (3, 8, 9, 10, 11)
 """The blueprints that fit a slot: the five of a host of vectors."""
 
 
-
 class ScaffoldProblem(Problem):
     """B is worth 1 if it is germinated `gap` steps or more after an A was pruned.
 
@@ -71,7 +70,8 @@ class ScaffoldProblem(Problem):
         )
         draws = generator(seed, "scaffold prices")
         first, second = torch.randperm(len(self.blueprints), generator=draws)[:2].tolist()
-        self.scaffold, self.beneficiary = self.blueprints[first], self.blueprints[second]
+        self.scaffold: int = self.blueprints[first]
+        self.beneficiary: int = self.blueprints[second]
         self.gap, self.scaffold_life = gap, life
         self.loss, self.hindsight = loss, hindsight
 
@@ -79,11 +79,11 @@ class ScaffoldProblem(Problem):
         """Return 1 for a B that an A prepared, the loss for anything else."""
         prepared = (scaffolded >= 0) & (step - scaffolded >= self.gap)
         right = (blueprint == self.beneficiary) & prepared
-        return torch.where(right, 1.0, self.loss).to(torch.float64)
+        return self.loss + (1.0 - self.loss) * right.to(torch.float64)
 
     def payoff(self, worth: Tensor) -> Tensor:
         """Return the worth, with the credit for A where it is due."""
-        return worth + torch.where(worth > 0, self.hindsight, 0.0)
+        return worth + self.hindsight * (worth > 0).to(worth.dtype)
 
     def remember(self, before: SlotState, step: Tensor) -> None:
         """Keep the step at which the first A that had lived was pruned."""
@@ -95,7 +95,7 @@ class ScaffoldProblem(Problem):
     def pay(self, germinated: Tensor, fossilized: Tensor, own: Tensor) -> Tensor:
         """Return the payments; the credit for A comes a step late, or at once in the last one."""
         paid = super().pay(germinated, fossilized, own)
-        earned = torch.where(fossilized & (own > 0), self.hindsight, 0.0).to(paid.dtype)
+        earned = self.hindsight * (fossilized & (own > 0)).to(paid.dtype)
         last = self.tracker.epoch == self.steps
         paid[:, 2] = self.pending + torch.where(last, earned, 0.0)
         self.pending = torch.where(last, 0.0, earned)

@@ -22,7 +22,7 @@ LIFE = LifecycleConfig(
     auto_blending=True,
     auto_holding=True,
 )
-"""A short TRAINING, and seeds that advance by themselves: what is left to do is to let them live."""
+"""A short TRAINING, and seeds that advance by themselves: all they need is to be let live."""
 
 
 class TrapProblem(Problem):
@@ -82,4 +82,4 @@ class TrapProblem(Problem):
         """Return 1 for the right seed, the loss for others."""
         in_time = (step >= self.first_step) & (step < self.first_step + self.window)
         right = (blueprint == self.right_blueprint) & (slot == self.right_slot) & in_time
-        return torch.where(right, 1.0, self.loss).to(torch.float64)
+        return self.loss + (1.0 - self.loss) * right.to(torch.float64)

@@ -14,12 +14,12 @@ from esper.testing import random_episode
 from tests.simic.rewards.stories import FADE, Story, close, detail, term
 
 TWIN = RewardConfig(mode="twin")
-FREE = TWIN.replace(twin=TwinConfig(rent_points=0.0))
+FREE = TWIN.replace(twin=TwinConfig(rent_points=0.0, open_seed_cost=0.0))
 
 
-def test_terms_are_the_gain_the_rent_and_the_rollback() -> None:
+def test_terms_are_the_gain_the_rent_the_end_and_the_rollback() -> None:
     step = Story(TWIN).wait()
-    assert tuple(step.terms) == ("gain", "rent", "rollback")
+    assert tuple(step.terms) == ("gain", "rent", "terminal", "rollback")
     assert make_reward(TWIN).needs_twin
 
 
@@ -50,11 +50,11 @@ def test_the_first_op_counts_from_its_own_epoch_on() -> None:
 
 @given(seed=st.integers(0, 10_000), steps=st.integers(2, 20))
 @settings(max_examples=8)
-def test_the_discounted_sum_is_the_discounted_final_gain_less_rent(seed: int, steps: int) -> None:
+def test_the_discounted_sum_is_the_discounted_final_gain_less_costs(seed: int, steps: int) -> None:
     first, transitions = random_episode(6, 2, steps, generator(seed, "telescope"))
     reward = make_reward(TWIN)
     reward.reset(first)
-    total, rent = torch.zeros(6), torch.zeros(6)
+    total, costs = torch.zeros(6), torch.zeros(6)
     acted, over = torch.zeros(6, dtype=torch.bool), torch.zeros(6, dtype=torch.bool)
     gains = [torch.zeros(6)]
     expected = torch.zeros(6)
@@ -63,7 +63,7 @@ def test_the_discounted_sum_is_the_discounted_final_gain_less_rent(seed: int, st
         gains.append(torch.where(acted, transition.after.val_score - transition.twin_after, 0.0))
         step = reward.step(transition)
         total += TWIN.gamma**index * step.total
-        rent += TWIN.gamma**index * step.terms["rent"]
+        costs += TWIN.gamma**index * (step.terms["rent"] + step.terms["terminal"])
         final = torch.stack(gains[-5:]).mean(0)
         arrived = transition.active & transition.is_last & ~transition.after.rolled_back
         expected = torch.where(arrived, TWIN.gamma ** (index + 1) * final, expected)
@@ -72,7 +72,7 @@ def test_the_discounted_sum_is_the_discounted_final_gain_less_rent(seed: int, st
         expected = torch.where(lost, torch.tensor(-(TWIN.gamma**index)), expected)
         over |= transition.ended
     assert bool(over.all())
-    assert torch.allclose(total, expected + rent, atol=1e-3)
+    assert torch.allclose(total, expected + costs, atol=1e-3)
 
 
 def test_a_gain_that_is_lost_again_has_paid_nothing() -> None:
@@ -165,6 +165,7 @@ def test_a_rollback_pays_back_the_gain_and_one_more_and_ends_the_row() -> None:
     assert {name: term(step, name) for name in step.terms} == {
         "gain": pytest.approx(-7.0),
         "rent": 0.0,
+        "terminal": 0.0,
         "rollback": -1.0,
     }
     assert not story.active
@@ -238,3 +239,26 @@ def test_counters_follow_what_happened() -> None:
         "seeds_contributing": 1,
         "seeds_pruned": 1,
     }
+
+
+def test_a_seed_that_nobody_decided_on_costs_at_the_end_alone() -> None:
+    story = Story(TWIN.replace(twin=TwinConfig(rent_points=0.0)), horizon=6)
+    story.germinate()
+    assert float(story.wait().terms["terminal"]) == 0.0
+    assert close(float(story.finish().terms["terminal"]), -TWIN.twin.open_seed_cost)
+
+
+def test_waiting_to_the_end_costs_nothing() -> None:
+    assert float(Story(TWIN, horizon=6).finish().total) == 0.0
+
+
+def test_the_potential_is_the_gain_that_was_paid_for() -> None:
+    story = Story(FREE, horizon=20)
+    story.score, story.twin = 53, 50
+    potential = story.germinate().potential
+    assert potential is not None
+    assert close(float(potential), 3.0)
+    story.score = 51
+    before, step = float(potential), story.wait()
+    assert step.potential is not None
+    assert close(float(step.total), FREE.gamma * float(step.potential) - before)

@@ -43,6 +43,11 @@ def gain(view: StepView) -> Tensor:
     return (view.config.gamma * now - view.memory.gain) / view.config.twin.scale
 
 
+def gain_potential(view: StepView) -> Tensor:
+    """Return [R]: what `gain` pays the change of, as it stands after the step."""
+    return torch.where(view.rolled_back, 0.0, view.once(counted_gain)) / view.config.twin.scale
+
+
 def follow_gain(view: StepView) -> Changes:
     """Remember the gain that was paid for, and those of the last epochs."""
     return {"gain": view.once(counted_gain), "recent_gains": view.once(_recent_gains)}

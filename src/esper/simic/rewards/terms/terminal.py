@@ -23,6 +23,16 @@ def terminal(view: StepView) -> Tensor:
     return _at_the_end(view, config.score_weight * view.after.val_score + fossils)
 
 
+def open_seeds(view: StepView) -> Tensor:
+    """Return [R]: what seeds cost that nobody has decided on by the end (`twin`).
+
+    A seed helps as much while it holds as when it is fossilized; without this, nothing would tell
+    a controller to finish what it has begun.
+    """
+    count = is_in(view.after.stage, LIVE_STAGES).sum(1)
+    return _at_the_end(view, -view.config.twin.open_seed_cost * count.float())
+
+
 def simplified_terminal(view: StepView) -> Tensor:
     """Return [R]: the final score and the number of contributing fossils (`simplified`)."""
     config = view.config.simplified

@@ -1,0 +1,124 @@
+"""Milliseconds of a population's step while seeds come and go: what a controller waits for.
+
+Every row acts at random, so topologies change at every step; captures are counted. With `--grown`
+nobody acts and every slot of every row has a seed: that is the most memory a population takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from statistics import mean, median
+from typing import Any
+
+from benchmarks.table import print_table
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--task", default="digits")
+    parser.add_argument("--rows", type=int, nargs="+", default=[64, 128, 256])
+    parser.add_argument("--rows-per-stack", type=int, default=None)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--warm-up", type=int, default=3, help="steps that are not timed")
+    parser.add_argument("--batch-size", type=int, default=None)
+    parser.add_argument("--bf16", action="store_true")
+    parser.add_argument("--grown", action="store_true", help="a seed in every slot, nobody acts")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(arguments)
+    results = [measure(rows, options) for rows in options.rows]
+    if options.json:
+        print(json.dumps(results, indent=2))
+        return 0
+    print_table(
+        ["task", "rows", "median", "mean", "longest", "train", "validate", "captures", "GiB"],
+        [
+            [
+                each["task"],
+                str(each["rows"]),
+                *(f"{each[name]:.0f} ms" for name in ("median_ms", "mean_ms", "longest_ms")),
+                *(f"{each[name]:.0f} ms" for name in ("train_ms", "validate_ms")),
+                f"{each['captures']} in {each['steps']} steps",
+                "–" if each["memory_gib"] is None else f"{each['memory_gib']:.1f}",
+            ]
+            for each in results
+        ],
+    )
+    return 0
+
+
+def measure(rows: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Live through some steps and return their times; captures are those of all steps."""
+    import torch
+
+    from esper.leyline.actions import placeholder_actions
+    from esper.population.config import PopulationConfig
+    from esper.population.population import Population
+    from esper.population.throughput import Clock, measured_task, random_data
+    from esper.tamiyo.controllers import RandomController
+
+    config = PopulationConfig(use_bf16=options.bf16)
+    if options.rows_per_stack is not None:
+        config = config.replace(rows_per_stack=options.rows_per_stack)
+    task = measured_task(options.task, options.batch_size)
+    population = Population(task, rows, 1, options.device, data=[random_data(task)], config=config)
+    on_cuda = population.device.type == "cuda"
+    try:
+        signals = population.reset()
+        if options.grown:
+            for cohort in population.cohorts:
+                cohort.assume(fully_grown(cohort))
+        clocks = [Clock(cohort.engine, population.device) for cohort in population.cohorts]
+        for cohort, clock in zip(population.cohorts, clocks, strict=True):
+            cohort.engine = clock
+        controller = RandomController(1)
+        controller.reset(rows, population.device)
+        times = []
+        for number in range(options.warm_up + options.steps):
+            if number == options.warm_up:
+                for clock in clocks:
+                    clock.reset()
+                if on_cuda:
+                    torch.cuda.reset_peak_memory_stats()
+            waiting = placeholder_actions(rows)
+            actions = waiting if options.grown else controller.act(signals, population.masks())
+            started = time.perf_counter()
+            signals = population.step(actions)
+            if on_cuda:
+                torch.cuda.synchronize()
+            times.append(1e3 * (time.perf_counter() - started))
+        timed = times[options.warm_up :]
+        return {
+            "task": options.task,
+            "rows": rows,
+            "steps": len(times),
+            "median_ms": median(timed),
+            "mean_ms": mean(timed),
+            "longest_ms": max(timed),
+            "train_ms": 1e3 * sum(clock.train_s for clock in clocks) / len(timed),
+            "validate_ms": 1e3 * sum(clock.validate_s for clock in clocks) / len(timed),
+            "captures": sum(clock.captures for clock in clocks),
+            "memory_gib": torch.cuda.max_memory_allocated() / 2**30 if on_cuda else None,
+        }
+    finally:
+        population.close()
+
+
+def fully_grown(cohort: Any) -> Any:
+    """Return the cohort's state with a seed blending in every slot, blueprints and styles mixed."""
+    import torch
+
+    from esper.leyline.stages import SeedStage
+
+    generator = torch.Generator().manual_seed(1)
+    shape = cohort.state.stage.shape
+    fitting = cohort.fits[0, 0].nonzero().flatten()
+    return cohort.state.where(
+        torch.ones(shape, dtype=torch.bool),
+        stage=int(SeedStage.BLENDING),
+        blueprint=fitting[torch.randint(len(fitting), shape, generator=generator)],
+        algorithm=torch.randint(0, 3, shape, generator=generator),
+        alpha=0.5,
+    )
