@@ -74,3 +74,29 @@ def test_a_new_scale_moves_targets_and_old_values_together() -> None:
     assert torch.equal(moved.value_targets, 0.5 * targets.value_targets)
     assert torch.equal(moved.old_values, 0.5 * targets.old_values)
     assert torch.equal(moved.returns, targets.returns)
+
+
+@pytest.mark.parametrize("truncate", [False, True])
+def test_a_potential_that_is_known_changes_nothing_but_what_is_paid_when(truncate: bool) -> None:
+    config, scale, std = PPOConfig(), torch.tensor(2.0), torch.tensor(0.5)
+
+    def targets(buffer: TamiyoRolloutBuffer) -> Targets:
+        return make_targets(
+            buffer, config, scale=scale, progress=0.0, success=0.0, reward_std=std
+        )
+
+    policy, lengths = small_policy(), [12, 7, 3, 12]
+    plain = collect(policy, rows=4, lengths=lengths, truncate=truncate)
+    shaped = collect(policy, rows=4, lengths=lengths, truncate=truncate)
+    draws = torch.Generator().manual_seed(5)
+    batch = shaped.batch()
+    batch.potentials.copy_(torch.randn(batch.potentials.shape, generator=draws) * batch.valid)
+    shaped.last_potential.copy_(torch.randn(4, generator=draws))
+    change = config.gamma * shaped.next_potentials() - batch.potentials
+    batch.rewards.add_(change / std * batch.valid)
+    one, other = targets(plain), targets(shaped)
+    torch.testing.assert_close(other.raw_advantages, one.raw_advantages)
+    torch.testing.assert_close(other.value_targets, one.value_targets)
+    paid = batch.potentials / std
+    torch.testing.assert_close(other.returns, one.returns - paid)
+    torch.testing.assert_close(other.baselines, one.baselines - paid)

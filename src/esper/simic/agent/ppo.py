@@ -170,7 +170,7 @@ class PPOAgent:
             part: which part of the kept episodes to look at.
             parts: how many parts there are.
         """
-        weight = self.config.imitation.weight * (1.0 - success)
+        weight = self.config.imitation.weight * not_yet(self.config, success)
         if weight <= 0 or not len(self.good_episodes):
             return torch.zeros((), device=self.device)
         return weight * self.good_episodes.loss(
