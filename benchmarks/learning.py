@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, default=0, help="instead of the problem's own")
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--stop", action="store_true", help="stop when it is solved")
+    parser.add_argument("--stop", action="store_true", help=f"stop at {SOLVED:.0%}")
     parser.add_argument("--verbose", action="store_true", help="a line every ten rounds")
     change = parser.add_argument_group("differences from the recipe")
     change.add_argument("--hidden", type=int, default=128)
@@ -74,6 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     change.add_argument("--curiosity", type=float, help="weight of the op's curiosity")
     change.add_argument("--reference", choices=get_args(OpReference))
     change.add_argument("--sparse-entropy", type=float)
+    change.add_argument("--sparse-curiosity", type=float, help="the same for the other heads")
     change.add_argument("--imitation", type=float, help="weight of self-imitation")
     change.add_argument("--document-floors", action="store_true", help="least probabilities of old")
     change.add_argument("--no-prior", action="store_true", help="start with all ops alike")
@@ -100,6 +101,7 @@ def _changed(config: TrainConfig, options: argparse.Namespace) -> TrainConfig:
         "op_entropy_by_success": options.curiosity,
         "op_reference": options.reference,
         "sparse_entropy": options.sparse_entropy,
+        "sparse_entropy_by_success": options.sparse_curiosity,
     }
     changes = {
         "ratio": options.ratio,

@@ -88,8 +88,8 @@ def add_parser(verbs: Any) -> None:
         "--steps",
         type=_count,
         metavar="N",
-        help="timed steps of the engine (default: 3 on CUDA, 2 on the CPU); steps of the policy's "
-        "episodes (default: 150)",
+        help="timed steps of the engine, steps of the policy's episodes (default: engine 3 on CUDA "
+        "and 2 on the CPU, policy 150)",
     )
     parser.add_argument(
         "--rounds",

@@ -47,9 +47,11 @@ def test_every_head_has_an_entropy_bonus_on_every_valid_step() -> None:
     config = PPOConfig(
         entropy_coef=0.1,
         entropy_coef_end=0.1,
-        exploration=ExplorationConfig(op_entropy_by_success=0.0, sparse_entropy=0.0),
+        exploration=ExplorationConfig(
+            op_entropy_by_success=0.0, sparse_entropy=0.0, sparse_entropy_by_success=0.0
+        ),
     )
-    weights = entropy_weights(config, *masks(), progress=0.0)
+    weights = entropy_weights(config, *masks(), progress=0.0, success=0.0)
     for index, head in enumerate(HEAD_NAMES):
         expected = 0.1 * ENTROPY_COEF_PER_HEAD[head] / 3
         assert weights[0, :, index].tolist() == pytest.approx([expected] * 3 + [0.0])
@@ -63,10 +65,11 @@ def test_the_op_is_curious_until_it_succeeds_and_sparse_heads_where_they_could_a
     half = curiosity_weights(config, valid & free, success=0.25)
     assert half[0].tolist() == pytest.approx([0.075, 0.075, 0.0, 0.0])
     assert not curiosity_weights(config, valid & free, success=0.5).any()
-    sparse = entropy_weights(config, *masks(), progress=0.0)
-    assert not sparse[..., OP].any()
-    for index in range(len(HEAD_NAMES) - 1):
-        assert sparse[0, :, index].tolist() == pytest.approx([0.03, 0.0, 0.0, 0.0])
+    for success, weight in ((0.0, 0.33), (0.25, 0.18), (0.5, 0.03)):
+        sparse = entropy_weights(config, *masks(), progress=0.0, success=success)
+        assert not sparse[..., OP].any()
+        for index in range(len(HEAD_NAMES) - 1):
+            assert sparse[0, :, index].tolist() == pytest.approx([weight, 0.0, 0.0, 0.0])
 
 
 def test_curiosity_is_the_entropy_with_a_flat_reference_and_full_at_the_reference_itself() -> None:

@@ -33,7 +33,9 @@ ONLY_ACTOR: dict[str, Any] = {
     "entropy_coef_end": 0.0,
     "entropy_floor_penalty": PerHead.same(0.0),
     "exploration_kl": 0.0,
-    "exploration": ExplorationConfig(op_entropy_by_success=0.0, sparse_entropy=0.0),
+    "exploration": ExplorationConfig(
+        op_entropy_by_success=0.0, sparse_entropy=0.0, sparse_entropy_by_success=0.0
+    ),
     "imitation": ImitationConfig(weight=0.0),
 }
 NOTHING: dict[str, Any] = {**ONLY_ACTOR, "advantage_std_floor": 1e30}

@@ -86,7 +86,7 @@ def test_the_reward_is_the_sum_of_its_recorded_terms(recorded: Recorded) -> None
     rows = recorded.rows("decisions")
     assert len(rows) == 2 * 2 * 9
     for row in rows:
-        terms = [row.reward_gain, row.reward_rent, row.reward_rollback]
+        terms = [row.reward_gain, row.reward_rent, row.reward_terminal, row.reward_rollback]
         assert row.reward == pytest.approx(sum(terms), abs=1e-5)
     per_episode = {(row.round, row.row): row.episodic_return for row in recorded.rows("episodes")}
     for key in {(row.round, row.row) for row in rows}:

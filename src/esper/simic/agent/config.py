@@ -64,6 +64,9 @@ class ExplorationConfig(Config):
     sparse_entropy: float = option(
         0.03, "Weight of every other head's entropy on free steps that could use it.", minimum=0
     )
+    sparse_entropy_by_success: float = option(
+        0.3, "What is added to that weight until there is success.", minimum=0
+    )
     success_return: float = option(
         0.0, "An episode whose raw return exceeds this is a success; 0 is better than waiting."
     )

@@ -42,11 +42,13 @@ def entropy_weights(
     available: Tensor,
     *,
     progress: float,
+    success: float,
 ) -> Tensor:
     """Return the weight of every entropy in the bonus, [R, T, 8].
 
-    Every head counts on every valid step with its multiplier, and on free steps every head but
-    the op a little more where it could be used; the op has `curiosity` instead.
+    Every head counts on every valid step with its multiplier. On free steps every head but the op
+    counts more where it could be used, and the more the less has succeeded so far; the op has
+    `curiosity` instead.
 
     Args:
         config: the coefficients.
@@ -54,10 +56,14 @@ def entropy_weights(
         free: bool [R, T], more than one op was legal.
         available: bool [R, T, 8], heads that some legal op would use.
         progress: share of the training that is done.
+        success: share of episodes that succeed by now.
     """
     multipliers = torch.tensor(config.entropy_multipliers.by_head(), device=valid.device)
     everywhere = mean_weights(valid.unsqueeze(-1)) * multipliers
-    bonus = torch.full((len(HEAD_NAMES),), config.exploration.sparse_entropy, device=valid.device)
+    exploration = config.exploration
+    sparse = exploration.sparse_entropy
+    sparse += exploration.sparse_entropy_by_success * not_yet(config, success)
+    bonus = torch.full((len(HEAD_NAMES),), sparse, device=valid.device)
     bonus[OP] = 0.0
     usable = (valid & free).unsqueeze(-1) & available
     return entropy_coefficient(config, progress) * everywhere + bonus * mean_weights(usable)

@@ -148,7 +148,7 @@ def make_targets(
         actor_weights=mean_weights(usable.unsqueeze(-1) if config.ratio == "joint" else causal),
         value_weights=_value_weights(batch, config.forced_value_weight),
         entropy_weights=entropy_weights(
-            config, batch.valid, batch.free, batch.available, progress=progress
+            config, batch.valid, batch.free, batch.available, progress=progress, success=success
         ),
         curiosity_weights=curiosity_weights(config, usable, success=success),
         exploration_weights=mean_weights(could_use),

@@ -43,7 +43,9 @@ _DOCUMENTS_LEARNER = PPOConfig(
     epochs=1,
     ratio="per_head",
     exploration_kl=0.0,
-    exploration=ExplorationConfig(op_entropy_by_success=0.0, sparse_entropy=0.0),
+    exploration=ExplorationConfig(
+        op_entropy_by_success=0.0, sparse_entropy=0.0, sparse_entropy_by_success=0.0
+    ),
     imitation=ImitationConfig(weight=0.0),
 )
 """One pass per update and nothing against collapse but entropy and floors."""
