@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
 from benchmarks.pool import run_all
-from benchmarks.table import paired_interval, print_table
+from benchmarks.table import print_table
 
 
 def grow_one(seed: int, task_name: str, epochs: int | None) -> dict[str, Any]:
@@ -32,6 +33,8 @@ def grow_one(seed: int, task_name: str, epochs: int | None) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> int:
+    from esper.simic.training.interval import paired_interval
+
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--task", default="digits")
     parser.add_argument("--epochs", type=int)
@@ -39,11 +42,13 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
+    if options.seeds < 2:
+        parser.error("an interval needs at least 2 seeds")
     work = partial(grow_one, task_name=options.task, epochs=options.epochs)
     results = run_all(work, range(options.seeds), options.jobs)
     gain = paired_interval([r["test_score"] - r["twin_test_score"] for r in results])
     if options.json:
-        print(json.dumps({"gain": vars(gain), "runs": results}, indent=2))
+        print(json.dumps({"gain": asdict(gain), "runs": results}, indent=2))
         return 0
     rows = []
     for r in results:

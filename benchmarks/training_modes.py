@@ -18,7 +18,7 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.pool import run_all
-from benchmarks.table import paired_interval, print_table
+from benchmarks.table import print_table
 
 MODES = ("straight_through", "shadow")
 GERMINATE_AT = 10
@@ -93,8 +93,11 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
+    if options.seeds < 2:
+        parser.error("an interval needs at least 2 seeds")
 
     from esper.kasmina.blueprints import blueprint_names, selectable
+    from esper.simic.training.interval import paired_interval
     from esper.tasks import get_task
 
     task = get_task(options.task)

@@ -81,6 +81,30 @@ def test_the_policy_is_measured_and_what_is_missing_is_named(
     assert "gymnasium is not installed" in said.err
 
 
+def test_a_whole_update_is_measured_and_what_is_missing_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "gymnasium", None)
+    monkeypatch.setattr("esper.cli.bench._WIDTH", 16)
+    arguments = ("bench", "update", "--device", "cpu", "--steps", 3, "--rounds", 1)
+    said = esper(capsys, *arguments, "--rows", 2, 5, "--json")
+    assert said.code == 0
+    found = json.loads(said.out)
+    assert (found["target"], found["steps"], found["passes"]) == ("update", 3, 4)
+    assert [(each["rows"], each["minibatches"]) for each in found["results"]] == [(2, 2), (5, 4)]
+    for result in found["results"]:
+        assert (result["work"], result["reference"]) == ("update", "plain steps")
+        assert result["esper_ms"] > 0
+        assert result["ratio"] == pytest.approx(
+            result["reference_ms"] / result["esper_ms"], rel=1e-6
+        )
+    assert "[bench]" in found["left_out"]
+    said = esper(capsys, *arguments, "--rows", 2)
+    for words in ("Whole PPO update on", "3 steps an episode", "4 passes", "plain steps"):
+        assert words in said.out
+    assert "gymnasium is not installed" in said.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
@@ -88,6 +112,8 @@ def test_the_policy_is_measured_and_what_is_missing_is_named(
         (("policy", "--task", "digits"), "--task is for `esper bench engine`"),
         (("observation", "--batch-size", 4), "--batch-size is for `esper bench engine`"),
         (("policy", "--device", "cuda"), "no CUDA device"),
+        (("update", "--precision", "bf16"), "--precision is for `esper bench engine`"),
+        (("update", "--device", "cuda"), "no CUDA device"),
         (("engin",), "'engin' is not known, did you mean 'engine'?"),
         (("--rows", 0), "must be a whole number from 1, got '0'"),
         (("--rows", "many"), "must be a whole number from 1, got 'many'"),
@@ -110,5 +136,5 @@ def test_a_wrong_request_is_one_line(
 def test_the_help_names_every_target(capsys: pytest.CaptureFixture[str]) -> None:
     said = esper(capsys, "bench", "--help")
     assert said.code == 0
-    for word in ("engine", "observation", "policy", "--rows", "random bytes"):
+    for word in ("engine", "observation", "policy", "update", "--rows", "random bytes"):
         assert word in said.out

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from esper.cli.output import err_console, out_console, print_json, safe
+from esper.cli.bench_table import EXTRACTION, PHASES, POLICY, RATES, UPDATE, Column, print_table
+from esper.cli.output import err_console, print_json, safe
 from esper.leyline.errors import UsageError
 
 _STRATEGIES = ("sequential", "stacked", "workers")
@@ -22,9 +23,13 @@ examples:
   esper bench engine --device cpu --task digits --rows 2
   esper bench observation                      what the controller sees, against plain Python
   esper bench policy --rows 16                 how the controller acts and learns
+  esper bench update --rounds 3 --json         a whole PPO update with all its passes
 """
 
-_POLICY_WIDTH = 512
+_WIDTH = 512
+"""Of the controller's network."""
+_PASSES, _MINIBATCHES = 4, 4
+"""Of an update."""
 _ENGINE_ONLY = ("task", "strategy", "precision", "batch_size", "samples", "reference_rows")
 
 
@@ -35,7 +40,9 @@ def add_parser(verbs: Any) -> None:
         help="measure throughput on this machine, with ratios against a reference",
         description="Measure how fast Esper is here: the population engine (networks train on "
         "random bytes in the shape of the task's data, since throughput does not depend on what "
-        "they show), the controller's observation, or its policy.",
+        "they show), the controller's observation, its policy, or a whole PPO update. Policy and "
+        "update are compared with sb3-contrib's RecurrentPPO; where that is not installed, with "
+        "plain steps of the same network.",
         epilog=_EPILOG,
     )
     parser.add_argument(
@@ -52,7 +59,8 @@ def add_parser(verbs: Any) -> None:
         type=_count,
         nargs="+",
         metavar="N",
-        help="rows at once (default: 16 and 64 on CUDA, 2 on the CPU; observation 64; policy 16)",
+        help="rows at once (default: 16 and 64 on CUDA, 2 on the CPU; observation 64; policy and "
+        "update 16)",
     )
     parser.add_argument(
         "--task",
@@ -88,14 +96,15 @@ def add_parser(verbs: Any) -> None:
         "--steps",
         type=_count,
         metavar="N",
-        help="timed steps of the engine, steps of the policy's episodes (default: engine 3 on CUDA "
-        "and 2 on the CPU, policy 150)",
+        help="timed steps of the engine, steps of an episode for policy and update (default: "
+        "engine 3 on CUDA and 2 on the CPU, others 150)",
     )
     parser.add_argument(
         "--rounds",
         type=_count,
         metavar="N",
-        help="how often observation and policy take turns with their reference (default: 30, 9)",
+        help="how often the others take turns with their reference (default: observation 30, "
+        "policy 9, update 5)",
     )
     parser.add_argument(
         "--reference-rows",
@@ -153,9 +162,9 @@ def _bench_engine(options: argparse.Namespace) -> int:
         print_json(document)
         return 0
     reference = "ratio: against rows one after another"
-    _print_table(f"Population engine on {_machine(device)} ({reference})", _RATES, found)
-    _print_table(
-        "Where a step's time goes (of mm: share of the measured matmul rate)", _PHASES, found
+    print_table(f"Population engine on {_machine(device)} ({reference})", RATES, found)
+    print_table(
+        "Where a step's time goes (of mm: share of the measured matmul rate)", PHASES, found
     )
     return 0
 
@@ -210,37 +219,81 @@ def _bench_observation(options: argparse.Namespace) -> int:
         print_json({**_about("observation", "cpu"), "results": found})
         return 0
     reference = "ratio: against the readable reference, row by row from plain floats"
-    _print_table(f"Observation on {_machine('cpu')} ({reference})", _EXTRACTION, found)
+    print_table(f"Observation on {_machine('cpu')} ({reference})", EXTRACTION, found)
     return 0
 
 
 def _bench_policy(options: argparse.Namespace) -> int:
-    import torch
-
     from esper.kasmina.imagined_hosts import random_lives
     from esper.tamiyo.networks.recurrent_ppo import find_reference
     from esper.tamiyo.networks.throughput import PolicyWork, compare_captured, compare_policies
 
-    device, rounds = _choose_device(options.device), options.rounds or 9
-    steps, progress, left_out = options.steps or 150, err_console(), ""
-    found: list[dict[str, Any]] = []
-    for rows in options.rows or (16,):
-        progress.print(safe(f"measuring {rows} rows, {steps} steps an episode"))
-        torch.manual_seed(0)
-        ours = PolicyWork(random_lives(rows, steps), _POLICY_WIDTH, device)
+    rounds = options.rounds or 9
+
+    def measure(rows: int, steps: int, device: str) -> _Measured:
+        ours = PolicyWork(random_lives(rows, steps), _WIDTH, device)
         reference, left_out = find_reference(ours)
         results = compare_policies(ours, reference, rounds=rounds)
         if device == "cuda":
             results.append(compare_captured(ours, rounds=rounds))
-        found += [{"rows": rows, **result.to_mapping()} for result in results]
+        return [result.to_mapping() for result in results], left_out
+
+    return _compare_rows(options, "Policy", measure, POLICY, {})
+
+
+def _bench_update(options: argparse.Namespace) -> int:
+    from esper.kasmina.imagined_hosts import random_lives
+    from esper.simic.agent.throughput import UpdateWork, compare_updates, find_update_reference
+
+    rounds = options.rounds or 5
+
+    def measure(rows: int, steps: int, device: str) -> _Measured:
+        minibatches = min(_MINIBATCHES, rows)  # a minibatch is whole rows
+        ours = UpdateWork(
+            random_lives(rows, steps),
+            _WIDTH,
+            epochs=_PASSES,
+            minibatches=minibatches,
+            device=device,
+        )
+        reference, left_out = find_update_reference(ours)
+        result = compare_updates(ours, reference, rounds=rounds)
+        return [{"minibatches": minibatches, **result.to_mapping()}], left_out
+
+    return _compare_rows(options, "Whole PPO update", measure, UPDATE, {"passes": _PASSES})
+
+
+_Measured = tuple[list[dict[str, Any]], str]
+"""Results, and one line about what was left out or nothing."""
+
+
+def _compare_rows(
+    options: argparse.Namespace,
+    title: str,
+    measure: Callable[[int, int, str], _Measured],
+    columns: Sequence[Column],
+    settings: dict[str, int],
+) -> int:
+    """Compare with a reference at every number of rows; `measure` gets rows, steps and device."""
+    import torch
+
+    device, steps, progress = _choose_device(options.device), options.steps or 150, err_console()
+    found: list[dict[str, Any]] = []
+    left_out = ""
+    for rows in options.rows or (16,):
+        progress.print(safe(f"measuring {rows} rows, {steps} steps an episode"))
+        torch.manual_seed(0)
+        results, left_out = measure(rows, steps, device)
+        found += [{"rows": rows, **result} for result in results]
     if left_out:
         progress.print(safe(left_out))
     if options.json:
-        settings = {"steps": steps, "hidden": _POLICY_WIDTH, "left_out": left_out or None}
-        print_json({**_about("policy", device), **settings, "results": found})
+        shared = {"steps": steps, "hidden": _WIDTH, **settings, "left_out": left_out or None}
+        print_json({**_about(options.target, device), **shared, "results": found})
         return 0
-    title = f"Policy on {_machine(device)}: {steps} steps an episode, hidden {_POLICY_WIDTH}"
-    _print_table(title, _POLICY, found)
+    size = [f"{steps} steps an episode", f"hidden {_WIDTH}"]
+    size += [f"{value} {name}" for name, value in settings.items()]
+    print_table(f"{title} on {_machine(device)}: {', '.join(size)}", columns, found)
     return 0
 
 
@@ -277,76 +330,6 @@ def _precision(use_bf16: bool) -> str:
     return "bf16" if use_bf16 else "fp32"
 
 
-Column = tuple[str, str, Callable[[Any], str]]
-
-_CASE: tuple[Column, ...] = (
-    ("task", "task", str),
-    ("strategy", "strategy", str),
-    ("rows", "rows", str),
-    ("type", "precision", str),
-)
-
-_RATES: tuple[Column, ...] = (
-    *_CASE,
-    ("ms per row", "row_ms", lambda value: f"{value:.1f}"),
-    ("row epochs per s", "row_epochs_per_s", lambda value: f"{value:,.1f}"),
-    ("images per s", "images_per_s", lambda value: f"{value:,.0f}"),
-    ("ratio", "ratio", lambda value: "–" if value is None else f"{value:.2f}"),
-)
-
-_PHASES: tuple[Column, ...] = (
-    *_CASE,
-    ("train s", "train_s", lambda value: f"{value:.3f}"),
-    ("val s", "validate_s", lambda value: f"{value:.3f}"),
-    ("other s", "other_s", lambda value: f"{value:.3f}"),
-    ("GiB", "memory_gib", lambda value: "–" if value is None else f"{value:.1f}"),
-    ("of mm", "matmul_share", lambda value: f"{100 * value:.1f}%"),
-)
-
-
-_EXTRACTION: tuple[Column, ...] = (
-    ("rows", "rows", lambda value: f"{value}"),
-    ("slots", "slots", lambda value: f"{value}"),
-    ("occupied", "occupied", lambda value: f"{100 * value:.0f}%"),
-    ("us per row", "extraction_us", lambda value: f"{value:.2f}"),
-    ("reference", "reference_us", lambda value: f"{value:.1f}"),
-    ("ratio", "ratio", lambda value: f"{value:.1f}"),
-)
-
-_WORK = {
-    "step": "step of a rollout",
-    "plain_step": "step by get_action",
-    "update": "forward + backward",
-    "captured_step": "step, CUDA graph",
-}
-
-_POLICY: tuple[Column, ...] = (
-    ("rows", "rows", lambda value: f"{value}"),
-    ("work", "work", lambda value: _WORK[value]),
-    ("ms", "esper_ms", lambda value: f"{value:.3f}"),
-    ("reference ms", "reference_ms", lambda value: f"{value:.3f}"),
-    ("ratio", "ratio", lambda value: f"{value:.2f}"),
-    ("CPU ratio", "cpu_ratio", lambda value: f"{value:.2f}"),
-    ("against", "reference", str),
-)
-
-
-def _print_table(title: str, columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> None:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", box=box.SIMPLE, padding=(0, 1), pad_edge=False)
-    for name, _, show in columns:
-        is_text = show is str
-        # A number that is cut off would be a wrong one: in a narrow terminal it is folded.
-        table.add_column(
-            name, justify="left" if is_text else "right", no_wrap=is_text, overflow="fold"
-        )
-    for row in rows:
-        table.add_row(*(safe(show(row[key])) for _, key, show in columns))
-    out_console().print(table)
-
-
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number from 1, got {text!r}")
@@ -357,5 +340,6 @@ _BENCHES: dict[str, Callable[[argparse.Namespace], int]] = {
     "engine": _bench_engine,
     "observation": _bench_observation,
     "policy": _bench_policy,
+    "update": _bench_update,
 }
 """What can be measured, by the name it is asked for."""

@@ -6,15 +6,14 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
-from rich.console import Console, Group
-from rich.live import Live
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.console import Console
+from rich.progress import TextColumn
 from rich.table import Table
 from rich.text import Text
 
+from esper.cli.live import LiveView
 from esper.cli.output import safe
 from esper.cli.view import alarm_line, sparkline
 from esper.nissa.monitors.bands import light
@@ -22,10 +21,8 @@ from esper.nissa.schema import AlarmRow
 
 if TYPE_CHECKING:
     # Reading these would load the learner; a view is shown before that.
-    from esper.simic.training.progress import Progress as TrainingProgress
-    from esper.simic.training.progress import RoundReport
+    from esper.simic.training.progress import Progress, RoundReport
 
-_LINE_EVERY_S = 10.0
 _SPARKS = 40
 _RECENT_ALARMS = 4
 _ROUND_TO_TELL = 0.25
@@ -35,19 +32,18 @@ _PHASES = {"twins": "waiting twins", "rollout": "episodes", "update": "update"}
 _HEADS_FIRST = ("op", "slot", "blueprint", "tempo")
 
 
-class TrainView:
+class TrainView(LiveView):
     """Shows a training run; use it as a context manager and give it every step."""
 
     def __init__(
         self, console: Console, rounds: int, done: float = 0.0, *, title: str, verbose: bool = False
     ) -> None:
         """Show a run of this many rounds, of which some may be done already."""
-        self._console = console
+        counter = TextColumn("{task.fields[where]}", markup=False)
+        where = f"{int(done)}/{rounds} rounds"
+        super().__init__(console, counter, title=title, total=rounds, done=done, where=where)
         self._rounds = rounds
         self._verbose = verbose
-        self._started = time.monotonic()
-        self._lined = self._started
-        self._first = done
         self._returns: list[float] = []
         self._gains: list[float] = []
         self._report: RoundReport | None = None
@@ -55,37 +51,8 @@ class TrainView:
         """Round of the last greedy evaluation, and its gain."""
         self._alarms: list[Text] = []
         self._told: set[tuple[str | None, ...]] = set()
-        self._progress = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            TextColumn("{task.fields[where]}", markup=False),
-            TimeElapsedColumn(),
-            TextColumn("ETA"),
-            TimeRemainingColumn(),
-            console=console,
-        )
-        self._bar = self._progress.add_task(
-            safe(title).plain, total=rounds, where=f"{int(done)}/{rounds} rounds"
-        )
-        self._progress.update(self._bar, completed=done)
-        self._live = Live(console=console, refresh_per_second=8) if console.is_terminal else None
 
-    def __enter__(self) -> Self:
-        if self._live is not None:
-            self._live.update(self._progress)
-            self._live.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._live is not None:
-            self._live.stop()
-
-    def show(self, progress: TrainingProgress) -> None:
+    def show(self, progress: Progress) -> None:
         """Take over one step, and the round it may have finished."""
         report = progress.report
         if report is not None:
@@ -101,7 +68,7 @@ class TrainView:
             self._bar, completed=done, where=f"{finished}/{progress.rounds} rounds"
         )
         if self._live is not None:
-            self._live.update(Group(*self._parts(progress)))
+            self._draw(*self._parts(progress))
         else:
             self._print_lines(progress, done)
 
@@ -119,12 +86,8 @@ class TrainView:
         else:
             self._console.print(safe(alarm_line(alarm, unit="round")), soft_wrap=True)
 
-    def warn(self, line: str) -> None:
-        """Print a line at once, above what is live; any thread may call it."""
-        self._console.print(safe(line), soft_wrap=True)
-
-    def _parts(self, progress: TrainingProgress) -> list[Progress | Table | Text]:
-        parts: list[Progress | Table | Text] = [self._progress, safe(phase_line(progress))]
+    def _parts(self, progress: Progress) -> list[Table | Text]:
+        parts: list[Table | Text] = [safe(phase_line(progress))]
         if self._report is not None:
             parts.append(self._table(self._report))
         return [*parts, *self._alarms[-_RECENT_ALARMS:]]
@@ -153,14 +116,13 @@ class TrainView:
         table.add_row("entropies", "", entropies_line(report.conditional_entropies))
         return table
 
-    def _print_lines(self, progress: TrainingProgress, done: float) -> None:
+    def _print_lines(self, progress: Progress, done: float) -> None:
         """Print finished rounds at a rate a log can bear, and a sign of life in long ones."""
         now = time.monotonic()
         report = progress.report
         is_edge = report is not None and report.round in (0, self._rounds - 1)
-        if not (is_edge or (self._verbose and report) or now - self._lined >= _LINE_EVERY_S):
+        if not self._is_line_due(now, matters=is_edge or (self._verbose and report is not None)):
             return
-        self._lined = now
         eta = self._eta(now, done)
         if report is not None:
             line = f"round {report.round + 1}/{self._rounds}  {round_line(report)}"
@@ -176,7 +138,7 @@ class TrainView:
         return duration((now - self._started) / gone * (self._rounds - done))
 
 
-def phase_line(progress: TrainingProgress) -> str:
+def phase_line(progress: Progress) -> str:
     """Return what is being done now, in one line."""
     parts = [f"{_PHASES.get(progress.phase, progress.phase)} {progress.step}/{progress.steps}"]
     if progress.active:

@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Self
 
-from rich.console import Console, Group
-from rich.live import Live
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, TextColumn
 from rich.table import Table
 from rich.text import Text
 
+from esper.cli.live import LiveView
 from esper.cli.output import safe
 from esper.leyline.history import DecisionRecord, EpochRecord
 from esper.nissa.schema import AlarmRow
@@ -36,54 +27,24 @@ STAGE_STYLES = {
     "RESETTING": "red",
 }
 
-_LINE_EVERY_S = 10.0
 _RECENT = 6
 _SPARKS = 30
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
-class GrowthView:
+class GrowthView(LiveView):
     """Shows a growing run; use it as a context manager and give it every record."""
 
     def __init__(
         self, console: Console, epochs: int, done: int, *, title: str, verbose: bool = False
     ) -> None:
         """Show a run of this many epochs, of which some may be done already."""
-        self._console = console
+        counters = (MofNCompleteColumn(), TextColumn("epochs"))
+        super().__init__(console, *counters, title=title, total=epochs, done=done)
         self._epochs = epochs
         self._verbose = verbose
-        self._started = time.monotonic()
-        self._first = done
-        self._lined = self._started
         self._events: list[Text] = []
         self._scores: list[float] = []
-        self._progress = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("epochs"),
-            TimeElapsedColumn(),
-            TextColumn("ETA"),
-            TimeRemainingColumn(),
-            console=console,
-        )
-        self._bar = self._progress.add_task(safe(title).plain, total=epochs, completed=done)
-        self._live = Live(console=console, refresh_per_second=8) if console.is_terminal else None
-
-    def __enter__(self) -> Self:
-        if self._live is not None:
-            self._live.update(self._progress)
-            self._live.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._live is not None:
-            self._live.stop()
 
     def show(self, record: EpochRecord, reasons: Sequence[str] = ()) -> None:
         """Take over one epoch, with the reasons of its decision where they are known."""
@@ -96,13 +57,9 @@ class GrowthView:
         self._progress.update(self._bar, completed=record.epoch)
         self._scores = [*self._scores, record.val_score][-_SPARKS:]
         if self._live is not None:
-            self._live.update(Group(self._progress, self._table(record), *self._events[-_RECENT:]))
+            self._draw(self._table(record), *self._events[-_RECENT:])
         else:
             self._print_lines(record)
-
-    def warn(self, line: str) -> None:
-        """Print a line at once, above what is live; any thread may call it."""
-        self._console.print(safe(line), soft_wrap=True)
 
     def _table(self, record: EpochRecord) -> Table:
         table = Table(box=None, pad_edge=False)
@@ -129,9 +86,7 @@ class GrowthView:
             self._console.print(event, soft_wrap=True)
         self._events.clear()
         now = time.monotonic()
-        last = record.epoch == self._epochs
-        if last or record.epoch == 1 or now - self._lined >= _LINE_EVERY_S:
-            self._lined = now
+        if self._is_line_due(now, matters=record.epoch in (1, self._epochs)):
             rate = (now - self._started) / max(record.epoch - self._first, 1)
             eta = rate * (self._epochs - record.epoch)
             self._console.print(

@@ -8,6 +8,7 @@ from esper.leyline.errors import UsageError
 from esper.nissa.columns import TABLE_OF
 from esper.nissa.monitors import MONITORS, Finding, register_monitor
 from esper.nissa.monitors.recent import Recent
+from esper.nissa.monitors.table import findings
 from esper.nissa.schema import EpochRow
 
 
@@ -72,3 +73,9 @@ def test_a_third_party_adds_a_monitor_by_one_decorator() -> None:
             )
     finally:
         MONITORS.unregister("too_good")
+
+
+def test_checks_that_find_nothing_are_left_out() -> None:
+    one, other = Finding(severity="info", message="a"), Finding(severity="warning", message="b")
+    assert list(findings(None, one, None, other)) == [one, other]
+    assert list(findings(None)) == []

@@ -8,12 +8,17 @@ import torch
 
 from esper.kasmina.imagined_hosts import random_lives
 from esper.leyline.errors import UsageError
-from esper.simic.agent import throughput
-from esper.simic.agent.throughput import UpdateWork, compare_updates
+from esper.simic.agent.ppo import PPOAgent
+from esper.simic.agent.throughput import UpdateWork, compare_updates, find_update_reference
+from esper.tamiyo.networks import recurrent_ppo
 
 
 def small_work(minibatches: int = 2) -> UpdateWork:
     return UpdateWork(random_lives(4, 6), 16, epochs=2, minibatches=minibatches)
+
+
+def weights_of(agent: PPOAgent) -> torch.Tensor:
+    return torch.cat([weight.detach().flatten() for weight in agent.network.parameters()])
 
 
 def test_an_update_really_learns() -> None:
@@ -23,6 +28,11 @@ def test_an_update_really_learns() -> None:
     assert work.agent.updates_done == 1
     assert not torch.equal(before, work.agent.network.op_head[-1].weight)
     assert work.buffer.batch().valid.all()
+
+
+def test_minibatches_are_whole_rows() -> None:
+    with pytest.raises(UsageError, match="5 minibatches need as many rows, got 4"):
+        small_work(minibatches=5)
 
 
 def test_both_make_the_same_passes_and_minibatches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,17 +48,39 @@ def test_both_make_the_same_passes_and_minibatches(monkeypatch: pytest.MonkeyPat
         def train(self, epochs: int, minibatches: int) -> None:
             asked.append((epochs, minibatches))
 
-    monkeypatch.setattr(throughput, "RecurrentPPOWork", Reference)
-    found, parameters = compare_updates(work, rounds=2)
+    monkeypatch.setattr(recurrent_ppo, "RecurrentPPOWork", Reference)
+    reference, left_out = find_update_reference(work)
+    assert (reference.name, reference.parameters, left_out) == ("another", work.parameters, "")
+    found = compare_updates(work, reference, rounds=2)
     assert asked == [(2, 2)] * 3
-    assert parameters == work.parameters
     assert found.reference == "another"
     Reference.parameters = 2 * work.parameters
     with pytest.raises(UsageError, match="not fair"):
-        compare_updates(work, rounds=1)
+        find_update_reference(work)
 
 
-def test_the_reference_must_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_reference_plain_steps_learn_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gymnasium", None)
-    with pytest.raises(ModuleNotFoundError):
-        compare_updates(small_work(), rounds=1)
+    work = small_work()
+    reference, left_out = find_update_reference(work)
+    assert (reference.name, reference.parameters) == ("plain steps", work.parameters)
+    assert "gymnasium is not installed (pip install" in left_out
+    reference.update()
+    assert work.agent.updates_done == 0
+    plain, before = work.plain_agent(), weights_of(work.agent)
+    work.update()
+    work.learn(plain)
+    learned = weights_of(work.agent)
+    moved, apart = (learned - before).abs().mean(), (weights_of(plain) - learned).abs().mean()
+    assert moved > 0
+    assert apart < 0.01 * moved
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_it_is_compared_with_as_large_a_reference() -> None:
+    pytest.importorskip("sb3_contrib")
+    work = UpdateWork(random_lives(2, 3), 512, epochs=1, minibatches=2)
+    reference, left_out = find_update_reference(work)
+    assert (reference.name, left_out) == ("sb3-contrib RecurrentPPO", "")
+    assert compare_updates(work, reference, rounds=1).reference_ms > 0

@@ -43,8 +43,9 @@ def test_a_state_of_another_version_is_refused() -> None:
         Memory.from_state_dict(state)
 
 
-def test_counters_count_deeds_and_start_again_with_an_episode() -> None:
-    story = Story(RewardConfig(mode="shaped"), slots=3)
+@pytest.mark.parametrize("mode", ["twin", "shaped"])
+def test_counters_count_deeds_and_start_again_with_an_episode(mode: str) -> None:
+    story = Story(RewardConfig(mode=mode), slots=3)
     story.prune()  # refused: nothing to prune
     assert [detail(story.steps[-1], name) for name in COUNTS] == [0, 0, 0, 0]
     story.hold(0)
@@ -62,8 +63,9 @@ def test_counters_count_deeds_and_start_again_with_an_episode() -> None:
     assert [detail(story.wait(), name) for name in COUNTS] == [0, 0, 0, 0]
 
 
-def test_a_slow_prune_counts_when_the_seed_is_gone() -> None:
-    story = Story(RewardConfig(mode="shaped"), slots=1)
+@pytest.mark.parametrize("mode", ["twin", "shaped"])
+def test_a_slow_prune_counts_when_the_seed_is_gone(mode: str) -> None:
+    story = Story(RewardConfig(mode=mode), slots=1)
     story.hold()
     assert detail(story.prune(speed=1), "seeds_pruned") == 0
     assert detail(story.wait(2), "seeds_pruned") == 1

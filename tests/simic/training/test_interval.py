@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -24,8 +26,9 @@ def test_quantiles_are_those_of_the_tables(share: float, freedom: int, expected:
     assert t_quantile(share, freedom) == pytest.approx(expected, abs=6e-4)
 
 
-def test_an_interval_is_the_mean_and_its_reach() -> None:
-    found = paired_interval(torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]))
+@pytest.mark.parametrize("kind", [list, torch.tensor])
+def test_an_interval_is_the_mean_and_its_reach(kind: Callable[[list[float]], Any]) -> None:
+    found = paired_interval(kind([1.0, 2.0, 3.0, 4.0, 5.0]))
     reach = 2.7764 * math.sqrt(2.5 / 5)
     assert found.mean == pytest.approx(3.0)
     assert (found.low, found.high) == pytest.approx((3.0 - reach, 3.0 + reach), abs=1e-3)

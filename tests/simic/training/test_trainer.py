@@ -10,6 +10,7 @@ import torch
 from esper.leyline.errors import CheckpointError, UsageError
 from esper.nissa.machine import resident_bytes
 from esper.simic.agent.config import PPOConfig
+from esper.simic.rewards import RewardConfig
 from esper.simic.training.config import StageConfig, TrainConfig
 from esper.simic.training.progress import Progress
 from esper.simic.training.trainer import Trainer
@@ -232,6 +233,34 @@ def test_memory_is_flat_over_fifty_rounds() -> None:
         if report.round in (9, 49):
             gc.collect()
             sizes.append(resident_bytes() or 0)
+    assert sizes[1] - sizes[0] < 8 * 2**20
+
+
+@pytest.mark.parametrize("mode", ["twin", "shaped"])
+def test_fifty_rounds_on_networks_leave_nothing_behind(mode: str) -> None:
+    """Seeds, their optimizer states, twins, ledgers and traces all end with their round."""
+    config = tiny_config(
+        rounds=50,
+        rows=1,
+        rows_per_seed=1,
+        episode_length=3,
+        reward=RewardConfig(mode=mode),
+        ppo=PPOConfig(epochs=1),
+    )
+    trainer = Trainer(config)
+    tensors, sizes, germinated = [], [], 0
+    for report in trainer.run():
+        germinated += int(report.outcome.seeds.germinated.sum())
+        if report.round in (9, 49):
+            # Fresh rows: how many seeds the last round has left must not matter.
+            trainer.world.environment(report.round, 0).reset()
+            gc.collect()
+            tensors.append(sum(issubclass(type(each), torch.Tensor) for each in gc.get_objects()))
+            sizes.append(resident_bytes() or 0)
+    trainer.close()
+    assert germinated > 10
+    # The best episodes are kept from the first good one on; nothing else may stay.
+    assert max(tensors) - min(tensors) < 20, "less than one tensor in two rounds"
     assert sizes[1] - sizes[0] < 8 * 2**20
 
 

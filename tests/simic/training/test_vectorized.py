@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -236,6 +236,64 @@ def test_a_bootstrapped_horizon_is_valued_with_the_carried_memory(critic: Any) -
     assert torch.allclose(played.buffer.bootstrap[1:], step.value[1:], atol=1e-4)
     # The row that was cut earlier was valued where it was cut, not at the end.
     assert not torch.allclose(played.buffer.bootstrap[0], step.value[0], atol=1e-6)
+
+
+class StepPotential(StepCount):
+    """Says also what has been paid for: another number for every row and step."""
+
+    def step(self, transition: Transition) -> RewardStep:
+        paid = super().step(transition)
+        return replace(paid, potential=100.0 * torch.arange(ROWS) + self.number)
+
+
+def test_every_cut_row_is_valued_after_its_own_last_step() -> None:
+    # Two rows are cut in the same step, one before them, and one is rolled back in between.
+    horizons = [6, 3, 7, 6]
+    environment = Scripted(rollbacks={2: 4}, horizons=horizons)
+    played = Played(environment)
+    played.rollout = Rollout(
+        environment,
+        played.policy,
+        StepPotential(),
+        played.buffer,
+        RewardNormalizer(),
+        seed=5,
+        horizon="bootstrap",
+    )
+    played.start()
+    seen = [(played.rollout.signals, environment.masks())]
+    while not played.rollout.is_done:
+        played.rollout.step()
+        seen.append((played.rollout.signals, environment.masks()))
+    batch, network = played.buffer.batch(), played.policy.network
+    lengths = [5, 2, 3, 5]
+    assert batch.valid.sum(1).tolist() == lengths
+    cuts = [(0, 4), (1, 1), (3, 4)]
+    assert [tuple(end) for end in batch.truncated.nonzero().tolist()] == cuts
+    assert batch.terminated.nonzero().tolist() == [[2, 2]]
+    following, potentials = played.buffer.next_values(), played.buffer.next_potentials()
+    for row, last in cuts:
+        one = slice(row, row + 1)
+        lived = (one, slice(0, last + 1))
+        memory = network.score(
+            batch.states[lived],
+            batch.blueprint_indices[lived],
+            batch.actions[lived],
+            batch.masks[lived],
+        ).hidden
+        signals, masks = seen[last + 1]
+        assert int(signals.epoch[row]) == horizons[row]
+        _, state, blueprints = played.rollout._observe(signals)
+        own = replace(masks, **{f.name: getattr(masks, f.name)[one] for f in fields(masks)})
+        after = network.get_action(
+            state[one], own, blueprints[one], memory, uniforms=torch.zeros(1, 8)
+        )
+        assert float(following[row, last]) == pytest.approx(float(after.value), abs=1e-4)
+        assert float(potentials[row, last]) == 100.0 * row + last + 1
+        assert batch.potentials[row, 1 : last + 1].tolist() == [
+            100.0 * row + step for step in range(1, last + 1)
+        ]
+    assert float(following[2, 2]) == float(potentials[2, 2]) == 0.0
 
 
 def test_a_rollback_at_the_horizon_is_no_cut() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from esper.nissa.monitors.recent import Recent
 from esper.nissa.monitors.series import Series, measured
-from esper.nissa.monitors.table import Finding, register_monitor
+from esper.nissa.monitors.table import Finding, findings, register_monitor
 from esper.nissa.schema import EpisodeRow, EpochRow, RoundRow, UpdateRow
 
 FREE_STEPS = 100
@@ -140,9 +140,7 @@ def find_stillborn(fates: Mapping[str, Mapping[str, int]]) -> Iterator[Finding]:
 def never_acts(recent: Recent) -> Iterator[Finding]:
     """Look at the newest round."""
     newest = recent.rounds[-1]
-    found = check_wait_share(newest.wait_share_free, newest.free_steps)
-    if found is not None:
-        yield found
+    yield from findings(check_wait_share(newest.wait_share_free, newest.free_steps))
 
 
 @register_monitor(
@@ -157,11 +155,9 @@ def observation_clamp(recent: Recent) -> Iterator[Finding]:
     """Look at the newest round."""
     newest = recent.rounds[-1]
     features = newest.obs_clamp_features
-    found = check_obs_clamp(
-        newest.obs_clamp_share, features if isinstance(features, Mapping) else None
+    yield from findings(
+        check_obs_clamp(newest.obs_clamp_share, features if isinstance(features, Mapping) else None)
     )
-    if found is not None:
-        yield found
 
 
 @register_monitor(
@@ -175,9 +171,7 @@ def observation_clamp(recent: Recent) -> Iterator[Finding]:
 )
 def shortcut_learning(recent: Recent) -> Iterator[Finding]:
     """Look at the newest updates."""
-    found = check_shortcut([row.feedback_dependence for row in recent.updates])
-    if found is not None:
-        yield found
+    yield from findings(check_shortcut([row.feedback_dependence for row in recent.updates]))
 
 
 @register_monitor(
@@ -190,12 +184,12 @@ def shortcut_learning(recent: Recent) -> Iterator[Finding]:
 )
 def wasted_seeds(recent: Recent) -> Iterator[Finding]:
     """Look at the newest rounds."""
-    found = check_wasted(
-        [row.seeds_germinated for row in recent.rounds],
-        [row.seeds_fossilized for row in recent.rounds],
+    yield from findings(
+        check_wasted(
+            [row.seeds_germinated for row in recent.rounds],
+            [row.seeds_fossilized for row in recent.rounds],
+        )
     )
-    if found is not None:
-        yield found
 
 
 @register_monitor(
@@ -207,9 +201,7 @@ def wasted_seeds(recent: Recent) -> Iterator[Finding]:
 )
 def growth_of_rows(recent: Recent) -> Iterator[Finding]:
     """Look at the newest round."""
-    found = check_growth(recent.rounds[-1].growth_ratio)
-    if found is not None:
-        yield found
+    yield from findings(check_growth(recent.rounds[-1].growth_ratio))
 
 
 @register_monitor(
@@ -224,9 +216,7 @@ def growth(recent: Recent) -> Iterator[Finding]:
     newest = recent.epochs[-1]
     if (recent.run.rows or 1) > 1 or not newest.host_parameters or newest.parameters is None:
         return
-    found = check_growth(newest.parameters / newest.host_parameters)
-    if found is not None:
-        yield found
+    yield from findings(check_growth(newest.parameters / newest.host_parameters))
 
 
 @register_monitor(

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from esper.nissa.monitors.recent import Recent
-from esper.nissa.monitors.table import Finding, register_monitor
+from esper.nissa.monitors.table import Finding, findings, register_monitor
 from esper.nissa.schema import UpdateRow
 
 EXPLAINED_VARIANCE: tuple[tuple[float, float], ...] = (
@@ -154,11 +154,11 @@ def check_value_collapse(value_std: float | None, return_std: float | None) -> F
 def explained_variance(recent: Recent) -> Iterator[Finding]:
     """Look at the newest update."""
     newest = recent.updates[-1]
-    found = check_explained_variance(
-        newest.explained_variance, recent.progress, newest.return_std, newest.low_variance
+    yield from findings(
+        check_explained_variance(
+            newest.explained_variance, recent.progress, newest.return_std, newest.low_variance
+        )
     )
-    if found is not None:
-        yield found
 
 
 @register_monitor(
@@ -215,9 +215,7 @@ def value_loss_by_op(recent: Recent) -> Iterator[Finding]:
 def value_collapse(recent: Recent) -> Iterator[Finding]:
     """Look at the newest update."""
     newest = recent.updates[-1]
-    found = check_value_collapse(newest.value_std, newest.return_std)
-    if found is not None:
-        yield found
+    yield from findings(check_value_collapse(newest.value_std, newest.return_std))
 
 
 @register_monitor(

@@ -14,7 +14,7 @@ from esper.leyline.actions import HEAD_SIZES
 from esper.nissa.monitors.policy import was_used
 from esper.nissa.monitors.recent import Recent
 from esper.nissa.monitors.series import Series, is_latched
-from esper.nissa.monitors.table import Finding, register_monitor
+from esper.nissa.monitors.table import Finding, findings, register_monitor
 from esper.nissa.schema import UpdateRow
 
 ENTROPY_WARNING = 0.3
@@ -151,9 +151,7 @@ def monitor_sparse_head_entropy(
 )
 def entropy(recent: Recent) -> Iterator[Finding]:
     """Look at the newest update."""
-    found = check_entropy(recent.updates[-1].entropy)
-    if found is not None:
-        yield found
+    yield from findings(check_entropy(recent.updates[-1].entropy))
 
 
 @register_monitor(
@@ -171,9 +169,7 @@ def head_collapse(recent: Recent) -> Iterator[Finding]:
         if head == "op" and is_sentinel(_wait_share(recent)):
             continue
         series = [row.entropy_conditional if was_used(row) else None for row in rows]
-        found = check_head_collapse(head, series)
-        if found is not None:
-            yield found
+        yield from findings(check_head_collapse(head, series))
 
 
 @register_monitor(
@@ -190,9 +186,7 @@ def head_entropy_nats(recent: Recent) -> Iterator[Finding]:
     for head, rows in recent.heads.items():
         if not was_used(rows[-1]) or (head == "op" and is_sentinel(_wait_share(recent))):
             continue
-        found = check_head_nats(head, rows[-1].entropy_nats, rows[-1].valid_actions)
-        if found is not None:
-            yield found
+        yield from findings(check_head_nats(head, rows[-1].entropy_nats, rows[-1].valid_actions))
 
 
 @register_monitor(

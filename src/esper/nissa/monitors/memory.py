@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from esper.nissa.monitors.recent import Recent
-from esper.nissa.monitors.table import Finding, register_monitor
+from esper.nissa.monitors.table import Finding, findings, register_monitor
 from esper.nissa.schema import UpdateRow
 
 LSTM_RMS_MAX = 10.0
@@ -92,9 +92,7 @@ def lstm_rms(recent: Recent) -> Iterator[Finding]:
     """Look at the newest update."""
     newest = recent.updates[-1]
     for subject, rms in (("hidden state", newest.lstm_h_rms), ("cell state", newest.lstm_c_rms)):
-        found = check_lstm_rms(subject, rms)
-        if found is not None:
-            yield found
+        yield from findings(check_lstm_rms(subject, rms))
 
 
 @register_monitor(
@@ -107,9 +105,7 @@ def lstm_rms(recent: Recent) -> Iterator[Finding]:
 def lstm_drift(recent: Recent) -> Iterator[Finding]:
     """Look at the newest update."""
     newest = recent.updates[-1]
-    found = check_lstm_drift(newest.lstm_c_rms_early, newest.lstm_c_rms_late)
-    if found is not None:
-        yield found
+    yield from findings(check_lstm_drift(newest.lstm_c_rms_early, newest.lstm_c_rms_late))
 
 
 @register_monitor(

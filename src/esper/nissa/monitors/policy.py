@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from esper.nissa.monitors.recent import Recent
 from esper.nissa.monitors.series import Series
-from esper.nissa.monitors.table import Finding, register_monitor
+from esper.nissa.monitors.table import Finding, findings, register_monitor
 from esper.nissa.schema import UpdateHeadRow, UpdateRow
 
 JOINT_RATIO_MAX = 5.0
@@ -128,9 +128,7 @@ def head_ratio(recent: Recent) -> Iterator[Finding]:
     """Look at every head in the newest update."""
     newest = [rows[-1] for rows in recent.heads.values() if was_used(rows[-1])]
     for row in newest:
-        found = check_head_ratio(row.head, row.ratio_max)
-        if found is not None:
-            yield found
+        yield from findings(check_head_ratio(row.head, row.ratio_max))
     if is_unchanged({row.head: (row.ratio_min, row.ratio_max) for row in newest}):
         yield Finding(
             severity="info",
@@ -149,9 +147,7 @@ def head_ratio(recent: Recent) -> Iterator[Finding]:
 )
 def kl_spike(recent: Recent) -> Iterator[Finding]:
     """Look at the newest update."""
-    found = check_kl(recent.updates[-1].approx_kl)
-    if found is not None:
-        yield found
+    yield from findings(check_kl(recent.updates[-1].approx_kl))
 
 
 @register_monitor(
@@ -165,10 +161,10 @@ def kl_spike(recent: Recent) -> Iterator[Finding]:
 def policy_stagnation(recent: Recent) -> Iterator[Finding]:
     """Look at the last few updates."""
     rows = recent.updates
-    found = check_stagnation(
-        [row.approx_kl for row in rows],
-        [row.clipfrac for row in rows],
-        [row.usable_steps for row in rows],
+    yield from findings(
+        check_stagnation(
+            [row.approx_kl for row in rows],
+            [row.clipfrac for row in rows],
+            [row.usable_steps for row in rows],
+        )
     )
-    if found is not None:
-        yield found

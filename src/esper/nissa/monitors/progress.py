@@ -7,7 +7,7 @@ from typing import Literal
 
 from esper.nissa.monitors.recent import Recent
 from esper.nissa.monitors.series import Series, mean, measured, smoothed
-from esper.nissa.monitors.table import Finding, register_monitor
+from esper.nissa.monitors.table import Finding, findings, register_monitor
 from esper.nissa.schema import EpochRow, RoundRow
 
 ROLLING = 10
@@ -93,9 +93,9 @@ def trace_reasons(
 )
 def performance_degradation(recent: Recent) -> Iterator[Finding]:
     """Look at the scores of the rounds."""
-    found = check_degradation([row.score_mean for row in recent.rounds], recent.progress)
-    if found is not None:
-        yield found
+    yield from findings(
+        check_degradation([row.score_mean for row in recent.rounds], recent.progress)
+    )
 
 
 @register_monitor(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from esper.nissa.monitors.recent import Recent
-from esper.nissa.monitors.table import Finding, register_monitor
+from esper.nissa.monitors.table import Finding, findings, register_monitor
 from esper.nissa.schema import EpochRow, RoundRow
 
 MEMORY_EVENT = 0.85
@@ -53,11 +53,7 @@ _TEXTS = {
 )
 def gpu_memory(recent: Recent) -> Iterator[Finding]:
     """Look at the epochs so far."""
-    if recent.epochs[-1].gpu_memory_share is None:
-        return
-    found = check_gpu_memory([(row.time, row.gpu_memory_share) for row in recent.epochs])
-    if found is not None:
-        yield found
+    yield from _look(recent.epochs)
 
 
 @register_monitor(
@@ -71,8 +67,10 @@ def gpu_memory(recent: Recent) -> Iterator[Finding]:
 )
 def gpu_memory_of_rounds(recent: Recent) -> Iterator[Finding]:
     """Look at the rounds so far."""
-    if recent.rounds[-1].gpu_memory_share is None:
-        return
-    found = check_gpu_memory([(row.time, row.gpu_memory_share) for row in recent.rounds])
-    if found is not None:
-        yield found
+    yield from _look(recent.rounds)
+
+
+def _look(rows: Sequence[EpochRow] | Sequence[RoundRow]) -> Iterator[Finding]:
+    # Without a GPU there is nothing to go through.
+    if rows[-1].gpu_memory_share is not None:
+        yield from findings(check_gpu_memory([(row.time, row.gpu_memory_share) for row in rows]))

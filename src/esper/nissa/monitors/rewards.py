@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from esper.nissa.monitors.recent import Recent
-from esper.nissa.monitors.table import Finding, register_monitor
+from esper.nissa.monitors.table import Finding, findings, register_monitor
 from esper.nissa.schema import EpochRow, RoundRow
 
 ATTRIBUTION_RATIO = 5.0
@@ -135,9 +135,7 @@ def check_hindsight(rounds: Sequence[RoundRow]) -> Iterator[Finding]:
 def reward_hacking(recent: Recent) -> Iterator[Finding]:
     """Look at the newest round."""
     newest = recent.rounds[-1]
-    found = check_attribution(newest.attribution_ratio_max)
-    if found is not None:
-        yield found
+    yield from findings(check_attribution(newest.attribution_ratio_max))
     if newest.ransomware_count:
         yield Finding(
             severity="warning",
@@ -200,6 +198,4 @@ def hindsight_credit(recent: Recent) -> Iterator[Finding]:
 def ransomware(recent: Recent) -> Iterator[Finding]:
     """Look at the seeds of one network."""
     for slot, stage in recent.stages.items():
-        found = check_ransomware(slot, stage.contribution, stage.improvement)
-        if found is not None:
-            yield found
+        yield from findings(check_ransomware(slot, stage.contribution, stage.improvement))

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from esper.nissa.monitors.policy import was_used
 from esper.nissa.monitors.recent import Recent
 from esper.nissa.monitors.series import Series, measured, smoothed
-from esper.nissa.monitors.table import Finding, register_monitor
+from esper.nissa.monitors.table import Finding, findings, register_monitor
 from esper.nissa.schema import UpdateRow
 
 GRADIENT_DRIFT = 0.5
@@ -120,9 +120,7 @@ def check_skipped(was_skipped: Sequence[bool | None]) -> Finding | None:
 )
 def gradient_drift(recent: Recent) -> Iterator[Finding]:
     """Look at the gradient norms so far."""
-    found = check_gradient_drift([row.grad_norm for row in recent.updates])
-    if found is not None:
-        yield found
+    yield from findings(check_gradient_drift([row.grad_norm for row in recent.updates]))
 
 
 @register_monitor(
@@ -134,9 +132,7 @@ def gradient_drift(recent: Recent) -> Iterator[Finding]:
 )
 def gradient_norm(recent: Recent) -> Iterator[Finding]:
     """Look at the newest update."""
-    found = check_gradient_norm(recent.updates[-1].grad_norm)
-    if found is not None:
-        yield found
+    yield from findings(check_gradient_norm(recent.updates[-1].grad_norm))
 
 
 @register_monitor(
@@ -150,11 +146,9 @@ def gradient_norm(recent: Recent) -> Iterator[Finding]:
 def head_gradient(recent: Recent) -> Iterator[Finding]:
     """Look at every head over the last updates."""
     for head, rows in recent.heads.items():
-        found = check_head_gradient(
-            head, [row.grad_norm if was_used(row) else None for row in rows]
+        yield from findings(
+            check_head_gradient(head, [row.grad_norm if was_used(row) else None for row in rows])
         )
-        if found is not None:
-            yield found
 
 
 @register_monitor(
@@ -185,9 +179,7 @@ def numerical_instability(recent: Recent) -> Iterator[Finding]:
 )
 def log_prob(recent: Recent) -> Iterator[Finding]:
     """Look at the newest update."""
-    found = check_log_prob(recent.updates[-1].log_prob_min)
-    if found is not None:
-        yield found
+    yield from findings(check_log_prob(recent.updates[-1].log_prob_min))
 
 
 @register_monitor(
@@ -199,6 +191,4 @@ def log_prob(recent: Recent) -> Iterator[Finding]:
 )
 def skipped_updates(recent: Recent) -> Iterator[Finding]:
     """Look at the newest updates."""
-    found = check_skipped([row.was_skipped for row in recent.updates])
-    if found is not None:
-        yield found
+    yield from findings(check_skipped([row.was_skipped for row in recent.updates]))

@@ -7,7 +7,7 @@ the alarm, the line in the terminal and the page in the documents.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -30,6 +30,11 @@ class Finding:
     """What it was compared with."""
     subject: str | None = None
     """The head, op, slot or blueprint it is about, where there are several."""
+
+
+def findings(*found: Finding | None) -> Iterator[Finding]:
+    """Return those that are findings; a check that finds nothing returns None."""
+    return (each for each in found if each is not None)
 
 
 Check = Callable[[Recent], Iterable[Finding]]

@@ -12,6 +12,7 @@ from torch import Tensor
 from esper.leyline.actions import HEAD_NAMES, LifecycleOp
 from esper.leyline.errors import NonFiniteError
 from esper.nissa.machine import gpu_memory_share, resident_bytes
+from esper.simic.agent.clamps import ClampCounter
 from esper.simic.agent.diagnostics import (
     FEEDBACK_ROWS,
     OP,
@@ -28,7 +29,6 @@ from esper.simic.agent.optimizer import GROUP_NAMES, VALUE, learning_rate
 from esper.simic.agent.report import NonFinite, UpdateReport, head_rows
 from esper.simic.agent.rollout_buffer import RolloutBatch
 from esper.simic.agent.targets import Targets
-from esper.simic.training.clamps import ClampCounter
 from esper.tamiyo.networks.records import Scores
 
 if TYPE_CHECKING:

@@ -2,13 +2,16 @@
 
 Everything an update does is in the time: advantages, the reference log-probabilities, all passes
 with their steps, and every diagnostic. What the reference does not have is off: the KL limit, which
-would end an update early, and imitation.
+would end an update early, and imitation. `find_update_reference` says what it is compared with:
+sb3-contrib's `RecurrentPPO.train`, or the same update with its episodes scored step by step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import Any
 
 import torch
 
@@ -20,8 +23,16 @@ from esper.simic.agent.ppo import PPOAgent, PPOConfig
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.tamiyo.controllers.policy_file import new_policy
 from esper.tamiyo.networks.config import PolicyConfig
-from esper.tamiyo.networks.recurrent_ppo import RecurrentPPOWork
-from esper.tamiyo.networks.throughput import Comparison, Situation, compare
+from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCriticV2
+from esper.tamiyo.networks.records import Scores
+from esper.tamiyo.networks.recurrent_ppo import build_reference, tell_left_out
+from esper.tamiyo.networks.throughput import (
+    PLAIN_STEPS,
+    Comparison,
+    Situation,
+    compare,
+    score_by_steps,
+)
 from esper.tamiyo.policy.action_masks import available_heads, base_mask
 from esper.tamiyo.policy.features import batch_obs_to_features
 
@@ -33,7 +44,7 @@ class UpdateWork:
         situations: what the rows saw, one entry per step.
         hidden: width of the network.
         epochs: passes of an update.
-        minibatches: minibatches of a pass.
+        minibatches: minibatches of a pass; rows are split, so there are at most as many.
         device: where it learns.
     """
 
@@ -49,6 +60,8 @@ class UpdateWork:
         """Act through the episodes once and keep the round."""
         signals = situations[0][0]
         rows, steps, slots = signals.rows, len(situations), signals.num_slots
+        if minibatches > rows:
+            raise UsageError(f"{minibatches} minibatches need as many rows, got {rows}")
         self.rows, self.steps, self.hidden, self.device = rows, steps, hidden, device
         self.epochs, self.minibatches = epochs, minibatches
         policy = new_policy(PolicyConfig(num_slots=slots, lstm_hidden_dim=hidden))
@@ -66,7 +79,18 @@ class UpdateWork:
 
     def update(self) -> None:
         """Run one whole update."""
-        self.agent.update(self.buffer, progress=0.5, success=0.5, round=0)
+        self.learn(self.agent)
+
+    def learn(self, agent: PPOAgent) -> None:
+        """Run one whole update of this agent on the round."""
+        agent.update(self.buffer, progress=0.5, success=0.5, round=0)
+
+    def plain_agent(self) -> PPOAgent:
+        """Return an agent of the same weights that scores one step after another."""
+        network = _PlainNetwork.from_config(self.agent.network.config)
+        network.load_state_dict(self.agent.network.state_dict())
+        policy = replace(self.agent.policy, network=network)
+        return PPOAgent(policy, self.agent.config, self.device)
 
     def _collect(self, situations: Sequence[Situation], slots: SlotConfig) -> None:
         policy, device = self.agent.policy, self.device
@@ -100,27 +124,50 @@ class UpdateWork:
 _MASKS = fields(Masks)
 
 
-def compare_updates(ours: UpdateWork, *, rounds: int) -> tuple[Comparison, int]:
-    """Return how an update compares with `RecurrentPPO.train`, and the reference's parameters.
+class _PlainNetwork(FactoredRecurrentActorCriticV2):
+    """The same network, whose episodes are scored one step of all rows after another."""
 
-    Both make the same passes over as many steps in as many minibatches.
+    def score(self, *inputs: Any, with_baseline: bool = False, **others: Any) -> Scores:
+        """Score as an update asks for it: whole episodes from an empty memory."""
+        if with_baseline or others:
+            raise UsageError("plain steps are scored without a baseline and from an empty memory")
+        return score_by_steps(super().score, *inputs)
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateReference:
+    """What an update is compared with."""
+
+    name: str
+    parameters: int
+    update: Callable[[], None]
+
+
+def find_update_reference(ours: UpdateWork) -> tuple[UpdateReference, str]:
+    """Return `RecurrentPPO.train`, or without sb3-contrib the same update by plain steps.
+
+    Both make the same passes over as many steps in as many minibatches. The second is empty, or one
+    line that says what was left out and how to get it.
 
     Raises:
-        ModuleNotFoundError: sb3-contrib is not installed.
         UsageError: The reference is of another size.
     """
-    reference = RecurrentPPOWork(
-        ours.rows, ours.steps, ours.hidden, inputs=ours.inputs, device=ours.device
-    )
-    share = reference.parameters / ours.parameters
-    if not 0.9 < share < 1.1:
-        raise UsageError(f"the reference has {share:.2f} times the parameters; that is not fair")
-    found = compare(
+    try:
+        work = build_reference(ours)
+    except ModuleNotFoundError as error:
+        learn = partial(ours.learn, ours.plain_agent())
+        return UpdateReference(PLAIN_STEPS, ours.parameters, learn), tell_left_out(error)
+    train = partial(work.train, ours.epochs, ours.minibatches)
+    return UpdateReference(work.name, work.parameters, train), ""
+
+
+def compare_updates(ours: UpdateWork, reference: UpdateReference, *, rounds: int) -> Comparison:
+    """Return how an update compares with that of the reference."""
+    return compare(
         "update",
         ours.update,
-        lambda: reference.train(ours.epochs, ours.minibatches),
+        reference.update,
         against=reference.name,
         rounds=rounds,
         finish=torch.cuda.synchronize if ours.device == "cuda" else None,
     )
-    return found, reference.parameters

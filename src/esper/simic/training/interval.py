@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+import torch
 from torch import Tensor
 
 from esper.leyline.errors import UsageError
@@ -27,14 +29,14 @@ class Interval:
         return f"{self.mean:+.2f} [{self.low:+.2f}, {self.high:+.2f}] (n = {self.count})"
 
 
-def paired_interval(differences: Tensor, confidence: float = 0.95) -> Interval:
+def paired_interval(differences: Tensor | Sequence[float], confidence: float = 0.95) -> Interval:
     """Return the mean of paired differences [N] with its interval.
 
     Args:
         differences: one number per pair, such as a network's score minus its twin's.
         confidence: share of such intervals that hold the true mean.
     """
-    values = differences.double()
+    values = torch.as_tensor(differences, dtype=torch.float64)
     count = values.numel()
     if count < 2:
         raise UsageError(f"an interval needs at least 2 pairs, got {count}")

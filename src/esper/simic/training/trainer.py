@@ -199,6 +199,7 @@ class Trainer:
     def _close_round(self, rollout: Rollout) -> Progress:
         """Learn from the round and count it."""
         outcome = rollout.finish()
+        self._count_success(outcome)
         started = time.perf_counter()
         batch = self.buffer.batch()
         self.policy.normalizer.update(batch.raw_states[batch.valid])
@@ -215,7 +216,6 @@ class Trainer:
         evaluation = self._evaluate()
         evaluated = time.perf_counter() - started
         self.env_steps += outcome.env_steps
-        self._count_success(outcome)
         for name, counts in outcome.blueprint_fates(self.policy.blueprint_names).items():
             known = self.fates.setdefault(name, dict.fromkeys(counts, 0))
             for fate, count in counts.items():
@@ -267,7 +267,7 @@ class Trainer:
     def _count_success(self, outcome: RoundOutcome) -> None:
         exploration = self.config.ppo.exploration
         share = float((outcome.returns > exploration.success_return).double().mean())
-        keep = exploration.success_momentum
+        keep = exploration.success_momentum if self.round else 0.0
         self.success = keep * self.success + (1.0 - keep) * share
 
     def _next_stage(self) -> None:

@@ -26,10 +26,10 @@ from esper.leyline.actions import LifecycleOp, placeholder_actions
 from esper.leyline.errors import UsageError
 from esper.leyline.masks import Masks
 from esper.leyline.signals import Signals
+from esper.simic.agent.clamps import ClampCounter
 from esper.simic.agent.normalizers import RewardNormalizer
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.rewards.contract import Reward, RewardStep, Transition
-from esper.simic.training.clamps import ClampCounter
 from esper.simic.training.draws import draw_uniforms
 from esper.simic.training.environment import Environment
 from esper.simic.training.outcome import RoundOutcome

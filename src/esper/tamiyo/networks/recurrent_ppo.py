@@ -17,15 +17,16 @@ sb3-contrib is no dependency; it is imported when this is built.
 
 from __future__ import annotations
 
+import math
 import warnings
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from esper.leyline.actions import HEAD_SIZES
 from esper.leyline.errors import UsageError
-from esper.tamiyo.networks.throughput import PlainWork, PolicyWork, Work
+from esper.tamiyo.networks.throughput import PLAIN_STEPS, PlainWork, PolicyWork, Work
 
 _INSTALL = "pip install 'esper-grow[bench]'"
 
@@ -40,23 +41,49 @@ def find_reference(ours: PolicyWork, features: Extractor = "same") -> tuple[Work
     The second is empty, or one line that says what was left out and how to get it.
     """
     try:
-        work = RecurrentPPOWork(
-            ours.rows,
-            ours.steps,
-            ours.hidden,
-            inputs=ours.policy.config.input_dim,
-            features=features,
-            device=ours.device,
-        )
+        return build_reference(ours, features), ""
     except ModuleNotFoundError as error:
-        return PlainWork(ours), (
-            f"left out: sb3-contrib's RecurrentPPO, because {error.name} is not installed "
-            f"({_INSTALL}); compared with plain steps of the same network instead"
-        )
+        return PlainWork(ours), tell_left_out(error)
+
+
+class Sized(Protocol):
+    """Work that says how large it is."""
+
+    rows: int
+    steps: int
+    hidden: int
+    inputs: int
+    parameters: int
+    device: str
+
+
+def build_reference(ours: Sized, features: Extractor = "same") -> RecurrentPPOWork:
+    """Return the named reference at the size of this work.
+
+    Raises:
+        ModuleNotFoundError: sb3-contrib is not installed.
+        UsageError: The reference would be of another size.
+    """
+    work = RecurrentPPOWork(
+        ours.rows,
+        ours.steps,
+        ours.hidden,
+        inputs=ours.inputs,
+        features=features,
+        device=ours.device,
+    )
     share = work.parameters / ours.parameters
     if not 0.9 < share < 1.1:
         raise UsageError(f"the reference has {share:.2f} times the parameters; that is not fair")
-    return work, ""
+    return work
+
+
+def tell_left_out(error: ModuleNotFoundError) -> str:
+    """Return one line: what was left out because of this, and how to get it."""
+    return (
+        f"left out: sb3-contrib's RecurrentPPO, because {error.name} is not installed "
+        f"({_INSTALL}); compared with {PLAIN_STEPS} of the same network instead"
+    )
 
 
 class RecurrentPPOWork:
@@ -126,7 +153,8 @@ class RecurrentPPOWork:
     def train(self, epochs: int, minibatches: int) -> None:
         """Run `RecurrentPPO.train` itself: a whole update of this many passes and minibatches."""
         self._model.n_epochs = epochs
-        self._model.batch_size = self._size // minibatches
+        # Rounded up: what is left over would be one more minibatch.
+        self._model.batch_size = math.ceil(self._size / minibatches)
         self._model.train()
 
 

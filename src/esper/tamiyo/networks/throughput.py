@@ -22,6 +22,7 @@ from esper.leyline.slots import SlotConfig
 from esper.tamiyo.networks.acting import rollout_step
 from esper.tamiyo.networks.captured import CapturedPolicyStep
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCriticV2
+from esper.tamiyo.networks.records import Scores
 from esper.tamiyo.policy.features import batch_obs_to_features
 
 Situation = tuple[Signals, Masks]
@@ -86,6 +87,7 @@ class PolicyWork:
         self.policy = FactoredRecurrentActorCriticV2(
             num_slots=signals.num_slots, lstm_hidden_dim=hidden
         ).to(device)
+        self.inputs = self.policy.config.input_dim
         self.parameters = sum(weight.numel() for weight in self.policy.parameters())
         config = SlotConfig.of(signals.num_slots)
         seen = [batch_obs_to_features(each, config, device) for each, _ in situations]
@@ -135,10 +137,14 @@ class PolicyWork:
         )
 
 
+PLAIN_STEPS = "plain steps"
+"""Name of the reference that needs nothing installed: the same network, one step at a time."""
+
+
 class PlainWork:
     """The same network without any of the fast ways: `get_action`, and scoring step by step."""
 
-    name = "plain steps"
+    name = PLAIN_STEPS
 
     def __init__(self, work: PolicyWork) -> None:
         """Share the network and the episodes of another."""
@@ -151,27 +157,33 @@ class PlainWork:
 
     def update(self) -> None:
         """Score one step of all rows after another, and go back."""
-        work, hidden = self._work, None
+        work = self._work
         work.policy.zero_grad()
-        scores = []
-        for at in range(work.steps):
-            here = slice(at, at + 1)
-            scores.append(
-                work.policy.score(
-                    work.states[:, here],
-                    work.blueprints[:, here],
-                    work.actions[:, here],
-                    work.masks[:, here],
-                    hidden,
-                    with_baseline=False,
-                )
-            )
-            hidden = scores[-1].hidden
-        work.loss(
-            torch.cat([each.log_probs for each in scores], 1),
-            torch.cat([each.values for each in scores], 1),
-            torch.cat([each.entropies for each in scores], 1),
-        ).backward()
+        scores = score_by_steps(
+            work.policy.score, work.states, work.blueprints, work.actions, work.masks
+        )
+        work.loss(scores.log_probs, scores.values, scores.entropies).backward()
+
+
+def score_by_steps(
+    score: Callable[..., Scores],
+    states: Tensor,
+    blueprint_indices: Tensor,
+    actions: Tensor,
+    masks: Tensor,
+) -> Scores:
+    """Return what `score` says of whole episodes, without the baseline, one step after another."""
+    hidden, steps = None, []
+    for at in range(states.shape[1]):
+        here = (each[:, at : at + 1] for each in (states, blueprint_indices, actions, masks))
+        steps.append(score(*here, hidden, with_baseline=False))
+        hidden = steps[-1].hidden
+    whole = {
+        each.name: torch.cat([getattr(step, each.name) for step in steps], 1)
+        for each in fields(Scores)
+        if each.name != "hidden"
+    }
+    return Scores(**whole, hidden=steps[-1].hidden)
 
 
 def compare_policies(ours: PolicyWork, reference: Work, *, rounds: int) -> list[Comparison]:

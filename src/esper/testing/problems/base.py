@@ -8,6 +8,7 @@ and nothing else pays. A seed's worth shows in its contribution as soon as it is
 from __future__ import annotations
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
@@ -46,7 +47,7 @@ _HOST_RANGE = (50.0, 80.0)
 """Score of the imagined host before its first epoch and in the long run."""
 
 
-class Problem:
+class Problem(ABC):
     """Rows that all face the same prices.
 
     Args:
@@ -110,6 +111,7 @@ class Problem:
     scaffold_life: int = 0
     """Epochs it must have lived to do so."""
 
+    @abstractmethod
     def price(self, blueprint: Tensor, slot: Tensor, step: Tensor, scaffolded: Tensor) -> Tensor:
         """Return the worth of seeds, float64 [N].
 
@@ -119,13 +121,12 @@ class Problem:
             step: int64 [N], at which decision.
             scaffolded: int64 [N], the decision at which the first scaffold had ended, -1 for none.
         """
-        raise NotImplementedError
 
     def payoff(self, worth: Tensor) -> Tensor:
         """Return all that is ever paid for fossilizing seeds of this worth."""
         return worth
 
-    def remember(self, before: SlotState, step: Tensor) -> None:
+    def remember(self, before: SlotState, step: Tensor) -> None:  # noqa: B027  (most need none)
         """Take note of what a step changed, where worths depend on the past."""
 
     def pay(self, germinated: Tensor, fossilized: Tensor, own: Tensor) -> Tensor:
@@ -227,7 +228,7 @@ class Problem:
         self._started = True
         return self.signals()
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  (there is nothing to close)
         """Nothing is held that must be freed."""
 
     # --------------------------------------------------------------------------------- internals

@@ -101,6 +101,101 @@ def test_undiscounted_thrashing_never_pays() -> None:
     assert story.sum(gamma=TWIN.gamma) < 0
 
 
+@pytest.mark.parametrize("drift", [0.0, 0.5])
+@pytest.mark.parametrize("patience", [0, 4, 9])
+def test_planting_and_pruning_never_pays(patience: int, drift: float) -> None:
+    """The host learns by itself, and so does its twin."""
+    story = Story(TWIN, horizon=100, slots=1)
+
+    def learn(steps: int) -> None:
+        for _ in range(steps):
+            story.score = story.twin = story.score + drift
+            story.wait()
+
+    for cycle in range(2):
+        story.germinate()
+        learn(patience)
+        story.prune()
+        learn(8)
+        assert story.sum() < 0, f"after {cycle + 1} cycles"
+        assert story.sum(gamma=TWIN.gamma) < 0
+    story.finish()
+    assert story.sum() < 0
+
+
+@pytest.mark.parametrize("harm", [0.1, 8.0])
+def test_growing_harm_to_prune_it_never_pays(harm: float) -> None:
+    story = Story(TWIN, slots=1)
+    story.hold()
+    story.score -= harm
+    story.wait()
+    story.score += harm
+    recovery = story.prune()
+    assert bool(story.signals.last_success)
+    assert term(recovery, "gain") > 0, "the end of the harm pays for the deed"
+    story.finish()
+    assert story.sum(gamma=TWIN.gamma) < 0
+    # Without the discount a point of harm earns 1 - gamma for every epoch it lasts, and no more.
+    assert close(story.sum("gain"), (1 - TWIN.gamma) * harm, 1e-4)
+
+
+def test_a_shock_costs_only_what_it_leaves_behind() -> None:
+    """There is no shock term: a fall that is made good again is neither paid for nor charged."""
+    calm, shaken, hurt = (Story(FREE, slots=1) for _ in range(3))
+    for story in (calm, shaken, hurt):
+        story.hold()
+    for story, fall, rest in ((calm, 0.0, 0.0), (shaken, 6.0, 0.0), (hurt, 6.0, 2.0)):
+        story.score -= fall
+        story.prune()
+        story.score += fall - rest
+        story.finish()
+    assert term(shaken.steps[6], "gain") == pytest.approx(-6.0 * FREE.gamma)
+    assert close(shaken.sum(gamma=FREE.gamma), calm.sum(gamma=FREE.gamma), 1e-4)
+    assert hurt.sum(gamma=FREE.gamma) < -1.0
+
+
+@pytest.mark.parametrize("harm", [0.0, 0.1, 3.0])
+def test_fossilizing_harm_never_pays(harm: float) -> None:
+    keeping, pruning = Story(TWIN, slots=1), Story(TWIN, slots=1)
+    for story in (keeping, pruning):
+        story.hold()
+        # The seed looks as if everything hung on it, and yet the twin does better.
+        story.contribution[:] = 5.0
+        story.score -= harm
+        story.wait(3)
+    paid = keeping.fossilize()
+    assert bool(keeping.signals.last_success)
+    assert float(paid.total) < (1 - TWIN.gamma) * harm + 1e-6, "no more than waiting"
+    assert detail(paid, "seeds_contributing") == 0
+    pruning.score += harm
+    pruning.prune()
+    for story in (keeping, pruning):
+        story.finish()
+        assert story.sum(gamma=TWIN.gamma) < 0
+    assert keeping.sum(gamma=TWIN.gamma) < pruning.sum(gamma=TWIN.gamma)
+
+
+def test_the_op_that_keeps_a_seed_is_paid_like_waiting() -> None:
+    """Only the end tells them apart: what is undecided costs."""
+    keeping, waiting = Story(TWIN, slots=1), Story(TWIN, slots=1)
+    for story in (keeping, waiting):
+        story.hold()
+        story.score, story.contribution[:] = 53, 3.0
+        story.wait(3)
+    assert float(keeping.fossilize().total) == float(waiting.wait().total)
+    saved = float(keeping.finish().total) - float(waiting.finish().total)
+    assert close(saved, TWIN.twin.open_seed_cost)
+
+
+def test_pruning_before_anything_was_measured_is_defined() -> None:
+    story = Story(TWIN, slots=1)
+    story.germinate()
+    step = story.prune()
+    assert bool(story.signals.last_success)
+    assert bool(step.total.isfinite().all())
+    assert term(step, "gain") == 0
+
+
 @pytest.mark.parametrize("speed", [0, FADE])
 def test_moving_alpha_back_and_forth_never_pays(speed: int) -> None:
     story = Story(TWIN, horizon=80, slots=1)
@@ -213,6 +308,24 @@ def test_hindsight_credit_is_paid_if_the_configuration_says_so() -> None:
     step = story.fossilize(1)
     assert term(step, "hindsight") == 0
     assert close(term(story.wait(), "hindsight"), detail(step, "hindsight_credit"))
+
+
+def test_credit_earned_in_the_last_step_is_paid_there() -> None:
+    paying = TWIN.replace(pay_hindsight=True)
+    length = len(scaffolded(paying).steps)
+    story = scaffolded(paying, horizon=length + 2)
+    step = story.fossilize(1)
+    assert not story.active
+    assert term(step, "hindsight") > 0
+    assert close(term(step, "hindsight"), detail(step, "hindsight_credit"))
+
+
+def test_credit_that_is_pending_at_a_rollback_is_lost_with_the_gain() -> None:
+    story = scaffolded(TWIN.replace(pay_hindsight=True))
+    assert detail(story.fossilize(1), "hindsight_credit") > 0
+    step = story.do(LifecycleOp.WAIT, rolled_back=True)
+    assert term(step, "hindsight") == 0
+    assert close(float(step.total), term(step, "gain") - 1.0)
 
 
 def test_ablation_switches_of_other_modes_are_refused() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 
 from esper.leyline.slots import SlotConfig
-from esper.simic.training.clamps import ClampCounter
+from esper.simic.agent.clamps import ClampCounter
 from esper.tamiyo.policy.layout import BASE_INDEX, feature_names, feature_specs
 
 SLOTS = SlotConfig.of(1)
