@@ -4,6 +4,10 @@
 table: share of the best possible return, explained variance, time of a round, memory. Each row
 changes one thing in the learner of the `digits` recipe. `--list` names the variants, and says why
 some proposals of the documents are not among them.
+
+The problem costs next to nothing, so its round times are those of the learner alone. What a wider
+policy costs where networks are really trained is a second table: rounds of digits, on the CPU or
+with `--device cuda --task-rows 256` as in the recipe.
 """
 
 from __future__ import annotations
@@ -19,6 +23,8 @@ import torch
 from benchmarks.table import print_table
 from esper.simic.agent.config import PerHead
 from esper.simic.training.config import TrainConfig
+from esper.simic.training.recipes import get_recipe
+from esper.simic.training.trainer import Trainer
 from esper.tamiyo.controllers.policy_file import new_policy
 from esper.testing.problems import PROBLEMS
 from esper.testing.problems.learning import learn, learner_config
@@ -82,7 +88,7 @@ VARIANTS = (
     Variant(
         "no sentinel prior", "decisions 2", _policy(initial_op_bias=(0.0, 0.0, 0.0, 0.0, 0.0, 0.0))
     ),
-    Variant("no curiosity", "decisions 2", _exploration(op_entropy_by_success=0.0)),
+    Variant("no curiosity", "decisions 2", _exploration(op_curiosity=0.0, sparse_curiosity=0.0)),
     Variant(
         "no entropy floors",
         "000: entropy floor penalty",
@@ -90,6 +96,9 @@ VARIANTS = (
     ),
 )
 """Every variant; the first is what the others are compared with."""
+
+WIDTHS = ("128, critic without the op", "hidden 256", "hidden 512")
+"""Variants whose rounds are timed on digits; the first is what the others are compared with."""
 
 NOT_TRIED = {
     "004: option A, temperature": "a constant temperature is a factor of the logits, which the "
@@ -115,6 +124,10 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seeds", type=int, default=2, help="seeds of every variant (default: 2)")
     parser.add_argument("--rounds", type=int, default=60, help="rounds of training (default: 60)")
     parser.add_argument("--only", nargs="*", default=None, help="names of variants to train")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="for digits")
+    parser.add_argument(
+        "--task-rows", type=int, default=8, help="rows of digits; 0 leaves the second table out"
+    )
     parser.add_argument("--list", action="store_true", help="name the variants and train nothing")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
@@ -134,7 +147,36 @@ def main(arguments: Sequence[str]) -> int:
         ],
         rows,
     )
+    if options.task_rows:
+        timed = [_time_rounds(each, options) for each in VARIANTS if each.name in WIDTHS]
+        first = timed[0][0]
+        print_table(
+            ["variant", "s per round of digits", "of it the update", "round over the first"],
+            [
+                [name, f"{seconds:.2f}", f"{update / seconds:.1%}", f"{seconds / first:.2f}"]
+                for name, (seconds, update) in zip(WIDTHS, timed, strict=True)
+            ],
+        )
     return 0
+
+
+def _time_rounds(variant: Variant, options: argparse.Namespace) -> tuple[float, float]:
+    """Return the seconds of a round on digits, twins aside, and of its update; the faster of two.
+
+    The round before them is not counted: processes start in it, and kernels are made.
+    """
+    config = variant.change(get_recipe("digits")).replace(
+        rounds=3, rows=options.task_rows, device=options.device, recorded_rows=0
+    )
+    trainer = Trainer(config)
+    try:
+        timings = [report.timings for report in trainer.run()][1:]
+    finally:
+        trainer.close()
+    return min(
+        (sum(spent for part, spent in each.items() if part != "twins"), each["update"])
+        for each in timings
+    )
 
 
 def _measure(variant: Variant, options: argparse.Namespace) -> list[object]:

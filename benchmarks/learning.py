@@ -77,6 +77,10 @@ def _parser() -> argparse.ArgumentParser:
     change.add_argument("--sparse-curiosity", type=float, help="the same for the other heads")
     change.add_argument("--imitation", type=float, help="weight of self-imitation")
     change.add_argument("--document-floors", action="store_true", help="least probabilities of old")
+    change.add_argument("--prior", type=float, nargs=6, help="initial op bias")
+    change.add_argument("--clip", type=float)
+    change.add_argument("--target-kl", type=float)
+    change.add_argument("--epochs", type=int)
     change.add_argument("--no-prior", action="store_true", help="start with all ops alike")
     change.add_argument("--hindsight", type=float, help="scaffold: credit for A")
     return parser
@@ -93,19 +97,24 @@ def _changed(config: TrainConfig, options: argparse.Namespace) -> TrainConfig:
     policy = policy.replace(lstm_hidden_dim=options.hidden, critic=options.critic)
     if options.no_prior:
         policy = policy.replace(initial_op_bias=(0.0,) * len(policy.initial_op_bias))
+    if options.prior:
+        policy = policy.replace(initial_op_bias=tuple(options.prior))
     if options.document_floors:
         policy = policy.replace(floor=FloorConfig())
     if options.floor is not None:
         policy = policy.replace(floor=policy.floor.replace(kind=options.floor))
     exploration = {
-        "op_entropy_by_success": options.curiosity,
+        "op_curiosity": options.curiosity,
         "op_reference": options.reference,
         "sparse_entropy": options.sparse_entropy,
-        "sparse_entropy_by_success": options.sparse_curiosity,
+        "sparse_curiosity": options.sparse_curiosity,
     }
     changes = {
         "ratio": options.ratio,
         "learning_rate": options.learning_rate,
+        "clip": options.clip,
+        "target_kl": options.target_kl,
+        "epochs": options.epochs,
         "exploration": ppo.exploration.replace(**_given(exploration)),
         "imitation": ppo.imitation.replace(**_given({"weight": options.imitation})),
     }

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -12,10 +14,10 @@ from esper.simic.agent.exploration import (
     curiosity_weights,
     entropy_coefficient,
     entropy_weights,
+    exploration_coefficients,
     penalty_schedule,
 )
 from esper.tamiyo.networks.config import SENTINEL_PRIOR
-from esper.tamiyo.policy.distribution import entropy
 
 OP = HEAD_NAMES.index("op")
 
@@ -47,11 +49,9 @@ def test_every_head_has_an_entropy_bonus_on_every_valid_step() -> None:
     config = PPOConfig(
         entropy_coef=0.1,
         entropy_coef_end=0.1,
-        exploration=ExplorationConfig(
-            op_entropy_by_success=0.0, sparse_entropy=0.0, sparse_entropy_by_success=0.0
-        ),
+        exploration=ExplorationConfig(op_curiosity=0.0, sparse_entropy=0.0, sparse_curiosity=0.0),
     )
-    weights = entropy_weights(config, *masks(), progress=0.0, success=0.0)
+    weights = entropy_weights(config, *masks(), progress=0.0)
     for index, head in enumerate(HEAD_NAMES):
         expected = 0.1 * ENTROPY_COEF_PER_HEAD[head] / 3
         assert weights[0, :, index].tolist() == pytest.approx([expected] * 3 + [0.0])
@@ -61,29 +61,43 @@ def test_the_op_is_curious_until_it_succeeds_and_sparse_heads_where_they_could_a
     config = PPOConfig(entropy_coef=0.0, entropy_coef_end=0.0)
     valid, free, _ = masks()
     new = curiosity_weights(config, valid & free, success=0.0)
-    assert new[0].tolist() == pytest.approx([0.15, 0.15, 0.0, 0.0])
+    assert new[0].tolist() == pytest.approx([0.5, 0.5, 0.0, 0.0])
     half = curiosity_weights(config, valid & free, success=0.25)
-    assert half[0].tolist() == pytest.approx([0.075, 0.075, 0.0, 0.0])
+    assert half[0].tolist() == pytest.approx([0.25, 0.25, 0.0, 0.0])
     assert not curiosity_weights(config, valid & free, success=0.5).any()
-    for success, weight in ((0.0, 0.33), (0.25, 0.18), (0.5, 0.03)):
-        sparse = entropy_weights(config, *masks(), progress=0.0, success=success)
-        assert not sparse[..., OP].any()
-        for index in range(len(HEAD_NAMES) - 1):
-            assert sparse[0, :, index].tolist() == pytest.approx([weight, 0.0, 0.0, 0.0])
+    sparse = entropy_weights(config, *masks(), progress=0.0)
+    assert not sparse[..., OP].any()
+    for index in range(len(HEAD_NAMES) - 1):
+        assert sparse[0, :, index].tolist() == pytest.approx([0.03, 0.0, 0.0, 0.0])
+    for success, weight in ((0.0, 1.01), (0.05, 0.51), (0.1, 0.01), (0.5, 0.01)):
+        held = exploration_coefficients(config, success=success, device=torch.device("cpu"))
+        assert held.tolist() == pytest.approx([weight] * (len(HEAD_NAMES) - 1) + [0.01])
 
 
-def test_curiosity_is_the_entropy_with_a_flat_reference_and_full_at_the_reference_itself() -> None:
+def test_curiosity_is_full_at_the_reference_itself_and_less_elsewhere() -> None:
     ops = HEAD_SIZES["op"]
     logits = torch.zeros(2, len(HEAD_NAMES), 13)
     prior = torch.tensor(SENTINEL_PRIOR)
     logits[0, OP, :ops] = prior
     legal = torch.zeros(2, len(HEAD_NAMES), 13, dtype=torch.bool)
     legal[:, OP, [0, 3, 5]] = True
-    flat = curiosity(logits, legal, torch.zeros(ops))
-    assert flat.tolist() == pytest.approx(entropy(logits, legal)[:, OP].tolist())
     near = curiosity(logits, legal, prior)
     assert float(near[0]) == pytest.approx(1.0)
-    assert float(near[1]) < 0.5
+    own, other = prior[[0, 3, 5]].softmax(0), torch.full((3,), 1 / 3)
+    distance = float((own * (own / other).log()).sum())
+    assert float(near[1]) == pytest.approx(1.0 - distance / math.log(3))
+
+
+def test_never_trying_an_op_costs_without_bound() -> None:
+    """Always waiting is close to a reference that mostly waits, but only seen from its own side."""
+    logits = torch.zeros(3, len(HEAD_NAMES), 13)
+    logits[:, OP, 0] = torch.tensor([2.0, 20.0, 200.0])
+    legal = torch.zeros(3, len(HEAD_NAMES), 13, dtype=torch.bool)
+    legal[:, OP, :2] = True
+    near, far, farther = curiosity(logits, legal, torch.tensor(SENTINEL_PRIOR)).tolist()
+    assert near == pytest.approx(1.0)
+    assert far < -1.0
+    assert farther < 10 * far
 
 
 def test_curiosity_pulls_a_collapsed_op_back_to_its_reference() -> None:

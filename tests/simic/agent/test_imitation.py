@@ -59,7 +59,7 @@ def test_episodes_of_different_lengths_are_kept_side_by_side() -> None:
 
 
 def test_imitation_makes_what_was_done_likelier_and_only_that() -> None:
-    policy = small_policy()
+    policy = small_policy(initial_op_bias=(0.0,) * 6)
     buffer = collect(policy, rows=3, steps=6)
     batch = buffer.batch()
     good = GoodEpisodes(capacity=1, least=0.0)

@@ -33,9 +33,7 @@ ONLY_ACTOR: dict[str, Any] = {
     "entropy_coef_end": 0.0,
     "entropy_floor_penalty": PerHead.same(0.0),
     "exploration_kl": 0.0,
-    "exploration": ExplorationConfig(
-        op_entropy_by_success=0.0, sparse_entropy=0.0, sparse_entropy_by_success=0.0
-    ),
+    "exploration": ExplorationConfig(op_curiosity=0.0, sparse_entropy=0.0, sparse_curiosity=0.0),
     "imitation": ImitationConfig(weight=0.0),
 }
 NOTHING: dict[str, Any] = {**ONLY_ACTOR, "advantage_std_floor": 1e30}
@@ -289,7 +287,7 @@ def test_curiosity_ends_with_success() -> None:
     assert torch.allclose(before, policy.network.op_head[-1].weight, atol=1e-12)
     report = update(make_agent(policy, **options), buffer, success=0.0)
     assert not torch.allclose(before, policy.network.op_head[-1].weight, atol=1e-5)
-    assert report.updates[-1]["op_entropy_coef"] == pytest.approx(0.3)
+    assert report.updates[-1]["op_entropy_coef"] == pytest.approx(1.0)
 
 
 # ------------------------------------------------------------------------------ passes and stopping

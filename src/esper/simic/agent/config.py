@@ -51,21 +51,29 @@ OpReference = Literal["prior", "uniform"]
 class ExplorationConfig(Config):
     """What keeps the policy curious until it has succeeded."""
 
-    op_entropy_by_success: float = option(
-        0.3,
+    op_curiosity: float = option(
+        1.0,
         "Weight of the op's closeness to its reference on free steps; success takes it to 0.",
         minimum=0,
     )
     op_reference: OpReference = option(
         "prior",
         "prior: curious as the policy was at the start, so that seeds survive to be judged; "
-        "uniform: the op's entropy.",
+        "uniform: all legal ops alike.",
     )
     sparse_entropy: float = option(
         0.03, "Weight of every other head's entropy on free steps that could use it.", minimum=0
     )
-    sparse_entropy_by_success: float = option(
-        0.3, "What is added to that weight until there is success.", minimum=0
+    sparse_curiosity: float = option(
+        1.0,
+        "Weight of KL(uniform, policy) of every other head there, until there is some success.",
+        minimum=0,
+    )
+    sparse_success_target: float = option(
+        0.1,
+        "Rate of success at which that has ended; they settle before the op does.",
+        above=0,
+        maximum=1,
     )
     success_return: float = option(
         0.0, "An episode whose raw return exceeds this is a success; 0 is better than waiting."

@@ -42,13 +42,11 @@ def entropy_weights(
     available: Tensor,
     *,
     progress: float,
-    success: float,
 ) -> Tensor:
     """Return the weight of every entropy in the bonus, [R, T, 8].
 
     Every head counts on every valid step with its multiplier. On free steps every head but the op
-    counts more where it could be used, and the more the less has succeeded so far; the op has
-    `curiosity` instead.
+    counts more where it could be used; the op has `curiosity` instead.
 
     Args:
         config: the coefficients.
@@ -56,34 +54,50 @@ def entropy_weights(
         free: bool [R, T], more than one op was legal.
         available: bool [R, T, 8], heads that some legal op would use.
         progress: share of the training that is done.
-        success: share of episodes that succeed by now.
     """
     multipliers = torch.tensor(config.entropy_multipliers.by_head(), device=valid.device)
     everywhere = mean_weights(valid.unsqueeze(-1)) * multipliers
-    exploration = config.exploration
-    sparse = exploration.sparse_entropy
-    sparse += exploration.sparse_entropy_by_success * not_yet(config, success)
-    bonus = torch.full((len(HEAD_NAMES),), sparse, device=valid.device)
+    bonus = torch.full((len(HEAD_NAMES),), config.exploration.sparse_entropy, device=valid.device)
     bonus[OP] = 0.0
     usable = (valid & free).unsqueeze(-1) & available
     return entropy_coefficient(config, progress) * everywhere + bonus * mean_weights(usable)
 
 
 def not_yet(config: PPOConfig, success: float) -> float:
-    """Return the share of curiosity that is left at this rate of success, from 1 to 0."""
-    return 1.0 - min(max(success / config.exploration.success_target, 0.0), 1.0)
+    """Return the share of the op's curiosity that is left at this rate of success, from 1 to 0."""
+    return remaining(success, config.exploration.success_target)
+
+
+def remaining(success: float, target: float) -> float:
+    """Return what is left of something that ends when success reaches a target, from 1 to 0."""
+    return 1.0 - min(max(success / target, 0.0), 1.0)
+
+
+def exploration_coefficients(config: PPOConfig, *, success: float, device: torch.device) -> Tensor:
+    """Return the weight of KL(uniform, policy) of every head, [8].
+
+    Until there is success a seed's choices only ever cost, and the heads would learn whatever keeps
+    it from being judged; so every head but the op, which has `curiosity`, is held near uniform.
+    """
+    exploration = config.exploration
+    sparse = exploration.sparse_curiosity * remaining(success, exploration.sparse_success_target)
+    coefficients = torch.full((len(HEAD_NAMES),), config.exploration_kl + sparse, device=device)
+    coefficients[OP] = config.exploration_kl
+    return coefficients
 
 
 def curiosity_weights(config: PPOConfig, usable: Tensor, *, success: float) -> Tensor:
     """Return the weight of the op's curiosity at every usable step, [R, T]; success ends it."""
-    weight = config.exploration.op_entropy_by_success * not_yet(config, success)
+    weight = config.exploration.op_curiosity * not_yet(config, success)
     return weight * mean_weights(usable.unsqueeze(-1)).squeeze(-1)
 
 
 def curiosity(logits: Tensor, masks: Tensor, reference: Tensor) -> Tensor:
-    """Return how close the op stays to a reference, [...]: 1 - KL(policy, reference) / ln k.
+    """Return how close the op stays to a reference, [...]: 1 - KL(reference, policy) / ln k.
 
-    With a flat reference it is the op's entropy from 0 to 1. Where only one op is legal it is 1.
+    This way round an op that is no longer tried costs without bound. The other way round, under a
+    reference that mostly waits, always waiting would cost next to nothing. Where only one op is
+    legal it is 1.
 
     Args:
         logits: of all heads, [..., 8, K].
@@ -94,7 +108,7 @@ def curiosity(logits: Tensor, masks: Tensor, reference: Tensor) -> Tensor:
     legal = masks[..., OP, :ops]
     own = masked_log_softmax(logits[..., OP, :ops], legal)
     other = masked_log_softmax(reference.expand_as(own), legal)
-    distance = torch.where(legal, own.exp() * (own - other), 0.0).sum(-1)
+    distance = torch.where(legal, other.exp() * (other - own), 0.0).sum(-1)
     return 1.0 - distance / legal.sum(-1).clamp(min=2).log()
 
 

@@ -91,7 +91,7 @@ class Losses:
     penalties: Tensor
     """By head [8]."""
     exploration: Tensor
-    """Mean KL by head [8], without its coefficient."""
+    """Mean KL by head [8], without its coefficients."""
     total: Tensor
 
 
@@ -145,6 +145,6 @@ class Objective:
             + config.value_coef * value
             - bonus
             + penalties.sum()
-            + config.exploration_kl * explored.sum()
+            + (targets.exploration_coefficients * explored).sum()
         )
         return Losses(policy, value, bonus, penalties, explored, total)

@@ -311,8 +311,7 @@ class Passes:
             **describe_round(self._batch, self._targets, scale),
             "learning_rate": learning_rate(config, self._progress),
             "entropy_coef": entropy_coefficient(config, self._progress),
-            "op_entropy_coef": config.exploration.op_entropy_by_success
-            * not_yet(config, self._success),
+            "op_entropy_coef": config.exploration.op_curiosity * not_yet(config, self._success),
             "success": self._success,
             "feedback_dependence": self._feedback,
             "obs_clamp_share": self._clamp_share(),

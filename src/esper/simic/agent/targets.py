@@ -13,7 +13,11 @@ from torch import Tensor
 
 from esper.simic.agent.advantages import compute_gae, normalize_advantages
 from esper.simic.agent.config import PPOConfig
-from esper.simic.agent.exploration import curiosity_weights, entropy_weights
+from esper.simic.agent.exploration import (
+    curiosity_weights,
+    entropy_weights,
+    exploration_coefficients,
+)
 from esper.simic.agent.losses import mean_weights
 from esper.simic.agent.rollout_buffer import RolloutBatch, TamiyoRolloutBuffer
 from esper.tamiyo.policy.action_masks import causal_heads
@@ -67,6 +71,8 @@ class Targets:
     """[R, T], of the op's closeness to its reference; less, the more has succeeded."""
     exploration_weights: Tensor
     """[R, T, 8], a mean per head over usable steps that could use it."""
+    exploration_coefficients: Tensor
+    """[8], what these means are multiplied by."""
     floor_counts: Tensor
     """bool [R, T, 8], the steps a head's entropy floor looks at."""
 
@@ -148,10 +154,13 @@ def make_targets(
         actor_weights=mean_weights(usable.unsqueeze(-1) if config.ratio == "joint" else causal),
         value_weights=_value_weights(batch, config.forced_value_weight),
         entropy_weights=entropy_weights(
-            config, batch.valid, batch.free, batch.available, progress=progress, success=success
+            config, batch.valid, batch.free, batch.available, progress=progress
         ),
         curiosity_weights=curiosity_weights(config, usable, success=success),
         exploration_weights=mean_weights(could_use),
+        exploration_coefficients=exploration_coefficients(
+            config, success=success, device=usable.device
+        ),
         floor_counts=could_use,
     )
 

@@ -30,7 +30,7 @@ class TwinConfig(Config):
         1.0, "Cost of a rollback beside the gain that is lost.", minimum=0.0
     )
     open_seed_cost: float = option(
-        0.2, "Cost of a seed that is neither fossilized nor gone at the end.", minimum=0.0
+        0.1, "Cost of a seed that is neither fossilized nor gone at the end.", minimum=0.0
     )
 
 

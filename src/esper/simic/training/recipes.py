@@ -19,6 +19,9 @@ LEARNER = PPOConfig(
     learning_rate=3e-3,
     learning_rate_end=0.1,
     minibatches=4,
+    epochs=6,
+    clip=0.5,
+    target_kl=0.015,
     entropy_coef=0.01,
     entropy_coef_end=0.001,
 )
@@ -43,9 +46,7 @@ _DOCUMENTS_LEARNER = PPOConfig(
     epochs=1,
     ratio="per_head",
     exploration_kl=0.0,
-    exploration=ExplorationConfig(
-        op_entropy_by_success=0.0, sparse_entropy=0.0, sparse_entropy_by_success=0.0
-    ),
+    exploration=ExplorationConfig(op_curiosity=0.0, sparse_entropy=0.0, sparse_curiosity=0.0),
     imitation=ImitationConfig(weight=0.0),
 )
 """One pass per update and nothing against collapse but entropy and floors."""
@@ -91,7 +92,7 @@ RECIPES: dict[str, TrainConfig] = {
         ),
         TrainConfig(
             recipe="digits",
-            rounds=32,
+            rounds=24,
             rows=256,
             episode_length=60,
             policy=_POLICY,
