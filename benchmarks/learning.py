@@ -22,7 +22,7 @@ from esper.tamiyo.policy.distribution import FloorConfig
 from esper.testing.problems import PROBLEMS, Problem
 from esper.testing.problems.learning import Mark, learn
 
-ROUNDS = {"graded": 120, "trap": 150, "scaffold": 150}
+ROUNDS = {"graded": 120, "trap": 100, "scaffold": 150}
 """Rounds that each problem is given."""
 
 SOLVED = 0.95

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 
 import pytest
 
-from esper.leyline.process import keep_freed_memory
+from esper.leyline.process import keep_freed_memory, without_collections
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a setting of glibc")
+on_glibc = pytest.mark.skipif(sys.platform != "linux", reason="a setting of glibc")
 
 COUNT_FAULTS = """
 import ctypes, resource, torch
@@ -30,6 +31,7 @@ print(usual, least())
 """
 
 
+@on_glibc
 def test_freed_memory_is_used_again() -> None:
     ran = subprocess.run(
         [sys.executable, "-c", COUNT_FAULTS], capture_output=True, text=True, check=True
@@ -38,6 +40,23 @@ def test_freed_memory_is_used_again() -> None:
     assert kept < usual / 10
 
 
+@on_glibc
 def test_what_the_environment_says_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "131072")
     assert not keep_freed_memory()
+
+
+def test_nothing_is_collected_meanwhile_and_all_is_as_before_afterwards() -> None:
+    assert gc.isenabled()
+    with without_collections():
+        assert not gc.isenabled()
+        with without_collections():
+            assert not gc.isenabled()
+        assert not gc.isenabled()
+    assert gc.isenabled()
+
+
+def test_collections_go_on_after_an_error() -> None:
+    with pytest.raises(ZeroDivisionError), without_collections():
+        _ = 1 / 0
+    assert gc.isenabled()

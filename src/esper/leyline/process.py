@@ -1,10 +1,13 @@
-"""How a process that trains on the CPU is set up."""
+"""How a process that trains is set up: its memory, and when Python may collect garbage."""
 
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
@@ -28,3 +31,19 @@ def keep_freed_memory() -> bool:
         return False
     settings = ((_M_TRIM_THRESHOLD, _LARGEST_REST), (_M_MMAP_THRESHOLD, _LARGEST_BLOCK))
     return all([library.mallopt(name, value) == 1 for name, value in settings])
+
+
+@contextmanager
+def without_collections() -> Iterator[None]:
+    """Keep Python from collecting garbage meanwhile.
+
+    While a CUDA graph is captured, a collection could free what an earlier graph or a pinned buffer
+    has left in a cycle. CUDA forbids that then, and the capture is lost.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

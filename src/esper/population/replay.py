@@ -7,12 +7,13 @@ is (and warms everything up), the second is captured, and every later one is one
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
 import torch
+
+from esper.leyline.process import without_collections
 
 Step = Callable[[], None]
 
@@ -37,7 +38,12 @@ class Replay:
             self._beside(step)
             return
         if self._graph is None:
-            self._graph = _capture(step)
+            graph = torch.cuda.CUDAGraph()
+            # Other threads may go on: the feed draws the next epoch meanwhile.
+            capture = torch.cuda.graph(graph, pool=_pool()[0], capture_error_mode="thread_local")
+            with without_collections(), capture:
+                step()
+            self._graph = graph
             self.captures += 1
         self._graph.replay()
 
@@ -48,23 +54,6 @@ class Replay:
         with torch.cuda.stream(stream):
             step()
         torch.cuda.current_stream().wait_stream(stream)
-
-
-def _capture(step: Step) -> torch.cuda.CUDAGraph:
-    """Return the step as a graph."""
-    graph = torch.cuda.CUDAGraph()
-    # A collection in the middle could free what an earlier graph or a pinned buffer left in a
-    # cycle; CUDA forbids that during a capture, which is then lost.
-    was_collecting = gc.isenabled()
-    gc.disable()
-    try:
-        # Other threads may go on: the feed draws the next epoch meanwhile.
-        with torch.cuda.graph(graph, pool=_pool()[0], capture_error_mode="thread_local"):
-            step()
-    finally:
-        if was_collecting:
-            gc.enable()
-    return graph
 
 
 @lru_cache(maxsize=1)

@@ -66,21 +66,9 @@ def test_graded_is_learned_in_every_seed(seed: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize(
-    "seed",
-    [
-        *range(4),
-        pytest.param(
-            4,
-            marks=pytest.mark.xfail(
-                strict=False,
-                reason="94.7 %: it pays for one needless germination, whose cooldown is its clock",
-            ),
-        ),
-    ],
-)
+@pytest.mark.parametrize("seed", range(5))
 def test_the_trap_is_escaped_in_every_seed(seed: int) -> None:
-    assert reach("trap", seed, rounds=150)[-1].share >= SOLVED
+    assert reach("trap", seed, rounds=100)[-1].share >= SOLVED
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from esper.leyline.errors import UsageError
+from esper.leyline.process import without_collections
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCriticV2
 from esper.tamiyo.networks.head_table import NUM_HEADS, MaskSource
 from esper.tamiyo.networks.memory import Hidden, check_hidden
@@ -70,7 +71,7 @@ class CapturedPolicyStep:
                     self._run()
             torch.cuda.current_stream(device).wait_stream(stream)
             self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph):
+            with without_collections(), torch.cuda.graph(self._graph):
                 self._step = self._run()
 
     @torch.no_grad()
