@@ -18,7 +18,7 @@ import yaml
 from esper.cli import view
 from esper.cli.request import GrowRequest
 from esper.growth.folder import GrowthFolder
-from esper.kasmina.garden import load_garden
+from esper.kasmina.loading import load_garden
 from esper.leyline import storage
 from esper.leyline.history import EpochRecord
 from esper.tasks import get_task

@@ -24,7 +24,8 @@ from esper.growth.grow import (
 )
 from esper.growth.grown import Grown
 from esper.growth.run import GrowthConfig
-from esper.kasmina.garden import GardenConfig, load_garden
+from esper.kasmina.garden import GardenConfig
+from esper.kasmina.loading import load_garden
 from esper.leyline.errors import UsageError
 from esper.leyline.history import EpochRecord
 from esper.tasks import get_task

@@ -449,43 +449,6 @@ def test_the_configuration_refuses_unknown_keys() -> None:
 # -- measurements ---------------------------------------------------------------------------------
 
 
-def test_configurations_run_side_by_side_in_one_batch() -> None:
-    garden = stack_garden()
-    for slot in ("a", "c"):
-        bring(garden, slot, SeedStage.HOLDING, style="gated_gate")
-        stir(garden, slot)
-    garden.eval()
-    plan = torch.tensor([[1, 1, 1], [0, 1, 1], [1, 1, 0], [0, 1, 0]]).bool()
-    separate = []
-    for row in plan:
-        with garden.configured(row[None], None):
-            separate.append(garden(X))
-    with garden.configured(plan, len(X)):
-        together = garden(X.repeat(4, 1))
-    torch.testing.assert_close(together, torch.cat(separate))
-    torch.testing.assert_close(separate[0], garden(X))
-    bare = Stack()
-    bare.load_state_dict(garden.model.state_dict())
-    assert torch.equal(separate[3], bare(X))
-
-
-def test_a_configuration_does_not_outlive_its_block() -> None:
-    garden = stack_garden()
-    bring(garden, "a", SeedStage.HOLDING)
-    stir(garden, "a")
-    before = garden(X)
-    with pytest.raises(KeyError), garden.configured(torch.zeros(1, 3).bool(), None):
-        raise KeyError
-    assert torch.equal(garden(X), before)
-
-
-def test_a_seed_in_training_is_not_touched_by_configurations() -> None:
-    garden = stack_garden()
-    bring(garden, "a", SeedStage.TRAINING)
-    with garden.configured(torch.zeros(1, 3).bool(), None):
-        assert garden.seedbed[0].sample_alphas is None
-
-
 def test_gradients_are_measured_for_training_and_blending_seeds_and_recorded_with_the_epoch() -> (
     None
 ):

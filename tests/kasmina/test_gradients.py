@@ -13,6 +13,7 @@ from esper.kasmina.gradients import (
     VANISHING,
     GradientSample,
     record_gradients,
+    sample_gradients,
     summarise,
     tensor_norms,
 )
@@ -118,3 +119,19 @@ def test_nothing_is_recorded_outside_the_mask() -> None:
         one_slot(SeedStage.TRAINING), torch.tensor([[False]]), _sample(1.0, 3.0)
     )
     assert float(state.grad_norm) == 0.0
+
+
+@pytest.mark.parametrize("stage", [SeedStage.TRAINING, SeedStage.BLENDING])
+def test_a_learning_seed_is_sampled_against_its_host(stage: SeedStage) -> None:
+    host, seed = nn.Linear(1, 1, bias=False), nn.Linear(2, 2, bias=False)
+    host.weight.grad = torch.full((1, 1), 2.0)
+    seed.weight.grad = torch.ones(2, 2)
+    found = sample_gradients(one_slot(stage, params=4), host, [seed])
+    assert list(found) == [0]
+    assert float(found[0].norm) == 2.0
+    assert float(found[0].ratio) == 0.5
+
+
+@pytest.mark.parametrize("stage", [SeedStage.DORMANT, SeedStage.HOLDING, SeedStage.FOSSILIZED])
+def test_a_seed_that_does_not_learn_is_not_sampled(stage: SeedStage) -> None:
+    assert sample_gradients(one_slot(stage), nn.Linear(1, 1), [nn.Linear(2, 2)]) == {}

@@ -10,13 +10,15 @@ import torch
 from esper.kasmina.lifecycle import Applied, Outcome
 from esper.kasmina.operations import (
     check_number,
+    check_target,
     describe_result,
     make_command,
     parse_choice,
+    style_of,
 )
 from esper.leyline.actions import LifecycleOp
-from esper.leyline.alpha import AlphaAlgorithm, AlphaCurve, BlendStyle
-from esper.leyline.errors import UnknownNameError, UsageError
+from esper.leyline.alpha import STYLE_SPECS, AlphaAlgorithm, AlphaCurve, BlendStyle
+from esper.leyline.errors import SlotError, UnknownNameError, UsageError
 from esper.leyline.rules import REFUSAL_TEXTS, Refusal
 
 
@@ -104,3 +106,17 @@ def test_whole_numbers_are_not_rounded_in_silence(value: float) -> None:
     with pytest.raises(UsageError, match="tempo must be a whole number, 1 or more, got"):
         check_number("tempo", value, 1, whole=True)
     check_number("tempo", 3, 1, whole=True)
+
+
+@pytest.mark.parametrize("algorithm", AlphaAlgorithm)
+def test_the_style_of_an_algorithm_goes_on_with_it(algorithm: AlphaAlgorithm) -> None:
+    assert STYLE_SPECS[style_of(int(algorithm))].algorithm is algorithm
+
+
+def test_an_amplitude_to_aim_at_is_above_0_and_at_most_1() -> None:
+    check_target(0.01)
+    check_target(1)
+    with pytest.raises(SlotError, match="prune the seed to take it out"):
+        check_target(0.0)
+    with pytest.raises(UsageError, match="alpha_target must be 0 to 1, got"):
+        check_target(1.5)

@@ -25,6 +25,8 @@ from tests.kasmina.gardens import (
     stir,
 )
 
+X = torch.randn(5, 4)
+
 
 class Wrong(nn.Module):
     """A seed that breaks as it is told."""
@@ -210,7 +212,7 @@ def test_a_seed_and_its_amplitude_live_where_the_host_lives() -> None:
     garden = Garden(host, ["a"], torch.empty(2, 4, device="meta"), config=quick_config())
     bring(garden, "a", SeedStage.HOLDING)
     assert {parameter.device.type for parameter in garden.slot_parameters("a")} == {"meta"}
-    with garden.configured(torch.tensor([[True], [False]]), samples=3):
+    with garden.seedbed.configured(torch.tensor([[True], [False]]), samples=3):
         assert garden.seedbed[0].sample_alphas.device.type == "meta"
         assert garden(torch.empty(6, 4, device="meta")).shape == (6, 4)
 
@@ -300,3 +302,43 @@ def test_cycles_leave_no_hook_no_parameter_and_no_listener_behind(stage: SeedSta
         assert (hooks(), list(garden.state_dict()), len(list(garden.parameters()))) == before
         for _ in range(7):
             garden.tick()
+
+
+# -- on and off ----------------------------------------------------------------------------------
+
+
+def test_configurations_run_side_by_side_in_one_batch() -> None:
+    garden = stack_garden()
+    for slot in ("a", "c"):
+        bring(garden, slot, SeedStage.HOLDING, style="gated_gate")
+        stir(garden, slot)
+    garden.eval()
+    plan = torch.tensor([[1, 1, 1], [0, 1, 1], [1, 1, 0], [0, 1, 0]]).bool()
+    separate = []
+    for row in plan:
+        with garden.seedbed.configured(row[None], None):
+            separate.append(garden(X))
+    with garden.seedbed.configured(plan, len(X)):
+        together = garden(X.repeat(4, 1))
+    torch.testing.assert_close(together, torch.cat(separate))
+    torch.testing.assert_close(separate[0], garden(X))
+    bare = Stack()
+    bare.load_state_dict(garden.model.state_dict())
+    assert torch.equal(separate[3], bare(X))
+
+
+def test_a_configuration_does_not_outlive_its_block() -> None:
+    garden = stack_garden()
+    bring(garden, "a", SeedStage.HOLDING)
+    stir(garden, "a")
+    before = garden(X)
+    with pytest.raises(KeyError), garden.seedbed.configured(torch.zeros(1, 3).bool(), None):
+        raise KeyError
+    assert torch.equal(garden(X), before)
+
+
+def test_a_seed_in_training_is_not_touched_by_configurations() -> None:
+    garden = stack_garden()
+    bring(garden, "a", SeedStage.TRAINING)
+    with garden.seedbed.configured(torch.zeros(1, 3).bool(), None):
+        assert garden.seedbed[0].sample_alphas is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,14 @@ def run_row(**changes: Any) -> RunRow:
             "config": {"growth": {"epochs": EPOCHS, "twin": True}},
             **changes,
         }
+    )
+
+
+def hold_lock(folder: Path, run: RunRow) -> sqlite3.Connection:
+    """Make a store and return another program's connection to it."""
+    open_store(folder, run, sinks=()).close()
+    return sqlite3.connect(
+        folder / "run.db", isolation_level=None, check_same_thread=False, timeout=0.1
     )
 
 

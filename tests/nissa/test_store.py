@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-import sqlite3
 import subprocess
 import sys
 import threading
@@ -15,7 +14,7 @@ import pytest
 from esper.leyline.errors import UsageError
 from esper.nissa import RunRow, StoreError, open_run, open_store, query_run
 from esper.nissa.schema import AlarmRow, EpochRow, EventRow
-from tests.nissa.telling import run_row
+from tests.nissa.telling import hold_lock, run_row
 
 
 def rows(folder: Path, sql: str) -> list[tuple[Any, ...]]:
@@ -177,14 +176,6 @@ def test_a_full_queue_makes_the_producer_wait_and_the_wait_is_measured(tmp_path:
     assert kept == (waited.waits, 1)
 
 
-def hold_lock(folder: Path, run: RunRow) -> sqlite3.Connection:
-    """Make a store and return another program's connection to it."""
-    open_store(folder, run, sinks=()).close()
-    return sqlite3.connect(
-        folder / "run.db", isolation_level=None, check_same_thread=False, timeout=0.1
-    )
-
-
 def test_live_events_are_dropped_in_a_hurry_and_counted(tmp_path: Path) -> None:
     holder = hold_lock(tmp_path, run_row())
     store = open_store(tmp_path, run_row(), resume=True, sinks=(), queue_rows=10)
@@ -267,21 +258,6 @@ def test_a_closed_store_says_so_and_closes_twice(tmp_path: Path) -> None:
 # ----------------------------------------------------------------------------------- what fails
 
 
-def test_a_second_writer_is_refused_by_name(tmp_path: Path) -> None:
-    with open_store(tmp_path, run_row(), sinks=()) as store:
-        with pytest.raises(StoreError, match=rf"another process \(process {os.getpid()}\)"):
-            open_store(tmp_path, run_row(), resume=True)
-        store.epoch(step=1)
-    assert rows(tmp_path, "SELECT COUNT(*) FROM epochs") == [(1,)]
-
-
-def test_a_run_is_not_overwritten(tmp_path: Path) -> None:
-    open_store(tmp_path, run_row(), sinks=()).close()
-    with pytest.raises(StoreError, match="already holds a run; continue it"):
-        open_store(tmp_path, run_row(), sinks=())
-    open_store(tmp_path, run_row(), resume=True, sinks=()).close()
-
-
 def test_a_store_held_by_another_program_is_one_clear_line(tmp_path: Path) -> None:
     holder = hold_lock(tmp_path, run_row())
     store = open_store(tmp_path, run_row(), resume=True, sinks=(), busy_timeout_s=0.2)
@@ -302,16 +278,6 @@ def test_a_store_held_by_another_program_is_one_clear_line(tmp_path: Path) -> No
     with open_store(tmp_path, run_row(), resume=mark, sinks=()) as again:
         again.epoch(step=1)
     assert rows(tmp_path, "SELECT COUNT(*) FROM epochs") == [(1,)]
-
-
-def test_a_held_store_cannot_be_opened_either(tmp_path: Path) -> None:
-    holder = hold_lock(tmp_path, run_row())
-    holder.execute("BEGIN IMMEDIATE")
-    with pytest.raises(StoreError, match="another program holds it"):
-        open_store(tmp_path, run_row(), resume=True, sinks=(), busy_timeout_s=0.1)
-    holder.rollback()
-    holder.close()
-    open_store(tmp_path, run_row(), resume=True, sinks=()).close()
 
 
 def test_a_killed_writer_is_one_clear_line(tmp_path: Path) -> None:
@@ -374,56 +340,6 @@ def test_a_full_disk_is_one_clear_line_and_the_run_continues_later(tmp_path: Pat
         store.epoch(step=2)
     assert rows(folder, "SELECT step FROM epochs") == [(1,), (2,)]
     assert rows(folder, "PRAGMA integrity_check") == [("ok",)]
-
-
-READ_ONLY = """
-import os, sys
-from pathlib import Path
-from esper.nissa import RunRow, StoreError, open_store, query_run
-
-folder = Path(sys.argv[1])
-if os.geteuid() == 0:
-    os.setgid(65534)
-    os.setuid(65534)
-for target in (folder, folder / "new"):
-    try:
-        open_store(target, RunRow(), resume=target == folder, sinks=())
-    except StoreError as error:
-        print(error)
-print(query_run(folder, "SELECT COUNT(*) FROM epochs").rows)
-"""
-
-
-def test_a_read_only_folder_is_one_clear_line_and_can_still_be_read(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    with open_store(folder, run_row(), sinks=()) as store:
-        store.epoch(step=1)
-    # Whoever is not the owner must be able to get there.
-    ways = [path for path in (tmp_path, *tmp_path.parents) if path.stat().st_uid == os.getuid()]
-    modes = {path: path.stat().st_mode for path in ways}
-    for path, mode in modes.items():
-        path.chmod(mode | 0o055)
-    for path in folder.iterdir():
-        path.chmod(0o444)
-    folder.chmod(0o555)
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", READ_ONLY, str(folder)],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    finally:
-        folder.chmod(0o755)
-        for path, mode in modes.items():
-            path.chmod(mode)
-    assert done.returncode == 0, done.stderr
-    first, second, count = done.stdout.splitlines()
-    assert first == f"cannot write to {folder}: Permission denied; make the folder writable or " + (
-        "choose another"
-    )
-    assert "cannot create the run folder" in second
-    assert count == "[(1,)]"
 
 
 def test_a_forked_child_does_not_write(tmp_path: Path) -> None:

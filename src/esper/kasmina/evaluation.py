@@ -61,7 +61,7 @@ class FunctionEvaluator:
         results = []
         with evaluating(garden), torch.no_grad():
             for configuration in configurations:
-                with garden.configured(configuration[None], None):
+                with garden.seedbed.configured(configuration[None], None):
                     results.append(_checked_results(self._evaluate(garden)))
                 _refuse_change(results[0], results[-1])
         losses = torch.stack([loss for loss, _ in results])
@@ -201,7 +201,7 @@ class BatchEvaluator:
         for part in configurations.split(max(1, limit // max(samples, 1))):
             count = len(part)
             args, kwargs = call_arguments(_repeat(inputs, count))
-            with garden.configured(part, samples), self._precision():
+            with garden.seedbed.configured(part, samples), self._precision():
                 outputs = garden(*args, **kwargs)
             loss, correct = apply_objective(self._objective, outputs, _repeat(targets, count))
             if loss.numel() != count * samples:

@@ -8,9 +8,7 @@ and re-aims the modules so that they agree with it.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,39 +21,30 @@ from esper.kasmina.blending import straight_through
 from esper.kasmina.blueprints.registry import BLUEPRINTS
 from esper.kasmina.costs import fitting_blueprints
 from esper.kasmina.gates import describe_failure
-from esper.kasmina.gradients import GradientSample, record_gradients, summarise, tensor_norms
+from esper.kasmina.gradients import GradientSample, record_gradients, sample_gradients
 from esper.kasmina.lifecycle import LifecycleConfig, apply_command, record_epoch, rule_view, tick
+from esper.kasmina.listeners import Listeners
 from esper.kasmina.operations import (
     OperationResult,
     check_number,
+    check_target,
     describe_result,
     make_command,
     parse_choice,
+    style_of,
 )
 from esper.kasmina.placement import call_arguments, place_slots
 from esper.kasmina.seedbed import Seedbed, TrainingMode
-from esper.kasmina.shadow import Shadow
-from esper.kasmina.slot import Slot, SlotMode
-from esper.kasmina.snapshots import (
-    decode_lifecycle,
-    encode_lifecycle,
-    read_garden,
-    save_garden,
-)
+from esper.kasmina.shadow import shadow_loss
+from esper.kasmina.slot import Slot
+from esper.kasmina.snapshots import decode_lifecycle, encode_lifecycle, save_garden
 from esper.kasmina.state import SlotState, empty_state
 from esper.kasmina.views import SlotView
 from esper.leyline.actions import Actions, Command, LifecycleOp, decode_actions
-from esper.leyline.alpha import AlphaAlgorithm, AlphaCurve, BlendStyle
+from esper.leyline.alpha import AlphaCurve, BlendStyle
 from esper.leyline.config import Config, option
-from esper.leyline.errors import (
-    CheckpointError,
-    NonFiniteError,
-    SlotError,
-    UsageError,
-    nearest,
-)
+from esper.leyline.errors import NonFiniteError, SlotError, nearest
 from esper.leyline.masks import Masks, build_masks
-from esper.leyline.stages import SeedStage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +98,7 @@ class Garden(nn.Module):
         self.slot_names = tuple(p.name for p in placements)
         self.slot_paths = {p.name: p.path for p in placements}
         self._state = empty_state(1, len(placements))
-        self._listeners: list[weakref.WeakMethod[Callable[[], None]]] = []
+        self._listeners = Listeners()
         self._samples: dict[int, GradientSample] = {}
         self._example_shape = _example_shape(example_input)
         for slot, placement in zip(self.seedbed, placements, strict=True):
@@ -178,7 +167,7 @@ class Garden(nn.Module):
     ) -> OperationResult:
         """Put a new seed into an empty slot."""
         check_number("tempo", tempo, 1, whole=True)
-        _check_target(alpha_target)
+        check_target(alpha_target)
         command = make_command(
             LifecycleOp.GERMINATE,
             self._index(slot),
@@ -204,15 +193,13 @@ class Garden(nn.Module):
     ) -> OperationResult:
         """Aim a blended seed's amplitude at another value; keeps its style unless one is given."""
         check_number("speed", speed, 0, whole=True)
-        _check_target(target)
+        check_target(target)
         index = self._index(slot)
-        chosen = (
-            self._style_of(index) if style is None else parse_choice(BlendStyle, style, "style")
-        )
+        chosen = style_of(int(self._state.algorithm[0, index])) if style is None else style
         command = make_command(
             LifecycleOp.SET_ALPHA_TARGET,
             index,
-            style=chosen,
+            style=parse_choice(BlendStyle, chosen, "style"),
             target=target,
             speed=speed,
             curve=parse_choice(AlphaCurve, curve, "curve"),
@@ -259,19 +246,7 @@ class Garden(nn.Module):
 
     def measure_gradients(self) -> None:
         """Sample the seeds' gradients; call it after backward and before clipping."""
-        active = (self._state.stage == int(SeedStage.TRAINING)) | (
-            self._state.stage == int(SeedStage.BLENDING)
-        )
-        indices = active[0].nonzero().flatten().tolist()
-        if not indices:
-            return
-        host = tensor_norms(self.host_parameters())
-        host_norm = host.square().sum().sqrt()
-        for index in indices:
-            norms = tensor_norms(self.seedbed[index].parameters()).to(host.device)
-            size = int(self._state.params[0, index])
-            sample = summarise(norms, size, host_norm, self.count_host_parameters())
-            self._samples[index] = sample.cpu()
+        self._samples |= sample_gradients(self._state, self.model, list(self.seedbed))
 
     def take_gradients(self) -> dict[int, GradientSample]:
         """Return and forget the gradients sampled so far, by slot."""
@@ -296,15 +271,8 @@ class Garden(nn.Module):
         shadowed = self.seedbed.shadowed() if self.training and torch.is_grad_enabled() else None
         if shadowed is None:
             return loss
-        shadow = Shadow(self, shadowed)
-        shadow_loss = closure(shadow)
-        if not shadow.was_called:
-            raise UsageError(
-                "the closure must call the model it is given: training_loss(lambda model: "
-                "loss(model(x), y)), not the garden itself"
-            )
         # The value of the first, gradients for both: a seed gone mad cannot reach the loss.
-        return straight_through(loss, shadow_loss)
+        return straight_through(loss, shadow_loss(self, shadowed, closure))
 
     def record_epoch(self, score: float) -> None:
         """After validation: count the epoch and take over the gradients sampled in it."""
@@ -313,11 +281,10 @@ class Garden(nn.Module):
                 f"the validation score is {score}; lower the learning rate or check the data"
             )
         self._state = record_epoch(self._state, torch.tensor([score], dtype=torch.float64))
-        for index, sample in self._samples.items():
+        for index, sample in self.take_gradients().items():
             here = torch.zeros_like(self._state.occupied)
             here[0, index] = self._state.has_module[0, index]
             self._state = record_gradients(self._state, here, sample)
-        self._samples = {}
 
     def record_contributions(self, result: worth.Contributions) -> None:
         """Take over freshly measured contributions."""
@@ -325,32 +292,11 @@ class Garden(nn.Module):
         members = torch.isfinite(value) & self._state.has_module
         self._state = worth.record_contributions(self._state, members, value, error, interaction)
 
-    @contextmanager
-    def configured(self, configurations: Tensor, samples: int | None) -> Iterator[None]:
-        """Within the block, a batch of K x samples runs configuration k on its k-th part.
-
-        `configurations` is bool [K, S]; a slot that is on keeps its amplitude. With one
-        configuration and samples=None it holds for batches of any size.
-        """
-        changed: list[Slot] = []
-        try:
-            for index, slot in enumerate(self.seedbed):
-                on = configurations[:, index]
-                if slot.mode != SlotMode.BLEND or bool(on.all()):
-                    continue
-                alphas = torch.where(on.to(slot.alpha.device), slot.alpha, 0.0)
-                slot.sample_alphas = alphas.repeat_interleave(samples) if samples else alphas
-                changed.append(slot)
-            yield
-        finally:
-            for slot in changed:
-                slot.sample_alphas = None
-
     # -- being an ordinary module ----------------------------------------------------------------
 
     def on_change(self, listener: Callable[[], None]) -> None:
         """Call this bound method whenever parameters came or went; it is held weakly."""
-        self._listeners.append(weakref.WeakMethod(listener))
+        self._listeners.add(listener)
 
     def get_extra_state(self) -> Tensor:
         """Return the lifecycle as a byte tensor, so that a state_dict holds tensors alone."""
@@ -376,7 +322,7 @@ class Garden(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the listeners behind: a copy has owners of its own."""
-        return {**self.__dict__, "_listeners": []}
+        return {**self.__dict__, "_listeners": Listeners()}
 
     # -- inside ----------------------------------------------------------------------------------
 
@@ -390,13 +336,6 @@ class Garden(nn.Module):
                 f"slots: {', '.join(self.slot_names)}"
             )
         return self.slot_names.index(name)
-
-    def _style_of(self, index: int) -> BlendStyle:
-        return {
-            AlphaAlgorithm.ADD: BlendStyle.SIGMOID_ADD,
-            AlphaAlgorithm.MULTIPLY: BlendStyle.LINEAR_MULTIPLY,
-            AlphaAlgorithm.GATE: BlendStyle.GATED_GATE,
-        }[AlphaAlgorithm(int(self._state.algorithm[0, index]))]
 
     def _carry_out(self, command: Command) -> OperationResult:
         before = self._state
@@ -424,7 +363,7 @@ class Garden(nn.Module):
         if self.seedbed.sync(self._state, self._reference):
             everywhere = torch.ones_like(self._state.occupied)
             self._state = self._state.where(everywhere, params=self.seedbed.sizes())
-            self._tell_listeners()
+            self._listeners.tell()
 
     def _reference(self, slot: str) -> Tensor | None:
         """Return a host tensor near the slot: its device and precision are the seed's."""
@@ -438,20 +377,11 @@ class Garden(nn.Module):
         self._samples = {}
         self._state = state
         self._sync()
-        self._tell_listeners()
+        self._listeners.tell()
         self.seedbed.germinations = germinations
         for slot in self.seedbed:
             # How a saved seed was trained is not known here; it is no reason for a warning.
             slot.was_shadowed = slot.seed is not None
-
-    def _tell_listeners(self) -> None:
-        alive = []
-        for reference in self._listeners:
-            listener = reference()
-            if listener is not None:
-                listener()
-                alive.append(reference)
-        self._listeners = alive
 
 
 def _example_shape(example: Any) -> list[int] | None:
@@ -471,41 +401,9 @@ def _has_grown_elsewhere(model: nn.Module) -> bool:
     return any(isinstance(owner, Slot) and owner.seed is not None for owner in owners)
 
 
-def _check_target(value: float) -> None:
-    check_number("alpha_target", value, 0, 1)
-    if value <= 0:
-        raise SlotError("alpha_target must be above 0; prune the seed to take it out")
-
-
 def _grow_to_match(garden: nn.Module, state_dict: Mapping[str, Any], prefix: str, *_: Any) -> None:
     """Before weights are loaded, grow the garden to the topology they belong to."""
     encoded = state_dict.get(f"{prefix}_extra_state")
     if encoded is not None:
         assert isinstance(garden, Garden)
         garden._restore(encoded)
-
-
-def load_garden(folder: str | Path, *, model: nn.Module, example_input: Any = None) -> Garden:
-    """Rebuild a saved garden around a fresh model of the same architecture.
-
-    The example input is needed only where the model takes anything but one float tensor.
-    """
-    state, meta = read_garden(folder)
-    if example_input is None:
-        if meta["example_shape"] is None:
-            raise CheckpointError(
-                f"{folder}: this garden's model does not take one float tensor; "
-                "pass example_input as when it was made"
-            )
-        like = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
-        example_input = torch.zeros(meta["example_shape"], dtype=like.dtype, device=like.device)
-    config = GardenConfig.from_mapping(meta["config"])
-    garden = Garden(model, meta["slot_paths"], example_input, config=config)
-    try:
-        garden.load_state_dict(state)
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())
-        raise CheckpointError(
-            f"{folder}: the model does not match the saved one: {reason}"
-        ) from None
-    return garden

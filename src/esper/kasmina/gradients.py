@@ -7,13 +7,14 @@ sample of an epoch counts.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from esper.kasmina.state import SlotState
+from esper.leyline.stages import SeedStage
 
 VANISHING = 1e-7
 """A gradient tensor with a smaller norm has vanished."""
@@ -78,6 +79,25 @@ def summarise(
     tiny = (norm < _TINY) | (host_norm < _TINY)
     ratio = torch.where(tiny, torch.zeros_like(ratio), ratio.clamp(max=_RATIO_CAP))
     return GradientSample(norm, health, vanished.sum(-1) > 0, exploded.sum(-1) > 0, ratio)
+
+
+def sample_gradients(
+    state: SlotState, host: nn.Module, slots: Sequence[nn.Module]
+) -> dict[int, GradientSample]:
+    """Return the samples of one network's seeds in TRAINING and BLENDING, by slot."""
+    active = (state.stage == int(SeedStage.TRAINING)) | (state.stage == int(SeedStage.BLENDING))
+    indices = active[0].nonzero().flatten().tolist()
+    if not indices:
+        return {}
+    host_norms = tensor_norms(host.parameters())
+    host_norm = host_norms.square().sum().sqrt()
+    host_size = sum(p.numel() for p in host.parameters() if p.requires_grad)
+    samples = {}
+    for index in indices:
+        norms = tensor_norms(slots[index].parameters()).to(host_norms.device)
+        size = int(state.params[0, index])
+        samples[index] = summarise(norms, size, host_norm, host_size).cpu()
+    return samples
 
 
 def record_gradients(state: SlotState, mask: Tensor, sample: GradientSample) -> SlotState:

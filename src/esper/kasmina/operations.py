@@ -10,9 +10,9 @@ import torch
 
 from esper.kasmina.lifecycle import Applied, Outcome
 from esper.leyline.actions import PLACEHOLDERS, Command, LifecycleOp
-from esper.leyline.alpha import STYLE_SPECS, AlphaCurve, BlendStyle
+from esper.leyline.alpha import STYLE_SPECS, AlphaAlgorithm, AlphaCurve, BlendStyle
 from esper.leyline.blueprints import NOOP
-from esper.leyline.errors import UsageError, unknown_name
+from esper.leyline.errors import SlotError, UsageError, unknown_name
 from esper.leyline.rules import REFUSAL_TEXTS, Refusal
 
 E = TypeVar("E", bound=IntEnum)
@@ -91,6 +91,15 @@ def parse_choice(kind: type[E], value: str | E, what: str) -> E:
         raise unknown_name(what, value, names) from None
 
 
+def style_of(algorithm: int) -> BlendStyle:
+    """Return the style that goes on mixing a seed in as it is mixed in now."""
+    return {
+        AlphaAlgorithm.ADD: BlendStyle.SIGMOID_ADD,
+        AlphaAlgorithm.MULTIPLY: BlendStyle.LINEAR_MULTIPLY,
+        AlphaAlgorithm.GATE: BlendStyle.GATED_GATE,
+    }[AlphaAlgorithm(algorithm)]
+
+
 def check_number(
     name: str, value: float, low: float, high: float | None = None, *, whole: bool = False
 ) -> None:
@@ -102,3 +111,10 @@ def check_number(
         allowed = f"{low} or more" if high is None else f"{low} to {high}"
         allowed = f"a whole number, {allowed}" if whole else allowed
         raise UsageError(f"{name} must be {allowed}, got {value!r}")
+
+
+def check_target(value: float) -> None:
+    """Refuse an amplitude to aim at that is not above 0 and at most 1."""
+    check_number("alpha_target", value, 0, 1)
+    if value <= 0:
+        raise SlotError("alpha_target must be above 0; prune the seed to take it out")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 import torch
@@ -76,6 +77,27 @@ class Seedbed(nn.Module):
                 if slot.mode == SlotMode.ISOLATE:
                     return slot
         return None
+
+    @contextmanager
+    def configured(self, configurations: Tensor, samples: int | None) -> Iterator[None]:
+        """Within the block, a batch of K x samples runs configuration k on its k-th part.
+
+        `configurations` is bool [K, S]; a slot that is on keeps its amplitude. With one
+        configuration and samples=None it holds for batches of any size.
+        """
+        changed: list[Slot] = []
+        try:
+            for index, slot in enumerate(self):
+                on = configurations[:, index]
+                if slot.mode != SlotMode.BLEND or bool(on.all()):
+                    continue
+                alphas = torch.where(on.to(slot.alpha.device), slot.alpha, 0.0)
+                slot.sample_alphas = alphas.repeat_interleave(samples) if samples else alphas
+                changed.append(slot)
+            yield
+        finally:
+            for slot in changed:
+                slot.sample_alphas = None
 
     def _sync_seed(self, index: int, slot: Slot, state: SlotState, reference: Reference) -> bool:
         present = bool(state.has_module[0, index])

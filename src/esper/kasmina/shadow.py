@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from esper.kasmina.slot import Slot
+from esper.leyline.errors import UsageError
 
 
 class Shadow(nn.Module):
@@ -44,3 +46,15 @@ class Shadow(nn.Module):
                 return torch.func.functional_call(garden, frozen, args, kwargs)
         finally:
             slot.is_shadowing = False
+
+
+def shadow_loss(garden: nn.Module, slot: Slot, closure: Callable[[nn.Module], Tensor]) -> Tensor:
+    """Return the loss of one batch with the seed of `slot` fully blended and the rest frozen."""
+    shadow = Shadow(garden, slot)
+    loss = closure(shadow)
+    if not shadow.was_called:
+        raise UsageError(
+            "the closure must call the model it is given: training_loss(lambda model: "
+            "loss(model(x), y)), not the garden itself"
+        )
+    return loss

@@ -15,11 +15,12 @@ if TYPE_CHECKING:
     from esper.nissa.events import EventKind
     from esper.nissa.growing import read_history, record_epoch
     from esper.nissa.listing import RunEntry, find_runs
+    from esper.nissa.opening import open_store
     from esper.nissa.query import QueryResult, query_run
     from esper.nissa.reader import StoredRun, open_run
     from esper.nissa.schema import RunRow
     from esper.nissa.sinks import Sink, check_sink, register_sink
-    from esper.nissa.store import RunStore, open_store
+    from esper.nissa.store import RunStore
 
 __all__ = [
     "STORE_FILE",
@@ -57,7 +58,7 @@ _HOMES = {
     "check_sink": "esper.nissa.sinks",
     "find_runs": "esper.nissa.listing",
     "open_run": "esper.nissa.reader",
-    "open_store": "esper.nissa.store",
+    "open_store": "esper.nissa.opening",
     "query_run": "esper.nissa.query",
     "read_history": "esper.nissa.growing",
     "record_epoch": "esper.nissa.growing",

@@ -18,9 +18,10 @@ from torch.nn import functional as F
 
 from esper.kasmina.blueprints.registry import BLUEPRINTS, Blueprint, count_parameters
 from esper.kasmina.costs import seed_flops
-from esper.kasmina.garden import Garden, GardenConfig, load_garden
+from esper.kasmina.garden import Garden, GardenConfig
 from esper.kasmina.gates import GateConfig
 from esper.kasmina.lifecycle import LifecycleConfig
+from esper.kasmina.loading import load_garden
 from esper.kasmina.norms import group_norm
 from esper.kasmina.seedbed import TrainingMode
 from esper.leyline.alpha import BlendStyle
@@ -385,7 +386,7 @@ def _check_blended(case: _Case, style: BlendStyle) -> None:
     for one in (fresh, garden):
         one.tick()
         case.require(one.slots[SLOT].alpha == 1, "alpha does not reach 1")
-    with garden.configured(torch.zeros(1, 1, dtype=torch.bool), None):
+    with garden.seedbed.configured(torch.zeros(1, 1, dtype=torch.bool), None):
         case.require(torch.equal(garden(x), expected), "switched off, it still changes the host")
     _require_gradients(case, fresh, fresh.model)
     _require_gradients(case, garden, garden)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from esper.leyline.actions import HEAD_NAMES
+from esper.nissa.opening import open_store
 from esper.nissa.schema import RunRow, UpdateHeadRow, UpdateRow
-from esper.nissa.store import open_store
 from esper.simic.agent.report import NonFinite, UpdateReport
 from tests.simic.agent.rollouts import collect, make_agent
 

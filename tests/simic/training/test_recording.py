@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from esper.nissa.reader import StoredRun, open_run
+from esper.simic.rewards import RewardConfig
 from esper.simic.training.progress import RoundReport
 from esper.simic.training.run import start_run
 from tests.simic.training.tiny import tiny_config
@@ -68,6 +69,23 @@ def test_fates_are_counted_from_the_start(recorded: Recorded) -> None:
 
     assert germinated(first) == first.seeds_germinated
     assert germinated(second) == first.seeds_germinated + second.seeds_germinated
+
+
+def test_the_end_tells_what_networks_and_their_twins_scored(recorded: Recorded) -> None:
+    (row,), report = recorded.rows("runs"), recorded.reports[-1]
+    assert row.val_score == pytest.approx(report.score_rolling)
+    twins = [float(each.outcome.twin_scores.mean()) for each in recorded.reports]
+    assert row.twin_val_score == pytest.approx(sum(twins) / len(twins))
+
+
+def test_the_end_tells_nothing_of_twins_that_were_not_there(tmp_path: Path) -> None:
+    config = tiny_config(rounds=1, episode_length=3, reward=RewardConfig(mode="shaped"))
+    with start_run(tmp_path / "run", config, sinks=()) as run:
+        run.carry_out()
+    with open_run(tmp_path / "run") as store:
+        (row,) = store.records("runs")
+    assert row.val_score is not None
+    assert row.twin_val_score is None
 
 
 def test_every_row_leaves_its_episode(recorded: Recorded) -> None:

@@ -13,6 +13,7 @@ from esper.simic.agent.config import PPOConfig
 from esper.simic.rewards import RewardConfig
 from esper.simic.training.config import StageConfig, TrainConfig
 from esper.simic.training.progress import Progress
+from esper.simic.training.tally import Tally
 from esper.simic.training.trainer import Trainer
 from esper.tamiyo.networks.config import PolicyConfig
 from esper.testing.problems.graded import GradedProblem
@@ -82,35 +83,18 @@ def test_the_policy_changes_between_rounds_and_not_within() -> None:
         assert changed == seen == (progress.phase == "update")
 
 
-def test_success_follows_the_share_of_episodes_that_paid() -> None:
-    trainer = make_trainer(rounds=2)
-    expected = 0.0
+def test_reports_say_where_the_run_stands() -> None:
+    trainer = make_trainer(rounds=12)
+    exploration = trainer.config.ppo.exploration
+    tally = Tally(exploration, trainer.policy.blueprint_names)
     for report in trainer.run():
-        share = float((report.outcome.returns > 0).double().mean())
-        expected = 0.9 * expected + 0.1 * share
-        assert report.success == pytest.approx(expected)
-
-
-def test_fates_are_counted_over_all_rounds() -> None:
-    trainer = make_trainer(rounds=3)
-    germinated = sum(int(report.outcome.seeds.germinated.sum()) for report in trainer.run())
-    assert germinated > 0
-    assert sum(counts["germinated"] for counts in trainer.fates.values()) == germinated
-
-
-def test_the_best_policy_is_the_one_with_the_best_average() -> None:
-    trainer = make_trainer(rounds=14)
-    reports = list(trainer.run())
-    merits = [report.return_mean for report in reports]
-    best = -float("inf")
-    for number, report in enumerate(reports):
-        recent = merits[max(0, number - 9) : number + 1]
-        assert report.merit_rolling == pytest.approx(sum(recent) / len(recent))
-        if number < 9:
-            assert report.is_best
-        else:
-            assert report.is_best == (report.merit_rolling > best)
-            best = max(best, report.merit_rolling)
+        standing = tally.add(report.outcome)
+        assert report.score_rolling == standing.score_rolling
+        assert report.merit_rolling == standing.merit_rolling
+        assert report.is_best == standing.is_best
+        assert (report.env_steps, report.success) == (tally.env_steps, tally.success)
+    assert trainer.tally.state_dict() == tally.state_dict()
+    assert tally.fates
 
 
 @pytest.mark.parametrize("stop", [1, 5, STEPS, STEPS + 1, STEPS + 4])
@@ -184,7 +168,7 @@ def test_a_curriculum_moves_on_by_rounds_and_by_success() -> None:
     state = trainer.state_dict()
     other = make_trainer(rounds=6, curriculum=stages)
     other.load_state_dict(state)
-    assert other.stage == trainer.stage
+    assert other.curriculum.stage == trainer.curriculum.stage
 
 
 def test_twins_are_trained_where_the_reward_asks_for_them() -> None:

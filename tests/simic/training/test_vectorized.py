@@ -350,14 +350,6 @@ def _normalizer_after(steps: int, environment: Scripted) -> dict[str, Any]:
     return played.rollout.reward_normalizer.state_dict()
 
 
-def test_recorded_rows_are_the_rows_themselves() -> None:
-    outcome = Played().start().finish().rollout.finish()
-    assert torch.equal(outcome.recorded_states["val_score"], outcome.states["val_score"][[0, 2]])
-    assert torch.equal(
-        outcome.recorded_decisions["actions"][..., -1], outcome.decisions["op"][[0, 2]]
-    )
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -11,8 +11,9 @@ from esper.simic.rewards.contract import Reward, Transition
 from esper.simic.training.environment import Environment
 from esper.simic.training.outcome import RoundOutcome
 from esper.simic.training.plan import RoundPlan
+from esper.simic.training.round_traces import decision_columns, state_columns
 from esper.simic.training.trace import Trace
-from esper.simic.training.vectorized import KEPT_STATES, masks_to, twin_scores_at
+from esper.simic.training.vectorized import masks_to, twin_scores_at
 
 
 def play_episodes(
@@ -44,8 +45,7 @@ def play_episodes(
     names: tuple[str, ...] = ()
 
     def keep_state(number: int) -> None:
-        kept = {name: getattr(signals, name) for name in KEPT_STATES}
-        states.put(number, {**kept, "twin_score": twin_scores_at(curves, signals)})
+        states.put(number, state_columns(signals, twin_scores_at(curves, signals)))
 
     keep_state(0)
     for number in range(steps):
@@ -65,18 +65,10 @@ def play_episodes(
             )
             paid = reward.step(transition)
             names = tuple(paid.terms)
+            free = masks.op.sum(1) > 1
             decisions.put(
                 number,
-                {
-                    "op": actions["op"],
-                    "effective_op": transition.effective_op,
-                    "success": signals.last_success,
-                    "free": masks.op.sum(1) > 1,
-                    "active": active,
-                    "reward": paid.total,
-                    "reward_normalized": paid.total,
-                    "terms": torch.stack(list(paid.terms.values()), dim=1),
-                },
+                decision_columns(transition, actions["op"], paid, normalized=paid.total, free=free),
             )
             keep_state(number + 1)
             active = active & ~transition.ended

@@ -131,7 +131,7 @@ def round_row(report: RoundReport, trainer: Trainer) -> RoundRow:
         op_counts=outcome.op_counts(),
         reward_by_op=outcome.reward_by_op(),
         reward_terms=outcome.term_table(),
-        blueprint_fates={name: dict(counts) for name, counts in trainer.fates.items()},
+        blueprint_fates={name: dict(counts) for name, counts in trainer.tally.fates.items()},
         seeds_germinated=int(seeds.germinated.sum()),
         seeds_fossilized=int(seeds.fossilized.sum()),
         seeds_pruned=int(seeds.pruned.sum()),
@@ -194,8 +194,10 @@ def episode_rows(report: RoundReport) -> list[EpisodeRow]:
 
 def record_end(store: RunStore, trainer: Trainer) -> None:
     """Write down how the run ended: what networks and their twins scored in the last rounds."""
-    score, gain = trainer.score_rolling, trainer.gain_rolling
-    twin = None if score is None or gain is None else score - gain
+    score, merit = trainer.tally.score_rolling, trainer.tally.merit_rolling
+    # Without twins the merit is a return, which is on another scale.
+    is_gain = trainer.twins is not None
+    twin = score - merit if is_gain and score is not None and merit is not None else None
     store.finish("finished", val_score=score, twin_val_score=twin)
 
 

@@ -22,8 +22,9 @@ from typing import Any, Self
 from esper.leyline.errors import CheckpointError, ConfigError, UsageError
 from esper.leyline.storage import atomic_write_text
 from esper.nissa.folder import RunFolder, dump_settings
+from esper.nissa.opening import DEFAULT_SINKS, open_store
 from esper.nissa.sinks.contract import Sink
-from esper.nissa.store import DEFAULT_SINKS, OnAlarm, RunStore, open_store
+from esper.nissa.store import OnAlarm, RunStore
 from esper.simic.training.changes import SettingChanges, apply_settings, compare_settings
 from esper.simic.training.checkpoint import Checkpoints, Which
 from esper.simic.training.config import TrainConfig
@@ -150,7 +151,7 @@ class TrainingRun:
             "seed": self.config.seed,
             "rounds_done": trainer.round,
             "step": trainer.step,
-            "env_steps": trainer.env_steps,
+            "env_steps": trainer.tally.env_steps,
         }
         if report is not None:
             meta["merit_rolling"] = report.merit_rolling

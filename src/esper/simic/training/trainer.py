@@ -18,24 +18,25 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from esper.leyline.actions import LifecycleOp
 from esper.leyline.errors import CheckpointError, UsageError
 from esper.simic.agent.normalizers import RewardNormalizer
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.rewards import Reward, make_reward
 from esper.simic.training.config import TrainConfig
+from esper.simic.training.curriculum import Curriculum
 from esper.simic.training.environment import Environment
 from esper.simic.training.evaluation import Evaluation, Evaluator
-from esper.simic.training.outcome import RoundOutcome
+from esper.simic.training.plan import RoundPlan
 from esper.simic.training.progress import Progress, RoundReport
+from esper.simic.training.tally import Tally
 from esper.simic.training.twins import TwinCurves
-from esper.simic.training.vectorized import Rollout, count_ops
+from esper.simic.training.vectorized import Rollout
 from esper.simic.training.world import GivenWorld, TaskWorld, World
 from esper.tamiyo.controllers.policy_file import new_policy
-
-ROLLING_ROUNDS = 10
-"""Rounds over which scores and merits are averaged."""
 
 
 class Trainer:
@@ -84,18 +85,10 @@ class Trainer:
             self.twins = TwinCurves(self.world, config)
         self.round = 0
         """Round in progress, or next."""
-        self.env_steps = 0
-        """Decisions of all rows in finished rounds."""
-        self.success = 0.0
-        """Running share of episodes that paid."""
-        self.stage = 0
-        """Stage of the curriculum."""
-        self.fates: dict[str, dict[str, int]] = {}
-        """Seeds germinated, fossilized and pruned so far, by blueprint."""
-        self._rounds_in_stage = 0
-        self._merits: list[float] = []
-        self._scores: list[float] = []
-        self._best = -math.inf
+        self.tally = Tally(config.ppo.exploration, self.policy.blueprint_names)
+        """What the finished rounds have come to."""
+        self.curriculum = Curriculum(config.stages)
+        """Stage of the round in progress, or next."""
         self._rollout: Rollout | None = None
         self._in_round = False
         self._twin_seconds = 0.0
@@ -110,18 +103,6 @@ class Trainer:
     def is_in_round(self) -> bool:
         """Whether episodes are being played."""
         return self._in_round
-
-    @property
-    def score_rolling(self) -> float | None:
-        """Mean final score of the last ten rounds; None before the first."""
-        return sum(self._scores) / len(self._scores) if self._scores else None
-
-    @property
-    def gain_rolling(self) -> float | None:
-        """Mean gain over the twin of the last ten rounds; None without twins."""
-        if self.twins is None or not self._merits:
-            return None
-        return sum(self._merits) / len(self._merits)
 
     @property
     def step(self) -> int:
@@ -158,12 +139,13 @@ class Trainer:
 
     def _open_round(self) -> Iterator[Progress]:
         """Plan the rows, train twins that are missing, and live every row's first epoch."""
-        plan = self.world.plan(self.round, self.stage)
+        stage = self.curriculum.stage
+        plan = self.world.plan(self.round, stage)
         curves = None
         if self.twins is not None:
             self._twin_seconds = 0.0
             started = time.perf_counter()
-            for step, steps in self.twins.prepare(self._next_plans(), self.stage):
+            for step, steps in self.twins.prepare(self._next_plans(self.twins), stage):
                 now = time.perf_counter()
                 self._twin_seconds += now - started
                 yield self._progress("twins", step, steps, now - started)
@@ -190,7 +172,7 @@ class Trainer:
             rollout.steps,
             time.perf_counter() - started,
             active=int(rollout.active.sum()),
-            env_steps=self.env_steps + rollout.decided,
+            env_steps=self.tally.env_steps + rollout.decided,
             score_mean=score,
             gain_mean=None if math.isnan(gain) else gain,
             op_counts=count_ops(ops, active),
@@ -199,14 +181,14 @@ class Trainer:
     def _close_round(self, rollout: Rollout) -> Progress:
         """Learn from the round and count it."""
         outcome = rollout.finish()
-        self._count_success(outcome)
+        standing = self.tally.add(outcome)
         started = time.perf_counter()
         batch = self.buffer.batch()
         self.policy.normalizer.update(batch.raw_states[batch.valid])
         update = self.agent.update(
             self.buffer,
             progress=self.round / self.config.rounds,
-            success=self.success,
+            success=self.tally.success,
             round=self.round,
             rewards=outcome.decisions["reward"],
             reward_std=self.reward_normalizer.std,
@@ -215,28 +197,16 @@ class Trainer:
         started = time.perf_counter()
         evaluation = self._evaluate()
         evaluated = time.perf_counter() - started
-        self.env_steps += outcome.env_steps
-        for name, counts in outcome.blueprint_fates(self.policy.blueprint_names).items():
-            known = self.fates.setdefault(name, dict.fromkeys(counts, 0))
-            for fate, count in counts.items():
-                known[fate] += count
-        score_rolling = _push(self._scores, outcome.score_mean)
-        gain = outcome.gain_mean
-        merit = _push(self._merits, outcome.return_mean if gain is None else gain)
-        # Until the average spans all its rounds, the newest policy is the best known.
-        is_best = len(self._merits) < ROLLING_ROUNDS or merit > self._best
-        if is_best:
-            self._best = merit if len(self._merits) == ROLLING_ROUNDS else -math.inf
         report = RoundReport(
             round=self.round,
-            env_steps=self.env_steps,
+            env_steps=self.tally.env_steps,
             outcome=outcome,
             update=update,
-            success=self.success,
-            score_rolling=score_rolling,
-            merit_rolling=merit,
-            is_best=is_best,
-            stage=self.stage,
+            success=self.tally.success,
+            score_rolling=standing.score_rolling,
+            merit_rolling=standing.merit_rolling,
+            is_best=standing.is_best,
+            stage=self.curriculum.stage,
             timings={
                 "twins": self._twin_seconds,
                 **rollout.timings,
@@ -248,7 +218,7 @@ class Trainer:
         self.round += 1
         self._in_round = False
         self._twin_seconds = 0.0
-        self._next_stage()
+        self.curriculum.add_round(self.tally.success)
         return self._progress("update", 1, 1, updated, report=report)
 
     def _evaluate(self) -> Evaluation | None:
@@ -264,37 +234,16 @@ class Trainer:
             )
         return self._evaluator.evaluate(self.policy)
 
-    def _count_success(self, outcome: RoundOutcome) -> None:
-        exploration = self.config.ppo.exploration
-        share = float((outcome.returns > exploration.success_return).double().mean())
-        keep = exploration.success_momentum if self.round else 0.0
-        self.success = keep * self.success + (1.0 - keep) * share
-
-    def _next_stage(self) -> None:
-        """Go on to the next stage of the curriculum where this one is over."""
-        self._rounds_in_stage += 1
-        stage = self.config.stages[self.stage]
-        is_over = 0 < stage.rounds <= self._rounds_in_stage
-        is_over = is_over or 0 < stage.success <= self.success
-        if is_over and self.stage + 1 < len(self.config.stages):
-            self.stage += 1
-            self._rounds_in_stage = 0
-
-    def _next_plans(self) -> list[Any]:
+    def _next_plans(self, twins: TwinCurves) -> list[RoundPlan]:
         """Return the plans of this round and of those whose rows are known already."""
-        stage = self.config.stages[self.stage]
-        known = self.config.rounds - self.round
-        if stage.rounds:
-            known = min(known, stage.rounds - self._rounds_in_stage)
-        if stage.success:
-            known = 1
-        assert self.twins is not None
-        ahead = max(1, min(known, self.twins.rounds_ahead))
-        return [self.world.plan(self.round + number, self.stage) for number in range(ahead)]
+        known = self.curriculum.known_rounds(self.config.rounds - self.round)
+        ahead = min(known, twins.rounds_ahead)
+        stage = self.curriculum.stage
+        return [self.world.plan(self.round + number, stage) for number in range(ahead)]
 
     def _make_rollout(self) -> Rollout:
         """Return the rollout, on the environment of the round."""
-        environment = self.world.environment(self.round, self.stage)
+        environment = self.world.environment(self.round, self.curriculum.stage)
         if self._rollout is None:
             rows = self.buffer.rows
             recorded = min(self.config.recorded_rows, rows)
@@ -329,7 +278,7 @@ class Trainer:
             rounds=self.config.rounds,
             step=step,
             steps=steps,
-            env_steps=self.env_steps if env_steps is None else env_steps,
+            env_steps=self.tally.env_steps if env_steps is None else env_steps,
             active=values.pop("active", 0),
             seconds=seconds,
             report=report,
@@ -348,14 +297,8 @@ class Trainer:
             "config": self.config.to_mapping(),
             "blueprints": list(self.policy.blueprint_names),
             "round": self.round,
-            "env_steps": self.env_steps,
-            "success": self.success,
-            "stage": self.stage,
-            "rounds_in_stage": self._rounds_in_stage,
-            "merits": list(self._merits),
-            "scores": list(self._scores),
-            "best": None if math.isinf(self._best) else self._best,
-            "fates": {name: dict(counts) for name, counts in self.fates.items()},
+            **self.tally.state_dict(),
+            **self.curriculum.state_dict(),
             "agent": self.agent.state_dict(),
             "reward_normalizer": self.reward_normalizer.state_dict(),
             "twins": None if self.twins is None else self.twins.state_dict(),
@@ -376,17 +319,13 @@ class Trainer:
             self.reward_normalizer.load_state_dict(state["reward_normalizer"])
             if self.twins is not None and state["twins"] is not None and not restart_round:
                 self.twins.load_state_dict(state["twins"])
-            self.round, self.env_steps = int(state["round"]), int(state["env_steps"])
-            self.success, self.stage = float(state["success"]), int(state["stage"])
-            self._rounds_in_stage = int(state["rounds_in_stage"])
-            self._merits, self._scores = list(state["merits"]), list(state["scores"])
-            self._best = -math.inf if state["best"] is None else float(state["best"])
-            self.fates = {name: dict(counts) for name, counts in state["fates"].items()}
+            self.round = int(state["round"])
+            self.tally.load_state_dict(state)
+            self.curriculum.load_state_dict(state)
             self._twin_seconds = float(state["twin_seconds"])
             rollout = state["rollout"]
         except KeyError as error:
             raise CheckpointError(f"this is no state of a training run: it lacks {error}") from None
-        self.stage = min(self.stage, len(self.config.stages) - 1)
         self._in_round = rollout is not None and not restart_round
         if self._in_round:
             self._make_rollout().load_state_dict(rollout)
@@ -401,8 +340,7 @@ class Trainer:
             )
 
 
-def _push(recent: list[float], value: float) -> float:
-    """Add a value to the last ten; return their mean."""
-    recent.append(value)
-    del recent[:-ROLLING_ROUNDS]
-    return sum(recent) / len(recent)
+def count_ops(ops: Tensor, active: Tensor) -> dict[str, int]:
+    """Return how often every op was decided in the rows that still run."""
+    counts = torch.bincount(ops[active], minlength=len(LifecycleOp)).tolist()
+    return {op.name: counts[op] for op in LifecycleOp}

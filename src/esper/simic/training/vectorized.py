@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from esper.leyline.actions import LifecycleOp, placeholder_actions
+from esper.leyline.actions import placeholder_actions
 from esper.leyline.errors import UsageError
 from esper.leyline.masks import Masks
 from esper.leyline.signals import Signals
@@ -34,7 +34,7 @@ from esper.simic.training.draws import draw_uniforms
 from esper.simic.training.environment import Environment
 from esper.simic.training.outcome import RoundOutcome
 from esper.simic.training.plan import RoundPlan
-from esper.simic.training.trace import Trace
+from esper.simic.training.round_traces import RoundTraces
 from esper.tamiyo.controllers.policy_file import Policy
 from esper.tamiyo.networks.acting import rollout_step
 from esper.tamiyo.networks.head_table import OP_ROW
@@ -50,18 +50,6 @@ Horizon = Literal["terminate", "bootstrap"]
 
 PHASES = ("population", "policy", "reward")
 """What the time of a step is spent on."""
-
-KEPT_STATES = (
-    "val_score",
-    "params",
-    "host_params",
-    "max_epochs",
-    "rolled_back",
-    "stage",
-    "blueprint",
-    "contribution",
-)
-"""Signals that are kept of every row; of recorded rows all are."""
 
 
 class Rollout:
@@ -95,15 +83,10 @@ class Rollout:
         self.environment = environment
         self.buffer, self.reward_normalizer = buffer, reward_normalizer
         self.seed, self.horizon = seed, horizon
-        self.recorded_rows = tuple(recorded_rows)
         self.rows, self.steps = buffer.rows, buffer.steps
         self.device = environment.device
         self.timings = dict.fromkeys(PHASES, 0.0)
-        self._decisions = Trace(self.rows, self.steps)
-        self._states = Trace(self.rows, self.steps + 1)
-        self._detailed_decisions = Trace(len(self.recorded_rows), self.steps)
-        self._detailed_states = Trace(len(self.recorded_rows), self.steps + 1)
-        self._chosen = torch.tensor(self.recorded_rows, dtype=torch.int64, device=self.device)
+        self._traces = RoundTraces(self.rows, self.steps, recorded_rows, self.device)
         self._clamps = ClampCounter(policy.slot_config, self.device)
         self._act = rollout_step(policy.network, self.rows)
         self._wait = placeholder_actions(self.rows, self.device)
@@ -117,13 +100,11 @@ class Rollout:
         self._potential = torch.zeros(self.rows, device=self.device)
         self._is_done = True
         self._decided = 0
-        self._term_names: tuple[str, ...] = ()
-        self._detail_names: tuple[str, ...] = ()
 
     @property
     def step_count(self) -> int:
         """Steps played in this round."""
-        return self._decisions.length
+        return self._traces.length
 
     @property
     def is_done(self) -> bool:
@@ -180,8 +161,7 @@ class Rollout:
         self._take_twins(twins)
         self._act.refresh()
         self.buffer.start()
-        for trace in self._traces():
-            trace.start()
+        self._traces.start()
         self._clamps.start()
         self.timings = dict.fromkeys(PHASES, 0.0)
         started = time.perf_counter()
@@ -193,7 +173,7 @@ class Rollout:
         self._is_done = False
         self._decided = 0
         self.reward.reset(self._signals)
-        self._keep_state(self._signals)
+        self._traces.keep_state(self._signals, self._twin_at(self._signals))
 
     def step(self) -> Tensor:
         """Let every row decide and live one epoch; return what was decided, int64 [R]."""
@@ -230,21 +210,7 @@ class Rollout:
         """Return what the episodes were like."""
         if not self._is_done:
             raise UsageError("some episodes still run; call step() until is_done")
-        return RoundOutcome(
-            round=self.plan.round,
-            tasks=self.plan.tasks,
-            env_seeds=self.plan.env_seeds,
-            slot_names=self.plan.slot_names,
-            decisions=self._decisions.read(),
-            states=self._states.read(),
-            term_names=self._term_names,
-            detail_names=self._detail_names,
-            recorded_rows=self.recorded_rows,
-            recorded_decisions=self._detailed_decisions.read(),
-            recorded_states=self._detailed_states.read(),
-            obs_clamp_share=self._clamps.share,
-            obs_clamp_features=self._clamps.worst(),
-        )
+        return self._traces.outcome(self.plan, self._clamps)
 
     def close(self) -> None:
         """Free what the environment holds."""
@@ -268,9 +234,7 @@ class Rollout:
             "is_done": self._is_done,
             "decided": self._decided,
             "clamps": self._clamps.state_dict(),
-            "traces": [trace.state_dict() for trace in self._traces()],
-            "term_names": list(self._term_names),
-            "detail_names": list(self._detail_names),
+            **self._traces.state_dict(),
             "timings": dict(self.timings),
         }
 
@@ -289,10 +253,7 @@ class Rollout:
         self._is_done = bool(state["is_done"])
         self._decided = int(state["decided"])
         self._clamps.load_state_dict(state["clamps"])
-        for trace, saved in zip(self._traces(), state["traces"], strict=True):
-            trace.load_state_dict(saved, self.device)
-        self._term_names = tuple(state["term_names"])
-        self._detail_names = tuple(state["detail_names"])
+        self._traces.load_state_dict(state)
         self.timings = {phase: float(state["timings"][phase]) for phase in PHASES}
         self._act.refresh()
 
@@ -371,10 +332,18 @@ class Rollout:
             truncated=truncated,
         )
         self._signals, self._hidden = after, decided.hidden
-        self._keep_decision(transition, decided, paid, normalized)
+        self._traces.keep_decision(
+            transition,
+            decided,
+            paid,
+            normalized=normalized,
+            free=self._free,
+            potential=self._potential,
+            value_scale=self._value_scale,
+        )
         if paid.potential is not None:
             self._potential = paid.potential.to(torch.float32)
-        self._keep_state(after)
+        self._traces.keep_state(after, transition.twin_after)
         self._active = active & ~ended
         if is_cut:
             self._bootstrap(truncated)
@@ -408,57 +377,6 @@ class Rollout:
     def _twin_at(self, signals: Signals) -> Tensor:
         return twin_scores_at(self._twins, signals)
 
-    def _keep_decision(
-        self, transition: Transition, decided: PolicyStep, paid: RewardStep, normalized: Tensor
-    ) -> None:
-        number = self.step_count
-        self._term_names, self._detail_names = tuple(paid.terms), tuple(paid.details)
-        kept = {
-            "op": decided.op,
-            "effective_op": transition.effective_op,
-            "success": transition.after.last_success,
-            "free": self._free,
-            "active": transition.active,
-            "reward": paid.total,
-            "reward_normalized": normalized,
-            "terms": torch.stack(list(paid.terms.values()), dim=1),
-        }
-        if paid.details:
-            kept["details"] = torch.stack([each.float() for each in paid.details.values()], dim=1)
-        self._decisions.put(number, kept)
-        if not self.recorded_rows:
-            return
-        rows = self._chosen
-        self._detailed_decisions.put(
-            number,
-            {
-                "actions": decided.actions[rows],
-                "valid": decided.masks[rows].sum(-1),
-                "choice_log_probs": decided.choice_log_probs[rows],
-                "log_probs": decided.log_probs[rows],
-                "value": decided.value[rows] * self._value_scale - self._potential[rows],
-                "q_taken": self._value_scale
-                * decided.op_values[rows].gather(1, decided.op[rows, None]).squeeze(1)
-                - self._potential[rows],
-            },
-        )
-
-    def _keep_state(self, signals: Signals) -> None:
-        number = self._decisions.length
-        kept = {name: getattr(signals, name) for name in KEPT_STATES}
-        kept["twin_score"] = self._twin_at(signals)
-        self._states.put(number, kept)
-        if self.recorded_rows:
-            every = {
-                field.name: getattr(signals, field.name)[self._chosen]
-                for field in dataclasses.fields(signals)
-            }
-            every["twin_score"] = kept["twin_score"][self._chosen]
-            self._detailed_states.put(number, every)
-
-    def _traces(self) -> tuple[Trace, ...]:
-        return (self._decisions, self._states, self._detailed_decisions, self._detailed_states)
-
 
 def masks_to(masks: Masks, device: torch.device) -> Masks:
     """Return the same masks on a device."""
@@ -473,12 +391,6 @@ def twin_scores_at(curves: Tensor, signals: Signals) -> Tensor:
     """Return float32 [R]: the twins' scores after as many epochs, of curves [R, epochs]."""
     last = curves.shape[1] - 1
     return curves.gather(1, (signals.epoch - 1).clamp(0, last).unsqueeze(1)).squeeze(1)
-
-
-def count_ops(ops: Tensor, active: Tensor) -> dict[str, int]:
-    """Return how often every op was decided in the rows that still run."""
-    counts = torch.bincount(ops[active], minlength=len(LifecycleOp)).tolist()
-    return {op.name: counts[op] for op in LifecycleOp}
 
 
 def __getattr__(name: str) -> Any:
