@@ -64,7 +64,7 @@ def _exploration(**changes: object) -> Change:
 def _accept_collapse(config: TrainConfig) -> TrainConfig:
     config = _floor("off")(config)
     config = _ppo(entropy_coef=0.0, entropy_coef_end=0.0, exploration_kl=0.0)(config)
-    return _exploration(sparse_entropy=0.0)(config)
+    return _exploration(sparse_entropy=0.0, op_curiosity=0.0, sparse_curiosity=0.0)(config)
 
 
 def _faster_sparse_heads(config: TrainConfig) -> TrainConfig:

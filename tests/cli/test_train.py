@@ -260,7 +260,7 @@ def test_changes_of_a_continued_run_are_recorded(
     with open_run(tmp_path / "run") as stored:
         events = stored.rows("events", where="kind = 'settings_changed'")
         assert len(events) == 1
-        assert "ppo.clip 0.2 -> 0.1" in events[0]["message"]
+        assert "ppo.clip 0.5 -> 0.1" in events[0]["message"]
         assert events[0]["data"]["reset_heads"] == ["blueprint", "tempo"]
     page = (tmp_path / "run" / "report.html").read_text()
     assert "fresh heads: blueprint, tempo" in page
