@@ -123,7 +123,13 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--problem", choices=sorted(PROBLEMS), default="graded")
     parser.add_argument("--seeds", type=int, default=2, help="seeds of every variant (default: 2)")
     parser.add_argument("--rounds", type=int, default=60, help="rounds of training (default: 60)")
-    parser.add_argument("--only", nargs="*", default=None, help="names of variants to train")
+    parser.add_argument(
+        "--only",
+        nargs="*",
+        choices=[each.name for each in VARIANTS],
+        metavar="NAME",
+        help="names of variants to train; without any, none",
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="for digits")
     parser.add_argument(
         "--task-rows", type=int, default=8, help="rows of digits; 0 leaves the second table out"
