@@ -16,7 +16,7 @@ from benchmarks.table import print_table
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks acting", description=__doc__)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--task", default="digits")
     parser.add_argument("--rows", type=int, nargs="+", default=[64, 128, 256])

@@ -35,7 +35,9 @@ def grow_one(seed: int, task_name: str, epochs: int | None) -> dict[str, Any]:
 def main(arguments: list[str]) -> int:
     from esper.simic.training.interval import paired_interval
 
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks digits_heuristic", description=__doc__
+    )
     parser.add_argument("--task", default="digits")
     parser.add_argument("--epochs", type=int)
     parser.add_argument("--seeds", type=int, default=10)

@@ -68,7 +68,7 @@ def build(job: dict[str, Any]) -> tuple[Any, Callable[[], Any]]:
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks engine", description=__doc__)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--tasks", nargs="+", default=["cifar_baseline"])
     parser.add_argument("--rows", type=int, nargs="+", default=[16, 64])

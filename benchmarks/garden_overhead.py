@@ -16,7 +16,9 @@ def main(arguments: list[str]) -> int:
     from esper.kasmina.garden import Garden
     from esper.tasks import get_task
 
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks garden_overhead", description=__doc__
+    )
     parser.add_argument("--tasks", nargs="+", default=["digits", "cifar_baseline", "digits_mlp"])
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--steps", type=int, default=20)

@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, default=0, help="instead of the problem's own")
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--stop", action="store_true", help=f"stop at {SOLVED:.0%}")
+    parser.add_argument("--stop", action="store_true", help=f"stop at {SOLVED} of the optimum")
     parser.add_argument("--verbose", action="store_true", help="a line every ten rounds")
     change = parser.add_argument_group("differences from the recipe")
     change.add_argument("--hidden", type=int, default=128)

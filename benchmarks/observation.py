@@ -15,7 +15,7 @@ def main(arguments: list[str]) -> int:
     from esper.kasmina.imagined_hosts import middle_aged_hosts
     from esper.tamiyo.policy.timing import time_extraction
 
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks observation", description=__doc__)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 64, 256])
     parser.add_argument("--slots", type=int, default=3)
     parser.add_argument("--epochs", type=int, nargs="+", default=[0, 15, 30, 45])

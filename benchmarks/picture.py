@@ -12,7 +12,7 @@ def main(arguments: list[str]) -> int:
     from esper.growth.grow import task_config, task_run
     from esper.tasks import get_task
 
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks picture", description=__doc__)
     parser.add_argument("--seed", type=int, default=4)
     parser.add_argument("--out", type=Path, default=Path("docs/growth.svg"))
     options = parser.parse_args(arguments)

@@ -29,7 +29,9 @@ def main(arguments: list[str]) -> int:
     from esper.tamiyo.networks.recurrent_ppo import find_reference
     from esper.tamiyo.networks.throughput import PolicyWork, compare_captured, compare_policies
 
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks policy", description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--rows", type=int, default=16, help="environments (default: 16)")
     parser.add_argument("--steps", type=int, default=150, help="steps an episode (default: 150)")

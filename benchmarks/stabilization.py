@@ -36,7 +36,7 @@ def wait_one(job: tuple[str, int], epochs: int | None, device: str) -> dict[str,
 def main(arguments: list[str]) -> int:
     from esper.tasks import TASKS, describe_task
 
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks stabilization", description=__doc__)
     parser.add_argument("--tasks", nargs="+", help="default: every task whose data is found")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, help="at most this many (default: the horizon)")

@@ -136,7 +136,7 @@ def growing_share(task_name: str, epochs: int | None) -> dict[str, float]:
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks telemetry", description=__doc__)
     parser.add_argument("--task", default="digits")
     parser.add_argument("--epochs", type=int)
     parser.add_argument("--repeats", type=int, default=3)

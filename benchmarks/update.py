@@ -21,7 +21,9 @@ def main(arguments: list[str]) -> int:
     from esper.leyline.process import keep_freed_memory
     from esper.simic.agent.throughput import UpdateWork, compare_updates, find_update_reference
 
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks update", description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--rows", type=int, default=16, help="environments (default: 16)")
     parser.add_argument("--steps", type=int, default=150, help="steps an episode (default: 150)")

@@ -20,7 +20,7 @@ SEEDS = {
 def main(arguments: list[str]) -> int:
     import torch
 
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks validation", description=__doc__)
     parser.add_argument("--images", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--json", action="store_true")

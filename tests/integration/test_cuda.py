@@ -191,6 +191,12 @@ def test_a_captured_step_serves_while_seeds_come_and_go() -> None:
     captures = population.cohorts[0].engine.captures  # type: ignore[attr-defined]
     assert len(topologies) > 20
     assert captures <= 12
+    # A second episode finds the places of the first, and what was captured to work on them.
+    signals = population.reset(range(100, 164))
+    controller.reset(64, "cuda")
+    for _ in range(30):
+        signals = population.step(controller.act(signals, population.masks()))
+    assert population.cohorts[0].engine.captures <= captures + 4  # type: ignore[attr-defined]
     population.close()
 
 

@@ -7,9 +7,10 @@ import torch
 
 from esper.kasmina.blueprints.registry import BLUEPRINTS
 from esper.kasmina.seeding import draw_gate, draw_seed
+from esper.kasmina.state import SlotState
 from esper.leyline.stages import SeedStage
 from esper.population.engine import RowWeights
-from esper.population.nursery import NOBODY
+from esper.population.nursery import NOBODY, Nursery
 from esper.population.seats import BLENDED, EMPTY, ISOLATED
 from tests.plots import same
 from tests.population.seedlings import (
@@ -163,6 +164,36 @@ def test_empty_places_are_given_up_after_a_while() -> None:
     assert sizes == {6, 2}
     assert nursery.beds[0].rows == [4, 5]
     assert same(nursery.read(4), kept)
+
+
+def test_rows_are_read_at_rest_with_the_seeds_that_are_wanted() -> None:
+    nursery = make_nursery(3)
+    nursery.sync(put(make_state(3), 1, "mlp", algorithm=GATE))
+    values, _ = nursery.read(1)
+    assert same(nursery.read_at_rest(1, [True] * len(values)), values)
+    assert nursery.read_at_rest(1, [False]) == {}
+    # They are copies.
+    kept = nursery.read_at_rest(1, [True])
+    for bed in nursery.beds:
+        bed.stack.flat.zero_()
+    assert same(kept, values)
+
+
+def test_a_nursery_begins_again_with_other_streams() -> None:
+    nursery, other = make_nursery(3), make_nursery(3)
+    state = put(put(make_state(3), 0, "mlp", algorithm=GATE), 1, "lora")
+    nursery.sync(state)
+    nursery.renew([900, 901, 902])
+    assert nursery.beds == []
+    assert nursery.germinations == [0, 0, 0]
+    assert nursery.read(0) == ({}, {})
+    nursery.sync(state)
+    assert not same(nursery.read(1), make_and_read(other, state, 1))
+
+
+def make_and_read(nursery: Nursery, state: SlotState, row: int) -> object:
+    nursery.sync(state)
+    return nursery.read(row)
 
 
 def test_rows_move_between_nurseries() -> None:

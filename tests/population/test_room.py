@@ -41,3 +41,14 @@ def test_places_are_given_up_when_many_have_been_empty_for_long() -> None:
     assert given_up == [[]] * 8 + [["a", "c"]]
     # Where a capture is void anyway, it takes less.
     assert [bool(list(room.too_large(many, has_moved=True))) for _ in range(3)] == [0, 0, 1]
+
+
+def test_places_stay_for_other_rows_where_they_cost_little() -> None:
+    room = Room(spares=True, rows=128, sample_bytes=128)
+    assert room.is_cheap(SMALL)
+    assert room.kept(SMALL, 32, 20) == 32
+    # Half too many are given up, all when nobody came.
+    assert room.kept(SMALL, 96, 20) == 32
+    assert room.kept(SMALL, 32, 0) == 0
+    assert Room(spares=True, rows=64, sample_bytes=256).kept(LARGE, 32, 32) == 0
+    assert Room(rows=128, sample_bytes=128).kept(SMALL, 32, 32) == 0

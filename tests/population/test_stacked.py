@@ -22,6 +22,7 @@ from esper.population.cohort import Cohort
 from esper.population.nursery import NOBODY
 from esper.population.room import Room
 from esper.tasks import get_task
+from tests.plots import same
 from tests.population.plugins import OddSeed, odd_task, plugged_in
 from tests.population.worlds import (
     MIXED,
@@ -37,6 +38,7 @@ from tests.population.worlds import (
     populations,
     read_row,
     row_state,
+    row_tree,
 )
 
 STEPS = 26
@@ -291,3 +293,46 @@ def test_what_a_captured_step_works_on_stays_where_it_is(monkeypatch: pytest.Mon
                 kept += 1
                 assert places(engine) == before
         assert kept >= 3
+
+
+@pytest.mark.parametrize("spares", [False, True])
+def test_a_stack_that_begins_again_is_as_good_as_new(
+    monkeypatch: pytest.MonkeyPatch, spares: bool
+) -> None:
+    monkeypatch.setattr(stacked, "Room", lambda **sizes: Room(**{**sizes, "spares": spares}))
+    # Sixteen rows: on images this small places are cheap, so that beds stay.
+    used, new = (
+        make_population([TinyImages], 16, "stacked", precision="float64") for _ in range(2)
+    )
+    with populations(used, new):
+        explore(used, 10, seed=3)
+        engine = used.cohorts[0].engine
+        assert isinstance(engine, stacked.StackedEngine)
+        beds = len(engine._nursery.beds)
+        seeds = range(100, 116)
+        used.reset(seeds)
+        new.reset(seeds)
+        assert used.cohorts[0].engine is engine
+        assert len(engine._nursery.beds) == (beds if spares else 0)
+        explorer, signals = Explorer(4), used.signals()
+        for _ in range(8):
+            actions = explorer.act(used, signals)
+            signals = used.step(actions)
+            new.step(actions)
+        if spares:
+            assert_rows_agree(used, new, 1e-9)
+        else:
+            assert all(same(row_tree(used, row), row_tree(new, row)) for row in range(16))
+
+
+def test_a_second_episode_moves_nothing_that_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacked, "Room", lambda **sizes: Room(**{**sizes, "spares": True}))
+    with populations(make_population([TinyImages], 16, "stacked")) as (population,):
+        script = explore(population, 10, seed=3)
+        engine = population.cohorts[0].engine
+        assert isinstance(engine, stacked.StackedEngine)
+        script.replay(population)
+        moves, step = engine._nursery.moves, engine._step
+        script.replay(population)
+        assert engine._nursery.moves == moves
+        assert engine._step is step

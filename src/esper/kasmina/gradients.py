@@ -63,22 +63,36 @@ def tensor_norms(parameters: Iterable[nn.Parameter]) -> Tensor:
 
 
 def summarise(
-    norms: Tensor, seed_params: Tensor | int, host_norm: Tensor, host_params: Tensor | int
+    norms: Tensor,
+    seed_params: Tensor | int,
+    host_norm: Tensor,
+    host_params: Tensor | int,
+    *,
+    counts: Tensor | None = None,
 ) -> GradientSample:
-    """Turn per-tensor norms [..., P] of seeds into one sample per seed [...]."""
-    count = norms.shape[-1]
-    norm = norms.square().sum(-1).sqrt()
-    vanished = (norms < VANISHING).to(torch.float64)
+    """Turn per-tensor norms [..., P] of seeds into one sample per seed [...].
+
+    Where seeds have different numbers of tensors, `counts` [...] says how many of the P are theirs;
+    the others, behind them, are zeros.
+    """
+    most = norms.shape[-1]
+    if counts is None:
+        counts = torch.full(norms.shape[:-1], most, device=norms.device)
+    is_there = torch.arange(most, device=norms.device) < counts.unsqueeze(-1)
+    # One after another, so that zeros behind them change nothing, not even the last bit.
+    squares = norms.square().cumsum(-1)
+    norm = squares[..., -1].sqrt() if most else norms.sum(-1)
+    vanished = (is_there & (norms < VANISHING)).sum(-1)
     # A non-finite norm compares false with any threshold; it explodes all the same.
-    exploded = (~(norms <= EXPLODING)).to(torch.float64)
-    share = 1.0 / count if count else 0.0
-    health = (1 - 0.5 * share * vanished.sum(-1) - 0.8 * share * exploded.sum(-1)).clamp(0, 1)
+    exploded = (is_there & ~(norms <= EXPLODING)).sum(-1)
+    share = 1.0 / counts.clamp(min=1).to(torch.float64)
+    health = (1 - 0.5 * share * vanished - 0.8 * share * exploded).clamp(0, 1)
     host_size = torch.as_tensor(host_params, dtype=torch.float64).clamp(min=1).sqrt()
     seed_size = torch.as_tensor(seed_params, dtype=torch.float64).clamp(min=1).sqrt()
     ratio = (norm / seed_size.to(norm.device)) / (host_norm / host_size.to(norm.device))
     tiny = (norm < _TINY) | (host_norm < _TINY)
     ratio = torch.where(tiny, torch.zeros_like(ratio), ratio.clamp(max=_RATIO_CAP))
-    return GradientSample(norm, health, vanished.sum(-1) > 0, exploded.sum(-1) > 0, ratio)
+    return GradientSample(norm, health, vanished > 0, exploded > 0, ratio)
 
 
 def sample_gradients(

@@ -190,15 +190,7 @@ class Cohort:
 
     def _snapshot_rows(self, rows: Sequence[int]) -> list[RowWeights]:
         """Return host and fossils of rows: what a rollback goes back to."""
-        kept = []
-        for row, weights in zip(rows, self._read(rows), strict=True):
-            fossils = (self.state.stage[row] == int(SeedStage.FOSSILIZED)).tolist()
-            weights.seeds = {slot: v for slot, v in weights.seeds.items() if fossils[slot]}
-            weights.host_momentum = _at_rest(weights.host)
-            weights.seed_momentum = {slot: _at_rest(v) for slot, v in weights.seeds.items()}
-            weights.seed_buffers = {s: v for s, v in weights.seed_buffers.items() if fossils[s]}
-            kept.append(weights)
-        return kept
+        return self.engine.read_at_rest(rows, self.state.stage == int(SeedStage.FOSSILIZED))
 
     def _read(self, rows: Sequence[int]) -> list[RowWeights]:
         if isinstance(self.engine, RemoteEngine):
@@ -230,8 +222,3 @@ class Cohort:
         """Let the engine follow the state and take over the sizes of what lives."""
         sizes = self.engine.sync(state)
         return state.where(torch.ones_like(state.occupied), params=sizes)
-
-
-def _at_rest(values: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the momentum of parameters that do not move."""
-    return {name: torch.zeros_like(value) for name, value in values.items()}

@@ -7,7 +7,7 @@ signals are the population's; they are the same functions whatever the strategy.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -57,6 +57,7 @@ class RowWeights:
 
     host: dict[str, Tensor]
     host_momentum: dict[str, Tensor]
+    """Empty for a network at rest, as that of a seed is."""
     seeds: dict[int, dict[str, Tensor]] = field(default_factory=dict)
     """By slot: parameters of the seed under 'seed.' and of its gate under 'gate.'."""
     seed_momentum: dict[int, dict[str, Tensor]] = field(default_factory=dict)
@@ -64,6 +65,21 @@ class RowWeights:
     """What is no parameter and yet part of the network, such as running statistics."""
     seed_buffers: dict[int, dict[str, Tensor]] = field(default_factory=dict)
     germinations: int = 0
+
+    def at_rest(self, seeds: Sequence[bool]) -> RowWeights:
+        """Return the same without momentum, and of the seeds by slot only those named."""
+
+        def kept(values: dict[int, Any]) -> dict[int, Any]:
+            return {slot: value for slot, value in values.items() if seeds[slot]}
+
+        own = kept(self.seeds)
+        return replace(
+            self,
+            host_momentum={},
+            seeds=own,
+            seed_momentum={slot: {} for slot in own},
+            seed_buffers=kept(self.seed_buffers),
+        )
 
     def to_tree(self) -> dict[str, Any]:
         """Return plain data and tensors for a checkpoint."""
@@ -129,6 +145,10 @@ class Engine(Protocol):
 
     def read(self, row: int) -> RowWeights:
         """Return copies of everything this engine knows about a row."""
+        ...
+
+    def read_at_rest(self, rows: Sequence[int], seeds: Tensor) -> list[RowWeights]:
+        """Return copies of some rows without momentum, with those of their `seeds`, bool [R, S]."""
         ...
 
     def write(self, row: int, weights: RowWeights, state: SlotState) -> None:

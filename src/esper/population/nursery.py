@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,6 +48,10 @@ class Bed:
     """Parameters for empty places: those of some seed of the kind."""
     rows: list[int]
     """The row of every place, NOBODY where it is empty."""
+    peak: int = 0
+    """Most places that were taken at once since the nursery was made or renewed."""
+    last_peak: int = 0
+    """The same before it was renewed."""
 
     @property
     def count(self) -> int:
@@ -98,6 +102,26 @@ class Nursery:
     def beds(self) -> list[Bed]:
         """Return every bed, by slot and kind."""
         return [self._beds[key] for key in sorted(self._beds)]
+
+    def renew(self, keys: Sequence[int]) -> None:
+        """Forget all seeds; `keys` name the random streams of as many other rows.
+
+        Where places cost little they stay, as many as were needed of late, for the next seeds.
+        """
+        self._keys = list(keys)
+        self.kinds.fill(NOBODY)
+        self.places.fill(0)
+        self.gates.fill(NOBODY)
+        self.germinations = [0] * len(keys)
+        for key, bed in list(self._beds.items()):
+            bed.rows = [NOBODY] * len(bed.rows)
+            needed, bed.last_peak, bed.peak = max(bed.peak, bed.last_peak), bed.peak, 0
+            capacity = self._room.kept(self._slots[bed.slot], len(bed.rows), needed)
+            if not capacity:
+                del self._beds[key]
+                self.moves += 1
+            elif capacity != len(bed.rows):
+                self._arrange(bed, capacity)
 
     def sync(self, state: SlotState) -> None:
         """Make room for new seeds and free those that are gone; gates follow the algorithm."""
@@ -229,17 +253,28 @@ class Nursery:
         values: dict[int, dict[str, Tensor]] = {}
         momenta: dict[int, dict[str, Tensor]] = {}
         for slot in range(len(self._slots)):
-            held, gate = int(self.kinds[row, slot]), int(self.gates[row, slot])
-            for kind, place, prefix in (
-                (held, int(self.places[row, slot]), _SEED),
-                (GATE if gate != NOBODY else NOBODY, gate, _GATE),
-            ):
-                if kind == NOBODY:
-                    continue
-                found, moving = self._beds[slot, kind].stack.read(place)
+            for stack, place, prefix in self._stacks_of(row, slot):
+                found, moving = stack.read(place)
                 values.setdefault(slot, {}).update({prefix + k: v for k, v in found.items()})
                 momenta.setdefault(slot, {}).update({prefix + k: v for k, v in moving.items()})
         return values, momenta
+
+    def read_at_rest(self, row: int, wanted: Sequence[bool]) -> dict[int, dict[str, Tensor]]:
+        """Return parameters of a row's seeds at the slots that are wanted."""
+        values: dict[int, dict[str, Tensor]] = {}
+        for slot in (slot for slot, is_wanted in enumerate(wanted) if is_wanted):
+            for stack, place, prefix in self._stacks_of(row, slot):
+                (found,) = stack.read_at_rest([place])
+                values.setdefault(slot, {}).update({prefix + k: v for k, v in found.items()})
+        return values
+
+    def _stacks_of(self, row: int, slot: int) -> Iterator[tuple[Stack, int, str]]:
+        """Yield (stack, place, prefix) of a row's seed and of its gate, as far as it has them."""
+        held, gate = int(self.kinds[row, slot]), int(self.gates[row, slot])
+        if held != NOBODY:
+            yield self._beds[slot, held].stack, int(self.places[row, slot]), _SEED
+        if gate != NOBODY:
+            yield self._beds[slot, GATE].stack, gate, _GATE
 
     def write(self, row: int, weights: RowWeights, state: SlotState) -> None:
         """Replace a row's seeds by saved ones."""
@@ -251,10 +286,10 @@ class Nursery:
         for slot, values in weights.seeds.items():
             momentum = weights.seed_momentum[slot]
             kind = int(state.blueprint[0, slot])
-            self._plant(row, slot, kind, _under(_SEED, values), _under(_SEED, momentum))
+            self._plant(row, slot, kind, _under(_SEED, values), _under(_SEED, momentum) or None)
             gate = _under(_GATE, values)
             if gate:
-                self._plant(row, slot, GATE, gate, _under(_GATE, momentum))
+                self._plant(row, slot, GATE, gate, _under(_GATE, momentum) or None)
         self.germinations[row] = weights.germinations
 
     def _germinate(self, row: int, slot: int, kind: int) -> None:
@@ -286,6 +321,7 @@ class Nursery:
         place = bed.rows.index(NOBODY)
         bed.stack.write(place, values, momentum)
         bed.rows[place] = row
+        bed.peak = max(bed.peak, bed.count)
         self._note(bed, row, place)
 
     def _make_bed(self, slot: int, kind: int) -> Bed:
@@ -320,8 +356,9 @@ class Nursery:
         wanted = {
             key: self._room.places(self._slots[bed.slot], bed.count) if bed.count else 0
             for key, bed in self._beds.items()
+            if not self._room.is_cheap(self._slots[bed.slot])
         }
-        sizes = {key: (len(bed.rows), wanted[key]) for key, bed in self._beds.items()}
+        sizes = {key: (len(self._beds[key].rows), count) for key, count in wanted.items()}
         for key in self._room.too_large(sizes, has_moved=has_moved):
             if wanted[key]:
                 self._arrange(self._beds[key], wanted[key])

@@ -38,6 +38,7 @@ from esper.population.merging import merge_signals, merge_views
 from esper.population.pool import has_pool
 from esper.population.scoring import score_test_split
 from esper.population.snapshots import first_difference, join_rows, take_rows
+from esper.population.stacked import StackedEngine
 from esper.population.strategy import count_processes, make_engines, pick_strategy
 from esper.population.workplace import Workplace
 from esper.tasks.dataset import TaskData
@@ -116,7 +117,8 @@ class Population:
     def reset(self, row_seeds: Sequence[int] | None = None) -> Signals:
         """Build every row afresh, train and validate the first epoch.
 
-        Worker processes and loaded data are kept from one reset to the next.
+        Worker processes, loaded data and, on a device, captured steps are kept from one reset to
+        the next.
 
         Args:
             row_seeds: seeds of the rows from now on, one for each; the same as before if None.
@@ -133,8 +135,15 @@ class Population:
 
     def build(self) -> None:
         """Build every row afresh and train nothing yet, for whoever has a state for them."""
-        self._clear()
-        self._cohorts = self._make_cohorts()
+        stacks: list[list[StackedEngine]] = [[] for _ in self.tasks]
+        for mine, cohorts in zip(stacks, self._cohorts_by_task(), strict=True):
+            for engine in (cohort.engine for cohort in cohorts):
+                if isinstance(engine, StackedEngine):
+                    mine.append(engine)
+                else:
+                    engine.close()
+        self._cohorts = []
+        self._cohorts = self._make_cohorts(stacks)
 
     def step(self, actions: Actions) -> Signals:
         """Carry out one action per row and live through the epoch that follows."""
@@ -317,7 +326,8 @@ class Population:
             "blueprints": list(blueprint_names()),
         }
 
-    def _make_cohorts(self) -> list[Cohort]:
+    def _make_cohorts(self, stacks: Sequence[Sequence[StackedEngine]] = ()) -> list[Cohort]:
+        """Return new rows; `stacks` that held them before, by task, begin again."""
         cohorts = []
         place = self._prepare_workplace()
         for index, (task, data) in enumerate(zip(self.tasks, self._data, strict=True)):
@@ -325,7 +335,8 @@ class Population:
             keys = [derive_seed(self.seed, self.row_seeds[row], "row") for row in mine]
             fits = _fitting(task)
             with naming_rows_that_fit(len(mine), at_once=False):
-                engines = make_engines(task, data, keys, self.strategy, self.config, place)
+                old = stacks[index] if stacks else ()
+                engines = make_engines(task, data, keys, self.strategy, self.config, place, old)
                 for part, engine in engines:
                     horizon = self._horizon or task.config.horizon
                     cohorts.append(Cohort(task, part, engine, fits, self.config, horizon))

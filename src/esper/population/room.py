@@ -2,7 +2,8 @@
 
 A captured step is void as soon as a stack gets more places or fewer, so on a device stacks have a
 few empty ones and keep them for a while. An empty place costs what a seed costs; that is little
-where activations are small and steps are short, so there stacks start with more of them.
+where activations are small and steps are short, so there stacks start with more of them and keep
+them from one episode to the next.
 """
 
 from __future__ import annotations
@@ -40,11 +41,28 @@ class Room:
         """Return how many places a stack of `count` seeds at this slot gets."""
         if not self.spares:
             return count
-        own = prod(slot.shape[1:]) * self.sample_bytes
-        least = min(_FREE_BYTES // own, self.rows // 8)
         # Where places are cheap, a stack that grows will not have to grow again soon.
-        wanted = max(count + count // 4, least) if least > 1 else count
+        wanted = max(_and_more(count), self._least(slot)) if self.is_cheap(slot) else count
         return max(count, min(_step_up(wanted), self.rows))
+
+    def is_cheap(self, slot: SlotSpec) -> bool:
+        """Whether empty places at this slot cost less than a new capture does."""
+        return self.spares and self._least(slot) > 1
+
+    def kept(self, slot: SlotSpec, now: int, peak: int) -> int:
+        """Return how many of a stack's places stay when other rows begin: none, or some.
+
+        `peak` is how many were taken at once when most were.
+        """
+        if not peak or not self.is_cheap(slot):
+            return 0
+        wanted = min(_step_up(_and_more(peak)), self.rows)
+        return wanted if 2 * now > 3 * wanted else now
+
+    def _least(self, slot: SlotSpec) -> int:
+        """Return how many places cost no more than one."""
+        own = prod(slot.shape[1:]) * self.sample_bytes
+        return min(_FREE_BYTES // own, self.rows // 8)
 
     def too_large(self, sizes: Mapping[Key, tuple[int, int]], *, has_moved: bool) -> Iterator[Key]:
         """Yield the stacks, by (places now, places wanted), that should give places up.
@@ -61,6 +79,10 @@ class Room:
         if self._epochs_wasted > (_PATIENCE_WHEN_MOVED if has_moved else _PATIENCE):
             self._epochs_wasted = 0
             yield from (key for key, (now, wanted) in sizes.items() if 2 * now > 3 * wanted)
+
+
+def _and_more(count: int) -> int:
+    return count + count // 4
 
 
 def _step_up(count: int) -> int:

@@ -150,6 +150,10 @@ class SequentialEngine:
                     weights.seed_buffers[index] = buffers
         return weights
 
+    def read_at_rest(self, rows: Sequence[int], seeds: Tensor) -> list[RowWeights]:
+        """Return copies of some rows without momentum, with those of their `seeds`, bool [R, S]."""
+        return [self.read(row).at_rest(seeds[row].tolist()) for row in rows]
+
     def write(self, row: int, weights: RowWeights, state: SlotState) -> None:
         """Replace a row; `state` [1, S] says what lives in its slots."""
         garden, optimizer = self._gardens[row], self._carried[row].optimizer
@@ -158,13 +162,13 @@ class SequentialEngine:
         garden.assume(state)
         garden.seedbed.germinations = weights.germinations
         pairs = [
-            (parameter, weights.host[name], weights.host_momentum[name])
+            (parameter, weights.host[name], weights.host_momentum.get(name))
             for name, parameter in garden.model.named_parameters()
         ]
         for index, slot in enumerate(garden.seedbed):
             if index in weights.seeds:
                 pairs += [
-                    (p, weights.seeds[index][n], weights.seed_momentum[index][n])
+                    (p, weights.seeds[index][n], weights.seed_momentum[index].get(n))
                     for n, p in slot.named_parameters()
                 ]
                 # How a seed was trained before is not known here; it is no reason for a warning.
@@ -176,7 +180,7 @@ class SequentialEngine:
                 _copy_buffers(garden.seedbed[index].seed, values)
             for parameter, value, momentum in pairs:
                 parameter.copy_(value)
-                if bool((momentum != 0).any()):
+                if momentum is not None and bool((momentum != 0).any()):
                     optimizer.state[parameter] = {"momentum_buffer": momentum.to(parameter).clone()}
 
     def adopt(self, row: int, key: int, weights: RowWeights, state: SlotState) -> None:

@@ -76,9 +76,21 @@ class Stack:
         if self.used is not self.flat:
             self.used[position] = self.flat[position].to(self._compute)
 
+    def fill(self, networks: Sequence[Mapping[str, Tensor]]) -> None:
+        """Overwrite all networks, at rest, without moving anything."""
+        self.flat.copy_(torch.cat([self._join(values) for values in networks]))
+        self.momentum.zero_()
+        self.refresh()
+
     def read(self, position: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return copies of one network's parameters and momentum by name."""
-        return self._unpack(self.flat[position]), self._unpack(self.momentum[position])
+        parameters, momentum = self.flat[position].clone(), self.momentum[position].clone()
+        return self._unpack(parameters), self._unpack(momentum)
+
+    def read_at_rest(self, positions: Sequence[int]) -> list[dict[str, Tensor]]:
+        """Return copies of some networks' parameters by name."""
+        chosen = torch.tensor(list(positions), dtype=torch.int64).to(self.flat.device)
+        return [self._unpack(row) for row in self.flat.index_select(0, chosen)]
 
     def refresh(self) -> None:
         """Bring the leaves up to date after the parameters have moved."""
@@ -121,13 +133,15 @@ class Stack:
             self.leaves[name] = part.detach().requires_grad_(name not in self.frozen)
 
     def _pack(self, values: Mapping[str, Tensor]) -> Tensor:
+        return self._join(values).to(self.flat)
+
+    def _join(self, values: Mapping[str, Tensor]) -> Tensor:
+        """Return [1, width]: a network's parameters one after another, where they are."""
         parts = [values[name].detach().reshape(1, -1) for name in self.shapes]
-        if not parts:
-            return self.flat.new_zeros((1, 0))
-        return torch.cat(parts, 1).to(self.flat)
+        return torch.cat(parts, 1) if parts else self.flat.new_zeros((1, 0))
 
     def _unpack(self, row: Tensor) -> dict[str, Tensor]:
-        parts = row.clone().split([size for _, size in self.columns()])
+        parts = row.split([size for _, size in self.columns()])
         named = zip(self.shapes.items(), parts, strict=True)
         return {name: part.view(shape) for (name, shape), part in named}
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -27,19 +28,21 @@ from esper.population.feed import Feed
 from esper.population.grafts import Grafts, graft
 from esper.population.inputs import Inputs, order_images
 from esper.population.lanes import Lanes
-from esper.population.learners import groups
+from esper.population.learners import Group, groups
 from esper.population.nursery import GATE, Nursery
 from esper.population.replay import Replay
 from esper.population.room import Room
 from esper.population.shortcuts import has_kernels, shorten
 from esper.population.stack import Stack
 from esper.population.stackable import stacked_attention
-from esper.population.step import Step
+from esper.population.step import Reals, Step
 from esper.tasks.dataset import TaskData
 from esper.tasks.objective import Objective
 
 _VALIDATION_SAMPLES_CPU = 512
 _VALIDATION_SAMPLES_ACCELERATOR = 131_072
+_VALIDATION_BYTES_ACCELERATOR = 2**29
+"""Samples of one pass over validation data: so many, or more if a slot's output has few bytes."""
 
 _LANES = 8
 """Streams for seeds of different kinds: seven blueprints and the gates of a slot of images."""
@@ -77,8 +80,7 @@ class StackedEngine:
         shapes = {name: parameter.shape for name, parameter in first.items()}
         self._hosts = Stack(shapes, some.dtype, self._device, frozen, self._compute)
         self._hosts.arrange([], len(hosts))
-        for row, host in enumerate(hosts):
-            self._hosts.write(row, dict(host.named_parameters()), None)
+        self._hosts.fill([dict(host.named_parameters()) for host in hosts])
         self.host_params = sum(p.numel() for p in first.values() if p.requires_grad)
         self._feed = Feed(data, keys, settings.batch_size)
         self._inputs = Inputs(data, self._compute)
@@ -110,6 +112,19 @@ class StackedEngine:
     def captures(self) -> int:
         """How many step graphs were captured so far."""
         return 0 if self._replay is None else self._replay.captures
+
+    def renew(self, hosts: Sequence[nn.Module], keys: Sequence[int]) -> None:
+        """Begin again with as many other hosts of the same kind, each used once.
+
+        Memory, and what was captured to work on it, is kept as far as it can be.
+        """
+        assert len(hosts) == len(self._keys), "a stack is renewed row by row"
+        self._keys = list(keys)
+        self._hosts.fill([dict(host.named_parameters()) for host in hosts])
+        self._nursery.renew(keys)
+        self._feed.close()
+        self._feed = Feed(self._data, keys, self._settings.batch_size)
+        self._state = None
 
     def sync(self, state: SlotState) -> Tensor:
         """Build, free and re-aim seeds as the state says; return their sizes, int64 [R, S]."""
@@ -148,9 +163,7 @@ class StackedEngine:
         assert self._state is not None, "sync comes before measure"
         rows = np.repeat(np.arange(len(plans)), [len(plan) for plan in plans])
         on = torch.cat(list(plans)).numpy()
-        on_cpu = self._device.type == "cpu"
-        limit = _VALIDATION_SAMPLES_CPU if on_cpu else _VALIDATION_SAMPLES_ACCELERATOR
-        width = max(1, limit // len(self._validation[0][1]))
+        width = max(1, self._samples_at_once // len(self._validation[0][1]))
         losses, corrects = [], []
         self._template.eval()
         with torch.no_grad(), stacked_attention():
@@ -176,9 +189,23 @@ class StackedEngine:
             host, momentum, seeds, seed_momentum, germinations=self._nursery.germinations[row]
         )
 
+    def read_at_rest(self, rows: Sequence[int], seeds: Tensor) -> list[RowWeights]:
+        """Return copies of some rows without momentum, with those of their `seeds`, bool [R, S]."""
+        hosts = self._hosts.read_at_rest(rows)
+        return [
+            RowWeights(
+                host,
+                {},
+                kept := self._nursery.read_at_rest(row, seeds[row].tolist()),
+                {slot: {} for slot in kept},
+                germinations=self._nursery.germinations[row],
+            )
+            for row, host in zip(rows, hosts, strict=True)
+        ]
+
     def write(self, row: int, weights: RowWeights, state: SlotState) -> None:
         """Replace a row; `state` [1, S] says what lives in its slots."""
-        self._hosts.write(row, weights.host, weights.host_momentum)
+        self._hosts.write(row, weights.host, weights.host_momentum or None)
         self._nursery.write(row, weights, state)
 
     def close(self) -> None:
@@ -196,6 +223,14 @@ class StackedEngine:
         which = torch.zeros(next(iter(leaves.values())).shape[0], device=x.device)
         out: Tensor = vmap(one, in_dims=(0, x_dim, 0))(leaves, x, which)
         return out
+
+    @cached_property
+    def _samples_at_once(self) -> int:
+        """How many samples a pass over validation data should hold."""
+        if self._device.type == "cpu":
+            return _VALIDATION_SAMPLES_CPU
+        largest = max(prod(slot.shape[1:]) for slot in self.slots) * self._compute.itemsize
+        return max(_VALIDATION_SAMPLES_ACCELERATOR, _VALIDATION_BYTES_ACCELERATOR // largest)
 
     @cached_property
     def _validation(self) -> list[tuple[Tensor, Tensor]]:
@@ -263,24 +298,43 @@ class StackedEngine:
         assert self._state is not None
         assert self._step is not None
         sample, sampled = empty_sample(len(self._keys), len(self.slots))
-        norms = {(bed.slot, bed.kind): n for bed, n in zip(self._step.beds, beds, strict=True)}
+        norms = {(b.slot, b.kind): n.numpy() for b, n in zip(self._step.beds, beds, strict=True)}
         stages = (int(SeedStage.TRAINING), int(SeedStage.BLENDING))
-        for group in groups(self._nursery, self._state, stages):
-            parts = []
-            # A frozen seed has no gradient at all: nothing has vanished there.
-            if group.is_learning:
-                both = ((group.kind, group.places), (GATE, group.gates))
-                parts = [
-                    norms[group.slot, kind][torch.from_numpy(places)]
-                    for kind, places in both
-                    if places is not None and (group.slot, kind) in norms
-                ]
-            rows = torch.from_numpy(group.rows)
-            nothing = torch.zeros((len(rows), 0), dtype=torch.float64)
-            one = summarise(
-                torch.cat([nothing, *parts], 1), group.size, host[rows], self.host_params
-            )
-            for name in ("norm", "health", "vanishing", "exploding", "ratio"):
-                getattr(sample, name)[rows, group.slot] = getattr(one, name)
-            sampled[rows, group.slot] = True
+        alike = list(groups(self._nursery, self._state, stages))
+        if not alike:
+            return sample, sampled
+        found = [_norms_of(group, norms) for group in alike]
+        most = max(each.shape[1] for each in found)
+        padded = [np.pad(each, ((0, 0), (0, most - each.shape[1]))) for each in found]
+
+        def spread(values: Sequence[int]) -> Tensor:
+            return torch.from_numpy(np.repeat(values, [len(each) for each in found]))
+
+        rows = torch.from_numpy(np.concatenate([group.rows for group in alike]))
+        slots = spread([group.slot for group in alike])
+        one = summarise(
+            torch.from_numpy(np.concatenate(padded)),
+            spread([group.size for group in alike]),
+            host[rows],
+            self.host_params,
+            counts=spread([each.shape[1] for each in found]),
+        )
+        for name in ("norm", "health", "vanishing", "exploding", "ratio"):
+            getattr(sample, name)[rows, slots] = getattr(one, name)
+        sampled[rows, slots] = True
         return sample, sampled
+
+
+def _norms_of(group: Group, norms: Mapping[tuple[int, int], Reals]) -> Reals:
+    """Return [seeds, tensors]: the norms of a group's seeds and of their gates."""
+    nothing = np.zeros((len(group.rows), 0))
+    # A frozen seed has no gradient at all: nothing has vanished there.
+    if not group.is_learning:
+        return nothing
+    both = ((group.kind, group.places), (GATE, group.gates))
+    parts = [
+        norms[group.slot, kind][places]
+        for kind, places in both
+        if places is not None and (group.slot, kind) in norms
+    ]
+    return np.concatenate([nothing, *parts], 1)

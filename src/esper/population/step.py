@@ -65,6 +65,7 @@ class Step:
         self._gradients: list[Tensor] = []
         self._uses_kernels = has_kernels(hosts.used) and hosts.flat.dtype == torch.float32
         self._optimizer: Optimizer | None = None
+        self._spots: Integers = np.zeros(0, dtype=np.int64)
         self.loss = torch.zeros(len(hosts), dtype=torch.float32, device=device)
         """Mean loss of every row in the last step."""
 
@@ -168,26 +169,26 @@ class Step:
             ]
             stacks.append(Owners(stack.flat, stack.momentum, copy, columns))
         self._optimizer = Optimizer(stacks, self._active, self._partner)
+        self._spots = self._place_pieces(self._optimizer)
+
+    def _place_pieces(self, optimizer: Optimizer) -> Integers:
+        """Return where every piece belongs: stack by stack, owner by owner, tensor by tensor."""
+        tensors = np.array([sum(reached) for reached in self._reached])
+        sizes = np.diff(self._first) * tensors
+        first_spot, first_tensor = np.cumsum(sizes) - sizes, np.cumsum(tensors) - tensors
+        owner = optimizer.entry_owner
+        stack = np.searchsorted(self._first, owner, side="right") - 1
+        row = owner - self._first[stack]
+        column = optimizer.entry_tensor - first_tensor[stack]
+        spots: Integers = first_spot[stack] + row * tensors[stack] + column
+        return spots
 
     def _norms_of_pieces(self, squares: Tensor) -> tuple[Tensor, list[Tensor]]:
-        assert self._optimizer is not None
-        owner, tensor = self._optimizer.entry_owner, self._optimizer.entry_tensor
+        shapes = [(len(s), sum(r)) for s, r in zip(self._stacks, self._reached, strict=True)]
+        sizes = [places * tensors for places, tensors in shapes]
         values = squares.cpu().to(torch.float64).numpy()
-        norms, first_tensor = [], 0
-        for number, reached in enumerate(self._reached):
-            places, tensors = len(self._stacks[number]), sum(reached)
-            mine = (owner >= self._first[number]) & (owner < self._first[number + 1])
-            spot = (owner[mine] - self._first[number]) * tensors + tensor[mine] - first_tensor
-            sums = _sum_by(spot, values[mine], places * tensors)
-            norms.append(torch.from_numpy(np.sqrt(sums).reshape(places, tensors)))
-            first_tensor += tensors
-        host = norms[0].square().sum(1).sqrt()
-        spoiled = [torch.where(torch.isfinite(each), each, torch.nan) for each in norms[1:]]
-        return host, spoiled
-
-
-def _sum_by(place: Integers, values: Reals, count: int) -> Reals:
-    """Return the sums of the values that go to each place."""
-    result = np.zeros(count)
-    np.add.at(result, place, values)
-    return result
+        sums = np.bincount(self._spots, weights=values, minlength=sum(sizes))
+        parts = torch.from_numpy(np.sqrt(sums)).split(sizes)
+        host, *seeds = (part.view(shape) for part, shape in zip(parts, shapes, strict=True))
+        spoiled = [torch.where(torch.isfinite(each), each, torch.nan) for each in seeds]
+        return host.square().sum(1).sqrt(), spoiled

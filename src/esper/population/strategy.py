@@ -86,34 +86,39 @@ def make_engines(
     strategy: Strategy,
     config: PopulationConfig,
     place: Workplace | None = None,
+    stacks: Sequence[StackedEngine] = (),
 ) -> Iterator[tuple[list[int], Engine]]:
-    """Yield (keys, engine) for the rows of one task, in order; workers run at a `place`."""
+    """Yield (keys, engine) for the rows of one task, in order; workers run at a `place`.
+
+    Where `stacks` are given, those that held as many rows of the task before, they begin again.
+    """
     settings = train_settings(task)
     if strategy == "workers":
         assert place is not None, "the workers strategy needs a place for its rows"
         yield list(keys), WorkersEngine(place, task, keys)
         return
     if strategy == "stacked":
-        problem = stacking_problem(task, config)
+        problem = None if stacks else stacking_problem(task, config)
         if problem is None:
             size = config.rows_per_stack
-            for start in range(0, len(keys), size):
+            for number, start in enumerate(range(0, len(keys), size)):
                 part = list(keys[start : start + size])
                 hosts = build_hosts(task, part, config)
-                slots = find_slots(hosts[0], task, config)
-                yield (
-                    part,
-                    StackedEngine(
+                if stacks:
+                    stack = stacks[number]
+                    stack.renew(hosts, part)
+                else:
+                    stack = StackedEngine(
                         hosts,
-                        slots,
+                        find_slots(hosts[0], task, config),
                         data,
                         task.objective,
                         settings,
                         part,
                         use_bf16=config.use_bf16,
                         use_graphs=config.use_graphs,
-                    ),
-                )
+                    )
+                yield part, stack
             return
         warnings.warn(
             f"task {task.name!r} cannot be stacked: {problem}; its rows run one after another",

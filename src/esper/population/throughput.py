@@ -317,6 +317,10 @@ class Clock:
         """As the engine does."""
         return self._engine.read(row)
 
+    def read_at_rest(self, rows: Sequence[int], seeds: Tensor) -> list[RowWeights]:
+        """As the engine does."""
+        return self._engine.read_at_rest(rows, seeds)
+
     def write(self, row: int, weights: RowWeights, state: SlotState) -> None:
         """As the engine does."""
         self._engine.write(row, weights, state)

@@ -131,6 +131,11 @@ class WorkersEngine:
             found.update(zip(wanted[process], weights, strict=True))
         return [found[row] for row in rows]
 
+    def read_at_rest(self, rows: Sequence[int], seeds: Tensor) -> list[RowWeights]:
+        """Return copies of some rows without momentum, with those of their `seeds`, bool [R, S]."""
+        found = zip(rows, self.read_rows(rows), strict=True)
+        return [weights.at_rest(seeds[row].tolist()) for row, weights in found]
+
     def write(self, row: int, weights: RowWeights, state: SlotState) -> None:
         """Replace a row; `state` [1, S] says what lives in its slots."""
         self._state = None

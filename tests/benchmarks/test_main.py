@@ -1,0 +1,27 @@
+"""Every benchmark can be found and explains itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.__main__ import main, names
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_benchmark_explains_its_options(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main([name, "--help"])
+    assert stopped.value.code == 0
+    assert f"python -m benchmarks {name}" in capsys.readouterr().out
+
+
+def test_the_list_names_every_benchmark_and_an_unknown_one_is_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main([]) == 0
+    listed = capsys.readouterr().out
+    assert all(name in listed for name in names())
+    assert main(["nonsense"]) == 2
+    assert "unknown benchmark 'nonsense'" in capsys.readouterr().err
