@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 
 from esper.kasmina.blueprints.registry import BLUEPRINTS
@@ -98,30 +97,6 @@ def test_places_are_ordered_by_blueprint_and_seats_say_whose_they_are() -> None:
     assert grown.seats.state.tolist() == [BLENDED, BLENDED, BLENDED, ISOLATED]
     assert [part.count for part in grown.parts] == [1, 3]
     assert all(part.places is None for part in grown.parts)
-
-
-def test_a_measurement_takes_rows_as_often_as_they_come() -> None:
-    nursery = make_nursery(5)
-    state = make_state(5)
-    for row, name in ((4, "mlp"), (1, "lora"), (0, "mlp"), (3, "mlp")):
-        state = put(state, row, name, algorithm=GATE if row == 4 else MULTIPLY)
-    nursery.sync(state)
-    rows, everybody = np.array([3, 2, 4, 3]), np.ones(4, dtype=bool)
-    grown = nursery.grafts(0, rows, everybody, state)
-    assert grown is not None
-    assert grown.seats.rows.tolist() == [0, 3, 2]
-    assert grown.seats.holder.tolist() == [0, -1, 2, 1]
-    assert grown.seats.gated.tolist() == [2]
-    assert grown.seats.gate.tolist() == [-1, -1, 0]
-    (part,) = grown.parts
-    assert part.places is not None
-    mlp = {bed.kind: bed for bed in nursery.beds}[MLP.id]
-    assert [mlp.rows[place] for place in part.places.tolist()] == [3, 3, 4]
-    one = nursery.grafts(0, rows, np.array([False, True, False, True]), state)
-    assert one is not None
-    assert one.seats.rows.tolist() == [3]
-    assert nursery.grafts(0, rows, np.zeros(4, dtype=bool), state) is None
-    assert nursery.grafts(0, np.array([2]), everybody[:1], state) is None
 
 
 def test_places_stay_while_seeds_come_and_go() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -16,11 +18,12 @@ from esper.kasmina.gates import GateConfig, blending_gate, is_healthy
 from esper.leyline.actions import LifecycleOp
 from esper.leyline.alpha import BlendStyle
 from esper.leyline.stages import SeedStage
-from esper.population import stacked
+from esper.population import passes, stacked
 from esper.population.ablations import compare
 from esper.population.cohort import Cohort
 from esper.population.nursery import NOBODY
 from esper.population.room import Room
+from esper.population.seats import EMPTY
 from esper.tasks import get_task
 from tests.plots import same
 from tests.population.plugins import OddSeed, odd_task, plugged_in
@@ -252,11 +255,28 @@ def assert_near(one: Tensor, other: Tensor, tolerance: float) -> None:
     assert float((one.double() - other.double()).nan_to_num().abs().max()) <= tolerance
 
 
+class Eager:
+    """Stands for a captured pass where there is nothing to capture it with."""
+
+    def __init__(self) -> None:
+        self.forgotten = self.runs = 0
+
+    def forget(self) -> None:
+        self.forgotten += 1
+
+    def run(self, step: Callable[[], None]) -> None:
+        self.runs += 1
+        step()
+
+
 def test_empty_places_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = make_population([TinyImages], 6, "stacked", precision="float64")
     with populations(whole):
         script = explore(whole, 8, seed=2)
-        monkeypatch.setattr(stacked, "Room", lambda **sizes: Room(**{**sizes, "spares": True}))
+        for module in (stacked, passes):
+            monkeypatch.setattr(module, "Room", spacious_room)
+        monkeypatch.setattr(passes, "Replay", Eager)
+        monkeypatch.setattr(passes, "_SAMPLES_CPU", 400)
         spacious = make_population([TinyImages], 6, "stacked", precision="float64")
         with populations(spacious):
             script.replay(spacious)
@@ -264,10 +284,19 @@ def test_empty_places_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
             assert isinstance(engine, stacked.StackedEngine)
             assert any(NOBODY in bed.rows for bed in engine._nursery.beds)
             assert_rows_agree(whole, spacious, 1e-9)
+            replay = engine._passes._replay
+            assert isinstance(replay, Eager)
+            # A pass has empty positions and places, and some serve several times.
+            assert replay.runs > replay.forgotten
+            assert any(bool((g.seats.state == EMPTY).any()) for g in engine._passes.grafts if g)
+
+
+def spacious_room(**sizes: Any) -> Room:
+    return Room(**{**sizes, "spares": True})
 
 
 def test_what_a_captured_step_works_on_stays_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stacked, "Room", lambda **sizes: Room(**{**sizes, "spares": True}))
+    monkeypatch.setattr(stacked, "Room", spacious_room)
 
     def places(engine: stacked.StackedEngine) -> set[int]:
         """Return the addresses of everything a step reads or writes besides what it makes."""
@@ -326,7 +355,7 @@ def test_a_stack_that_begins_again_is_as_good_as_new(
 
 
 def test_a_second_episode_moves_nothing_that_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stacked, "Room", lambda **sizes: Room(**{**sizes, "spares": True}))
+    monkeypatch.setattr(stacked, "Room", spacious_room)
     with populations(make_population([TinyImages], 16, "stacked")) as (population,):
         script = explore(population, 10, seed=3)
         engine = population.cohorts[0].engine

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints.registry import blueprint_by_id
@@ -206,48 +205,6 @@ class Nursery:
             grown.seats.change(places)
         return grown
 
-    def grafts(
-        self, slot: int, rows: Integers, on: NDArray[np.bool_], state: SlotState
-    ) -> SlotGrafts | None:
-        """Return what takes part in a measurement of these rows, each as often as it comes.
-
-        `on` says for every position whether the slot's seed takes part; None when nobody's does.
-        """
-        blended = IS_BLENDED[state.stage.numpy()[:, slot]]
-        blended &= state.alpha.numpy()[:, slot] > 0
-        positions = np.flatnonzero(on & blended[rows])
-        if not len(positions):
-            return None
-        own = rows[positions]
-        order = np.lexsort((positions, self.places[own, slot], self.kinds[own, slot]))
-        positions, own = positions[order], own[order]
-        kinds, algorithm = self.kinds[own, slot], state.algorithm.numpy()[own, slot]
-        parts = []
-        for kind in np.unique(kinds).tolist():
-            bed = self._beds[slot, kind]
-            parts.append(self._part(bed, self.places[own[kinds == kind], slot]))
-        gated = np.flatnonzero(algorithm == int(AlphaAlgorithm.GATE))
-        gates = None
-        if len(gated):
-            bed = self._beds[slot, GATE]
-            gated = gated[np.argsort(self.gates[own[gated], slot], kind="stable")]
-            gates = self._part(bed, self.gates[own[gated], slot])
-        holder = np.full(len(rows), -1, dtype=np.int64)
-        holder[positions] = np.arange(len(positions))
-        gate = np.full_like(positions, -1)
-        gate[gated] = np.arange(len(gated))
-        seating = Seating(
-            rows=positions,
-            holder=holder,
-            state=np.full_like(positions, BLENDED),
-            algorithm=algorithm,
-            gate=gate,
-            gated=gated,
-            gate_rows=positions[gated],
-            alpha=state.alpha.numpy()[own, slot],
-        )
-        return SlotGrafts(Seats.take(seating, self._device), tuple(parts), gates, self._lanes)
-
     def read(self, row: int) -> tuple[dict[int, dict[str, Tensor]], dict[int, dict[str, Tensor]]]:
         """Return parameters and momentum of a row's seeds by slot."""
         values: dict[int, dict[str, Tensor]] = {}
@@ -376,15 +333,13 @@ class Nursery:
             self._note(bed, row, place)
         self.moves += 1
 
+    def bed(self, slot: int, kind: int) -> Bed:
+        """Return the bed of a kind at a slot."""
+        return self._beds[slot, kind]
+
     def seed_beds(self, slot: int) -> list[Bed]:
         """Return the beds of seeds at a slot, by kind."""
         return [bed for bed in self.beds if bed.slot == slot and bed.kind != GATE]
-
-    def _part(self, bed: Bed, places: Integers) -> Part:
-        if np.array_equal(places, np.arange(len(bed.rows))):
-            return Part(bed.stack, None, bed.module, len(places))
-        chosen = torch.from_numpy(places).to(self._device)
-        return Part(bed.stack, chosen, bed.module, len(places))
 
 
 def _replace_gates(seating: Seating, gated: Integers, gate_rows: Integers) -> Seating:

@@ -45,6 +45,10 @@ class Room:
         wanted = max(_and_more(count), self._least(slot)) if self.is_cheap(slot) else count
         return max(count, min(_step_up(wanted), self.rows))
 
+    def positions(self, count: int) -> int:
+        """Return how many positions a pass of `count` gets, where there are some to spare."""
+        return max(count, min(_step_up(count), self.rows))
+
     def is_cheap(self, slot: SlotSpec) -> bool:
         """Whether empty places at this slot cost less than a new capture does."""
         return self.spares and self._least(slot) > 1

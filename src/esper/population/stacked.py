@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
-from math import prod
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
@@ -26,10 +23,11 @@ from esper.population.engine import (
 )
 from esper.population.feed import Feed
 from esper.population.grafts import Grafts, graft
-from esper.population.inputs import Inputs, order_images
+from esper.population.inputs import Inputs
 from esper.population.lanes import Lanes
 from esper.population.learners import Group, groups
 from esper.population.nursery import GATE, Nursery
+from esper.population.passes import Passes
 from esper.population.replay import Replay
 from esper.population.room import Room
 from esper.population.shortcuts import has_kernels, shorten
@@ -38,11 +36,6 @@ from esper.population.stackable import stacked_attention
 from esper.population.step import Reals, Step
 from esper.tasks.dataset import TaskData
 from esper.tasks.objective import Objective
-
-_VALIDATION_SAMPLES_CPU = 512
-_VALIDATION_SAMPLES_ACCELERATOR = 131_072
-_VALIDATION_BYTES_ACCELERATOR = 2**29
-"""Samples of one pass over validation data: so many, or more if a slot's output has few bytes."""
 
 _LANES = 8
 """Streams for seeds of different kinds: seven blueprints and the gates of a slot of images."""
@@ -91,6 +84,7 @@ class StackedEngine:
         shorten(self._template.to(self._device, self._compute))
         on_cuda = self._device.type == "cuda"
         self._replay = Replay() if use_graphs and on_cuda else None
+        lanes = Lanes(_LANES if has_kernels(self._hosts.used) else 0)
         self._nursery = Nursery(
             slots,
             keys,
@@ -102,7 +96,18 @@ class StackedEngine:
                 rows=len(keys),
                 sample_bytes=settings.batch_size * self._compute.itemsize,
             ),
-            Lanes(_LANES if has_kernels(self._hosts.used) else 0),
+            lanes,
+        )
+        self._passes = Passes(
+            self._hosts,
+            self._nursery,
+            slots,
+            data,
+            objective,
+            self._compute,
+            lanes,
+            self._forward_grafted,
+            may_capture=self._replay is not None,
         )
         for index, slot in enumerate(slots):
             host_module = self._template.get_submodule(slot.path)
@@ -161,25 +166,9 @@ class StackedEngine:
     def measure(self, plans: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
         """Evaluate every configuration of every row, as many at a time as a pass should hold."""
         assert self._state is not None, "sync comes before measure"
-        rows = np.repeat(np.arange(len(plans)), [len(plan) for plan in plans])
-        on = torch.cat(list(plans)).numpy()
-        width = max(1, self._samples_at_once // len(self._validation[0][1]))
-        losses, corrects = [], []
         self._template.eval()
         with torch.no_grad(), stacked_attention():
-            for first in range(0, len(rows), width):
-                part = slice(first, first + width)
-                grafts = self._choose_grafts(rows[part], on[part])
-                chosen = torch.from_numpy(rows[part]).to(self._device)
-                leaves = {n: v.index_select(0, chosen) for n, v in self._hosts.leaves.items()}
-                results = [
-                    self._evaluate(leaves, grafts, len(chosen), x, y) for x, y in self._validation
-                ]
-                losses.append(torch.cat([loss for loss, _ in results], 1))
-                right = [correct for _, correct in results if correct is not None]
-                if right:
-                    corrects.append(torch.cat(right, 1))
-        return torch.cat(losses), torch.cat(corrects) if corrects else None
+            return self._passes.measure(plans, self._state)
 
     def read(self, row: int) -> RowWeights:
         """Return copies of everything this engine knows about a row."""
@@ -224,26 +213,6 @@ class StackedEngine:
         out: Tensor = vmap(one, in_dims=(0, x_dim, 0))(leaves, x, which)
         return out
 
-    @cached_property
-    def _samples_at_once(self) -> int:
-        """How many samples a pass over validation data should hold."""
-        if self._device.type == "cpu":
-            return _VALIDATION_SAMPLES_CPU
-        largest = max(prod(slot.shape[1:]) for slot in self.slots) * self._compute.itemsize
-        return max(_VALIDATION_SAMPLES_ACCELERATOR, _VALIDATION_BYTES_ACCELERATOR // largest)
-
-    @cached_property
-    def _validation(self) -> list[tuple[Tensor, Tensor]]:
-        """The validation samples of an episode, in as many pieces as a pass should have."""
-        samples = self._data.subset
-        piece = min(len(samples), 256) if self._device.type == "cpu" else len(samples)
-        result = []
-        for part in samples.split(piece):
-            x, y = self._data.batch("val", part)
-            x = order_images(x.to(self._compute)) if x.is_floating_point() else x
-            result.append((x, y))
-        return result
-
     def _prepare_step(self, state: SlotState) -> Step:
         """Return the step for this epoch: the one captured before, if everything is in place."""
         self._seated = self._nursery.seat(state)
@@ -258,23 +227,19 @@ class StackedEngine:
         assert self._step is not None
         self._step.run(self._inputs.x, self._inputs.y)
 
+    def _forward_grafted(self, leaves: dict[str, Tensor], grafts: Grafts, x: Tensor) -> Tensor:
+        """Run hosts with seeds on inputs that all share."""
+        self._grafts = grafts
+        outputs = self.forward(leaves, x, None)
+        self._grafts = None
+        return outputs
+
     def _losses(self, x: Tensor, y: Tensor) -> Tensor:
         self._grafts = self._seated
         outputs = self.forward(self._hosts.leaves, x, 0)
         self._grafts = None
         loss, _ = self._objective(outputs.flatten(0, 1), y.flatten(0, 1))
         return loss.reshape(x.shape[0], -1).mean(1)
-
-    def _evaluate(
-        self, leaves: dict[str, Tensor], grafts: Grafts, rows: int, x: Tensor, y: Tensor
-    ) -> tuple[Tensor, Tensor | None]:
-        self._grafts = grafts
-        outputs = self.forward(leaves, x, None)
-        self._grafts = None
-        targets = y.expand(rows, *y.shape).flatten(0, 1)
-        loss, correct = self._objective(outputs.flatten(0, 1), targets)
-        shape = (rows, len(y))
-        return loss.reshape(shape), None if correct is None else correct.reshape(shape)
 
     def _hook(self, index: int) -> Any:
         def attend(module: nn.Module, args: Any, output: Any) -> Any:
@@ -284,14 +249,6 @@ class StackedEngine:
             return graft(output, self._row, index, grafts)
 
         return attend
-
-    def _choose_grafts(self, rows: NDArray[np.int64], on: NDArray[np.bool_]) -> Grafts:
-        """Return the seeds that take part in a measurement of these rows, by configuration."""
-        assert self._state is not None
-        return tuple(
-            self._nursery.grafts(slot, rows, on[:, slot], self._state)
-            for slot in range(len(self.slots))
-        )
 
     def _summarise(self, host: Tensor, beds: list[Tensor]) -> tuple[GradientSample, Tensor]:
         """Turn the norms of gradients into a sample per row and slot."""
