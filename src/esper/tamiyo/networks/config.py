@@ -17,12 +17,14 @@ from esper.tamiyo.policy.layout import get_feature_size
 CriticKind = Literal["op_marginal", "op_sampled", "state"]
 """What the baseline is: the mean of Q(s, op) over the policy, Q(s, sampled op), or V(s)."""
 
-SENTINEL_PRIOR: tuple[float, ...] = (2.0, 0.0, -2.0, -3.0, 2.0, 2.0)
+SENTINEL_PRIOR: tuple[float, ...] = (2.0, 0.0, -2.0, -3.0, 3.0, 3.0)
 """Logits of the ops before any learning: WAIT likely, PRUNE rare, and seeds move on.
 
-Without seeds the policy waits seven times in eight. With them ADVANCE and FOSSILIZE are as likely
-as WAIT where they are legal, and PRUNE a hundred times less: a seed takes three ADVANCEs and a
-FOSSILIZE to pay, and unless it gets them few seeds live to be judged.
+Without seeds the policy waits seven times in eight. With them ADVANCE and FOSSILIZE are three times
+as likely as WAIT where they are legal, and PRUNE a hundred times less: a seed takes three ADVANCEs
+and a FOSSILIZE to pay, and unless it gets them few seeds live to be judged. Whether that is now or
+an epoch later makes no difference to the return, so what the prior prefers is what a greedy policy
+does in the end.
 """
 
 
