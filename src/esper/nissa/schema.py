@@ -22,7 +22,7 @@ from typing import Any
 
 from esper.nissa.columns import Row, column, key, table
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 _ROUND = "Round of training, from 0; 0 when one network is grown."
 _ROW = "Row of the population; 0 for one network."
@@ -107,6 +107,9 @@ class RoundRow(Row):
     free_steps: int | None = column("decisions", "Decisions with more than one legal op.")
     forced_share: float | None = column("share", "Decisions with WAIT as the only legal op.")
     wait_share_free: float | None = column("share", "WAIT among the free decisions.")
+    idle_share_free: float | None = column(
+        "share", "Free decisions without effect: WAIT, or an op whose gate was not met."
+    )
     op_counts: Json | None = column("decisions", "How often each op was taken.", json=True)
     reward_by_op: Json | None = column("reward", "Per op: n and mean raw reward.", json=True)
     reward_terms: Json | None = column(

@@ -78,6 +78,7 @@ def healthy_round(round_number: int, **changes: Any) -> RoundRow:
         "forced_share": 0.92,
         "free_steps": 800,
         "wait_share_free": 0.99,
+        "idle_share_free": 0.99,
         "growth_ratio": 1.4,
         "pbrs_share": 0.2,
         "anti_gaming_share": 0.01,

@@ -145,7 +145,7 @@ def test_the_monitor_of_sparse_heads_leaves_the_op_to_others() -> None:
 
 def test_waiting_99_percent_is_healthy_and_always_is_not() -> None:
     def op(wait: float | None) -> list[object]:
-        rounds = [] if wait is None else [healthy_round(0, wait_share_free=wait)]
+        rounds = [] if wait is None else [healthy_round(0, idle_share_free=wait)]
         heads = [
             healthy_head("op", number, entropy_conditional=0.02, entropy_nats=0.05)
             for number in range(5)

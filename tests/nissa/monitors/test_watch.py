@@ -94,7 +94,7 @@ def test_the_sick_run_of_the_briefing_sets_off_what_it_should() -> None:
     records: list[Row] = []
     for number, entropy in enumerate(blueprint):
         records += [
-            healthy_round(number, wait_share_free=0.8),
+            healthy_round(number, wait_share_free=0.8, idle_share_free=0.8),
             healthy_head("blueprint", number, entropy_conditional=entropy, entropy_nats=entropy),
             healthy_update(
                 number,

@@ -98,6 +98,9 @@ def test_ops_are_counted_where_rows_still_ran() -> None:
     assert [row["WAIT"] for row in found.op_counts_by_row()] == [2, 2]
     # Free and running: three of the first row, one of the second; two of these waited.
     assert found.wait_share_free == 2 / 4
+    # An op whose gate was not met changed nothing either.
+    found.decisions["effective_op"] = torch.zeros_like(found.decisions["op"])
+    assert found.idle_share_free == 1
     assert found.reward_by_op()["WAIT"] == {"n": 4, "mean": pytest.approx(3 / 4)}
 
 

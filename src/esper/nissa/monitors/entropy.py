@@ -1,8 +1,8 @@
 """Monitors of exploration: entropies of the unfloored policy, where a head had a choice.
 
 An idle head is not a collapsed one: a head that was masked, or had one valid choice, has no
-entropy to lose. And a sentinel that waits 99 % of the time is right: while WAIT dominates and the
-policy still acts at times, a low entropy of the op head alone is no alarm.
+entropy to lose. And a sentinel that waits 99 % of the time is right: while most decisions change
+nothing and the policy still acts at times, a low entropy of the op head alone is no alarm.
 """
 
 from __future__ import annotations
@@ -53,9 +53,12 @@ def nats_thresholds(head: str, valid_actions: float) -> tuple[float, float] | No
     return warning * scale, critical * scale
 
 
-def is_sentinel(wait_share_free: float | None) -> bool:
-    """Return whether the policy mostly waits and still acts: what it is meant to do."""
-    return wait_share_free is not None and 0.5 <= wait_share_free < 1.0
+def is_sentinel(idle_share_free: float | None) -> bool:
+    """Return whether the policy mostly waits and still acts: what it is meant to do.
+
+    An ADVANCE before its gate opens is waiting too.
+    """
+    return idle_share_free is not None and 0.5 <= idle_share_free < 1.0
 
 
 def check_entropy(entropy: float | None) -> Finding | None:
@@ -166,7 +169,7 @@ def entropy(recent: Recent) -> Iterator[Finding]:
 def head_collapse(recent: Recent) -> Iterator[Finding]:
     """Look at every head over the last updates."""
     for head, rows in recent.heads.items():
-        if head == "op" and is_sentinel(_wait_share(recent)):
+        if head == "op" and is_sentinel(_idle_share(recent)):
             continue
         series = [row.entropy_conditional if was_used(row) else None for row in rows]
         yield from findings(check_head_collapse(head, series))
@@ -184,7 +187,7 @@ def head_collapse(recent: Recent) -> Iterator[Finding]:
 def head_entropy_nats(recent: Recent) -> Iterator[Finding]:
     """Look at every head in the newest update."""
     for head, rows in recent.heads.items():
-        if not was_used(rows[-1]) or (head == "op" and is_sentinel(_wait_share(recent))):
+        if not was_used(rows[-1]) or (head == "op" and is_sentinel(_idle_share(recent))):
             continue
         yield from findings(check_head_nats(head, rows[-1].entropy_nats, rows[-1].valid_actions))
 
@@ -209,5 +212,5 @@ def sparse_head_entropy(recent: Recent) -> Iterator[Finding]:
     )
 
 
-def _wait_share(recent: Recent) -> float | None:
-    return recent.rounds[-1].wait_share_free if recent.rounds else None
+def _idle_share(recent: Recent) -> float | None:
+    return recent.rounds[-1].idle_share_free if recent.rounds else None

@@ -266,8 +266,16 @@ class RoundOutcome:
     @property
     def wait_share_free(self) -> float | None:
         """Share of WAIT among the free decisions."""
+        return self._share_of_wait("op")
+
+    @property
+    def idle_share_free(self) -> float | None:
+        """Share of the free decisions that had no effect."""
+        return self._share_of_wait("effective_op")
+
+    def _share_of_wait(self, name: str) -> float | None:
         count = int(self.free.sum())
-        waits = self.free & (self.decisions["op"] == int(LifecycleOp.WAIT))
+        waits = self.free & (self.decisions[name] == int(LifecycleOp.WAIT))
         return int(waits.sum()) / count if count else None
 
     @cached_property

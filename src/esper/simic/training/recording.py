@@ -128,6 +128,7 @@ def round_row(report: RoundReport, trainer: Trainer) -> RoundRow:
         free_steps=free,
         forced_share=1.0 - free / decisions,
         wait_share_free=outcome.wait_share_free,
+        idle_share_free=outcome.idle_share_free,
         op_counts=outcome.op_counts(),
         reward_by_op=outcome.reward_by_op(),
         reward_terms=outcome.term_table(),
