@@ -13,7 +13,6 @@ from torch import nn
 from esper.cli.request import (
     GrowRequest,
     build_model,
-    choose_device,
     growth_of,
     model_slots,
     training_of,
@@ -103,17 +102,6 @@ def test_slots_come_from_the_command_or_from_the_model(module: str) -> None:
     plain = build_model(f"{module}:make", 0)
     with pytest.raises(UsageError, match=r"needs --slots NAME,NAME; .*submodules 0, 1, 2"):
         model_slots(plain, ())
-
-
-def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert choose_device("auto") == "cpu"
-    assert choose_device("cpu") == "cpu"
-    with pytest.raises(UsageError, match="this machine has no CUDA device; use --device cpu"):
-        choose_device("cuda")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert choose_device("auto") == "cuda"
-    assert choose_device("cuda") == "cuda"
 
 
 def test_settings_start_from_those_of_the_task() -> None:

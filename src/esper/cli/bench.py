@@ -129,9 +129,10 @@ def run(options: argparse.Namespace) -> int:
 def _bench_engine(options: argparse.Namespace) -> int:
     import torch
 
+    from esper.leyline.devices import choose_device
     from esper.population.throughput import measure, measure_matmul, ratios
 
-    device = _choose_device(options.device)
+    device = choose_device(options.device).type
     cases = _cases(options, device)
     progress = err_console()
     rates = {
@@ -277,7 +278,10 @@ def _compare_rows(
     """Compare with a reference at every number of rows; `measure` gets rows, steps and device."""
     import torch
 
-    device, steps, progress = _choose_device(options.device), options.steps or 150, err_console()
+    from esper.leyline.devices import choose_device
+
+    device = choose_device(options.device).type
+    steps, progress = options.steps or 150, err_console()
     found: list[dict[str, Any]] = []
     left_out = ""
     for rows in options.rows or (16,):
@@ -308,16 +312,6 @@ def _about(target: str, device: str) -> dict[str, Any]:
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
     }
-
-
-def _choose_device(asked: str) -> str:
-    import torch
-
-    if asked == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if asked == "cuda" and not torch.cuda.is_available():
-        raise UsageError("this machine has no CUDA device; use --device cpu")
-    return asked
 
 
 def _machine(device: str) -> str:

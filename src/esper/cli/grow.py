@@ -155,9 +155,10 @@ def run(options: argparse.Namespace) -> int:
 
 def resolve(options: argparse.Namespace) -> Any:
     """Turn options into a complete request."""
-    from esper.cli.request import GrowRequest, choose_device, growth_of, training_of
+    from esper.cli.request import GrowRequest, growth_of, training_of
     from esper.growth.gardener import DEFAULT_CONTROLLER
     from esper.growth.grow import limited
+    from esper.leyline.devices import choose_device
 
     controller = options.controller or DEFAULT_CONTROLLER
     name, colon, argument = controller.partition(":")
@@ -178,7 +179,7 @@ def resolve(options: argparse.Namespace) -> Any:
         slots=tuple(part.strip() for part in (options.slots or "").split(",") if part.strip()),
         data=None if options.data is None else _data_path(options.data),
         controller=controller,
-        device=choose_device(options.device or "auto"),
+        device="cuda" if choose_device(options.device or "auto").type == "cuda" else "cpu",
         training=training,
         growth=growth.replace(garden=garden, gardener=gardener),
     )

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from torch import nn
 
 from esper.growth.gardener import DEFAULT_CONTROLLER
 from esper.growth.grow import TrainingConfig, data_run, task_training
 from esper.growth.run import GrowthConfig, GrowthRun
 from esper.leyline.config import Config, option
+from esper.leyline.devices import choose_device
 from esper.leyline.errors import UsageError, nearest
 from esper.leyline.randomness import seeded
 from esper.tasks import Task, get_task, make_data, open_data
@@ -69,15 +69,6 @@ class GrowRequest(Config):
             controller=self.controller,
             name=name,
         )
-
-
-def choose_device(name: str) -> Literal["cpu", "cuda"]:
-    """Return the device 'auto' stands for, or the named one if it is there."""
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and not torch.cuda.is_available():
-        raise UsageError("this machine has no CUDA device; use --device cpu")
-    return "cuda" if name == "cuda" else "cpu"
 
 
 def training_of(task: str | None) -> TrainingConfig:

@@ -104,8 +104,8 @@ def run(options: argparse.Namespace) -> int:
 @contextmanager
 def _open(options: argparse.Namespace) -> Iterator[tuple[Any, Any]]:
     """Start or continue the run; give it with the view that shows it."""
-    from esper.cli.request import choose_device
     from esper.cli.train_view import TrainView
+    from esper.leyline.devices import choose_device
     from esper.simic.training.run import resume_run, start_run
 
     shown: list[TrainView] = []
@@ -117,7 +117,7 @@ def _open(options: argparse.Namespace) -> Iterator[tuple[Any, Any]]:
     if options.resume:
         settings = list(options.settings or ())
         if options.device is not None:
-            settings.append(f"device={choose_device(options.device)}")
+            settings.append(f"device={choose_device(options.device).type}")
         training = resume_run(
             options.out,
             settings=settings,
@@ -145,7 +145,7 @@ def _open(options: argparse.Namespace) -> Iterator[tuple[Any, Any]]:
 
 def resolve(options: argparse.Namespace) -> Any:
     """Turn options into a complete configuration."""
-    from esper.cli.request import choose_device
+    from esper.leyline.devices import choose_device
     from esper.simic.training.changes import apply_settings
 
     config = apply_settings(find_recipe(options.recipe or DEFAULT_RECIPE), options.settings or [])
@@ -156,7 +156,7 @@ def resolve(options: argparse.Namespace) -> Any:
         "rows": options.envs,
         "episode_length": options.episode_length,
         "seed": options.seed,
-        "device": choose_device(options.device or config.device),
+        "device": choose_device(options.device or config.device).type,
     }
     changes = {name: value for name, value in given.items() if value is not None}
     if "tasks" in changes:

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from esper.kasmina.blueprints.registry import blueprint_names, selectable
 from esper.leyline.actions import Actions, decode_actions
+from esper.leyline.devices import choose_device
 from esper.leyline.errors import CheckpointError, EsperWarning, UsageError
 from esper.leyline.masks import Masks, build_masks
 from esper.leyline.randomness import derive_seed
@@ -83,7 +84,7 @@ class Population:
         """Share rows out among tasks; networks are built by `reset`."""
         self.config = config or PopulationConfig()
         self.seed = seed
-        self.device = _choose_device(device)
+        self.device = choose_device(device)
         tasks = [task] if isinstance(task, str | Task) else list(task)
         self.tasks = [get_task(each) if isinstance(each, str) else each for each in tasks]
         counts = _share_out(rows, len(self.tasks))
@@ -409,11 +410,3 @@ def _share_out(rows: int | Sequence[int], tasks: int) -> list[int]:
     if len(counts) != tasks or min(counts, default=0) < 1:
         raise UsageError(f"every one of {tasks} tasks needs at least one row, got rows={rows!r}")
     return counts
-
-
-def _choose_device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise UsageError("this machine has no CUDA device; use device='cpu'")
-    return torch.device(name)

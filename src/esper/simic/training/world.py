@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 
 from esper.leyline.blueprints import BUILTIN_BLUEPRINTS
+from esper.leyline.devices import choose_device
 from esper.leyline.randomness import derive_seed
 from esper.leyline.slots import SlotConfig
 from esper.population.pool import WorkerPool, lease_pool
@@ -234,13 +235,6 @@ class TaskWorld:
             (name, make_family(name).max_slots if name in FAMILIES else _slots_of(name))
             for name in names
         ]
-
-
-def choose_device(name: str) -> torch.device:
-    """Return the device that a setting means here."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(name)
 
 
 def _slots_of(name: str) -> int:
