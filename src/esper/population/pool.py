@@ -8,9 +8,11 @@ comes before somebody waits for it is kept.
 
 from __future__ import annotations
 
+import atexit
 import io
 import os
 import pickle
+import signal
 import sys
 import threading
 import types
@@ -29,6 +31,13 @@ from esper.leyline.errors import EsperError
 from esper.population.engine import StrategyError
 
 _PATIENCE_S = 5.0
+
+PARENTS_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+"""Signals that workers leave to their parent.
+
+A terminal, `timeout` and batch systems send them to all processes of a group. The parent then ends
+the step and saves it, and it needs its workers for that.
+"""
 
 _pools: dict[tuple[int, tuple[str, ...]], WorkerPool] = {}
 _leasing = threading.RLock()
@@ -117,6 +126,10 @@ class WorkerPool:
                 return
             for key in [key for key, pool in _pools.items() if pool is self]:
                 del _pools[key]
+        self.end()
+
+    def end(self) -> None:
+        """End the processes, whoever uses them."""
         self._is_broken = True
         for desk in self._desks:
             desk.say_goodbye()
@@ -185,7 +198,7 @@ class _Desk:
         self._sending, self._receiving = threading.Lock(), threading.Lock()
         self.process: BaseProcess = context.Process(target=work, args=(theirs,), daemon=True)
         try:
-            with _without_script():
+            with _without_script(), _holding_signals_back():
                 self.process.start()
         finally:
             theirs.close()
@@ -211,11 +224,29 @@ class _Desk:
     def end(self) -> None:
         self.process.join(timeout=_PATIENCE_S)
         if self.process.is_alive():
-            self.process.terminate()
-            self.process.join(timeout=_PATIENCE_S)
-        if self.process.is_alive():
             self.process.kill()
             self.process.join()
+
+
+@contextmanager
+def _holding_signals_back() -> Iterator[None]:
+    """Keep the parent's signals from a process that starts, until it ignores them by itself."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows has no such masks
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, PARENTS_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@atexit.register
+def _end_pools() -> None:
+    """End what nobody has released: `multiprocessing` would wait for ever at the program's end."""
+    for (owner, _), pool in list(_pools.items()):
+        if owner == os.getpid():
+            pool.end()
 
 
 def send_message(line: Connection, message: Any) -> None:

@@ -17,7 +17,7 @@ from esper.kasmina.blueprints.registry import blueprint_names
 from esper.leyline.errors import EsperError
 from esper.population.config import PopulationConfig
 from esper.population.engine import StrategyError
-from esper.population.pool import receive_message, send_message
+from esper.population.pool import PARENTS_SIGNALS, receive_message, send_message
 from esper.population.sequential import SequentialEngine
 from esper.population.strategy import make_sequential
 from esper.tasks.dataset import TaskData
@@ -26,8 +26,11 @@ from esper.tasks.task import Task
 
 def work(line: Connection) -> None:
     """Answer requests until told to stop."""
-    # An interrupt from the keyboard reaches every process; what to do then is the parent's affair.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in PARENTS_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    if hasattr(signal, "pthread_sigmask"):
+        # They were held back while the process started.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, PARENTS_SIGNALS)
     torch.set_num_threads(1)
     worker = _Worker()
     try:

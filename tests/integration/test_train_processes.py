@@ -1,0 +1,54 @@
+"""`esper train` as a process with workers of its own that is stopped from outside."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TRAIN = (sys.executable, "-m", "esper.cli.main", "train")
+
+
+@pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
+def test_a_signal_to_the_whole_group_ends_the_step_saves_and_can_be_resumed(tmp_path: Path) -> None:
+    """As `timeout` and batch systems do it: every process gets one, and the first another."""
+    run = tmp_path / "run"
+    command = [*TRAIN, "smoke", "--rounds", "4", "--set", "strategy=workers", "--out", str(run)]
+    process = subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stderr is not None
+    assert process.stderr.readline().startswith("round 1/4"), "it is under way"
+    os.kill(process.pid, signal.SIGTERM)
+    os.killpg(process.pid, signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert out == ""
+    assert f"continue with: esper train --resume --out {run}" in err
+    assert "Traceback" not in err
+    assert "worker" not in err
+    resumed = subprocess.run(
+        [*TRAIN, "--resume", "--out", str(run)], capture_output=True, text=True, timeout=120
+    )
+    assert resumed.returncode == 0, resumed.stderr
+    assert "Trained on digits: 4 rounds" in resumed.stderr + resumed.stdout
+
+
+def test_a_program_that_never_closes_its_rows_ends_all_the_same(tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(
+        "from esper.population.population import Population\n"
+        "if __name__ == '__main__':\n"
+        "    population = Population('digits', 2, device='cpu', strategy='workers')\n"
+        "    population.build()\n"
+        "    print(*population.cohorts[0].engine._pool.process_ids)\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    for number in map(int, done.stdout.split()):
+        with pytest.raises(ProcessLookupError):
+            os.kill(number, 0)
