@@ -17,20 +17,23 @@ from esper.kasmina.contribution import values_in_points
 from esper.kasmina.gates import GateConfig, blending_gate, is_healthy
 from esper.leyline.actions import LifecycleOp
 from esper.leyline.alpha import BlendStyle
+from esper.leyline.errors import EsperWarning
 from esper.leyline.stages import SeedStage
 from esper.population import passes, stacked
 from esper.population.ablations import compare
 from esper.population.cohort import Cohort
-from esper.population.nursery import NOBODY
+from esper.population.nursery import GATE, NOBODY
 from esper.population.room import Room
 from esper.population.seats import EMPTY
 from esper.tasks import get_task
 from tests.plots import same
-from tests.population.plugins import OddSeed, odd_task, plugged_in
+from tests.population.plugins import Deciding, OddSeed, odd_task, plugged_in
 from tests.population.worlds import (
     MIXED,
     Explorer,
     TinyImages,
+    TinyText,
+    TinyValues,
     advance,
     assert_close,
     assert_rows_agree,
@@ -273,10 +276,7 @@ def test_empty_places_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = make_population([TinyImages], 6, "stacked", precision="float64")
     with populations(whole):
         script = explore(whole, 8, seed=2)
-        for module in (stacked, passes):
-            monkeypatch.setattr(module, "Room", spacious_room)
-        monkeypatch.setattr(passes, "Replay", Eager)
-        monkeypatch.setattr(passes, "_SAMPLES_CPU", 400)
+        spare_room(monkeypatch)
         spacious = make_population([TinyImages], 6, "stacked", precision="float64")
         with populations(spacious):
             script.replay(spacious)
@@ -293,6 +293,18 @@ def test_empty_places_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def spacious_room(**sizes: Any) -> Room:
     return Room(**{**sizes, "spares": True})
+
+
+def spare_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let stacks and passes have places to spare, as on a device."""
+    monkeypatch.setattr(stacked, "Room", spacious_room)
+    monkeypatch.setattr(passes, "Room", spacious_room)
+    monkeypatch.setattr(passes, "Replay", Eager)
+    monkeypatch.setattr(passes, "_SAMPLES_CPU", 400)
+    make = passes.Passes
+    monkeypatch.setattr(
+        stacked, "Passes", lambda *parts, may_capture: make(*parts, may_capture=True)
+    )
 
 
 def test_what_a_captured_step_works_on_stays_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,7 +340,8 @@ def test_what_a_captured_step_works_on_stays_where_it_is(monkeypatch: pytest.Mon
 def test_a_stack_that_begins_again_is_as_good_as_new(
     monkeypatch: pytest.MonkeyPatch, spares: bool
 ) -> None:
-    monkeypatch.setattr(stacked, "Room", lambda **sizes: Room(**{**sizes, "spares": spares}))
+    if spares:
+        spare_room(monkeypatch)
     # Sixteen rows: on images this small places are cheap, so that beds stay.
     used, new = (
         make_population([TinyImages], 16, "stacked", precision="float64") for _ in range(2)
@@ -365,3 +378,85 @@ def test_a_second_episode_moves_nothing_that_is_captured(monkeypatch: pytest.Mon
         script.replay(population)
         assert engine._nursery.moves == moves
         assert engine._step is step
+
+
+def test_what_is_left_in_an_empty_place_reaches_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    spare_room(monkeypatch)
+    clean, spoiled = (
+        make_population([TinyImages], 16, "stacked", precision="float64") for _ in range(2)
+    )
+    with populations(clean, spoiled):
+        script = explore(clean, 10, seed=3)
+        script.replay(spoiled)
+        for population in (clean, spoiled):
+            population.reset(range(16))
+        engine = spoiled.cohorts[0].engine
+        assert isinstance(engine, stacked.StackedEngine)
+        kinds = {bed.kind for bed in engine._nursery.beds}
+        assert GATE in kinds
+        for bed in engine._nursery.beds:
+            bed.stack.flat.fill_(torch.nan)
+        for actions in script.actions:
+            clean.step(actions)
+            spoiled.step(actions)
+        assert_rows_agree(clean, spoiled, 1e-9)
+        assert bool(torch.isfinite(spoiled.signals().val_loss).all())
+
+
+def test_several_stacks_of_several_tasks_begin_again() -> None:
+    used, new = (
+        make_population([TinyImages, TinyText], [5, 4], "stacked", rows_per_stack=3)
+        for _ in range(2)
+    )
+    with populations(used, new):
+        explore(used, 6, seed=1)
+        engines = [cohort.engine for cohort in used.cohorts]
+        assert len(engines) == 4
+        used.reset(range(50, 59))
+        script = Explorer(2)
+        signals = new.reset(range(50, 59))
+        assert [cohort.engine for cohort in used.cohorts] == engines
+        for _ in range(6):
+            actions = script.act(new, signals)
+            signals = new.step(actions)
+            used.step(actions)
+        assert all(same(row_tree(used, row), row_tree(new, row)) for row in range(9))
+
+
+def test_a_stack_that_an_error_broke_off_is_not_used_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with populations(make_population([TinyImages], 3, "stacked")) as (population,):
+        population.reset()
+        engine = population.cohorts[0].engine
+        with monkeypatch.context() as broken:
+            broken.setattr(stacked.StackedEngine, "measure", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                do(population)
+        population.reset()
+        assert population.cohorts[0].engine is not engine
+        engine = population.cohorts[0].engine
+        do(population)
+        population.reset()
+        assert population.cohorts[0].engine is engine
+
+
+def interrupt(*anything: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_what_is_registered_between_two_episodes_is_checked() -> None:
+    with populations(make_population([TinyValues], 3, "stacked")) as (population,):
+        population.reset()
+        with plugged_in(deciding=Deciding), pytest.warns(EsperWarning, match="cannot be stacked"):
+            population.reset()
+        assert not population.cohorts[0].engine.is_stacked
+
+
+def test_a_measurement_of_nothing_is_empty() -> None:
+    with populations(make_population([TinyImages], 2, "stacked")) as (population,):
+        population.reset()
+        nothing = torch.ones((0, 3), dtype=torch.bool)
+        loss, correct = population.cohorts[0].engine.measure([nothing, nothing])
+        assert loss.shape == (0, 12)
+        assert correct is None

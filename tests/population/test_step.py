@@ -36,9 +36,12 @@ def test_hosts_learn_as_with_pytorchs_optimizer() -> None:
     optimizers = [
         torch.optim.SGD(n.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01) for n in networks
     ]
+    places = set()
     for _ in range(4):
         x, y = torch.randn(3, 5, 3).double() * 3, torch.randn(3, 5, 2).double()
         step.run(x, y)
+        # A captured step writes its gradients where the step before it had them.
+        places.add(step._gradients[0].data_ptr())
         norms, beds = step.keep_gradients()()
         assert beds == []
         for row, (network, optimizer) in enumerate(zip(networks, optimizers, strict=True)):
@@ -51,6 +54,7 @@ def test_hosts_learn_as_with_pytorchs_optimizer() -> None:
             optimizer.step()
     for row, network in enumerate(networks):
         torch.testing.assert_close(hosts.read(row)[0]["weight"], network.weight.detach())
+    assert len(places) == 1
 
 
 def test_a_step_is_for_the_places_of_its_time() -> None:

@@ -29,7 +29,7 @@ _TINY = 1e-8
 
 @dataclass(frozen=True, slots=True)
 class GradientSample:
-    """What one batch said about some seeds; tensors of one shape."""
+    """What one batch said about some seeds; tensors of one shape, on the CPU."""
 
     norm: Tensor
     """float64, global L2 norm."""
@@ -41,16 +41,6 @@ class GradientSample:
     """bool."""
     ratio: Tensor
     """float64, gradient per parameter relative to the host's, capped."""
-
-    def cpu(self) -> GradientSample:
-        """Return the sample on the CPU, where lifecycle states live."""
-        return GradientSample(
-            self.norm.cpu(),
-            self.health.cpu(),
-            self.vanishing.cpu(),
-            self.exploding.cpu(),
-            self.ratio.cpu(),
-        )
 
 
 def tensor_norms(parameters: Iterable[nn.Parameter]) -> Tensor:
@@ -103,14 +93,14 @@ def sample_gradients(
     indices = active[0].nonzero().flatten().tolist()
     if not indices:
         return {}
-    host_norms = tensor_norms(host.parameters())
+    host_norms = tensor_norms(host.parameters()).cpu()
     host_norm = host_norms.square().sum().sqrt()
     host_size = sum(p.numel() for p in host.parameters() if p.requires_grad)
     samples = {}
     for index in indices:
-        norms = tensor_norms(slots[index].parameters()).to(host_norms.device)
+        norms = tensor_norms(slots[index].parameters()).cpu()
         size = int(state.params[0, index])
-        samples[index] = summarise(norms, size, host_norm, host_size).cpu()
+        samples[index] = summarise(norms, size, host_norm, host_size)
     return samples
 
 

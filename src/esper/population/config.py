@@ -26,7 +26,7 @@ class PopulationConfig(Config):
     )
     precision: Literal["float32", "float64"] = option("float32", "Precision of the weights.")
     use_bf16: bool = option(False, "Run hosts in BF16; weights and statistics stay as they are.")
-    use_graphs: bool = option(True, "Capture training steps in CUDA graphs.")
+    use_graphs: bool = option(True, "Capture training and validation in CUDA graphs.")
     rows_per_stack: int = option(
         128,
         "Most rows trained as one stack; more are several stacks, one after another.",

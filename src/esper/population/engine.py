@@ -57,7 +57,7 @@ class RowWeights:
 
     host: dict[str, Tensor]
     host_momentum: dict[str, Tensor]
-    """Empty for a network at rest, as that of a seed is."""
+    """Empty for a network at rest; so is `seed_momentum` of a seed at rest."""
     seeds: dict[int, dict[str, Tensor]] = field(default_factory=dict)
     """By slot: parameters of the seed under 'seed.' and of its gate under 'gate.'."""
     seed_momentum: dict[int, dict[str, Tensor]] = field(default_factory=dict)
@@ -148,7 +148,10 @@ class Engine(Protocol):
         ...
 
     def read_at_rest(self, rows: Sequence[int], seeds: Tensor) -> list[RowWeights]:
-        """Return copies of some rows without momentum, with those of their `seeds`, bool [R, S]."""
+        """Return copies of some rows without momentum, with those of their `seeds`, bool [R, S].
+
+        They may share memory with each other, not with the engine.
+        """
         ...
 
     def write(self, row: int, weights: RowWeights, state: SlotState) -> None:

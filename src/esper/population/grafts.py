@@ -92,7 +92,10 @@ class SlotGrafts:
         if self.gates is None:
             return None
         seats = self.seats
-        opened = self.gates.run(x.index_select(dim, seats.gated.clamp(min=0)), dim)
+        at_gates = x.index_select(dim, seats.gated.clamp(min=0))
+        # Nothing comes back from a gate that is nobody's, whatever its weights are.
+        is_used = _along(seats.gated >= 0, at_gates, dim)
+        opened = self.gates.run(torch.where(is_used, at_gates, at_gates.detach()), dim)
         every = opened.index_select(dim, seats.gate.clamp(min=0))
         return torch.where(_along(seats.gate >= 0, every, dim), every, torch.ones_like(every))
 

@@ -54,6 +54,7 @@ class Passes:
         """Put the samples in order; nothing is evaluated yet."""
         self._hosts, self._run, self._objective = hosts, run, objective
         on_cpu, samples = data.device.type == "cpu", data.subset
+        self._count = len(samples)
         self._samples: list[tuple[Tensor, Tensor]] = []
         for part in samples.split(min(len(samples), 256) if on_cpu else len(samples)):
             x, y = data.batch("val", part)
@@ -70,7 +71,7 @@ class Passes:
             sample_bytes=len(samples) * compute.itemsize,
         )
         # A pass over large activations keeps the device busy without being captured.
-        room.spares = all(room.is_cheap(slot) for slot in slots)
+        room.spares = may_capture and all(room.is_cheap(slot) for slot in slots)
         self._replay = Replay() if room.spares else None
         self._captured_for = -1
         self._gathering = Gathering(nursery, slots, room, data.device, lanes)
@@ -84,6 +85,8 @@ class Passes:
     def measure(self, plans: Sequence[Tensor], state: SlotState) -> tuple[Tensor, Tensor | None]:
         """Evaluate plans[r] (bool [K_r, S]) of every row; return loss and correct [sum K, M]."""
         rows = np.repeat(np.arange(len(plans)), [len(plan) for plan in plans])
+        if not len(rows):
+            return self._samples[0][1].new_zeros((0, self._count), dtype=torch.float32), None
         on = torch.cat(list(plans)).numpy()
         losses, corrects = [], []
         for first in range(0, len(rows), self._positions_at_once):

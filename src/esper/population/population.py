@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esper.kasmina.blueprints.registry import blueprint_names, selectable
+from esper.kasmina.blueprints.registry import blueprint_names
 from esper.leyline.actions import Actions, decode_actions
 from esper.leyline.devices import choose_device
 from esper.leyline.errors import CheckpointError, EsperWarning, UsageError
@@ -34,6 +34,7 @@ from esper.leyline.storage import load_tree, save_tree
 from esper.population.cohort import Cohort
 from esper.population.config import EXECUTION_SETTINGS, PopulationConfig, Strategy
 from esper.population.engine import StrategyError
+from esper.population.membership import fitting_blueprints, load_data, share_out
 from esper.population.memory import naming_rows_that_fit
 from esper.population.merging import merge_signals, merge_views
 from esper.population.pool import has_pool
@@ -47,7 +48,7 @@ from esper.tasks.registry import get_task
 from esper.tasks.task import Task
 
 KIND = "population"
-VERSION = 2
+VERSION = 3
 
 _log = logging.getLogger(__name__)
 
@@ -87,7 +88,7 @@ class Population:
         self.device = choose_device(device)
         tasks = [task] if isinstance(task, str | Task) else list(task)
         self.tasks = [get_task(each) if isinstance(each, str) else each for each in tasks]
-        counts = _share_out(rows, len(self.tasks))
+        counts = share_out(rows, len(self.tasks))
         self.rows = sum(counts)
         seeds = list(range(self.rows)) if row_seeds is None else list(row_seeds)
         if len(seeds) != self.rows:
@@ -95,9 +96,11 @@ class Population:
         self.row_seeds = seeds
         self._task_of_row = [index for index, count in enumerate(counts) for _ in range(count)]
         self._horizon = horizon
-        self._data = _load(self.tasks, data, self.device)
+        self._data = load_data(self.tasks, data, self.device)
         self.num_slots = max(len(each.slot_paths) for each in self.tasks)
         self._cohorts: list[Cohort] = []
+        self._is_midway = False
+        """Whether a step has begun and not ended."""
         self._workplace: Workplace | None = None
         self._asked: Strategy = strategy
         self._refusal: str | None = None
@@ -139,12 +142,18 @@ class Population:
         stacks: list[list[StackedEngine]] = [[] for _ in self.tasks]
         for mine, cohorts in zip(stacks, self._cohorts_by_task(), strict=True):
             for engine in (cohort.engine for cohort in cohorts):
-                if isinstance(engine, StackedEngine):
+                # What an error broke off may have left anything behind.
+                if isinstance(engine, StackedEngine) and not self._is_midway:
                     mine.append(engine)
                 else:
                     engine.close()
-        self._cohorts = []
-        self._cohorts = self._make_cohorts(stacks)
+        self._cohorts, self._is_midway = [], False
+        try:
+            self._cohorts = self._make_cohorts(stacks)
+        except BaseException:
+            for engine in (each for mine in stacks for each in mine):
+                engine.close()
+            raise
 
     def step(self, actions: Actions) -> Signals:
         """Carry out one action per row and live through the epoch that follows."""
@@ -152,7 +161,7 @@ class Population:
         command = decode_actions({head: value.cpu() for head, value in actions.items()})
         if len(command.op) != self.rows:
             raise UsageError(f"{self.rows} rows need as many actions, got {len(command.op)}")
-        start = 0
+        start, self._is_midway = 0, True
         for cohort in self._cohorts:
             part = slice(start, start + cohort.rows)
             own = {
@@ -265,11 +274,13 @@ class Population:
 
     def _live(self) -> Signals:
         """Let all rows live through an epoch; what runs elsewhere begins for all tasks at once."""
+        self._is_midway = True
         for cohort in self._cohorts:
             cohort.announce()
         for cohort in self._cohorts:
             with self._memory_of(cohort):
                 cohort.live()
+        self._is_midway = False
         return self.signals()
 
     def _pick(self) -> None:
@@ -334,7 +345,7 @@ class Population:
         for index, (task, data) in enumerate(zip(self.tasks, self._data, strict=True)):
             mine = [row for row in range(self.rows) if self._task_of_row[row] == index]
             keys = [derive_seed(self.seed, self.row_seeds[row], "row") for row in mine]
-            fits = _fitting(task)
+            fits = fitting_blueprints(task)
             with naming_rows_that_fit(len(mine), at_once=False):
                 old = stacks[index] if stacks else ()
                 engines = make_engines(task, data, keys, self.strategy, self.config, place, old)
@@ -381,32 +392,3 @@ class Population:
     def _need_rows(self) -> None:
         if not self._cohorts:
             raise UsageError("the population has no rows yet; call reset() first")
-
-
-def _load(
-    tasks: Sequence[Task], data: str | Path | Sequence[TaskData] | None, device: torch.device
-) -> list[TaskData]:
-    """Return the data of every task on the device."""
-    if data is None or isinstance(data, str | Path):
-        return [task.load(data, device=device) for task in tasks]
-    if len(data) != len(tasks):
-        raise UsageError(f"{len(tasks)} tasks need as many data sets, got {len(data)}")
-    return [each.to(device) for each in data]
-
-
-def _fitting(task: Task) -> Tensor:
-    """Return bool [S, B]: the blueprints that may be germinated in each slot of a task."""
-    fits = torch.zeros((len(task.slot_paths), len(blueprint_names())), dtype=torch.bool)
-    fits[:, list(selectable(task.topology))] = True
-    return fits
-
-
-def _share_out(rows: int | Sequence[int], tasks: int) -> list[int]:
-    counts = (
-        list(rows)
-        if not isinstance(rows, int)
-        else [rows // tasks + (index < rows % tasks) for index in range(tasks)]
-    )
-    if len(counts) != tasks or min(counts, default=0) < 1:
-        raise UsageError(f"every one of {tasks} tasks needs at least one row, got rows={rows!r}")
-    return counts

@@ -1,4 +1,4 @@
-"""Capturing a training step in a CUDA graph and replaying it.
+"""Capturing a training step, or a pass over validation data, in a CUDA graph and replaying it.
 
 A step works on tensors that stay where they are; what changes between batches and epochs are the
 numbers in them. So one graph serves until some tensor has to be moved: the first batch runs as it
@@ -34,8 +34,8 @@ class Replay:
     def run(self, step: Step) -> None:
         """Carry out one step."""
         if not self._warm:
-            self._warm = True
             self._beside(step)
+            self._warm = True
             return
         if self._graph is None:
             graph = torch.cuda.CUDAGraph()
@@ -58,9 +58,10 @@ class Replay:
 
 @lru_cache(maxsize=1)
 def _pool() -> tuple[Any, torch.cuda.CUDAGraph]:
-    """Return the memory that all graphs share: one runs at a time, and none keeps anything there.
+    """Return the memory that all graphs share.
 
-    A pool lives as long as some graph uses it; the empty one beside it keeps it.
+    One graph runs at a time, and what it leaves there is read before the next one runs. A pool
+    lives as long as some graph uses it; the empty one beside it keeps it.
     """
     pool = torch.cuda.graph_pool_handle()
     anchor = torch.cuda.CUDAGraph()

@@ -104,7 +104,7 @@ class SequentialEngine:
             for slot, one in garden.take_gradients().items():
                 sampled[row, slot] = True
                 for name in ("norm", "health", "vanishing", "exploding", "ratio"):
-                    getattr(sample, name)[row, slot] = getattr(one, name).cpu()
+                    getattr(sample, name)[row, slot] = getattr(one, name)
         return EpochResult(torch.tensor(losses, dtype=torch.float64), sample, sampled)
 
     def measure(self, plans: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:

@@ -100,7 +100,7 @@ class Step:
         if self._uses_kernels:
             self._move_in_kernels(found)
         else:
-            self._gradients = list(map(flatten_gradients, leaves, found))
+            self._keep(list(map(flatten_gradients, leaves, found)))
             self._move(leaves, found)
 
     def keep_gradients(self) -> Callable[[], tuple[Tensor, list[Tensor]]]:
@@ -137,6 +137,14 @@ class Step:
                 gradient = gradient * clip_coefficient(squares[places], self._max_norm)[:, None]
             sgd_step(stack, gradient, active, **self._rates)
             stack.refresh()
+
+    def _keep(self, gradients: list[Tensor]) -> None:
+        """Take gradients over where those before were: a replay runs no Python to say where."""
+        if not self._gradients:
+            self._gradients = gradients
+            return
+        for mine, each in zip(self._gradients, gradients, strict=True):
+            mine.copy_(each)
 
     def _norms_of_stacks(self, gradients: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
         host = gradients[0].to(torch.float64).square().sum(1).sqrt().cpu()

@@ -98,7 +98,8 @@ def make_engines(
         yield list(keys), WorkersEngine(place, task, keys)
         return
     if strategy == "stacked":
-        problem = None if stacks else stacking_problem(task, config)
+        # Blueprints may have been registered since the stacks were made.
+        problem = stacking_problem(task, config)
         if problem is None:
             size = config.rows_per_stack
             for number, start in enumerate(range(0, len(keys), size)):
@@ -120,6 +121,8 @@ def make_engines(
                     )
                 yield part, stack
             return
+        for stack in stacks:
+            stack.close()
         warnings.warn(
             f"task {task.name!r} cannot be stacked: {problem}; its rows run one after another",
             EsperWarning,
