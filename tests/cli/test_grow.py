@@ -15,7 +15,7 @@ import pytest
 import torch
 import yaml
 
-from esper.cli import view
+from esper.cli import interruption, view
 from esper.cli.request import GrowRequest
 from esper.growth.folder import GrowthFolder
 from esper.kasmina.loading import load_garden
@@ -524,6 +524,7 @@ def test_a_second_signal_stops_at_once(
     before = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(view.GrowthView, "show", show)
+        patch.setattr(interruption, "SAME_REQUEST_S", -1.0)
         said = command(*FAST, "--epochs", 4, "--controller", "wait", "--out", "run")
     assert said.code == 130
     assert said.err.splitlines()[-1] == "esper: interrupted"

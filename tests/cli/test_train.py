@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from esper.cli import train_view
+from esper.cli import interruption, train_view
 from esper.leyline import storage
 from esper.nissa import open_run
 from esper.simic.training.config import TrainConfig
@@ -229,6 +229,7 @@ def test_a_second_signal_stops_at_once(
     command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with monkeypatch.context() as patch:
+        patch.setattr(interruption, "SAME_REQUEST_S", -1.0)
         stop_at(patch, 1, 2, signal.SIGINT, signal.SIGINT)
         said = command(*TINY, "--out", "run")
     assert said.code == 130

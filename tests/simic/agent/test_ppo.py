@@ -589,4 +589,5 @@ def test_memory_is_flat_over_fifty_updates() -> None:
     before = tensors()
     for round in range(50):
         update(agent, buffer, round)
-    assert tensors() == before
+    # What other tests left behind may go meanwhile.
+    assert tensors() <= before
