@@ -132,6 +132,7 @@ class Population:
                 raise UsageError(f"row_seeds must have {self.rows} entries, got {len(row_seeds)}")
             self.row_seeds = list(row_seeds)
         self.build()
+        self._is_midway = True
         for cohort in self._cohorts:
             with self._memory_of(cohort):
                 cohort.assume(cohort.state)
