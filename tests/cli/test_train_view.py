@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,6 +36,7 @@ def progress(number: int, rounds: int = 5, finished: Any = None, **changes: Any)
         "rounds": rounds,
         "step": 12,
         "steps": 60,
+        "seconds": 0.5,
         "active": 64,
         "score_mean": 93.125,
         "gain_mean": 0.5,
@@ -149,3 +151,16 @@ def test_a_resumed_run_counts_the_time_from_where_it_began() -> None:
         view.show(progress(4, finished=report(4)))
     assert "round 5/5" in stream.getvalue()
     assert "ETA 0 s" in stream.getvalue()
+
+
+def test_the_first_round_says_when_the_run_will_end_by_its_usual_step() -> None:
+    with TrainView(Console(file=io.StringIO(), width=300), 5, title="x") as view:
+        for seconds in (40.0, 0.5, 0.5, 0.5):
+            view.show(progress(0, seconds=seconds))
+        assert view._eta(time.monotonic(), 0.2) == "unknown"
+        # Waiting twins and the first step, in which everything is compiled, do not count.
+        view.show(progress(0, phase="twins", seconds=70.0))
+        view.show(progress(0))
+        assert view._eta(time.monotonic(), 0.2) == duration(0.5 * 60 * 4.8)
+        # Later it is what whole rounds took.
+        assert view._eta(view._started + 50.0, 2.5) == duration(50.0)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
+from statistics import median
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -25,8 +27,8 @@ if TYPE_CHECKING:
 
 _SPARKS = 40
 _RECENT_ALARMS = 4
-_ROUND_TO_TELL = 0.25
-"""How much of a round must be done before its speed says when the run will end."""
+_STEPS_TO_TELL = 5
+"""Steps of episodes that say, in the first round, when the run will end."""
 _STYLES = {"good": "green", "watch": "yellow", "bad": "red"}
 _PHASES = {"twins": "waiting twins", "rollout": "episodes", "update": "update"}
 _HEADS_FIRST = ("op", "slot", "blueprint", "tempo")
@@ -49,6 +51,8 @@ class TrainView(LiveView):
         self._report: RoundReport | None = None
         self._evaluated: tuple[int, float] | None = None
         """Round of the last greedy evaluation, and its gain."""
+        self._paces: deque[float] = deque(maxlen=10 * _STEPS_TO_TELL)
+        """Seconds that a round of steps as long as the last ones would take, of each of them."""
         self._alarms: list[Text] = []
         self._told: set[tuple[str | None, ...]] = set()
 
@@ -62,6 +66,8 @@ class TrainView(LiveView):
                 self._gains = [*self._gains, report.gain_mean][-_SPARKS:]
             if report.evaluation is not None:
                 self._evaluated = (report.round, report.evaluation.val_gain_mean)
+        if progress.phase == "rollout":
+            self._paces.append(progress.seconds * progress.steps)
         done = progress.done_share * progress.rounds
         finished = progress.round + (report is not None)
         self._progress.update(
@@ -131,11 +137,13 @@ class TrainView(LiveView):
         self._console.print(safe(f"{line}  ETA {eta}"), soft_wrap=True)
 
     def _eta(self, now: float, done: float) -> str:
-        gone = done - self._first
-        # The first steps come after the twins' training and say little about a whole round.
-        if gone < _ROUND_TO_TELL:
+        gone, left = done - self._first, self._rounds - done
+        if gone >= 1:
+            return duration((now - self._started) / gone * left)
+        if len(self._paces) < _STEPS_TO_TELL:
             return "unknown"
-        return duration((now - self._started) / gone * (self._rounds - done))
+        # Twins come first and so does compiling; what is usual since then says more.
+        return duration(median(self._paces) * left)
 
 
 def phase_line(progress: Progress) -> str:
