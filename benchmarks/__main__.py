@@ -29,8 +29,14 @@ def main(arguments: list[str]) -> int:
     if arguments[0] not in names():
         print(f"unknown benchmark {arguments[0]!r}; known: {', '.join(names())}", file=sys.stderr)
         return 2
+    from esper.leyline.errors import EsperError
+
     module = importlib.import_module(f"benchmarks.{arguments[0]}")
-    return int(module.main(arguments[1:]))
+    try:
+        return int(module.main(arguments[1:]))
+    except EsperError as error:
+        print(f"{arguments[0]}: {error}", file=sys.stderr)
+        return 2
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from benchmarks.__main__ import main, names
@@ -25,3 +27,12 @@ def test_the_list_names_every_benchmark_and_an_unknown_one_is_refused(
     assert all(name in listed for name in names())
     assert main(["nonsense"]) == 2
     assert "unknown benchmark 'nonsense'" in capsys.readouterr().err
+
+
+def test_what_cannot_be_is_said_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["digits_learning", str(tmp_path / "nowhere")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("digits_learning: ")
+    assert "nowhere" in line
