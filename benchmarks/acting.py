@@ -53,10 +53,10 @@ def measure(rows: int, options: argparse.Namespace) -> dict[str, Any]:
     """Live through some steps and return their times; captures are those of all steps."""
     import torch
 
+    from esper.bench.engine import Clock, measured_task, random_data
     from esper.leyline.actions import placeholder_actions
-    from esper.population.config import PopulationConfig
+    from esper.population.engine import PopulationConfig
     from esper.population.population import Population
-    from esper.population.throughput import Clock, measured_task, random_data
     from esper.tamiyo.controllers import RandomController
 
     config = PopulationConfig(use_bf16=options.bf16)

@@ -33,7 +33,7 @@ def grow_one(seed: int, task_name: str, epochs: int | None) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> int:
-    from esper.simic.training.interval import paired_interval
+    from esper.simic.training.evaluation import paired_interval
 
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks digits_heuristic", description=__doc__

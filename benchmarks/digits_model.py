@@ -18,11 +18,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.table import print_table
-from esper.kasmina.ablation import participating
 from esper.kasmina.blueprints import blueprint_by_id, count_parameters
-from esper.kasmina.contribution import record_contributions
+from esper.kasmina.contribution import participating, record_contributions
 from esper.kasmina.lifecycle import LifecycleConfig, record_epoch
-from esper.kasmina.tracking import track_epoch
+from esper.kasmina.signals import track_epoch
 from esper.leyline.actions import LifecycleOp
 from esper.leyline.blueprints import BUILTIN_BLUEPRINTS, NUM_BLUEPRINTS
 from esper.leyline.controller import ControllerContext
@@ -34,7 +33,7 @@ from esper.leyline.stages import SeedStage
 from esper.simic.rewards import Reward, RewardStep, Transition, make_reward
 from esper.simic.training.changes import apply_settings
 from esper.simic.training.config import TrainConfig
-from esper.simic.training.episodes import play_episodes
+from esper.simic.training.evaluation import play_episodes
 from esper.simic.training.outcome import RoundOutcome
 from esper.simic.training.plan import RoundPlan
 from esper.simic.training.progress import RoundReport

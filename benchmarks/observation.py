@@ -12,8 +12,8 @@ from benchmarks.table import print_table
 def main(arguments: list[str]) -> int:
     import torch
 
-    from esper.kasmina.imagined_hosts import middle_aged_hosts
-    from esper.tamiyo.policy.timing import time_extraction
+    from esper.bench.observation import time_extraction
+    from esper.testing.imagined_hosts import middle_aged_hosts
 
     parser = argparse.ArgumentParser(prog="python -m benchmarks observation", description=__doc__)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 64, 256])

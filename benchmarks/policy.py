@@ -1,6 +1,6 @@
 """The policy against sb3-contrib's RecurrentPPO: one step, and one full-batch update, as ratios.
 
-How the reference is set up is in `esper.tamiyo.networks.recurrent_ppo`. Both run in one process
+How the reference is set up is in `esper.bench.recurrent_ppo`. Both run in one process
 that keeps freed memory, by turns; the ratio is the median over the turns, by the wall clock and by
 the CPU time of the thread. `esper bench policy` measures the same at its defaults.
 """
@@ -24,10 +24,10 @@ _WORK = {
 def main(arguments: list[str]) -> int:
     import torch
 
-    from esper.kasmina.imagined_hosts import random_lives
+    from esper.bench.policy import PolicyWork, compare_captured, compare_policies
+    from esper.bench.recurrent_ppo import find_reference
     from esper.leyline.process import keep_freed_memory
-    from esper.tamiyo.networks.recurrent_ppo import find_reference
-    from esper.tamiyo.networks.throughput import PolicyWork, compare_captured, compare_policies
+    from esper.testing.imagined_hosts import random_lives
 
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks policy", description=(__doc__ or "").splitlines()[0]

@@ -99,7 +99,7 @@ def main(arguments: list[str]) -> int:
         parser.error("an interval needs at least 2 seeds")
 
     from esper.kasmina.blueprints import blueprint_names, selectable
-    from esper.simic.training.interval import paired_interval
+    from esper.simic.training.evaluation import paired_interval
     from esper.tasks import get_task
 
     task = get_task(options.task)

@@ -17,9 +17,9 @@ from benchmarks.table import print_table
 def main(arguments: list[str]) -> int:
     import torch
 
-    from esper.kasmina.imagined_hosts import random_lives
+    from esper.bench.update import UpdateWork, compare_updates, find_update_reference
     from esper.leyline.process import keep_freed_memory
-    from esper.simic.agent.throughput import UpdateWork, compare_updates, find_update_reference
+    from esper.testing.imagined_hosts import random_lives
 
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks update", description=(__doc__ or "").splitlines()[0]

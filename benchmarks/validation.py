@@ -61,13 +61,13 @@ def measure(name: str, blueprints: tuple[str, ...], images: int, rounds: int) ->
     """Time both ways in turns; the ratio is the median over the pairs."""
     import torch
 
-    from esper.kasmina.ablation import participating, plan_ablations
+    from esper.bench.engine import random_data
     from esper.kasmina.blueprints.registry import BLUEPRINTS
+    from esper.kasmina.contribution import participating, plan_ablations
     from esper.kasmina.evaluation import BatchEvaluator, FunctionEvaluator
     from esper.kasmina.garden import Garden
     from esper.kasmina.state import empty_state
     from esper.leyline.stages import SeedStage
-    from esper.population.throughput import random_data
     from esper.tasks import get_task
 
     task = get_task("cifar_baseline", validation_samples=images)

@@ -19,9 +19,8 @@ from esper.kasmina.garden import Garden, GardenConfig
 from esper.kasmina.gates import GateConfig
 from esper.kasmina.lifecycle import LifecycleConfig
 from esper.leyline.actions import LifecycleOp
-from esper.leyline.history import EpochRecord
-from esper.leyline.masks import Masks
-from esper.leyline.rules import RulesConfig
+from esper.leyline.records import EpochRecord
+from esper.leyline.rules import Masks, RulesConfig
 from esper.leyline.signals import Signals
 from esper.tamiyo.controllers.choices import WAIT, Choice, pack_choices
 from esper.tasks.objective import per_sample_classification

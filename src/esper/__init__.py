@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from esper.growth.run import GrowthConfig
     from esper.kasmina.blueprints import register_blueprint
     from esper.kasmina.evaluation import evaluate_contributions
-    from esper.kasmina.garden import Garden, GardenConfig
+    from esper.kasmina.garden import Garden, GardenConfig, load_garden
     from esper.kasmina.hosts import register_host
-    from esper.kasmina.loading import load_garden
     from esper.leyline.errors import EsperError, EsperWarning
     from esper.nissa.reader import open_run
     from esper.population.population import Population
@@ -63,7 +62,7 @@ _HOMES = {
     "Population": "esper.population.population",
     "evaluate_contributions": "esper.kasmina.evaluation",
     "grow": "esper.growth.grow",
-    "load_garden": "esper.kasmina.loading",
+    "load_garden": "esper.kasmina.garden",
     "open_run": "esper.nissa.reader",
     "register_blueprint": "esper.kasmina.blueprints",
     "register_controller": "esper.tamiyo.controllers",

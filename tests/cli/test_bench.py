@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from esper.population.throughput import Throughput
+from esper.bench.engine import Throughput
 from tests.cli.terminal import esper
 
 QUICK = ("--device", "cpu", "--task", "digits", "--samples", "64", "--batch-size", "32")

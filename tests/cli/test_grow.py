@@ -18,9 +18,9 @@ import yaml
 from esper.cli import interruption, view
 from esper.cli.request import GrowRequest
 from esper.growth.folder import GrowthFolder
-from esper.kasmina.loading import load_garden
+from esper.kasmina.garden import load_garden
 from esper.leyline import storage
-from esper.leyline.history import EpochRecord
+from esper.leyline.records import EpochRecord
 from esper.tasks import get_task
 from tests.cli.terminal import Said, esper
 from tests.plots import plain_history, same

@@ -14,7 +14,7 @@ from esper.growth.recording import (
     run_row,
 )
 from esper.growth.run import GrowthRun
-from esper.leyline.architecture import ModuleRecord
+from esper.leyline.records import ModuleRecord
 from esper.nissa import open_store, read_history
 from esper.tasks import get_task
 

@@ -13,7 +13,7 @@ from esper.leyline.actions import LifecycleOp, placeholder_actions
 from esper.leyline.alpha import ALPHA_TARGETS, SPEED_TICKS, TEMPO_EPOCHS
 from esper.leyline.signals import Signals
 from esper.leyline.stages import SeedStage
-from esper.population.config import PopulationConfig
+from esper.population.engine import PopulationConfig
 from esper.population.population import Population
 from tests.simic.training.tiny import NAME
 

@@ -14,7 +14,7 @@ from esper.kasmina.garden import Garden, GardenConfig
 from esper.kasmina.gates import GateConfig
 from esper.kasmina.lifecycle import LifecycleConfig
 from esper.leyline.alpha import BlendStyle
-from esper.population.config import PopulationConfig
+from esper.population.engine import PopulationConfig
 from esper.tamiyo.controllers import RandomController
 from esper.tasks import get_task
 
@@ -154,7 +154,7 @@ def test_kernels_give_the_trajectory_of_plain_pytorch(
 ) -> None:
     fast = small_digits(use_bf16=use_bf16)
     with monkeypatch.context() as without:
-        for name in ("shortcuts", "grafts", "inputs", "step", "stacked"):
+        for name in ("vmap_rules", "slot_forward", "batches", "train_step", "stacked"):
             without.setattr(f"esper.population.{name}.has_kernels", lambda x: False)
         plain = small_digits(use_bf16=use_bf16, use_graphs=False)
         plain.reset()
@@ -165,7 +165,7 @@ def test_kernels_give_the_trajectory_of_plain_pytorch(
         actions = controller.act(signals, fast.masks())
         # From the same state, step by step: rounding must not pile up.
         with monkeypatch.context() as without:
-            for name in ("shortcuts", "grafts", "inputs", "step", "stacked"):
+            for name in ("vmap_rules", "slot_forward", "batches", "train_step", "stacked"):
                 without.setattr(f"esper.population.{name}.has_kernels", lambda x: False)
             plain.restore(fast.snapshot())
             expected = plain.step(actions)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from esper.growth.folder import GrowthFolder
-from esper.leyline.history import EpochRecord
+from esper.leyline.records import EpochRecord
 from tests.cli.terminal import environment, esper, esper_process, start
 from tests.plots import plain_history, same
 

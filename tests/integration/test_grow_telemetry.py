@@ -20,7 +20,7 @@ import pytest
 import esper
 from esper.cli import view
 from esper.growth.folder import GrowthFolder
-from esper.leyline.history import EpochRecord
+from esper.leyline.records import EpochRecord
 from esper.nissa import database, opening, store
 from esper.nissa.columns import TABLES
 from esper.nissa.schema import AlarmRow

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.digits_heuristic import grow_one
-from esper.simic.training.interval import paired_interval
+from esper.simic.training.evaluation import paired_interval
 
 
 @pytest.mark.timeout(900)

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from esper.kasmina.ablation import participating
+from esper.kasmina.contribution import participating
 from esper.kasmina.garden import Garden, GardenConfig
 from esper.kasmina.lifecycle import Outcome
 from esper.kasmina.operations import OperationResult
@@ -27,7 +27,7 @@ from esper.kasmina.slot import SlotMode
 from esper.leyline.actions import HEAD_SIZES, LifecycleOp
 from esper.leyline.alpha import AlphaAlgorithm, AlphaMode
 from esper.leyline.errors import EsperWarning
-from esper.leyline.masks import Masks
+from esper.leyline.rules import Masks
 from esper.leyline.stages import (
     BLENDED_STAGES,
     COOLDOWN_STAGES,

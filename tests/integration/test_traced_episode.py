@@ -20,21 +20,20 @@ from esper.kasmina.gates import GateConfig
 from esper.kasmina.lifecycle import LifecycleConfig
 from esper.leyline.actions import HEAD_NAMES, PLACEHOLDERS, Actions
 from esper.leyline.alpha import ALPHA_TARGETS, AlphaMode
-from esper.leyline.masks import Masks
-from esper.leyline.rules import RulesConfig
+from esper.leyline.rules import Masks, RulesConfig
 from esper.leyline.signals import Signals
-from esper.population.config import PopulationConfig
+from esper.population.engine import PopulationConfig
 from esper.population.population import Population
 from esper.simic.agent.config import PPOConfig
 from esper.simic.agent.normalizers import RewardNormalizer
+from esper.simic.agent.objective import Targets, make_targets
 from esper.simic.agent.rollout_buffer import RolloutBatch, TamiyoRolloutBuffer
-from esper.simic.agent.targets import Targets, make_targets
 from esper.simic.rewards import RewardConfig, Transition, make_reward
 from esper.simic.training.config import TrainConfig
 from esper.simic.training.outcome import RoundOutcome
+from esper.simic.training.rollout import Rollout
+from esper.simic.training.row_source import TaskWorld
 from esper.simic.training.twins import TwinCurves
-from esper.simic.training.vectorized import Rollout
-from esper.simic.training.world import TaskWorld
 from esper.tamiyo.controllers.policy_file import Policy, new_policy
 from esper.tamiyo.networks.config import PolicyConfig
 from esper.tamiyo.policy.features import batch_obs_to_features

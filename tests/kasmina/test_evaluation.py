@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina import evaluation
-from esper.kasmina.ablation import plan_ablations
+from esper.kasmina.contribution import plan_ablations
 from esper.kasmina.evaluation import (
     BatchEvaluator,
     Evaluator,

@@ -12,18 +12,11 @@ from torch import Tensor, nn
 
 from esper.kasmina.blueprints.registry import BLUEPRINTS, register_blueprint
 from esper.kasmina.garden import Garden
+from esper.kasmina.seedbed import Listeners
 from esper.kasmina.slot import SlotMode
 from esper.leyline.errors import EsperWarning, SlotError
 from esper.leyline.stages import SeedStage
-from tests.kasmina.gardens import (
-    LIVING,
-    Stack,
-    bring,
-    quick_config,
-    same_state,
-    stack_garden,
-    stir,
-)
+from tests.kasmina.gardens import LIVING, Stack, bring, quick_config, same_state, stack_garden, stir
 
 X = torch.randn(5, 4)
 
@@ -342,3 +335,30 @@ def test_a_seed_in_training_is_not_touched_by_configurations() -> None:
     bring(garden, "a", SeedStage.TRAINING)
     with garden.seedbed.configured(torch.zeros(1, 3).bool(), None):
         assert garden.seedbed[0].sample_alphas is None
+
+
+class Ear:
+    def __init__(self) -> None:
+        self.count = 0
+
+    def hear(self) -> None:
+        self.count += 1
+
+
+def test_everybody_is_told_each_time() -> None:
+    listeners, one, two = Listeners(), Ear(), Ear()
+    listeners.add(one.hear)
+    listeners.tell()
+    listeners.add(two.hear)
+    listeners.tell()
+    assert (one.count, two.count) == (2, 1)
+
+
+def test_listening_keeps_nobody_alive() -> None:
+    listeners, ear, gone = Listeners(), Ear(), Ear()
+    listeners.add(gone.hear)
+    listeners.add(ear.hear)
+    del gone
+    listeners.tell()
+    assert ear.count == 1
+    assert len(listeners) == 1

@@ -6,7 +6,7 @@ from torch import Tensor
 from esper.leyline.actions import placeholder_actions
 from esper.leyline.blueprints import BUILTIN_BLUEPRINTS
 from esper.leyline.controller import Controller, ControllerContext
-from esper.leyline.masks import Masks
+from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from esper.leyline.history import DecisionRecord, EpochRecord, SlotRecord
+from esper.leyline.records import DecisionRecord, EpochRecord, SlotRecord
 from esper.nissa import RunRow, RunStore, open_run, open_store, record_epoch
 from esper.nissa.columns import TABLES
 

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from esper.leyline.errors import CheckpointError, EsperError, UsageError
 from esper.nissa.columns import TABLES
 from esper.nissa.database import (
     APPLICATION_ID,
+    StoreError,
     cannot,
     connect_reader,
     connect_writer,
@@ -17,7 +19,6 @@ from esper.nissa.database import (
     primary_code,
     store_path,
 )
-from esper.nissa.errors import StoreError
 from esper.nissa.query import query_run
 from esper.nissa.schema import SCHEMA_VERSION
 
@@ -164,3 +165,10 @@ def test_messages_are_one_line_with_advice() -> None:
 
 def test_every_statement_is_one() -> None:
     assert all(sqlite3.complete_statement(f"{text};") for text in create_statements())
+
+
+def test_a_store_error_is_a_failure_while_running_and_no_wrong_request() -> None:
+    assert issubclass(StoreError, CheckpointError)
+    assert issubclass(StoreError, EsperError)
+    assert issubclass(StoreError, OSError)
+    assert not issubclass(StoreError, UsageError)

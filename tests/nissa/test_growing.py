@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from esper.leyline.history import seed_records
+from esper.leyline.records import seed_records
 from esper.nissa import open_run, query_run, read_history
 from esper.nissa.growing import epoch_rows
 from esper.nissa.schema import ContributionRow, DecisionRow, EpochRow, EventRow, SeedRow, StageRow

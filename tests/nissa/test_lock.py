@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from esper.nissa.errors import StoreError
+from esper.nissa.database import StoreError
 from esper.nissa.lock import WriterLock, is_locked
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from esper.nissa.columns import TABLE_OF, TABLES, Row
-from esper.nissa.errors import StoreError
+from esper.nissa.database import StoreError
 from esper.nissa.inserts import Columns
 from esper.nissa.schema import EpochRow
 from esper.nissa.writer import Records, Writer

@@ -14,10 +14,10 @@ from esper.kasmina.slot import Slot
 from esper.kasmina.state import SlotState, empty_state
 from esper.leyline.alpha import AlphaAlgorithm, AlphaMode
 from esper.leyline.stages import SeedStage
+from esper.population.capacity import Room
 from esper.population.engine import SlotSpec
-from esper.population.grafts import SlotGrafts
-from esper.population.nursery import Nursery
-from esper.population.room import Room
+from esper.population.seed_stacks import Nursery
+from esper.population.slot_forward import SlotGrafts
 
 CHANNELS = 6
 SPEC = SlotSpec("r0c0", "body", "vector", (2, CHANNELS), CHANNELS)

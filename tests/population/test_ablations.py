@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from esper.kasmina.ablation import plan_ablations
-from esper.kasmina.contribution import contribution_tensors, estimate_contributions
+from esper.kasmina.contribution import contribution_tensors, estimate_contributions, plan_ablations
 from esper.population.ablations import Measured, compare, plan_differences
 from tests.plots import same
 

@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from esper.kasmina.governor import GovernorConfig
 from esper.leyline.actions import LifecycleOp
 from esper.leyline.signals import Signals
 from esper.leyline.stages import SeedStage
 from esper.population.cohort import Cohort
-from esper.population.config import Strategy
-from esper.population.engine import EpochResult, RowWeights
-from esper.population.governor import GovernorConfig
+from esper.population.engine import EpochResult, RowWeights, Strategy
 from esper.population.population import Population
 from tests.plots import same
 from tests.population.worlds import (

@@ -15,8 +15,7 @@ from esper.kasmina.lifecycle import LifecycleConfig
 from esper.leyline.actions import placeholder_actions
 from esper.leyline.errors import CheckpointError, UsageError
 from esper.leyline.stages import SeedStage
-from esper.population.config import Strategy
-from esper.population.engine import EpochResult, MemoryLimitError
+from esper.population.engine import EpochResult, MemoryLimitError, Strategy
 from esper.population.population import Population
 from tests.plots import same
 from tests.population.plugins import Odd, plugged_in

@@ -11,20 +11,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from esper.kasmina.ablation import participating, plan_ablations
 from esper.kasmina.blueprints.registry import selectable
-from esper.kasmina.contribution import values_in_points
+from esper.kasmina.contribution import participating, plan_ablations, values_in_points
 from esper.kasmina.gates import GateConfig, blending_gate, is_healthy
 from esper.leyline.actions import LifecycleOp
 from esper.leyline.alpha import BlendStyle
 from esper.leyline.errors import EsperWarning
 from esper.leyline.stages import SeedStage
-from esper.population import passes, stacked
+from esper.population import stacked, validation
 from esper.population.ablations import compare
+from esper.population.capacity import Room
 from esper.population.cohort import Cohort
-from esper.population.nursery import GATE, NOBODY
-from esper.population.room import Room
-from esper.population.seats import EMPTY
+from esper.population.seed_stacks import GATE, NOBODY
+from esper.population.slot_index import EMPTY
 from esper.tasks import get_task
 from tests.plots import same
 from tests.population.plugins import Deciding, OddSeed, odd_task, plugged_in
@@ -298,10 +297,10 @@ def spacious_room(**sizes: Any) -> Room:
 def spare_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let stacks and passes have places to spare, as on a device."""
     monkeypatch.setattr(stacked, "Room", spacious_room)
-    monkeypatch.setattr(passes, "Room", spacious_room)
-    monkeypatch.setattr(passes, "Replay", Eager)
-    monkeypatch.setattr(passes, "_SAMPLES_CPU", 400)
-    make = passes.Passes
+    monkeypatch.setattr(validation, "Room", spacious_room)
+    monkeypatch.setattr(validation, "Replay", Eager)
+    monkeypatch.setattr(validation, "_SAMPLES_CPU", 400)
+    make = validation.Passes
     monkeypatch.setattr(
         stacked, "Passes", lambda *parts, may_capture: make(*parts, may_capture=True)
     )

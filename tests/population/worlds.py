@@ -16,16 +16,14 @@ from esper.kasmina.gates import GateConfig
 from esper.kasmina.hosts import CnnConfig, MlpConfig, TransformerConfig
 from esper.kasmina.lifecycle import LifecycleConfig
 from esper.leyline.actions import CAUSAL_HEADS, LifecycleOp
-from esper.leyline.masks import Masks
+from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
 from esper.population.cohort import Cohort
-from esper.population.config import PopulationConfig, Strategy
-from esper.population.engine import RowWeights
+from esper.population.engine import PopulationConfig, RowWeights, Strategy
 from esper.population.population import Population
 from esper.tamiyo.controllers.choices import WAIT, Choice, head_mask, pack_choices
-from esper.tasks.config import TaskConfig
 from esper.tasks.data import Source
-from esper.tasks.task import DataPath, Task
+from esper.tasks.task import DataPath, Task, TaskConfig
 
 HORIZON = 60
 

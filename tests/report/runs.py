@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from esper.leyline.history import (
+from esper.leyline.records import (
     DecisionRecord,
     EpochRecord,
     RunSummary,

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from esper.leyline.architecture import ModuleRecord
+from esper.leyline.records import ModuleRecord
 from esper.report.architecture import MOST_BOXES, describe_architecture, draw_architecture
 from tests.report.reading import having, parse, told, written
 from tests.report.runs import make_slot

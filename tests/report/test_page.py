@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from esper.leyline.errors import CheckpointError
-from esper.leyline.history import EpochRecord, RunSummary
+from esper.leyline.records import EpochRecord, RunSummary
 from esper.report.page import render_report
 from esper.report.shell import write_report
 from tests.report.runs import (

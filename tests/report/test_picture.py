@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from esper.leyline.history import EpochRecord
+from esper.leyline.records import EpochRecord
 from esper.report.picture import DEFAULT_TITLE, growth_picture
 from tests.report.reading import SVG, having, parse, told, written
 from tests.report.runs import growing_run, make_decision, make_epoch, make_slot

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from esper.leyline.errors import CheckpointError
-from esper.leyline.history import EpochRecord
+from esper.leyline.records import EpochRecord
 from esper.nissa import EventKind, RunRow, RunStore, StoreError, open_run, open_store, record_epoch
 from esper.report.stored import read_modules, render_run, report_run
 from tests.report.runs import COMMAND, CONFIG, HOST_PARAMETERS, SLOTS, VERSIONS, growing_run

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from esper.scripts.demo import main, verdict
-from esper.simic.training.interval import Interval
+from esper.simic.training.evaluation import Interval
 
 
 def test_it_trains_grows_compares_and_says_where_the_reports_are(

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from esper.tasks import TASKS, check_task, get_task
+from esper.tasks import TASKS, get_task
+from esper.testing import check_task
 from tests.tasks.conftest import write_cifar_python, write_idx
 
 PARAMETERS = {

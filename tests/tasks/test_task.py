@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from esper.leyline.errors import DataError
-from esper.tasks.registry import get_task
+from esper.tasks.task import get_task
 
 
 def weights(task_name: str, seed: int) -> list[torch.Tensor]:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from esper.cli.bench_table import EXTRACTION, PHASES, POLICY, RATES, UPDATE, Column, print_table
-from esper.cli.output import err_console, print_json, safe
+from esper.bench.table import EXTRACTION, PHASES, POLICY, RATES, UPDATE, Column
+from esper.cli.output import err_console, out_console, print_json, safe
 from esper.leyline.errors import UsageError
 
 _STRATEGIES = ("sequential", "stacked", "workers")
@@ -129,8 +129,8 @@ def run(options: argparse.Namespace) -> int:
 def _bench_engine(options: argparse.Namespace) -> int:
     import torch
 
+    from esper.bench.engine import measure, measure_matmul, ratios
     from esper.leyline.devices import choose_device
-    from esper.population.throughput import measure, measure_matmul, ratios
 
     device = choose_device(options.device).type
     cases = _cases(options, device)
@@ -163,8 +163,8 @@ def _bench_engine(options: argparse.Namespace) -> int:
         print_json(document)
         return 0
     reference = "ratio: against rows one after another"
-    print_table(f"Population engine on {_machine(device)} ({reference})", RATES, found)
-    print_table(
+    _print_table(f"Population engine on {_machine(device)} ({reference})", RATES, found)
+    _print_table(
         "Where a step's time goes (of mm: share of the measured matmul rate)", PHASES, found
     )
     return 0
@@ -172,7 +172,7 @@ def _bench_engine(options: argparse.Namespace) -> int:
 
 def _cases(options: argparse.Namespace, device: str) -> list[Any]:
     """Return what to measure, the reference of every task first."""
-    from esper.population.throughput import Case, measured_task
+    from esper.bench.engine import Case, measured_task
 
     on_cuda = device == "cuda"
     rows: Sequence[int] = options.rows or ((16, 64) if on_cuda else (2,))
@@ -207,8 +207,8 @@ def _cases(options: argparse.Namespace, device: str) -> list[Any]:
 
 
 def _bench_observation(options: argparse.Namespace) -> int:
-    from esper.kasmina.imagined_hosts import middle_aged_hosts
-    from esper.tamiyo.policy.timing import time_extraction
+    from esper.bench.observation import time_extraction
+    from esper.testing.imagined_hosts import middle_aged_hosts
 
     if options.device == "cuda":
         raise UsageError("the readable reference is plain Python; use --device cpu")
@@ -220,14 +220,14 @@ def _bench_observation(options: argparse.Namespace) -> int:
         print_json({**_about("observation", "cpu"), "results": found})
         return 0
     reference = "ratio: against the readable reference, row by row from plain floats"
-    print_table(f"Observation on {_machine('cpu')} ({reference})", EXTRACTION, found)
+    _print_table(f"Observation on {_machine('cpu')} ({reference})", EXTRACTION, found)
     return 0
 
 
 def _bench_policy(options: argparse.Namespace) -> int:
-    from esper.kasmina.imagined_hosts import random_lives
-    from esper.tamiyo.networks.recurrent_ppo import find_reference
-    from esper.tamiyo.networks.throughput import PolicyWork, compare_captured, compare_policies
+    from esper.bench.policy import PolicyWork, compare_captured, compare_policies
+    from esper.bench.recurrent_ppo import find_reference
+    from esper.testing.imagined_hosts import random_lives
 
     rounds = options.rounds or 9
 
@@ -243,8 +243,8 @@ def _bench_policy(options: argparse.Namespace) -> int:
 
 
 def _bench_update(options: argparse.Namespace) -> int:
-    from esper.kasmina.imagined_hosts import random_lives
-    from esper.simic.agent.throughput import UpdateWork, compare_updates, find_update_reference
+    from esper.bench.update import UpdateWork, compare_updates, find_update_reference
+    from esper.testing.imagined_hosts import random_lives
 
     rounds = options.rounds or 5
 
@@ -297,7 +297,7 @@ def _compare_rows(
         return 0
     size = [f"{steps} steps an episode", f"hidden {_WIDTH}"]
     size += [f"{value} {name}" for name, value in settings.items()]
-    print_table(f"{title} on {_machine(device)}: {', '.join(size)}", columns, found)
+    _print_table(f"{title} on {_machine(device)}: {', '.join(size)}", columns, found)
     return 0
 
 
@@ -328,6 +328,23 @@ def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number from 1, got {text!r}")
     return int(text)
+
+
+def _print_table(title: str, columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> None:
+    """Print results, one in a row, by these columns."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=box.SIMPLE, padding=(0, 1), pad_edge=False)
+    for name, _, show in columns:
+        is_text = show is str
+        # A number that is cut off would be a wrong one: in a narrow terminal it is folded.
+        table.add_column(
+            name, justify="left" if is_text else "right", no_wrap=is_text, overflow="fold"
+        )
+    for row in rows:
+        table.add_row(*(safe(show(row[key])) for _, key, show in columns))
+    out_console().print(table)
 
 
 _BENCHES: dict[str, Callable[[argparse.Namespace], int]] = {

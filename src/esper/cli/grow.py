@@ -93,8 +93,8 @@ def add_parser(verbs: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Carry out the command."""
     from esper.cli.view import GrowthView, alarm_line
-    from esper.growth.export import check_format
     from esper.growth.folder import GrowthFolder
+    from esper.growth.grown import check_format
     from esper.growth.recording import (
         record_history,
         record_interruption,
@@ -282,7 +282,7 @@ def _reasons(growing: Any, record: Any, options: argparse.Namespace) -> list[str
 
 def _finish(growing: Any, folder: Any, store: Any, options: argparse.Namespace) -> None:
     """Write what is left behind and print the summary."""
-    from esper.growth.export import export_model
+    from esper.growth.grown import export_model
     from esper.growth.recording import record_end
     from esper.leyline.storage import atomic_write_text
     from esper.report import report_run

@@ -187,7 +187,7 @@ def find_recipe(name: str) -> Any:
 
 def _finish(folder: Path, options: argparse.Namespace) -> None:
     """Write the report and print the summary."""
-    from esper.cli.train_summary import print_summary, summarize_training
+    from esper.cli.train_view import print_summary, summarize_training
     from esper.leyline.storage import atomic_write_text
     from esper.report import report_run
 

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from esper.cli.live import LiveView
 from esper.cli.output import safe
-from esper.leyline.history import DecisionRecord, EpochRecord
+from esper.leyline.records import DecisionRecord, EpochRecord
 from esper.nissa.schema import AlarmRow
 
 STAGE_STYLES = {

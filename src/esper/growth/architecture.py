@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from esper.kasmina.garden import Garden
 from esper.kasmina.placement import call_arguments, evaluating
-from esper.leyline.architecture import ModuleRecord
+from esper.leyline.records import ModuleRecord
 
 _ITSELF = "(itself)"
 

@@ -16,22 +16,76 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from esper.growth.decisions import describe_decision, slot_records
-from esper.kasmina.ablation import participating, plan_ablations
 from esper.kasmina.blueprints.registry import blueprint_names
-from esper.kasmina.contribution import estimate_contributions, values_in_points
+from esper.kasmina.contribution import (
+    estimate_contributions,
+    participating,
+    plan_ablations,
+    values_in_points,
+)
 from esper.kasmina.evaluation import Evaluate, Evaluator, as_evaluator
 from esper.kasmina.garden import Garden
+from esper.kasmina.operations import OperationResult
 from esper.kasmina.optimizer import CarriedOptimizer, make_optimizer
-from esper.kasmina.signals import read_signals
-from esper.kasmina.tracking import TrackerConfig, TrackerState, start_tracking, track_epoch
-from esper.leyline.actions import LifecycleOp
+from esper.kasmina.signals import (
+    TrackerConfig,
+    TrackerState,
+    read_signals,
+    start_tracking,
+    track_epoch,
+)
+from esper.leyline.actions import CAUSAL_HEADS, Actions, LifecycleOp
+from esper.leyline.alpha import ALPHA_TARGETS, SPEED_TICKS, TEMPO_EPOCHS, AlphaCurve, BlendStyle
 from esper.leyline.config import Config, option
 from esper.leyline.controller import Controller, ControllerContext
 from esper.leyline.errors import NonFiniteError, UsageError
-from esper.leyline.history import DecisionRecord, EpochRecord
+from esper.leyline.records import DecisionRecord, EpochRecord, SlotRecord
 from esper.leyline.signals import Signals
 from esper.tamiyo.controllers import make_controller
+
+
+def slot_records(garden: Garden) -> tuple[SlotRecord, ...]:
+    """Return every slot of a garden as it is now."""
+    return tuple(
+        SlotRecord(
+            name=view.name,
+            stage=view.stage.name,
+            blueprint=view.blueprint,
+            alpha=view.alpha,
+            alpha_target=view.alpha_target,
+            parameters=view.parameters,
+            epochs_in_stage=view.epochs_in_stage,
+            age=view.age,
+            contribution=view.contribution,
+            contribution_se=view.contribution_se,
+        )
+        for view in garden.slots.values()
+    )
+
+
+def describe_decision(actions: Actions, result: OperationResult) -> DecisionRecord:
+    """Return a decision with the arguments its op uses; the others are None."""
+    op = LifecycleOp(int(actions["op"][0]))
+    used = CAUSAL_HEADS[op]
+
+    def choice(head: str) -> int | None:
+        return int(actions[head][0]) if head in used else None
+
+    blueprint, style, tempo = choice("blueprint"), choice("style"), choice("tempo")
+    target, speed, curve = choice("alpha_target"), choice("alpha_speed"), choice("alpha_curve")
+    return DecisionRecord(
+        op=op.name,
+        slot=result.slot if "slot" in used else None,
+        blueprint=None if blueprint is None else blueprint_names()[blueprint],
+        style=None if style is None else BlendStyle(style).name,
+        tempo=None if tempo is None else TEMPO_EPOCHS[tempo],
+        alpha_target=None if target is None else ALPHA_TARGETS[target],
+        alpha_speed=None if speed is None else SPEED_TICKS[speed],
+        alpha_curve=None if curve is None else AlphaCurve(curve).name,
+        outcome=result.outcome.name.lower(),
+        reason=result.reason,
+    )
+
 
 DEFAULT_CONTROLLER = "heuristic"
 

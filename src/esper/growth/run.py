@@ -28,8 +28,8 @@ from esper.kasmina.placement import call_arguments, evaluating
 from esper.leyline.config import Config, option
 from esper.leyline.controller import Controller
 from esper.leyline.errors import EsperError, UsageError
-from esper.leyline.history import EpochRecord, RunSummary, seed_records
 from esper.leyline.randomness import drawing
+from esper.leyline.records import EpochRecord, RunSummary, seed_records
 from esper.tasks.objective import Objective
 
 Batches = Iterable[tuple[Any, Any]]

@@ -18,9 +18,14 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina.ablation import participating, plan_ablations
 from esper.kasmina.branching import BranchingError, branching
-from esper.kasmina.contribution import Contributions, estimate_contributions, values_in_points
+from esper.kasmina.contribution import (
+    Contributions,
+    estimate_contributions,
+    participating,
+    plan_ablations,
+    values_in_points,
+)
 from esper.kasmina.garden import Garden
 from esper.kasmina.placement import call_arguments, evaluating
 from esper.leyline.errors import EsperWarning, NonFiniteError, UsageError

@@ -23,9 +23,9 @@ from esper.kasmina.costs import fitting_blueprints
 from esper.kasmina.gates import describe_failure
 from esper.kasmina.gradients import GradientSample, record_gradients, sample_gradients
 from esper.kasmina.lifecycle import LifecycleConfig, apply_command, record_epoch, rule_view, tick
-from esper.kasmina.listeners import Listeners
 from esper.kasmina.operations import (
     OperationResult,
+    SlotView,
     check_number,
     check_target,
     describe_result,
@@ -34,17 +34,15 @@ from esper.kasmina.operations import (
     style_of,
 )
 from esper.kasmina.placement import call_arguments, place_slots
-from esper.kasmina.seedbed import Seedbed, TrainingMode
-from esper.kasmina.shadow import shadow_loss
-from esper.kasmina.slot import Slot
-from esper.kasmina.snapshots import decode_lifecycle, encode_lifecycle, save_garden
+from esper.kasmina.seedbed import Listeners, Seedbed, TrainingMode
+from esper.kasmina.slot import Slot, shadow_loss
+from esper.kasmina.snapshots import decode_lifecycle, encode_lifecycle, read_garden, save_garden
 from esper.kasmina.state import SlotState, empty_state
-from esper.kasmina.views import SlotView
 from esper.leyline.actions import Actions, Command, LifecycleOp, decode_actions
 from esper.leyline.alpha import AlphaCurve, BlendStyle
 from esper.leyline.config import Config, option
-from esper.leyline.errors import NonFiniteError, SlotError, nearest
-from esper.leyline.masks import Masks, build_masks
+from esper.leyline.errors import CheckpointError, NonFiniteError, SlotError, nearest
+from esper.leyline.rules import Masks, build_masks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -407,3 +405,29 @@ def _grow_to_match(garden: nn.Module, state_dict: Mapping[str, Any], prefix: str
     if encoded is not None:
         assert isinstance(garden, Garden)
         garden._restore(encoded)
+
+
+def load_garden(folder: str | Path, *, model: nn.Module, example_input: Any = None) -> Garden:
+    """Rebuild a saved garden around a fresh model of the same architecture.
+
+    The example input is needed only where the model takes anything but one float tensor.
+    """
+    state, meta = read_garden(folder)
+    if example_input is None:
+        if meta["example_shape"] is None:
+            raise CheckpointError(
+                f"{folder}: this garden's model does not take one float tensor; "
+                "pass example_input as when it was made"
+            )
+        like = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
+        example_input = torch.zeros(meta["example_shape"], dtype=like.dtype, device=like.device)
+    config = GardenConfig.from_mapping(meta["config"])
+    garden = Garden(model, meta["slot_paths"], example_input, config=config)
+    try:
+        garden.load_state_dict(state)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise CheckpointError(
+            f"{folder}: the model does not match the saved one: {reason}"
+        ) from None
+    return garden

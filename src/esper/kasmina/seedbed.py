@@ -1,8 +1,9 @@
-"""The modules behind the lifecycle: builds, frees, freezes and re-aims seeds as the state says."""
+"""The modules behind the lifecycle: draws, builds, frees and re-aims seeds as the state says."""
 
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal
@@ -10,14 +11,38 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina.blueprints.registry import blueprint_by_id
+from esper.kasmina.blending import GateNetwork
+from esper.kasmina.blueprints.registry import Blueprint, blueprint_by_id
 from esper.kasmina.placement import Placement
-from esper.kasmina.seeding import Key, draw_gate, draw_probe, draw_seed
 from esper.kasmina.slot import Slot, SlotMode
 from esper.kasmina.state import SlotState
 from esper.leyline.alpha import AlphaAlgorithm, AlphaMode
+from esper.leyline.blueprints import Topology
 from esper.leyline.errors import EsperWarning, SlotError
+from esper.leyline.randomness import seeded
 from esper.leyline.stages import BLENDED_STAGES, SeedStage
+
+Key = tuple[int, int, int]
+"""(run seed, slot, germinations so far)."""
+
+
+def draw_seed(blueprint: Blueprint, channels: int, topology: Topology, key: Key) -> nn.Module:
+    """Return a fresh seed on the CPU."""
+    with seeded(*key, "seed"):
+        return blueprint.build(channels, topology)
+
+
+def draw_gate(channels: int, topology: Topology, key: Key) -> nn.Module:
+    """Return a fresh gate network on the CPU."""
+    with seeded(*key, "gate"):
+        return GateNetwork(channels, topology)
+
+
+def draw_probe(shape: tuple[int, ...], key: Key) -> Tensor:
+    """Return random activations of this shape, to try a fresh seed on."""
+    with seeded(*key, "probe"):
+        return torch.randn((2, *shape[1:]))
+
 
 TrainingMode = Literal["straight_through", "shadow"]
 
@@ -198,3 +223,31 @@ def _settle_amplitude(slot: Slot, like: Tensor | None) -> None:
 
 def _precision(like: Tensor) -> torch.dtype:
     return like.dtype if like.is_floating_point() else torch.float32
+
+
+Listener = Callable[[], None]
+
+
+class Listeners:
+    """Bound methods, held weakly: to listen keeps nobody alive."""
+
+    def __init__(self) -> None:
+        """Begin with nobody."""
+        self._references: list[weakref.WeakMethod[Listener]] = []
+
+    def __len__(self) -> int:
+        return len(self._references)
+
+    def add(self, listener: Listener) -> None:
+        """Tell this bound method too, for as long as its object lives."""
+        self._references.append(weakref.WeakMethod(listener))
+
+    def tell(self) -> None:
+        """Call every listener that is still there, and forget the others."""
+        alive = []
+        for reference in self._references:
+            listener = reference()
+            if listener is not None:
+                listener()
+                alive.append(reference)
+        self._references = alive

@@ -1,14 +1,133 @@
-"""From what Kasmina remembers to what a controller sees."""
+"""What a controller sees of a host: histories, plateau, the stabilisation latch, and every slot."""
 
 from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from esper.kasmina.amplitude import time_to_target, velocity
+from esper.kasmina.lifecycle import time_to_target, velocity
 from esper.kasmina.state import SlotState
-from esper.kasmina.tracking import TrackerState
-from esper.leyline.signals import Signals
+from esper.leyline.config import Config, option
+from esper.leyline.signals import HISTORY, Signals
+
+_SPAN = 3
+"""Epochs over which the gain is averaged."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackerConfig(Config):
+    """When a host counts as stuck or settled."""
+
+    plateau_points: float = option(
+        0.5, "An epoch that beats the best score by fewer points prolongs a plateau.", minimum=0.0
+    )
+    stable_gain: float = option(
+        0.03,
+        "Fall of the loss per epoch, relative to all progress, below which it is stable.",
+        above=0.0,
+    )
+    stable_loss: float = option(
+        0.05,
+        "Rise of the loss per epoch, relative to all progress, below which it is stable.",
+        above=0.0,
+    )
+    least_progress: float = option(
+        0.1, "Progress, as a share of the first loss, that is assumed at least.", above=0.0
+    )
+    stable_epochs: int = option(
+        3, "Stable epochs in a row that close the latch; 0 closes it at once.", minimum=0
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrackerState:
+    """What is remembered about every host; tensors over R rows."""
+
+    epoch: Tensor
+    """int64 [R], epochs recorded."""
+    loss_history: Tensor
+    """float64 [R, 5], newest last, NaN where not yet there."""
+    score_history: Tensor
+    """float64 [R, 5], newest last, NaN where not yet there."""
+    first_loss: Tensor
+    """float64 [R], NaN before the first epoch."""
+    best_loss: Tensor
+    """float64 [R], infinite before the first epoch."""
+    best_score: Tensor
+    """float64 [R], minus infinity before the first epoch."""
+    plateau_epochs: Tensor
+    """int64 [R]."""
+    stable_run: Tensor
+    """int64 [R], stable epochs in a row."""
+    stabilized: Tensor
+    """bool [R], the latch."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return every field by name."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+    @classmethod
+    def from_state_dict(cls, state: dict[str, Any]) -> TrackerState:
+        """Rebuild what `state_dict` returned."""
+        return cls(**{field.name: state[field.name] for field in dataclasses.fields(cls)})
+
+
+def start_tracking(
+    rows: int, config: TrackerConfig, device: torch.device | str = "cpu"
+) -> TrackerState:
+    """Return the state before the first epoch."""
+
+    def full(value: float, *shape: int) -> Tensor:
+        return torch.full((rows, *shape), value, dtype=torch.float64, device=device)
+
+    zeros = torch.zeros(rows, dtype=torch.int64, device=device)
+    return TrackerState(
+        epoch=zeros,
+        loss_history=full(math.nan, HISTORY),
+        score_history=full(math.nan, HISTORY),
+        first_loss=full(math.nan),
+        best_loss=full(math.inf),
+        best_score=full(-math.inf),
+        plateau_epochs=zeros,
+        stable_run=zeros,
+        stabilized=torch.full((rows,), config.stable_epochs == 0, device=device),
+    )
+
+
+def track_epoch(
+    state: TrackerState, loss: Tensor, score: Tensor, config: TrackerConfig
+) -> TrackerState:
+    """Take over one epoch's validation loss and score, float64 [R]."""
+    first_loss = torch.where(state.epoch == 0, loss, state.first_loss)
+    best_loss = torch.minimum(state.best_loss, loss)
+    # Where the score is a negative loss, half a point means half a percent of the best loss.
+    margin = torch.where(
+        score < 0, state.best_score.abs() * config.plateau_points / 100, config.plateau_points
+    )
+    stuck = (score - state.best_score) < margin
+    progress = torch.maximum(first_loss - best_loss, config.least_progress * first_loss.abs())
+    # The mean gain of the last epochs; NaN, which compares false, until there are enough.
+    gain = (state.loss_history[:, -_SPAN] - loss) / _SPAN / progress
+    stable = (gain > -config.stable_loss) & (gain < config.stable_gain)
+    run = torch.where(stable, state.stable_run + 1, torch.zeros_like(state.stable_run))
+    return TrackerState(
+        epoch=state.epoch + 1,
+        loss_history=torch.cat([state.loss_history[:, 1:], loss[:, None]], 1),
+        score_history=torch.cat([state.score_history[:, 1:], score[:, None]], 1),
+        first_loss=first_loss,
+        best_loss=best_loss,
+        best_score=torch.maximum(state.best_score, score),
+        plateau_epochs=torch.where(
+            stuck, state.plateau_epochs + 1, torch.zeros_like(state.plateau_epochs)
+        ),
+        stable_run=run,
+        stabilized=state.stabilized | (run >= config.stable_epochs),
+    )
 
 
 def read_signals(

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
         BlendStyle,
         StyleSpec,
     )
-    from esper.leyline.architecture import ModuleRecord
     from esper.leyline.blueprints import (
         BUILTIN_BLUEPRINTS,
         NOOP,
@@ -71,22 +70,24 @@ if TYPE_CHECKING:
         nearest,
         unknown_name,
     )
-    from esper.leyline.history import (
+    from esper.leyline.randomness import derive_seed, generator, seeded
+    from esper.leyline.records import (
         DecisionRecord,
         EpochRecord,
+        ModuleRecord,
         RunSummary,
         SeedRecord,
         SlotRecord,
         seed_records,
     )
-    from esper.leyline.masks import Masks, build_masks
-    from esper.leyline.randomness import derive_seed, generator, seeded
     from esper.leyline.registry import Registry
     from esper.leyline.rules import (
         REFUSAL_TEXTS,
+        Masks,
         Refusal,
         RulesConfig,
         RuleView,
+        build_masks,
         is_in,
         refusals,
         selectable,
@@ -215,15 +216,13 @@ __all__ = [
 _MODULES = (
     "actions",
     "alpha",
-    "architecture",
     "blueprints",
     "config",
     "controller",
     "defaults",
     "errors",
-    "history",
-    "masks",
     "randomness",
+    "records",
     "registry",
     "rules",
     "signals",

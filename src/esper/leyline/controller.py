@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from esper.leyline.blueprints import BUILTIN_BLUEPRINTS
-from esper.leyline.masks import Masks
+from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
 
 

@@ -10,8 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from esper.nissa.database import STORE_FILE, STORE_FILES
-    from esper.nissa.errors import StoreError
+    from esper.nissa.database import STORE_FILE, STORE_FILES, StoreError
     from esper.nissa.events import EventKind
     from esper.nissa.growing import read_history, record_epoch
     from esper.nissa.listing import RunEntry, find_runs
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from esper.nissa.query import QueryResult, query_run
     from esper.nissa.reader import StoredRun, open_run
     from esper.nissa.schema import RunRow
-    from esper.nissa.sinks import Sink, check_sink, register_sink
+    from esper.nissa.sinks import Sink, register_sink
     from esper.nissa.store import RunStore
 
 __all__ = [
@@ -33,7 +32,6 @@ __all__ = [
     "Sink",
     "StoreError",
     "StoredRun",
-    "check_sink",
     "find_runs",
     "open_run",
     "open_store",
@@ -53,9 +51,8 @@ _HOMES = {
     "STORE_FILE": "esper.nissa.database",
     "STORE_FILES": "esper.nissa.database",
     "Sink": "esper.nissa.sinks",
-    "StoreError": "esper.nissa.errors",
+    "StoreError": "esper.nissa.database",
     "StoredRun": "esper.nissa.reader",
-    "check_sink": "esper.nissa.sinks",
     "find_runs": "esper.nissa.listing",
     "open_run": "esper.nissa.reader",
     "open_store": "esper.nissa.opening",

@@ -14,9 +14,17 @@ import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
+from esper.leyline.errors import CheckpointError
 from esper.nissa.columns import TABLES, Table
-from esper.nissa.errors import StoreError
 from esper.nissa.schema import SCHEMA_VERSION
+
+CHECKPOINT_KEPT = "; the last checkpoint is intact, then continue with --resume"
+"""How a message ends when rows could not be written: what to do once the cause is mended."""
+
+
+class StoreError(CheckpointError):
+    """The store of a run cannot be opened, read or written; checkpoints are not affected."""
+
 
 STORE_FILE = "run.db"
 LOCK_FILE = "run.db.lock"

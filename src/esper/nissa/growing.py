@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from esper.leyline.history import (
+from esper.leyline.records import (
     DecisionRecord,
     EpochRecord,
     SeedRecord,

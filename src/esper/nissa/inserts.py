@@ -9,14 +9,13 @@ from __future__ import annotations
 import json
 import operator
 import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from esper.nissa.columns import TABLES, Row, Table, plain_data, plain_value, storable_text
-from esper.nissa.database import cannot
-from esper.nissa.errors import CHECKPOINT_KEPT, StoreError
+from esper.nissa.database import CHECKPOINT_KEPT, StoreError, cannot
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,3 +157,26 @@ def _insert_one(
     except (sqlite3.IntegrityError, OverflowError, TypeError) as error:
         where = ", ".join(f"{name} {row[table.names.index(name)]}" for name in table.key)
         raise RowError(f"the {table.name} row ({where}) cannot be stored: {error}") from error
+
+
+def decode(table: Table, values: Sequence[Any]) -> dict[str, Any]:
+    """Return the columns of one row: flags as booleans, JSON as plain data, NULL as None."""
+    row: dict[str, Any] = {}
+    for column, value in zip(table.columns, values, strict=True):
+        if value is not None and column.is_flag:
+            value = bool(value)
+        elif value is not None and column.is_json:
+            value = json.loads(value)
+        row[column.name] = value
+    return row
+
+
+def read_records(
+    connection: sqlite3.Connection, table_name: str, condition: str = "", parameters: Any = ()
+) -> Iterator[Row]:
+    """Return the records of a table in the order of writing; `condition` is SQL of our own."""
+    table = TABLES[table_name]
+    names = ", ".join(f'"{name}"' for name in table.names)
+    query = f'SELECT {names} FROM "{table_name}" {condition} ORDER BY id'
+    for values in connection.execute(query, parameters):
+        yield table.record(**decode(table, values))

@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from esper.nissa.errors import StoreError
+from esper.nissa.database import StoreError
 
 _FAR = 1 << 30
 _ATTEMPTS = 20

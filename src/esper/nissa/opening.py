@@ -13,19 +13,18 @@ from esper.nissa.database import (
     BUSY_TIMEOUT_S,
     LOCK_FILE,
     STORE_FILE,
+    StoreError,
     cannot,
     connect_writer,
     create_database,
 )
-from esper.nissa.errors import StoreError
 from esper.nissa.events import EventKind
 from esper.nissa.lock import WriterLock
 from esper.nissa.monitors.watch import Watch
-from esper.nissa.resume import roll_back
-from esper.nissa.runs import change_run, insert_run, read_run
 from esper.nissa.schema import RunRow
 from esper.nissa.sinks.contract import Sink, SinkContext, make_sink
 from esper.nissa.store import OnAlarm, RunStore
+from esper.nissa.watermarks import change_run, insert_run, read_run, roll_back
 from esper.nissa.writer import COMMIT_EVERY_S, QUEUE_ROWS, Writer
 
 DEFAULT_SINKS = ("tensorboard",)

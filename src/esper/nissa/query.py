@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from esper.leyline.errors import UsageError
-from esper.nissa.database import cannot, connect_reader, primary_code, store_path
-from esper.nissa.errors import StoreError
+from esper.nissa.database import StoreError, cannot, connect_reader, primary_code, store_path
 
 TIMEOUT_S = 60.0
 MAX_VALUE_BYTES = 64 * 1024 * 1024

@@ -15,8 +15,8 @@ from typing import Any, Self
 from esper.leyline.errors import UsageError, unknown_name
 from esper.nissa.columns import TABLES, Row, Table
 from esper.nissa.database import cannot, connect_reader, store_path
+from esper.nissa.inserts import decode
 from esper.nissa.query import TIMEOUT_S, QueryResult, query_run, restrict
-from esper.nissa.rows import decode
 from esper.nissa.schema import RunRow
 
 FRAME_LIBRARIES = ("polars", "pandas")

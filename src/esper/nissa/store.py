@@ -24,13 +24,11 @@ from typing import Any, Self
 
 from esper.leyline.errors import UsageError
 from esper.nissa.columns import TABLE_OF, TABLES, Row
-from esper.nissa.errors import StoreError
+from esper.nissa.database import StoreError
 from esper.nissa.inserts import Columns
 from esper.nissa.lock import WriterLock
 from esper.nissa.metrics import make_histogram
 from esper.nissa.monitors.watch import Watch
-from esper.nissa.resume import commit_watermark
-from esper.nissa.runs import change_run
 from esper.nissa.schema import (
     AlarmRow,
     ContributionRow,
@@ -47,6 +45,7 @@ from esper.nissa.schema import (
 )
 from esper.nissa.sinks.contract import Sink, SinkContext
 from esper.nissa.sinks.pump import SinkPump
+from esper.nissa.watermarks import change_run, commit_watermark
 from esper.nissa.writer import Records, Writer, WriterStats
 
 STATUSES = ("finished", "interrupted", "failed")

@@ -18,8 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from esper.nissa.columns import Row, Table
-from esper.nissa.database import cannot
-from esper.nissa.errors import CHECKPOINT_KEPT, StoreError
+from esper.nissa.database import CHECKPOINT_KEPT, StoreError, cannot
 from esper.nissa.inserts import Columns, RowError, encode, encode_columns, write_rows
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from esper.kasmina.ablation import plan_ablations
+from esper.kasmina.contribution import plan_ablations
 
 
 @dataclass(frozen=True, slots=True)

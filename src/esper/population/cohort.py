@@ -15,8 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esper.kasmina.ablation import participating, plan_ablations
-from esper.kasmina.contribution import record_contributions, values_in_points
+from esper.kasmina.contribution import (
+    participating,
+    plan_ablations,
+    record_contributions,
+    values_in_points,
+)
+from esper.kasmina.governor import GovernorState, govern, start_governing
 from esper.kasmina.gradients import record_gradients
 from esper.kasmina.lifecycle import (
     apply_command,
@@ -25,17 +30,14 @@ from esper.kasmina.lifecycle import (
     rule_view,
     tick,
 )
-from esper.kasmina.signals import read_signals
+from esper.kasmina.signals import TrackerState, read_signals, start_tracking, track_epoch
 from esper.kasmina.state import SlotState, empty_state
-from esper.kasmina.tracking import TrackerState, start_tracking, track_epoch
 from esper.leyline.actions import Command, LifecycleOp
 from esper.leyline.rules import RuleView
 from esper.leyline.signals import Signals
 from esper.leyline.stages import SeedStage
 from esper.population.ablations import Measured, compare
-from esper.population.config import PopulationConfig
-from esper.population.engine import Engine, RemoteEngine, RowWeights
-from esper.population.governor import GovernorState, govern, start_governing
+from esper.population.engine import Engine, PopulationConfig, RemoteEngine, RowWeights
 from esper.tasks.task import Task
 
 

@@ -1,4 +1,4 @@
-"""The one interface behind every strategy: what an engine does for a group of rows.
+"""The one interface behind every strategy, and how a population lives.
 
 An engine owns modules, weights and optimizer state and nothing else. Lifecycle, measurement and
 signals are the population's; they are the same functions whatever the strategy.
@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from esper.kasmina.governor import GovernorConfig
 from esper.kasmina.gradients import GradientSample
+from esper.kasmina.lifecycle import LifecycleConfig
+from esper.kasmina.seedbed import TrainingMode
+from esper.kasmina.signals import TrackerConfig
 from esper.kasmina.state import SlotState
 from esper.leyline.blueprints import Topology
 from esper.leyline.config import Config, option
@@ -186,3 +190,33 @@ def empty_sample(rows: int, slots: int) -> tuple[GradientSample, Tensor]:
         return torch.zeros((rows, slots), dtype=torch.float64)
 
     return GradientSample(zero(), zero() + 1, none(), none(), zero()), none()
+
+
+Strategy = Literal["auto", "sequential", "stacked", "workers"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PopulationConfig(Config):
+    """Settings shared by all rows."""
+
+    lifecycle: LifecycleConfig = option(LifecycleConfig, "The life of a seed.")
+    tracker: TrackerConfig = option(TrackerConfig, "When a host counts as stuck or settled.")
+    governor: GovernorConfig = option(GovernorConfig, "When a row is rolled back.")
+    training_mode: TrainingMode = option(
+        "straight_through", "How a seed in TRAINING learns while the host is left alone."
+    )
+    precision: Literal["float32", "float64"] = option("float32", "Precision of the weights.")
+    use_bf16: bool = option(False, "Run hosts in BF16; weights and statistics stay as they are.")
+    use_graphs: bool = option(True, "Capture training and validation in CUDA graphs.")
+    rows_per_stack: int = option(
+        128,
+        "Most rows trained as one stack; more are several stacks, one after another.",
+        minimum=1,
+    )
+    workers: int = option(
+        0, "Processes of the workers strategy; 0 is one for every core.", minimum=0
+    )
+
+
+EXECUTION_SETTINGS = frozenset({"use_bf16", "use_graphs", "rows_per_stack", "workers"})
+"""Settings that change how rows are executed, not what they are."""

@@ -26,26 +26,34 @@ from esper.kasmina.blueprints.registry import blueprint_names
 from esper.leyline.actions import Actions, decode_actions
 from esper.leyline.devices import choose_device
 from esper.leyline.errors import CheckpointError, EsperWarning, UsageError
-from esper.leyline.masks import Masks, build_masks
 from esper.leyline.randomness import derive_seed
-from esper.leyline.rules import RuleView
+from esper.leyline.rules import Masks, RuleView, build_masks
 from esper.leyline.signals import Signals
 from esper.leyline.storage import load_tree, save_tree
 from esper.population.cohort import Cohort
-from esper.population.config import EXECUTION_SETTINGS, PopulationConfig, Strategy
-from esper.population.engine import StrategyError
-from esper.population.membership import fitting_blueprints, load_data, share_out
-from esper.population.memory import naming_rows_that_fit
-from esper.population.merging import merge_signals, merge_views
-from esper.population.pool import has_pool
+from esper.population.engine import EXECUTION_SETTINGS, PopulationConfig, Strategy, StrategyError
+from esper.population.merging import (
+    first_difference,
+    join_rows,
+    merge_signals,
+    merge_views,
+    take_rows,
+)
+from esper.population.out_of_memory import naming_rows_that_fit
 from esper.population.scoring import score_test_split
-from esper.population.snapshots import first_difference, join_rows, take_rows
 from esper.population.stacked import StackedEngine
-from esper.population.strategy import count_processes, make_engines, pick_strategy
-from esper.population.workplace import Workplace
+from esper.population.strategy import (
+    count_processes,
+    fitting_blueprints,
+    load_data,
+    make_engines,
+    pick_strategy,
+    share_out,
+)
+from esper.population.workers.client import Workplace
+from esper.population.workers.pool import has_pool
 from esper.tasks.dataset import TaskData
-from esper.tasks.registry import get_task
-from esper.tasks.task import Task
+from esper.tasks.task import Task, get_task
 
 KIND = "population"
 VERSION = 3

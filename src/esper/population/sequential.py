@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from esper.kasmina.ablation import participating, plan_ablations
+from esper.kasmina.contribution import participating, plan_ablations
 from esper.kasmina.evaluation import BatchEvaluator
 from esper.kasmina.garden import Garden, GardenConfig
 from esper.kasmina.optimizer import CarriedOptimizer
 from esper.kasmina.state import SlotState, empty_state
 from esper.leyline.randomness import drawing
+from esper.population.batches import draw_epoch_crops, gather_batch
 from esper.population.engine import (
     EpochResult,
     RowWeights,
@@ -23,9 +24,7 @@ from esper.population.engine import (
     TrainSettings,
     empty_sample,
 )
-from esper.population.feed import draw_epoch_crops, gather_batch
-from esper.tasks.augment import Crops
-from esper.tasks.dataset import TaskData
+from esper.tasks.dataset import Crops, TaskData
 from esper.tasks.objective import Objective
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints.registry import Blueprint
-from esper.kasmina.seeding import draw_probe, draw_seed
+from esper.kasmina.seedbed import draw_probe, draw_seed
 from esper.leyline.blueprints import Topology
 from esper.population.engine import SlotSpec
 

@@ -14,6 +14,9 @@ from esper.kasmina.gradients import GradientSample, summarise
 from esper.kasmina.optimizer import GRADIENT_STRIDE
 from esper.kasmina.state import SlotState
 from esper.leyline.stages import SeedStage
+from esper.population.batches import Feed, Inputs
+from esper.population.capacity import Room
+from esper.population.cuda_graph import Replay
 from esper.population.engine import (
     EpochResult,
     RowWeights,
@@ -21,19 +24,15 @@ from esper.population.engine import (
     TrainSettings,
     empty_sample,
 )
-from esper.population.feed import Feed
-from esper.population.grafts import Grafts, graft
-from esper.population.inputs import Inputs
-from esper.population.lanes import Lanes
-from esper.population.learners import Group, groups
-from esper.population.nursery import GATE, Nursery
-from esper.population.passes import Passes
-from esper.population.replay import Replay
-from esper.population.room import Room
-from esper.population.shortcuts import has_kernels, shorten
-from esper.population.stack import Stack
+from esper.population.parameter_stack import Stack
+from esper.population.seed_groups import Group, groups
+from esper.population.seed_stacks import GATE, Nursery
+from esper.population.slot_forward import Grafts, graft
 from esper.population.stackable import stacked_attention
-from esper.population.step import Reals, Step
+from esper.population.streams import Lanes
+from esper.population.train_step import Reals, Step
+from esper.population.validation import Passes
+from esper.population.vmap_rules import has_kernels, shorten
 from esper.tasks.dataset import TaskData
 from esper.tasks.objective import Objective
 

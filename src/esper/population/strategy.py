@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from esper.kasmina.blueprints.registry import blueprint_by_id, selectable
+from esper.kasmina.blueprints.registry import blueprint_by_id, blueprint_names, selectable
 from esper.kasmina.garden import GardenConfig
 from esper.kasmina.placement import place_slots
 from esper.leyline.errors import EsperWarning, UsageError
-from esper.population.config import PopulationConfig, Strategy
-from esper.population.engine import Engine, SlotSpec, TrainSettings
-from esper.population.pool import may_start_processes, usable_cores
+from esper.population.engine import Engine, PopulationConfig, SlotSpec, Strategy, TrainSettings
 from esper.population.sequential import SequentialEngine
 from esper.population.stackable import host_problem, seed_problem
 from esper.population.stacked import StackedEngine
-from esper.population.workers import WorkersEngine
-from esper.population.workplace import Workplace
+from esper.population.workers.client import Workplace
+from esper.population.workers.engine import WorkersEngine
+from esper.population.workers.pool import may_start_processes, usable_cores
 from esper.tasks.dataset import TaskData
 from esper.tasks.task import Task
 
@@ -199,3 +199,33 @@ def stacking_problem(task: Task, config: PopulationConfig) -> str | None:
             if problem is not None:
                 return f"blueprint {blueprint.name!r}: {problem}"
     return None
+
+
+def load_data(
+    tasks: Sequence[Task], data: str | Path | Sequence[TaskData] | None, device: torch.device
+) -> list[TaskData]:
+    """Return the data of every task on the device."""
+    if data is None or isinstance(data, str | Path):
+        return [task.load(data, device=device) for task in tasks]
+    if len(data) != len(tasks):
+        raise UsageError(f"{len(tasks)} tasks need as many data sets, got {len(data)}")
+    return [each.to(device) for each in data]
+
+
+def fitting_blueprints(task: Task) -> Tensor:
+    """Return bool [S, B]: the blueprints that may be germinated in each slot of a task."""
+    fits = torch.zeros((len(task.slot_paths), len(blueprint_names())), dtype=torch.bool)
+    fits[:, list(selectable(task.topology))] = True
+    return fits
+
+
+def share_out(rows: int | Sequence[int], tasks: int) -> list[int]:
+    """Return how many rows every task gets: as asked for, or all alike and the first ones more."""
+    counts = (
+        list(rows)
+        if not isinstance(rows, int)
+        else [rows // tasks + (index < rows % tasks) for index in range(tasks)]
+    )
+    if len(counts) != tasks or min(counts, default=0) < 1:
+        raise UsageError(f"every one of {tasks} tasks needs at least one row, got rows={rows!r}")
+    return counts

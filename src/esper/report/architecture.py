@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from esper.leyline.architecture import ModuleRecord
-from esper.leyline.history import SlotRecord
+from esper.leyline.records import ModuleRecord, SlotRecord
 from esper.report.style import FONT, MARGIN, PICTURE_STYLE, ROW, STAGE_CLASSES, WIDTH
 from esper.report.svg import element, label, tooltip
 from esper.report.text import counted, escaped, format_count, format_number, shortened, visible

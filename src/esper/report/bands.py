@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from esper.leyline.history import SeedRecord
+from esper.leyline.records import SeedRecord
 from esper.report.frame import LANE_SCALE, Frame
 from esper.report.labels import Placed, Wish, place_labels, text_width
 from esper.report.lanes import Lane, StageRun

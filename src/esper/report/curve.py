@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from esper.leyline.history import EpochRecord
+from esper.leyline.records import EpochRecord
 from esper.report.frame import AXIS_NAME, LANE_SCALE, Frame
 from esper.report.labels import text_width
 from esper.report.paths import Point, draw_path, known_points, make_point

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from esper.leyline.history import EpochRecord
+from esper.leyline.records import EpochRecord
 from esper.report.style import MARGIN, WIDTH
 from esper.report.svg import Scale, element, label, round_ticks, tick_labels
 

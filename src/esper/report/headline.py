@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from esper.leyline.history import EpochRecord, RunSummary, SeedRecord
+from esper.leyline.records import EpochRecord, RunSummary, SeedRecord
 from esper.report.shell import render_tiles
 from esper.report.text import (
     counted,

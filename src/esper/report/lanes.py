@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from esper.leyline.history import DecisionRecord, EpochRecord, SeedRecord, SlotRecord, seed_records
+from esper.leyline.records import DecisionRecord, EpochRecord, SeedRecord, SlotRecord, seed_records
 from esper.leyline.stages import EMPTY_STAGES
 from esper.report.marks import decisions_of
 

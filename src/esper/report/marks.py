@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from esper.leyline.history import DecisionRecord, EpochRecord
+from esper.leyline.records import DecisionRecord, EpochRecord
 from esper.report.frame import Frame
 from esper.report.svg import element, number, tooltip
 from esper.report.text import format_number, visible

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from esper.leyline.history import RunSummary
+from esper.leyline.records import RunSummary
 from esper.report.alarms import AlarmGroup, render_alarms
 from esper.report.shell import section
 from esper.report.tables import flatten, render_pairs

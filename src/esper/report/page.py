@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from esper.leyline.architecture import ModuleRecord
-from esper.leyline.history import EpochRecord, RunSummary, SeedRecord, seed_records
+from esper.leyline.records import EpochRecord, ModuleRecord, RunSummary, SeedRecord, seed_records
 from esper.report.alarms import AlarmGroup
 from esper.report.architecture import draw_architecture
 from esper.report.headline import heading, read_outcome, render_figures, render_lead

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from esper.leyline.history import EpochRecord, SeedRecord, seed_records
+from esper.leyline.records import EpochRecord, SeedRecord, seed_records
 from esper.report import curve
 from esper.report.bands import draw_lanes
 from esper.report.curve import draw_caption, draw_curves, read_curves

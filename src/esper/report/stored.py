@@ -6,8 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from esper.leyline.architecture import ModuleRecord
-from esper.leyline.history import RunSummary, seed_records
+from esper.leyline.records import ModuleRecord, RunSummary, seed_records
 from esper.nissa import EventKind, StoredRun, open_run, read_history
 from esper.nissa.listing import describe_run
 from esper.nissa.schema import AlarmRow, RunRow

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from esper.leyline.history import DecisionRecord, EpochRecord, SeedRecord
+from esper.leyline.records import DecisionRecord, EpochRecord, SeedRecord
 from esper.report.marks import argument_words, decisions_of, op_words, outcome_words
 from esper.report.text import counted, escaped, format_contribution, format_count
 

@@ -91,7 +91,7 @@ def compare(run: Path, seeds: int) -> dict[str, Any]:
 
 def print_comparison(results: dict[str, Any], seeds: int) -> None:
     """Print each controller beside the networks that only waited, and say what it shows."""
-    from esper.simic.training.interval import paired_interval
+    from esper.simic.training.evaluation import paired_interval
 
     table = Table(title=f"Test score of {seeds} fresh networks", title_justify="left")
     for name in ("controller", "test", "gain over WAIT-only", "parameters", "seeds kept"):

@@ -17,12 +17,12 @@ from dataclasses import asdict
 
 import torch
 
-from esper.kasmina.imagined_hosts import middle_aged_hosts
+from esper.bench.observation import ExtractionTiming, time_extraction
 from esper.leyline.errors import UsageError
 from esper.leyline.signals import Signals
 from esper.leyline.slots import SlotConfig
 from esper.tamiyo.policy.features import batch_obs_to_features
-from esper.tamiyo.policy.timing import ExtractionTiming, time_extraction
+from esper.testing.imagined_hosts import middle_aged_hosts
 
 
 def where_time_goes(signals: Signals, calls: int = 500) -> list[tuple[str, float]]:

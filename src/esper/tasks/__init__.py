@@ -5,12 +5,8 @@ its network. To add one: docs/how-to/add-a-task.md. Where data comes from: docs/
 """
 
 from esper.tasks import presets as _presets  # importing them registers them
-from esper.tasks.augment import Augmentation, Crops, crop_flip, draw_crops
-from esper.tasks.config import TaskConfig
-from esper.tasks.contract import check_task
 from esper.tasks.data import Source, open_data
-from esper.tasks.dataset import TaskData, make_data
-from esper.tasks.describe import describe_task
+from esper.tasks.dataset import Augmentation, Crops, TaskData, crop_flip, draw_crops, make_data
 from esper.tasks.family import FAMILIES, Family, FamilyConfig, make_family, register_family
 from esper.tasks.objective import (
     OBJECTIVES,
@@ -22,9 +18,8 @@ from esper.tasks.objective import (
     per_sample_language,
     per_sample_regression,
 )
-from esper.tasks.registry import TASKS, get_task, register_task
 from esper.tasks.splits import SPLITS, Split
-from esper.tasks.task import Task
+from esper.tasks.task import TASKS, Task, TaskConfig, describe_task, get_task, register_task
 
 del _presets
 
@@ -46,7 +41,6 @@ __all__ = [
     "Task",
     "TaskConfig",
     "TaskData",
-    "check_task",
     "crop_flip",
     "describe_task",
     "draw_crops",

@@ -8,24 +8,58 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from esper.leyline.errors import ConfigError, DataError
 from esper.leyline.randomness import generator as stream
-from esper.tasks.augment import Augmentation, crop_flip, draw_crops
 from esper.tasks.data.source import Array, Kind, Source, Target
 from esper.tasks.objective import ObjectiveName
-from esper.tasks.splits import (
-    Part,
-    Split,
-    corrupt_labels,
-    permutation,
-    split_source,
-    subsample,
-)
+from esper.tasks.splits import Part, Split, corrupt_labels, permutation, split_source, subsample
+
+Augmentation = Literal["none", "crop_flip"]
+
+PADDING = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Crops:
+    """Where each image is cut from its padded self, and whether it is mirrored; all [B]."""
+
+    top: Tensor
+    left: Tensor
+    is_flipped: Tensor
+
+
+def draw_crops(count: int, generator: torch.Generator, padding: int = PADDING) -> Crops:
+    """Draw crops for `count` images on the generator's own device."""
+    offsets = torch.randint(
+        0, 2 * padding + 1, (2, count), generator=generator, device=generator.device
+    )
+    flips = torch.randint(0, 2, (count,), generator=generator, device=generator.device)
+    return Crops(offsets[0], offsets[1], flips.bool())
+
+
+def crop_flip(images: Tensor, crops: Crops, padding: int = PADDING) -> Tensor:
+    """Return images [B, C, H, W] of any type, shifted within a border of zeros and mirrored."""
+    count, channels, height, width = images.shape
+    device = images.device
+    rows = crops.top.to(device)[:, None] + torch.arange(height, device=device)
+    columns = torch.arange(width, device=device).expand(count, width)
+    columns = torch.where(crops.is_flipped.to(device)[:, None], columns.flip(1), columns)
+    columns = crops.left.to(device)[:, None] + columns
+    padded = F.pad(images, (padding, padding, padding, padding))
+    return padded[
+        torch.arange(count, device=device)[:, None, None, None],
+        torch.arange(channels, device=device)[None, :, None, None],
+        rows[:, None, :, None],
+        columns[:, None, None, :],
+    ]
+
 
 VALIDATION_SAMPLES = 1024
 

@@ -21,8 +21,7 @@ from esper.leyline.config import Config, option
 from esper.leyline.errors import UsageError
 from esper.leyline.randomness import generator
 from esper.leyline.registry import Registry
-from esper.tasks.registry import get_task
-from esper.tasks.task import Task
+from esper.tasks.task import Task, get_task
 
 F = TypeVar("F", bound="type[Family]")
 

@@ -11,13 +11,11 @@ from typing import Any
 
 from esper.kasmina.hosts import CnnConfig, MlpConfig, TransformerConfig, doubling
 from esper.leyline.slots import slot_id
-from esper.tasks.config import TaskConfig
 from esper.tasks.data import cifar, idx, open_data, text
 from esper.tasks.data.digits import read_digits
 from esper.tasks.data.locate import Layout, existing
 from esper.tasks.data.source import Source
-from esper.tasks.registry import register_task
-from esper.tasks.task import DataPath, Task
+from esper.tasks.task import DataPath, Task, TaskConfig, register_task
 
 STORY_BYTES = 32 * 2**20
 """How much of each story file is read; the full set has gigabytes, more than a run can see."""

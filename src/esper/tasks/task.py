@@ -1,24 +1,106 @@
-"""`Task`: data and a host that belong together, with the settings under which they train."""
+"""`Task`: data and a host that belong together, their settings, and the registry of tasks."""
 
 from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from esper.kasmina.hosts import HOSTS, build_host, host_slots
 from esper.leyline.blueprints import Topology
-from esper.leyline.errors import DataError
+from esper.leyline.config import Config, option
+from esper.leyline.errors import ConfigError, DataError, UsageError
 from esper.leyline.randomness import seeded
-from esper.tasks.config import TaskConfig
+from esper.leyline.registry import Registry
 from esper.tasks.data.locate import existing
 from esper.tasks.data.source import Source
-from esper.tasks.dataset import OBJECTIVE_FOR, TaskData, make_data
-from esper.tasks.objective import OBJECTIVES, SCORE_KINDS, Objective, ScoreKind
+from esper.tasks.dataset import OBJECTIVE_FOR, VALIDATION_SAMPLES, Augmentation, TaskData, make_data
+from esper.tasks.objective import OBJECTIVES, SCORE_KINDS, Objective, ObjectiveName, ScoreKind
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskConfig(Config):
+    """A host, how it is trained, and how its data is prepared."""
+
+    host: str = option(help="Name of the host.")
+    host_options: Config = option(help="Options of the host, in its own class.")
+    input_shape: tuple[int, ...] = option(
+        help="Shape of one sample: channels, height, width; or features; or tokens.", minimum=1
+    )
+    num_classes: int | None = option(
+        10, "Number of classes or distinct tokens; empty for real targets.", minimum=1
+    )
+    objective: ObjectiveName = option("classification", "What is predicted.")
+
+    batch_size: int = option(64, "Samples in one optimizer step.", minimum=1)
+    samples_per_step: int = option(4096, "Samples in one epoch, that is, one decision.", minimum=1)
+    horizon: int = option(150, "Epochs of one whole run.", minimum=1)
+    learning_rate: float = option(0.01, "Learning rate of SGD.", above=0.0)
+    momentum: float = option(0.9, "Momentum of SGD.", minimum=0.0, maximum=0.9999)
+    weight_decay: float = option(5e-4, "Weight decay of SGD.", minimum=0.0)
+    max_grad_norm: float = option(
+        1.0, "Gradient norm to which the host and each seed are clipped, apart.", above=0.0
+    )
+
+    augment: Augmentation = option("none", "How training images are varied.")
+    train_size: int | None = option(
+        None, "Keep only this many training samples; all if empty.", minimum=1
+    )
+    label_noise: float = option(
+        0.0, "Share of the training labels replaced by another class.", minimum=0.0, maximum=1.0
+    )
+    val_fraction: float = option(
+        0.1, "Share of the training data set aside for validation.", above=0.0, maximum=0.9
+    )
+    test_fraction: float = option(
+        0.1,
+        "Share set aside for testing where no official test split exists.",
+        above=0.0,
+        maximum=0.9,
+    )
+    validation_samples: int = option(
+        VALIDATION_SAMPLES, "Fixed validation samples scored after every epoch.", minimum=1
+    )
+
+    param_budget: int = option(500_000, "Parameters that count as a full budget.", minimum=1)
+    baseline_loss: float = option(2.3, "Loss of a network that knows nothing.", above=0.0)
+    target_loss: float = option(0.3, "Loss that counts as solved.", minimum=0.0)
+
+    def __post_init__(self) -> None:
+        """Check the rules that span several fields."""
+        super().__post_init__()
+        expected = HOSTS.get(self.host).config_class
+        if not isinstance(self.host_options, expected):
+            raise ConfigError(
+                f"TaskConfig.host_options of host {self.host!r} must be a {expected.__name__}, "
+                f"got a {type(self.host_options).__name__}"
+            )
+        if (self.num_classes is None) != (self.objective == "regression"):
+            raise ConfigError(
+                f"TaskConfig.num_classes must be empty for regression and only there, "
+                f"got {self.num_classes!r} for {self.objective}"
+            )
+        if self.baseline_loss <= self.target_loss:
+            raise ConfigError(
+                f"TaskConfig.target_loss must be below baseline_loss ({self.baseline_loss}), "
+                f"got {self.target_loss}"
+            )
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
+        """Build the configuration from plain data; the host's own class reads its options."""
+        values = dict(mapping)
+        options, host = values.get("host_options"), values.get("host")
+        if isinstance(options, Mapping) and isinstance(host, str):
+            values["host_options"] = HOSTS.get(host).config_class.from_mapping(options)
+        return super().from_mapping(values)
+
 
 DataPath = str | os.PathLike[str]
 
@@ -127,3 +209,70 @@ class Task(ABC):
                 f"{source.origin} has {source.num_classes} classes, "
                 f"but task {self.name} tells apart {config.num_classes}"
             )
+
+
+K = TypeVar("K", bound=type[Task])
+
+TASKS: Registry[type[Task]] = Registry("task")
+
+
+def register_task(name: str) -> Callable[[K], K]:
+    """Register a class as the task called `name`; the class is returned with its name set."""
+
+    def decorate(task_class: K) -> K:
+        if not (isinstance(task_class, type) and issubclass(task_class, Task)):
+            raise UsageError(f"task {name!r} must be a class that derives from Task")
+        if not isinstance(getattr(task_class, "defaults", None), TaskConfig):
+            raise UsageError(f"task {name!r} needs a class attribute defaults, a TaskConfig")
+        if not (task_class.__doc__ or "").strip():
+            raise UsageError(f"task {name!r} needs a docstring; its first line is shown to users")
+        TASKS.register(name, task_class)
+        task_class.name = name
+        return task_class
+
+    return decorate
+
+
+def get_task(name: str, **changes: Any) -> Task:
+    """Return the task called `name`, with some fields of its configuration changed."""
+    task_class = TASKS.get(name)
+    return task_class(task_class.defaults.replace(**changes))
+
+
+def describe_task(name: str, data_path: DataPath | None = None) -> dict[str, Any]:
+    """Return sizes, slots, settings and whether the data is there; no data is read.
+
+    Args:
+        name: A registered task.
+        data_path: Where to look for its data; None for the usual places.
+
+    Returns:
+        Plain numbers, strings, lists and dicts. `data` has `status` ("found" or "missing"),
+        `where` (a folder, or "embedded") and, if missing, `problem`.
+    """
+    task = get_task(name)
+    config = task.config
+    data: dict[str, str | None]
+    try:
+        data = {"status": "found", "where": task.find(data_path), "problem": None}
+    except DataError as error:
+        data = {"status": "missing", "where": None, "problem": str(error)}
+    return {
+        "name": name,
+        "summary": (TASKS.get(name).__doc__ or "").strip().splitlines()[0],
+        "host": config.host,
+        "host_options": config.host_options.to_mapping(),
+        "topology": task.topology,
+        "parameters": task.host_parameters,
+        "slots": dict(task.slot_paths),
+        "input_shape": list(config.input_shape),
+        "num_classes": config.num_classes,
+        "objective": config.objective,
+        "score": task.score_kind,
+        "samples_per_step": config.samples_per_step,
+        "batch_size": config.batch_size,
+        "horizon": config.horizon,
+        "learning_rate": config.learning_rate,
+        "param_budget": config.param_budget,
+        "data": data,
+    }

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from esper.kasmina.hosts.contract import check_host
-from esper.tasks.contract import check_task
 from esper.testing.blueprints import check_blueprint
 from esper.testing.controllers import check_controller
 from esper.testing.episodes import ImaginedRows, random_episode
+from esper.testing.hosts import check_host
 from esper.testing.rewards import check_reward
 from esper.testing.signals import random_signals
+from esper.testing.sinks import check_sink
+from esper.testing.tasks import check_task
 
 __all__ = [
     "ImaginedRows",
@@ -16,6 +17,7 @@ __all__ = [
     "check_controller",
     "check_host",
     "check_reward",
+    "check_sink",
     "check_task",
     "random_episode",
     "random_signals",

@@ -14,8 +14,8 @@ from torch import Tensor
 from esper.leyline.actions import CAUSAL_HEADS, HEAD_NAMES, PLACEHOLDERS, LifecycleOp
 from esper.leyline.controller import Controller, ControllerContext
 from esper.leyline.errors import EsperWarning
-from esper.leyline.masks import Masks
 from esper.leyline.randomness import generator
+from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
 from esper.testing._comparing import require as _require
 from esper.testing._comparing import same as _same

@@ -11,8 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from esper.kasmina.ablation import participating
-from esper.kasmina.contribution import record_contributions
+from esper.kasmina.contribution import participating, record_contributions
 from esper.kasmina.gates import GateConfig
 from esper.kasmina.lifecycle import (
     LifecycleConfig,
@@ -22,12 +21,17 @@ from esper.kasmina.lifecycle import (
     rule_view,
     tick,
 )
-from esper.kasmina.signals import read_signals
+from esper.kasmina.signals import (
+    TrackerConfig,
+    TrackerState,
+    read_signals,
+    start_tracking,
+    track_epoch,
+)
 from esper.kasmina.state import SlotState, empty_state
-from esper.kasmina.tracking import TrackerConfig, TrackerState, start_tracking, track_epoch
 from esper.leyline.actions import Actions, LifecycleOp, decode_actions, placeholder_actions
 from esper.leyline.blueprints import NOOP, NUM_BLUEPRINTS
-from esper.leyline.masks import Masks, build_masks
+from esper.leyline.rules import Masks, build_masks
 from esper.leyline.signals import Signals
 from esper.leyline.stages import SeedStage
 from esper.simic.rewards.contract import Transition

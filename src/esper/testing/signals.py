@@ -10,8 +10,7 @@ from torch import Tensor
 from esper.leyline.actions import NUM_OPS
 from esper.leyline.alpha import ALPHA_TARGETS, AlphaAlgorithm, AlphaMode
 from esper.leyline.blueprints import BUILTIN_BLUEPRINTS, TOPOLOGIES, Topology
-from esper.leyline.masks import Masks, build_masks
-from esper.leyline.rules import RulesConfig, RuleView, is_in
+from esper.leyline.rules import Masks, RulesConfig, RuleView, build_masks, is_in
 from esper.leyline.signals import HISTORY, Signals
 from esper.leyline.stages import BLENDED_STAGES, COOLDOWN_STAGES, LIVE_STAGES, SeedStage
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from esper.kasmina.hosts import CnnConfig, CnnHost, check_host, doubling
+from esper.kasmina.hosts import CnnConfig, CnnHost, doubling
 from esper.leyline.errors import ConfigError
+from esper.testing import check_host
 
 
 def count(config: CnnConfig) -> int:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from esper.kasmina.hosts import MlpConfig, MlpHost, check_host
+from esper.kasmina.hosts import MlpConfig, MlpHost
 from esper.leyline.errors import ConfigError
+from esper.testing import check_host
 
 
 def test_parameter_count() -> None:

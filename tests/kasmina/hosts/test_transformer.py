@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from esper.kasmina.hosts import TransformerConfig, TransformerHost, check_host
+from esper.kasmina.hosts import TransformerConfig, TransformerHost
 from esper.leyline.errors import ConfigError, UsageError
+from esper.testing import check_host
 
 SMALL = TransformerConfig(vocab=17, dim=16, heads=2, layers=4, context=12, segments=2)
 

@@ -7,8 +7,7 @@ from typing import Any
 
 from esper.leyline.actions import HEAD_NAMES, HEAD_SIZES
 from esper.nissa.columns import Row
-from esper.nissa.monitors.recent import Recent
-from esper.nissa.monitors.table import MONITORS, Finding
+from esper.nissa.monitors.table import MONITORS, Finding, Recent
 from esper.nissa.schema import (
     EpisodeRow,
     EpochRow,

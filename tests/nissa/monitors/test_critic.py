@@ -8,6 +8,7 @@ from esper.nissa.monitors.critic import (
     check_advantage_bias,
     check_explained_variance,
     check_q_sensitivity,
+    check_shape,
     check_value_collapse,
     check_value_loss_by_op,
     explained_variance_limit,
@@ -113,3 +114,28 @@ def test_an_op_whose_values_are_missed(
     by_op = {op: {"mean": 0.0, "std": 1.0, "n": count} for op, count in counts.items()}
     update = healthy_update(0, value_loss_by_op=losses, advantage_by_op=by_op)
     assert list(levels("value_loss_by_op", update)) == found
+
+
+@pytest.mark.parametrize(
+    ("numbers", "subjects"),
+    [
+        ((0.5, 1.0, 0.5), []),
+        ((3.0, 10.0, 0.15), []),
+        ((-3.1, 0.0, 0.5), ["skew"]),
+        # Episode 100 of the briefing of 10 January.
+        ((3.97, 15.69, 0.113), ["skew", "kurtosis", "positive"]),
+        ((0.0, 0.0, 0.86), ["positive"]),
+        ((None, None, None), []),
+    ],
+)
+def test_advantages_out_of_shape(numbers: tuple[Any, Any, Any], subjects: list[str]) -> None:
+    assert [found.subject for found in check_shape(*numbers)] == subjects
+
+
+def test_once_is_chance() -> None:
+    sick = {"advantage_skew": 4.0, "advantage_kurtosis": 0.0, "advantage_positive": 0.1}
+    updates = [healthy_update(number, **sick) for number in range(3)]
+    assert levels("advantage_shape", *updates[:2]) == {}
+    assert levels("advantage_shape", *updates) == {"skew": "info", "positive": "warning"}
+    well = healthy_update(3, advantage_skew=0.1, advantage_positive=0.1)
+    assert levels("advantage_shape", *updates, well) == {"positive": "warning"}

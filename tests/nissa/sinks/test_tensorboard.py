@@ -10,8 +10,8 @@ from esper.nissa import open_store
 from esper.nissa.metrics import Histogram
 from esper.nissa.schema import EpochRow, RunRow
 from esper.nissa.sinks import SinkContext
-from esper.nissa.sinks.conformance import HOSTILE, check_sink
 from esper.nissa.sinks.tensorboard import TensorBoardSink, settings_of
+from esper.testing.sinks import HOSTILE, check_sink
 from tests.nissa.sinks.event_file import events, scalars, values
 from tests.nissa.telling import run_row
 

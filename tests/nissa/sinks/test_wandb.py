@@ -26,7 +26,7 @@ import sys
 from pathlib import Path
 import numpy as np
 from esper.nissa import open_run, open_store, RunRow
-from esper.nissa.sinks.conformance import check_sink
+from esper.testing.sinks import check_sink
 from esper.nissa.sinks.wandb import WandbSink
 
 folder = Path(sys.argv[1])

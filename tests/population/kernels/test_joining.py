@@ -8,12 +8,12 @@ from torch import Tensor
 
 from esper.kasmina.state import SlotState
 from esper.leyline.stages import SeedStage
-from esper.population import grafts
+from esper.population import slot_forward
+from esper.population.capacity import Room
 from esper.population.engine import SlotSpec
-from esper.population.grafts import SlotGrafts
-from esper.population.lanes import Lanes
-from esper.population.nursery import Nursery
-from esper.population.room import Room
+from esper.population.seed_stacks import Nursery
+from esper.population.slot_forward import SlotGrafts
+from esper.population.streams import Lanes
 from tests.population.kernels.agreement import draw, on_cuda
 from tests.population.seedlings import ADD, GATE, KEYS, MULTIPLY, make_state, put
 
@@ -74,7 +74,7 @@ def test_values_and_gradients(topology: str, lanes: int, monkeypatch: pytest.Mon
     grown, nursery = grow(topology, lanes)
     h = draw(6, 4, *SLOTS[topology].shape[1:])
     found = run(grown, nursery, h)
-    monkeypatch.setattr(grafts, "has_kernels", lambda x: False)
+    monkeypatch.setattr(slot_forward, "has_kernels", lambda x: False)
     expected = run(grown, nursery, h)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=2e-3, atol=2e-4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from esper.population.stack import Stack, clip_coefficient, sgd_step
+from esper.population.parameter_stack import Stack, clip_coefficient, sgd_step
 from tests.population.kernels.agreement import draw, on_cuda
 
 pytestmark = on_cuda

@@ -7,9 +7,8 @@ import dataclasses
 import pytest
 import torch
 
-from esper.population.feed import Feed
-from esper.population.inputs import Inputs
-from esper.population.throughput import measured_task, random_data
+from esper.bench.engine import measured_task, random_data
+from esper.population.batches import Feed, Inputs
 from tests.population.kernels.agreement import on_cuda
 
 pytestmark = on_cuda

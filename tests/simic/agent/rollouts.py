@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esper.leyline.masks import Masks
+from esper.leyline.rules import Masks
 from esper.simic.agent.config import ImitationConfig
 from esper.simic.agent.ppo import PPOAgent, PPOConfig
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer

@@ -16,8 +16,8 @@ from esper.simic.agent.diagnostics import (
     measure_policy,
     memory_by_step,
 )
+from esper.simic.agent.objective import Targets, make_targets
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
-from esper.simic.agent.targets import Targets, make_targets
 from esper.tamiyo.policy.action_masks import causal_heads
 from esper.tamiyo.policy.layout import NUM_BASE
 from tests.simic.agent.rollouts import collect, small_policy

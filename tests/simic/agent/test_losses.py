@@ -6,15 +6,26 @@ import pytest
 import torch
 from torch import Tensor
 
+from esper.leyline.actions import HEAD_NAMES, HEAD_SIZES
+from esper.leyline.defaults import ENTROPY_COEF_PER_HEAD
 from esper.leyline.errors import UsageError
+from esper.simic.agent.config import ExplorationConfig, PPOConfig
 from esper.simic.agent.losses import (
+    compute_entropy_floor_penalty,
     compute_ppo_loss,
+    curiosity,
+    curiosity_weights,
+    entropy_coefficient,
+    entropy_weights,
+    exploration_coefficients,
     head_ratios,
     joint_ratio,
     mean_weights,
+    penalty_schedule,
     surrogate_losses,
     value_errors,
 )
+from esper.tamiyo.networks.config import SENTINEL_PRIOR
 
 
 def slow_surrogate(log_ratio: float, advantage: float, clip: float = 0.2) -> float:
@@ -106,3 +117,123 @@ def test_value_errors_are_half_squares_and_the_clip_keeps_the_worse() -> None:
     assert value_errors(torch.tensor([1.0]), torch.tensor([1.0]), torch.zeros(1), 0.5).tolist() == (
         pytest.approx([0.125])
     )
+
+
+OP = HEAD_NAMES.index("op")
+
+
+def test_the_coefficient_moves_linearly_to_its_end() -> None:
+    config = PPOConfig(entropy_coef=0.05, entropy_coef_end=0.01)
+    assert [entropy_coefficient(config, share) for share in (0.0, 0.5, 1.0, 2.0)] == pytest.approx(
+        [0.05, 0.03, 0.01, 0.01]
+    )
+
+
+def test_the_penalty_is_strong_early_and_half_at_the_end() -> None:
+    shares = (0.0, 0.24, 0.25, 0.75, 0.875, 1.0, 1.5)
+    assert [penalty_schedule(share) for share in shares] == pytest.approx(
+        [1.5, 1.5, 1.0, 1.0, 0.75, 0.5, 0.5]
+    )
+
+
+def masks() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    valid = torch.tensor([[True, True, True, False]])
+    free = torch.tensor([[True, True, False, False]])
+    available = torch.zeros(1, 4, 8, dtype=torch.bool)
+    available[..., OP] = True
+    available[0, 0, :] = True
+    return valid, free, available
+
+
+def test_every_head_has_an_entropy_bonus_on_every_valid_step() -> None:
+    config = PPOConfig(
+        entropy_coef=0.1,
+        entropy_coef_end=0.1,
+        exploration=ExplorationConfig(op_curiosity=0.0, sparse_entropy=0.0, sparse_curiosity=0.0),
+    )
+    weights = entropy_weights(config, *masks(), progress=0.0)
+    for index, head in enumerate(HEAD_NAMES):
+        expected = 0.1 * ENTROPY_COEF_PER_HEAD[head] / 3
+        assert weights[0, :, index].tolist() == pytest.approx([expected] * 3 + [0.0])
+
+
+def test_the_op_is_curious_until_it_succeeds_and_sparse_heads_where_they_could_act() -> None:
+    config = PPOConfig(entropy_coef=0.0, entropy_coef_end=0.0)
+    valid, free, _ = masks()
+    new = curiosity_weights(config, valid & free, success=0.0)
+    assert new[0].tolist() == pytest.approx([0.5, 0.5, 0.0, 0.0])
+    half = curiosity_weights(config, valid & free, success=0.25)
+    assert half[0].tolist() == pytest.approx([0.25, 0.25, 0.0, 0.0])
+    assert not curiosity_weights(config, valid & free, success=0.5).any()
+    sparse = entropy_weights(config, *masks(), progress=0.0)
+    assert not sparse[..., OP].any()
+    for index in range(len(HEAD_NAMES) - 1):
+        assert sparse[0, :, index].tolist() == pytest.approx([0.03, 0.0, 0.0, 0.0])
+    for success, weight in ((0.0, 1.01), (0.05, 0.51), (0.1, 0.01), (0.5, 0.01)):
+        held = exploration_coefficients(config, success=success, device=torch.device("cpu"))
+        assert held.tolist() == pytest.approx([weight] * (len(HEAD_NAMES) - 1) + [0.01])
+
+
+def test_curiosity_is_full_at_the_reference_itself_and_less_elsewhere() -> None:
+    ops = HEAD_SIZES["op"]
+    logits = torch.zeros(2, len(HEAD_NAMES), 13)
+    prior = torch.tensor(SENTINEL_PRIOR)
+    logits[0, OP, :ops] = prior
+    legal = torch.zeros(2, len(HEAD_NAMES), 13, dtype=torch.bool)
+    legal[:, OP, [0, 3, 5]] = True
+    near = curiosity(logits, legal, prior)
+    assert float(near[0]) == pytest.approx(1.0)
+    own, other = prior[[0, 3, 5]].softmax(0), torch.full((3,), 1 / 3)
+    distance = float((own * (own / other).log()).sum())
+    assert float(near[1]) == pytest.approx(1.0 - distance / math.log(3))
+
+
+def test_never_trying_an_op_costs_without_bound() -> None:
+    """Always waiting is close to a reference that mostly waits, but only seen from its own side."""
+    logits = torch.zeros(3, len(HEAD_NAMES), 13)
+    logits[:, OP, 0] = torch.tensor([2.0, 20.0, 200.0])
+    legal = torch.zeros(3, len(HEAD_NAMES), 13, dtype=torch.bool)
+    legal[:, OP, :2] = True
+    near, far, farther = curiosity(logits, legal, torch.tensor(SENTINEL_PRIOR)).tolist()
+    assert near == pytest.approx(1.0)
+    assert far < -1.0
+    assert farther < 10 * far
+
+
+def test_curiosity_pulls_a_collapsed_op_back_to_its_reference() -> None:
+    logits = torch.zeros(1, len(HEAD_NAMES), 13, requires_grad=True)
+    legal = torch.zeros(1, len(HEAD_NAMES), 13, dtype=torch.bool)
+    legal[:, OP, :2] = True
+    moved = logits + 3.0 * (torch.arange(13) == 0)
+    curiosity(moved, legal, torch.zeros(HEAD_SIZES["op"])).sum().backward()
+    gradient = logits.grad
+    assert gradient is not None
+    assert float(gradient[0, OP, 1]) > 0.05
+    assert float(gradient[0, OP, 0]) == pytest.approx(-float(gradient[0, OP, 1]))
+
+
+def test_the_floor_penalty_is_the_squared_shortfall_of_the_mean() -> None:
+    entropy = {"op": torch.tensor([0.0, 0.2, 0.9]), "slot": torch.tensor([0.9, 0.9, 0.9])}
+    counts = {"op": torch.tensor([True, True, False]), "slot": torch.ones(3, dtype=torch.bool)}
+    penalty = compute_entropy_floor_penalty(
+        entropy, counts, {"op": 0.5, "slot": 0.2}, {"op": 2.0, "slot": 2.0}
+    )
+    assert float(penalty) == pytest.approx(2.0 * (0.5 - 0.1) ** 2)
+
+
+def test_a_head_that_never_could_act_is_not_penalised() -> None:
+    nobody = torch.zeros(3, dtype=torch.bool)
+    penalty = compute_entropy_floor_penalty(
+        {"op": torch.zeros(3)}, {"op": nobody}, {"op": 0.5}, {"op": 1.0}
+    )
+    assert float(penalty) == 0.0
+    assert float(compute_entropy_floor_penalty({}, {}, {"op": 0.5}, {"op": 1.0})) == 0.0
+
+
+def test_the_floor_penalty_pulls_entropy_up() -> None:
+    entropy = torch.tensor([0.1, 0.1], requires_grad=True)
+    compute_entropy_floor_penalty(
+        {"op": entropy}, {"op": torch.ones(2, dtype=torch.bool)}, {"op": 0.4}, {"op": 0.5}
+    ).backward()
+    assert entropy.grad is not None
+    assert (entropy.grad < 0).all()

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from esper.tamiyo.networks.records import Scores
+from esper.tamiyo.networks.decision import Scores
 from tests.simic.agent.rollouts import collect, make_agent
 
 

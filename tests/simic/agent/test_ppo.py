@@ -17,13 +17,12 @@ from esper.leyline.storage import load_tree, save_tree
 from esper.simic.agent.advantages import compute_per_head_advantages
 from esper.simic.agent.config import ExplorationConfig, ImitationConfig, PerHead
 from esper.simic.agent.losses import joint_ratio
-from esper.simic.agent.objective import Losses, Objective, Scored
+from esper.simic.agent.objective import Losses, Objective, Scored, Targets, make_targets
 from esper.simic.agent.optimizer import group_of, optimizer_state
 from esper.simic.agent.ppo import PPOAgent, PPOConfig, compute_ppo_loss
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
-from esper.simic.agent.targets import Targets, make_targets
 from esper.tamiyo.controllers.policy_file import Policy
-from esper.tamiyo.networks.records import Scores
+from esper.tamiyo.networks.decision import Scores
 from esper.tamiyo.policy.action_masks import causal_heads
 from tests.simic.agent.rollouts import collect, make_agent, small_policy, weights
 

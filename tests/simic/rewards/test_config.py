@@ -15,7 +15,7 @@ from esper.simic.rewards import (
     make_reward,
 )
 from esper.simic.rewards.config import LossConfig
-from esper.simic.rewards.modes.shaped import SHAPED_TERMS
+from esper.simic.rewards.modes import SHAPED_TERMS
 
 PAGE = Path(__file__).parents[3] / "docs" / "rewards.md"
 

@@ -1,6 +1,12 @@
 from __future__ import annotations
 
-from esper.simic.training.progress import Progress
+import pytest
+import torch
+
+from esper.simic.agent.config import ExplorationConfig
+from esper.simic.training.outcome import RoundOutcome
+from esper.simic.training.progress import Progress, Tally
+from tests.simic.training.test_outcome import outcome
 from tests.simic.training.test_trainer import make_trainer
 
 
@@ -31,3 +37,100 @@ def test_a_report_speaks_for_its_round() -> None:
     assert report.approx_kl is not None
     assert report.score_mean == report.outcome.score_mean
     assert len(report.conditional_entropies) == 8
+
+
+NAMES = ("a", "b", "c", "d")
+
+
+def make_tally() -> Tally:
+    return Tally(ExplorationConfig(success_return=0.0, success_momentum=0.9), NAMES)
+
+
+def played(number: int, *returns: float, has_twins: bool = False) -> RoundOutcome:
+    """Return a round whose two episodes return this."""
+    like = outcome()
+    reward = torch.zeros_like(like.decisions["reward"])
+    reward[:, 0] = torch.tensor(returns)
+    states = dict(like.states)
+    if not has_twins:
+        states["twin_score"] = torch.full_like(states["twin_score"], torch.nan)
+    return outcome(round=number, decisions={**like.decisions, "reward": reward}, states=states)
+
+
+def test_nothing_is_known_before_the_first_round() -> None:
+    tally = make_tally()
+    assert tally.score_rolling is tally.merit_rolling is None
+    assert (tally.env_steps, tally.success, tally.fates) == (0, 0.0, {})
+
+
+def test_success_is_the_first_round_and_then_follows_slowly() -> None:
+    tally = make_tally()
+    tally.add(played(0, 1.0, -1.0))
+    assert tally.success == 0.5
+    tally.add(played(1, 1.0, 2.0))
+    assert tally.success == pytest.approx(0.9 * 0.5 + 0.1)
+    tally.add(played(2, 0.0, 0.0))
+    assert tally.success == pytest.approx(0.9 * 0.55)
+
+
+def test_decisions_and_fates_are_counted_over_all_rounds() -> None:
+    tally = make_tally()
+    for number in range(3):
+        tally.add(played(number, 0.0, 0.0))
+    assert tally.env_steps == 3 * 6
+    assert tally.fates == {"d": {"germinated": 3, "fossilized": 0, "pruned": 3}}
+
+
+def test_the_best_policy_is_the_one_with_the_best_average() -> None:
+    tally = make_tally()
+    merits = [float(number % 7) for number in range(12)] + [20.0, -50.0, 40.0, 80.0]
+    best, found = -float("inf"), []
+    for number, merit in enumerate(merits):
+        standing = tally.add(played(number, merit, merit))
+        recent = merits[max(0, number - 9) : number + 1]
+        assert standing.merit_rolling == tally.merit_rolling
+        assert standing.merit_rolling == pytest.approx(sum(recent) / len(recent))
+        if number < 9:
+            assert standing.is_best
+        else:
+            assert standing.is_best == (standing.merit_rolling > best)
+            best = max(best, standing.merit_rolling)
+            found.append(standing.is_best)
+    assert set(found) == {True, False}
+
+
+def test_a_merit_is_the_gain_where_there_is_a_twin() -> None:
+    with_twins, without = played(0, 7.0, 7.0, has_twins=True), played(0, 7.0, 7.0)
+    assert with_twins.gain_mean not in (None, 7.0)
+    assert make_tally().add(with_twins).merit_rolling == with_twins.gain_mean
+    assert make_tally().add(without).merit_rolling == 7.0
+
+
+def test_scores_are_averaged_over_the_last_rounds() -> None:
+    tally = make_tally()
+    standing = tally.add(played(0, 0.0, 0.0))
+    assert standing.score_rolling == tally.score_rolling == pytest.approx((5.0 + 3.0) / 2)
+
+
+@pytest.mark.parametrize("stop", [0, 4, 11])
+def test_a_tally_goes_on_from_its_state(stop: int) -> None:
+    rounds = [played(number, float(number % 5), -1.0) for number in range(14)]
+    whole, other = make_tally(), make_tally()
+    for each in rounds[:stop]:
+        whole.add(each)
+    # What a whole run saves has more in it.
+    state = {**whole.state_dict(), "round": stop}
+    other.load_state_dict(state)
+    assert [whole.add(each) for each in rounds[stop:]] == [
+        other.add(each) for each in rounds[stop:]
+    ]
+    assert other.state_dict() == whole.state_dict()
+
+
+def test_a_state_does_not_change_afterwards() -> None:
+    tally = make_tally()
+    tally.add(played(0, 1.0, 1.0))
+    state = tally.state_dict()
+    tally.add(played(1, 1.0, 1.0))
+    assert state["merits"] == [1.0]
+    assert state["fates"]["d"]["germinated"] == 1

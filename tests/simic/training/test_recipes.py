@@ -6,7 +6,7 @@ from esper.leyline.errors import UsageError
 from esper.simic.rewards import make_reward
 from esper.simic.training.config import TrainConfig
 from esper.simic.training.recipes import LEARNER, RECIPES, describe_recipes, get_recipe
-from esper.simic.training.world import TaskWorld
+from esper.simic.training.row_source import TaskWorld
 
 OURS = ("smoke", "demo", "digits", "family", "cifar", "stories")
 DOCUMENTS = ("documents-001", "documents-000")

@@ -12,8 +12,7 @@ from esper.nissa.machine import resident_bytes
 from esper.simic.agent.config import PPOConfig
 from esper.simic.rewards import RewardConfig
 from esper.simic.training.config import StageConfig, TrainConfig
-from esper.simic.training.progress import Progress
-from esper.simic.training.tally import Tally
+from esper.simic.training.progress import Progress, Tally
 from esper.simic.training.trainer import Trainer
 from esper.tamiyo.networks.config import PolicyConfig
 from esper.testing.problems.graded import GradedProblem

@@ -8,8 +8,8 @@ import torch
 from esper.leyline.actions import placeholder_actions
 from esper.leyline.errors import UsageError
 from esper.population.population import Population
+from esper.simic.training.row_source import TaskWorld
 from esper.simic.training.twins import TwinCurves
-from esper.simic.training.world import TaskWorld
 from tests.simic.training.tiny import NAME, tiny_config
 
 

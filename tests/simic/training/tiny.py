@@ -18,13 +18,13 @@ from esper.kasmina.lifecycle import LifecycleConfig
 from esper.leyline.rules import RulesConfig
 from esper.nissa.columns import TABLES
 from esper.nissa.reader import open_run
-from esper.population.config import PopulationConfig
+from esper.population.engine import PopulationConfig
 from esper.simic.agent.config import PPOConfig
 from esper.simic.training.config import TrainConfig
 from esper.simic.training.run import resume_run, start_run
 from esper.tamiyo.networks.config import PolicyConfig
 from esper.tasks.presets import Digits
-from esper.tasks.registry import TASKS, register_task
+from esper.tasks.task import TASKS, register_task
 
 NAME = "tiny_digits"
 

@@ -12,8 +12,7 @@ from esper.leyline.actions import LifecycleOp
 from esper.leyline.alpha import AlphaMode
 from esper.leyline.blueprints import BUILTIN_BLUEPRINTS
 from esper.leyline.controller import Controller, ControllerContext
-from esper.leyline.masks import Masks, build_masks
-from esper.leyline.rules import RulesConfig, RuleView
+from esper.leyline.rules import Masks, RulesConfig, RuleView, build_masks
 from esper.leyline.signals import Signals
 from esper.leyline.stages import SeedStage
 from esper.testing.controllers import check_actions

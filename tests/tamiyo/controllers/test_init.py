@@ -12,7 +12,7 @@ from torch import Tensor
 
 from esper.leyline.actions import LifecycleOp
 from esper.leyline.controller import Controller, ControllerContext
-from esper.leyline.masks import Masks
+from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
 from esper.tamiyo.controllers import CONTROLLERS, WaitController, make_controller
 from esper.testing.controllers import check_controller

@@ -11,8 +11,8 @@ from esper.leyline.actions import CAUSAL_HEADS, HEAD_NAMES, LifecycleOp
 from esper.leyline.blueprints import BUILTIN_BLUEPRINTS
 from esper.leyline.controller import ControllerContext
 from esper.leyline.errors import UsageError
-from esper.leyline.masks import Masks
 from esper.leyline.randomness import generator
+from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
 from esper.tamiyo.controllers.learned import LearnedController
 from esper.tamiyo.controllers.policy_file import Policy, new_policy

@@ -9,7 +9,7 @@ import torch
 from esper.leyline.actions import HEAD_SIZES, LifecycleOp
 from esper.leyline.controller import ControllerContext
 from esper.leyline.errors import EmptyMaskError
-from esper.leyline.masks import Masks
+from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
 from esper.leyline.stages import SeedStage
 from esper.tamiyo.controllers.random import RandomController

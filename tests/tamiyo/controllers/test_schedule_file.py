@@ -9,7 +9,7 @@ from esper.leyline.actions import LifecycleOp
 from esper.leyline.alpha import ALPHA_TARGETS, SPEED_TICKS, TEMPO_EPOCHS, AlphaCurve, BlendStyle
 from esper.leyline.controller import ControllerContext
 from esper.leyline.errors import UsageError
-from esper.tamiyo.controllers.schedule_file import load_schedule
+from esper.tamiyo.controllers.schedule import load_schedule
 from tests.tamiyo.controllers.scenes import blueprint_id
 
 CONTEXT = ControllerContext(slot_names=("layer1", "layer2", "0"))

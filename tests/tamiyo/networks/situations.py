@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from esper.leyline.actions import HEAD_NAMES, LifecycleOp
-from esper.leyline.masks import Masks
+from esper.leyline.rules import Masks
 from esper.tamiyo.networks import FactoredRecurrentActorCriticV2, Hidden, PolicyStep
 from esper.testing.signals import random_signals
 

@@ -19,9 +19,9 @@ from esper.leyline.actions import (
 )
 from esper.leyline.blueprints import NOOP
 from esper.leyline.errors import ConfigError, EmptyMaskError, NonFiniteError, UsageError
-from esper.leyline.masks import Masks
+from esper.leyline.rules import Masks
+from esper.tamiyo.networks.decision import Evaluation
 from esper.tamiyo.networks.factored_lstm import BlueprintEmbedding, FactoredRecurrentActorCriticV2
-from esper.tamiyo.networks.records import Evaluation
 from esper.tamiyo.policy.distribution import entropy, masked_log_probs, probabilities
 from esper.testing.controllers import check_actions
 from tests.tamiyo.networks.situations import (

@@ -9,7 +9,7 @@ from torch import Tensor
 from esper.leyline.actions import HEAD_NAMES, HEAD_SIZES, NUM_OPS, LifecycleOp
 from esper.leyline.blueprints import NOOP
 from esper.leyline.errors import UsageError
-from esper.leyline.masks import Masks
+from esper.leyline.rules import Masks
 from esper.tamiyo.controllers.choices import head_mask
 from esper.tamiyo.networks.head_table import NUM_HEADS, HeadTable
 from esper.tamiyo.policy.action_masks import base_mask

@@ -12,12 +12,11 @@ from esper.kasmina.contribution import record_contributions
 from esper.kasmina.gates import GateConfig
 from esper.kasmina.gradients import GradientSample, record_gradients
 from esper.kasmina.lifecycle import LifecycleConfig, apply_command, record_epoch, tick
-from esper.kasmina.signals import read_signals
+from esper.kasmina.signals import TrackerConfig, read_signals, start_tracking, track_epoch
 from esper.kasmina.state import empty_state
-from esper.kasmina.tracking import TrackerConfig, start_tracking, track_epoch
 from esper.leyline.actions import LifecycleOp, decode_actions, placeholder_actions
 from esper.leyline.blueprints import NUM_BLUEPRINTS
-from esper.leyline.masks import Masks
+from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
 from esper.leyline.slots import SlotConfig
 from esper.tamiyo.controllers.choices import WAIT, Choice, pack_choices

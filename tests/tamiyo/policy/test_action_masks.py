@@ -8,10 +8,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from esper.kasmina.garden import Garden
-from esper.kasmina.imagined_hosts import ImaginedHosts
 from esper.kasmina.lifecycle import LifecycleConfig, Outcome, check_command
-from esper.kasmina.signals import read_signals
-from esper.kasmina.tracking import TrackerConfig, start_tracking
+from esper.kasmina.signals import TrackerConfig, read_signals, start_tracking
 from esper.leyline.actions import (
     CAUSAL_HEADS,
     HEAD_NAMES,
@@ -21,8 +19,7 @@ from esper.leyline.actions import (
     placeholder_actions,
 )
 from esper.leyline.errors import EmptyMaskError, NonFiniteError, UsageError
-from esper.leyline.masks import Masks
-from esper.leyline.rules import RulesConfig
+from esper.leyline.rules import Masks, RulesConfig
 from esper.leyline.signals import Signals
 from esper.leyline.stages import SeedStage
 from esper.tamiyo.policy.action_masks import (
@@ -35,6 +32,7 @@ from esper.tamiyo.policy.action_masks import (
     head_sizes,
     heads_mask,
 )
+from esper.testing.imagined_hosts import ImaginedHosts
 from esper.testing.signals import random_signals
 from tests.kasmina.gardens import measure, same_state, stack_garden
 

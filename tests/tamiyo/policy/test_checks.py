@@ -4,7 +4,6 @@ import math
 import pytest
 import torch
 
-from esper.kasmina.imagined_hosts import middle_aged_hosts
 from esper.leyline.errors import NonFiniteError, UsageError
 from esper.tamiyo.policy.checks import (
     check_finite,
@@ -15,6 +14,7 @@ from esper.tamiyo.policy.checks import (
     refuse_strangers,
     refuse_unknown_stages,
 )
+from esper.testing.imagined_hosts import middle_aged_hosts
 
 
 def test_debugging_is_a_matter_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

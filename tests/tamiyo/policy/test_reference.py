@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 import math
 from typing import Any
 
@@ -10,8 +12,8 @@ from esper.leyline.errors import UsageError
 from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import SeedStage
 from esper.tamiyo.policy.layout import FEATURE_NAMES
-from esper.tamiyo.policy.reference import reports_to_features
-from esper.tamiyo.policy.reports import HostReport, SlotReport
+from esper.tamiyo.policy.reference import HostReport, SlotReport, plain_reports, reports_to_features
+from esper.testing.signals import random_signals
 
 SLOTS = SlotConfig.default()
 
@@ -154,3 +156,28 @@ def test_what_does_not_exist_is_refused() -> None:
         observe(host(), {"r9c9": seed()})
     with pytest.raises(UsageError, match="1 host reports but slot reports of 2"):
         reports_to_features([host()], [{}, {}], SLOTS)
+
+
+def test_records_say_what_the_tensors_say() -> None:
+    signals, _ = random_signals(40, 3, torch.Generator().manual_seed(1))
+    config = SlotConfig.of(5)
+    hosts, slots = plain_reports(signals, config)
+    assert len(hosts) == len(slots) == 40
+    for row, (host, reports) in enumerate(zip(hosts, slots, strict=True)):
+        assert host.epoch == int(signals.epoch[row])
+        assert host.val_loss == float(signals.val_loss[row])
+        known = int((~signals.loss_history[row].isnan()).sum())
+        assert len(host.loss_history) == len(host.score_history) == known == min(host.epoch, 5)
+        enabled = [name for i, name in enumerate(config.slot_ids[:3]) if signals.enabled[row, i]]
+        assert list(host.enabled or ()) == enabled
+        for index, name in enumerate(config.slot_ids[:3]):
+            assert (name in reports) == bool(signals.occupied[row, index])
+            if name not in reports:
+                continue
+            report = reports[name]
+            assert report.stage == int(signals.stage[row, index])
+            assert report.alpha == float(signals.alpha[row, index])
+            contribution = float(signals.contribution[row, index])
+            assert report.is_measured == (not math.isnan(contribution))
+            assert (report.counterfactual_age is not None) == report.is_measured
+            assert set(report.interactions or {}) == set(config.slot_ids[:3]) - {name}

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import collections
 import hashlib
+import os
+import pickle
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from esper.leyline.errors import DataError
-from esper.tasks.data.cifar import PACKED, _read_packed, find_cifar, read_cifar
+from esper.tasks.data.cifar import PACKED, _read_packed, find_cifar, read_batch, read_cifar
 from tests.tasks.conftest import (
     cifar_arrays,
     write_cifar_binary,
@@ -85,3 +89,109 @@ def test_real_test_images_decode_exactly(real: Callable[[Callable[[], object]], 
     digest = hashlib.sha256(np.ascontiguousarray(x).tobytes()).hexdigest()
     assert digest == "177777c33ba79825320efa646ad04a94bdc3c80e4ebe3bd21724f8cdfd4b9d56"
     assert np.bincount(y).tolist() == [1000] * 10
+
+
+PIXELS = np.arange(2 * 3072, dtype=np.int64).astype(np.uint8).reshape(2, 3072)
+
+
+def write(path: Path, content: Any, protocol: int = 2) -> Path:
+    path.write_bytes(pickle.dumps(content, protocol=protocol))
+    return path
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize("as_bytes", [True, False])
+def test_every_protocol(tmp_path: Path, protocol: int, as_bytes: bool) -> None:
+    keys = (b"data", b"labels") if as_bytes else ("data", "labels")
+    path = write(tmp_path / "batch", {keys[0]: PIXELS, keys[1]: [3, 4]}, protocol)
+    pixels, labels = read_batch(path)
+    assert pixels.dtype == np.uint8
+    assert np.array_equal(pixels, PIXELS)
+    assert labels.tolist() == [3, 4]
+
+
+def test_a_python_2_pickle(tmp_path: Path) -> None:
+    """Byte strings as Python 2 wrote them, with the module names of its numpy."""
+    raw = PIXELS.tobytes()
+    array = (
+        b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(I0\ntS'b'\ntR"
+        b"(I1\n(I2\nI3072\ntcnumpy\ndtype\n(S'u1'\nI0\nI1\ntR(I3\nS'|'\nNNNI-1\nI-1\nI0\ntb"
+        b"I00\nT" + len(raw).to_bytes(4, "little") + raw + b"tb"
+    )
+    path = tmp_path / "batch"
+    path.write_bytes(b"\x80\x02}(U\x04data" + array + b"U\x06labels](K\x03K\x04eu.")
+    pixels, labels = read_batch(path)
+    assert np.array_equal(pixels, PIXELS)
+    assert labels.tolist() == [3, 4]
+
+
+class Attack:
+    """Would create a file, if unpickling called what it is told to."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return (os.system, (f"touch {self.path}",))
+
+
+def test_code_in_a_pickle_is_refused_and_not_run(tmp_path: Path) -> None:
+    mark = tmp_path / "pwned"
+    path = write(tmp_path / "batch", {b"data": Attack(mark), b"labels": [0]})
+    with pytest.raises(DataError, match=r"asks for (posix|nt)\.system, which is refused"):
+        read_batch(path)
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    "opcodes",
+    [
+        b"cbuiltins\neval\n(S'1+1'\ntR.",
+        b"c__builtin__\ngetattr\n(cnumpy\nndarray\nS'tofile'\ntR.",
+        b"cnumpy\nload\n(S'x'\ntR.",
+        b"c_codecs\nencode\n(S'x'\nS'zip'\ntR.",
+    ],
+)
+def test_no_other_function_is_reachable(tmp_path: Path, opcodes: bytes) -> None:
+    path = tmp_path / "batch"
+    path.write_bytes(opcodes)
+    with pytest.raises(DataError, match="not a whole CIFAR-10 python batch"):
+        read_batch(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ([1, 2], "holds a list"),
+        ({b"data": PIXELS}, "no list of whole numbers under 'labels'"),
+        ({b"data": PIXELS, b"labels": [1, "2"]}, "no list of whole numbers"),
+        ({b"data": PIXELS, b"labels": [1]}, "2 images but 1 labels"),
+        ({b"labels": [1]}, "no array of unsigned bytes under 'data'"),
+        ({b"data": PIXELS.astype(np.float32), b"labels": [1, 2]}, "no array of unsigned bytes"),
+        ({b"data": np.asfortranarray(PIXELS), b"labels": [1, 2]}, "no array of unsigned bytes"),
+        ({b"data": PIXELS[:, :100].copy(), b"labels": [1, 2]}, "expected a multiple of 3072"),
+        ({b"data": collections.OrderedDict(), b"labels": [1]}, "which is refused"),
+    ],
+)
+def test_wrong_content(tmp_path: Path, content: Any, words: str) -> None:
+    with pytest.raises(DataError, match=words) as caught:
+        read_batch(write(tmp_path / "batch", content))
+    assert str(tmp_path / "batch") in str(caught.value)
+
+
+@pytest.mark.parametrize("keep", [0, 1, 10, 200, -1])
+def test_a_truncated_pickle(tmp_path: Path, keep: int) -> None:
+    path = write(tmp_path / "batch", {b"data": PIXELS, b"labels": [3, 4]})
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(DataError, match="not a whole CIFAR-10 python batch"):
+        read_batch(path)
+
+
+def test_noise_is_an_error_in_one_line(tmp_path: Path) -> None:
+    rng = np.random.default_rng(5)
+    for number in range(200):
+        path = tmp_path / f"batch{number}"
+        path.write_bytes(rng.bytes(64))
+        with pytest.raises(DataError) as caught:
+            read_batch(path)
+        assert "\n" not in str(caught.value)

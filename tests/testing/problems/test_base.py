@@ -10,7 +10,7 @@ from esper.leyline.errors import UsageError
 from esper.leyline.signals import Signals
 from esper.leyline.stages import SeedStage
 from esper.simic.rewards.contract import Reward, Transition
-from esper.simic.training.environment import Environment
+from esper.simic.training.row_source import Environment
 from esper.testing.problems.base import POINTS, Problem
 from esper.testing.problems.trap import TrapProblem
 

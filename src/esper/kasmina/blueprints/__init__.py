@@ -5,10 +5,7 @@ from __future__ import annotations
 from esper.kasmina.blueprints import (
     attention,
     conv,
-    flex_attention,
-    lora,
     mlp,
-    noop,
     norm,
 )
 from esper.kasmina.blueprints.registry import (
@@ -30,10 +27,7 @@ __all__ = [
     "blueprint_names",
     "conv",
     "count_parameters",
-    "flex_attention",
-    "lora",
     "mlp",
-    "noop",
     "norm",
     "register_blueprint",
     "selectable",

@@ -1,4 +1,4 @@
-"""A learned share of normalisation."""
+"""A learned share of normalisation, and the identity that is never germinated."""
 
 from __future__ import annotations
 
@@ -28,3 +28,16 @@ class Norm(nn.Module):
         """Return the activation, partly normalised."""
         out: Tensor = x + torch.tanh(self.scale) * (self.norm(x) - x)
         return out
+
+
+@register_blueprint("noop", topologies=("cnn", "sequence", "vector"))
+class Noop(nn.Module):
+    """Identity without parameters; always masked."""
+
+    def __init__(self, channels: int, topology: Topology) -> None:
+        """Create nothing."""
+        super().__init__()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return `x`."""
+        return x

@@ -5,7 +5,6 @@ file per kind; importing the package registers them. To add one: docs/how-to/add
 """
 
 from esper.kasmina.hosts.cnn import CnnConfig, CnnHost, doubling
-from esper.kasmina.hosts.contract import check_host
 from esper.kasmina.hosts.mlp import MlpConfig, MlpHost
 from esper.kasmina.hosts.registry import (
     HOSTS,
@@ -27,7 +26,6 @@ __all__ = [
     "TransformerConfig",
     "TransformerHost",
     "build_host",
-    "check_host",
     "doubling",
     "host_slots",
     "pick_slots",

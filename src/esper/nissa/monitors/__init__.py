@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from esper.nissa.monitors import advantages as _advantages
 from esper.nissa.monitors import behaviour as _behaviour
 from esper.nissa.monitors import critic as _critic
 from esper.nissa.monitors import memory as _memory
 from esper.nissa.monitors import policy as _policy
 from esper.nissa.monitors import progress as _progress
-from esper.nissa.monitors import resources as _resources
 from esper.nissa.monitors import rewards as _rewards
 from esper.nissa.monitors import stability as _stability
-from esper.nissa.monitors.bands import BANDS, light
 from esper.nissa.monitors.entropy import monitor_sparse_head_entropy
 from esper.nissa.monitors.measures import (
+    BANDS,
+    light,
     monitor_advantage_bias_by_op,
     monitor_critic_op_sensitivity,
     monitor_per_head_ratios,
@@ -37,13 +36,11 @@ __all__ = [
 
 # Imported for what they register.
 _BUILT_IN = (
-    _advantages,
     _behaviour,
     _critic,
     _memory,
     _policy,
     _progress,
-    _resources,
     _rewards,
     _stability,
 )

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from esper.nissa.monitors.recent import Recent
-from esper.nissa.monitors.series import Series, measured
-from esper.nissa.monitors.table import Finding, findings, register_monitor
+from esper.nissa.monitors.table import Finding, Recent, Series, findings, measured, register_monitor
 from esper.nissa.schema import EpisodeRow, EpochRow, RoundRow, UpdateRow
 
 FREE_STEPS = 100

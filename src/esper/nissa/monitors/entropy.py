@@ -12,9 +12,14 @@ from collections.abc import Iterator, Mapping
 
 from esper.leyline.actions import HEAD_SIZES
 from esper.nissa.monitors.policy import was_used
-from esper.nissa.monitors.recent import Recent
-from esper.nissa.monitors.series import Series, is_latched
-from esper.nissa.monitors.table import Finding, findings, register_monitor
+from esper.nissa.monitors.table import (
+    Finding,
+    Recent,
+    Series,
+    findings,
+    is_latched,
+    register_monitor,
+)
 from esper.nissa.schema import UpdateRow
 
 ENTROPY_WARNING = 0.3

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from esper.nissa.monitors.recent import Recent
-from esper.nissa.monitors.series import Series
-from esper.nissa.monitors.table import Finding, findings, register_monitor
+from esper.nissa.monitors.table import Finding, Recent, Series, findings, register_monitor
 from esper.nissa.schema import UpdateHeadRow, UpdateRow
 
 JOINT_RATIO_MAX = 5.0

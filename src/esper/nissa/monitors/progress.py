@@ -5,9 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
-from esper.nissa.monitors.recent import Recent
-from esper.nissa.monitors.series import Series, mean, measured, smoothed
-from esper.nissa.monitors.table import Finding, findings, register_monitor
+from esper.nissa.monitors.table import (
+    Finding,
+    Recent,
+    Series,
+    findings,
+    mean,
+    measured,
+    register_monitor,
+    smoothed,
+)
 from esper.nissa.schema import EpochRow, RoundRow
 
 ROLLING = 10

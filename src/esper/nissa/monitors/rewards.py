@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from esper.nissa.monitors.recent import Recent
-from esper.nissa.monitors.table import Finding, findings, register_monitor
+from esper.nissa.monitors.table import Finding, Recent, findings, register_monitor
 from esper.nissa.schema import EpochRow, RoundRow
 
 ATTRIBUTION_RATIO = 5.0

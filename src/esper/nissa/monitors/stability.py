@@ -6,9 +6,15 @@ import math
 from collections.abc import Iterator, Sequence
 
 from esper.nissa.monitors.policy import was_used
-from esper.nissa.monitors.recent import Recent
-from esper.nissa.monitors.series import Series, measured, smoothed
-from esper.nissa.monitors.table import Finding, findings, register_monitor
+from esper.nissa.monitors.table import (
+    Finding,
+    Recent,
+    Series,
+    findings,
+    measured,
+    register_monitor,
+    smoothed,
+)
 from esper.nissa.schema import UpdateRow
 
 GRADIENT_DRIFT = 0.5

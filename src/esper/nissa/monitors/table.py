@@ -1,19 +1,76 @@
-"""What a monitor is, and the one table of them.
-
-A monitor is a pure function over what was recorded lately: it returns what it finds wrong now, and
-the same records give the same findings. Thresholds, meaning and advice stand beside it and make
-the alarm, the line in the terminal and the page in the documents.
-"""
+"""What a monitor is, the one table of them, and the window of records every monitor looks at."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from esper.leyline.registry import Registry
 from esper.nissa.columns import Row
-from esper.nissa.monitors.recent import Recent
+from esper.nissa.schema import (
+    EpisodeRow,
+    EpochRow,
+    RoundRow,
+    RunRow,
+    StageRow,
+    UpdateHeadRow,
+    UpdateRow,
+)
+
+WINDOW = 256
+"""Records of each kind that are kept."""
+
+
+class Recent:
+    """The last records of a run, newest last."""
+
+    def __init__(self, run: RunRow | None = None) -> None:
+        """Start with nothing."""
+        self.run = run or RunRow()
+        self.rounds: deque[RoundRow] = deque(maxlen=WINDOW)
+        self.updates: deque[UpdateRow] = deque(maxlen=WINDOW)
+        """The last optimisation epoch of each update."""
+        self.heads: dict[str, deque[UpdateHeadRow]] = {}
+        """Per head, its state at the end of each update."""
+        self.epochs: deque[EpochRow] = deque(maxlen=WINDOW)
+        self.episodes: deque[EpisodeRow] = deque(maxlen=WINDOW)
+        self.stages: dict[str, StageRow] = {}
+        """The occupied slots at the last epoch, by name."""
+        self._stages_at = (-1, -1)
+
+    @property
+    def progress(self) -> float | None:
+        """Share of the planned rounds that the newest update or round has reached."""
+        if not self.run.rounds:
+            return None
+        newest = [rows[-1].round for rows in (self.rounds, self.updates) if rows]
+        return (max(newest) + 1) / self.run.rounds if newest else None
+
+    def add(self, record: Row) -> None:
+        """Take in a record."""
+        if isinstance(record, EpochRow):
+            self.epochs.append(record)
+        elif isinstance(record, StageRow):
+            if self._stages_at != (record.round, record.step):
+                self._stages_at = (record.round, record.step)
+                self.stages.clear()
+            self.stages[str(record.slot)] = record
+        elif isinstance(record, UpdateHeadRow):
+            rows = self.heads.setdefault(record.head, deque(maxlen=WINDOW))
+            if rows and rows[-1].round == record.round:
+                rows.pop()
+            rows.append(record)
+        elif isinstance(record, UpdateRow):
+            if record.is_last:
+                self.updates.append(record)
+        elif isinstance(record, RoundRow):
+            self.rounds.append(record)
+        elif isinstance(record, EpisodeRow):
+            self.episodes.append(record)
+
 
 Severity = Literal["info", "warning", "critical"]
 
@@ -89,3 +146,41 @@ def register_monitor(
         return check
 
     return register
+
+
+Series = Sequence[float | None]
+
+
+def measured(values: Series) -> list[float]:
+    """Return the values that were measured and are finite, in order."""
+    return [value for value in values if value is not None and math.isfinite(value)]
+
+
+def smoothed(values: Sequence[float], decay: float) -> float | None:
+    """Return the exponential moving average after the last value, None of nothing."""
+    average: float | None = None
+    for value in values:
+        average = value if average is None else decay * average + (1 - decay) * value
+    return average
+
+
+def mean(values: Sequence[float]) -> float | None:
+    """Return the mean, None of nothing."""
+    return sum(values) / len(values) if values else None
+
+
+def is_latched(values: Series, *, enter: float, leave: float, consecutive: int) -> bool:
+    """Return whether a series has fallen below `enter` and not recovered above `leave`.
+
+    It takes `consecutive` values in a row to fall and one to recover. A value that was not
+    measured is no news: it neither counts nor breaks a row.
+    """
+    latched, below = False, 0
+    for value in measured(values):
+        if latched:
+            latched = value <= leave
+            below = 0
+        else:
+            below = below + 1 if value < enter else 0
+            latched = below >= consecutive
+    return latched

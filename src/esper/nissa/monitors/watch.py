@@ -9,9 +9,8 @@ from __future__ import annotations
 import sqlite3
 
 from esper.nissa.columns import Row
-from esper.nissa.monitors.recent import WINDOW, Recent
-from esper.nissa.monitors.table import MONITORS, Finding, Monitor
-from esper.nissa.rows import read_records
+from esper.nissa.inserts import read_records
+from esper.nissa.monitors.table import MONITORS, WINDOW, Finding, Monitor, Recent
 from esper.nissa.schema import AlarmRow, RunRow, UpdateRow
 
 _Key = tuple[str, str | None]

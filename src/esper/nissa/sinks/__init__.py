@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from esper.nissa.sinks import tensorboard as _tensorboard
 from esper.nissa.sinks import wandb as _wandb
-from esper.nissa.sinks.conformance import check_sink
 from esper.nissa.sinks.contract import SINKS, Sink, SinkContext, register_sink
 
-__all__ = ["SINKS", "Sink", "SinkContext", "check_sink", "register_sink"]
+__all__ = ["SINKS", "Sink", "SinkContext", "register_sink"]
 
 # Imported for what they register.
 _BUILT_IN = (_tensorboard, _wandb)

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from esper.population.seats import Seats
+from esper.population.slot_index import Seats
 
 _BLOCK = 2048
 

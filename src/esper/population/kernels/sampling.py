@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from esper.tasks.augment import PADDING, Crops
+from esper.tasks.dataset import PADDING, Crops
 
 _BLOCK = 1024
 

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 
 from esper.nissa.monitors import BANDS
-from esper.nissa.monitors.bands import light
+from esper.nissa.monitors.measures import light
 from esper.nissa.schema import RoundRow, UpdateRow
 from esper.report.origin import About
 from esper.report.shell import render_tiles

@@ -20,8 +20,8 @@ from esper.nissa.monitors.measures import (
     monitor_critic_op_sensitivity,
 )
 from esper.simic.agent.losses import head_ratios, joint_ratio
+from esper.simic.agent.objective import Targets
 from esper.simic.agent.rollout_buffer import RolloutBatch
-from esper.simic.agent.targets import Targets
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCriticV2
 from esper.tamiyo.policy.action_masks import causal_heads
 from esper.tamiyo.policy.distribution import masked_log_softmax

@@ -1,8 +1,4 @@
-"""The surrogate of PPO over eight heads, and the loss of the critic.
-
-Heads are the last axis of every tensor. Which steps count, and how much, is a tensor of weights
-that was made once for the whole round: where a weight is 0 nothing is learned.
-"""
+"""The losses of an update: the surrogate over eight heads, the critic, what keeps heads alive."""
 
 from __future__ import annotations
 
@@ -11,7 +7,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from esper.leyline.actions import HEAD_NAMES
 from esper.leyline.errors import UsageError
+from esper.simic.agent.config import PPOConfig
+from esper.tamiyo.policy.distribution import masked_log_softmax
 
 HEAD_LOG_RATIO = 20.0
 """Largest magnitude of a head's log-ratio; beyond it a float32 would overflow."""
@@ -109,3 +108,143 @@ def value_errors(
         moved = old_values + (values - old_values).clamp(-value_clip, value_clip)
         errors = torch.maximum(errors, (moved - targets).square())
     return 0.5 * errors
+
+
+OP = HEAD_NAMES.index("op")
+
+
+def entropy_coefficient(config: PPOConfig, progress: float) -> float:
+    """Return the weight of the entropy bonus after this share of the training."""
+    share = min(max(progress, 0.0), 1.0)
+    return config.entropy_coef + share * (config.entropy_coef_end - config.entropy_coef)
+
+
+def penalty_schedule(progress: float) -> float:
+    """Return the factor of the floor penalty: 1.5 early, then 1, and down to 0.5 at the end."""
+    if progress < 0.25:
+        return 1.5
+    if progress <= 0.75:
+        return 1.0
+    return 1.0 - 2.0 * (min(progress, 1.0) - 0.75)
+
+
+def entropy_weights(
+    config: PPOConfig,
+    valid: Tensor,
+    free: Tensor,
+    available: Tensor,
+    *,
+    progress: float,
+) -> Tensor:
+    """Return the weight of every entropy in the bonus, [R, T, 8].
+
+    Every head counts on every valid step with its multiplier. On free steps every head but the op
+    counts more where it could be used; the op has `curiosity` instead.
+
+    Args:
+        config: the coefficients.
+        valid: bool [R, T].
+        free: bool [R, T], more than one op was legal.
+        available: bool [R, T, 8], heads that some legal op would use.
+        progress: share of the training that is done.
+    """
+    multipliers = torch.tensor(config.entropy_multipliers.by_head(), device=valid.device)
+    everywhere = mean_weights(valid.unsqueeze(-1)) * multipliers
+    bonus = torch.full((len(HEAD_NAMES),), config.exploration.sparse_entropy, device=valid.device)
+    bonus[OP] = 0.0
+    usable = (valid & free).unsqueeze(-1) & available
+    return entropy_coefficient(config, progress) * everywhere + bonus * mean_weights(usable)
+
+
+def not_yet(config: PPOConfig, success: float) -> float:
+    """Return the share of the op's curiosity that is left at this rate of success, from 1 to 0."""
+    return remaining(success, config.exploration.success_target)
+
+
+def remaining(success: float, target: float) -> float:
+    """Return what is left of something that ends when success reaches a target, from 1 to 0."""
+    return 1.0 - min(max(success / target, 0.0), 1.0)
+
+
+def exploration_coefficients(config: PPOConfig, *, success: float, device: torch.device) -> Tensor:
+    """Return the weight of KL(uniform, policy) of every head, [8].
+
+    Until there is success a seed's choices only ever cost, and the heads would learn whatever keeps
+    it from being judged; so every head but the op, which has `curiosity`, is held near uniform.
+    """
+    exploration = config.exploration
+    sparse = exploration.sparse_curiosity * remaining(success, exploration.sparse_success_target)
+    coefficients = torch.full((len(HEAD_NAMES),), config.exploration_kl + sparse, device=device)
+    coefficients[OP] = config.exploration_kl
+    return coefficients
+
+
+def curiosity_weights(config: PPOConfig, usable: Tensor, *, success: float) -> Tensor:
+    """Return the weight of the op's curiosity at every usable step, [R, T]; success ends it."""
+    weight = config.exploration.op_curiosity * not_yet(config, success)
+    return weight * mean_weights(usable.unsqueeze(-1)).squeeze(-1)
+
+
+def curiosity(logits: Tensor, masks: Tensor, reference: Tensor) -> Tensor:
+    """Return how close the op stays to a reference, [...]: 1 - KL(reference, policy) / ln k.
+
+    This way round an op that is no longer tried costs without bound. The other way round, under a
+    reference that mostly waits, always waiting would cost next to nothing. Where only one op is
+    legal it is 1.
+
+    Args:
+        logits: of all heads, [..., 8, K].
+        masks: bool [..., 8, K].
+        reference: logits of the ops, [ops].
+    """
+    ops = len(reference)
+    legal = masks[..., OP, :ops]
+    own = masked_log_softmax(logits[..., OP, :ops], legal)
+    other = masked_log_softmax(reference.expand_as(own), legal)
+    distance = torch.where(legal, other.exp() * (other - own), 0.0).sum(-1)
+    return 1.0 - distance / legal.sum(-1).clamp(min=2).log()
+
+
+def floor_penalties(
+    entropies: Tensor, counts: Tensor, floors: Tensor, coefficients: Tensor
+) -> Tensor:
+    """Return the penalty of every head, [8]: coefficient times the squared shortfall.
+
+    Args:
+        entropies: [..., 8].
+        counts: bool [..., 8], steps a head's mean is taken over; without any, nothing is penalised.
+        floors: [8], least mean entropy.
+        coefficients: [8].
+    """
+    weights = mean_weights(counts)
+    means = (entropies * weights).flatten(0, -2).sum(0)
+    shortfall = (floors - means).clamp(min=0.0)
+    return coefficients * shortfall.square() * counts.flatten(0, -2).any(0)
+
+
+def compute_entropy_floor_penalty(
+    entropy: Mapping[str, Tensor],
+    head_masks: Mapping[str, Tensor],
+    entropy_floor: Mapping[str, float],
+    penalty_coef: Mapping[str, float],
+) -> Tensor:
+    """Return the penalty for heads whose mean entropy is below its floor, as one number.
+
+    Args:
+        entropy: {head: [...]}, from 0 to 1.
+        head_masks: {head: bool [...]}, steps at which the head could matter; a head without any
+            is not penalised.
+        entropy_floor: {head: least mean entropy}; heads that are not in it have none.
+        penalty_coef: {head: weight}.
+    """
+    heads = [head for head in entropy_floor if head in entropy]
+    if not heads:
+        return torch.zeros(())
+    entropies = torch.stack([entropy[head] for head in heads], dim=-1)
+    counts = torch.stack([head_masks[head] for head in heads], dim=-1).to(torch.bool)
+    shape = (-1, len(heads))
+    floors = entropies.new_tensor([entropy_floor[head] for head in heads])
+    coefficients = entropies.new_tensor([penalty_coef[head] for head in heads])
+    return floor_penalties(
+        entropies.reshape(shape), counts.reshape(shape), floors, coefficients
+    ).sum()

@@ -1,21 +1,177 @@
-"""The loss of an update: surrogate, critic, entropy bonus, entropy floors and exploration.
-
-The same function gives what is minimised and, on the numbers after a step, what is recorded.
-"""
+"""What an update learns: the targets of a round, and the loss made of all parts."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
 
+from esper.simic.agent.advantages import compute_gae, normalize_advantages
 from esper.simic.agent.config import PPOConfig
-from esper.simic.agent.exploration import curiosity, floor_penalties, penalty_schedule
-from esper.simic.agent.losses import surrogate_losses, value_errors
-from esper.simic.agent.targets import Targets
-from esper.tamiyo.networks.records import Scores
+from esper.simic.agent.losses import (
+    curiosity,
+    curiosity_weights,
+    entropy_weights,
+    exploration_coefficients,
+    floor_penalties,
+    mean_weights,
+    penalty_schedule,
+    surrogate_losses,
+    value_errors,
+)
+from esper.simic.agent.rollout_buffer import RolloutBatch, TamiyoRolloutBuffer
+from esper.tamiyo.networks.decision import Scores
+from esper.tamiyo.policy.action_masks import causal_heads
 from esper.tamiyo.policy.distribution import entropy, exploration_kl
+
+_TENSORS_WITH_ROWS = (
+    "advantages",
+    "returns",
+    "value_targets",
+    "old_values",
+    "causal",
+    "actor_weights",
+    "value_weights",
+    "entropy_weights",
+    "curiosity_weights",
+    "exploration_weights",
+    "floor_counts",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """What every step of a round is to teach; tensors [R, T] or [R, T, 8]."""
+
+    raw_advantages: Tensor
+    """In units of the reward, as GAE gave them."""
+    advantages: Tensor
+    """Normalised over the usable steps; exactly 0 elsewhere."""
+    advantage_mean: Tensor
+    advantage_std: Tensor
+    advantage_floored: Tensor
+    """Of the raw ones over the usable steps, without axes."""
+    returns: Tensor
+    """In units of the reward."""
+    baselines: Tensor
+    """What the critic expected, in units of the reward."""
+    td_errors: Tensor
+    """Reward plus what follows, minus what was expected."""
+    value_targets: Tensor
+    """What the critic is to foresee, in its scale: returns before potentials are taken back."""
+    old_values: Tensor
+    """Q(s, taken op) of the rollout, in the critic's scale."""
+    causal: Tensor
+    """bool [R, T, 8], heads that mattered at a usable step."""
+    actor_weights: Tensor
+    """[R, T, 8], or [R, T, 1] for joint ratios."""
+    value_weights: Tensor
+    """[R, T]."""
+    entropy_weights: Tensor
+    """[R, T, 8]."""
+    curiosity_weights: Tensor
+    """[R, T], of the op's closeness to its reference; less, the more has succeeded."""
+    exploration_weights: Tensor
+    """[R, T, 8], a mean per head over usable steps that could use it."""
+    exploration_coefficients: Tensor
+    """[8], what these means are multiplied by."""
+    floor_counts: Tensor
+    """bool [R, T, 8], the steps a head's entropy floor looks at."""
+
+    def rows(self, rows: Tensor) -> Targets:
+        """Return these rows of everything a minibatch needs."""
+        return replace(self, **{name: getattr(self, name)[rows] for name in _TENSORS_WITH_ROWS})
+
+    def rescaled(self, factor: Tensor) -> Targets:
+        """Return them for a critic whose scale has changed: what it says is worth 1 / factor."""
+        return replace(
+            self, value_targets=self.value_targets * factor, old_values=self.old_values * factor
+        )
+
+    def nonfinite(self) -> list[str]:
+        """Return the names of tensors that hold a NaN or an infinity."""
+        names = [
+            field.name for field in fields(self) if getattr(self, field.name).is_floating_point()
+        ]
+        fine = torch.stack([torch.isfinite(getattr(self, name)).all() for name in names]).tolist()
+        return [name for name, is_fine in zip(names, fine, strict=True) if not is_fine]
+
+
+def make_targets(
+    buffer: TamiyoRolloutBuffer,
+    config: PPOConfig,
+    *,
+    scale: Tensor,
+    progress: float,
+    success: float,
+    reward_std: Tensor | None = None,
+) -> Targets:
+    """Return what a complete round teaches.
+
+    Where the reward pays the change of a potential, returns are relative to it: what follows a
+    state is the critic's forecast minus the potential it has already been paid for. The potential
+    is measured, with noise the critic could never foresee, so it is taken into account exactly.
+
+    Args:
+        buffer: the round.
+        config: the learner's constants.
+        scale: what the critic's values are multiplied by to be rewards.
+        progress: share of the training that is done.
+        success: share of episodes that succeed by now.
+        reward_std: what raw rewards and potentials are divided by; 1 by default.
+    """
+    batch = buffer.batch()
+    unit = torch.ones_like(scale) if reward_std is None else reward_std.to(scale)
+    paid = batch.potentials / unit
+    baselines = batch.values * scale - paid
+    following = buffer.next_values() * scale - buffer.next_potentials() / unit
+    advantages, returns = compute_gae(
+        batch.rewards,
+        baselines,
+        following,
+        batch.terminated,
+        batch.truncated,
+        config.gamma,
+        config.gae_lambda,
+    )
+    usable = batch.usable
+    normalised, mean, std, floored = normalize_advantages(
+        advantages, usable, config.advantage_std_floor
+    )
+    causal = causal_heads(batch.op) & usable.unsqueeze(-1)
+    taken = batch.op_values.gather(-1, batch.op.unsqueeze(-1)).squeeze(-1)
+    could_use = usable.unsqueeze(-1) & batch.available
+    return Targets(
+        raw_advantages=advantages,
+        advantages=normalised,
+        advantage_mean=mean,
+        advantage_std=std,
+        advantage_floored=floored,
+        returns=returns,
+        baselines=baselines,
+        td_errors=batch.rewards + config.gamma * following - baselines,
+        value_targets=(returns + paid) / scale,
+        old_values=taken,
+        causal=causal,
+        actor_weights=mean_weights(usable.unsqueeze(-1) if config.ratio == "joint" else causal),
+        value_weights=_value_weights(batch, config.forced_value_weight),
+        entropy_weights=entropy_weights(
+            config, batch.valid, batch.free, batch.available, progress=progress
+        ),
+        curiosity_weights=curiosity_weights(config, usable, success=success),
+        exploration_weights=mean_weights(could_use),
+        exploration_coefficients=exploration_coefficients(
+            config, success=success, device=usable.device
+        ),
+        floor_counts=could_use,
+    )
+
+
+def _value_weights(batch: RolloutBatch, forced_weight: float) -> Tensor:
+    """Return weights that average the value loss, with less weight on steps without a choice."""
+    weights = batch.valid * torch.where(batch.free, 1.0, forced_weight)
+    return weights / weights.sum().clamp(min=1e-8)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ from torch import Tensor
 from esper.leyline.actions import HEAD_NAMES, LifecycleOp
 from esper.leyline.errors import NonFiniteError
 from esper.nissa.machine import gpu_memory_share, resident_bytes
-from esper.simic.agent.clamps import ClampCounter
 from esper.simic.agent.diagnostics import (
     FEEDBACK_ROWS,
     OP,
@@ -22,14 +21,12 @@ from esper.simic.agent.diagnostics import (
     measure_feedback,
     measure_policy,
 )
-from esper.simic.agent.exploration import entropy_coefficient, not_yet
-from esper.simic.agent.losses import value_errors
-from esper.simic.agent.objective import Objective, Scored
+from esper.simic.agent.losses import entropy_coefficient, not_yet, value_errors
+from esper.simic.agent.objective import Objective, Scored, Targets
 from esper.simic.agent.optimizer import GROUP_NAMES, VALUE, learning_rate
-from esper.simic.agent.report import NonFinite, UpdateReport, head_rows
+from esper.simic.agent.report import ClampCounter, NonFinite, UpdateReport, head_rows
 from esper.simic.agent.rollout_buffer import RolloutBatch
-from esper.simic.agent.targets import Targets
-from esper.tamiyo.networks.records import Scores
+from esper.tamiyo.networks.decision import Scores
 
 if TYPE_CHECKING:
     from esper.simic.agent.ppo import PPOAgent

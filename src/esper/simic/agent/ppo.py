@@ -27,10 +27,10 @@ from esper.simic.agent.config import (
     PPOConfig,
     RatioKind,
 )
-from esper.simic.agent.exploration import not_yet
 from esper.simic.agent.imitation import GoodEpisodes
-from esper.simic.agent.losses import compute_ppo_loss
+from esper.simic.agent.losses import compute_ppo_loss, not_yet
 from esper.simic.agent.normalizers import ValueNormalizer
+from esper.simic.agent.objective import make_targets
 from esper.simic.agent.optimizer import (
     VALUE,
     GradientNorms,
@@ -43,7 +43,6 @@ from esper.simic.agent.optimizer import (
 from esper.simic.agent.passes import Passes
 from esper.simic.agent.report import NonFinite, UpdateReport
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
-from esper.simic.agent.targets import make_targets
 from esper.tamiyo.controllers.policy_file import Policy
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCriticV2
 

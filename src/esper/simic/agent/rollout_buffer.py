@@ -19,8 +19,8 @@ from torch.nn import functional as F
 from esper.leyline.actions import HEAD_NAMES, NUM_OPS, PLACEHOLDERS
 from esper.leyline.errors import CheckpointError, UsageError
 from esper.tamiyo.networks.config import PolicyConfig
-from esper.tamiyo.networks.memory import Hidden
-from esper.tamiyo.networks.records import PolicyStep
+from esper.tamiyo.networks.decision import PolicyStep
+from esper.tamiyo.networks.layers import Hidden
 
 NUM_HEADS = len(HEAD_NAMES)
 

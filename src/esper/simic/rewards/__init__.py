@@ -6,8 +6,14 @@ Importing this package registers every built-in mode by name.
 from esper.simic.rewards import modes
 from esper.simic.rewards.composed import ComposedReward
 from esper.simic.rewards.config import RewardConfig, check_gamma, december_config
-from esper.simic.rewards.contract import REWARDS, Reward, RewardStep, Transition
-from esper.simic.rewards.registry import make_reward, register_reward
+from esper.simic.rewards.contract import (
+    REWARDS,
+    Reward,
+    RewardStep,
+    Transition,
+    make_reward,
+    register_reward,
+)
 
 __all__ = [
     "REWARDS",

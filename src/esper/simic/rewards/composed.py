@@ -17,10 +17,9 @@ from esper.leyline.errors import CheckpointError, ConfigError, UsageError
 from esper.leyline.signals import Signals
 from esper.simic.rewards.config import RewardConfig
 from esper.simic.rewards.contract import RewardStep, Transition
-from esper.simic.rewards.memory import Changes, Memory, follow_seeds, start_memory
-from esper.simic.rewards.terms.details import describe_seeds, share_of_shaping
+from esper.simic.rewards.terms.attribution import describe_seeds, share_of_shaping
 from esper.simic.rewards.terms.hindsight import follow_scaffolds
-from esper.simic.rewards.view import StepView
+from esper.simic.rewards.view import Changes, Memory, StepView, follow_seeds, start_memory
 
 Term = Callable[[StepView], Tensor]
 Update = Callable[[StepView], Changes]

@@ -1,22 +1,19 @@
-"""What a reward is: one shape for every mode, one registration.
-
-A reward sees each step of all rows once, as a `Transition`, and answers with a `RewardStep`: the
-named terms and their sum. It may remember things between the steps of an episode (balances,
-ledgers, what is pending); that memory is part of a checkpoint.
-"""
+"""What a reward is: one shape for every mode, one registration, one way to build it by name."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from esper.leyline.actions import Actions, LifecycleOp
+from esper.leyline.errors import UsageError
 from esper.leyline.registry import Registry
 from esper.leyline.signals import Signals
+from esper.simic.rewards.config import RewardConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,3 +101,38 @@ RewardFactory = Callable[[Any], Reward]
 
 REWARDS: Registry[RewardFactory] = Registry("reward")
 """Rewards by the name of their mode."""
+
+
+F = TypeVar("F", bound=RewardFactory)
+
+_METHODS = ("reset", "step", "state_dict", "load_state_dict")
+
+
+def register_reward(name: str) -> Callable[[F], F]:
+    """Make the decorated class or function available as the mode `name`.
+
+    It is called with a `RewardConfig` and gives a `Reward`.
+    """
+
+    def decorate(factory: F) -> F:
+        if not callable(factory):
+            raise UsageError(
+                f"reward {name!r} must be a class or a function that takes a RewardConfig, "
+                f"got {factory!r}"
+            )
+        if isinstance(factory, type):
+            missing = [m for m in _METHODS if not callable(getattr(factory, m, None))]
+            if missing:
+                raise UsageError(
+                    f"reward {name!r} must have the methods {', '.join(_METHODS)}; "
+                    f"missing {', '.join(missing)}"
+                )
+        REWARDS.register(name, factory)
+        return factory
+
+    return decorate
+
+
+def make_reward(config: RewardConfig) -> Reward:
+    """Return the reward the configuration asks for; call its `reset` before the first step."""
+    return REWARDS.get(config.mode)(config)

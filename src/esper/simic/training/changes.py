@@ -13,7 +13,7 @@ from typing import Any
 
 from esper.leyline.config import Config
 from esper.leyline.errors import ConfigError, UsageError, nearest
-from esper.population.config import EXECUTION_SETTINGS
+from esper.population.engine import EXECUTION_SETTINGS
 from esper.simic.training.config import TrainConfig
 
 FIXED_SETTINGS = ("seed", "rows", "episode_length", "policy")

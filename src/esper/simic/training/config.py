@@ -8,11 +8,13 @@ from typing import Literal
 from esper.leyline.config import Config, option
 from esper.leyline.defaults import DEFAULT_EPISODE_LENGTH
 from esper.leyline.errors import ConfigError
-from esper.population.config import PopulationConfig, Strategy
+from esper.population.engine import PopulationConfig, Strategy
 from esper.simic.agent.config import PPOConfig
 from esper.simic.rewards.config import RewardConfig, check_gamma
-from esper.simic.training.vectorized import Horizon
 from esper.tamiyo.networks.config import PolicyConfig
+
+Horizon = Literal["terminate", "bootstrap"]
+"""What reaching the horizon is: the end, or a cut beyond which the critic's value counts."""
 
 
 @dataclass(frozen=True, kw_only=True)

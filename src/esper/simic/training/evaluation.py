@@ -1,35 +1,176 @@
-"""Evaluation: a controller on fresh seeds against the same networks that only wait.
-
-    evaluator = Evaluator(config, seeds=20)
-    result = evaluator.evaluate(policy)
-    print(paired_interval(result.test_gains))
-
-Every seed is played by the controller and by its waiting twin, with the same initial weights and
-data order, so differences are paired. Seeds of an evaluation are never seeds of training. The test
-split is touched once, when the episodes are over.
-"""
+"""Evaluation: a controller on fresh seeds against the same networks that only wait."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from esper.leyline.actions import placeholder_actions
 from esper.leyline.controller import Controller, ControllerContext
+from esper.leyline.errors import UsageError
 from esper.leyline.slots import SlotConfig
 from esper.population.population import Population
 from esper.simic.rewards import make_reward
+from esper.simic.rewards.contract import Reward, Transition
 from esper.simic.training.config import TrainConfig
-from esper.simic.training.environment import Environment
-from esper.simic.training.episodes import play_episodes
-from esper.simic.training.interval import Interval, paired_interval
 from esper.simic.training.outcome import RoundOutcome
-from esper.simic.training.world import TaskWorld
+from esper.simic.training.plan import RoundPlan
+from esper.simic.training.rollout import masks_to, twin_scores_at
+from esper.simic.training.row_source import Environment, TaskWorld
+from esper.simic.training.traces import Trace, decision_columns, state_columns
 from esper.tamiyo.controllers import LearnedController, WaitController, make_controller
 from esper.tamiyo.controllers.policy_file import Policy
+
+
+def play_episodes(
+    environment: Environment,
+    controller: Controller,
+    reward: Reward,
+    plan: RoundPlan,
+    twins: Tensor | None = None,
+) -> RoundOutcome:
+    """Let a controller play one episode in every row.
+
+    Args:
+        environment: the rows.
+        controller: who decides.
+        reward: what is paid.
+        plan: the rows' seeds and tasks.
+        twins: float32 [rows, epochs], the waiting twins' scores; None where no twin runs.
+    """
+    device, rows = environment.device, environment.rows
+    signals = environment.reset(plan.env_seeds)
+    controller.reset(rows, device)
+    reward.reset(signals)
+    steps = int((signals.max_epochs - signals.epoch).max())
+    decisions, states = Trace(rows, steps), Trace(rows, steps + 1)
+    curves = torch.full((rows, 1), torch.nan) if twins is None else twins
+    curves = curves.to(device, torch.float32)
+    wait = placeholder_actions(rows, device)
+    active = torch.ones(rows, dtype=torch.bool, device=device)
+    names: tuple[str, ...] = ()
+
+    def keep_state(number: int) -> None:
+        states.put(number, state_columns(signals, twin_scores_at(curves, signals)))
+
+    keep_state(0)
+    for number in range(steps):
+        masks = masks_to(environment.masks(), device)
+        chosen = controller.act(signals, masks)
+        actions = {head: torch.where(active, chosen[head].to(device), wait[head]) for head in wait}
+        before, signals = signals, environment.step(actions)
+        with torch.no_grad():
+            transition = Transition(
+                before=before,
+                actions=actions,
+                after=signals,
+                twin_before=twin_scores_at(curves, before),
+                twin_after=twin_scores_at(curves, signals),
+                is_last=signals.epoch >= signals.max_epochs,
+                active=active,
+            )
+            paid = reward.step(transition)
+            names = tuple(paid.terms)
+            free = masks.op.sum(1) > 1
+            decisions.put(
+                number,
+                decision_columns(transition, actions["op"], paid, normalized=paid.total, free=free),
+            )
+            keep_state(number + 1)
+            active = active & ~transition.ended
+        if not bool(active.any()):
+            break
+    return RoundOutcome(
+        round=plan.round,
+        tasks=plan.tasks,
+        env_seeds=plan.env_seeds,
+        slot_names=plan.slot_names,
+        decisions=decisions.read(),
+        states=states.read(),
+        term_names=names,
+        detail_names=(),
+        recorded_rows=(),
+        recorded_decisions={},
+        recorded_states={},
+        obs_clamp_share=0.0,
+        obs_clamp_features={},
+    )
+
+
+_SLICES = 2_000
+_HALVINGS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A mean with the interval that holds it at some confidence."""
+
+    mean: float
+    low: float
+    high: float
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.mean:+.2f} [{self.low:+.2f}, {self.high:+.2f}] (n = {self.count})"
+
+
+def paired_interval(differences: Tensor | Sequence[float], confidence: float = 0.95) -> Interval:
+    """Return the mean of paired differences [N] with its interval.
+
+    Args:
+        differences: one number per pair, such as a network's score minus its twin's.
+        confidence: share of such intervals that hold the true mean.
+    """
+    values = torch.as_tensor(differences, dtype=torch.float64)
+    count = values.numel()
+    if count < 2:
+        raise UsageError(f"an interval needs at least 2 pairs, got {count}")
+    if not 0.0 < confidence < 1.0:
+        raise UsageError(f"confidence must be between 0 and 1, got {confidence}")
+    mean = float(values.mean())
+    error = float(values.std(correction=1)) / math.sqrt(count)
+    reach = t_quantile(0.5 + confidence / 2.0, count - 1) * error
+    return Interval(mean, mean - reach, mean + reach, count)
+
+
+@lru_cache(maxsize=256)
+def t_quantile(share: float, freedom: int) -> float:
+    """Return where Student's t with these degrees of freedom has this share below it."""
+    if not 0.5 <= share < 1.0 or freedom < 1:
+        raise UsageError(f"share must be 0.5 to 1 and freedom 1 or more, got {share}, {freedom}")
+    low, high = 0.0, 1.0
+    while _t_share(high, freedom) < share:
+        high *= 2.0
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2.0
+        if _t_share(middle, freedom) < share:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2.0
+
+
+def _t_share(x: float, freedom: int) -> float:
+    """Return the share of Student's t below x >= 0.
+
+    With t = sqrt(freedom) tan(a) the density is a power of cos(a), smooth on a finite range, which
+    Simpson's rule integrates to rounding.
+    """
+    end = math.atan(x / math.sqrt(freedom))
+    step = end / _SLICES
+    total = 0.0
+    for index in range(_SLICES + 1):
+        weight = 1 if index in (0, _SLICES) else 4 if index % 2 else 2
+        total += weight * math.cos(index * step) ** (freedom - 1)
+    log_norm = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - 0.5 * math.log(math.pi)
+    return 0.5 + math.exp(log_norm) * total * step / 3.0
+
 
 __all__ = ["Evaluation", "Evaluator", "Interval", "evaluate_policy", "paired_interval"]
 

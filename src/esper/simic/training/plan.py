@@ -1,4 +1,4 @@
-"""RoundPlan: what the rows of one round are, drawn from the run's seed and the round alone."""
+"""What the rows of a round are, the stage of the curriculum, and the policy's random draws."""
 
 from __future__ import annotations
 
@@ -6,7 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from esper.leyline.actions import HEAD_NAMES
 from esper.leyline.randomness import derive_seed
+from esper.simic.training.config import StageConfig
 
 _SEED_BITS = 31
 """Environment seeds stay short enough to be typed in again."""
@@ -75,3 +80,93 @@ def _draw(run_seed: int, round_number: int, task: int, group: int, pool: int) ->
     if pool:
         number = derive_seed(run_seed, number % pool, "environment pool")
     return number >> (63 - _SEED_BITS)
+
+
+class Curriculum:
+    """The place of a run in its stages, which come one after another; the last does not end.
+
+    Args:
+        stages: the stages of the run, at least one.
+    """
+
+    def __init__(self, stages: Sequence[StageConfig]) -> None:
+        """Start with the first stage."""
+        self._stages = tuple(stages)
+        self.stage = 0
+        """Stage that the next round belongs to, from 0."""
+        self._rounds_in_stage = 0
+
+    def known_rounds(self, left: int) -> int:
+        """Return how many of the rounds left are sure to belong to this stage, the next included.
+
+        Args:
+            left: rounds to be played, at least one.
+        """
+        stage = self._stages[self.stage]
+        if stage.success:
+            return 1
+        if stage.rounds:
+            return max(1, min(left, stage.rounds - self._rounds_in_stage))
+        return left
+
+    def add_round(self, success: float) -> None:
+        """Count a finished round, and go on to the next stage where this one is over.
+
+        Args:
+            success: running share of episodes that paid, after the round.
+        """
+        self._rounds_in_stage += 1
+        stage = self._stages[self.stage]
+        is_over = 0 < stage.rounds <= self._rounds_in_stage
+        is_over = is_over or 0 < stage.success <= success
+        if is_over and self.stage + 1 < len(self._stages):
+            self.stage += 1
+            self._rounds_in_stage = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the place as plain data."""
+        return {"stage": self.stage, "rounds_in_stage": self._rounds_in_stage}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned; other entries are left alone."""
+        # The stages may have become fewer since.
+        self.stage = min(int(state["stage"]), len(self._stages) - 1)
+        self._rounds_in_stage = int(state["rounds_in_stage"])
+
+
+_NUM_HEADS = len(HEAD_NAMES)
+_BITS = 24
+"""Bits of a draw: what float32 holds exactly, so that none is rounded up to 1."""
+
+# The steps of SplitMix64 (Steele, Lea and Flood 2014).
+_GOLDEN = 0x9E3779B97F4A7C15
+_MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
+_LAST_SHIFT = 31
+
+
+def draw_uniforms(
+    rows: int, *keys: int | str, device: torch.device | str = "cpu", columns: int = _NUM_HEADS
+) -> Tensor:
+    """Return float32 [rows, columns] from [0, 1); row r depends on the keys and on r alone."""
+    seed = derive_seed(*keys)
+    place = torch.arange(rows * columns, dtype=torch.int64, device=device)
+    # Hashed twice: neighbouring counters and neighbouring seeds must have nothing in common.
+    word = _mix(_mix(place * _signed(_GOLDEN) + seed) + _signed(_GOLDEN))
+    uniforms = _shift(word, 64 - _BITS).to(torch.float32) / float(2**_BITS)
+    return uniforms.view(rows, columns)
+
+
+def _mix(word: Tensor) -> Tensor:
+    """Return every 64-bit word scrambled; products wrap around, which is meant."""
+    for bits, factor in _MIX:
+        word = (word ^ _shift(word, bits)) * _signed(factor)
+    return word ^ _shift(word, _LAST_SHIFT)
+
+
+def _shift(word: Tensor, bits: int) -> Tensor:
+    """Return the word shifted to the right with zeros coming in, which int64 does not do."""
+    return (word >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 64) if word >= 1 << 63 else word

@@ -8,7 +8,7 @@ our experiments reject included, so that they can be compared.
 from __future__ import annotations
 
 from esper.leyline.errors import unknown_name
-from esper.population.config import PopulationConfig
+from esper.population.engine import PopulationConfig
 from esper.simic.agent.config import ExplorationConfig, ImitationConfig, PerHead, PPOConfig
 from esper.simic.rewards.config import RewardConfig
 from esper.simic.training.config import TrainConfig

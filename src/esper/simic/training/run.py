@@ -36,8 +36,8 @@ from esper.simic.training.recording import (
     record_start,
     run_row,
 )
+from esper.simic.training.row_source import TaskWorld
 from esper.simic.training.trainer import Trainer
-from esper.simic.training.world import TaskWorld
 
 Show = Callable[[Progress], None]
 

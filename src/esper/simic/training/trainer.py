@@ -27,15 +27,12 @@ from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.rewards import Reward, make_reward
 from esper.simic.training.config import TrainConfig
-from esper.simic.training.curriculum import Curriculum
-from esper.simic.training.environment import Environment
 from esper.simic.training.evaluation import Evaluation, Evaluator
-from esper.simic.training.plan import RoundPlan
-from esper.simic.training.progress import Progress, RoundReport
-from esper.simic.training.tally import Tally
+from esper.simic.training.plan import Curriculum, RoundPlan
+from esper.simic.training.progress import Progress, RoundReport, Tally
+from esper.simic.training.rollout import Rollout
+from esper.simic.training.row_source import Environment, GivenWorld, TaskWorld, World
 from esper.simic.training.twins import TwinCurves
-from esper.simic.training.vectorized import Rollout
-from esper.simic.training.world import GivenWorld, TaskWorld, World
 from esper.tamiyo.controllers.policy_file import new_policy
 
 

@@ -18,7 +18,7 @@ from esper.leyline.actions import placeholder_actions
 from esper.leyline.errors import UsageError
 from esper.simic.training.config import TrainConfig
 from esper.simic.training.plan import RoundPlan
-from esper.simic.training.world import RowGroup, TaskWorld
+from esper.simic.training.row_source import RowGroup, TaskWorld
 
 _POOL_MARGIN = 4096
 """Most curves kept beyond those of the rounds ahead; a pool of seeds comes back to them."""

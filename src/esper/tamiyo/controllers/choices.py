@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from esper.leyline.actions import CAUSAL_HEADS, HEAD_NAMES, PLACEHOLDERS, LifecycleOp
-from esper.leyline.masks import Masks
+from esper.leyline.rules import Masks
 
 Choice: TypeAlias = Mapping[str, int]
 """What one row does: {head: index}, with at least 'op'; heads left out take their placeholder."""

@@ -20,10 +20,10 @@ from torch import Tensor
 from esper.leyline.actions import CAUSAL_HEADS, HEAD_NAMES, LifecycleOp
 from esper.leyline.alpha import ALPHA_TARGETS, SPEED_TICKS, TEMPO_EPOCHS, AlphaCurve, BlendStyle
 from esper.leyline.slots import SlotConfig
+from esper.tamiyo.networks.decision import PolicyStep
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCriticV2
 from esper.tamiyo.networks.head_table import OP
-from esper.tamiyo.networks.memory import Hidden
-from esper.tamiyo.networks.records import PolicyStep
+from esper.tamiyo.networks.layers import Hidden
 from esper.tamiyo.policy.distribution import masked_log_softmax, probabilities
 from esper.tamiyo.policy.layout import feature_names
 

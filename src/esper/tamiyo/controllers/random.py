@@ -11,8 +11,8 @@ from torch import Tensor
 from esper.leyline.actions import CAUSAL_HEADS, HEAD_NAMES, LifecycleOp
 from esper.leyline.controller import ControllerContext
 from esper.leyline.errors import EmptyMaskError
-from esper.leyline.masks import Masks
 from esper.leyline.randomness import generator
+from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
 from esper.tamiyo.controllers.choices import Choice, head_mask, pack_choices
 from esper.tamiyo.controllers.registry import refuse_argument, register_controller

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from esper.leyline.controller import ControllerContext
-from esper.leyline.masks import Masks
+from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
 from esper.tamiyo.controllers.choices import WAIT, pack_choices
 from esper.tamiyo.controllers.registry import refuse_argument, register_controller

@@ -21,33 +21,30 @@ from torch import Tensor, nn
 from esper.leyline.actions import HEAD_NAMES
 from esper.leyline.defaults import DEFAULT_LSTM_HIDDEN_DIM
 from esper.leyline.errors import UsageError
-from esper.leyline.masks import Masks
+from esper.leyline.rules import Masks
 from esper.leyline.slots import SlotConfig
-from esper.tamiyo.networks.choice import baseline, choose
 from esper.tamiyo.networks.config import PolicyConfig
-from esper.tamiyo.networks.critic import (
+from esper.tamiyo.networks.decision import Evaluation, PolicyStep, Scores, baseline, choose
+from esper.tamiyo.networks.head_table import NUM_HEADS, OP, OP_ROW, HeadTable, MaskSource
+from esper.tamiyo.networks.layers import (
+    BlueprintEmbedding,
+    Hidden,
+    check_hidden,
+    empty_hidden,
+    initialize_linear,
+    initialize_lstm,
+    initialize_output,
+    make_blueprint_head,
+    make_head,
     make_value_head,
+    run_heads,
+    run_layers,
+    run_sequence,
+    run_step,
     state_value,
     value_of_every_op,
     value_of_op,
 )
-from esper.tamiyo.networks.dense import run_layers
-from esper.tamiyo.networks.embedding import BlueprintEmbedding
-from esper.tamiyo.networks.head_table import NUM_HEADS, OP, OP_ROW, HeadTable, MaskSource
-from esper.tamiyo.networks.heads import make_blueprint_head, make_head, run_heads
-from esper.tamiyo.networks.initialization import (
-    initialize_linear,
-    initialize_lstm,
-    initialize_output,
-)
-from esper.tamiyo.networks.memory import (
-    Hidden,
-    check_hidden,
-    empty_hidden,
-    run_sequence,
-    run_step,
-)
-from esper.tamiyo.networks.records import Evaluation, PolicyStep, Scores
 from esper.tamiyo.policy.distribution import (
     FloorKind,
     check_choices,

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from esper.leyline.actions import HEAD_NAMES, NUM_OPS, PLACEHOLDERS, LifecycleOp, causal_table
 from esper.leyline.blueprints import NOOP
 from esper.leyline.errors import UsageError
-from esper.leyline.masks import Masks
+from esper.leyline.rules import Masks
 
 MaskSource = Masks | Mapping[str, Tensor] | Tensor
 """Masks as the rules give them, by head, or already as one of the two rectangles."""

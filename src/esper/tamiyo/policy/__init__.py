@@ -17,7 +17,7 @@ from esper.tamiyo.policy.layout import (
     get_feature_size,
 )
 from esper.tamiyo.policy.normalizer import ObservationNormalizer
-from esper.tamiyo.policy.reports import HostReport, SlotReport, plain_reports
+from esper.tamiyo.policy.reference import HostReport, SlotReport, plain_reports
 
 __all__ = [
     "FEATURE_NAMES",

@@ -21,8 +21,7 @@ from esper.leyline.actions import HEAD_NAMES, PLACEHOLDERS, LifecycleOp, causal_
 from esper.leyline.alpha import AlphaMode
 from esper.leyline.blueprints import NOOP
 from esper.leyline.errors import EmptyMaskError, UsageError
-from esper.leyline.masks import Masks, build_masks
-from esper.leyline.rules import RulesConfig, RuleView
+from esper.leyline.rules import Masks, RulesConfig, RuleView, build_masks
 from esper.leyline.signals import Signals
 from esper.leyline.stages import SeedStage
 from esper.tamiyo.policy.checks import must_not_wait, refuse_unknown_stages

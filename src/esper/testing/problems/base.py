@@ -15,8 +15,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from esper.kasmina.ablation import participating
-from esper.kasmina.contribution import record_contributions
+from esper.kasmina.contribution import participating, record_contributions
 from esper.kasmina.lifecycle import (
     LifecycleConfig,
     apply_command,
@@ -24,13 +23,18 @@ from esper.kasmina.lifecycle import (
     rule_view,
     tick,
 )
-from esper.kasmina.signals import read_signals
+from esper.kasmina.signals import (
+    TrackerConfig,
+    TrackerState,
+    read_signals,
+    start_tracking,
+    track_epoch,
+)
 from esper.kasmina.state import SlotState, empty_state
-from esper.kasmina.tracking import TrackerConfig, TrackerState, start_tracking, track_epoch
 from esper.leyline.actions import Actions, LifecycleOp, decode_actions
 from esper.leyline.blueprints import NUM_BLUEPRINTS
 from esper.leyline.errors import UsageError
-from esper.leyline.masks import Masks, build_masks
+from esper.leyline.rules import Masks, build_masks
 from esper.leyline.signals import Signals
 from esper.simic.rewards.contract import RewardStep, Transition
 

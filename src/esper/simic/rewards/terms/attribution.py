@@ -11,13 +11,17 @@ about. With one live seed that is the seed's own attribution.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from esper.leyline.actions import LifecycleOp
+from esper.leyline.alpha import AlphaMode
+from esper.leyline.stages import SeedStage
 from esper.simic.rewards.config import Combination
-from esper.simic.rewards.memory import Changes
-from esper.simic.rewards.view import StepView
+from esper.simic.rewards.view import Changes, StepView, follow_seeds
 
 
 def regress_discount(view: StepView) -> Tensor:
@@ -118,3 +122,119 @@ def _account(view: StepView) -> tuple[Tensor, Tensor]:
         return nothing + torch.inf, nothing
     paid = view.memory.attribution_paid * view.live.sum(1, keepdim=True)
     return (-paid).clamp(min=0), paid.clamp(min=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Balances:
+    """What one step does to the balances; float32 [R, S]."""
+
+    paid: Tensor
+    """What the step pays for each seed."""
+    balance: Tensor
+    """What is in escrow after it."""
+
+
+def move_balances(view: StepView) -> Balances:
+    """Return what the step pays for each seed and what is in escrow then."""
+    config, worth, held = view.config.escrow, view.contribution, view.memory.balance
+    earned = bound_contribution(
+        worth, _stable_progress(view), config.combination, view.config.attribution.unknown_share
+    )
+    goal = (earned + view.once(ransomware_penalty)).clamp(min=0)
+    change = (goal - held).clamp(-config.max_change, config.max_change)
+    # Fossilizing what made things worse must not pay.
+    harmful = view.did(LifecycleOp.FOSSILIZE) & (view.improvement < 0)
+    change = torch.where(harmful, change.clamp(max=0), change)
+    balance = torch.where(worth < 0, 0.0, held + change)
+    paid = torch.where(worth < 0, worth - held, change)
+    judged = view.live & ~worth.isnan() & ~_fading(view)
+    balance = torch.where(judged, balance, held)
+    paid = torch.where(judged, paid, 0.0)
+    lost = view.did(LifecycleOp.PRUNE) | (view.had_module & ~view.has_module)
+    return Balances(paid=torch.where(lost, -held, paid), balance=torch.where(lost, 0.0, balance))
+
+
+def escrow_attribution(view: StepView) -> Tensor:
+    """Return [R]: change of all balances; a harmful seed also costs its harm."""
+    return view.once(move_balances).paid.sum(1)
+
+
+def escrow(view: StepView) -> Tensor:
+    """Return [R], 0 or less: balances of seeds that are not fossilized when the episode ends."""
+    balance = view.once(move_balances).balance
+    # A rolled-back step moves no balance: what was held before it is what was paid.
+    balance = torch.where(view.rolled_back[:, None], view.memory.balance, balance)
+    forfeited = view.ended[:, None] & (view.after.stage != int(SeedStage.FOSSILIZED))
+    return -torch.where(forfeited, balance, 0.0).sum(1)
+
+
+def follow_balances(view: StepView) -> Changes:
+    """Remember the balances; an empty slot has none."""
+    balance = view.once(move_balances).balance
+    return {"balance": torch.where(view.has_module, balance, 0.0)}
+
+
+def _stable_progress(view: StepView) -> Tensor:
+    """Return [R, S]: least score of the last epochs minus that before the seed."""
+    recent = view.before.score_history[:, -view.config.escrow.stable_epochs :]
+    least = torch.where(recent.isnan(), torch.inf, recent).amin(1)
+    return least[:, None] - view.memory.score_before
+
+
+def _fading(view: StepView) -> Tensor:
+    """Return bool [R, S]: the seed is being pruned slowly and earns nothing any more."""
+    down = view.before.alpha_mode == int(AlphaMode.DOWN)
+    return down & (view.before.alpha_target <= 0)
+
+
+def synergy(view: StepView) -> Tensor:
+    """Return [R]: the mean over live seeds of what their interactions earn."""
+    config = view.config.synergy
+    total = view.before.interaction.sum(2)
+    bonus = config.weight * torch.tanh(config.steepness * total)
+    sound = view.once(regress_discount) >= config.min_discount
+    earns = sound & (view.once(seed_attributions) > 0) & (total > 0)
+    return view.mean_over_live(torch.where(earns, bonus, 0.0))
+
+
+def describe_attribution(view: StepView) -> Mapping[str, Tensor]:
+    """Return the guards of the attribution: of several live seeds, the most suspicious one's."""
+    worth, improvement = view.contribution, view.improvement
+    grew = view.live & (improvement > view.config.ransomware.min_improvement)
+    penalty = view.once(ransomware_penalty) * view.once(timing_discount)
+    return {
+        "regress_discount": _extreme(view.live, view.once(regress_discount), -1),
+        "timing_discount": _extreme(view.live, view.once(timing_discount), -1),
+        "ransomware_penalty": view.mean_over_live(penalty),
+        "attribution_ratio": _extreme(grew & ~worth.isnan(), worth / improvement, 1),
+    }
+
+
+def share_of_shaping(terms: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Return the potentials' share of the absolute terms, where there are potentials."""
+    if "pbrs" not in terms:
+        return {}
+    whole = torch.stack(list(terms.values())).abs().sum(0)
+    share = terms["pbrs"].abs() / whole
+    return {"shaped_reward_ratio": torch.where(whole > 0, share, 0.0)}
+
+
+def describe_seeds(view: StepView) -> Mapping[str, Tensor]:
+    """Return the row's counts after the step, and live seeds that look like ransomware."""
+    config, story = view.config.ransomware, view.once(follow_seeds)
+    hostage = view.live & (view.contribution > config.hostage_contribution)
+    hostage &= view.improvement < config.hostage_improvement
+    counts = {
+        "seeds_germinated": story["germinated"],
+        "seeds_fossilized": story["fossilized"],
+        "seeds_contributing": story["fossil_contributes"].sum(1),
+        "seeds_pruned": story["removed"],
+        "ransomware_seeds": hostage.sum(1),
+    }
+    return {name: count.float() for name, count in counts.items()}
+
+
+def _extreme(mask: Tensor, values: Tensor, sign: int) -> Tensor:
+    """Return [R]: the greatest (sign 1) or least (sign -1) value under the mask, NaN without."""
+    bounded = torch.where(mask, sign * values, -torch.inf).amax(1)
+    return torch.where(mask.any(1), sign * bounded, torch.nan)

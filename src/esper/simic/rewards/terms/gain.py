@@ -1,9 +1,4 @@
-"""Gains: over the waiting twin, of the score, of the loss.
-
-The gain over the twin is a potential like any other: the step pays (gamma * gain now - gain before)
-/ scale. The discounted sum over an episode is gamma^T * the final gain: a gain that is lost again
-has paid nothing, and what the host learns by itself cancels.
-"""
+"""What is earned: gains over the twin, potentials that move them in time, and what the end pays."""
 
 from __future__ import annotations
 
@@ -13,8 +8,11 @@ import torch
 from torch import Tensor
 
 from esper.leyline.errors import UsageError
-from esper.simic.rewards.memory import Changes, follow_seeds
-from esper.simic.rewards.view import StepView
+from esper.leyline.rules import is_in
+from esper.leyline.signals import Signals
+from esper.leyline.stages import LIVE_STAGES, SeedStage
+from esper.simic.rewards.config import PotentialConfig
+from esper.simic.rewards.view import Changes, StepView, follow_seeds
 
 
 def gain_points(view: StepView) -> Tensor:
@@ -75,3 +73,106 @@ def loss_change(view: StepView) -> Tensor:
 def _recent_gains(view: StepView) -> Tensor:
     newest = view.once(gain_points)[:, None]
     return torch.cat((view.memory.recent_gains[:, 1:], newest), dim=1)
+
+
+def terminal(view: StepView) -> Tensor:
+    """Return [R]: the final score and the fossils that contribute."""
+    config = view.config.terminal
+    count = view.once(contributing_fossils)
+    if config.fossil_saturation is None:
+        fossils = config.fossil_bonus * count
+    else:
+        fossils = config.fossil_bonus * torch.tanh(count / config.fossil_saturation)
+    return _at_the_end(view, config.score_weight * view.after.val_score + fossils)
+
+
+def open_seeds(view: StepView) -> Tensor:
+    """Return [R]: what seeds cost that nobody has decided on by the end (`twin`).
+
+    A seed helps as much while it holds as when it is fossilized; without this, nothing would tell
+    a controller to finish what it has begun.
+    """
+    count = is_in(view.after.stage, LIVE_STAGES).sum(1)
+    return _at_the_end(view, -view.config.twin.open_seed_cost * count.float())
+
+
+def simplified_terminal(view: StepView) -> Tensor:
+    """Return [R]: the final score and the number of contributing fossils (`simplified`)."""
+    config = view.config.simplified
+    fossils = config.fossil_bonus * view.once(contributing_fossils)
+    return _at_the_end(view, config.score_weight * view.after.val_score / 100 + fossils)
+
+
+def committed_terminal(view: StepView) -> Tensor:
+    """Return [R]: the score of what stays, less the size of the fossils (`sparse`)."""
+    config = view.config.sparse
+    fossil = view.after.stage == int(SeedStage.FOSSILIZED)
+    size = torch.where(fossil, view.after.slot_params, 0).sum(1) / view.after.budget.clamp(min=1)
+    value = committed_score(view.after) / 100 - config.param_weight * size
+    return _at_the_end(view, config.scale * value.clamp(-config.limit, config.limit))
+
+
+def loss_terminal(view: StepView) -> Tensor:
+    """Return [R]: the share of the way from chance to the target loss (`loss`)."""
+    config = view.config.loss
+    share = (config.baseline - view.after.val_loss) / (config.baseline - config.target)
+    return _at_the_end(view, share.clamp(0, 1))
+
+
+def contributing_fossils(view: StepView) -> Tensor:
+    """Return float32 [R]: fossils that improved the network and do it no harm."""
+    return view.once(follow_seeds)["fossil_contributes"].sum(1).float()
+
+
+def committed_score(signals: Signals) -> Tensor:
+    """Return float32 [R]: the score with every seed that is not fossilized switched off.
+
+    Made of the ablations in the signals: score - sum of contributions + sum of interactions. That
+    is exact for up to two such seeds; beyond, effects that only three together have are left out.
+    """
+    live = is_in(signals.stage, LIVE_STAGES)
+    worth = torch.where(live, signals.contribution.nan_to_num(0.0), 0.0).sum(1)
+    pairs = live[:, :, None] & live[:, None, :]
+    # Each pair is there twice.
+    shared = torch.where(pairs, signals.interaction, 0.0).sum((1, 2)) / 2
+    return signals.val_score - worth + shared
+
+
+def _at_the_end(view: StepView, value: Tensor) -> Tensor:
+    return torch.where(view.transition.is_last, value, 0.0)
+
+
+def potential(signals: Signals, config: PotentialConfig) -> Tensor:
+    """Return [R]: stages and epochs in them, summed over the slots that hold a seed."""
+    levels = {
+        SeedStage.GERMINATED: config.germinated,
+        SeedStage.TRAINING: config.training,
+        SeedStage.BLENDING: config.blending,
+        SeedStage.HOLDING: config.holding,
+        SeedStage.FOSSILIZED: config.fossilized,
+    }
+    epochs = signals.epochs_in_stage.float()
+    progress = (config.progress_rate * epochs).clamp(max=config.progress_limit)
+    total = torch.zeros_like(progress)
+    for stage, level in levels.items():
+        total = torch.where(signals.stage == int(stage), level + progress, total)
+    return total.sum(1)
+
+
+def shape(view: StepView, config: PotentialConfig) -> Tensor:
+    """Return [R]: scale * (gamma * potential after - potential before), 0 potential at the end."""
+    later = torch.where(view.ended, 0.0, potential(view.after, config))
+    return config.scale * (view.config.gamma * later - potential(view.before, config))
+
+
+def pbrs(view: StepView) -> Tensor:
+    """Return [R]: shaping by the configured potentials."""
+    return shape(view, view.config.potential)
+
+
+def loss_pbrs(view: StepView) -> Tensor:
+    """Return [R]: shaping by stages alone, on the scale of `loss`."""
+    config = view.config.potential.replace(
+        scale=view.config.loss.potential_scale, progress_rate=0.0
+    )
+    return shape(view, config)

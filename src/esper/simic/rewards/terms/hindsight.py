@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from esper.leyline.actions import LifecycleOp
-from esper.simic.rewards.memory import Changes
-from esper.simic.rewards.view import StepView
+from esper.simic.rewards.view import Changes, StepView
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""Measurements behind `esper bench`: what each part costs, against a reference in the same run."""

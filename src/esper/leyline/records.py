@@ -1,0 +1,194 @@
+"""What happened in a run, as plain records: written while it runs, read by reports.
+
+Absent values are None, never 0. Every record turns into plain data and back.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotRecord:
+    """One slot at the end of one epoch, as the controller saw it."""
+
+    name: str
+    stage: str
+    """Name of a `SeedStage`."""
+    blueprint: str | None
+    alpha: float
+    alpha_target: float
+    parameters: int
+    epochs_in_stage: int
+    age: int
+    contribution: float | None
+    """Points lost without the seed."""
+    contribution_se: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecisionRecord:
+    """What the controller did after one epoch."""
+
+    op: str
+    slot: str | None
+    """None for WAIT."""
+    blueprint: str | None
+    style: str | None
+    tempo: int | None
+    alpha_target: float | None
+    alpha_speed: int | None
+    alpha_curve: str | None
+    outcome: str
+    """done, gate_failed or illegal."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochRecord:
+    """One epoch: what was measured, and what was decided on it."""
+
+    epoch: int
+    """Epochs done, starting at 1."""
+    train_loss: float | None
+    val_loss: float
+    val_score: float
+    """Points: accuracy 0 to 100, or the negative loss."""
+    twin_score: float | None
+    """The score of the twin that only waits, where one runs."""
+    stabilized: bool
+    plateau_epochs: int
+    parameters: int
+    slots: tuple[SlotRecord, ...]
+    decision: DecisionRecord | None
+    """None after the last epoch, when the controller only observes."""
+    seconds: float
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Return plain data that `from_mapping` reads back."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_mapping(cls, data: Mapping[str, Any]) -> EpochRecord:
+        """Rebuild what `to_mapping` returned."""
+        slots = tuple(SlotRecord(**slot) for slot in data["slots"])
+        decision = None if data["decision"] is None else DecisionRecord(**data["decision"])
+        return cls(**{**data, "slots": slots, "decision": decision})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeedRecord:
+    """The whole life of one seed."""
+
+    slot: str
+    blueprint: str
+    germinated: int
+    """Epoch of the decision that germinated it."""
+    ended: int | None
+    """Epoch of its fossilization or removal, None while it lives."""
+    fate: str
+    """fossilized, pruned, or the name of the stage it is in."""
+    parameters: int
+    contribution: float | None
+    """Last measured, in points."""
+    contribution_se: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSummary:
+    """How a growing run ended."""
+
+    task: str
+    controller: str
+    seed: int
+    epochs: int
+    parameters_before: int
+    parameters_after: int
+    val_score: float
+    test_score: float | None
+    twin_val_score: float | None
+    twin_test_score: float | None
+    seeds: tuple[SeedRecord, ...]
+    seconds: float
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Return plain data that `from_mapping` reads back."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_mapping(cls, data: Mapping[str, Any]) -> RunSummary:
+        """Rebuild what `to_mapping` returned."""
+        return cls(**{**data, "seeds": tuple(SeedRecord(**seed) for seed in data["seeds"])})
+
+
+def seed_records(history: list[EpochRecord] | tuple[EpochRecord, ...]) -> tuple[SeedRecord, ...]:
+    """Return the life of every seed, read off the epochs of a run in order."""
+    lives: list[dict[str, Any]] = []
+    open_life: dict[str, dict[str, Any]] = {}
+    for before, record in zip((None, *history), history, strict=False):
+        for slot in record.slots:
+            life = open_life.get(slot.name)
+            alive = slot.blueprint is not None and slot.stage not in _GONE
+            if alive and life is None:
+                life = {
+                    "slot": slot.name,
+                    "blueprint": slot.blueprint,
+                    "germinated": before.epoch if before else record.epoch,
+                    "ended": None,
+                }
+                open_life[slot.name] = life
+                lives.append(life)
+            if life is None:
+                continue
+            if not alive:
+                life.update(fate="pruned", ended=before.epoch if before else record.epoch)
+                del open_life[slot.name]
+                continue
+            life.update(
+                fate="fossilized" if slot.stage == "FOSSILIZED" else slot.stage.lower(),
+                parameters=slot.parameters,
+            )
+            if slot.contribution is not None:
+                life.update(contribution=slot.contribution, contribution_se=slot.contribution_se)
+            if slot.stage == "FOSSILIZED" and life["ended"] is None:
+                life["ended"] = before.epoch if before else record.epoch
+    return tuple(
+        SeedRecord(**{"contribution": None, "contribution_se": None, **life}) for life in lives
+    )
+
+
+_GONE = ("PRUNED", "EMBARGOED", "RESETTING", "DORMANT", "UNKNOWN")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleRecord:
+    """One submodule of a host, with the slots that sit on its output."""
+
+    path: str
+    """Dotted name within the host."""
+    kind: str
+    """Name of its class."""
+    parameters: int
+    """Trainable parameters that no other part counts."""
+    shape: tuple[int, ...] | None
+    """Shape of its output for one sample; None where that is not one tensor."""
+    slots: tuple[str, ...]
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Return plain data that `from_mapping` reads back."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_mapping(cls, data: Mapping[str, Any]) -> ModuleRecord:
+        """Rebuild what `to_mapping` returned."""
+        shape = data["shape"]
+        return cls(
+            path=str(data["path"]),
+            kind=str(data["kind"]),
+            parameters=int(data["parameters"]),
+            shape=None if shape is None else tuple(int(size) for size in shape),
+            slots=tuple(str(slot) for slot in data["slots"]),
+        )

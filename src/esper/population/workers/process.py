@@ -1,0 +1,132 @@
+"""What a worker process does: it keeps tasks with their data, and rows of networks on them."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import sys
+import traceback
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from esper.kasmina.blueprints.registry import blueprint_names
+from esper.leyline.errors import EsperError
+from esper.population.engine import PopulationConfig, StrategyError
+from esper.population.sequential import SequentialEngine
+from esper.population.strategy import make_sequential
+from esper.population.workers.pool import PARENTS_SIGNALS, receive_message, send_message
+from esper.tasks.dataset import TaskData
+from esper.tasks.task import Task
+
+
+def work(line: Connection) -> None:
+    """Answer requests until told to stop."""
+    for number in PARENTS_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    if hasattr(signal, "pthread_sigmask"):
+        # They were held back while the process started.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, PARENTS_SIGNALS)
+    torch.set_num_threads(1)
+    worker = _Worker()
+    try:
+        send_message(line, (0, "done", None))
+        while (message := receive_message(line)) is not None:
+            serial, name, arguments = message
+            try:
+                answer = "done", getattr(worker, name)(*arguments)
+            except Exception as error:
+                # A process border: the parent gets one line, the log of this process the story.
+                if not isinstance(error, EsperError):
+                    traceback.print_exc()
+                answer = "error", " ".join(str(error).split()) or type(error).__name__
+            send_message(line, (serial, *answer))
+            worker.go_on()
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        pass  # nobody listens any more
+    # Taking an interpreter with all its modules apart takes longer than many an epoch.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+class _Worker:
+    """Tasks and engines of one process; every public method but `go_on` is a request."""
+
+    def __init__(self) -> None:
+        self._worlds: dict[int, tuple[Task, TaskData, PopulationConfig]] = {}
+        self._engines: dict[int, SequentialEngine] = {}
+        self._ahead: dict[int, tuple[list[Tensor], tuple[Tensor, Tensor | None]]] = {}
+        self._trained: list[int] = []
+
+    def load(self, world: int, path: list[str], blueprints: tuple[str, ...], packed: bytes) -> None:
+        """Keep a task and its data under a number."""
+        sys.path[:] = path
+        try:
+            # Classes travel by name: to unpickle them is to import the modules that register them.
+            (task_class, *_), task_config, data, config = pickle.loads(packed)
+        except (AttributeError, ImportError) as error:
+            raise StrategyError(str(error)) from error
+        if blueprint_names() != blueprints:
+            unknown = set(blueprints) ^ set(blueprint_names()) or set(blueprints)
+            raise StrategyError(
+                "the blueprints registered here are not those of the population "
+                f"({', '.join(sorted(unknown))}); register them where their modules are imported"
+            )
+        self._worlds[world] = task_class(task_config), data, config
+
+    def unload(self, world: int) -> None:
+        """Forget a task and its data."""
+        self._worlds.pop(world, None)
+
+    def open(self, engine: int, world: int, keys: list[int]) -> Any:
+        """Build rows under a number; return their slots and the size of their host."""
+        task, data, config = self._worlds[world]
+        made = self._engines[engine] = make_sequential(task, data, keys, config)
+        return made.slots, made.host_params
+
+    def close(self, engine: int) -> None:
+        """Forget rows."""
+        self._engines.pop(engine, None)
+        self._ahead.pop(engine, None)
+
+    def train(self, engine: int, epochs: list[int]) -> Any:
+        """Train one epoch of an engine's rows."""
+        result = self._engines[engine].train(epochs)
+        self._trained.append(engine)
+        return result
+
+    def measure(self, engine: int, plans: list[Tensor]) -> Any:
+        """Return what the rows' configurations give, and what every row cost."""
+        rows, ahead = self._engines[engine], self._ahead.pop(engine, None)
+        known = ahead is not None and _equal(ahead[0], plans)
+        result = ahead[1] if known and ahead is not None else rows.measure(plans)
+        return (*result, rows.row_seconds)
+
+    def read(self, engine: int, rows: list[int]) -> Any:
+        """Return everything about some rows."""
+        return [self._engines[engine].read(row) for row in rows]
+
+    def change(self, engine: int, name: str, *arguments: Any) -> Any:
+        """Call a method that changes rows: `sync`, `write` or `adopt`."""
+        self._ahead.pop(engine, None)
+        return getattr(self._engines[engine], name)(*arguments)
+
+    def go_on(self) -> None:
+        """Evaluate an epoch just trained: what will be asked follows from the rows' state."""
+        while self._trained:
+            engine = self._trained.pop()
+            rows = self._engines[engine]
+            plans = rows.usual_plans()
+            try:
+                self._ahead[engine] = plans, rows.measure(plans)
+            except Exception:
+                # It will be asked for, and fail where somebody hears of it.
+                self._ahead.pop(engine, None)
+
+
+def _equal(one: list[Tensor], other: list[Tensor]) -> bool:
+    return len(one) == len(other) and all(map(torch.equal, one, other))

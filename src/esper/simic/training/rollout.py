@@ -1,0 +1,386 @@
+"""The rollout: all rows play one episode side by side, one step at a time.
+
+    rollout.start(plan, twins)
+    while not rollout.is_done:
+        rollout.step()
+    outcome = rollout.finish()
+
+A step observes, normalises with frozen statistics, acts, lets the environment live an epoch,
+rewards it, and fills the buffer and the traces. A row ends at its horizon or when the governor
+rolls it back; from then on it waits in its place, and nothing of it is recorded or learned from.
+Between two steps everything can be saved and restored exactly. `Trainer` makes rounds of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from esper.leyline.actions import placeholder_actions
+from esper.leyline.errors import UsageError
+from esper.leyline.rules import Masks
+from esper.leyline.signals import Signals
+from esper.simic.agent.normalizers import RewardNormalizer
+from esper.simic.agent.report import ClampCounter
+from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
+from esper.simic.rewards.contract import Reward, RewardStep, Transition
+from esper.simic.training.config import Horizon
+from esper.simic.training.outcome import RoundOutcome
+from esper.simic.training.plan import RoundPlan, draw_uniforms
+from esper.simic.training.row_source import Environment
+from esper.simic.training.traces import RoundTraces
+from esper.tamiyo.controllers.policy_file import Policy
+from esper.tamiyo.networks.decision import PolicyStep
+from esper.tamiyo.networks.head_table import OP_ROW
+from esper.tamiyo.networks.layers import Hidden
+from esper.tamiyo.networks.rollout_step import rollout_step
+from esper.tamiyo.policy.features import batch_obs_to_features
+
+PHASES = ("population", "policy", "reward")
+"""What the time of a step is spent on."""
+
+
+class Rollout:
+    """One round of episodes on an environment, resumable between any two steps.
+
+    Args:
+        environment: the rows; another with as many may take its place between rounds.
+        policy: who decides; its observation statistics are only read.
+        reward: what a step pays.
+        buffer: what the learner reads; it has as many rows, and steps enough for an episode.
+        reward_normalizer: puts rewards on the learner's scale.
+        seed: seed of the run; draws are keyed by it, the round, the row and the step.
+        horizon: what reaching the horizon is.
+        recorded_rows: rows of which every detail is kept.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        policy: Policy,
+        reward: Reward,
+        buffer: TamiyoRolloutBuffer,
+        reward_normalizer: RewardNormalizer,
+        *,
+        seed: int,
+        horizon: Horizon = "terminate",
+        recorded_rows: Sequence[int] = (),
+    ) -> None:
+        """Set memory aside; nothing is played yet."""
+        self.policy, self.reward = policy, reward
+        self.environment = environment
+        self.buffer, self.reward_normalizer = buffer, reward_normalizer
+        self.seed, self.horizon = seed, horizon
+        self.rows, self.steps = buffer.rows, buffer.steps
+        self.device = environment.device
+        self.timings = dict.fromkeys(PHASES, 0.0)
+        self._traces = RoundTraces(self.rows, self.steps, recorded_rows, self.device)
+        self._clamps = ClampCounter(policy.slot_config, self.device)
+        self._act = rollout_step(policy.network, self.rows)
+        self._wait = placeholder_actions(self.rows, self.device)
+        self._plan: RoundPlan | None = None
+        self._value_scale = 1.0
+        self._twins = torch.zeros(0)
+        self._signals: Signals | None = None
+        self._hidden: Hidden = policy.network.initial_hidden(self.rows)
+        self._active = torch.zeros(self.rows, dtype=torch.bool, device=self.device)
+        self._free = self._active
+        self._potential = torch.zeros(self.rows, device=self.device)
+        self._is_done = True
+        self._decided = 0
+
+    @property
+    def step_count(self) -> int:
+        """Steps played in this round."""
+        return self._traces.length
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every episode has ended."""
+        return self._is_done
+
+    @property
+    def active(self) -> Tensor:
+        """Bool [R], rows whose episode still runs."""
+        return self._active
+
+    @property
+    def decided(self) -> int:
+        """Decisions of all rows in this round."""
+        return self._decided
+
+    @property
+    def gains(self) -> Tensor:
+        """float32 [R], score minus the twin's now, NaN without twins."""
+        return self.signals.val_score - self._twin_at(self.signals)
+
+    @property
+    def signals(self) -> Signals:
+        """What is seen now."""
+        assert self._signals is not None, "start() comes first"
+        return self._signals
+
+    @property
+    def plan(self) -> RoundPlan:
+        """What is being played."""
+        assert self._plan is not None, "start() comes first"
+        return self._plan
+
+    # ---------------------------------------------------------------------------------- a round
+
+    def start(
+        self, plan: RoundPlan, twins: Tensor | None = None, *, value_scale: float = 1.0
+    ) -> None:
+        """Build every row afresh and live its first epoch.
+
+        Args:
+            plan: the rows.
+            twins: float32 [rows, epochs], the waiting twin's score after each epoch; None where
+                no twin runs.
+            value_scale: what brings the critic's numbers onto the scale of raw rewards, for
+                whoever reads the decisions.
+        """
+        self._refuse_misfit()
+        if plan.rows != self.rows:
+            raise UsageError(f"the plan is for {plan.rows} rows, the environment has {self.rows}")
+        if twins is None and self.reward.needs_twin:
+            raise UsageError("this reward is a gain over the waiting twin; give its scores")
+        self._plan, self._value_scale = plan, value_scale
+        self._take_twins(twins)
+        self._act.refresh()
+        self.buffer.start()
+        self._traces.start()
+        self._clamps.start()
+        self.timings = dict.fromkeys(PHASES, 0.0)
+        started = time.perf_counter()
+        self._signals = self.environment.reset(plan.env_seeds)
+        self.timings["population"] += time.perf_counter() - started
+        self._hidden = self.policy.network.initial_hidden(self.rows)
+        self._active = torch.ones(self.rows, dtype=torch.bool, device=self.device)
+        self._potential = torch.zeros(self.rows, device=self.device)
+        self._is_done = False
+        self._decided = 0
+        self.reward.reset(self._signals)
+        self._traces.keep_state(self._signals, self._twin_at(self._signals))
+
+    def step(self) -> Tensor:
+        """Let every row decide and live one epoch; return what was decided, int64 [R]."""
+        if self._is_done:
+            raise UsageError("every episode has ended; call finish(), then start() a new round")
+        before, active = self.signals, self._active
+        started = time.perf_counter()
+        with torch.no_grad():
+            decided = self._decide(before)
+            actions = self._carried_out(decided, active)
+        acted = time.perf_counter()
+        # The rows train here, so gradients must be on.
+        after = self.environment.step(actions)
+        lived = time.perf_counter()
+        with torch.no_grad():
+            transition = Transition(
+                before=before,
+                actions=actions,
+                after=after,
+                twin_before=self._twin_at(before),
+                twin_after=self._twin_at(after),
+                is_last=after.epoch >= after.max_epochs,
+                active=active,
+            )
+            paid = self.reward.step(transition)
+            rewarded = time.perf_counter()
+            self._take_over(transition, decided, paid)
+        self.timings["policy"] += acted - started + time.perf_counter() - rewarded
+        self.timings["population"] += lived - acted
+        self.timings["reward"] += rewarded - lived
+        return decided.op
+
+    def finish(self) -> RoundOutcome:
+        """Return what the episodes were like."""
+        if not self._is_done:
+            raise UsageError("some episodes still run; call step() until is_done")
+        return self._traces.outcome(self.plan, self._clamps)
+
+    def close(self) -> None:
+        """Free what the environment holds."""
+        self.environment.close()
+
+    # ------------------------------------------------------------------------------------- state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything about the round in progress as plain data and tensors."""
+        state, cell = self._hidden
+        return {
+            "plan": self.plan.to_mapping(),
+            "value_scale": self._value_scale,
+            "twins": self._twins.cpu(),
+            "environment": self.environment.snapshot(),
+            "reward": self.reward.state_dict(),
+            "buffer": self.buffer.state_dict(),
+            "hidden": [state.cpu().clone(), cell.cpu().clone()],
+            "active": self._active.cpu().clone(),
+            "potential": self._potential.cpu().clone(),
+            "is_done": self._is_done,
+            "decided": self._decided,
+            "clamps": self._clamps.state_dict(),
+            **self._traces.state_dict(),
+            "timings": dict(self.timings),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with the round that `state_dict` was taken of."""
+        self._plan = RoundPlan.from_mapping(state["plan"])
+        self._value_scale = float(state["value_scale"])
+        self._take_twins(state["twins"])
+        self._signals = self.environment.restore(state["environment"])
+        self.reward.load_state_dict(state["reward"])
+        self.buffer.load_state_dict(state["buffer"])
+        hidden = [part.to(self.device) for part in state["hidden"]]
+        self._hidden = (hidden[0], hidden[1])
+        self._active = state["active"].to(self.device)
+        self._potential = state["potential"].to(self.device)
+        self._is_done = bool(state["is_done"])
+        self._decided = int(state["decided"])
+        self._clamps.load_state_dict(state["clamps"])
+        self._traces.load_state_dict(state)
+        self.timings = {phase: float(state["timings"][phase]) for phase in PHASES}
+        self._act.refresh()
+
+    # --------------------------------------------------------------------------------- internals
+
+    def _refuse_misfit(self) -> None:
+        """Raise unless environment and policy fit; the environment may change between rounds."""
+        served, slots = self.policy.network.config.num_slots, self.environment.num_slots
+        if slots > served:
+            raise UsageError(
+                f"the policy serves {served} slots and the rows have {slots}; "
+                f"set policy.num_slots to {slots} or more"
+            )
+        if self.environment.rows != self.rows:
+            raise UsageError(
+                f"the rollout is for {self.rows} rows, the environment has {self.environment.rows}"
+            )
+
+    def _decide(self, signals: Signals) -> PolicyStep:
+        """Return the policy's decision, and put what it was made of into the buffer."""
+        raw, state, blueprints = self._observe(signals)
+        table = self.policy.network.table
+        legal = table.row_masks(masks_to(self.environment.masks(), self.device), (self.rows,))
+        ops = legal[:, OP_ROW, : table.sizes["op"]]
+        self._free = ops.sum(1) > 1
+        decided = self._forward(state, legal, blueprints)
+        # The memory of a graph is overwritten by its next replay.
+        decided = decided.clone() if self.device.type == "cuda" else decided
+        self.buffer.add_decision(
+            raw_state=raw,
+            state=state,
+            blueprint_indices=blueprints,
+            hidden=self._hidden,
+            step=decided,
+            base_masks=table.select(legal, table.rows_of(self._wait["op"], self._wait["slot"])),
+            available=(ops.unsqueeze(-1) & table.causal).any(1),
+            free=self._free,
+            active=self._active,
+            potential=self._potential,
+        )
+        self._clamps.count(raw, state, self._active)
+        return decided
+
+    def _observe(self, signals: Signals) -> tuple[Tensor, Tensor, Tensor]:
+        raw, blueprints = batch_obs_to_features(signals, self.policy.slot_config, self.device)
+        return raw, self.policy.normalizer.normalize(raw), blueprints
+
+    def _forward(self, state: Tensor, legal: Tensor, blueprints: Tensor) -> PolicyStep:
+        uniforms = draw_uniforms(
+            self.rows, self.seed, self.plan.round, self.step_count, "policy", device=self.device
+        )
+        return self._act(state, legal, blueprints, self._hidden, uniforms=uniforms)
+
+    def _carried_out(self, decided: PolicyStep, active: Tensor) -> dict[str, Tensor]:
+        """Return the actions, with WAIT for rows whose episode has ended."""
+        return {
+            head: torch.where(active, chosen, self._wait[head]) for head, chosen in decided.items()
+        }
+
+    def _normalized(self, reward: Tensor, transition: Transition) -> Tensor:
+        """Return the reward on the learner's scale; what a rollback costs teaches no scale."""
+        return self.reward_normalizer(
+            reward, transition.active, frozen=transition.after.rolled_back
+        )
+
+    def _take_over(self, transition: Transition, decided: PolicyStep, paid: RewardStep) -> None:
+        """Put what came of a decision into the buffer and the traces, and see who goes on."""
+        active, after, ended = transition.active, transition.after, transition.ended
+        normalized = self._normalized(paid.total, transition)
+        is_cut = self.horizon == "bootstrap"
+        truncated = ended & ~after.rolled_back if is_cut else torch.zeros_like(active)
+        self.buffer.add_outcome(
+            reward=normalized,
+            effective_op=transition.effective_op,
+            terminated=ended & ~truncated,
+            truncated=truncated,
+        )
+        self._signals, self._hidden = after, decided.hidden
+        self._traces.keep_decision(
+            transition,
+            decided,
+            paid,
+            normalized=normalized,
+            free=self._free,
+            potential=self._potential,
+            value_scale=self._value_scale,
+        )
+        if paid.potential is not None:
+            self._potential = paid.potential.to(torch.float32)
+        self._traces.keep_state(after, transition.twin_after)
+        self._active = active & ~ended
+        if is_cut:
+            self._bootstrap(truncated)
+        # One copy to the host: how many decided, and how many go on.
+        decided_now, going_on = torch.stack([active.sum(), self._active.sum()]).tolist()
+        self._decided += decided_now
+        self._is_done = going_on == 0
+        # The buffer holds whole episodes; one that does not end within it is a mistake.
+        if not self._is_done and self.step_count == self.steps:
+            raise UsageError(
+                f"a row has not reached its horizon after {self.steps} decisions; "
+                "give the environment a horizon of episode_length + 1 epochs"
+            )
+
+    def _bootstrap(self, truncated: Tensor) -> None:
+        """Value the state after the cut with the carried memory."""
+        if not bool(truncated.any()):
+            return
+        _, state, blueprints = self._observe(self.signals)
+        table = self.policy.network.table
+        legal = table.row_masks(masks_to(self.environment.masks(), self.device), (self.rows,))
+        values = self._forward(state, legal, blueprints).value
+        rows = truncated.nonzero().squeeze(1)
+        self.buffer.set_bootstrap(rows, values[rows], self._potential[rows])
+
+    def _take_twins(self, twins: Tensor | None) -> None:
+        if twins is None:
+            twins = torch.full((self.rows, 1), torch.nan)
+        self._twins = twins.to(self.device, torch.float32)
+
+    def _twin_at(self, signals: Signals) -> Tensor:
+        return twin_scores_at(self._twins, signals)
+
+
+def masks_to(masks: Masks, device: torch.device) -> Masks:
+    """Return the same masks on a device."""
+    if masks.op.device == device:
+        return masks
+    return Masks(
+        **{field.name: getattr(masks, field.name).to(device) for field in dataclasses.fields(masks)}
+    )
+
+
+def twin_scores_at(curves: Tensor, signals: Signals) -> Tensor:
+    """Return float32 [R]: the twins' scores after as many epochs, of curves [R, epochs]."""
+    last = curves.shape[1] - 1
+    return curves.gather(1, (signals.epoch - 1).clamp(0, last).unsqueeze(1)).squeeze(1)

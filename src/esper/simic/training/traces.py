@@ -1,0 +1,244 @@
+"""What is kept of a round's decisions and states while its episodes are played."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from esper.leyline.errors import CheckpointError, UsageError
+from esper.leyline.signals import Signals
+from esper.simic.agent.report import ClampCounter
+from esper.simic.rewards.contract import RewardStep, Transition
+from esper.simic.training.outcome import RoundOutcome
+from esper.simic.training.plan import RoundPlan
+from esper.tamiyo.networks.decision import PolicyStep
+
+
+class Trace:
+    """Named tensors [rows, steps, ...], filled step by step.
+
+    The first `put` of a round under a name fixes its shape and type; steps of a name that were
+    never put are zero.
+
+    Args:
+        rows: number of rows.
+        steps: most steps of a round.
+    """
+
+    def __init__(self, rows: int, steps: int) -> None:
+        """Start empty."""
+        self.rows, self.steps = rows, steps
+        self.length = 0
+        self._kept: dict[str, Tensor] = {}
+
+    def start(self) -> None:
+        """Begin a new round; memory is used again."""
+        self.length = 0
+        for tensor in self._kept.values():
+            tensor.zero_()
+
+    def put(self, step: int, values: Mapping[str, Tensor]) -> None:
+        """Keep one tensor [rows, ...] per name as the values of a step."""
+        if not 0 <= step < self.steps:
+            raise UsageError(f"a trace of {self.steps} steps has no step {step}")
+        for name, value in values.items():
+            kept = self._kept.get(name)
+            if kept is None or (self.length == 0 and kept.shape[2:] != value.shape[1:]):
+                kept = value.new_zeros((self.rows, self.steps, *value.shape[1:]))
+                self._kept[name] = kept
+            kept[:, step] = value
+        self.length = max(self.length, step + 1)
+
+    def read(self) -> dict[str, Tensor]:
+        """Return copies on the CPU, [rows, length, ...], of everything so far."""
+        return {name: kept[:, : self.length].cpu().clone() for name, kept in self._kept.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what was put so far."""
+        return {"length": self.length, "kept": self.read()}
+
+    def load_state_dict(self, state: dict[str, Any], device: torch.device | str = "cpu") -> None:
+        """Restore what `state_dict` returned; tensors go to this device."""
+        self._kept = {}
+        self.length = int(state["length"])
+        if self.length > self.steps:
+            raise CheckpointError(
+                f"the saved round has {self.length} steps, this one has at most {self.steps}"
+            )
+        for name, saved in state["kept"].items():
+            if len(saved) != self.rows:
+                raise CheckpointError(
+                    f"the saved round has {len(saved)} rows, this one has {self.rows}"
+                )
+            shape = (self.rows, self.steps, *saved.shape[2:])
+            kept = torch.zeros(shape, dtype=saved.dtype, device=device)
+            kept[:, : self.length] = saved.to(device)
+            self._kept[name] = kept
+
+
+KEPT_STATES = (
+    "val_score",
+    "params",
+    "host_params",
+    "max_epochs",
+    "rolled_back",
+    "stage",
+    "blueprint",
+    "contribution",
+)
+"""Signals that are kept of every row; of recorded rows all are."""
+
+
+class RoundTraces:
+    """The traces of one round, filled step by step.
+
+    Args:
+        rows: number of rows.
+        steps: most decisions of an episode.
+        recorded_rows: rows of which every detail is kept.
+        device: where the rows' tensors are.
+    """
+
+    def __init__(
+        self, rows: int, steps: int, recorded_rows: Sequence[int], device: torch.device | str
+    ) -> None:
+        """Start empty."""
+        self.recorded_rows = tuple(recorded_rows)
+        self._device = device
+        self._decisions = Trace(rows, steps)
+        self._states = Trace(rows, steps + 1)
+        self._detailed_decisions = Trace(len(self.recorded_rows), steps)
+        self._detailed_states = Trace(len(self.recorded_rows), steps + 1)
+        self._chosen = torch.tensor(self.recorded_rows, dtype=torch.int64, device=device)
+        self._term_names: tuple[str, ...] = ()
+        self._detail_names: tuple[str, ...] = ()
+
+    @property
+    def length(self) -> int:
+        """Decisions kept of this round."""
+        return self._decisions.length
+
+    def start(self) -> None:
+        """Begin a new round; memory is used again."""
+        for trace in self._all():
+            trace.start()
+
+    def keep_decision(
+        self,
+        transition: Transition,
+        decided: PolicyStep,
+        paid: RewardStep,
+        *,
+        normalized: Tensor,
+        free: Tensor,
+        potential: Tensor,
+        value_scale: float,
+    ) -> None:
+        """Keep a decision of all rows and what it was paid.
+
+        Args:
+            transition: what the decision led to.
+            decided: the decision.
+            paid: its reward.
+            normalized: float32 [R], the reward on the learner's scale.
+            free: bool [R], more than one op was legal.
+            potential: float32 [R], the reward's potential before the decision.
+            value_scale: what brings the critic's numbers onto the scale of raw rewards.
+        """
+        number = self.length
+        self._term_names, self._detail_names = tuple(paid.terms), tuple(paid.details)
+        kept = decision_columns(transition, decided.op, paid, normalized=normalized, free=free)
+        if paid.details:
+            kept["details"] = torch.stack([each.float() for each in paid.details.values()], dim=1)
+        self._decisions.put(number, kept)
+        if not self.recorded_rows:
+            return
+        rows = self._chosen
+        self._detailed_decisions.put(
+            number,
+            {
+                "actions": decided.actions[rows],
+                "valid": decided.masks[rows].sum(-1),
+                "choice_log_probs": decided.choice_log_probs[rows],
+                "log_probs": decided.log_probs[rows],
+                "value": decided.value[rows] * value_scale - potential[rows],
+                "q_taken": value_scale
+                * decided.op_values[rows].gather(1, decided.op[rows, None]).squeeze(1)
+                - potential[rows],
+            },
+        )
+
+    def keep_state(self, signals: Signals, twin_scores: Tensor) -> None:
+        """Keep what is seen before the first decision, or after the one that was kept last."""
+        number = self.length
+        kept = state_columns(signals, twin_scores)
+        self._states.put(number, kept)
+        if self.recorded_rows:
+            every = {
+                field.name: getattr(signals, field.name)[self._chosen]
+                for field in dataclasses.fields(signals)
+            }
+            every["twin_score"] = twin_scores[self._chosen]
+            self._detailed_states.put(number, every)
+
+    def outcome(self, plan: RoundPlan, clamps: ClampCounter) -> RoundOutcome:
+        """Return the round that was played by this plan, as far as it was kept."""
+        return RoundOutcome(
+            round=plan.round,
+            tasks=plan.tasks,
+            env_seeds=plan.env_seeds,
+            slot_names=plan.slot_names,
+            decisions=self._decisions.read(),
+            states=self._states.read(),
+            term_names=self._term_names,
+            detail_names=self._detail_names,
+            recorded_rows=self.recorded_rows,
+            recorded_decisions=self._detailed_decisions.read(),
+            recorded_states=self._detailed_states.read(),
+            obs_clamp_share=clamps.share,
+            obs_clamp_features=clamps.worst(),
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what was kept so far."""
+        return {
+            "traces": [trace.state_dict() for trace in self._all()],
+            "term_names": list(self._term_names),
+            "detail_names": list(self._detail_names),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned; other entries are left alone."""
+        for trace, saved in zip(self._all(), state["traces"], strict=True):
+            trace.load_state_dict(saved, self._device)
+        self._term_names = tuple(state["term_names"])
+        self._detail_names = tuple(state["detail_names"])
+
+    def _all(self) -> tuple[Trace, ...]:
+        return (self._decisions, self._states, self._detailed_decisions, self._detailed_states)
+
+
+def decision_columns(
+    transition: Transition, op: Tensor, paid: RewardStep, *, normalized: Tensor, free: Tensor
+) -> dict[str, Tensor]:
+    """Return what is kept of every row's decision, by name, each [R, ...]."""
+    return {
+        "op": op,
+        "effective_op": transition.effective_op,
+        "success": transition.after.last_success,
+        "free": free,
+        "active": transition.active,
+        "reward": paid.total,
+        "reward_normalized": normalized,
+        "terms": torch.stack(list(paid.terms.values()), dim=1),
+    }
+
+
+def state_columns(signals: Signals, twin_scores: Tensor) -> dict[str, Tensor]:
+    """Return what is kept of every row's state, by name, each [R, ...]."""
+    kept = {name: getattr(signals, name) for name in KEPT_STATES}
+    return {**kept, "twin_score": twin_scores}

@@ -1,0 +1,338 @@
+"""One policy step, the fastest way a device allows: packed on a CPU, a CUDA graph on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from esper.leyline.errors import UsageError
+from esper.leyline.process import without_collections
+from esper.tamiyo.networks.decision import PolicyStep
+from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCriticV2
+from esper.tamiyo.networks.head_table import BLUEPRINT, NUM_HEADS, MaskSource
+from esper.tamiyo.networks.layers import Hidden, check_hidden, has_onednn
+
+_WARM_UP = 3
+
+
+class CapturedPolicyStep:
+    """Calls like `get_action`, at the price of one launch.
+
+    Draws come from `uniforms`, or from PyTorch's own numbers on the device, which advance with
+    every replay. The result is a view of the graph's own memory and is overwritten by the next
+    call: `clone()` what has to stay. Nothing is checked, as a graph cannot look at its values.
+
+    Args:
+        policy: the network; it must be on a CUDA device.
+        rows: number of rows of every call.
+        deterministic: take the likeliest choices instead of drawing.
+        explore: whether the distribution has floors.
+
+    Raises:
+        UsageError: The network is not on a CUDA device; use `get_action` there.
+    """
+
+    def __init__(
+        self,
+        policy: FactoredRecurrentActorCriticV2,
+        rows: int,
+        *,
+        deterministic: bool = False,
+        explore: bool = True,
+    ) -> None:
+        """Run the step a few times, then capture it."""
+        device = policy.floors.device
+        if device.type != "cuda":
+            raise UsageError(
+                f"a policy step can be captured on a CUDA device only, and the network is on "
+                f"{str(device)!r}; move it there or call get_action"
+            )
+        if rows < 1:
+            raise UsageError(f"a captured step needs at least 1 row, got {rows}")
+        self._policy, self._rows = policy, rows
+        self._deterministic, self._explore = deterministic, explore
+        config, table = policy.config, policy.table
+        self._state = torch.zeros(rows, config.observation_dim, device=device)
+        self._blueprints = torch.full((rows, config.num_slots), -1, device=device)
+        self._masks = table.everything.expand(rows, -1, -1).clone()
+        self._uniforms = torch.rand(rows, NUM_HEADS, device=device)
+        self._hidden = policy.initial_hidden(rows)
+        with torch.cuda.device(device), torch.no_grad():
+            stream = torch.cuda.Stream(device)
+            stream.wait_stream(torch.cuda.current_stream(device))
+            with torch.cuda.stream(stream):
+                for _ in range(_WARM_UP):
+                    self._run()
+            torch.cuda.current_stream(device).wait_stream(stream)
+            self._graph = torch.cuda.CUDAGraph()
+            with without_collections(), torch.cuda.graph(self._graph):
+                self._step = self._run()
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        state: Tensor,
+        mask: MaskSource | None = None,
+        blueprint_indices: Tensor | None = None,
+        hidden: Hidden | None = None,
+        *,
+        uniforms: Tensor | None = None,
+    ) -> PolicyStep:
+        """Decide one step; the arguments are those of `get_action`.
+
+        The memory of the last step may be passed on as it is.
+        """
+        if tuple(state.shape) != tuple(self._state.shape):
+            raise UsageError(
+                f"this step was captured for states {list(self._state.shape)}, "
+                f"got {list(state.shape)}"
+            )
+        self._state.copy_(state)
+        if blueprint_indices is None:
+            self._blueprints.fill_(-1)
+        else:
+            self._blueprints.copy_(blueprint_indices)
+        self._masks.copy_(self._policy.table.row_masks(mask, (self._rows,)))
+        if hidden is None:
+            self._hidden[0].zero_()
+            self._hidden[1].zero_()
+        else:
+            check_hidden(hidden, self._policy.lstm, self._rows)
+            self._hidden[0].copy_(hidden[0])
+            self._hidden[1].copy_(hidden[1])
+        if not self._deterministic:
+            if uniforms is None:
+                self._uniforms.uniform_()
+            else:
+                self._uniforms.copy_(uniforms)
+        self._graph.replay()
+        return self._step
+
+    def refresh(self) -> None:
+        """Do nothing: the graph reads the weights where they are."""
+
+    def _run(self) -> PolicyStep:
+        step, _ = self._policy.decide(
+            self._state,
+            self._blueprints,
+            self._masks,
+            None if self._deterministic else self._uniforms,
+            self._hidden,
+            explore=self._explore,
+        )
+        return step
+
+
+Layer = Callable[[Tensor], Tensor]
+
+_GATES = (0, 1, 3, 2)
+"""PyTorch's gates i, f, g, o in the order i, f, o, g: the three sigmoids are then one pass."""
+
+
+class PackedPolicyStep:
+    """Calls like `get_action`, to the same decisions, in less time.
+
+    Args:
+        policy: the network; it must be on the CPU.
+        rows: number of rows the layout is meant for; any other number works, more slowly.
+        deterministic: take the likeliest choices instead of drawing.
+        explore: whether the distribution has floors.
+
+    Raises:
+        UsageError: The network is not on the CPU; use `CapturedPolicyStep` there.
+    """
+
+    def __init__(
+        self,
+        policy: FactoredRecurrentActorCriticV2,
+        rows: int,
+        *,
+        deterministic: bool = False,
+        explore: bool = True,
+    ) -> None:
+        """Copy the weights."""
+        if policy.floors.device.type != "cpu":
+            raise UsageError(
+                f"weights can be packed for the CPU only, and the network is on "
+                f"{str(policy.floors.device)!r}; use CapturedPolicyStep there"
+            )
+        self._policy, self._rows = policy, rows
+        self._deterministic, self._explore = deterministic, explore
+        self.refresh()
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Take over the weights the network has now."""
+        policy = self._policy
+        self._weights = list(policy.parameters())
+        self._seen = self._versions()
+        self._features = self._pack([_linear(policy.feature_net, 0)])
+        self._cells = [self._pack_cell(*weights) for weights in policy.lstm.all_weights]
+        # What reads the memory, side by side: plain heads, blueprint head, critic.
+        plain = [head for index, head in enumerate(policy.heads) if index != BLUEPRINT]
+        value, effects = self._critic_layer()
+        firsts = [_linear(head, 0) for head in (*plain, policy.blueprint_head)]
+        self._first = self._pack([*firsts, value])
+        self._parts = (sum(each.out_features for each in firsts[:-1]), firsts[-1].out_features)
+        self._effects = effects
+        # The last layers of the plain heads as one: each block sees its own head's part.
+        lasts = [_linear(head, -1) for head in plain]
+        blocks = torch.block_diag(*(layer.weight for layer in lasts))
+        self._last = _packed(blocks, torch.cat([layer.bias for layer in lasts]), self._rows)
+        self._neck = self._pack([_linear(policy.blueprint_head, 2)], relu=True)
+        self._blueprint = self._pack([_linear(policy.blueprint_head, -1)])
+        self._before = sum(layer.out_features for layer in lasts[:BLUEPRINT])
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        state: Tensor,
+        mask: MaskSource | None = None,
+        blueprint_indices: Tensor | None = None,
+        hidden: Hidden | None = None,
+        *,
+        generator: torch.Generator | None = None,
+        uniforms: Tensor | None = None,
+    ) -> PolicyStep:
+        """Decide one step; the arguments are those of `get_action`.
+
+        Raises:
+            UsageError: The network has changed since its weights were taken over.
+        """
+        if self._versions() != self._seen:
+            raise UsageError("the network has changed since its weights were packed; refresh() it")
+        policy = self._policy
+        if blueprint_indices is None:
+            blueprint_indices = torch.full((len(state), policy.config.num_slots), -1)
+        policy.check_inputs(state, blueprint_indices)
+        if hidden is None:
+            hidden = policy.initial_hidden(len(state))
+        check_hidden(hidden, policy.lstm, len(state))
+        if self._deterministic:
+            uniforms = None
+        elif uniforms is None:
+            uniforms = torch.rand(len(state), NUM_HEADS, generator=generator)
+        legal = policy.table.row_masks(mask, (len(state),))
+        logits, op_values, hidden = self._respond(state, blueprint_indices, hidden)
+        step = policy.choose(logits, op_values, hidden, legal, uniforms, explore=self._explore)
+        policy.check_step(step, logits)
+        return step
+
+    def _respond(
+        self, state: Tensor, blueprint_indices: Tensor, hidden: Hidden
+    ) -> tuple[Tensor, Tensor, Hidden]:
+        """Return what `FactoredRecurrentActorCriticV2.respond` does."""
+        # The row of an empty slot is the last, and -1 finds it.
+        seeds = self._policy.blueprint_embedding.embedding.weight[blueprint_indices]
+        features = self._features(torch.cat([state, seeds.flatten(1)], dim=1))
+        output = _normalize(features, self._policy.feature_net[1]).relu_()
+        states, cells = [], []
+        for layer, gates in enumerate(self._cells):
+            output, cell = _run_cell(gates, output, hidden[0][layer], hidden[1][layer])
+            states.append(output.unsqueeze(0))
+            cells.append(cell.unsqueeze(0))
+        first = self._first(_normalize(output, self._policy.lstm_ln))
+        plain, wide = self._parts
+        heads = first[:, : plain + wide].relu_()
+        logits = self._last(heads[:, :plain])
+        blueprint = self._blueprint(self._neck(heads[:, plain:]))
+        at = self._before
+        logits = torch.cat([logits[:, :at], blueprint, logits[:, at:]], dim=1)
+        op_values = self._op_values(first[:, plain + wide :])
+        if len(cells) == 1:
+            return logits, op_values, (states[0], cells[0])
+        return logits, op_values, (torch.cat(states), torch.cat(cells))
+
+    def _op_values(self, base: Tensor) -> Tensor:
+        """Return Q(s, op), [rows, ops], from what the memory adds to the critic's first layer."""
+        last = _linear(self._policy.value_head, -1)
+        values = F.linear((base.unsqueeze(1) + self._effects).relu_(), last.weight, last.bias)
+        return values.squeeze(-1).expand(-1, self._policy.table.sizes["op"])
+
+    def _critic_layer(self) -> tuple[nn.Linear, Tensor]:
+        """Return the critic's first layer for the memory alone, and what each op adds to it."""
+        layer, width = _linear(self._policy.value_head, 0), self._policy.config.lstm_hidden_dim
+        memory = nn.Linear(width, layer.out_features)
+        memory.weight.copy_(layer.weight[:, :width])
+        memory.bias.copy_(layer.bias)
+        # A critic that does not see the op has one value for all of them.
+        effects = layer.weight[:, width:].t().clone()
+        return memory, effects if len(effects) else torch.zeros(1, layer.out_features)
+
+    def _pack_cell(self, w_input: Tensor, w_hidden: Tensor, *biases: Tensor) -> Layer:
+        """Return one product for input and state together, its gates in the order of `_GATES`."""
+        weight = torch.cat([w_input, w_hidden], dim=1).chunk(4)
+        bias = (biases[0] + biases[1]).chunk(4)
+        return _packed(
+            torch.cat([weight[gate] for gate in _GATES]),
+            torch.cat([bias[gate] for gate in _GATES]),
+            self._rows,
+        )
+
+    def _pack(self, layers: Sequence[nn.Linear], *, relu: bool = False) -> Layer:
+        """Return layers that read the same input as one."""
+        weight = torch.cat([layer.weight for layer in layers])
+        bias = torch.cat([layer.bias for layer in layers])
+        return _packed(weight, bias, self._rows, relu=relu)
+
+    def _versions(self) -> list[tuple[int, int]]:
+        """Return what changes when a parameter is written to or moved."""
+        return [(weight.data_ptr(), weight._version) for weight in self._weights]
+
+
+def _normalize(x: Tensor, norm: nn.Module) -> Tensor:
+    assert isinstance(norm, nn.LayerNorm)
+    return F.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
+
+
+def _run_cell(gates: Layer, features: Tensor, state: Tensor, cell: Tensor) -> Hidden:
+    """Return the state and the cell after one step of a memory whose gates are i, f, o, g."""
+    width = state.shape[-1]
+    values = gates(torch.cat([features, state], dim=1))
+    admit, forget, emit = values[:, : 3 * width].sigmoid_().split(width, dim=1)
+    cell = torch.addcmul(forget * cell, admit, values[:, 3 * width :].tanh_())
+    return emit * cell.tanh(), cell
+
+
+def _linear(layers: nn.Sequential, index: int) -> nn.Linear:
+    layer = layers[index]
+    assert isinstance(layer, nn.Linear), "heads are linear layers with ReLUs between them"
+    return layer
+
+
+def _packed(weight: Tensor, bias: Tensor, rows: int, *, relu: bool = False) -> Layer:
+    """Return a linear layer whose weights are in oneDNN's blocks where PyTorch has them."""
+    weight, bias = weight.detach().clone(), bias.detach().clone()
+    if not has_onednn():
+        return lambda x: F.relu(F.linear(x, weight, bias)) if relu else F.linear(x, weight, bias)
+    blocks = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
+    multiply, activation = torch.ops.mkldnn._linear_pointwise.default, "relu" if relu else "none"
+
+    def run(x: Tensor) -> Tensor:
+        result: Tensor = multiply(x, blocks, bias, activation, [], "")
+        return result
+
+    return run
+
+
+def rollout_step(
+    policy: FactoredRecurrentActorCriticV2,
+    rows: int,
+    *,
+    deterministic: bool = False,
+    explore: bool = True,
+) -> CapturedPolicyStep | PackedPolicyStep:
+    """Return a step to call in place of `policy.get_action`; `refresh()` it after every update.
+
+    Args:
+        policy: the network, on a CPU or a CUDA device.
+        rows: number of rows of every call.
+        deterministic: take the likeliest choices instead of drawing.
+        explore: whether the distribution has floors.
+    """
+    if policy.floors.is_cuda:
+        return CapturedPolicyStep(policy, rows, deterministic=deterministic, explore=explore)
+    return PackedPolicyStep(policy, rows, deterministic=deterministic, explore=explore)

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import sys
+from typing import Literal
+
+import pytest
+
+from esper.bench.policy import PlainWork, PolicyWork, compare_policies
+from esper.bench.recurrent_ppo import RecurrentPPOWork, find_reference
+from esper.leyline.errors import UsageError
+from esper.testing.imagined_hosts import random_lives
+
+
+def test_without_it_the_policy_is_compared_with_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gymnasium", None)
+    work = PolicyWork(random_lives(rows=2, epochs=2), hidden=16)
+    reference, left_out = find_reference(work)
+    assert isinstance(reference, PlainWork)
+    assert "gymnasium is not installed (pip install" in left_out
+
+
+def test_one_step_is_too_little() -> None:
+    with pytest.raises(UsageError, match="at least 2 steps"):
+        RecurrentPPOWork(1, 1, 16)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("features", ["same", "flat"])
+def test_it_has_as_many_parameters_and_learns(features: Literal["same", "flat"]) -> None:
+    pytest.importorskip("sb3_contrib")
+    work = PolicyWork(random_lives(rows=2, epochs=3), hidden=512)
+    reference, left_out = find_reference(work, features)
+    assert isinstance(reference, RecurrentPPOWork)
+    assert left_out == ""
+    assert 0.9 < reference.parameters / work.parameters < 1.1
+    found = compare_policies(work, reference, rounds=1)
+    assert [each.work for each in found] == ["step", "plain_step", "update"]

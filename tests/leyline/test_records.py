@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from esper.leyline.records import (
+    DecisionRecord,
+    EpochRecord,
+    ModuleRecord,
+    RunSummary,
+    SeedRecord,
+    SlotRecord,
+    seed_records,
+)
+
+
+def slot(
+    stage: str, contribution: float | None = None, *, name: str = "a", parameters: int = 7
+) -> SlotRecord:
+    empty = stage == "DORMANT"
+    return SlotRecord(
+        name=name,
+        stage=stage,
+        blueprint=None if empty else "norm",
+        alpha=0.0,
+        alpha_target=0.0,
+        parameters=0 if empty else parameters,
+        epochs_in_stage=0,
+        age=0,
+        contribution=contribution,
+        contribution_se=None if contribution is None else 0.5,
+    )
+
+
+def epoch(number: int, *slots: SlotRecord, decision: DecisionRecord | None = None) -> EpochRecord:
+    return EpochRecord(
+        epoch=number,
+        train_loss=None,
+        val_loss=1.5,
+        val_score=50.0,
+        twin_score=None,
+        stabilized=False,
+        plateau_epochs=0,
+        parameters=100,
+        slots=slots,
+        decision=decision,
+        seconds=0.25,
+    )
+
+
+WAIT = DecisionRecord(
+    op="WAIT",
+    slot=None,
+    blueprint=None,
+    style=None,
+    tempo=None,
+    alpha_target=None,
+    alpha_speed=None,
+    alpha_curve=None,
+    outcome="done",
+    reason="legal",
+)
+
+
+@pytest.mark.parametrize("decision", [None, WAIT], ids=["last", "wait"])
+def test_an_epoch_survives_json(decision: DecisionRecord | None) -> None:
+    record = epoch(3, slot("BLENDING", 1.25), slot("DORMANT", name="b"), decision=decision)
+    assert EpochRecord.from_mapping(json.loads(json.dumps(record.to_mapping()))) == record
+
+
+def test_a_summary_survives_json() -> None:
+    seed = SeedRecord(
+        slot="a",
+        blueprint="norm",
+        germinated=1,
+        ended=None,
+        fate="blending",
+        parameters=7,
+        contribution=None,
+        contribution_se=None,
+    )
+    summary = RunSummary(
+        task="digits",
+        controller="heuristic",
+        seed=0,
+        epochs=60,
+        parameters_before=100,
+        parameters_after=107,
+        val_score=95.0,
+        test_score=None,
+        twin_val_score=94.0,
+        twin_test_score=None,
+        seeds=(seed,),
+        seconds=1.0,
+    )
+    assert RunSummary.from_mapping(json.loads(json.dumps(summary.to_mapping()))) == summary
+
+
+def lives(*stages: str) -> list[tuple[int, int | None, str]]:
+    history = [epoch(number, slot(stage)) for number, stage in enumerate(stages, start=1)]
+    return [(seed.germinated, seed.ended, seed.fate) for seed in seed_records(history)]
+
+
+def test_no_epochs_and_no_seeds_are_no_lives() -> None:
+    assert seed_records([]) == ()
+    assert lives("DORMANT", "DORMANT") == []
+
+
+def test_a_seed_is_dated_by_the_decisions_that_made_and_ended_it() -> None:
+    assert lives("DORMANT", "GERMINATED", "TRAINING") == [(1, None, "training")]
+    assert lives("DORMANT", "GERMINATED", "PRUNED", "EMBARGOED") == [(1, 2, "pruned")]
+    assert lives("DORMANT", "HOLDING", "FOSSILIZED", "FOSSILIZED") == [(1, 2, "fossilized")]
+
+
+def test_a_slot_used_twice_has_two_lives() -> None:
+    cooling = ("PRUNED", "EMBARGOED", "RESETTING", "DORMANT")
+    assert lives("DORMANT", "GERMINATED", *cooling, "GERMINATED", "TRAINING") == [
+        (1, 2, "pruned"),
+        (6, None, "training"),
+    ]
+
+
+def test_the_last_measurement_is_kept_when_a_later_epoch_has_none() -> None:
+    history = [epoch(1, slot("BLENDING", 1.0)), epoch(2, slot("HOLDING", 2.0))]
+    history += [epoch(3, slot("HOLDING")), epoch(4, slot("PRUNED", parameters=0))]
+    (seed,) = seed_records(history)
+    assert (seed.contribution, seed.contribution_se, seed.parameters) == (2.0, 0.5, 7)
+
+
+def test_slots_live_apart() -> None:
+    history = [
+        epoch(1, slot("DORMANT"), slot("HOLDING", name="b")),
+        epoch(2, slot("GERMINATED"), slot("FOSSILIZED", name="b")),
+    ]
+    assert [(seed.slot, seed.fate) for seed in seed_records(history)] == [
+        ("b", "fossilized"),
+        ("a", "germinated"),
+    ]
+
+
+def test_a_record_comes_back_from_plain_data() -> None:
+    for shape in ((4, 8, 8), (), None):
+        record = ModuleRecord(
+            path="blocks.0", kind="Sequential", parameters=44, shape=shape, slots=("r0c0",)
+        )
+        assert ModuleRecord.from_mapping(json.loads(json.dumps(record.to_mapping()))) == record

@@ -1,0 +1,51 @@
+import math
+
+import torch
+
+from esper.simic.rewards import RewardConfig
+from esper.simic.rewards.config import RentConfig
+from esper.simic.rewards.terms.costs import effective_params
+from tests.simic.rewards.stories import Story, close, term
+
+SHAPED = RewardConfig(mode="shaped")
+HOST = 10_000
+
+
+def held(config: RewardConfig, size: int, slots: int = 1) -> Story:
+    story = Story(config, slots=slots, seed_params=torch.full((13,), size))
+    story.hold()
+    return story
+
+
+def test_rent_is_the_logarithm_of_the_growth_in_use() -> None:
+    story = held(SHAPED, 5_000)
+    assert close(term(story.wait(), "rent"), -0.5 * math.log1p(0.0039 + 0.5))
+
+
+def test_rent_has_a_limit() -> None:
+    assert term(held(SHAPED, 10_000_000).wait(), "rent") == -1.5
+    far = SHAPED.replace(rent=RentConfig(limit=8.0))
+    assert close(term(held(far, 10_000_000).wait(), "rent"), -0.5 * math.log1p(1_000.0039))
+
+
+def test_amplitude_counts_and_fossils_go_on_paying() -> None:
+    story = held(SHAPED, 5_000)
+    story.set_alpha(0)
+    assert close(float(effective_params(story.signals, SHAPED.rent)), 39 + 2_500)
+    story = held(SHAPED, 5_000)
+    before = term(story.wait(), "rent")
+    assert term(story.fossilize(), "rent") == before
+
+
+def test_a_tiny_host_is_not_punished_out_of_proportion() -> None:
+    tiny = SHAPED.replace(rent=RentConfig(min_host=HOST * 10.0))
+    assert close(term(held(tiny, 5_000).wait(), "rent"), -0.5 * math.log1p(5_039 / 100_000))
+
+
+def test_occupancy_counts_live_and_fossilized_seeds_and_no_cooling_slots() -> None:
+    story = held(SHAPED, 100, slots=3)
+    assert term(story.wait(), "occupancy") == 0
+    assert close(term(story.germinate(1), "occupancy"), -0.01)
+    story.score = 55
+    assert close(term(story.fossilize(0), "occupancy"), -0.01 - 0.002)
+    assert close(term(story.prune(1), "occupancy"), -0.002)
