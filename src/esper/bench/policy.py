@@ -21,7 +21,7 @@ from esper.leyline.signals import Signals
 from esper.leyline.slots import SlotConfig
 from esper.tamiyo.networks.decision import Scores
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCriticV2
-from esper.tamiyo.networks.rollout_step import CapturedPolicyStep, rollout_step
+from esper.tamiyo.networks.policy_step import CapturedPolicyStep, rollout_step
 from esper.tamiyo.policy.features import batch_obs_to_features
 
 Situation = tuple[Signals, Masks]

@@ -315,7 +315,7 @@ population.close()
 def test_a_script_needs_no_guard(tmp_path: Path) -> None:
     path = tmp_path / "script.py"
     path.write_text(SCRIPT)
-    here = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    here = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     done = subprocess.run(
         [sys.executable, str(path)], env=here, capture_output=True, text=True, timeout=120
     )

@@ -38,7 +38,7 @@ from esper.tamiyo.controllers.policy_file import Policy
 from esper.tamiyo.networks.decision import PolicyStep
 from esper.tamiyo.networks.head_table import OP_ROW
 from esper.tamiyo.networks.layers import Hidden
-from esper.tamiyo.networks.rollout_step import rollout_step
+from esper.tamiyo.networks.policy_step import rollout_step
 from esper.tamiyo.policy.features import batch_obs_to_features
 
 PHASES = ("population", "policy", "reward")

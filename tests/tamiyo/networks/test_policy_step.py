@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from esper.leyline.errors import EmptyMaskError, UsageError
-from esper.tamiyo.networks import rollout_step as step_module
+from esper.tamiyo.networks import policy_step
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCriticV2
-from esper.tamiyo.networks.rollout_step import CapturedPolicyStep, PackedPolicyStep, rollout_step
+from esper.tamiyo.networks.policy_step import CapturedPolicyStep, PackedPolicyStep, rollout_step
 from esper.testing.controllers import check_actions
 from tests.tamiyo.networks.situations import random_inputs, random_masks, small_policy
 
@@ -109,7 +109,7 @@ def test_decisions_are_those_of_the_network(
     options: dict[str, Any], library: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if library == "plain":
-        monkeypatch.setattr(step_module, "has_onednn", lambda: False)
+        monkeypatch.setattr(policy_step, "has_onednn", lambda: False)
     net = small_policy(**options)
     slots = net.config.num_slots
     step = PackedPolicyStep(net, 16)
