@@ -68,11 +68,11 @@ def measure(rows: int, options: argparse.Namespace) -> dict[str, Any]:
     try:
         signals = population.reset()
         if options.grown:
-            for cohort in population.cohorts:
-                cohort.assume(fully_grown(cohort))
-        clocks = [Clock(cohort.engine, population.device) for cohort in population.cohorts]
-        for cohort, clock in zip(population.cohorts, clocks, strict=True):
-            cohort.engine = clock
+            for group in population.groups:
+                group.assume(fully_grown(group))
+        clocks = [Clock(group.engine, population.device) for group in population.groups]
+        for group, clock in zip(population.groups, clocks, strict=True):
+            group.engine = clock
         controller = RandomController(1)
         controller.reset(rows, population.device)
         times = []
@@ -106,16 +106,16 @@ def measure(rows: int, options: argparse.Namespace) -> dict[str, Any]:
         population.close()
 
 
-def fully_grown(cohort: Any) -> Any:
-    """Return the cohort's state with a seed blending in every slot, blueprints and styles mixed."""
+def fully_grown(group: Any) -> Any:
+    """Return the group's state with a seed blending in every slot, blueprints and styles mixed."""
     import torch
 
     from esper.leyline.stages import SeedStage
 
     generator = torch.Generator().manual_seed(1)
-    shape = cohort.state.stage.shape
-    fitting = cohort.fits[0, 0].nonzero().flatten()
-    return cohort.state.where(
+    shape = group.state.stage.shape
+    fitting = group.fits[0, 0].nonzero().flatten()
+    return group.state.where(
         torch.ones(shape, dtype=torch.bool),
         stage=int(SeedStage.BLENDING),
         blueprint=fitting[torch.randint(len(fitting), shape, generator=generator)],

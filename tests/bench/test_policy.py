@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from esper.bench.policy import PlainWork, PolicyWork, compare, compare_policies
-from esper.testing.imagined_hosts import random_lives
+from esper.testing.imagined import random_lives
 
 
 @pytest.fixture

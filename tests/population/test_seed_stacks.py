@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from esper.kasmina.blueprints.registry import BLUEPRINTS
+from esper.kasmina.engine import RowWeights
 from esper.kasmina.seedbed import draw_gate, draw_seed
 from esper.kasmina.state import SlotState
 from esper.leyline.stages import SeedStage
-from esper.population.engine import RowWeights
 from esper.population.seed_stacks import NOBODY, Nursery
 from esper.population.slot_index import BLENDED, EMPTY, ISOLATED
 from tests.plots import same

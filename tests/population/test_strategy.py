@@ -149,7 +149,7 @@ def test_a_host_that_cannot_be_stacked_warns_and_runs_one_row_after_another(
                 EsperWarning, match=f"cannot be stacked: host 'odd': {reason}.*one after another"
             ):
                 found = stacked.reset()
-            assert [cohort.engine.is_stacked for cohort in stacked.cohorts] == [False, True]
+            assert [group.engine.is_stacked for group in stacked.groups] == [False, True]
             assert torch.equal(found.val_loss[:2], expected.val_loss[:2])
 
 

@@ -12,15 +12,16 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.blueprints.registry import BLUEPRINTS
+from esper.kasmina.engine import RowWeights
 from esper.kasmina.gates import GateConfig
 from esper.kasmina.hosts import CnnConfig, MlpConfig, TransformerConfig
 from esper.kasmina.lifecycle import LifecycleConfig
 from esper.leyline.actions import CAUSAL_HEADS, LifecycleOp
 from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
-from esper.population.cohort import Cohort
-from esper.population.engine import PopulationConfig, RowWeights, Strategy
+from esper.population.engine import PopulationConfig, Strategy
 from esper.population.population import Population
+from esper.population.task_group import TaskGroup
 from esper.tamiyo.controllers.choices import WAIT, Choice, head_mask, pack_choices
 from esper.tasks.data import Source
 from esper.tasks.task import DataPath, Task, TaskConfig
@@ -177,7 +178,7 @@ class Explorer:
     def act(self, population: Population, signals: Signals) -> dict[str, Tensor]:
         masks = population.masks()
         self._watch(signals)
-        topologies = [cohort.task.topology for cohort in population.cohorts for _ in cohort.keys]
+        topologies = [group.task.topology for group in population.groups for _ in group.keys]
         choices = [self._choose(masks, row, topologies[row]) for row in range(masks.rows)]
         return pack_choices(choices, masks)
 
@@ -267,24 +268,24 @@ _EXACT = ("alpha", "alpha_start", "alpha_target", "blend_target")
 """Real numbers of a slot's state that no engine computes."""
 
 
-def rows_of(population: Population) -> list[tuple[Cohort, int]]:
-    """Return every row as (its cohort, its place there)."""
-    return [(cohort, row) for cohort in population.cohorts for row in range(cohort.rows)]
+def rows_of(population: Population) -> list[tuple[TaskGroup, int]]:
+    """Return every row as (its group, its place there)."""
+    return [(group, row) for group in population.groups for row in range(group.rows)]
 
 
 def read_row(population: Population, row: int) -> RowWeights:
-    cohort, place = rows_of(population)[row]
-    return cohort.engine.read(place)
+    group, place = rows_of(population)[row]
+    return group.engine.read(place)
 
 
 def row_state(population: Population, row: int) -> dict[str, Tensor]:
     """Return everything remembered about a row but its weights."""
-    cohort, place = rows_of(population)[row]
-    found = {f"slot {k}": v[0] for k, v in cohort.state.select([place]).state_dict().items()}
-    found |= {f"tracker {k}": v[place] for k, v in cohort.tracker.state_dict().items()}
-    found |= {f"governor {k}": v[place] for k, v in cohort.governor.state_dict().items()}
+    group, place = rows_of(population)[row]
+    found = {f"slot {k}": v[0] for k, v in group.state.select([place]).state_dict().items()}
+    found |= {f"tracker {k}": v[place] for k, v in group.tracker.state_dict().items()}
+    found |= {f"governor {k}": v[place] for k, v in group.governor.state_dict().items()}
     for name in ("last_op", "last_success", "rolled_back", "train_loss"):
-        found[name] = getattr(cohort, name)[place]
+        found[name] = getattr(group, name)[place]
     return found
 
 

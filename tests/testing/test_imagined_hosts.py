@@ -4,7 +4,7 @@ from esper.kasmina.lifecycle import Outcome
 from esper.leyline.actions import LifecycleOp
 from esper.leyline.stages import SeedStage
 from esper.tamiyo.policy.checks import check_signals
-from esper.testing.imagined_hosts import ImaginedHosts, middle_aged_hosts
+from esper.testing.imagined import ImaginedHosts, middle_aged_hosts
 
 
 def test_random_actions_are_legal_and_lead_everywhere() -> None:

@@ -22,15 +22,16 @@ from torch.utils.flop_counter import FlopCounterMode
 from esper.kasmina.blueprints.registry import blueprint_by_id
 from esper.kasmina.contribution import participating, plan_ablations
 from esper.kasmina.costs import seed_flops
+from esper.kasmina.engine import EpochResult, RowWeights
 from esper.kasmina.hosts import CnnConfig
 from esper.kasmina.state import SlotState
 from esper.leyline.actions import placeholder_actions
 from esper.leyline.alpha import AlphaAlgorithm
 from esper.leyline.randomness import generator
 from esper.leyline.stages import SeedStage
-from esper.population.cohort import Cohort
-from esper.population.engine import Engine, EpochResult, PopulationConfig, RowWeights, Strategy
+from esper.population.engine import PopulationConfig, PopulationEngine, Strategy
 from esper.population.population import Population
+from esper.population.task_group import TaskGroup
 from esper.tasks.data.source import Source
 from esper.tasks.dataset import TaskData, make_data
 from esper.tasks.task import Task, get_task
@@ -108,9 +109,9 @@ def measure(case: Case, device: str = "auto", *, matmul_rate: float | None = Non
     population = grown_population(task, data, case, device)
     where = population.device
     try:
-        clocks = [Clock(cohort.engine, where) for cohort in population.cohorts]
-        for cohort, clock in zip(population.cohorts, clocks, strict=True):
-            cohort.engine = clock
+        clocks = [Clock(group.engine, where) for group in population.groups]
+        for group, clock in zip(population.groups, clocks, strict=True):
+            group.engine = clock
         waiting = placeholder_actions(population.rows)
         # The first steps on a device load kernels, choose algorithms and fill the allocator.
         for _ in range(2 if where.type == "cuda" else case.warm_up):
@@ -123,7 +124,7 @@ def measure(case: Case, device: str = "auto", *, matmul_rate: float | None = Non
         for _ in range(case.steps):
             population.step(waiting)
         step_s = (_now(where) - started) / case.steps
-        operations = sum(step_flops(cohort, len(data.subset)) for cohort in population.cohorts)
+        operations = sum(step_flops(group, len(data.subset)) for group in population.groups)
         if matmul_rate is None:
             matmul_rate = measure_matmul(where, use_bf16=case.use_bf16)
         train_s = sum(clock.train_s for clock in clocks) / case.steps
@@ -213,18 +214,18 @@ def grown_population(task: Task, data: TaskData, case: Case, device: str = "auto
         row_seeds=range(case.first_row, case.first_row + case.rows),
     )
     population.build()
-    for cohort in population.cohorts:
-        cohort.assume(half_grown(cohort) if case.has_seeds else cohort.state)
+    for group in population.groups:
+        group.assume(half_grown(group) if case.has_seeds else group.state)
     return population
 
 
-def half_grown(cohort: Cohort) -> SlotState:
-    """Return the cohort's state with seeds in about half of its slots, drawn for every row."""
+def half_grown(group: TaskGroup) -> SlotState:
+    """Return the group's state with seeds in about half of its slots, drawn for every row."""
     stages = (SeedStage.BLENDING, SeedStage.BLENDING, SeedStage.FOSSILIZED, SeedStage.TRAINING)
-    shape = cohort.state.stage.shape
+    shape = group.state.stage.shape
     chosen = torch.zeros(shape, dtype=torch.bool)
     stage, blueprint, algorithm = (torch.zeros(shape, dtype=torch.int64) for _ in range(3))
-    for row, key in enumerate(cohort.keys):
+    for row, key in enumerate(group.keys):
         stream = generator(key, "half grown")
 
         def draw(choices: Sequence[int], stream: torch.Generator = stream) -> int:
@@ -233,17 +234,17 @@ def half_grown(cohort: Cohort) -> SlotState:
         for slot in range(shape[1]):
             chosen[row, slot] = bool(draw([0, 1]))
             stage[row, slot] = draw(stages)
-            blueprint[row, slot] = draw(cohort.fits[row, slot].nonzero().flatten().tolist())
+            blueprint[row, slot] = draw(group.fits[row, slot].nonzero().flatten().tolist())
             algorithm[row, slot] = draw(list(AlphaAlgorithm))
     alpha = torch.where(stage == int(SeedStage.TRAINING), 0.0, 0.5).double()
-    return cohort.state.where(
+    return group.state.where(
         chosen, stage=stage, blueprint=blueprint, algorithm=algorithm, alpha=alpha
     )
 
 
-def step_flops(cohort: Cohort, validation_samples: int) -> int:
+def step_flops(group: TaskGroup, validation_samples: int) -> int:
     """Return the operations of one step: three forward passes for training, one per ablation."""
-    task, state = cohort.task, cohort.state
+    task, state = group.task, group.state
     host = _host_flops(task)
     total = 0
     for row, members in enumerate(participating(state).tolist()):
@@ -252,7 +253,7 @@ def step_flops(cohort: Cohort, validation_samples: int) -> int:
         )
         seeds = sum(
             seed_flops(blueprint_by_id(int(state.blueprint[row, index])), slot.topology, slot.shape)
-            for index, slot in enumerate(cohort.engine.slots)
+            for index, slot in enumerate(group.engine.slots)
             if bool(state.has_module[row, index])
         )
         total += passes * (host + seeds)
@@ -277,7 +278,7 @@ def measure_matmul(
 class Clock:
     """An engine that times the phases of the one inside."""
 
-    def __init__(self, engine: Engine, device: torch.device) -> None:
+    def __init__(self, engine: PopulationEngine, device: torch.device) -> None:
         """Stand before an engine; times include what the device was given."""
         self._engine = engine
         self._device = device

@@ -208,7 +208,7 @@ def _cases(options: argparse.Namespace, device: str) -> list[Any]:
 
 def _bench_observation(options: argparse.Namespace) -> int:
     from esper.bench.observation import time_extraction
-    from esper.testing.imagined_hosts import middle_aged_hosts
+    from esper.testing.imagined import middle_aged_hosts
 
     if options.device == "cuda":
         raise UsageError("the readable reference is plain Python; use --device cpu")
@@ -227,7 +227,7 @@ def _bench_observation(options: argparse.Namespace) -> int:
 def _bench_policy(options: argparse.Namespace) -> int:
     from esper.bench.policy import PolicyWork, compare_captured, compare_policies
     from esper.bench.recurrent_ppo import find_reference
-    from esper.testing.imagined_hosts import random_lives
+    from esper.testing.imagined import random_lives
 
     rounds = options.rounds or 9
 
@@ -244,7 +244,7 @@ def _bench_policy(options: argparse.Namespace) -> int:
 
 def _bench_update(options: argparse.Namespace) -> int:
     from esper.bench.update import UpdateWork, compare_updates, find_update_reference
-    from esper.testing.imagined_hosts import random_lives
+    from esper.testing.imagined import random_lives
 
     rounds = options.rounds or 5
 

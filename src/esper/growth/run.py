@@ -20,11 +20,11 @@ from torch.optim import Optimizer
 from esper.growth.architecture import describe_host
 from esper.growth.gardener import DEFAULT_CONTROLLER, Gardener, GardenerConfig
 from esper.growth.grown import Grown
-from esper.growth.training import SchedulerFactory, Trainee
 from esper.kasmina.contribution import values_in_points
 from esper.kasmina.evaluation import BatchEvaluator, apply_objective, evaluate_contributions
 from esper.kasmina.garden import Garden, GardenConfig
 from esper.kasmina.placement import call_arguments, evaluating
+from esper.kasmina.trainee import SchedulerFactory, Trainee
 from esper.leyline.config import Config, option
 from esper.leyline.controller import Controller
 from esper.leyline.errors import EsperError, UsageError
@@ -83,7 +83,7 @@ class GrowthRun:
             if isinstance(batches, Iterator):
                 raise UsageError(f"{which} can be read only once; give a list or a DataLoader")
         self._train = train
-        self._val = BatchEvaluator(_Moved(val, self.device), objective)
+        self._val = BatchEvaluator(_Moved(val, self.device), objective, refuses_non_finite=False)
         self._test = None if test is None else BatchEvaluator(_Moved(test, self.device), objective)
         self.example_input, targets = _first_batch(val, self.device)
         with _explaining(f"the model cannot take a validation batch {_shapes(self.example_input)}"):
@@ -204,6 +204,9 @@ class GrowthRun:
         set_epoch = getattr(self._train, "set_epoch", None)
         if callable(set_epoch):
             set_epoch(epoch)
+        for one in (self.trainee, self.twin):
+            if one is not None:
+                one.start_epoch()
         number = -1
         for number, (inputs, targets) in enumerate(_Moved(self._train, self.device)):
             for one in (self.trainee, self.twin):

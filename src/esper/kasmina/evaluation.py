@@ -57,9 +57,10 @@ class Evaluator(Protocol):
 class FunctionEvaluator:
     """A user's own evaluation function: one call for each configuration."""
 
-    def __init__(self, evaluate: Evaluate) -> None:
-        """Wrap the function."""
+    def __init__(self, evaluate: Evaluate, *, refuses_non_finite: bool = True) -> None:
+        """Wrap the function; whoever judges losses by itself lets those through."""
         self._evaluate = evaluate
+        self._refuses_non_finite = refuses_non_finite
 
     def measure(self, garden: Garden, configurations: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return loss [K, M] and correctness [K, M] (or None) for configurations [K, S]."""
@@ -68,6 +69,8 @@ class FunctionEvaluator:
             for configuration in configurations:
                 with garden.seedbed.configured(configuration[None], None):
                     results.append(_checked_results(self._evaluate(garden)))
+                if self._refuses_non_finite:
+                    _refuse_non_finite(results[-1][0])
                 _refuse_change(results[0], results[-1])
         losses = torch.stack([loss for loss, _ in results])
         correct = [right for _, right in results if right is not None]
@@ -118,11 +121,11 @@ class BatchEvaluator:
             for inputs, targets in self._batches:
                 loss, correct = self._measure_batch(garden, configurations, inputs, targets, mixer)
                 if self._refuses_non_finite:
-                    _refuse_unusable(loss)
+                    _refuse_non_finite(loss)
                 losses.append(loss)
                 if correct is not None:
                     corrects.append(correct)
-        if not losses:
+        if not any(loss.numel() for loss in losses):
             raise UsageError("the validation set is empty; give it at least one batch")
         return torch.cat(losses, 1), torch.cat(corrects, 1) if corrects else None
 
@@ -252,12 +255,12 @@ def pass_samples(garden: Garden, device: torch.device) -> int:
     return min(_MOST_SAMPLES, max(_LEAST_SAMPLES, _CACHED_VALUES // largest))
 
 
-def as_evaluator(evaluate: Evaluate | Evaluator) -> Evaluator:
+def as_evaluator(evaluate: Evaluate | Evaluator, *, refuses_non_finite: bool = True) -> Evaluator:
     """Return an evaluator for a user's function, or the evaluator itself."""
     if isinstance(evaluate, Evaluator):
         return evaluate
     if callable(evaluate):
-        return FunctionEvaluator(evaluate)
+        return FunctionEvaluator(evaluate, refuses_non_finite=refuses_non_finite)
     raise UsageError(
         "evaluate must be a function from the model to (loss[M], correct[M] or None), "
         f"got {evaluate!r}"
@@ -340,7 +343,8 @@ def _checked_results(result: Any) -> tuple[Tensor, Tensor | None]:
     loss, correct = _check_shapes(
         result, "evaluate must return one loss per validation sample, [M]"
     )
-    _refuse_unusable(loss)
+    if loss.numel() == 0:
+        raise UsageError("the validation set is empty; give it at least one sample")
     return loss, correct
 
 
@@ -359,9 +363,7 @@ def _check_shapes(result: Any, rule: str) -> tuple[Tensor, Tensor | None]:
     return loss, correct
 
 
-def _refuse_unusable(loss: Tensor) -> None:
-    if loss.numel() == 0:
-        raise UsageError("the validation set is empty; give it at least one sample")
+def _refuse_non_finite(loss: Tensor) -> None:
     if not bool(torch.isfinite(loss).all()):
         bad = int((~torch.isfinite(loss)).sum())
         raise NonFiniteError(

@@ -66,6 +66,8 @@ class EpochRecord:
     decision: DecisionRecord | None
     """None after the last epoch, when the controller only observes."""
     seconds: float
+    rollback: str | None = None
+    """Why the governor brought the network back: not_finite, lobotomy or divergence."""
 
     def to_mapping(self) -> dict[str, Any]:
         """Return plain data that `from_mapping` reads back."""

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints.registry import blueprint_by_id
+from esper.kasmina.engine import RowWeights
 from esper.kasmina.seedbed import draw_gate, draw_seed
 from esper.kasmina.state import SlotState
 from esper.leyline.alpha import AlphaAlgorithm
 from esper.leyline.stages import BLENDED_STAGES, SeedStage
 from esper.population.capacity import Room
-from esper.population.engine import RowWeights, SlotSpec
+from esper.population.engine import SlotSpec
 from esper.population.parameter_stack import Stack
 from esper.population.slot_forward import Part, SlotGrafts
 from esper.population.slot_index import BLENDED, EMPTY, ISOLATED, Integers, Seating, Seats

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from esper.kasmina.engine import EpochResult, RowWeights, empty_sample
 from esper.kasmina.gradients import GradientSample, summarise
 from esper.kasmina.optimizer import GRADIENT_STRIDE
 from esper.kasmina.state import SlotState
@@ -17,13 +18,7 @@ from esper.leyline.stages import SeedStage
 from esper.population.batches import Feed, Inputs
 from esper.population.capacity import Room
 from esper.population.cuda_graph import Replay
-from esper.population.engine import (
-    EpochResult,
-    RowWeights,
-    SlotSpec,
-    TrainSettings,
-    empty_sample,
-)
+from esper.population.engine import SlotSpec, TrainSettings
 from esper.population.parameter_stack import Stack
 from esper.population.seed_groups import Group, groups
 from esper.population.seed_stacks import GATE, Nursery

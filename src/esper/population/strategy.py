@@ -13,7 +13,13 @@ from esper.kasmina.blueprints.registry import blueprint_by_id, blueprint_names, 
 from esper.kasmina.garden import GardenConfig
 from esper.kasmina.placement import place_slots
 from esper.leyline.errors import EsperWarning, UsageError
-from esper.population.engine import Engine, PopulationConfig, SlotSpec, Strategy, TrainSettings
+from esper.population.engine import (
+    PopulationConfig,
+    PopulationEngine,
+    SlotSpec,
+    Strategy,
+    TrainSettings,
+)
 from esper.population.sequential import SequentialEngine
 from esper.population.stackable import host_problem, seed_problem
 from esper.population.stacked import StackedEngine
@@ -87,7 +93,7 @@ def make_engines(
     config: PopulationConfig,
     place: Workplace | None = None,
     stacks: Sequence[StackedEngine] = (),
-) -> Iterator[tuple[list[int], Engine]]:
+) -> Iterator[tuple[list[int], PopulationEngine]]:
     """Yield (keys, engine) for the rows of one task, in order; workers run at a `place`.
 
     Where `stacks` are given, those that held as many rows of the task before, they begin again.

@@ -145,7 +145,7 @@ def test_workers_give_the_numbers_of_rows_one_after_another_until_one_is_killed(
     shared = make_population([TinyValues], 3, "workers", workers=2)
     with populations(plain, shared):
         expected, found = plain.reset(), shared.reset()
-        engine = shared.cohorts[0].engine
+        engine = shared.groups[0].engine
         assert isinstance(engine, WorkersEngine)
         processes = multiprocessing.active_children()
         assert len(processes) == 2
@@ -168,7 +168,7 @@ def test_workers_give_the_numbers_of_rows_one_after_another_until_one_is_killed(
         plain.restore(saved)
         assert same(do(plain).val_loss, ahead.val_loss)
         assert open_files() <= files, "a row that was read holds no file open"
-        state = shared.cohorts[0].state
+        state = shared.groups[0].state
         plans = [plan_ablations(row) for row in participating(state).tolist()]
         spoiled = engine.read(2)
         spoiled.host["head.weight"].fill_(float("nan"))
@@ -205,7 +205,7 @@ def test_processes_outlive_resets_and_serve_forks_and_other_populations() -> Non
         plain.reset(), shared.reset()
         ids = {process.pid for process in multiprocessing.active_children()}
         assert len(ids) == 2
-        parts = [cohort.engine._parts for cohort in shared.cohorts]  # type: ignore[attr-defined]
+        parts = [group.engine._parts for group in shared.groups]  # type: ignore[attr-defined]
         assert parts == [[[0], [1]], [[0], []], [[], [0]]], "tasks of one row run side by side"
         for seeds in ([5, 6, 7, 8], [9, 9, 1, 2], None):
             expected, found = plain.reset(seeds), shared.reset(seeds)

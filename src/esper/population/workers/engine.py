@@ -18,9 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from esper.kasmina.engine import EpochResult, RowWeights
 from esper.kasmina.gradients import GradientSample
 from esper.kasmina.state import SlotState
-from esper.population.engine import EpochResult, RowWeights, SlotSpec
+from esper.population.engine import SlotSpec
 from esper.population.workers.client import Workplace
 from esper.population.workers.pool import WorkerError
 from esper.tasks.task import Task

@@ -17,9 +17,9 @@ from torch.optim.lr_scheduler import (
     SequentialLR,
 )
 
-from esper.growth.training import SchedulerFactory, Trainee
 from esper.kasmina.garden import Garden
 from esper.kasmina.optimizer import CarriedOptimizer
+from esper.kasmina.trainee import SchedulerFactory, Trainee
 from esper.leyline.errors import NonFiniteError, UsageError
 from esper.leyline.randomness import drawing
 from esper.tasks.objective import Objective, per_sample_classification

@@ -1,4 +1,4 @@
-"""A cohort under its governor: rollbacks, and rows that are not finite among rows that are."""
+"""A group under its governor: rollbacks, and rows that are not finite among rows that are."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 import torch
 
+from esper.kasmina.engine import EpochResult, RowWeights
 from esper.kasmina.governor import GovernorConfig
 from esper.leyline.actions import LifecycleOp
 from esper.leyline.signals import Signals
 from esper.leyline.stages import SeedStage
-from esper.population.cohort import Cohort
-from esper.population.engine import EpochResult, RowWeights, Strategy
+from esper.population.engine import Strategy
 from esper.population.population import Population
+from esper.population.task_group import TaskGroup
 from tests.plots import same
 from tests.population.worlds import (
     TinyImages,
@@ -77,30 +78,30 @@ def spoil(weights: RowWeights, where: str) -> None:
 
 def rewrite(population: Population, where: str) -> None:
     """Take the victim out and put it back, spoiled."""
-    (cohort,) = population.cohorts
-    weights = cohort.engine.read(VICTIM)
+    (group,) = population.groups
+    weights = group.engine.read(VICTIM)
     spoil(weights, where)
-    cohort.engine.write(VICTIM, weights, cohort.state.select([VICTIM]))
+    group.engine.write(VICTIM, weights, group.state.select([VICTIM]))
 
 
 def step_spoiled(population: Population, where: str, when: str) -> Signals:
     """Live through one step in which the victim is spoiled before or after training."""
-    (cohort,) = population.cohorts
+    (group,) = population.groups
     if when == "before training":
         rewrite(population, where)
         return do(population)
-    train = cohort.engine.train
+    train = group.engine.train
 
     def train_and_spoil(epochs: Sequence[int]) -> EpochResult:
         result = train(epochs)
         rewrite(population, where)
         return result
 
-    cohort.engine.train = train_and_spoil  # type: ignore[method-assign]
+    group.engine.train = train_and_spoil  # type: ignore[method-assign]
     try:
         return do(population)
     finally:
-        cohort.engine.train = train  # type: ignore[method-assign]
+        group.engine.train = train  # type: ignore[method-assign]
 
 
 @pytest.fixture(scope="module", params=STRATEGIES)
@@ -164,8 +165,8 @@ def test_a_rollback_brings_back_host_and_fossils_at_rest(
     states: tuple[Strategy, dict[str, Any]],
 ) -> None:
     with populations(revive(states)) as (population,):
-        (cohort,) = population.cohorts
-        safe = cohort._safe[VICTIM]
+        (group,) = population.groups
+        safe = group._safe[VICTIM]
         germinations = read_row(population, VICTIM).germinations
         signals = step_spoiled(population, "host", "before training")
         row = read_row(population, VICTIM)
@@ -187,11 +188,11 @@ def test_a_rollback_brings_back_host_and_fossils_at_rest(
         # What is seen is the network it went back to.
         assert bool(torch.isfinite(signals.val_loss[VICTIM]))
         assert bool(torch.isfinite(signals.best_loss[VICTIM]))
-        assert bool(torch.isfinite(cohort.train_loss[list(OTHERS)]).all())
+        assert bool(torch.isfinite(group.train_loss[list(OTHERS)]).all())
         everything = torch.ones((1, 3), dtype=torch.bool)
         empty = everything[:0]
-        loss, _ = cohort.engine.measure([empty, everything, empty, empty])
-        assert float(cohort.tracker.loss_history[VICTIM, -1]) == float(loss.double().mean())
+        loss, _ = group.engine.measure([empty, everything, empty, empty])
+        assert float(group.tracker.loss_history[VICTIM, -1]) == float(loss.double().mean())
 
 
 def test_a_rollback_shows_in_one_step_alone_and_the_row_lives_on(
@@ -219,50 +220,50 @@ def test_a_rollback_shows_in_one_step_alone_and_the_row_lives_on(
 
 def test_a_rollback_leaves_the_others_to_the_bit(states: tuple[Strategy, dict[str, Any]]) -> None:
     with populations(revive(states)) as (population,):
-        (cohort,) = population.cohorts
+        (group,) = population.groups
         before = [row_tree(population, row) for row in range(4)]
-        cohort.rolled_back = torch.tensor([False, True, False, False])
-        measured = measured_now(cohort)
-        cohort._roll_back(measured)
+        group.rolled_back = torch.tensor([False, True, False, False])
+        measured = measured_now(group)
+        group._roll_back(measured)
         for row in OTHERS:
             after = row_tree(population, row)
             after["state"]["rolled_back"] = before[row]["state"]["rolled_back"]
             assert same(after, before[row])
 
 
-def measured_now(cohort: Cohort) -> Any:
-    from esper.population.ablations import compare
+def measured_now(group: TaskGroup) -> Any:
+    from esper.kasmina.contribution import compare
 
-    members = torch.zeros_like(cohort.state.occupied)
-    plans = [torch.ones((1, 3), dtype=torch.bool)] * cohort.rows
-    loss, correct = cohort.engine.measure(plans)
+    members = torch.zeros_like(group.state.occupied)
+    plans = [torch.ones((1, 3), dtype=torch.bool)] * group.rows
+    loss, correct = group.engine.measure(plans)
     assert correct is not None
     return compare(members, plans, loss, 100 * correct.double())
 
 
 def test_what_is_wrong_is_never_kept_as_safe() -> None:
     with populations(grown("sequential", governor=GovernorConfig(snapshot_every=1))) as (one,):
-        (cohort,) = one.cohorts
-        sound = cohort._safe[VICTIM]
+        (group,) = one.groups
+        sound = group._safe[VICTIM]
         assert same(sound.host, read_row(one, VICTIM).host)
         step_spoiled(one, "host", "before validation")
-        assert cohort._safe[VICTIM] is sound
+        assert group._safe[VICTIM] is sound
         assert same(read_row(one, VICTIM).host, sound.host)
         do(one)
-        assert cohort._safe[VICTIM] is not sound
+        assert group._safe[VICTIM] is not sound
 
 
 def test_snapshots_are_taken_when_due_and_after_a_fossil() -> None:
     population = make_population([TinyImages], 1, governor=GovernorConfig(snapshot_every=4))
     with populations(population):
         population.reset()
-        (cohort,) = population.cohorts
-        taken = [cohort._safe[0]]
+        (group,) = population.groups
+        taken = [group._safe[0]]
         steps: dict[int, Any] = {2: germinate("conv_light", 0, 0), 3: advance(), 5: advance()}
         steps |= {9: advance(), 10: {"op": LifecycleOp.FOSSILIZE, "slot": 0}}
         for epoch in range(2, 13):
             do(population, steps.get(epoch, {"op": 0}))
-            taken.append(cohort._safe[0])
+            taken.append(group._safe[0])
         changed = [n + 2 for n in range(len(taken) - 1) if taken[n + 1] is not taken[n]]
         assert changed == [4, 8, 10, 12]
         assert not taken[8].seeds
@@ -273,10 +274,10 @@ def test_a_governor_that_is_off_leaves_everything_alone() -> None:
     population = make_population([TinyImages], 4, governor=GovernorConfig(is_on=False))
     with populations(population):
         population.reset()
-        (cohort,) = population.cohorts
-        weights = cohort.engine.read(VICTIM)
+        (group,) = population.groups
+        weights = group.engine.read(VICTIM)
         weights.host["blocks.0.0.weight"].fill_(torch.nan)
-        cohort.engine.write(VICTIM, weights, cohort.state.select([VICTIM]))
+        group.engine.write(VICTIM, weights, group.state.select([VICTIM]))
         signals = do(population)
         assert not bool(signals.rolled_back.any())
         assert torch.isfinite(signals.val_loss).tolist() == [True, False, True, True]
@@ -289,8 +290,8 @@ def test_a_lobotomy_is_rolled_back_too() -> None:
         population.reset()
         do(population)
         do(population)
-        (cohort,) = population.cohorts
-        measure = cohort.engine.measure
+        (group,) = population.groups
+        measure = group.engine.measure
         calls = []
 
         def forgotten(plans: Sequence[torch.Tensor]) -> Any:
@@ -300,7 +301,7 @@ def test_a_lobotomy_is_rolled_back_too() -> None:
             calls.append(len(loss))
             return loss, correct
 
-        cohort.engine.measure = forgotten  # type: ignore[method-assign]
+        group.engine.measure = forgotten  # type: ignore[method-assign]
         signals = do(population)
         assert signals.rolled_back.tolist() == [True, False]
         assert calls == [2, 1]

@@ -1,9 +1,10 @@
-"""One network being trained: a garden, its optimizer, and the step that moves them."""
+"""One network being trained: a garden, its optimizer, its schedule, and a step of all three."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -11,12 +12,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from esper.kasmina.evaluation import apply_objective
+from esper.kasmina.evaluation import Objective, apply_objective
 from esper.kasmina.garden import Garden
 from esper.kasmina.optimizer import CarriedOptimizer
 from esper.kasmina.placement import call_arguments
-from esper.leyline.errors import NonFiniteError, UsageError
-from esper.tasks.objective import Objective
+from esper.leyline.errors import UsageError
 
 SchedulerFactory = Callable[[Optimizer], LRScheduler]
 
@@ -31,13 +31,15 @@ class Trainee:
         objective: Objective,
         *,
         max_grad_norm: float,
-        scheduler: SchedulerFactory | None,
+        scheduler: SchedulerFactory | None = None,
+        precision: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
         """Bind the parts; the optimizer is told that gradients are measured before clipping."""
         self.garden = garden
         self.carried = carried
         self.objective = objective
         self.max_grad_norm = max_grad_norm
+        self._precision = precision
         self._make_scheduler = scheduler
         self.scheduler = None if scheduler is None else scheduler(carried.optimizer)
         if isinstance(self.scheduler, ReduceLROnPlateau):
@@ -48,14 +50,26 @@ class Trainee:
         self._losses: list[Tensor] = []
         carried.measures_itself = False
 
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer itself."""
+        return self.carried.optimizer
+
+    def start_epoch(self) -> None:
+        """Get ready for the batches of an epoch."""
+        self.carried.start_epoch()
+        self.garden.train()
+        self._losses = []
+
     def train_batch(self, inputs: Any, targets: Any) -> None:
         """Take one optimizer step."""
         args, kwargs = call_arguments(inputs)
 
         def batch_loss(model: nn.Module) -> Tensor:
-            return apply_objective(self.objective, model(*args, **kwargs), targets)[0].mean()
+            with self._precision():
+                outputs = model(*args, **kwargs)
+            return apply_objective(self.objective, outputs, targets)[0].mean()
 
-        self.garden.train()
         optimizer = self.carried.optimizer
         optimizer.zero_grad(set_to_none=True)
         loss = self.garden.training_loss(batch_loss)
@@ -67,19 +81,15 @@ class Trainee:
         self._losses.append(loss.detach())
 
     def finish_epoch(self) -> float | None:
-        """Step the schedule and return the mean training loss; raise if it is not finite."""
+        """Step the schedule and return the mean training loss, None without batches.
+
+        It need not be finite: that is for the governor to judge.
+        """
         if self.scheduler is not None:
             self.scheduler.step()
         if not self._losses:
             return None
-        mean = float(torch.stack(self._losses).mean())
-        self._losses = []
-        if not torch.isfinite(torch.tensor(mean)):
-            raise NonFiniteError(
-                f"the training loss is {mean}; lower the learning rate, clip gradients "
-                "(max_grad_norm) or check the data"
-            )
-        return mean
+        return float(torch.stack(self._losses).to(torch.float64).mean())
 
     def fork(self, factory: Callable[[list[nn.Parameter]], Optimizer]) -> Trainee:
         """Return an independent copy in exactly this state."""
@@ -90,6 +100,7 @@ class Trainee:
             self.objective,
             max_grad_norm=self.max_grad_norm,
             scheduler=self._make_scheduler,
+            precision=self._precision,
         )
         # Only now: to make a schedule sets the learning rates back to its beginning.
         twin.carried.load_state_dict(copy.deepcopy(self.carried.state_dict()))
