@@ -22,7 +22,7 @@ from esper.kasmina.contribution import participating, plan_ablations
 from esper.leyline.errors import UsageError
 from esper.leyline.stages import SeedStage
 from tests.plots import same
-from tests.population.worlds import TinyImages, TinyText, TinyValues, populations, row_tree
+from tests.population.tiny_tasks import TinyImages, TinyText, TinyValues, populations, row_tree
 
 QUICK = {"task": "digits", "samples": 64, "batch_size": 32}
 

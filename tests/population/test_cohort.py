@@ -16,7 +16,7 @@ from esper.population.cohort import Cohort
 from esper.population.engine import EpochResult, RowWeights, Strategy
 from esper.population.population import Population
 from tests.plots import same
-from tests.population.worlds import (
+from tests.population.tiny_tasks import (
     TinyImages,
     advance,
     assert_rows_agree,

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.population.parameter_stack import (
-    Stack,
+    ParameterStack,
     clip_coefficient,
     flatten_gradients,
     reached_columns,
@@ -26,10 +26,11 @@ def make_values(seed: int) -> dict[str, Tensor]:
     }
 
 
-def make_stack(rows: int) -> Stack:
-    stack = Stack(SHAPES, torch.float64, CPU)
+def make_stack(rows: int) -> ParameterStack:
+    stack = ParameterStack(SHAPES, torch.float64, CPU)
+    stack.resize([], rows)
     for row in range(rows):
-        stack.append(make_values(row), make_values(100 + row) if row % 2 else None)
+        stack.write(row, make_values(row), make_values(100 + row) if row % 2 else None)
     return stack
 
 
@@ -56,7 +57,7 @@ def test_leaves_are_views_of_the_flat_tensor() -> None:
 
 def test_networks_come_and_go() -> None:
     stack = make_stack(4)
-    stack.arrange([0, 2, 3], 3)
+    stack.resize([0, 2, 3], 3)
     assert len(stack) == 3
     for place, seed in enumerate((0, 2, 3)):
         values, momentum = stack.read(place)
@@ -71,20 +72,21 @@ def test_networks_come_and_go() -> None:
     assert torch.equal(momentum["bias"], make_values(10)["bias"])
     stack.write(0, make_values(9), None)
     assert not bool(stack.momentum[0].any())
-    stack.arrange([2, 0], 4, make_values(7))
+    stack.resize([2, 0], 4, make_values(7))
     assert torch.equal(stack.read(0)[0]["bias"], make_values(3)["bias"])
     for place in (2, 3):
         values, momentum = stack.read(place)
         assert torch.equal(values["weight"], make_values(7)["weight"])
         assert not bool(momentum["weight"].any())
-    stack.arrange([], 0)
+    stack.resize([], 0)
     assert len(stack) == 0
     assert stack.leaves["weight"].shape == (0, 3, 2)
 
 
 def test_leaves_may_have_a_precision_of_their_own() -> None:
-    stack = Stack(SHAPES, torch.float32, CPU, compute=torch.bfloat16)
-    stack.append(make_values(0), None)
+    stack = ParameterStack(SHAPES, torch.float32, CPU, compute=torch.bfloat16)
+    stack.resize([], 1)
+    stack.fill([make_values(0)])
     assert all(leaf.dtype == torch.bfloat16 for leaf in stack.leaves.values())
     assert torch.equal(stack.leaves["weight"][0], make_values(0)["weight"].bfloat16())
     stack.flat += 1e-3
@@ -104,9 +106,9 @@ def test_what_is_read_is_a_copy() -> None:
 
 
 def test_a_stack_without_parameters() -> None:
-    stack = Stack({}, torch.float32, CPU)
-    stack.append({}, None)
-    stack.append({}, {})
+    stack = ParameterStack({}, torch.float32, CPU)
+    stack.resize([], 2)
+    stack.fill([{}, {}])
     assert (len(stack), stack.width, stack.leaves) == (2, 0, {})
     assert stack.read(0) == ({}, {})
 
@@ -129,10 +131,11 @@ def test_clipping_per_row_is_that_of_pytorch(max_norm: float) -> None:
 @pytest.mark.parametrize("weight_decay", [0.0, 0.05])
 def test_several_steps_are_those_of_pytorchs_sgd(momentum: float, weight_decay: float) -> None:
     rates = {"momentum": momentum, "weight_decay": weight_decay}
-    stack = Stack(SHAPES, torch.float64, CPU)
+    stack = ParameterStack(SHAPES, torch.float64, CPU)
+    stack.resize([], 3)
+    stack.fill([make_values(row) for row in range(3)])
     networks, optimizers = [], []
     for row in range(3):
-        stack.append(make_values(row), None)
         network = [nn.Parameter(value) for value in make_values(row).values()]
         networks.append(network)
         optimizers.append(torch.optim.SGD(network, lr=0.1, **rates))
@@ -177,8 +180,9 @@ def test_gradients_stand_side_by_side_and_absent_ones_are_zero() -> None:
 
 
 def test_frozen_parameters_need_no_gradient() -> None:
-    stack = Stack(SHAPES, torch.float64, CPU, frozen=["bias"])
-    stack.append(make_values(0), None)
+    stack = ParameterStack(SHAPES, torch.float64, CPU, frozen=["bias"])
+    stack.resize([], 1)
+    stack.fill([make_values(0)])
     assert {name for name, leaf in stack.leaves.items() if leaf.requires_grad} == {
         "weight",
         "scale",

@@ -2,7 +2,8 @@
 
 A step works on tensors that stay where they are; what changes between batches and epochs are the
 numbers in them. So one graph serves until some tensor has to be moved: the first batch runs as it
-is (and warms everything up), the second is captured, and every later one is one launch.
+is (and warms everything up), the second is captured, and every later one is one launch. Used by
+`StackedEngine` for training and by `ValidationPass`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from esper.leyline.process import without_collections
 Step = Callable[[], None]
 
 
-class Replay:
+class GraphReplay:
     """Runs a step eagerly once, then captures it, then replays it."""
 
     def __init__(self) -> None:
@@ -34,12 +35,12 @@ class Replay:
     def run(self, step: Step) -> None:
         """Carry out one step."""
         if not self._warm:
-            self._beside(step)
+            self._run_beside(step)
             self._warm = True
             return
         if self._graph is None:
             graph = torch.cuda.CUDAGraph()
-            # Other threads may go on: the feed draws the next epoch meanwhile.
+            # Other threads may go on: the sampler draws the next epoch meanwhile.
             capture = torch.cuda.graph(graph, pool=_pool()[0], capture_error_mode="thread_local")
             with without_collections(), capture:
                 step()
@@ -47,7 +48,7 @@ class Replay:
             self.captures += 1
         self._graph.replay()
 
-    def _beside(self, step: Step) -> None:
+    def _run_beside(self, step: Step) -> None:
         """Run on a side stream, as capture will: libraries set up what they need there."""
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
@@ -61,7 +62,7 @@ def _pool() -> tuple[Any, torch.cuda.CUDAGraph]:
     """Return the memory that all graphs share.
 
     One graph runs at a time, and what it leaves there is read before the next one runs. A pool
-    lives as long as some graph uses it; the empty one beside it keeps it.
+    lives as long as some graph uses it; the empty one returned with it keeps it.
     """
     pool = torch.cuda.graph_pool_handle()
     anchor = torch.cuda.CUDAGraph()

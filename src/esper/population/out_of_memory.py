@@ -52,9 +52,9 @@ def rows_that_fit(message: str, rows: int, resident: int = 0) -> int:
     so the answer is the power of two below the quotient, and below the number that failed.
     """
     wanted, held = _find(_WANTED, message), _find(_HELD, message)
-    room = held + _find(_FREE, message) + _find(_SPARE, message) - resident
+    available = held + _find(_FREE, message) + _find(_SPARE, message) - resident
     need = held + wanted - resident
-    fitting = rows * room / need if held and need > 0 else rows / 2
+    fitting = rows * available / need if held and need > 0 else rows / 2
     most = max(1, min(int(fitting), rows - 1))
     return 1 << (most.bit_length() - 1)
 

@@ -50,7 +50,7 @@ from esper.population.strategy import (
     pick_strategy,
     share_out,
 )
-from esper.population.workers.client import Workplace
+from esper.population.workers.client import WorkerClient
 from esper.population.workers.pool import has_pool
 from esper.tasks.dataset import TaskData
 from esper.tasks.task import Task, get_task
@@ -109,7 +109,7 @@ class Population:
         self._cohorts: list[Cohort] = []
         self._is_midway = False
         """Whether a step has begun and not ended."""
-        self._workplace: Workplace | None = None
+        self._worker_client: WorkerClient | None = None
         self._asked: Strategy = strategy
         self._refusal: str | None = None
         self.strategy: Strategy
@@ -253,7 +253,7 @@ class Population:
         twin.rows = len(chosen)
         twin.row_seeds = [self.row_seeds[row] for row in chosen]
         twin._cohorts = []
-        twin._workplace = None if self._workplace is None else self._workplace.share()
+        twin._worker_client = None if self._worker_client is None else self._worker_client.share()
         twin._pick()
         parts = [[row for row in chosen if self._task_of_row[row] == index] for index in kept]
         twin._fill([join_rows([self._snapshot_of(row) for row in part]) for part in parts])
@@ -271,9 +271,9 @@ class Population:
     def close(self) -> None:
         """Free processes and threads; `reset` starts anew."""
         self._clear()
-        if self._workplace is not None:
-            self._workplace.release()
-        self._workplace = None
+        if self._worker_client is not None:
+            self._worker_client.release()
+        self._worker_client = None
 
     def _clear(self) -> None:
         """Free the rows; processes stay."""
@@ -311,24 +311,24 @@ class Population:
         )
         _log.info("population of %d rows runs %s: %s", self.rows, self.strategy, self.reason)
 
-    def _prepare_workplace(self) -> Workplace | None:
+    def _prepare_worker_client(self) -> WorkerClient | None:
         """Return processes that know the tasks, where rows run in some; start them if need be."""
         if self.strategy != "workers":
             return None
-        if self._workplace is not None and not self._workplace.is_usable:
-            self._workplace.release()
-            self._workplace = None
-        if self._workplace is None:
+        if self._worker_client is not None and not self._worker_client.is_usable:
+            self._worker_client.release()
+            self._worker_client = None
+        if self._worker_client is None:
             count = count_processes(self.config, self.rows)
             try:
-                self._workplace = Workplace(self.tasks, self._data, self.config, count)
+                self._worker_client = WorkerClient(self.tasks, self._data, self.config, count)
             except StrategyError as error:
                 if self._asked != "auto":
                     raise
                 self._refusal = str(error)
                 self._pick()
                 warnings.warn(f"rows run one after another: {error}", EsperWarning, stacklevel=5)
-        return self._workplace
+        return self._worker_client
 
     def _made(self) -> dict[str, Any]:
         """Return what a snapshot depends on: everything but how the rows are executed."""
@@ -350,14 +350,14 @@ class Population:
     def _make_cohorts(self, stacks: Sequence[Sequence[StackedEngine]] = ()) -> list[Cohort]:
         """Return new rows; `stacks` that held them before, by task, begin again."""
         cohorts = []
-        place = self._prepare_workplace()
+        client = self._prepare_worker_client()
         for index, (task, data) in enumerate(zip(self.tasks, self._data, strict=True)):
             mine = [row for row in range(self.rows) if self._task_of_row[row] == index]
             keys = [derive_seed(self.seed, self.row_seeds[row], "row") for row in mine]
             fits = fitting_blueprints(task)
             with naming_rows_that_fit(len(mine), at_once=False):
                 old = stacks[index] if stacks else ()
-                engines = make_engines(task, data, keys, self.strategy, self.config, place, old)
+                engines = make_engines(task, data, keys, self.strategy, self.config, client, old)
                 for part, engine in engines:
                     horizon = self._horizon or task.config.horizon
                     cohorts.append(Cohort(task, part, engine, fits, self.config, horizon))

@@ -1,7 +1,8 @@
-"""Who sits where at a slot: the places of a stack of seeds, and the rows they belong to.
+"""Which entry of a slot's seed stacks belongs to which row.
 
-Places are fixed while a captured step is in use, and some are empty: seeds come and go by changing
-these numbers in place.
+The seeds of one blueprint at one slot are entries of one stack. Entries stay where they are while a
+CUDA graph captured on them is in use, and some are unused: seeds come and go by changing the
+numbers here in place. Made by `seed_stacks` (training) and `validation`, read by `slot_forward`.
 """
 
 from __future__ import annotations
@@ -17,54 +18,54 @@ from torch import Tensor
 Integers = NDArray[np.int64]
 
 EMPTY, ISOLATED, BLENDED = 0, 1, 2
-"""What a place holds: nobody, a seed that learns apart, a seed that takes part."""
+"""What an entry holds: nothing, a seed that learns apart, a seed whose output is blended in."""
 
 
 @dataclass(frozen=True, slots=True)
-class Seating:
-    """The numbers of `Seats` on the CPU."""
+class SlotIndexArrays:
+    """The numbers of a `SlotIndex` on the CPU."""
 
-    rows: Integers
-    holder: Integers
+    row_of_entry: Integers
+    entry_of_row: Integers
     state: Integers
     algorithm: Integers
-    gate: Integers
-    gated: Integers
-    gate_rows: Integers
+    gate_of_entry: Integers
+    entry_of_gate: Integers
+    row_of_gate: Integers
     alpha: NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Seats:
-    """Tensors on the device for n places, k gates and R stacked rows."""
+class SlotIndex:
+    """Tensors on the device for n entries, k gates and R stacked rows."""
 
-    rows: Tensor
-    """int64 [n], the row of every place; any where it is empty."""
-    holder: Tensor
-    """int64 [R], the place of every row, -1 where it has none."""
+    row_of_entry: Tensor
+    """int64 [n]; any row where the entry is empty."""
+    entry_of_row: Tensor
+    """int64 [R], -1 where a row has none."""
     state: Tensor
     """int64 [n], EMPTY, ISOLATED or BLENDED."""
     algorithm: Tensor
     """int64 [n], how it is blended, an `AlphaAlgorithm`."""
-    gate: Tensor
-    """int64 [n], the gate of every place, -1 where it has none."""
-    gated: Tensor
-    """int64 [k], the place of every gate, -1 where the gate is nobody's."""
-    gate_rows: Tensor
-    """int64 [k], the row of every gate; any where it is nobody's."""
+    gate_of_entry: Tensor
+    """int64 [n], -1 where an entry has none."""
+    entry_of_gate: Tensor
+    """int64 [k], -1 where a gate is unused."""
+    row_of_gate: Tensor
+    """int64 [k]; any row where the gate is unused."""
     alpha: Tensor
     """float64 [n], 1 where isolated."""
 
     @classmethod
-    def take(cls, seating: Seating, device: torch.device) -> Seats:
+    def from_arrays(cls, arrays: SlotIndexArrays, device: torch.device) -> SlotIndex:
         """Put numbers on a device."""
-        return cls(*(torch.from_numpy(each).to(device) for each in _all(seating)))
+        return cls(*(torch.from_numpy(each).to(device) for each in _values(arrays)))
 
-    def change(self, seating: Seating) -> None:
+    def copy_(self, arrays: SlotIndexArrays) -> None:
         """Take over other numbers in place."""
-        for mine, each in zip(_all(self), _all(seating), strict=True):
+        for mine, each in zip(_values(self), _values(arrays), strict=True):
             mine.copy_(torch.from_numpy(each))
 
 
-def _all(numbers: Seats | Seating) -> list[Any]:
-    return [getattr(numbers, field.name) for field in fields(Seats)]
+def _values(numbers: SlotIndex | SlotIndexArrays) -> list[Any]:
+    return [getattr(numbers, field.name) for field in fields(SlotIndex)]

@@ -19,7 +19,7 @@ _SMALL = 2**24
 """Bytes of an activation above which one job alone fills the device."""
 
 
-class Lanes:
+class CudaStreams:
     """Streams that jobs take turns on; without any, jobs run one after another."""
 
     def __init__(self, count: int = 0) -> None:
@@ -38,7 +38,7 @@ class Lanes:
         results = []
         for number, (function, x) in enumerate(jobs):
             stream = used[number % len(used)]
-            # Its memory must not be given away while a lane still reads it.
+            # Its memory must not be given away while its stream still reads it.
             x.record_stream(stream)
             with torch.cuda.stream(stream):
                 results.append(function(x))

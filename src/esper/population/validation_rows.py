@@ -1,8 +1,8 @@
-"""Who takes part in a pass over validation data, in memory that stays where it is.
+"""Which rows and seeds take part in a pass over validation data, in memory that stays in place.
 
 A pass has positions: a row in one configuration of its seeds. A seed takes part at several of them
-or at none, and it is never quite the same from one pass to the next. Where positions and places
-cost little there are some to spare, so that a captured pass serves until somebody does not fit.
+or at none, and it is never quite the same from one pass to the next. Where positions and entries
+cost little there are spare ones, so that a captured pass serves until something does not fit.
 """
 
 from __future__ import annotations
@@ -16,33 +16,33 @@ from numpy.typing import NDArray
 
 from esper.kasmina.state import SlotState
 from esper.leyline.alpha import AlphaAlgorithm
-from esper.population.capacity import Room
+from esper.population.capacity import StackCapacity
 from esper.population.engine import SlotSpec
-from esper.population.seed_stacks import GATE, IS_BLENDED, Nursery
-from esper.population.slot_forward import Grafts, Part, SlotGrafts
-from esper.population.slot_index import BLENDED, EMPTY, Integers, Seating, Seats
-from esper.population.streams import Lanes
+from esper.population.seed_stacks import GATE, IS_BLENDED, SeedStacks
+from esper.population.slot_forward import SlotForward, SlotForwards, StackedModule
+from esper.population.slot_index import BLENDED, EMPTY, Integers, SlotIndex, SlotIndexArrays
+from esper.population.streams import CudaStreams
 
 Key = tuple[int, int]
-"""Slot and blueprint id, or GATE."""
+"""Slot and kind of a stack: a blueprint id, or GATE."""
 
 _FADING = 0.97
 """What is left, after each pass, of how many were needed once."""
 
 
 @dataclass(frozen=True, slots=True)
-class Guests:
-    """The seeds that take part at one slot, ordered by kind, place and position."""
+class ActiveSeeds:
+    """The seeds that take part in a pass at one slot, ordered by kind, entry and position."""
 
     positions: Integers
     kinds: Integers
-    places: Integers
+    entries: Integers
     algorithm: Integers
     alpha: NDArray[np.float64]
     gated: Integers
     """Which of them have a gate, in the order of their gates."""
-    gates: Integers
-    """The places of these gates."""
+    gate_entries: Integers
+    """The entries of these gates."""
 
     def count(self, slot: int) -> dict[Key, int]:
         """Return how many there are of every kind."""
@@ -51,49 +51,49 @@ class Guests:
         return found | ({(slot, GATE): len(self.gated)} if len(self.gated) else {})
 
 
-class Gathering:
-    """The positions of a pass and the seeds at every slot; `gather` says which they are."""
+class ValidationRows:
+    """The positions of a pass and the seeds at every slot; `select` says which they are."""
 
     def __init__(
         self,
-        nursery: Nursery,
+        seed_stacks: SeedStacks,
         slots: Sequence[SlotSpec],
-        room: Room,
+        capacity: StackCapacity,
         device: torch.device,
-        lanes: Lanes,
+        streams: CudaStreams,
     ) -> None:
-        """Choose from the seeds of a nursery; `room` says how many may be left to spare."""
-        self._nursery, self._slots, self._room = nursery, tuple(slots), room
-        self._device, self._lanes = device, lanes
+        """Choose from the seeds of all rows; `capacity` says how many spares there are."""
+        self._seed_stacks, self._slots, self._capacity = seed_stacks, tuple(slots), capacity
+        self._device, self._streams = device, streams
         self.rows = torch.zeros(0, dtype=torch.int64, device=device)
-        """int64, the row of every position; any where it is to spare."""
-        self.grafts: Grafts = (None,) * len(self._slots)
-        """What takes part at every slot."""
-        self.moves = 0
-        """How often memory was laid out anew: what was captured before is void."""
-        self._laid_out_for = -1
-        self._places: dict[Key, int] = {}
+        """int64, the row of every position; any where it is spare."""
+        self.forwards: SlotForwards = (None,) * len(self._slots)
+        """What runs at every slot."""
+        self.layout_version = 0
+        """Counts new layouts of memory: a pass captured at another version is void."""
+        self._seeds_version = -1
+        self._entries: dict[Key, int] = {}
         self._peaks: dict[Key, float] = {}
         self._most_positions = 0.0
 
-    def gather(self, rows: Integers, on: NDArray[np.bool_], state: SlotState) -> None:
+    def select(self, rows: Integers, on: NDArray[np.bool_], state: SlotState) -> None:
         """Take rows [n], each as often as it comes; `on` [n, S] says which of its seeds take part.
 
         A seed that is not blended takes no part in any case.
         """
-        guests = [
-            find_guests(self._nursery, slot, rows, on[:, slot], state)
+        active = [
+            find_active_seeds(self._seed_stacks, slot, rows, on[:, slot], state)
             for slot in range(len(self._slots))
         ]
-        needed = {k: n for slot, each in enumerate(guests) for k, n in each.count(slot).items()}
+        needed = {k: n for slot, each in enumerate(active) for k, n in each.count(slot).items()}
         self._remember(len(rows), needed)
         if not self._fits(len(rows), needed):
             self._lay_out(len(rows), needed)
         padded = np.zeros(len(self.rows), dtype=np.int64)
         padded[: len(rows)] = rows
         self.rows.copy_(torch.from_numpy(padded))
-        for slot, each in enumerate(guests):
-            self._seat(slot, each)
+        for slot, each in enumerate(active):
+            self._fill_slot(slot, each)
 
     def _remember(self, positions: int, needed: dict[Key, int]) -> None:
         """Take note of how much is needed; what was needed long ago fades."""
@@ -102,131 +102,132 @@ class Gathering:
             self._peaks[key] = max(needed.get(key, 0), _FADING * self._peaks.get(key, 0.0))
 
     def _fits(self, positions: int, needed: dict[Key, int]) -> bool:
-        """Return whether everybody finds a place as things are."""
-        if not self._room.spares or self._laid_out_for != self._nursery.moves:
+        """Return whether there are positions and entries enough as things are."""
+        is_current = self._seeds_version == self._seed_stacks.layout_version
+        if not self._capacity.has_spares or not is_current:
             return False
         return positions <= len(self.rows) and all(
-            count <= self._places.get(key, 0) for key, count in needed.items()
+            count <= self._entries.get(key, 0) for key, count in needed.items()
         )
 
     def _lay_out(self, positions: int, needed: dict[Key, int]) -> None:
-        """Make room for what is needed, and for what may soon be."""
-        if self._room.spares:
-            positions = self._room.positions(max(positions, round(self._most_positions)))
+        """Allocate what is needed, and what may soon be."""
+        if self._capacity.has_spares:
+            positions = self._capacity.positions(max(positions, round(self._most_positions)))
             wanted = {
-                (bed.slot, bed.kind): max(
-                    needed.get((bed.slot, bed.kind), 0),
-                    round(self._peaks.get((bed.slot, bed.kind), 0.0)),
-                    bed.count,
+                (stack.slot, stack.kind): max(
+                    needed.get((stack.slot, stack.kind), 0),
+                    round(self._peaks.get((stack.slot, stack.kind), 0.0)),
+                    stack.count,
                 )
-                for bed in self._nursery.beds
+                for stack in self._seed_stacks.stacks
             }
             needed = {
-                key: self._room.places(self._slots[key[0]], count)
+                key: self._capacity.entries(self._slots[key[0]], count)
                 for key, count in wanted.items()
                 if count
             }
-        self._places = needed
+        self._entries = needed
         self.rows = torch.zeros(positions, dtype=torch.int64, device=self._device)
-        self.grafts = (None,) * len(self._slots)
-        self._laid_out_for = self._nursery.moves
-        self.moves += 1
+        self.forwards = (None,) * len(self._slots)
+        self._seeds_version = self._seed_stacks.layout_version
+        self.layout_version += 1
 
-    def _seat(self, slot: int, guests: Guests) -> None:
-        """Put the guests of a slot in their places."""
-        kinds = sorted(kind for where, kind in self._places if where == slot and kind != GATE)
+    def _fill_slot(self, slot: int, active: ActiveSeeds) -> None:
+        """Give the seeds of a slot their entries."""
+        kinds = sorted(kind for where, kind in self._entries if where == slot and kind != GATE)
         if not kinds:
             return
-        counts = [self._places[slot, kind] for kind in kinds]
+        counts = [self._entries[slot, kind] for kind in kinds]
         first = np.cumsum([0, *counts])
-        own = np.searchsorted(kinds, guests.kinds)
+        own = np.searchsorted(kinds, active.kinds)
         rank = np.arange(len(own)) - np.searchsorted(own, own)
-        seating = _make_seating(
-            guests,
+        arrays = _make_arrays(
+            active,
             first[own] + rank,
-            places=int(first[-1]),
-            gates=self._places.get((slot, GATE), 0),
+            entries=int(first[-1]),
+            gates=self._entries.get((slot, GATE), 0),
             positions=len(self.rows),
         )
-        chosen = [_padded(guests.places[own == k], count) for k, count in enumerate(counts)]
-        gates = _padded(guests.gates, len(seating.gated))
-        grown = self.grafts[slot]
-        if grown is None:
-            grafts = list(self.grafts)
-            grafts[slot] = SlotGrafts(
-                Seats.take(seating, self._device),
-                tuple(self._part(slot, k, at) for k, at in zip(kinds, chosen, strict=True)),
-                self._part(slot, GATE, gates) if len(gates) else None,
-                self._lanes,
+        chosen = [_padded(active.entries[own == k], count) for k, count in enumerate(counts)]
+        gates = _padded(active.gate_entries, len(arrays.entry_of_gate))
+        forward = self.forwards[slot]
+        if forward is None:
+            forwards = list(self.forwards)
+            forwards[slot] = SlotForward(
+                SlotIndex.from_arrays(arrays, self._device),
+                tuple(self._module(slot, k, at) for k, at in zip(kinds, chosen, strict=True)),
+                self._module(slot, GATE, gates) if len(gates) else None,
+                self._streams,
             )
-            self.grafts = tuple(grafts)
+            self.forwards = tuple(forwards)
             return
-        grown.seats.change(seating)
-        parts = [*grown.parts, *([grown.gates] if grown.gates is not None else [])]
-        for part, at in zip(parts, [*chosen, *([gates] if len(gates) else [])], strict=True):
-            assert part.places is not None
-            part.places.copy_(torch.from_numpy(at))
+        forward.index.copy_(arrays)
+        modules = [*forward.modules, *([forward.gates] if forward.gates is not None else [])]
+        for module, at in zip(modules, [*chosen, *([gates] if len(gates) else [])], strict=True):
+            assert module.entries is not None
+            module.entries.copy_(torch.from_numpy(at))
 
-    def _part(self, slot: int, kind: int, places: Integers) -> Part:
-        bed = self._nursery.bed(slot, kind)
-        if not self._room.spares and np.array_equal(places, np.arange(len(bed.rows))):
-            return Part(bed.stack, None, bed.module, len(places))
-        chosen = torch.from_numpy(places).to(self._device)
-        return Part(bed.stack, chosen, bed.module, len(places))
+    def _module(self, slot: int, kind: int, entries: Integers) -> StackedModule:
+        stack = self._seed_stacks.stack(slot, kind)
+        if not self._capacity.has_spares and np.array_equal(entries, np.arange(len(stack.rows))):
+            return StackedModule(stack.parameters, None, stack.module, len(entries))
+        chosen = torch.from_numpy(entries).to(self._device)
+        return StackedModule(stack.parameters, chosen, stack.module, len(entries))
 
 
-def find_guests(
-    nursery: Nursery, slot: int, rows: Integers, on: NDArray[np.bool_], state: SlotState
-) -> Guests:
+def find_active_seeds(
+    seed_stacks: SeedStacks, slot: int, rows: Integers, on: NDArray[np.bool_], state: SlotState
+) -> ActiveSeeds:
     """Return the seeds of a slot that take part in a pass over these rows."""
     alpha = state.alpha.numpy()[:, slot]
     blended = IS_BLENDED[state.stage.numpy()[:, slot]] & (alpha > 0)
     positions = np.flatnonzero(on & blended[rows])
     own = rows[positions]
-    order = np.lexsort((positions, nursery.places[own, slot], nursery.kinds[own, slot]))
+    order = np.lexsort((positions, seed_stacks.entries[own, slot], seed_stacks.kinds[own, slot]))
     positions, own = positions[order], own[order]
     algorithm = state.algorithm.numpy()[own, slot]
     gated = np.flatnonzero(algorithm == int(AlphaAlgorithm.GATE))
-    gated = gated[np.argsort(nursery.gates[own[gated], slot], kind="stable")]
-    return Guests(
+    gated = gated[np.argsort(seed_stacks.gate_entries[own[gated], slot], kind="stable")]
+    return ActiveSeeds(
         positions=positions,
-        kinds=nursery.kinds[own, slot],
-        places=nursery.places[own, slot],
+        kinds=seed_stacks.kinds[own, slot],
+        entries=seed_stacks.entries[own, slot],
         algorithm=algorithm,
         alpha=alpha[own],
         gated=gated,
-        gates=nursery.gates[own[gated], slot],
+        gate_entries=seed_stacks.gate_entries[own[gated], slot],
     )
 
 
-def _make_seating(
-    guests: Guests, seats: Integers, *, places: int, gates: int, positions: int
-) -> Seating:
-    """Return the numbers of a slot where the guests have these seats and the rest is empty."""
-    seating = Seating(
-        rows=np.zeros(places, dtype=np.int64),
-        holder=np.full(positions, -1, dtype=np.int64),
-        state=np.full(places, EMPTY, dtype=np.int64),
-        algorithm=np.zeros(places, dtype=np.int64),
-        gate=np.full(places, -1, dtype=np.int64),
-        gated=np.full(gates, -1, dtype=np.int64),
-        gate_rows=np.zeros(gates, dtype=np.int64),
-        alpha=np.ones(places),
+def _make_arrays(
+    active: ActiveSeeds, entry: Integers, *, entries: int, gates: int, positions: int
+) -> SlotIndexArrays:
+    """Return the numbers of a slot whose seeds have these entries, the rest being empty."""
+    arrays = SlotIndexArrays(
+        row_of_entry=np.zeros(entries, dtype=np.int64),
+        entry_of_row=np.full(positions, -1, dtype=np.int64),
+        state=np.full(entries, EMPTY, dtype=np.int64),
+        algorithm=np.zeros(entries, dtype=np.int64),
+        gate_of_entry=np.full(entries, -1, dtype=np.int64),
+        entry_of_gate=np.full(gates, -1, dtype=np.int64),
+        row_of_gate=np.zeros(gates, dtype=np.int64),
+        alpha=np.ones(entries),
     )
-    seating.rows[seats] = guests.positions
-    seating.holder[guests.positions] = seats
-    seating.state[seats] = BLENDED
-    seating.algorithm[seats] = guests.algorithm
-    seating.alpha[seats] = guests.alpha
-    count = len(guests.gated)
-    seating.gate[seats[guests.gated]] = np.arange(count)
-    seating.gated[:count] = seats[guests.gated]
-    seating.gate_rows[:count] = guests.positions[guests.gated]
-    return seating
+    arrays.row_of_entry[entry] = active.positions
+    arrays.entry_of_row[active.positions] = entry
+    arrays.state[entry] = BLENDED
+    arrays.algorithm[entry] = active.algorithm
+    arrays.alpha[entry] = active.alpha
+    count = len(active.gated)
+    arrays.gate_of_entry[entry[active.gated]] = np.arange(count)
+    arrays.entry_of_gate[:count] = entry[active.gated]
+    arrays.row_of_gate[:count] = active.positions[active.gated]
+    return arrays
 
 
-def _padded(places: Integers, count: int) -> Integers:
-    """Return the places, and the first one for whoever is to spare."""
+def _padded(entries: Integers, count: int) -> Integers:
+    """Return `count` entries: these, and the first of the stack for spare ones."""
     result = np.zeros(count, dtype=np.int64)
-    result[: len(places)] = places
+    result[: len(entries)] = entries
     return result

@@ -1,4 +1,4 @@
-"""Shorter ways for modules that `vmap` handles with extra passes over the activation.
+"""Rules of our own for modules that `vmap` handles with extra passes over the activation.
 
 GroupNorm under `vmap` is a normalisation, a product and a sum, and it and the pools copy every
 activation to bring rows to the front. Both treat every sample alike, so here they leave `vmap` and
@@ -166,8 +166,8 @@ class _KernelConvolution(torch.autograd.Function):
         return out.movedim(-1, 2), 0
 
 
-def shorten(module: nn.Module) -> nn.Module:
-    """Let the norms, pools and convolutions of a module that runs under `vmap` take a short way.
+def install_vmap_rules(module: nn.Module) -> nn.Module:
+    """Make norms, pools and convolutions of a module that runs under `vmap` use the rules here.
 
     Only those of PyTorch itself: what a user made of them may do something else.
     """
@@ -256,19 +256,19 @@ def _convolve(conv: nn.Conv2d, plain: SampleWise, x: Tensor) -> Tensor:
 def _run_sequence(sequence: nn.Sequential, x: Tensor, residual: Tensor | None = None) -> Tensor:
     """Run modules one after another, a norm together with the ReLU and the sum behind it."""
     parts = list(sequence)
-    place = 0
-    while place < len(parts):
-        part, following = parts[place], parts[place + 1 : place + 2]
+    at = 0
+    while at < len(parts):
+        part, following = parts[at], parts[at + 1 : at + 2]
         if type(part) is nn.GroupNorm and part.affine and not _is_watched(part):
             relu = bool(following) and type(following[0]) is nn.ReLU
             relu = relu and not _is_watched(following[0])
-            place += 2 if relu else 1
-            last = residual if place == len(parts) else None
+            at += 2 if relu else 1
+            last = residual if at == len(parts) else None
             x = _normalise(part, x, relu, last)
             residual = None if last is not None else residual
         else:
             x = part(x)
-            place += 1
+            at += 1
     return x if residual is None else x + residual
 
 

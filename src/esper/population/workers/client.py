@@ -1,7 +1,7 @@
 """What a population has in worker processes: its tasks with their data, loaded once.
 
-A workplace is shared by a population and its forks, and outlives every reset: rows come and go in
-it, processes and data stay.
+A `WorkerClient` leases processes of the program's pool (`pool`) and is shared by a population and
+its forks. It outlives every reset: rows come and go (`engine`), processes and data stay.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from esper.tasks.dataset import TaskData
 from esper.tasks.task import Task
 
 
-class Workplace:
-    """Some processes of the program's pool that know the tasks of a population.
+class WorkerClient:
+    """Processes of the program's pool that have the tasks of a population loaded.
 
     Args:
         tasks: what rows may be of.
@@ -48,10 +48,10 @@ class Workplace:
             _check_classes(task, config)
         self.pool: WorkerPool = lease_pool(count)
         self._users = [1]
-        self._worlds = [self.pool.next_serial() for _ in tasks]
+        self._task_ids = [self.pool.next_serial() for _ in tasks]
         try:
-            for task, own, world in zip(tasks, data, self._worlds, strict=True):
-                self._load(task, own, config, world)
+            for task, own, task_id in zip(tasks, data, self._task_ids, strict=True):
+                self._load(task, own, config, task_id)
         except BaseException:
             self.release()
             raise
@@ -61,12 +61,12 @@ class Workplace:
         """Whether all processes are there, as far as is known."""
         return self._users[0] > 0 and self.pool.is_usable
 
-    def world(self, task: Task) -> int:
-        """Return the number under which processes know a task."""
-        return self._worlds[self._tasks.index(task)]
+    def id_of(self, task: Task) -> int:
+        """Return the number under which processes have a task."""
+        return self._task_ids[self._tasks.index(task)]
 
-    def share(self) -> Workplace:
-        """Return the same place for another population, which has engines of its own."""
+    def share(self) -> WorkerClient:
+        """Return the same processes for another population, which has engines of its own."""
         other = copy.copy(self)
         other.rows, other.seconds = {}, {}
         self._users[0] += 1
@@ -78,20 +78,20 @@ class Workplace:
         if self._users[0]:
             return
         try:
-            for world in self._worlds:
-                asked = [self.pool.ask(process, "unload", world) for process in range(self.count)]
+            for task_id in self._task_ids:
+                asked = [self.pool.ask(process, "unload", task_id) for process in range(self.count)]
                 self.pool.answers(dict(enumerate(asked)))
         except WorkerError:
             pass  # what is gone has forgotten it
         self.pool.release()
 
-    def _load(self, task: Task, data: TaskData, config: PopulationConfig, world: int) -> None:
+    def _load(self, task: Task, data: TaskData, config: PopulationConfig, task_id: int) -> None:
         asked = {}
         for process in range(self.count):
             # The data are not copied but shared, which must be arranged with each process.
             packed = ForkingPickler.dumps((_classes(task), task.config, data, config))
             asked[process] = self.pool.ask(
-                process, "load", world, list(sys.path), blueprint_names(), bytes(packed)
+                process, "load", task_id, list(sys.path), blueprint_names(), bytes(packed)
             )
         try:
             self.pool.answers(asked)

@@ -21,7 +21,7 @@ from torch import Tensor
 from esper.kasmina.gradients import GradientSample
 from esper.kasmina.state import SlotState
 from esper.population.engine import EpochResult, RowWeights, SlotSpec
-from esper.population.workers.client import Workplace
+from esper.population.workers.client import WorkerClient
 from esper.population.workers.pool import WorkerError
 from esper.tasks.task import Task
 
@@ -37,23 +37,23 @@ _EPOCHS_SEEN = 3
 class WorkersEngine:
     """Rows shared out among the processes of a pool; the same numbers as one after another."""
 
-    def __init__(self, place: Workplace, task: Task, keys: Sequence[int]) -> None:
+    def __init__(self, client: WorkerClient, task: Task, keys: Sequence[int]) -> None:
         """Let every process build its share of the rows."""
         self.is_stacked = False
-        self._place = place
-        self._pool = place.pool
+        self._client = client
+        self._pool = client.pool
         self._number = self._pool.next_serial()
         self._keys = list(keys)
-        self._parts = deal_rows(len(keys), place.count, list(place.rows.values()))
-        """The rows of every process, by their place in it."""
+        self._parts = split_rows(len(keys), client.count, list(client.rows.values()))
+        """The rows of every process, in the order they have there."""
         self._costs: list[deque[float]] = [deque(maxlen=_EPOCHS_SEEN) for _ in keys]
         self._state: SlotState | None = None
         self._announced: tuple[list[int], dict[int, int]] | None = None
-        place.rows[self._number] = [len(part) for part in self._parts]
-        world = place.world(task)
+        client.rows[self._number] = [len(part) for part in self._parts]
+        task_id = client.id_of(task)
         asked = {
             process: self._pool.ask(
-                process, "open", self._number, world, [self._keys[row] for row in part]
+                process, "open", self._number, task_id, [self._keys[row] for row in part]
             )
             for process, part in self._busy()
         }
@@ -139,14 +139,14 @@ class WorkersEngine:
     def write(self, row: int, weights: RowWeights, state: SlotState) -> None:
         """Replace a row; `state` [1, S] says what lives in its slots."""
         self._state = None
-        process, place = self._find(row)
-        serial = self._pool.ask(process, "change", self._number, "write", place, weights, state)
+        process, position = self._find(row)
+        serial = self._pool.ask(process, "change", self._number, "write", position, weights, state)
         self._pool.answer(process, serial)
 
     def close(self) -> None:
         """Let the processes forget these rows; they themselves belong to the pool."""
-        self._place.rows.pop(self._number, None)
-        self._place.seconds.pop(self._number, None)
+        self._client.rows.pop(self._number, None)
+        self._client.seconds.pop(self._number, None)
         try:
             self._pool.answers(
                 {
@@ -164,8 +164,8 @@ class WorkersEngine:
         cost = [median(seen) for seen in self._costs]
         for _ in self._parts:
             own = [sum(cost[row] for row in part) for part in self._parts]
-            self._place.seconds[self._number] = own
-            loads = [sum(column) for column in zip(*self._place.seconds.values(), strict=True)]
+            self._client.seconds[self._number] = own
+            loads = [sum(column) for column in zip(*self._client.seconds.values(), strict=True)]
             heavy, light = loads.index(max(loads)), loads.index(min(loads))
             gap = loads[heavy] - loads[light]
             pairs = [(i, j) for i in self._parts[heavy] for j in self._parts[light]]
@@ -183,21 +183,21 @@ class WorkersEngine:
         weights = dict(zip((one[1], other[1]), self.read_rows([one[1], other[1]]), strict=True))
         serials = {}
         for (process, old), (_, row) in ((one, other), (other, one)):
-            place = self._parts[process].index(old)
+            position = self._parts[process].index(old)
             state = self._state.select([row])
             serials[process] = self._pool.ask(
                 process,
                 "change",
                 self._number,
                 "adopt",
-                place,
+                position,
                 self._keys[row],
                 weights[row],
                 state,
             )
         self._pool.answers(serials)
-        places = [self._parts[process].index(row) for process, row in (one, other)]
-        self._parts[one[0]][places[0]], self._parts[other[0]][places[1]] = other[1], one[1]
+        here, there = (self._parts[process].index(row) for process, row in (one, other))
+        self._parts[one[0]][here], self._parts[other[0]][there] = other[1], one[1]
 
     def _order(self) -> Tensor:
         """Return int64 [R]: where each row stands when the answers are put side by side."""
@@ -209,7 +209,7 @@ class WorkersEngine:
         return [(process, part) for process, part in enumerate(self._parts) if part]
 
     def _find(self, row: int) -> tuple[int, int]:
-        """Return where a row is: the process and its place in it."""
+        """Return where a row is: the process and its position there."""
         for process, part in self._busy():
             if row in part:
                 return process, part.index(row)
@@ -228,7 +228,7 @@ class WorkersEngine:
         return list(self._pool.answers(self._ask(*words, argument=argument)).values())
 
 
-def deal_rows(rows: int, processes: int, others: Sequence[Sequence[int]]) -> list[list[int]]:
+def split_rows(rows: int, processes: int, others: Sequence[Sequence[int]]) -> list[list[int]]:
     """Return the rows of every process.
 
     Args:
