@@ -14,8 +14,8 @@ from esper.kasmina.slot import Slot
 from esper.kasmina.state import SlotState, empty_state
 from esper.leyline.alpha import AlphaAlgorithm, AlphaMode
 from esper.leyline.stages import SeedStage
-from esper.population.capacity import StackCapacity
 from esper.population.engine import SlotSpec
+from esper.population.parameter_stack import StackCapacity
 from esper.population.seed_stacks import SeedStacks
 from esper.population.slot_forward import SlotForward
 

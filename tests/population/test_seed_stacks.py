@@ -10,7 +10,7 @@ from esper.kasmina.state import SlotState
 from esper.leyline.stages import SeedStage
 from esper.population.engine import RowWeights
 from esper.population.seed_stacks import ABSENT, SeedStacks
-from esper.population.slot_index import BLENDED, EMPTY, ISOLATED
+from esper.population.slot_forward import BLENDED, EMPTY, ISOLATED
 from tests.plots import same
 from tests.population.seed_states import (
     CHANNELS,

@@ -20,10 +20,10 @@ from esper.leyline.errors import EsperWarning
 from esper.leyline.stages import SeedStage
 from esper.population import stacked, validation
 from esper.population.ablations import compare
-from esper.population.capacity import StackCapacity
 from esper.population.cohort import Cohort
+from esper.population.parameter_stack import StackCapacity
 from esper.population.seed_stacks import ABSENT, GATE
-from esper.population.slot_index import EMPTY
+from esper.population.slot_forward import EMPTY
 from esper.tasks import get_task
 from tests.plots import same
 from tests.population.plugins import Deciding, OddSeed, odd_task, plugged_in

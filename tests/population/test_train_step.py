@@ -5,11 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from esper.kasmina.blueprints.registry import BLUEPRINTS
+from esper.leyline.alpha import AlphaMode
+from esper.leyline.stages import SeedStage
 from esper.population.engine import TrainSettings
 from esper.population.parameter_stack import ParameterStack
-from esper.population.train_step import TrainStep
-from tests.population.seed_states import make_seed_stacks, make_state, put
+from esper.population.seed_stacks import GATE as GATES
+from esper.population.train_step import TrainStep, gate_pairs, learning_entries
+from tests.population.seed_states import GATE, make_seed_stacks, make_state, put
 
+MLP, LORA = BLUEPRINTS.get("mlp"), BLUEPRINTS.get("lora")
 SETTINGS = TrainSettings(learning_rate=0.1, momentum=0.9, weight_decay=0.01, max_grad_norm=1.0)
 
 
@@ -64,3 +69,37 @@ def test_a_step_is_for_the_layout_of_its_time() -> None:
     assert step.layout_version == seed_stacks.layout_version
     seed_stacks.sync(put(make_state(3), 1, "mlp"))
     assert step.layout_version != seed_stacks.layout_version
+
+
+def test_who_learns() -> None:
+    seed_stacks = make_seed_stacks(6)
+    state = make_state(6)
+    lives = [
+        (SeedStage.GERMINATED, {}),
+        (SeedStage.TRAINING, {}),
+        (SeedStage.BLENDING, {}),
+        (SeedStage.BLENDING, {"alpha": 0.0}),
+        (SeedStage.BLENDING, {"alpha_mode": AlphaMode.DOWN}),
+        (SeedStage.FOSSILIZED, {"alpha": 1.0}),
+    ]
+    for row, (stage, fields) in enumerate(lives):
+        state = put(state, row, "mlp", stage, **fields)
+    seed_stacks.sync(state)
+    (stack,) = seed_stacks.stacks
+    assert learning_entries(stack, state).tolist() == [False, True, True, False, False, True]
+
+
+def test_norms_of_a_gate_belong_to_those_of_its_seed() -> None:
+    seed_stacks = make_seed_stacks(4)
+    state = put(make_state(4), 0, "mlp", algorithm=GATE)
+    state = put(put(state, 1, "lora", algorithm=GATE), 2, "mlp")
+    state = put(state, 3, "mlp", algorithm=GATE)
+    seed_stacks.sync(state)
+    rows = {stack.kind: stack.rows for stack in seed_stacks.stacks}
+    assert rows[GATES] == [0, 1, 3]
+    assert rows[MLP.id] == [0, 2, 3]
+    shared = {
+        (gates.kind, seeds.kind): (here.tolist(), there.tolist())
+        for gates, seeds, here, there in gate_pairs(seed_stacks)
+    }
+    assert shared == {(GATES, MLP.id): ([0, 2], [0, 2]), (GATES, LORA.id): ([1], [0])}

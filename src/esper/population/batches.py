@@ -139,7 +139,7 @@ class BatchBuffers:
     def _load_images(
         self, plan: EpochPlan, start: int, stop: int, gain: Tensor, bias: Tensor
     ) -> None:
-        from esper.population.kernels.sampling import sample_images
+        from esper.population.kernels.images import sample_images
 
         images, labels = self._data.samples["train"], self._data.targets["train"]
         rows, (_, channels, height, width) = len(plan.indices), images.shape

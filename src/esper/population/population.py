@@ -31,6 +31,7 @@ from esper.leyline.rules import Masks, RuleView, build_masks
 from esper.leyline.signals import Signals
 from esper.leyline.storage import load_tree, save_tree
 from esper.population.cohort import Cohort
+from esper.population.device import naming_rows_that_fit
 from esper.population.engine import EXECUTION_SETTINGS, PopulationConfig, Strategy, StrategyError
 from esper.population.merging import (
     first_difference,
@@ -39,7 +40,6 @@ from esper.population.merging import (
     merge_views,
     take_rows,
 )
-from esper.population.out_of_memory import naming_rows_that_fit
 from esper.population.scoring import score_test_split
 from esper.population.stacked import StackedEngine
 from esper.population.strategy import (

@@ -19,12 +19,19 @@ from esper.kasmina.seedbed import draw_gate, draw_seed
 from esper.kasmina.state import SlotState
 from esper.leyline.alpha import AlphaAlgorithm
 from esper.leyline.stages import BLENDED_STAGES, SeedStage
-from esper.population.capacity import StackCapacity
+from esper.population.device import CudaStreams
 from esper.population.engine import RowWeights, SlotSpec
-from esper.population.parameter_stack import ParameterStack
-from esper.population.slot_forward import SlotForward, SlotForwards, StackedModule
-from esper.population.slot_index import BLENDED, EMPTY, ISOLATED, SlotIndex, SlotIndexArrays
-from esper.population.streams import CudaStreams
+from esper.population.parameter_stack import ParameterStack, StackCapacity
+from esper.population.slot_forward import (
+    BLENDED,
+    EMPTY,
+    ISOLATED,
+    SlotForward,
+    SlotForwards,
+    SlotIndex,
+    SlotIndexArrays,
+    StackedModule,
+)
 from esper.population.vmap_rules import install_vmap_rules
 
 GATE = -1

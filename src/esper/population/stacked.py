@@ -2,12 +2,13 @@
 
 The host runs once under `vmap` over the stacked parameters of all rows; at every slot a forward
 hook runs the rows' seeds (`slot_forward`). `train_step` is one optimizer step, `validation` the
-passes over validation data; on CUDA both are captured in graphs (`cuda_graph`).
+passes over validation data; on CUDA both are captured in graphs (`device`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,7 @@ from esper.kasmina.optimizer import GRADIENT_STRIDE
 from esper.kasmina.state import SlotState
 from esper.leyline.stages import SeedStage
 from esper.population.batches import BatchBuffers, EpochSampler
-from esper.population.capacity import StackCapacity
-from esper.population.cuda_graph import GraphReplay
+from esper.population.device import CudaStreams, GraphReplay
 from esper.population.engine import (
     EpochResult,
     RowWeights,
@@ -29,15 +29,12 @@ from esper.population.engine import (
     TrainSettings,
     empty_sample,
 )
-from esper.population.parameter_stack import ParameterStack
-from esper.population.seed_groups import SeedGroup, group_seeds
-from esper.population.seed_stacks import GATE, SeedStacks
-from esper.population.slot_forward import SlotForwards, apply_slot
-from esper.population.stackable import stacked_attention
-from esper.population.streams import CudaStreams
-from esper.population.train_step import Reals, TrainStep
+from esper.population.parameter_stack import ParameterStack, StackCapacity
+from esper.population.seed_stacks import ABSENT, GATE, SeedStacks
+from esper.population.slot_forward import Integers, SlotForwards, apply_slot
+from esper.population.train_step import Reals, TrainStep, learning_entries
 from esper.population.validation import ValidationPass
-from esper.population.vmap_rules import has_kernels, install_vmap_rules
+from esper.population.vmap_rules import has_kernels, install_vmap_rules, stacked_attention
 from esper.tasks.dataset import TaskData
 from esper.tasks.objective import Objective
 
@@ -292,6 +289,48 @@ class StackedEngine:
             getattr(sample, name)[rows, slots] = getattr(one, name)
         sampled[rows, slots] = True
         return sample, sampled
+
+
+@dataclass(frozen=True, slots=True)
+class SeedGroup:
+    """Rows whose seeds at a slot are alike: blueprint, gate or none, learning or not."""
+
+    slot: int
+    kind: int
+    rows: Integers
+    entries: Integers
+    gate_entries: Integers | None
+    """Entries of their gates; None where they have none."""
+    size: int
+    """Parameters of a seed with its gate."""
+    is_learning: bool
+
+
+def group_seeds(
+    seed_stacks: SeedStacks, state: SlotState, stages: Sequence[int]
+) -> Iterator[SeedGroup]:
+    """Yield the seeds that are in one of these stages, those that are alike together."""
+    wanted = np.isin(state.stage.numpy(), stages)
+    widths = {(stack.slot, stack.kind): stack.parameters.width for stack in seed_stacks.stacks}
+    for stack in seed_stacks.stacks:
+        if stack.kind == GATE:
+            continue
+        slot, moving = stack.slot, learning_entries(stack, state)
+        rows = np.flatnonzero(wanted[:, slot] & (seed_stacks.kinds[:, slot] == stack.kind))
+        entries, gates = seed_stacks.entries[rows, slot], seed_stacks.gate_entries[rows, slot]
+        for has_gate in (False, True):
+            for is_learning in (False, True):
+                mine = ((gates != ABSENT) == has_gate) & (moving[entries] == is_learning)
+                if mine.any():
+                    yield SeedGroup(
+                        slot,
+                        stack.kind,
+                        rows[mine],
+                        entries[mine],
+                        gates[mine] if has_gate else None,
+                        widths[slot, stack.kind] + (widths[slot, GATE] if has_gate else 0),
+                        is_learning,
+                    )
 
 
 def _norms_of(group: SeedGroup, norms: Mapping[tuple[int, int], Reals]) -> Reals:

@@ -15,10 +15,9 @@ from esper.kasmina.placement import place_slots
 from esper.leyline.errors import EsperWarning, UsageError
 from esper.population.engine import Engine, PopulationConfig, SlotSpec, Strategy, TrainSettings
 from esper.population.sequential import SequentialEngine
-from esper.population.stackable import host_problem, seed_problem
 from esper.population.stacked import StackedEngine
-from esper.population.workers.client import WorkerClient
-from esper.population.workers.engine import WorkersEngine
+from esper.population.vmap_rules import host_problem, seed_problem
+from esper.population.workers.client import WorkerClient, WorkersEngine
 from esper.population.workers.pool import may_start_processes, usable_cores
 from esper.tasks.dataset import TaskData
 from esper.tasks.task import Task

@@ -7,7 +7,7 @@ once and replay it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.kasmina.state import SlotState
+from esper.leyline.alpha import AlphaMode
+from esper.leyline.stages import SeedStage
 from esper.population.engine import TrainSettings
 from esper.population.parameter_stack import (
     ParameterStack,
@@ -24,9 +26,8 @@ from esper.population.parameter_stack import (
     reached_columns,
     sgd_step,
 )
-from esper.population.seed_groups import gate_pairs, learning_entries
-from esper.population.seed_stacks import SeedStacks
-from esper.population.slot_index import Integers
+from esper.population.seed_stacks import ABSENT, GATE, IS_BLENDED, SeedStack, SeedStacks
+from esper.population.slot_forward import Integers
 from esper.population.vmap_rules import has_kernels
 
 if TYPE_CHECKING:
@@ -206,3 +207,29 @@ class TrainStep:
         host, *seeds = (part.view(shape) for part, shape in zip(parts, shapes, strict=True))
         spoiled = [torch.where(torch.isfinite(each), each, torch.nan) for each in seeds]
         return host.square().sum(1).sqrt(), spoiled
+
+
+def learning_entries(stack: SeedStack, state: SlotState) -> NDArray[np.bool_]:
+    """Return bool [entries]: the parameters of which seeds move in this epoch."""
+    rows = np.array(stack.rows, dtype=np.int64)
+    stage, alpha = state.stage.numpy()[:, stack.slot], state.alpha.numpy()[:, stack.slot]
+    moving = IS_BLENDED[stage] & (alpha > 0)
+    moving |= stage == int(SeedStage.TRAINING)
+    moving &= state.alpha_mode.numpy()[:, stack.slot] != int(AlphaMode.DOWN)
+    return np.where(rows == ABSENT, False, moving[np.maximum(rows, 0)])
+
+
+def gate_pairs(
+    seed_stacks: SeedStacks,
+) -> Iterator[tuple[SeedStack, SeedStack, Integers, Integers]]:
+    """Yield (gates, seeds, gates' entries, seeds' entries): pairs are clipped together."""
+    for gates in seed_stacks.stacks:
+        if gates.kind != GATE:
+            continue
+        slot = gates.slot
+        for seeds in seed_stacks.at_slot(slot):
+            rows = np.array(seeds.rows, dtype=np.int64)
+            has_gate = seed_stacks.gate_entries[np.maximum(rows, 0), slot] != ABSENT
+            there = np.flatnonzero((rows != ABSENT) & has_gate)
+            if len(there):
+                yield gates, seeds, seed_stacks.gate_entries[rows[there], slot], there

@@ -9,11 +9,11 @@ from torch import Tensor
 from esper.kasmina.state import SlotState
 from esper.leyline.stages import SeedStage
 from esper.population import slot_forward
-from esper.population.capacity import StackCapacity
+from esper.population.device import CudaStreams
 from esper.population.engine import SlotSpec
+from esper.population.parameter_stack import StackCapacity
 from esper.population.seed_stacks import SeedStacks
 from esper.population.slot_forward import SlotForward
-from esper.population.streams import CudaStreams
 from tests.population.kernels.agreement import draw, on_cuda
 from tests.population.seed_states import ADD, GATE, KEYS, MULTIPLY, make_state, put
 

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from esper.population.slot_index import SlotIndex
+from esper.population.slot_forward import SlotIndex
 
 _BLOCK = 2048
 

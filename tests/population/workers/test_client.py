@@ -21,7 +21,7 @@ from esper.kasmina.state import empty_state
 from esper.leyline.errors import EsperError, EsperWarning
 from esper.population import strategy
 from esper.population.engine import StrategyError
-from esper.population.workers.engine import WorkersEngine, split_rows
+from esper.population.workers.client import WorkersEngine, split_rows
 from esper.population.workers.pool import WorkerError, lease_pool
 from tests.plots import same
 from tests.population.plugins import Odd, plugged_in

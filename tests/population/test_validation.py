@@ -8,13 +8,12 @@ import torch
 from esper.kasmina.blueprints.registry import BLUEPRINTS
 from esper.kasmina.state import SlotState
 from esper.leyline.stages import SeedStage
-from esper.population.capacity import StackCapacity
+from esper.population.device import CudaStreams
 from esper.population.engine import SlotSpec
+from esper.population.parameter_stack import StackCapacity
 from esper.population.seed_stacks import SeedStacks
-from esper.population.slot_forward import SlotForward
-from esper.population.slot_index import BLENDED, EMPTY
-from esper.population.streams import CudaStreams
-from esper.population.validation_rows import ValidationRows
+from esper.population.slot_forward import BLENDED, EMPTY, SlotForward
+from esper.population.validation import ValidationRows
 from tests.population.seed_states import (
     CHANNELS,
     GATE,
