@@ -9,7 +9,7 @@ prints; `esper bench` and `benchmarks/engine.py` show the results.
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -149,6 +149,35 @@ def measure(case: Case, device: str = "auto", *, matmul_rate: float | None = Non
         gc.collect()
         if where.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def make_cases(
+    tasks: Sequence[str],
+    strategies: Sequence[Strategy],
+    rows: Sequence[int],
+    precisions: Sequence[str],
+    *,
+    reference: Mapping[str, Any] | None,
+    **shared: Any,
+) -> list[Case]:
+    """Return what to measure: of every task its rows one after another, then everything asked for.
+
+    `reference` holds what differs in the rows one after another; None leaves them out. An unknown
+    task is refused before anything is measured.
+    """
+    cases = []
+    for task in tasks:
+        measured_task(task)
+        if reference is not None:
+            cases.append(Case(**{"task": task, "strategy": "sequential", **shared, **reference}))
+        cases += [
+            Case(task=task, strategy=strategy, rows=n, use_bf16=precision == "bf16", **shared)
+            for strategy in strategies
+            if strategy != "sequential"
+            for n in rows
+            for precision in precisions
+        ]
+    return cases
 
 
 def ratios(results: Sequence[Throughput]) -> list[float | None]:

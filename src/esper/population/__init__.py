@@ -5,7 +5,8 @@
 
 * `sequential`: one garden after another. Slow, plain, and the semantics.
 * `workers/`: the same in CPU processes (`client` here, `process` there, `pool` between them).
-* `stacked`: all rows as one batch of networks under `vmap`. `parameter_stack` and `seed_stacks` hold
-  the weights, `slot_forward` runs seeds at a slot, `train_step` is one optimizer step, `validation`
-  measures, `batches` feeds; `vmap_rules` and `kernels/` make it fast, `device` captures it.
+* `stacked`: all rows as one batch of networks under `vmap`. `parameter_stack` and `seed_stacks`
+  hold the weights, `slot_forward` runs seeds at a slot, `train_step` is one optimizer step,
+  `validation` measures, `batches` draws samples; `vmap_rules` and `kernels/` make it fast, `device`
+  captures it in CUDA graphs.
 """
