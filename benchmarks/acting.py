@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 from statistics import mean, median
 from typing import Any
 
@@ -53,7 +52,8 @@ def measure(rows: int, options: argparse.Namespace) -> dict[str, Any]:
     """Live through some steps and return their times; captures are those of all steps."""
     import torch
 
-    from esper.bench.engine import Clock, measured_task, random_data
+    from esper.bench.engine import PhaseClock, measured_task, random_data
+    from esper.bench.timing import now
     from esper.leyline.actions import placeholder_actions
     from esper.population.engine import PopulationConfig
     from esper.population.population import Population
@@ -70,9 +70,7 @@ def measure(rows: int, options: argparse.Namespace) -> dict[str, Any]:
         if options.grown:
             for group in population.groups:
                 group.assume(fully_grown(group))
-        clocks = [Clock(group.engine, population.device) for group in population.groups]
-        for group, clock in zip(population.groups, clocks, strict=True):
-            group.engine = clock
+        clocks = [PhaseClock(group.engine, population.device) for group in population.groups]
         controller = RandomController(1)
         controller.reset(rows, population.device)
         times = []
@@ -84,11 +82,9 @@ def measure(rows: int, options: argparse.Namespace) -> dict[str, Any]:
                     torch.cuda.reset_peak_memory_stats()
             waiting = placeholder_actions(rows)
             actions = waiting if options.grown else controller.act(signals, population.masks())
-            started = time.perf_counter()
+            started = now(population.device)
             signals = population.step(actions)
-            if on_cuda:
-                torch.cuda.synchronize()
-            times.append(1e3 * (time.perf_counter() - started))
+            times.append(1e3 * (now(population.device) - started))
         timed = times[options.warm_up :]
         return {
             "task": options.task,

@@ -11,6 +11,7 @@ from esper.bench.engine import (
     Throughput,
     grown_population,
     half_grown,
+    make_cases,
     measure,
     measure_matmul,
     measured_task,
@@ -22,7 +23,7 @@ from esper.kasmina.contribution import participating, plan_ablations
 from esper.leyline.errors import UsageError
 from esper.leyline.stages import SeedStage
 from tests.plots import same
-from tests.population.worlds import TinyImages, TinyText, TinyValues, populations, row_tree
+from tests.population.tiny_tasks import TinyImages, TinyText, TinyValues, populations, row_tree
 
 QUICK = {"task": "digits", "samples": 64, "batch_size": 32}
 
@@ -87,6 +88,27 @@ def test_operations_of_a_step_are_those_of_its_passes() -> None:
         group.assume(half_grown(group))
         plan = plan_ablations(participating(group.state)[0].tolist())
         assert step_flops(group, 100) > host * (3 * 1024 + 100 * len(plan))
+
+
+def test_cases_are_every_combination_behind_the_rows_one_after_another() -> None:
+    cases = make_cases(
+        ["digits"],
+        ["sequential", "stacked"],
+        [2, 4],
+        ["fp32", "bf16"],
+        reference={"rows": 1, "steps": 1},
+        steps=3,
+    )
+    assert [(case.strategy, case.rows, case.use_bf16, case.steps) for case in cases] == [
+        ("sequential", 1, False, 1),
+        ("stacked", 2, False, 3),
+        ("stacked", 2, True, 3),
+        ("stacked", 4, False, 3),
+        ("stacked", 4, True, 3),
+    ]
+    assert make_cases(["digits"], [], [2], ["fp32"], reference=None) == []
+    with pytest.raises(UsageError, match="unknown task"):
+        make_cases(["nothing"], ["stacked"], [2], ["fp32"], reference=None)
 
 
 def test_ratios_are_against_the_rows_of_the_same_task_one_after_another() -> None:

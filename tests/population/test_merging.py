@@ -18,7 +18,7 @@ from esper.population.merging import (
     take_rows,
 )
 from tests.plots import same
-from tests.population.worlds import do, germinate, make_population, populations, row_tree
+from tests.population.tiny_tasks import do, germinate, make_population, populations, row_tree
 
 ABSENT = {
     "stage": -1,

@@ -20,7 +20,7 @@ from esper.population.engine import MemoryLimitError, Strategy
 from esper.population.population import Population
 from tests.plots import same
 from tests.population.plugins import Odd, plugged_in
-from tests.population.worlds import (
+from tests.population.tiny_tasks import (
     MIXED,
     Script,
     TinyImages,
@@ -54,7 +54,7 @@ def trees(population: Population) -> list[dict[str, Any]]:
 
 def go_on(population: Population, steps: int = 3) -> list[dict[str, Any]]:
     """Live on with actions drawn from the state alone; return all rows."""
-    from tests.population.worlds import Explorer
+    from tests.population.tiny_tasks import Explorer
 
     explorer = Explorer(99)
     explorer._watch = lambda signals: None  # type: ignore[method-assign]

@@ -19,7 +19,7 @@ from esper.tamiyo.controllers.choices import Choice
 from esper.tasks.task import Task
 from tests.plots import Script, same
 from tests.population.plugins import odd_task, plugged_in
-from tests.population.worlds import (
+from tests.population.tiny_tasks import (
     MIXED,
     QUICK,
     TinyImages,

@@ -12,21 +12,26 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.blueprints.registry import selectable
-from esper.kasmina.contribution import compare, participating, plan_ablations, values_in_points
+from esper.kasmina.contribution import (
+    compare_rows,
+    participating,
+    plan_ablations,
+    values_in_points,
+)
 from esper.kasmina.gates import GateConfig, blending_gate, is_healthy
 from esper.leyline.actions import LifecycleOp
 from esper.leyline.alpha import BlendStyle
 from esper.leyline.errors import EsperWarning
 from esper.leyline.stages import SeedStage
 from esper.population import stacked, validation
-from esper.population.capacity import Room
-from esper.population.seed_stacks import GATE, NOBODY
-from esper.population.slot_index import EMPTY
+from esper.population.parameter_stack import StackCapacity
+from esper.population.seed_stacks import ABSENT, GATE
+from esper.population.slot_forward import EMPTY
 from esper.population.task_group import TaskGroup
 from esper.tasks import get_task
 from tests.plots import same
 from tests.population.plugins import Deciding, OddSeed, odd_task, plugged_in
-from tests.population.worlds import (
+from tests.population.tiny_tasks import (
     MIXED,
     Explorer,
     TinyImages,
@@ -197,7 +202,7 @@ def ablate(group: TaskGroup) -> tuple[Tensor, Tensor, Tensor]:
     members = participating(group.state)
     plans = [plan_ablations(row) for row in members.tolist()]
     loss, correct = group.engine.measure(plans)
-    measured = compare(members, plans, loss, values_in_points(loss, correct))
+    measured = compare_rows(members, plans, loss, values_in_points(loss, correct))
     return loss, measured.worth, measured.interaction
 
 
@@ -270,54 +275,56 @@ class Eager:
         step()
 
 
-def test_empty_places_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unused_entries_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = make_population([TinyImages], 6, "stacked", precision="float64")
     with populations(whole):
         script = explore(whole, 8, seed=2)
-        spare_room(monkeypatch)
+        keep_spares(monkeypatch)
         spacious = make_population([TinyImages], 6, "stacked", precision="float64")
         with populations(spacious):
             script.replay(spacious)
             engine = spacious.groups[0].engine
             assert isinstance(engine, stacked.StackedEngine)
-            assert any(NOBODY in bed.rows for bed in engine._nursery.beds)
+            assert any(ABSENT in stack.rows for stack in engine._seed_stacks.stacks)
             assert_rows_agree(whole, spacious, 1e-9)
-            replay = engine._passes._replay
+            replay = engine._validation._replay
             assert isinstance(replay, Eager)
-            # A pass has empty positions and places, and some serve several times.
+            # A pass has empty positions and entries, and some serve several times.
             assert replay.runs > replay.forgotten
-            assert any(bool((g.seats.state == EMPTY).any()) for g in engine._passes.grafts if g)
+            assert any(
+                bool((g.index.state == EMPTY).any()) for g in engine._validation.forwards if g
+            )
 
 
-def spacious_room(**sizes: Any) -> Room:
-    return Room(**{**sizes, "spares": True})
+def with_spares(**sizes: Any) -> StackCapacity:
+    return StackCapacity(**{**sizes, "has_spares": True})
 
 
-def spare_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let stacks and passes have places to spare, as on a device."""
-    monkeypatch.setattr(stacked, "Room", spacious_room)
-    monkeypatch.setattr(validation, "Room", spacious_room)
-    monkeypatch.setattr(validation, "Replay", Eager)
+def keep_spares(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let stacks and passes have entries to spare, as on a device."""
+    monkeypatch.setattr(stacked, "StackCapacity", with_spares)
+    monkeypatch.setattr(validation, "StackCapacity", with_spares)
+    monkeypatch.setattr(validation, "GraphReplay", Eager)
     monkeypatch.setattr(validation, "_SAMPLES_CPU", 400)
-    make = validation.Passes
+    make = validation.ValidationPass
     monkeypatch.setattr(
-        stacked, "Passes", lambda *parts, may_capture: make(*parts, may_capture=True)
+        stacked, "ValidationPass", lambda *parts, may_capture: make(*parts, may_capture=True)
     )
 
 
 def test_what_a_captured_step_works_on_stays_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stacked, "Room", spacious_room)
+    monkeypatch.setattr(stacked, "StackCapacity", with_spares)
 
-    def places(engine: stacked.StackedEngine) -> set[int]:
+    def addresses(engine: stacked.StackedEngine) -> set[int]:
         """Return the addresses of everything a step reads or writes besides what it makes."""
-        step, nursery = engine._step, engine._nursery
+        step, seed_stacks = engine._step, engine._seed_stacks
         assert step is not None
-        tensors = [step.loss, step._active, step._partner, engine._inputs.x, engine._inputs.y]
-        for stack in (engine._hosts, *(bed.stack for bed in nursery.beds)):
+        tensors = [step.loss, step._active, step._partner, engine._batch.x, engine._batch.y]
+        for stack in (engine._hosts, *(stack.parameters for stack in seed_stacks.stacks)):
             tensors += [stack.flat, stack.momentum, stack.used, *stack.leaves.values()]
-        for grown in engine._seated:
+        for grown in engine._training_forwards:
             if grown is not None:
-                tensors += [getattr(grown.seats, f.name) for f in dataclasses.fields(grown.seats)]
+                tensors += [getattr(grown.index, f.name) for f in dataclasses.fields(grown.index)]
         return {tensor.data_ptr() for tensor in tensors}
 
     with populations(make_population([TinyImages], 6, "stacked", use_bf16=True)) as (population,):
@@ -326,21 +333,23 @@ def test_what_a_captured_step_works_on_stays_where_it_is(monkeypatch: pytest.Mon
         assert isinstance(engine, stacked.StackedEngine)
         kept = 0
         for _ in range(12):
-            moves, before, stages = engine._nursery.moves, places(engine), signals.stage
+            before, stages = addresses(engine), signals.stage
+            version = engine._seed_stacks.layout_version
             signals = population.step(explorer.act(population, signals))
-            if engine._nursery.moves == moves and not torch.equal(signals.stage, stages):
+            is_same = engine._seed_stacks.layout_version == version
+            if is_same and not torch.equal(signals.stage, stages):
                 kept += 1
-                assert places(engine) == before
+                assert addresses(engine) == before
         assert kept >= 3
 
 
-@pytest.mark.parametrize("spares", [False, True])
+@pytest.mark.parametrize("has_spares", [False, True])
 def test_a_stack_that_begins_again_is_as_good_as_new(
-    monkeypatch: pytest.MonkeyPatch, spares: bool
+    monkeypatch: pytest.MonkeyPatch, has_spares: bool
 ) -> None:
-    if spares:
-        spare_room(monkeypatch)
-    # Sixteen rows: on images this small places are cheap, so that beds stay.
+    if has_spares:
+        keep_spares(monkeypatch)
+    # Sixteen rows: on images this small entries are cheap, so that stacks stay.
     used, new = (
         make_population([TinyImages], 16, "stacked", precision="float64") for _ in range(2)
     )
@@ -348,38 +357,38 @@ def test_a_stack_that_begins_again_is_as_good_as_new(
         explore(used, 10, seed=3)
         engine = used.groups[0].engine
         assert isinstance(engine, stacked.StackedEngine)
-        beds = len(engine._nursery.beds)
+        stacks = len(engine._seed_stacks.stacks)
         seeds = range(100, 116)
         used.reset(seeds)
         new.reset(seeds)
         assert used.groups[0].engine is engine
-        assert len(engine._nursery.beds) == (beds if spares else 0)
+        assert len(engine._seed_stacks.stacks) == (stacks if has_spares else 0)
         explorer, signals = Explorer(4), used.signals()
         for _ in range(8):
             actions = explorer.act(used, signals)
             signals = used.step(actions)
             new.step(actions)
-        if spares:
+        if has_spares:
             assert_rows_agree(used, new, 1e-9)
         else:
             assert all(same(row_tree(used, row), row_tree(new, row)) for row in range(16))
 
 
 def test_a_second_episode_moves_nothing_that_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stacked, "Room", spacious_room)
+    monkeypatch.setattr(stacked, "StackCapacity", with_spares)
     with populations(make_population([TinyImages], 16, "stacked")) as (population,):
         script = explore(population, 10, seed=3)
         engine = population.groups[0].engine
         assert isinstance(engine, stacked.StackedEngine)
         script.replay(population)
-        moves, step = engine._nursery.moves, engine._step
+        version, step = engine._seed_stacks.layout_version, engine._step
         script.replay(population)
-        assert engine._nursery.moves == moves
+        assert engine._seed_stacks.layout_version == version
         assert engine._step is step
 
 
-def test_what_is_left_in_an_empty_place_reaches_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    spare_room(monkeypatch)
+def test_what_is_left_in_an_unused_entry_reaches_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    keep_spares(monkeypatch)
     clean, spoiled = (
         make_population([TinyImages], 16, "stacked", precision="float64") for _ in range(2)
     )
@@ -390,10 +399,10 @@ def test_what_is_left_in_an_empty_place_reaches_nobody(monkeypatch: pytest.Monke
             population.reset(range(16))
         engine = spoiled.groups[0].engine
         assert isinstance(engine, stacked.StackedEngine)
-        kinds = {bed.kind for bed in engine._nursery.beds}
+        kinds = {stack.kind for stack in engine._seed_stacks.stacks}
         assert GATE in kinds
-        for bed in engine._nursery.beds:
-            bed.stack.flat.fill_(torch.nan)
+        for stack in engine._seed_stacks.stacks:
+            stack.parameters.flat.fill_(torch.nan)
         for actions in script.actions:
             clean.step(actions)
             spoiled.step(actions)

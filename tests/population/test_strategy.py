@@ -24,7 +24,7 @@ from esper.population.strategy import (
 )
 from esper.population.workers.pool import usable_cores
 from tests.population.plugins import Deciding, Dropping, Odd, odd_task, plugged_in
-from tests.population.worlds import (
+from tests.population.tiny_tasks import (
     MIXED,
     TinyImages,
     TinyText,

@@ -17,7 +17,7 @@ from esper.population.engine import Strategy
 from esper.population.population import Population
 from esper.population.task_group import TaskGroup
 from tests.plots import same
-from tests.population.worlds import (
+from tests.population.tiny_tasks import (
     TinyImages,
     advance,
     assert_rows_agree,

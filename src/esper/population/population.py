@@ -30,6 +30,7 @@ from esper.leyline.randomness import derive_seed
 from esper.leyline.rules import Masks, RuleView, build_masks
 from esper.leyline.signals import Signals
 from esper.leyline.storage import load_tree, save_tree
+from esper.population.device import naming_rows_that_fit
 from esper.population.engine import EXECUTION_SETTINGS, PopulationConfig, Strategy, StrategyError
 from esper.population.merging import (
     first_difference,
@@ -38,7 +39,6 @@ from esper.population.merging import (
     merge_views,
     take_rows,
 )
-from esper.population.out_of_memory import naming_rows_that_fit
 from esper.population.stacked import StackedEngine
 from esper.population.strategy import (
     count_processes,
@@ -48,7 +48,7 @@ from esper.population.strategy import (
     share_out,
 )
 from esper.population.task_group import TaskGroup, score_test_split
-from esper.population.workers.client import Workplace
+from esper.population.workers.client import WorkerClient
 from esper.population.workers.pool import has_pool
 from esper.tasks.dataset import TaskData
 from esper.tasks.task import Task, get_task
@@ -107,7 +107,7 @@ class Population:
         self._groups: list[TaskGroup] = []
         self._is_midway = False
         """Whether a step has begun and not ended."""
-        self._workplace: Workplace | None = None
+        self._worker_client: WorkerClient | None = None
         self._asked: Strategy = strategy
         self._refusal: str | None = None
         self.strategy: Strategy
@@ -251,7 +251,7 @@ class Population:
         twin.rows = len(chosen)
         twin.row_seeds = [self.row_seeds[row] for row in chosen]
         twin._groups = []
-        twin._workplace = None if self._workplace is None else self._workplace.share()
+        twin._worker_client = None if self._worker_client is None else self._worker_client.share()
         twin._pick()
         parts = [[row for row in chosen if self._task_of_row[row] == index] for index in kept]
         twin._fill([join_rows([self._snapshot_of(row) for row in part]) for part in parts])
@@ -269,9 +269,9 @@ class Population:
     def close(self) -> None:
         """Free processes and threads; `reset` starts anew."""
         self._clear()
-        if self._workplace is not None:
-            self._workplace.release()
-        self._workplace = None
+        if self._worker_client is not None:
+            self._worker_client.release()
+        self._worker_client = None
 
     def _clear(self) -> None:
         """Free the rows; processes stay."""
@@ -309,24 +309,24 @@ class Population:
         )
         _log.info("population of %d rows runs %s: %s", self.rows, self.strategy, self.reason)
 
-    def _prepare_workplace(self) -> Workplace | None:
+    def _prepare_worker_client(self) -> WorkerClient | None:
         """Return processes that know the tasks, where rows run in some; start them if need be."""
         if self.strategy != "workers":
             return None
-        if self._workplace is not None and not self._workplace.is_usable:
-            self._workplace.release()
-            self._workplace = None
-        if self._workplace is None:
+        if self._worker_client is not None and not self._worker_client.is_usable:
+            self._worker_client.release()
+            self._worker_client = None
+        if self._worker_client is None:
             count = count_processes(self.config, self.rows)
             try:
-                self._workplace = Workplace(self.tasks, self._data, self.config, count)
+                self._worker_client = WorkerClient(self.tasks, self._data, self.config, count)
             except StrategyError as error:
                 if self._asked != "auto":
                     raise
                 self._refusal = str(error)
                 self._pick()
                 warnings.warn(f"rows run one after another: {error}", EsperWarning, stacklevel=5)
-        return self._workplace
+        return self._worker_client
 
     def _made(self) -> dict[str, Any]:
         """Return what a snapshot depends on: everything but how the rows are executed."""
@@ -348,13 +348,13 @@ class Population:
     def _make_groups(self, stacks: Sequence[Sequence[StackedEngine]] = ()) -> list[TaskGroup]:
         """Return new rows; `stacks` that held them before, by task, begin again."""
         groups = []
-        place = self._prepare_workplace()
+        client = self._prepare_worker_client()
         for index, (task, data) in enumerate(zip(self.tasks, self._data, strict=True)):
             mine = [row for row in range(self.rows) if self._task_of_row[row] == index]
             keys = [derive_seed(self.seed, self.row_seeds[row], "row") for row in mine]
             with naming_rows_that_fit(len(mine), at_once=False):
                 old = stacks[index] if stacks else ()
-                engines = make_engines(task, data, keys, self.strategy, self.config, place, old)
+                engines = make_engines(task, data, keys, self.strategy, self.config, client, old)
                 for part, engine in engines:
                     horizon = self._horizon or task.config.horizon
                     groups.append(TaskGroup(task, part, engine, self.config, horizon))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from esper.bench.engine import measured_task, random_data
-from esper.population.batches import Feed, Inputs
+from esper.population.batches import BatchBuffers, EpochSampler
 from tests.population.kernels.agreement import on_cuda
 
 pytestmark = on_cuda
@@ -20,10 +20,10 @@ def test_images_and_targets(augmentation: str, dtype: torch.dtype) -> None:
     task = measured_task("cifar_baseline", 16, 64)
     data = random_data(task, 400).to("cuda")
     data = dataclasses.replace(data, augmentation=augmentation)
-    feed = Feed(data, [3, 4, 5], 16)
+    feed = EpochSampler(data, [3, 4, 5], 16)
     try:
         plan = feed.epoch([1, 2, 7])
-        inputs = Inputs(data, dtype)
+        inputs = BatchBuffers(data, dtype)
         memory = set()
         for start in (0, 16, 48):
             inputs.load(plan, start, start + 16)

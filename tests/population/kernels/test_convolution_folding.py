@@ -12,7 +12,7 @@ pytestmark = on_cuda
 
 @pytest.mark.parametrize("splits", [1, 5, 40])
 def test_splits_are_summed(splits: int) -> None:
-    from esper.population.kernels.folding import fold
+    from esper.population.kernels.convolution import fold
 
     parts = draw(3, splits, 7, 50)
     torch.testing.assert_close(fold(parts, torch.float32), parts.sum(1), rtol=1e-5, atol=1e-5)
@@ -20,7 +20,7 @@ def test_splits_are_summed(splits: int) -> None:
 
 
 def test_parameters_whose_rows_are_contiguous_are_not_copied() -> None:
-    from esper.population.kernels.folding import each_in_order
+    from esper.population.kernels.convolution import each_in_order
 
     flat = draw(4, 30)
     leaf = flat[:, 6:18].view(4, 3, 4)

@@ -16,7 +16,7 @@ pytestmark = on_cuda
 def test_values_and_gradients(
     channels: int, image: int, side: int, dtype: torch.dtype, tolerance: float
 ) -> None:
-    from esper.population.kernels.depthwise import filter_depthwise
+    from esper.population.kernels.images import filter_depthwise
 
     assert_agree(
         lambda x, w: filter_depthwise(last(x), w),

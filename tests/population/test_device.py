@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from esper.leyline.errors import EsperError
+from esper.population.device import naming_rows_that_fit, rows_that_fit
 from esper.population.engine import MemoryLimitError
-from esper.population.out_of_memory import naming_rows_that_fit, rows_that_fit
 
 
 def complaint(wanted: str, free: str, held: str, spare: str = "100.00 MiB") -> str:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from esper.kasmina.blueprints.registry import BLUEPRINTS, blueprint_by_id, selectable
 from esper.leyline.blueprints import TOPOLOGIES, Topology
 from esper.population.engine import SlotSpec
-from esper.population.stackable import host_problem, seed_problem, stacked_attention
+from esper.population.vmap_rules import host_problem, seed_problem, stacked_attention
 from tests.population.plugins import (
     Broken,
     Counting,

@@ -21,11 +21,11 @@ from esper.kasmina.state import empty_state
 from esper.leyline.errors import EsperError, EsperWarning
 from esper.population import strategy
 from esper.population.engine import StrategyError
-from esper.population.workers.engine import WorkersEngine, deal_rows
+from esper.population.workers.client import WorkersEngine, split_rows
 from esper.population.workers.pool import WorkerError, lease_pool
 from tests.plots import same
 from tests.population.plugins import Odd, plugged_in
-from tests.population.worlds import (
+from tests.population.tiny_tasks import (
     TinyImages,
     TinyText,
     TinyValues,
@@ -69,7 +69,7 @@ class Loads(WorkersEngine):
         self._number = 1
         self._parts = [[0, 1, 2], [3, 4, 5]]
         self._costs = [deque(maxlen=3) for _ in range(6)]
-        self._place = SimpleNamespace(seconds={2: others or [0.0, 0.0]})  # type: ignore[assignment]
+        self._client = SimpleNamespace(seconds={2: others or [0.0, 0.0]})  # type: ignore[assignment]
         self._state = empty_state(6, 1)
         self.exchanged: list[tuple[int, int]] = []
 
@@ -137,7 +137,7 @@ def test_what_rows_of_other_tasks_cost_counts() -> None:
 def test_rows_are_dealt_so_that_processes_have_as_many(
     rows: int, processes: int, others: list[list[int]], dealt: list[list[int]]
 ) -> None:
-    assert deal_rows(rows, processes, others) == dealt
+    assert split_rows(rows, processes, others) == dealt
 
 
 def test_workers_give_the_numbers_of_rows_one_after_another_until_one_is_killed() -> None:
@@ -303,7 +303,7 @@ def test_a_class_of_the_script_itself_is_refused(monkeypatch: pytest.MonkeyPatch
 SCRIPT = """
 import esper
 import esper.population.engine
-from tests.population.worlds import TinyValues
+from tests.population.tiny_tasks import TinyValues
 
 config = esper.population.engine.PopulationConfig(workers=1)
 population = esper.Population(TinyValues(), 2, device="cpu", strategy="workers", config=config)
@@ -315,7 +315,8 @@ population.close()
 def test_a_script_needs_no_guard(tmp_path: Path) -> None:
     path = tmp_path / "script.py"
     path.write_text(SCRIPT)
-    here = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    root = Path(__file__).parents[3]
+    here = {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{root / 'src'}"}
     done = subprocess.run(
         [sys.executable, str(path)], env=here, capture_output=True, text=True, timeout=120
     )

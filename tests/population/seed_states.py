@@ -14,10 +14,10 @@ from esper.kasmina.slot import Slot
 from esper.kasmina.state import SlotState, empty_state
 from esper.leyline.alpha import AlphaAlgorithm, AlphaMode
 from esper.leyline.stages import SeedStage
-from esper.population.capacity import Room
 from esper.population.engine import SlotSpec
-from esper.population.seed_stacks import Nursery
-from esper.population.slot_forward import SlotGrafts
+from esper.population.parameter_stack import StackCapacity
+from esper.population.seed_stacks import SeedStacks
+from esper.population.slot_forward import SlotForward
 
 CHANNELS = 6
 SPEC = SlotSpec("r0c0", "body", "vector", (2, CHANNELS), CHANNELS)
@@ -63,33 +63,33 @@ def clear(state: SlotState, row: int, slot: int = 0) -> SlotState:
     return state.clear(here)
 
 
-def make_nursery(
-    rows: int, slots: tuple[SlotSpec, ...] = (SPEC,), *, spares: bool = False
-) -> Nursery:
-    room = Room(spares=spares, rows=rows, sample_bytes=2**20)
-    return Nursery(slots, KEYS[:rows], torch.float64, torch.device("cpu"), room=room)
+def make_seed_stacks(
+    rows: int, slots: tuple[SlotSpec, ...] = (SPEC,), *, has_spares: bool = False
+) -> SeedStacks:
+    capacity = StackCapacity(has_spares=has_spares, rows=rows, sample_bytes=2**20)
+    return SeedStacks(slots, KEYS[:rows], torch.float64, torch.device("cpu"), capacity=capacity)
 
 
 def plain_slots(state: SlotState, spec: SlotSpec = SPEC) -> list[Slot]:
     """Return what a garden of each row would have in its first slot."""
     slots = []
     for row in range(state.rows):
-        place = Placement(spec.name, spec.path, spec.topology, spec.shape)
-        bed = Seedbed([place], "straight_through", KEYS[row]).double()
-        bed.sync(state.select([row]), lambda _: torch.zeros((), dtype=torch.float64))
-        slots.append(bed[0])
+        entry = Placement(spec.name, spec.path, spec.topology, spec.shape)
+        stack = Seedbed([entry], "straight_through", KEYS[row]).double()
+        stack.sync(state.select([row]), lambda _: torch.zeros((), dtype=torch.float64))
+        slots.append(stack[0])
     return slots
 
 
-def seat(nursery: Nursery, state: SlotState) -> SlotGrafts:
-    """Return what has grown at the first slot, for training."""
-    grown = nursery.seat(state)[0]
+def first_forward(seed_stacks: SeedStacks, state: SlotState) -> SlotForward:
+    """Return what runs at the first slot in training."""
+    grown = seed_stacks.slot_forwards(state)[0]
     assert grown is not None
     return grown
 
 
-def stir(slots: list[Slot], nursery: Nursery) -> None:
-    """Give every seed weights of its own, the same in its slot and in the nursery."""
+def stir(slots: list[Slot], seed_stacks: SeedStacks) -> None:
+    """Give every seed weights of its own, the same in its slot and in the stacks."""
     generator = torch.Generator().manual_seed(9)
     for row, slot in enumerate(slots):
         values: dict[str, Tensor] = {}
@@ -98,8 +98,8 @@ def stir(slots: list[Slot], nursery: Nursery) -> None:
                 drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
                 parameter.copy_(0.3 * drawn)
                 values[name] = parameter.detach().clone()
-        for bed in nursery._beds.values():
-            if row in bed.rows:
-                prefix = "gate." if bed.kind == -1 else "seed."
+        for stack in seed_stacks._stacks.values():
+            if row in stack.rows:
+                prefix = "gate." if stack.kind == -1 else "seed."
                 own = {k.removeprefix(prefix): v for k, v in values.items() if k.startswith(prefix)}
-                bed.stack.write(bed.rows.index(row), own, None)
+                stack.parameters.write(stack.rows.index(row), own, None)

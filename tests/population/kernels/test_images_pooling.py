@@ -19,7 +19,7 @@ def pool_rows(x: Tensor) -> Tensor:
 @pytest.mark.parametrize(("dtype", "tolerance"), PRECISIONS)
 @pytest.mark.parametrize("image", [6, 7])
 def test_values_and_gradients(image: int, dtype: torch.dtype, tolerance: float) -> None:
-    from esper.population.kernels.pooling import pool_max
+    from esper.population.kernels.images import pool_max
 
     # Zeros of a ReLU are equal to one another: the first of them gets the gradient.
     x = torch.relu(draw(2, 3, 4, image, image))
@@ -27,7 +27,7 @@ def test_values_and_gradients(image: int, dtype: torch.dtype, tolerance: float) 
 
 
 def test_nan_is_the_largest() -> None:
-    from esper.population.kernels.pooling import pool_max
+    from esper.population.kernels.images import pool_max
 
     x = draw(1, 2, 4, 4, 3)
     x[0, 0, 1, 0, 1] = torch.nan
