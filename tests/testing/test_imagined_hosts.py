@@ -36,7 +36,7 @@ def test_slots_that_are_off_stay_empty() -> None:
 
 def test_what_was_done_is_told() -> None:
     hosts = ImaginedHosts(2)
-    assert hosts.last_op.tolist() == [0, 0]
+    assert hosts.signals().last_op.tolist() == [0, 0]
     actions = hosts.random_actions()
     hosts.step(actions)
     signals = hosts.signals()

@@ -281,11 +281,12 @@ class Gardener:
                 f"the horizon of {self.horizon} epochs is reached; give the Gardener a longer one"
             )
         group = self._group
-        evaluator = as_evaluator(evaluate, refuses_non_finite=False)
+        evaluator = as_evaluator(evaluate)
         self._engine.finish_epoch(evaluator, train_loss)
         # Its owner may have acted on the garden by hand.
         group.state = self.garden.state
         group.live()
+        self.garden.assume(group.state)
         measured = group.measured
         assert measured is not None
         rollback = self._judge()

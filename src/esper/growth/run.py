@@ -83,7 +83,7 @@ class GrowthRun:
             if isinstance(batches, Iterator):
                 raise UsageError(f"{which} can be read only once; give a list or a DataLoader")
         self._train = train
-        self._val = BatchEvaluator(_Moved(val, self.device), objective, refuses_non_finite=False)
+        self._val = BatchEvaluator(_Moved(val, self.device), objective)
         self._test = None if test is None else BatchEvaluator(_Moved(test, self.device), objective)
         self.example_input, targets = _first_batch(val, self.device)
         with _explaining(f"the model cannot take a validation batch {_shapes(self.example_input)}"):

@@ -1,6 +1,7 @@
 """Scoring a garden: as it is, and with every distinct on/off configuration of its seeds.
 
-An evaluator returns per-sample results, so that contributions can be compared sample by sample.
+An evaluator returns per-sample results, so that contributions can be compared sample by sample. It
+does not judge them: whether a loss is finite is for the governor, or for whoever asked.
 Where Esper owns the batches, all configurations of a batch run in one pass that shares what they
 have in common (`esper.kasmina.branching`), or side by side where the model does not allow that;
 through a user's own function they are separate calls.
@@ -57,10 +58,9 @@ class Evaluator(Protocol):
 class FunctionEvaluator:
     """A user's own evaluation function: one call for each configuration."""
 
-    def __init__(self, evaluate: Evaluate, *, refuses_non_finite: bool = True) -> None:
-        """Wrap the function; whoever judges losses by itself lets those through."""
+    def __init__(self, evaluate: Evaluate) -> None:
+        """Wrap the function."""
         self._evaluate = evaluate
-        self._refuses_non_finite = refuses_non_finite
 
     def measure(self, garden: Garden, configurations: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return loss [K, M] and correctness [K, M] (or None) for configurations [K, S]."""
@@ -69,8 +69,6 @@ class FunctionEvaluator:
             for configuration in configurations:
                 with garden.seedbed.configured(configuration[None], None):
                     results.append(_checked_results(self._evaluate(garden)))
-                if self._refuses_non_finite:
-                    _refuse_non_finite(results[-1][0])
                 _refuse_change(results[0], results[-1])
         losses = torch.stack([loss for loss, _ in results])
         correct = [right for _, right in results if right is not None]
@@ -86,7 +84,6 @@ class BatchEvaluator:
         objective: Objective,
         *,
         precision: Callable[[], AbstractContextManager[Any]] = nullcontext,
-        refuses_non_finite: bool = True,
     ) -> None:
         """Use these (inputs, targets) batches; they are iterated anew each time.
 
@@ -94,13 +91,10 @@ class BatchEvaluator:
             batches: in a fixed order.
             objective: per-sample loss and correctness.
             precision: context in which the network runs, for instance autocast.
-            refuses_non_finite: raise on a loss that is not finite; whoever watches over many
-                networks turns this off and judges by itself.
         """
         self._batches = batches
         self._objective = objective
         self._precision = precision
-        self._refuses_non_finite = refuses_non_finite
         self._fuses = True
         self._problems: dict[tuple[type, tuple[str, ...]], str] = {}
 
@@ -120,8 +114,6 @@ class BatchEvaluator:
             mixer = _batch_mixer(garden) if len(configurations) > 1 else None
             for inputs, targets in self._batches:
                 loss, correct = self._measure_batch(garden, configurations, inputs, targets, mixer)
-                if self._refuses_non_finite:
-                    _refuse_non_finite(loss)
                 losses.append(loss)
                 if correct is not None:
                     corrects.append(correct)
@@ -255,12 +247,12 @@ def pass_samples(garden: Garden, device: torch.device) -> int:
     return min(_MOST_SAMPLES, max(_LEAST_SAMPLES, _CACHED_VALUES // largest))
 
 
-def as_evaluator(evaluate: Evaluate | Evaluator, *, refuses_non_finite: bool = True) -> Evaluator:
+def as_evaluator(evaluate: Evaluate | Evaluator) -> Evaluator:
     """Return an evaluator for a user's function, or the evaluator itself."""
     if isinstance(evaluate, Evaluator):
         return evaluate
     if callable(evaluate):
-        return FunctionEvaluator(evaluate, refuses_non_finite=refuses_non_finite)
+        return FunctionEvaluator(evaluate)
     raise UsageError(
         "evaluate must be a function from the model to (loss[M], correct[M] or None), "
         f"got {evaluate!r}"
@@ -278,6 +270,7 @@ def evaluate_contributions(
     members = participating(garden.state, fossils=fossils)[0].tolist()
     configurations = plan_ablations(members)
     loss, correct = as_evaluator(evaluate).measure(garden, configurations)
+    _refuse_non_finite(loss)
     values = values_in_points(loss, correct).cpu()
     return estimate_contributions(configurations, values, members, garden.slot_names)
 

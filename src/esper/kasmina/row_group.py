@@ -175,12 +175,13 @@ class RowGroup:
     def live(self) -> None:
         """Train one epoch, measure it, go back where it went wrong, and remember the rest."""
         result = self.engine.train(self._next_epochs())
-        self.train_loss, sampled = result.loss, result.sampled
         due = self.tracker.epoch % self.config.ablate_every == 0
         members = participating(self.state) & due[:, None]
         measured = self._measure(self.engine, members, None)
+        # From here on nothing of a user's can fail: what is remembered changes as a whole.
         measured, good = self._govern(measured)
-        members, sampled = members & good[:, None], sampled & good[:, None]
+        members, sampled = members & good[:, None], result.sampled & good[:, None]
+        self.train_loss = result.loss
         self.state = record_epoch(self.state, measured.score)
         self.state = record_gradients(self.state, sampled, result.gradients)
         # Also without members: what two seeds once gained together is not true for ever.

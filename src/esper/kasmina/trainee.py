@@ -59,7 +59,6 @@ class Trainee:
         """Get ready for the batches of an epoch."""
         self.carried.start_epoch()
         self.garden.train()
-        self._losses = []
 
     def train_batch(self, inputs: Any, targets: Any) -> None:
         """Take one optimizer step."""
@@ -87,9 +86,8 @@ class Trainee:
         """
         if self.scheduler is not None:
             self.scheduler.step()
-        if not self._losses:
-            return None
-        return float(torch.stack(self._losses).to(torch.float64).mean())
+        losses, self._losses = self._losses, []
+        return float(torch.stack(losses).to(torch.float64).mean()) if losses else None
 
     def fork(self, factory: Callable[[list[nn.Parameter]], Optimizer]) -> Trainee:
         """Return an independent copy in exactly this state."""

@@ -82,7 +82,6 @@ class SequentialEngine:
             _Validation(data, dtype),
             objective,
             precision=self._precision,
-            refuses_non_finite=False,
         )
 
     @property
