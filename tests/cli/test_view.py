@@ -1,14 +1,13 @@
 from __future__ import annotations
 
 import io
-from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
-from esper.cli.view import GrowthView, alarm_line, decision_line, metrics_line, sparkline
+from esper.cli.view import GrowthView, alarm_line, decision_line, sparkline
 from esper.nissa.schema import AlarmRow
-from tests.report.runs import growing_run, make_decision, make_epoch
+from tests.report.runs import growing_run, make_decision
 
 HISTORY = growing_run()
 
@@ -72,16 +71,6 @@ def test_a_resumed_run_counts_the_time_from_where_it_began() -> None:
         view.show(HISTORY[59])
     assert "epoch 60/60" in stream.getvalue()
     assert "ETA 0 s" in stream.getvalue()
-
-
-def test_metrics_fit_in_a_line() -> None:
-    record = make_epoch(3, 91.234, twin_score=90.5, train_loss=0.125)
-    assert metrics_line(record) == (
-        "val score 91.23  val loss 0.5000  twin 90.50  train loss 0.1250  4,210 parameters"
-    )
-    assert metrics_line(replace(record, twin_score=None, train_loss=None)) == (
-        "val score 91.23  val loss 0.5000  4,210 parameters"
-    )
 
 
 def test_a_decision_fits_in_a_line() -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from esper.population.engine import TrainSettings
 from esper.population.parameter_stack import Stack
 from esper.population.train_step import Step
+from esper.tasks.task import TrainingConfig
 from tests.population.seedlings import make_nursery, make_state, put
 
-SETTINGS = TrainSettings(learning_rate=0.1, momentum=0.9, weight_decay=0.01, max_grad_norm=1.0)
+SETTINGS = TrainingConfig(learning_rate=0.1, momentum=0.9, weight_decay=0.01, max_grad_norm=1.0)
 
 
 def make_hosts(rows: int) -> tuple[Stack, list[nn.Linear]]:

@@ -111,19 +111,6 @@ class RowWeights:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainSettings(Config):
-    """How every row trains."""
-
-    batch_size: int = option(64, "Samples in one optimizer step.", minimum=1)
-    learning_rate: float = option(0.01, "Learning rate of SGD.", above=0.0)
-    momentum: float = option(0.9, "Momentum of SGD.", minimum=0.0, maximum=0.9999)
-    weight_decay: float = option(5e-4, "Weight decay of SGD.", minimum=0.0)
-    max_grad_norm: float = option(
-        1.0, "Gradient norm the host and each seed are clipped to; 0 is off.", minimum=0.0
-    )
-
-
 class Engine(Protocol):
     """Trains and evaluates a group of rows that share host architecture and data."""
 

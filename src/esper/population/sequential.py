@@ -21,11 +21,11 @@ from esper.population.engine import (
     EpochResult,
     RowWeights,
     SlotSpec,
-    TrainSettings,
     empty_sample,
 )
 from esper.tasks.dataset import Crops, TaskData
 from esper.tasks.objective import Objective
+from esper.tasks.task import TrainingConfig
 
 
 class SequentialEngine:
@@ -37,7 +37,7 @@ class SequentialEngine:
         slots: tuple[SlotSpec, ...],
         data: TaskData,
         objective: Objective,
-        settings: TrainSettings,
+        settings: TrainingConfig,
         keys: Sequence[int],
         *,
         config: GardenConfig,

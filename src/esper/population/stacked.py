@@ -21,7 +21,6 @@ from esper.population.engine import (
     EpochResult,
     RowWeights,
     SlotSpec,
-    TrainSettings,
     empty_sample,
 )
 from esper.population.parameter_stack import Stack
@@ -35,6 +34,7 @@ from esper.population.validation import Passes
 from esper.population.vmap_rules import has_kernels, shorten
 from esper.tasks.dataset import TaskData
 from esper.tasks.objective import Objective
+from esper.tasks.task import TrainingConfig
 
 _LANES = 8
 """Streams for seeds of different kinds: seven blueprints and the gates of a slot of images."""
@@ -49,7 +49,7 @@ class StackedEngine:
         slots: tuple[SlotSpec, ...],
         data: TaskData,
         objective: Objective,
-        settings: TrainSettings,
+        settings: TrainingConfig,
         keys: Sequence[int],
         *,
         use_bf16: bool = False,

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.kasmina.state import SlotState
-from esper.population.engine import TrainSettings
 from esper.population.parameter_stack import (
     Stack,
     clip_coefficient,
@@ -27,6 +26,7 @@ from esper.population.seed_groups import learning, pairs
 from esper.population.seed_stacks import Nursery
 from esper.population.slot_index import Integers
 from esper.population.vmap_rules import has_kernels
+from esper.tasks.task import TrainingConfig
 
 if TYPE_CHECKING:
     from esper.population.kernels.optimizer import Optimizer
@@ -42,7 +42,7 @@ class Step:
     """Steps of hosts and of the seeds that a nursery holds, for the places it has now."""
 
     def __init__(
-        self, hosts: Stack, nursery: Nursery, settings: TrainSettings, losses: Losses
+        self, hosts: Stack, nursery: Nursery, settings: TrainingConfig, losses: Losses
     ) -> None:
         """Take in every stack; `losses` runs them."""
         self._nursery = nursery

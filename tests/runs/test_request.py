@@ -10,12 +10,11 @@ import torch
 import yaml
 from torch import nn
 
-from esper.cli.request import (
+from esper.runs.request import (
     GrowRequest,
     build_model,
     growth_of,
     model_slots,
-    training_of,
 )
 from esper.leyline.errors import ConfigError, UsageError
 
@@ -109,8 +108,8 @@ def test_settings_start_from_those_of_the_task() -> None:
     assert growth_of("digits").twin
     assert growth_of("digits").gardener.param_budget == 500_000
     assert growth_of(None).twin
-    assert training_of("fashion").batch_size == 128
-    assert training_of(None).batch_size == 64
+    assert growth_of("fashion").training.batch_size == 128
+    assert growth_of(None).training.batch_size == 64
     with pytest.raises(UsageError, match="unknown task 'digit', did you mean 'digits'"):
         growth_of("digit")
 
@@ -133,7 +132,6 @@ def test_a_request_survives_yaml() -> None:
         task="digits",
         slots=("r0c0", "r0c2"),
         controller="schedule:plan.yaml",
-        training=training_of("digits"),
         growth=growth_of("digits").replace(epochs=7, seed=3),
     )
     text = yaml.safe_dump(request.to_mapping(), sort_keys=False)
@@ -149,7 +147,6 @@ def test_a_task_is_built_with_the_slots_that_were_chosen() -> None:
         task="digits",
         slots=("r0c2", "blocks.0"),
         controller="wait",
-        training=training_of("digits"),
         growth=growth_of("digits"),
     )
     run = request.build()
