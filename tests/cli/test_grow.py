@@ -355,7 +355,10 @@ MISTAKES: dict[str, tuple[tuple[object, ...], str]] = {
         "own_net.py",
     ),
     "out is a file": ((*FAST, "--out", "data.npz"), "data.npz is a file; give a folder"),
-    "out is in use": ((*FAST, "--out", "used"), "used is not empty; continue it with --resume"),
+    "out is in use": (
+        (*FAST, "--out", "used"),
+        "used is not empty and no run folder; give another",
+    ),
     "overwriting a stranger": (
         (*FAST, "--overwrite", "--out", "used"),
         "used is not a run folder, so it is not overwritten",

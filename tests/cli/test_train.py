@@ -180,7 +180,7 @@ def test_a_recipe_file_that_is_none_is_refused(command: Command, tmp_path: Path)
 def test_what_is_there_is_kept_unless_told_otherwise(command: Command, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "mine.txt").write_text("keep")
-    assert "--overwrite" in command(*TINY, "--out", "run").complaint()
+    assert "is not empty and no run folder" in command(*TINY, "--out", "run").complaint()
     assert [entry.name for entry in (tmp_path / "run").iterdir()] == ["mine.txt"]
 
 

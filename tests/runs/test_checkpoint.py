@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -158,6 +161,77 @@ def test_a_full_disk_is_named_and_changes_nothing(
         with pytest.raises(CheckpointError, match="No space left"):
             save(checkpoints, policy, 2)
     assert number_of(checkpoints.load()) == 1
+
+
+# ---------------------------------------------------------------------------------- what they say
+
+
+def test_a_run_its_checkpoints_and_its_best_say_what_they_are(
+    tmp_path: Path, policy: Policy
+) -> None:
+    checkpoints = Checkpoints(tmp_path, TRAINING)
+    save(checkpoints, policy, 1, 2)
+    save_policy(checkpoints.best, policy, meta={"round": 1})
+    for path, kind, number in (
+        (tmp_path, "training run", 2),
+        (checkpoints.latest, "training run", 2),
+        (checkpoints.previous / "state", "training run", 1),
+        (checkpoints.previous / "policy", "policy", None),
+        (checkpoints.best, "policy", 1),
+    ):
+        told = read_manifest(path)
+        assert (told.kind, told.round) == (kind, number)
+        assert (told.path / "manifest.json").is_file()
+    with pytest.raises(CheckpointError, match="manifest.json is missing"):
+        read_manifest(checkpoints.folder)
+
+
+def test_pytorch_is_not_loaded_to_read_a_manifest(tmp_path: Path, policy: Policy) -> None:
+    save(Checkpoints(tmp_path, TRAINING), policy, 1)
+    program = (
+        "import sys, esper\n"
+        "print(esper.read_manifest(sys.argv[1]).round)\n"
+        "assert not {'torch', 'numpy', 'safetensors'} & set(sys.modules)\n"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+
+
+# ------------------------------------------------------------------------------------- old formats
+
+OLD_MANIFEST = {
+    "format": "esper-state",
+    "layout": 1,
+    "kind": "training run",
+    "version": 1,
+    "esper": "0.1.0",
+    "created": "2026-01-01T00:00:00+00:00",
+    "meta": {},
+    "files": {},
+    "checksum": "0" * 64,
+}
+
+
+@pytest.mark.parametrize("place", ["state", "."], ids=["training", "growing"])
+def test_a_checkpoint_of_the_old_format_is_refused_in_one_line(tmp_path: Path, place: str) -> None:
+    checkpoints = Checkpoints(tmp_path, TRAINING if place == "state" else GROWING)
+    folder = checkpoints.latest / place
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").write_text(json.dumps(OLD_MANIFEST))
+    for attempt in (checkpoints.load, checkpoints.refuse_other_format):
+        with pytest.raises(CheckpointError, match=r"saved by an older Esper \(layout 1.*0\.1\.0"):
+            attempt()
+
+
+@pytest.mark.parametrize(("kind", "version"), [("training run", 1), ("growing run", 2)])
+def test_a_checkpoint_of_another_kind_or_version_is_refused(
+    tmp_path: Path, kind: str, version: int
+) -> None:
+    checkpoints = Checkpoints(tmp_path, TRAINING)
+    save_tree(checkpoints.latest / "state", {"a": 1}, kind=kind, version=version)
+    with pytest.raises(CheckpointError, match=r"of version 1, but|where a 'training run' is needed"):
+        checkpoints.load()
 
 
 def test_a_path_with_spaces_is_quoted() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import random
 import subprocess
@@ -11,9 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
-from esper.leyline.errors import ConfigError, UsageError
+from esper.leyline.errors import CheckpointError, ConfigError, UsageError
 from esper.nissa.reader import open_run
-from esper.runs.checkpoint import TRAINING, Checkpoints
+from esper.runs.checkpoint import TRAINING, Checkpoints, read_manifest
 from esper.runs.folder import RunFolder
 from esper.runs.training import TrainingRun, read_run_config, resume_training, start_training
 from esper.simic.training.config import TrainConfig
@@ -263,6 +264,40 @@ def test_a_run_in_use_is_not_overwritten_unless_asked(tmp_path: Path) -> None:
         start_training(tmp_path / "run", tiny_config(), sinks=())
     start_training(tmp_path / "run", tiny_config(seed=9), overwrite=True, sinks=()).close()
     assert read_run_config(RunFolder(tmp_path / "run")).seed == 9
+
+
+@pytest.mark.parametrize("checkpoint_seconds", [0.01, 600.0])
+def test_the_previous_checkpoint_is_older_than_the_latest(
+    tmp_path: Path, checkpoint_seconds: float
+) -> None:
+    config = tiny_config(checkpoint_seconds=checkpoint_seconds)
+    folder = tmp_path / "run"
+
+    def assert_older() -> None:
+        saved = [read_manifest(folder / "checkpoints" / name) for name in ("previous", "latest")]
+        places = [(told.round, told.meta["step"]) for told in saved]
+        assert places[0] < places[1]
+
+    carry_out(start_training(folder, config, sinks=()), 33)
+    assert_older()
+    carry_out(resume_training(folder, sinks=()))
+    assert_older()
+    assert read_manifest(folder).round == 2
+    # Asked again when it is over, it saves nothing new.
+    carry_out(resume_training(folder, sinks=()))
+    assert_older()
+
+
+def test_a_run_folder_of_the_old_format_is_refused_in_one_line(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    carry_out(start_training(folder, tiny_config(), sinks=()), 16)
+    settings = yaml.safe_load((folder / "config.yaml").read_text())
+    (folder / "config.yaml").write_text(yaml.safe_dump({**settings, "twin_cache": 3}))
+    manifest = folder / "checkpoints" / "latest" / "state" / "manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "layout": 1}))
+    with pytest.raises(CheckpointError, match="saved by an older Esper") as caught:
+        resume_training(folder, sinks=())
+    assert "\n" not in str(caught.value)
 
 
 def test_the_previous_checkpoint_can_be_gone_on_from(tmp_path: Path, whole: Path) -> None:

@@ -23,6 +23,15 @@ def test_settings_reach_every_depth() -> None:
     assert config.tasks == ("digits",)
 
 
+def test_a_mapping_changes_a_part_of_what_is_nested() -> None:
+    before = tiny_config()
+    config = change_settings(before, {"ppo": {"clip": 0.1, "exploration": {"op_curiosity": 0.5}}})
+    assert (config.ppo.clip, config.ppo.exploration.op_curiosity) == (0.1, 0.5)
+    assert config.ppo.epochs == before.ppo.epochs
+    with pytest.raises(ConfigError, match=r"no setting 'ppo\.clp'.*did you mean 'clip'"):
+        change_settings(before, {"ppo": {"clp": 0.1}})
+
+
 def test_there_is_one_discount() -> None:
     config = change_settings(tiny_config(), parse_settings(["ppo.gamma=0.9"]))
     assert config.ppo.gamma == config.reward.gamma == 0.9

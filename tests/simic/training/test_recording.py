@@ -83,6 +83,7 @@ def test_the_end_tells_nothing_of_twins_that_were_not_there(tmp_path: Path) -> N
     config = tiny_config(rounds=1, episode_length=3, reward=RewardConfig(mode="shaped"))
     with start_training(tmp_path / "run", config, sinks=()) as run:
         run.carry_out()
+        run.finish()
     with open_run(tmp_path / "run") as store:
         (row,) = store.records("runs")
     assert row.val_score is not None
