@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from esper.cli.view import GrowthView, alarm_line, decision_line, sparkline
+from esper.cli.view import AlarmRelay, GrowthView, alarm_line, decision_line, sparkline
 from esper.nissa.schema import AlarmRow
 from tests.report.runs import growing_run, make_decision
 
@@ -93,3 +93,12 @@ def test_an_alarm_is_a_line_at_once(terminal: bool) -> None:
     assert "epoch 60: alarm (warning): it grew \\x1b[31m. Set a limit." in stream.getvalue()
     over = AlarmRow(step=7, severity="info", state="cleared", message="m is over")
     assert alarm_line(over) == "epoch 7: alarm over (info): m is over"
+
+
+def test_an_alarm_that_comes_before_the_view_is_not_lost() -> None:
+    alarms, told = AlarmRelay(), []
+    first, second = (AlarmRow(monitor=name, severity="warning") for name in ("a", "b"))
+    alarms(first)
+    alarms.show_by(told.append)
+    alarms(second)
+    assert told == [first, second]

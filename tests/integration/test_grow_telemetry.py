@@ -202,7 +202,7 @@ def test_rows_beyond_the_checkpoint_are_taken_back(
 
         patch.setattr(view.GrowthView, "show", stopping(5, stop))
         assert command(*arguments).code == 130
-    assert assert_sound(tmp_path / "run") == 4
+    assert assert_sound(tmp_path / "run") == 5
     assert command("grow", "--resume", "--out", "run").code == 0
     assert lasting(tmp_path / "run") == lasting(whole)
     assert tb_bytes(tmp_path / "run") == tb_bytes(whole)

@@ -96,20 +96,15 @@ def set_up(parser: Parser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Carry out the command."""
-    from esper.cli.view import GrowthView, alarm_line
+    from esper.cli.view import AlarmRelay, GrowthView
     from esper.growth.grown import check_format
     from esper.runs.checkpoint import GROWING, resume_command
     from esper.runs.recorded import INTERRUPTED, stop_signals
 
     if options.export:
         check_format(options.export)
-    shown: list[GrowthView] = []
-
-    def on_alarm(alarm: Any) -> None:
-        for view in shown:
-            view.warn(alarm_line(alarm))
-
-    with _open(options, on_alarm) as growing:
+    alarms = AlarmRelay()
+    with _open(options, alarms) as growing:
         growth = growing.growth
         view = GrowthView(
             err_console(),
@@ -118,7 +113,7 @@ def run(options: argparse.Namespace) -> int:
             title=f"growing {growth.name} ({growth.controller_name}, {growth.device.type})",
             verbose=options.verbose,
         )
-        shown.append(view)
+        alarms.show_by(view.alarm)
 
         def show(record: Any) -> None:
             view.show(record, _reasons(growth, record, options))

@@ -79,23 +79,19 @@ def set_up(parser: Parser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Carry out the command."""
     from esper.cli.train_view import TrainView, print_summary
+    from esper.cli.view import AlarmRelay
     from esper.runs.checkpoint import TRAINING, resume_command
     from esper.runs.recorded import INTERRUPTED, stop_signals
 
     _check_request(options)
-    shown: list[TrainView] = []
-
-    def on_alarm(alarm: Any) -> None:
-        for view in shown:
-            view.alarm(alarm)
-
-    with _open(options, on_alarm) as training:
+    alarms = AlarmRelay()
+    with _open(options, alarms) as training:
         config, trainer = training.config, training.trainer
         title = f"training {config.recipe} ({', '.join(config.tasks)}, {trainer.device.type})"
         view = TrainView(
             err_console(), config.rounds, trainer.round, title=title, verbose=options.verbose
         )
-        shown.append(view)
+        alarms.show_by(view.alarm)
         with stop_signals() as stopped, view:
             is_done = training.carry_out(view.show, lambda: bool(stopped))
         if is_done:

@@ -6,8 +6,9 @@ printed at a rate that a log can bear.
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -119,6 +120,32 @@ class LiveView:
         return is_due
 
 
+class AlarmRelay:
+    """Takes alarms from when a run is opened, and hands them on once there is a view of it."""
+
+    def __init__(self) -> None:
+        """Keep what comes."""
+        self._early: list[AlarmRow] = []
+        self._show: Callable[[AlarmRow], None] | None = None
+        self._lock = threading.Lock()
+
+    def __call__(self, alarm: AlarmRow) -> None:
+        """Take an alarm; any thread may call it."""
+        with self._lock:
+            if self._show is None:
+                self._early.append(alarm)
+            else:
+                self._show(alarm)
+
+    def show_by(self, show: Callable[[AlarmRow], None]) -> None:
+        """Have alarms shown, those that came before too."""
+        with self._lock:
+            self._show = show
+            for alarm in self._early:
+                show(alarm)
+            self._early = []
+
+
 class GrowthView(LiveView):
     """Shows a growing run; use it as a context manager and give it every record."""
 
@@ -147,6 +174,10 @@ class GrowthView(LiveView):
             self._draw(self._table(record), *self._events[-_RECENT:])
         else:
             self._print_lines(record)
+
+    def alarm(self, alarm: AlarmRow) -> None:
+        """Tell an alarm."""
+        self.warn(alarm_line(alarm))
 
     def _table(self, record: EpochRecord) -> Table:
         table = Table(box=None, pad_edge=False)
