@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import esper
-from esper.growth.grow import task_config, task_run
+from esper.growth.build import task_config, task_run
 from esper.growth.recording import (
     record_end,
     record_history,
