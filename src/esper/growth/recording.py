@@ -13,8 +13,8 @@ from typing import Any
 from esper.growth.grown import Grown
 from esper.growth.run import GrowthRun
 from esper.kasmina.contribution import Contributions, Estimate
+from esper.leyline.process import gpu_memory_share, resident_bytes, software_versions
 from esper.nissa import EventKind, RunRow, RunStore, record_epoch
-from esper.nissa.machine import gpu_memory_share, resident_bytes, software_versions
 from esper.nissa.schema import ContributionRow
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from esper.leyline.process import gpu_memory_share, resident_bytes, software_versions
 from esper.nissa.columns import Row
 from esper.nissa.events import EventKind
-from esper.nissa.machine import gpu_memory_share, resident_bytes, software_versions
 from esper.nissa.schema import EpisodeRow, RoundRow, RunRow
 from esper.nissa.store import RunStore
 from esper.simic.training.changes import SettingChanges
