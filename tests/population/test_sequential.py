@@ -68,9 +68,11 @@ def test_a_row_is_the_same_bit_for_bit_whoever_runs_beside_it(rows: int) -> None
         assert len(crowd.signals().blueprint.unique()) > 1
 
 
+@pytest.mark.parametrize("schedule", ["constant", "cosine", "wsd"])
 @pytest.mark.parametrize("task", MIXED)
-def test_a_row_is_what_a_gardener_grows_alone(task: type[Task]) -> None:
-    epochs, made = 12, task()
+def test_a_row_is_what_a_gardener_grows_alone(task: type[Task], schedule: str) -> None:
+    epochs = 12
+    made = task(task.defaults.replace(schedule=schedule))
     choices = life(SEEDS[task])  # type: ignore[index]
     controller = Script(choices)
     key = derive_seed(3, 0, "row")

@@ -24,6 +24,7 @@ from esper.leyline.alpha import BlendStyle
 from esper.leyline.errors import EsperWarning
 from esper.leyline.stages import SeedStage
 from esper.population import stacked, validation
+from esper.population.engine import Strategy
 from esper.population.parameter_stack import StackCapacity
 from esper.population.seed_stacks import ABSENT, GATE
 from esper.population.slot_forward import EMPTY
@@ -92,6 +93,20 @@ def test_in_single_precision_every_step_agrees_from_the_same_state() -> None:
             plain.step(actions)
             together.step(actions)
             assert_rows_agree(plain, together, 1e-4, least=1e-3)
+
+
+@pytest.mark.parametrize("strategy", ["stacked", "workers"])
+def test_a_rate_that_moves_does_so_in_every_strategy(strategy: Strategy) -> None:
+    tasks = [task(task.defaults.replace(schedule="cosine", warmup=0.2)) for task in MIXED]
+    level = make_population(rows=3, precision="float64")
+    plain = make_population(tasks, 3, precision="float64")
+    other = make_population(tasks, 3, strategy, precision="float64")
+    with populations(level, plain, other):
+        script = explore(plain, 12, seed=4)
+        for here, there in zip(script.seen, script.replay(other), strict=True):
+            assert_close(here.val_loss, there.val_loss, 2e-7, "val_loss")
+        assert_rows_agree(plain, other, 1e-9)
+        assert not torch.allclose(level.reset().val_loss, script.seen[0].val_loss)
 
 
 @pytest.mark.parametrize("rows", [7, 64])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -37,9 +38,11 @@ def test_hosts_learn_as_with_pytorchs_optimizer() -> None:
         return (out + hosts.leaves["bias"][:, None] - y).square().mean((1, 2))
 
     step = TrainStep(hosts, seed_stacks, SETTINGS, losses)
-    step.begin(state)
+    rates = (0.1, 0.02, 0.3)
+    step.begin(state, np.array(rates))
     optimizers = [
-        torch.optim.SGD(n.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01) for n in networks
+        torch.optim.SGD(n.parameters(), lr=rate, momentum=0.9, weight_decay=0.01)
+        for n, rate in zip(networks, rates, strict=True)
     ]
     addresses = set()
     for _ in range(4):

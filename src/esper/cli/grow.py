@@ -47,6 +47,12 @@ def set_up(parser: Parser) -> None:
         "--learning-rate", type=float, metavar="LR", help="of SGD (default: the task's, or 0.01)"
     )
     how.add_argument(
+        "--schedule",
+        choices=("constant", "cosine", "wsd"),
+        help="how the learning rate moves over the run: not, along a cosine, or up, level and down "
+        "(default: the task's, or constant)",
+    )
+    how.add_argument(
         "--batch-size", type=int, metavar="B", help="samples in a step (default: the task's, or 64)"
     )
     how.add_argument(
@@ -177,7 +183,7 @@ def resolve(options: argparse.Namespace) -> Any:
     if name == "schedule" and argument:
         controller = f"{name}{colon}{_absolute(argument)}"
     growth = growth_of(options.task)
-    training = growth.training.replace(**_given(options, "learning_rate", "batch_size"))
+    training = growth.training.replace(**_given(options, "learning_rate", "batch_size", "schedule"))
     growth = growth.replace(training=training, **_given(options, "epochs", "seed", "twin"))
     garden = growth.garden.limited(
         max_seeds=options.max_seeds,

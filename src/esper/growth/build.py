@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD
+from torch.optim.lr_scheduler import LambdaLR
 
 from esper.growth.gardener import DEFAULT_CONTROLLER
 from esper.growth.run import Batches, GrowthConfig, GrowthRun, OptimizerFactory
@@ -18,7 +19,7 @@ from esper.leyline.errors import UsageError, unknown_name
 from esper.leyline.randomness import generator
 from esper.tasks.dataset import Split, TaskData
 from esper.tasks.objective import OBJECTIVES, Objective
-from esper.tasks.task import Task, TrainingConfig
+from esper.tasks.task import Task, TrainingConfig, rate_factor
 
 
 class TrainingBatches:
@@ -89,7 +90,7 @@ def model_run(
         test=test,
         objective=find_objective(loss),
         optimizer=optimizer or plain_sgd(config.training),
-        scheduler=scheduler,
+        scheduler=scheduler or (scheduled(config) if optimizer is None else None),
         controller=controller,
         config=config,
         name=type(model).__name__,
@@ -115,6 +116,7 @@ def data_run(
         test=FixedBatches(data, "test"),
         objective=OBJECTIVES[data.objective],
         optimizer=plain_sgd(config.training),
+        scheduler=scheduled(config),
         config=config,
         controller=controller,
         name=name,
@@ -155,6 +157,16 @@ def plain_sgd(training: TrainingConfig) -> OptimizerFactory:
         lr=training.learning_rate,
         momentum=training.momentum,
         weight_decay=training.weight_decay,
+    )
+
+
+def scheduled(config: GrowthConfig) -> SchedulerFactory | None:
+    """Return the schedule of the learning rate that these settings describe, None for none."""
+    if config.training.schedule == "constant":
+        return None
+    training, horizon = config.training, config.epochs
+    return lambda optimizer: LambdaLR(
+        optimizer, lambda epoch: rate_factor(training, epoch + 1, horizon)
     )
 
 

@@ -172,7 +172,7 @@ def sgd_step(
     gradient: Tensor,
     active: Tensor,
     *,
-    learning_rate: float,
+    learning_rate: Tensor | float,
     momentum: float,
     weight_decay: float,
 ) -> None:

@@ -95,6 +95,9 @@ class Population:
         self.device = choose_device(device)
         tasks = [task] if isinstance(task, str | Task) else list(task)
         self.tasks = [get_task(each) if isinstance(each, str) else each for each in tasks]
+        if horizon is not None:
+            # Schedules of the learning rate follow the horizon too.
+            self.tasks = [type(t)(t.config.replace(horizon=horizon)) for t in self.tasks]
         counts = share_out(rows, len(self.tasks))
         self.rows = sum(counts)
         seeds = list(range(self.rows)) if row_seeds is None else list(row_seeds)
@@ -102,7 +105,6 @@ class Population:
             raise UsageError(f"row_seeds must have {self.rows} entries, got {len(seeds)}")
         self.row_seeds = seeds
         self._task_of_row = [index for index, count in enumerate(counts) for _ in range(count)]
-        self._horizon = horizon
         self._data = load_data(self.tasks, data, self.device)
         self.num_slots = max(len(each.slot_paths) for each in self.tasks)
         self._groups: list[TaskGroup] = []
@@ -297,7 +299,7 @@ class Population:
             self.strategy, self.reason = "sequential", self._refusal
             return
         samples = sum(
-            (self._horizon or self.tasks[index].config.horizon) * self._data[index].samples_per_step
+            self.tasks[index].config.horizon * self._data[index].samples_per_step
             for index in self._task_of_row
         )
         self.strategy, self.reason = pick_strategy(
@@ -340,7 +342,6 @@ class Population:
         return {
             "tasks": [task.name for task in self.tasks],
             "rows": rows,
-            "horizon": self._horizon,
             "settings": config,
             "task settings": [task.config.to_mapping() for task in self.tasks],
             "blueprints": list(blueprint_names()),
@@ -357,8 +358,7 @@ class Population:
                 old = stacks[index] if stacks else ()
                 engines = make_engines(task, data, keys, self.strategy, self.config, client, old)
                 for part, engine in engines:
-                    horizon = self._horizon or task.config.horizon
-                    groups.append(TaskGroup(task, part, engine, self.config, horizon))
+                    groups.append(TaskGroup(task, part, engine, self.config))
         return groups
 
     def _groups_by_task(self) -> list[list[TaskGroup]]:

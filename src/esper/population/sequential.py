@@ -28,7 +28,7 @@ from esper.population.batches import draw_epoch_crops, gather_batch
 from esper.population.engine import SlotSpec
 from esper.tasks.dataset import Crops, TaskData
 from esper.tasks.objective import Objective
-from esper.tasks.task import TrainingConfig
+from esper.tasks.task import TrainingConfig, rate_factor
 
 
 class SequentialEngine:
@@ -44,13 +44,15 @@ class SequentialEngine:
         keys: Sequence[int],
         *,
         config: GardenConfig,
+        horizon: int,
         use_bf16: bool = False,
     ) -> None:
         """Wrap every host in a garden of its own."""
         self.slots = slots
         self.is_stacked = False
         self._data = data
-        self._batch_size = settings.batch_size
+        self._settings = settings
+        self._horizon = horizon
         self._keys = list(keys)
         self._use_bf16 = use_bf16
         paths = {slot.name: slot.path for slot in slots}
@@ -148,12 +150,15 @@ class SequentialEngine:
 
     def _train_row(self, row: int, epoch: int) -> float:
         trainee, key = self._trainees[row], self._keys[row]
-        data, size = self._data, self._batch_size
+        data, size = self._data, self._settings.batch_size
         order = data.order(key, 0, epoch)
         crops = None
         if data.augmentation != "none":
             crops = draw_epoch_crops(data, key, epoch, size)
         trainee.start_epoch()
+        factor = rate_factor(self._settings, epoch, self._horizon)
+        for group in trainee.optimizer.param_groups:
+            group["lr"] = self._settings.learning_rate * factor
         for number, start in enumerate(range(0, len(order), size)):
             part = slice(start, start + size)
             drawn = None

@@ -32,7 +32,7 @@ from esper.population.validation import ValidationPass
 from esper.population.vmap_rules import has_kernels, install_vmap_rules, stacked_attention
 from esper.tasks.dataset import TaskData
 from esper.tasks.objective import Objective
-from esper.tasks.task import TrainingConfig
+from esper.tasks.task import TrainingConfig, rate_factor
 
 _STREAMS = 8
 """Streams for seeds of different kinds: seven blueprints and the gates of a slot of images."""
@@ -50,6 +50,7 @@ class StackedEngine:
         settings: TrainingConfig,
         keys: Sequence[int],
         *,
+        horizon: int,
         use_bf16: bool = False,
         use_graphs: bool = True,
     ) -> None:
@@ -59,6 +60,7 @@ class StackedEngine:
         self._data = data
         self._objective = objective
         self._settings = settings
+        self._horizon = horizon
         self._keys = list(keys)
         self._template = hosts[0]
         first = dict(hosts[0].named_parameters())
@@ -142,7 +144,8 @@ class StackedEngine:
         assert self._state is not None, "sync comes before train"
         plan = self._sampler.epoch(epochs)
         self._template.train()
-        step = self._prepare_step(self._state)
+        rates = np.array([rate_factor(self._settings, epoch, self._horizon) for epoch in epochs])
+        step = self._prepare_step(self._state, self._settings.learning_rate * rates)
         losses = torch.zeros(len(self._keys), dtype=torch.float64, device=self._device)
         total, size = self._data.samples_per_step, self._settings.batch_size
         starts = list(range(0, total, size))
@@ -213,14 +216,14 @@ class StackedEngine:
         out: Tensor = vmap(one, in_dims=(0, x_dim, 0))(leaves, x, which)
         return out
 
-    def _prepare_step(self, state: SlotState) -> TrainStep:
+    def _prepare_step(self, state: SlotState, rates: Reals) -> TrainStep:
         """Return the step for this epoch: the one captured before, while the layout is the same."""
         self._training_forwards = self._seed_stacks.slot_forwards(state)
         if self._step is None or self._step.layout_version != self._seed_stacks.layout_version:
             self._step = TrainStep(self._hosts, self._seed_stacks, self._settings, self._losses)
             if self._replay is not None:
                 self._replay.forget()
-        self._step.begin(state)
+        self._step.begin(state, rates)
         return self._step
 
     def _run_step(self) -> None:

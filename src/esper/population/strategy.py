@@ -115,6 +115,7 @@ def make_engines(
                         task.objective,
                         settings,
                         part,
+                        horizon=task.config.horizon,
                         use_bf16=config.use_bf16,
                         use_graphs=config.use_graphs,
                     )
@@ -144,6 +145,7 @@ def make_sequential(
         task.config.training,
         keys,
         config=garden,
+        horizon=task.config.horizon,
         use_bf16=config.use_bf16,
     )
 

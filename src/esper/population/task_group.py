@@ -33,7 +33,6 @@ class TaskGroup(RowGroup):
         keys: names of the rows' random streams.
         engine: trains the rows.
         config: the settings of the population.
-        horizon: epochs of an episode.
     """
 
     engine: PopulationEngine
@@ -45,7 +44,6 @@ class TaskGroup(RowGroup):
         keys: Sequence[int],
         engine: PopulationEngine,
         config: PopulationConfig,
-        horizon: int,
     ) -> None:
         """Start at epoch 0."""
         super().__init__(
@@ -53,7 +51,7 @@ class TaskGroup(RowGroup):
             keys,
             config,
             fits=fitting_blueprints(task),
-            horizon=horizon,
+            horizon=task.config.horizon,
             budget=task.config.param_budget,
             chance_loss=task.config.baseline_loss,
         )

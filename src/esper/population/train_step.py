@@ -53,11 +53,7 @@ class TrainStep:
         """Take in every stack; `losses` runs them."""
         self._seed_stacks = seed_stacks
         self._losses = losses
-        self._rates = {
-            "learning_rate": settings.learning_rate,
-            "momentum": settings.momentum,
-            "weight_decay": settings.weight_decay,
-        }
+        self._factors = {"momentum": settings.momentum, "weight_decay": settings.weight_decay}
         self._max_norm = settings.max_grad_norm
         self.layout_version = seed_stacks.layout_version
         self.stacks = [stack for stack in seed_stacks.stacks if stack.parameters.width]
@@ -67,6 +63,8 @@ class TrainStep:
         owners = int(self._first[-1])
         device = hosts.flat.device
         self._active = torch.ones(owners, dtype=torch.int64, device=device)
+        self._rates = torch.zeros(owners, dtype=hosts.flat.dtype, device=device)
+        """Learning rate of every owner: that of its row."""
         self._partner = torch.full((owners,), -1, dtype=torch.int64, device=device)
         self._reached: list[list[bool]] = []
         self._gradients: list[Tensor] = []
@@ -76,13 +74,18 @@ class TrainStep:
         self.loss = torch.zeros(len(hosts), dtype=torch.float32, device=device)
         """Mean loss of every row in the last step."""
 
-    def begin(self, state: SlotState) -> None:
-        """Take over which seeds learn in this epoch and which gate belongs to which seed."""
+    def begin(self, state: SlotState, row_rates: Reals) -> None:
+        """Take over which seeds learn in this epoch, at what rates, and whose gate is whose."""
         numbers = {id(stack): number for number, stack in enumerate(self.stacks, start=1)}
         active = np.ones(self._first[-1], dtype=np.int64)
         partner = np.full(self._first[-1], -1, dtype=np.int64)
+        rates = np.zeros(self._first[-1])
+        rates[self._entries(0)] = row_rates
         for number, stack in enumerate(self.stacks, start=1):
             active[self._entries(number)] = learning_entries(stack, state)
+            # An unused entry belongs to no row, and does not learn.
+            rows = np.maximum(np.array(stack.rows, dtype=np.int64), 0)
+            rates[self._entries(number)] = row_rates[rows]
         for gates, seeds, here, there in gate_pairs(self._seed_stacks):
             if id(gates) in numbers and id(seeds) in numbers:
                 one = self._first[numbers[id(gates)]] + here
@@ -90,6 +93,7 @@ class TrainStep:
                 partner[one], partner[other] = other, one
         self._active.copy_(torch.from_numpy(active))
         self._partner.copy_(torch.from_numpy(partner))
+        self._rates.copy_(torch.from_numpy(rates))
         for parameters in self._parameters:
             parameters.refresh()
 
@@ -142,7 +146,8 @@ class TrainStep:
             active = active if reached is None else active & reached
             if self._max_norm:
                 gradient = gradient * clip_coefficient(squares[entries], self._max_norm)[:, None]
-            sgd_step(stack, gradient, active, **self._rates)
+            rate = self._rates[entries][:, None]
+            sgd_step(stack, gradient, active, learning_rate=rate, **self._factors)
             stack.refresh()
 
     def _store_gradients(self, gradients: list[Tensor]) -> None:
@@ -171,7 +176,7 @@ class TrainStep:
             self._make_optimizer()
         assert self._optimizer is not None
         whole = torch.cat([gradient.reshape(-1) for gradient in gradients])
-        self._optimizer.step(whole, **self._rates, max_norm=self._max_norm)
+        self._optimizer.step(whole, **self._factors, max_norm=self._max_norm)
 
     def _make_optimizer(self) -> None:
         from esper.population.kernels.optimizer import Optimizer, Owners
@@ -183,7 +188,7 @@ class TrainStep:
                 c for c, is_reached in zip(stack.columns(), reached, strict=True) if is_reached
             ]
             stacks.append(Owners(stack.flat, stack.momentum, copy, columns))
-        self._optimizer = Optimizer(stacks, self._active, self._partner)
+        self._optimizer = Optimizer(stacks, self._active, self._partner, self._rates)
         self._piece_spots = self._find_piece_spots(self._optimizer)
 
     def _find_piece_spots(self, optimizer: Optimizer) -> Integers:

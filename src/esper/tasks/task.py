@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,8 @@ from esper.tasks.data.locate import existing
 from esper.tasks.data.source import Source
 from esper.tasks.dataset import OBJECTIVE_FOR, VALIDATION_SAMPLES, Augmentation, TaskData, make_data
 from esper.tasks.objective import OBJECTIVES, SCORE_KINDS, Objective, ObjectiveName, ScoreKind
+
+Schedule = Literal["constant", "cosine", "wsd"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +43,36 @@ class TrainingConfig(Config):
         "Gradient norm to which the host and each seed are clipped, apart; 0 is off.",
         minimum=0.0,
     )
+    schedule: Schedule = option(
+        "constant",
+        "How the learning rate moves over a run: not at all; up and down along a cosine; or up, "
+        "level, and down at the end (wsd).",
+    )
+    warmup: float = option(
+        0.05, "Share of a run in which a rate that moves goes up.", minimum=0.0, maximum=0.5
+    )
+    decay: float = option(
+        0.2, "Share of a run at the end of wsd in which the rate goes down.", above=0.0, maximum=0.5
+    )
+
+
+def rate_factor(training: TrainingConfig, epoch: int, horizon: int) -> float:
+    """Return the share of the learning rate that an epoch (1 is the first) trains with.
+
+    The rate moves from epoch to epoch. It is above 0 in the last one, and after the horizon it
+    stays what it was there.
+    """
+    if training.schedule == "constant":
+        return 1.0
+    epoch = min(epoch, horizon)
+    rising = math.ceil(training.warmup * horizon)
+    if epoch <= rising:
+        return epoch / (rising + 1)
+    if training.schedule == "cosine":
+        passed = (epoch - rising - 1) / (horizon - rising)
+        return 0.5 * (1 + math.cos(math.pi * passed))
+    falling = math.ceil(training.decay * horizon)
+    return min(1.0, (horizon - epoch + 1) / (falling + 1))
 
 
 @dataclass(frozen=True, kw_only=True)

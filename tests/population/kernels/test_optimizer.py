@@ -10,7 +10,7 @@ from tests.population.kernels.agreement import draw, on_cuda
 
 pytestmark = on_cuda
 
-RATES = {"learning_rate": 0.1, "momentum": 0.9, "weight_decay": 0.01}
+RATES = {"momentum": 0.9, "weight_decay": 0.01}
 
 
 def make_stack(rows: int, shapes: dict[str, tuple[int, ...]], seed: int) -> ParameterStack:
@@ -38,12 +38,15 @@ def test_everybody_learns_as_in_pytorch(max_norm: float) -> None:
     # The last stack's networks are gates of the second's: 0 of 2 and 1 of 0.
     partner = torch.tensor([-1, -1, -1, -1, 8, -1, 7, 6, 4], device="cuda")
     active = torch.tensor([1, 1, 0, 1, 1, 1, 1, 1, 1], device="cuda")
+    # Every row has a rate of its own.
+    rates = 0.1 + 0.05 * torch.arange(9, device="cuda", dtype=torch.float32)
     # No gradient reaches the spare tensor of the first stack.
     columns = [stack.columns()[:2] for stack in fast]
     optimizer = Optimizer(
         [Owners(s.flat, s.momentum, s.used, c) for s, c in zip(fast, columns, strict=True)],
         active,
         partner,
+        rates,
     )
     tensors = [
         [draw(len(s), size, seed=20 + n) for n, (_, size) in enumerate(c)]
@@ -68,7 +71,7 @@ def test_everybody_learns_as_in_pytorch(max_norm: float) -> None:
         step = flat[number]
         if max_norm:
             step = step * clip_coefficient(squares[entries], max_norm)[:, None]
-        sgd_step(stack, step, learns, **RATES)
+        sgd_step(stack, step, learns, learning_rate=rates[entries][:, None], **RATES)
     for one, other in zip(fast, plain, strict=True):
         torch.testing.assert_close(one.flat, other.flat, rtol=1e-5, atol=1e-5, equal_nan=True)
         torch.testing.assert_close(
