@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from esper.kasmina.hosts import CnnConfig, doubling
 from esper.tasks.data import Source, open_data
 from esper.tasks.dataset import TaskData
-from esper.tasks.task import DataPath, Task, TaskConfig
+from esper.tasks.task import DataPath, Schedule, Task, TaskConfig
 
 DEPTH = 3
 SHAPES: dict[str, tuple[int, int, int]] = {"cifar16": (3, 16, 16), "fashion14": (1, 14, 14)}
@@ -57,7 +57,15 @@ class Member:
         """Return the same task with a wider host."""
         return dataclasses.replace(self, width=round(factor * self.width))
 
-    def task(self, *, learning_rate: float, horizon: int, samples: int, batch: int) -> Task:
+    def task(
+        self,
+        *,
+        learning_rate: float,
+        horizon: int,
+        samples: int,
+        batch: int,
+        schedule: Schedule = "constant",
+    ) -> Task:
         """Return the task, trained in this way."""
         shape = SHAPES[self.data]
         return SmallImages(
@@ -71,6 +79,7 @@ class Member:
                 samples_per_step=samples,
                 horizon=horizon,
                 learning_rate=learning_rate,
+                schedule=schedule,
                 train_size=self.train_size,
                 label_noise=self.label_noise,
             )

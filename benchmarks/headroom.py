@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -45,7 +45,7 @@ from esper.leyline.signals import Signals
 from esper.leyline.stages import SeedStage
 from esper.simic.training.evaluation import Interval, paired_interval
 from esper.tamiyo.controllers.choices import WAIT, Choice, is_legal, pack_choices
-from esper.tasks.task import Task
+from esper.tasks.task import Schedule, Task
 
 FIRST, MIDDLE, LAST = 0, 1, 2
 ALL = (FIRST, MIDDLE, LAST)
@@ -166,6 +166,7 @@ class Job:
 
     member: Member
     learning_rate: float
+    schedule: Schedule
     plans: tuple[Plan, ...]
     seeds: tuple[int, ...]
     horizon: int
@@ -187,7 +188,11 @@ def run(job: Job) -> dict[str, Any]:
 
     started = time.perf_counter()
     task = job.member.task(
-        learning_rate=job.learning_rate, horizon=job.horizon, samples=job.samples, batch=job.batch
+        learning_rate=job.learning_rate,
+        schedule=job.schedule,
+        horizon=job.horizon,
+        samples=job.samples,
+        batch=job.batch,
     )
     arms: tuple[Plan | None, ...] = (None, *job.plans)
     plan_of_row = [arm for arm in arms for _ in job.seeds]
@@ -239,6 +244,7 @@ def run(job: Job) -> dict[str, Any]:
         "data": job.member.data,
         "width": job.member.width,
         "learning_rate": job.learning_rate,
+        "schedule": job.schedule,
         "epochs": epochs,
         "horizon": job.horizon,
         "seeds": list(job.seeds),
@@ -376,6 +382,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--first-seed", type=int, default=100)
     parser.add_argument("--horizon", type=int, default=61)
+    parser.add_argument("--schedule", default="cosine", choices=get_args(Schedule))
     parser.add_argument("--samples", type=int, default=4096, help="samples of an epoch")
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--min-training", type=int, default=10, help="epochs before blending")
@@ -409,6 +416,7 @@ def main(arguments: list[str]) -> int:
             Job(
                 member=member,
                 learning_rate=rate,
+                schedule=options.schedule,
                 plans=plans,
                 seeds=tuple(range(options.first_seed, options.first_seed + options.seeds)),
                 horizon=options.horizon,

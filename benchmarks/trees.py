@@ -72,7 +72,7 @@ class Tree:
     """A process that lives steps of one tree."""
 
     def __init__(self, root: Path, arguments: Sequence[str]) -> None:
-        """Start it and wait until it is ready."""
+        """Start it; `wait` until it is ready."""
         self._process = subprocess.Popen(
             [sys.executable, "-c", _STEPPER, *arguments],
             env={**os.environ, "PYTHONPATH": str(root / "src")},
@@ -80,6 +80,9 @@ class Tree:
             stdout=subprocess.PIPE,
             text=True,
         )
+
+    def wait(self) -> None:
+        """Return when the process has built its rows."""
         self._read()
 
     def step(self) -> float:
@@ -111,6 +114,8 @@ def compare(
     arguments = (task, strategy, rows, "1" if "bf16" in rest else "0", device, str(samples))
     trees = [Tree(root, arguments) for root in roots]
     try:
+        for tree in trees:
+            tree.wait()
         # The first steps load kernels, capture graphs and fill allocators.
         for _ in range(max(2, steps // 10)):
             for tree in trees:
@@ -154,6 +159,7 @@ def main(arguments: list[str]) -> int:
     for case in options.cases:
         print(f"{case} ...", file=sys.stderr, flush=True)
         rows.append(compare(case, roots, options.device, options.steps, options.samples))
+        print("  " + "  ".join(rows[-1][1:]), file=sys.stderr, flush=True)
     print_table(
         ["case", "ms a step here", "ms a step there", "here / there", "ratios, middle half"], rows
     )

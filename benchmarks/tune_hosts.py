@@ -16,7 +16,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, get_args
 
 from benchmarks._arena import (
     MEMBERS,
@@ -30,6 +30,7 @@ from benchmarks._arena import (
     work_through,
 )
 from benchmarks.table import print_table
+from esper.tasks.task import Schedule
 
 RATES = (0.1, 0.2, 0.05, 0.4, 0.02, 0.8)
 """The learning rates tried, the likely ones first: a run may be cut short."""
@@ -44,6 +45,7 @@ class Job:
 
     member: Member
     learning_rate: float
+    schedule: Schedule
     seeds: tuple[int, ...]
     horizon: int
     samples: int
@@ -64,7 +66,11 @@ def run(job: Job) -> dict[str, Any]:
 
     started = time.perf_counter()
     task = job.member.task(
-        learning_rate=job.learning_rate, horizon=job.horizon, samples=job.samples, batch=job.batch
+        learning_rate=job.learning_rate,
+        schedule=job.schedule,
+        horizon=job.horizon,
+        samples=job.samples,
+        batch=job.batch,
     )
     population = Population(
         task,
@@ -93,6 +99,7 @@ def run(job: Job) -> dict[str, Any]:
         "data": job.member.data,
         "width": job.member.width,
         "learning_rate": job.learning_rate,
+        "schedule": job.schedule,
         "horizon": job.horizon,
         "seeds": list(job.seeds),
         "parameters": task.host_parameters,
@@ -175,6 +182,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seeds", type=int, default=6, help="rows of every population")
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--horizon", type=int, default=61)
+    parser.add_argument("--schedule", default="cosine", choices=get_args(Schedule))
     parser.add_argument("--samples", type=int, default=4096, help="samples of an epoch")
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--device", default="auto")
@@ -195,6 +203,7 @@ def main(arguments: list[str]) -> int:
         Job(
             member=member,
             learning_rate=rate,
+            schedule=options.schedule,
             seeds=tuple(range(options.first_seed, options.first_seed + options.seeds)),
             horizon=options.horizon,
             samples=options.samples,
