@@ -115,7 +115,7 @@ class Traced:
             self.ppo,
             scale=torch.tensor(SCALE),
             progress=0.0,
-            success=0.0,
+            paid_off=0.0,
             reward_std=self.reward_std,
         )
 

@@ -95,13 +95,13 @@ def run(options: argparse.Namespace) -> int:
     from esper.cli.view import GrowthView, alarm_line
     from esper.growth.folder import GrowthFolder
     from esper.growth.grown import check_format
-    from esper.growth.recording import (
+    from esper.nissa import STORE_FILE, open_store
+    from esper.runs.record_growing import (
         record_history,
         record_interruption,
         record_start,
         run_row,
     )
-    from esper.nissa import STORE_FILE, open_store
 
     if options.export:
         check_format(options.export)
@@ -243,7 +243,7 @@ def _carry_out(
 ) -> bool:
     """Run to the end, or until a signal; return whether the end was reached."""
     from esper.cli.view import metrics_line
-    from esper.growth.recording import record_newest
+    from esper.runs.record_growing import record_newest
 
     epochs = growing.config.epochs
     with stop_signals() as stopped, view:
@@ -283,9 +283,9 @@ def _reasons(growing: Any, record: Any, options: argparse.Namespace) -> list[str
 def _finish(growing: Any, folder: Any, store: Any, options: argparse.Namespace) -> None:
     """Write what is left behind and print the summary."""
     from esper.growth.grown import export_model
-    from esper.growth.recording import record_end
     from esper.leyline.storage import atomic_write_text
     from esper.report import report_run
+    from esper.runs.record_growing import record_end
 
     grown = growing.finish()
     grown.model.save(folder.path / "grown")

@@ -19,7 +19,7 @@ from rich.text import Text
 from esper.cli.live import LiveView
 from esper.cli.output import safe
 from esper.cli.view import alarm_line, sparkline
-from esper.nissa.monitors.measures import light
+from esper.nissa.monitors.bands import light
 from esper.nissa.schema import AlarmRow
 
 if TYPE_CHECKING:

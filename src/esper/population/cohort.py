@@ -95,7 +95,7 @@ class Cohort:
             fits=self.fits,
             config=self.config.lifecycle,
         )
-        self.last_op, self.last_success = command.op.clone(), applied.success
+        self.last_op, self.last_success = command.op.clone(), applied.took_effect
         fossil = int(SeedStage.FOSSILIZED)
         fossilized = ((state.stage == fossil) & (before != fossil)).any(1)
         self.state = self._sized(tick(state, self.config.lifecycle))

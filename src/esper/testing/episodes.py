@@ -118,7 +118,7 @@ class ImaginedRows:
             self.state, command, enabled=self.enabled, fits=self.fits, config=self.lifecycle
         )
         self.state = tick(state, self.lifecycle)
-        self._last_op, self._last_success = command.op.clone(), applied.success
+        self._last_op, self._last_success = command.op.clone(), applied.took_effect
         nobody = torch.zeros(self.rows, dtype=torch.bool)
         self._rolled_back = nobody if rolled_back is None else rolled_back
         fossil = self.state.stage == int(SeedStage.FOSSILIZED)

@@ -150,7 +150,7 @@ class ImaginedHosts:
             fits=self.fits,
             config=self.lifecycle,
         )
-        self.last_op, self.last_success = actions["op"], applied.success
+        self.last_op, self.last_success = actions["op"], applied.took_effect
         sizes = 100 * (1 + self.state.blueprint.clamp(min=0))
         self.state = self.state.where(self.state.has_module, params=sizes)
         return applied

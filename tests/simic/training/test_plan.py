@@ -57,8 +57,8 @@ def test_a_plan_survives_being_written_down() -> None:
 
 STAGES = (
     StageConfig(tasks=("a",), rounds=2),
-    StageConfig(tasks=("b",), success=0.5),
-    StageConfig(tasks=("c",), rounds=3, success=0.9),
+    StageConfig(tasks=("b",), paid_off=0.5),
+    StageConfig(tasks=("c",), rounds=3, paid_off=0.9),
     StageConfig(tasks=("d",), rounds=1),
 )
 
@@ -67,8 +67,8 @@ def stages_after(*successes: float) -> list[int]:
     """Return the stage that follows each of these rounds."""
     curriculum = Curriculum(STAGES)
     found = []
-    for success in successes:
-        curriculum.add_round(success)
+    for paid_off in successes:
+        curriculum.add_round(paid_off)
         found.append(curriculum.stage)
     return found
 
@@ -87,7 +87,7 @@ def test_rounds_ahead_are_known_as_long_as_only_their_number_ends_a_stage() -> N
     curriculum.add_round(0.0)
     assert curriculum.known_rounds(9) == 1
     curriculum.add_round(0.0)
-    assert curriculum.known_rounds(9) == 1, "success may end it after any round"
+    assert curriculum.known_rounds(9) == 1, "paid_off may end it after any round"
     assert Curriculum(STAGES[-2:]).known_rounds(9) == 1
 
 

@@ -22,14 +22,13 @@ from typing import Any, Self
 from esper.leyline.errors import CheckpointError, ConfigError, UsageError
 from esper.leyline.storage import atomic_write_text
 from esper.nissa.folder import RunFolder, dump_settings
-from esper.nissa.opening import DEFAULT_SINKS, open_store
-from esper.nissa.sinks.contract import Sink
-from esper.nissa.store import OnAlarm, RunStore
+from esper.nissa.sinks import Sink
+from esper.nissa.store import DEFAULT_SINKS, OnAlarm, RunStore, open_store
 from esper.simic.training.changes import SettingChanges, apply_settings, compare_settings
 from esper.simic.training.checkpoint import Checkpoints, Which
 from esper.simic.training.config import TrainConfig
 from esper.simic.training.progress import Progress, RoundReport
-from esper.simic.training.recording import (
+from esper.simic.training.record_training import (
     record_changes,
     record_end,
     record_round,

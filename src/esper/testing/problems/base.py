@@ -168,7 +168,7 @@ class Problem(ABC):
         state, applied = apply_command(
             before, command, enabled=self._enabled, fits=self._fits, config=self.lifecycle
         )
-        done = applied.success
+        done = applied.took_effect
         slot = command.slot.clamp(0, self.num_slots - 1)
         germinated = done & (command.op == int(LifecycleOp.GERMINATE))
         fossilized = done & (command.op == int(LifecycleOp.FOSSILIZE))
