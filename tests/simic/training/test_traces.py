@@ -150,6 +150,18 @@ def test_details_are_kept_where_the_reward_has_any() -> None:
     assert "details" not in without.outcome().decisions
 
 
+def test_terms_that_come_and_go_within_a_round_are_refused() -> None:
+    keeping = Keeping()
+    keeping.step()
+    keeping.has_details = False
+    with pytest.raises(UsageError, match=r"the same terms and details in every step.*: why"):
+        keeping.step()
+    # Another round may have others.
+    keeping.traces.start()
+    keeping.step()
+    assert keeping.outcome().detail_names == ()
+
+
 def test_a_new_round_starts_empty() -> None:
     keeping = Keeping()
     keeping.step()

@@ -28,14 +28,6 @@ WASTED_SEEDS = 100
 WASTED_RATE = 0.05
 
 
-def wait_share(ops: Sequence[str], forced: Sequence[bool]) -> tuple[float | None, int]:
-    """Return the share of WAIT among the free decisions, and how many of these there were."""
-    free = [op for op, is_forced in zip(ops, forced, strict=True) if not is_forced]
-    if not free:
-        return None, 0
-    return sum(op == "WAIT" for op in free) / len(free), len(free)
-
-
 def check_wait_share(share: float | None, free_steps: int | None) -> Finding | None:
     """Find a controller that never acts where it could. A high share alone is right."""
     if share is None or share < 1.0 or (free_steps is not None and free_steps < FREE_STEPS):

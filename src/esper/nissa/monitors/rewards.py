@@ -30,9 +30,9 @@ HINDSIGHT_CAP = 0.2
 HINDSIGHT_PAID = 10
 
 
-def check_attribution(ratio: float | None, penalty: float | None = None) -> Finding | None:
+def check_attribution(ratio: float | None) -> Finding | None:
     """Find a seed credited with far more than the network gained, where a penalty applied."""
-    if ratio is None or ratio < ATTRIBUTION_RATIO or penalty == 0:
+    if ratio is None or ratio < ATTRIBUTION_RATIO:
         return None
     return Finding(
         severity="warning",

@@ -63,11 +63,13 @@ class WandbSink:
             if isinstance(record, AlarmRow):
                 self._alarm(record)
             for point in points_of(record, self._run):
-                if entry and (point.step != step or point.name in entry):
+                # A reward's author names its terms, and may name them as he likes.
+                name = storable_text(point.name)
+                if entry and (point.step != step or name in entry):
                     self._logger.log({STEP: step, **entry})
                     entry = {}
                 step = point.step
-                entry[point.name] = point.value
+                entry[name] = point.value
         if entry:
             self._logger.log({STEP: step, **entry})
 

@@ -180,7 +180,7 @@ def exploration_coefficients(config: PPOConfig, *, paid_off: float, device: torc
 
 
 def curiosity_weights(config: PPOConfig, usable: Tensor, *, paid_off: float) -> Tensor:
-    """Return the weight of the op's curiosity at every usable step, [R, T]; what pays off ends it."""
+    """Return the weight of the op's curiosity at every usable step, [R, T]; what pays ends it."""
     weight = config.exploration.op_curiosity * not_yet(config, paid_off)
     return weight * mean_weights(usable.unsqueeze(-1)).squeeze(-1)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import esper
 from esper.growth.grow import task_config, task_run
-from esper.growth.recording import (
+from esper.runs.record_growing import (
     record_end,
     record_history,
     record_interruption,
