@@ -96,7 +96,7 @@ def test_what_the_critic_expects_already_is_not_imitated() -> None:
     assert float(loss.detach()) == 0.0
 
 
-def test_success_ends_imitation() -> None:
+def test_paying_off_ends_imitation() -> None:
     agent = make_agent(imitation=ImitationConfig(weight=1.0))
     buffer = collect(agent.policy, rows=3, steps=6)
     agent.update(buffer, progress=0.0, paid_off=0.0, round=0, rewards=raw(buffer, [3.0, 2.0, 1.0]))

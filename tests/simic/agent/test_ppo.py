@@ -278,7 +278,7 @@ def test_updates_lead_out_of_a_collapse() -> None:
     assert gap_after(exploration_kl=0.01) < 19.9
 
 
-def test_curiosity_ends_with_success() -> None:
+def test_curiosity_ends_when_episodes_pay_off() -> None:
     policy = small_policy()
     buffer = collect(policy, rows=8)
     options = {**NOTHING, "exploration": ExplorationConfig(sparse_entropy=0.0), "target_kl": 0.0}

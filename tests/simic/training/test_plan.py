@@ -63,17 +63,17 @@ STAGES = (
 )
 
 
-def stages_after(*successes: float) -> list[int]:
+def stages_after(*shares: float) -> list[int]:
     """Return the stage that follows each of these rounds."""
     curriculum = Curriculum(STAGES)
     found = []
-    for paid_off in successes:
+    for paid_off in shares:
         curriculum.add_round(paid_off)
         found.append(curriculum.stage)
     return found
 
 
-def test_a_stage_ends_by_rounds_or_by_success_and_the_last_never() -> None:
+def test_a_stage_ends_by_rounds_or_by_what_pays_off_and_the_last_never() -> None:
     assert stages_after(1.0, 1.0) == [0, 1]
     assert stages_after(0.0, 0.0, 0.4, 0.5) == [0, 1, 1, 2]
     assert stages_after(0.0, 0.0, 0.5, 0.9) == [0, 1, 2, 3]

@@ -63,7 +63,7 @@ def test_nothing_is_known_before_the_first_round() -> None:
     assert (tally.env_steps, tally.paid_off, tally.fates) == (0, 0.0, {})
 
 
-def test_success_is_the_first_round_and_then_follows_slowly() -> None:
+def test_what_pays_off_is_the_first_round_and_then_follows_slowly() -> None:
     tally = make_tally()
     tally.add(played(0, 1.0, -1.0))
     assert tally.paid_off == 0.5

@@ -153,7 +153,7 @@ def test_a_policy_with_too_few_slots_is_refused_before_anything_is_trained() -> 
         Trainer(tiny_config(tasks=("digits",)))
 
 
-def test_a_curriculum_moves_on_by_rounds_and_by_success() -> None:
+def test_a_curriculum_moves_on_by_rounds_and_by_what_pays_off() -> None:
     stages = (
         StageConfig(tasks=("a",), rounds=2),
         StageConfig(tasks=("b",), paid_off=1e-9),
