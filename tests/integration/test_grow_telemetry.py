@@ -21,7 +21,7 @@ import esper
 from esper.cli import view
 from esper.growth.folder import GrowthFolder
 from esper.leyline.records import EpochRecord
-from esper.nissa import database, opening, store
+from esper.nissa import database, store
 from esper.nissa.columns import TABLES
 from esper.nissa.schema import AlarmRow
 from tests.cli.terminal import Said, start
@@ -345,7 +345,7 @@ def test_a_store_that_another_program_holds_ends_the_run_with_one_line(
 ) -> None:
     open_writer = database.connect_writer
     monkeypatch.setattr(
-        opening,
+        store,
         "connect_writer",
         lambda path, *, busy_timeout_s: open_writer(path, busy_timeout_s=0.1),
     )
