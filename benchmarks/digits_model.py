@@ -19,9 +19,9 @@ from torch import Tensor
 
 from benchmarks.table import print_table
 from esper.kasmina.blueprints import blueprint_by_id, count_parameters
-from esper.kasmina.contribution import participating, record_contributions
-from esper.kasmina.lifecycle import LifecycleConfig, record_epoch
-from esper.kasmina.signals import track_epoch
+from esper.kasmina.contribution import Measured
+from esper.kasmina.engine import Engine
+from esper.kasmina.lifecycle import LifecycleConfig
 from esper.leyline.actions import LifecycleOp
 from esper.leyline.blueprints import BUILTIN_BLUEPRINTS, NUM_BLUEPRINTS
 from esper.leyline.controller import ControllerContext
@@ -134,26 +134,26 @@ class DigitsModel(Problem):
         curve = self._host_score(torch.arange(1, self.steps + 2))
         return curve.to(torch.float32).expand(self.rows, -1)
 
-    def _live(self) -> None:
+    def seed_sizes(self) -> Tensor:
+        """Return int64 [B]: the parameters of real seeds of this width."""
+        return self._parameters
+
+    def _measure(self, engine: Engine, members: Tensor, which: Tensor | None) -> Measured:
         """Imagine an epoch: the host learns, seeds grow, and validation is noisy."""
-        blueprint = self.state.blueprint.clamp(min=0)
-        state = self.state.where(self.state.has_module, params=self._parameters[blueprint])
+        state = self.state
         grown = 1 - torch.exp(-(state.age.double() - IDLE_EPOCHS).clamp(min=0) / GROWING_EPOCHS)
         shown = self.worth * grown * state.alpha * state.has_module
         self.had_seed |= state.has_module.any(1)
         self.noise = NOISE_KEPT * self.noise + NOISE_DEVIATION * self._draw(self.rows)
         score = self._host_score(self.tracker.epoch + 1) + shown.sum(1)
         score = score + torch.where(self.had_seed, self.noise, 0.0)
-        members = participating(state)
-        state = record_epoch(state, score)
-        self.state = record_contributions(
-            state,
-            members,
-            shown + CONTRIBUTION_DEVIATION * self._draw(*shown.shape),
-            torch.full_like(shown, CONTRIBUTION_ERROR),
-            torch.zeros_like(state.interaction),
+        return Measured(
+            loss=1 - score / 100,
+            score=score,
+            worth=shown + CONTRIBUTION_DEVIATION * self._draw(*shown.shape),
+            error=torch.full_like(shown, CONTRIBUTION_ERROR),
+            interaction=torch.zeros_like(state.interaction),
         )
-        self.tracker = track_epoch(self.tracker, 1 - score / 100, score, self._tracking)
 
     def _draw(self, *shape: int) -> Tensor:
         return torch.randn(shape, generator=self._draws, dtype=torch.float64)

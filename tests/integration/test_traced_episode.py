@@ -32,7 +32,7 @@ from esper.simic.rewards import RewardConfig, Transition, make_reward
 from esper.simic.training.config import TrainConfig
 from esper.simic.training.outcome import RoundOutcome
 from esper.simic.training.rollout import Rollout
-from esper.simic.training.row_source import TaskWorld
+from esper.simic.training.row_source import TaskRows
 from esper.simic.training.twins import TwinCurves
 from esper.tamiyo.controllers.policy_file import Policy, new_policy
 from esper.tamiyo.networks.config import PolicyConfig
@@ -80,6 +80,9 @@ class Watched:
     def masks(self) -> Masks:
         self.shown.append(self.inner.masks())
         return self.shown[-1]
+
+    def panics(self) -> Tensor:
+        return self.inner.panics()
 
     def snapshot(self) -> dict[str, Any]:
         return self.inner.snapshot()
@@ -165,14 +168,14 @@ def play(mode: str) -> Traced:
         ),
         population=PopulationConfig(lifecycle=by_hand),
     )
-    world = TaskWorld(config)
-    plan = world.plan(0, 0)
-    twins = TwinCurves(world, config)
+    row_source = TaskRows(config)
+    plan = row_source.plan(0, 0)
+    twins = TwinCurves(row_source, config)
     for _ in twins.prepare([plan]):
         pass
     curves = twins.scores(plan)
     policy = eager_policy(config.policy)
-    watched = Watched(world.environment(0, 0))
+    watched = Watched(row_source.environment(0, 0))
     buffer = TamiyoRolloutBuffer(ROWS, STEPS, config.policy)
     normalizer = RewardNormalizer()
     rollout = Rollout(
@@ -182,7 +185,7 @@ def play(mode: str) -> Traced:
     while not rollout.is_done:
         rollout.step()
     outcome = rollout.finish()
-    world.close()
+    row_source.close()
     return Traced(config, policy, watched, curves, buffer, outcome, normalizer.std)
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import torch
 
+from esper.kasmina.engine import RowWeights, empty_sample
 from esper.leyline.storage import load_tree, save_tree
-from esper.population.engine import RowWeights, empty_sample
 from tests.plots import same
 
 

@@ -18,7 +18,7 @@ from esper.population.merging import (
     take_rows,
 )
 from tests.plots import same
-from tests.population.worlds import do, germinate, make_population, populations, row_tree
+from tests.population.tiny_tasks import do, germinate, make_population, populations, row_tree
 
 ABSENT = {
     "stage": -1,
@@ -51,7 +51,7 @@ def test_a_slot_that_a_row_does_not_have_looks_like_an_empty_one_that_is_off() -
                 wanted = torch.full_like(tensor[empty], ABSENT.get(field.name, 0))
                 assert same(tensor[empty], wanted), field.name
         assert signals.interaction.shape == (6, 3, 3)
-        parts = [cohort.signals() for cohort in population.cohorts]
+        parts = [group.signals() for group in population.groups]
         assert same(signals.val_loss, torch.cat([part.val_loss for part in parts]))
         assert signals.occupied[:, 0].all()
 
@@ -59,7 +59,7 @@ def test_a_slot_that_a_row_does_not_have_looks_like_an_empty_one_that_is_off() -
 def test_one_part_that_needs_no_padding_is_itself() -> None:
     with populations(make_population(rows=3)) as (population,):
         population.reset()
-        part = population.cohorts[0].signals()
+        part = population.groups[0].signals()
         assert merge_signals([part], 3) is part
 
 
@@ -110,7 +110,7 @@ def test_views_of_rows_give_the_masks_of_rows() -> None:
     with populations(make_population(rows=3)) as (population,):
         population.reset()
         do(population, germinate("norm", 1))
-        views = [cohort.view() for cohort in population.cohorts]
+        views = [group.view() for group in population.groups]
         rules = population.config.lifecycle.effective_rules
         merged = build_masks(merge_views(views, 3), rules)
         for row, view in enumerate(views):

@@ -24,7 +24,7 @@ from esper.population.strategy import (
 )
 from esper.population.workers.pool import usable_cores
 from tests.population.plugins import Deciding, Dropping, Odd, odd_task, plugged_in
-from tests.population.worlds import (
+from tests.population.tiny_tasks import (
     MIXED,
     TinyImages,
     TinyText,
@@ -149,7 +149,7 @@ def test_a_host_that_cannot_be_stacked_warns_and_runs_one_row_after_another(
                 EsperWarning, match=f"cannot be stacked: host 'odd': {reason}.*one after another"
             ):
                 found = stacked.reset()
-            assert [cohort.engine.is_stacked for cohort in stacked.cohorts] == [False, True]
+            assert [group.engine.is_stacked for group in stacked.groups] == [False, True]
             assert torch.equal(found.val_loss[:2], expected.val_loss[:2])
 
 

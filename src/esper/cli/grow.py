@@ -157,7 +157,6 @@ def resolve(options: argparse.Namespace) -> Any:
     """Turn options into a complete request."""
     from esper.cli.request import GrowRequest, growth_of, training_of
     from esper.growth.gardener import DEFAULT_CONTROLLER
-    from esper.growth.grow import limited
     from esper.leyline.devices import choose_device
 
     controller = options.controller or DEFAULT_CONTROLLER
@@ -166,8 +165,10 @@ def resolve(options: argparse.Namespace) -> Any:
         controller = f"{name}{colon}{_absolute(argument)}"
     training = training_of(options.task).replace(**_given(options, "learning_rate", "batch_size"))
     growth = growth_of(options.task).replace(**_given(options, "epochs", "seed", "twin"))
-    garden = limited(
-        growth.garden, options.max_seeds, options.max_parameters, options.max_added_flops
+    garden = growth.garden.limited(
+        max_seeds=options.max_seeds,
+        max_parameters=options.max_parameters,
+        max_added_flops=options.max_added_flops,
     ).replace(**_given(options, "training_mode"))
     if options.gates:
         gates = garden.lifecycle.gates.replace(kind=options.gates)

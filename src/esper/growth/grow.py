@@ -14,8 +14,7 @@ from torch.optim import SGD, Optimizer
 from esper.growth.gardener import DEFAULT_CONTROLLER
 from esper.growth.grown import Grown
 from esper.growth.run import Batches, GrowthConfig, GrowthRun
-from esper.growth.training import SchedulerFactory
-from esper.kasmina.garden import GardenConfig
+from esper.kasmina.trainee import SchedulerFactory
 from esper.leyline.config import Config, option
 from esper.leyline.controller import Controller
 from esper.leyline.errors import UsageError, unknown_name
@@ -125,7 +124,9 @@ def grow(
         gardener = gardener.replace(ablate_every=ablate_every)
     settings = base.replace(
         **{name: value for name, value in chosen.items() if value is not None},
-        garden=limited(base.garden, max_seeds, max_parameters, max_added_flops),
+        garden=base.garden.limited(
+            max_seeds=max_seeds, max_parameters=max_parameters, max_added_flops=max_added_flops
+        ),
         gardener=gardener,
     )
     run = GrowthRun(
@@ -225,23 +226,6 @@ def task_config(task: Task, **changes: Any) -> GrowthConfig:
     base = GrowthConfig(epochs=settings.horizon, twin=True, max_grad_norm=settings.max_grad_norm)
     gardener = base.gardener.replace(param_budget=settings.param_budget)
     return base.replace(gardener=gardener, **changes)
-
-
-def limited(
-    config: GardenConfig,
-    max_seeds: int | None,
-    max_parameters: int | None,
-    max_added_flops: int | None,
-) -> GardenConfig:
-    """Return a garden configuration with these limits of growth; None leaves one as it is."""
-    limits = {"max_parameters": max_parameters, "max_added_flops": max_added_flops}
-    lifecycle = config.lifecycle
-    if max_seeds is not None:
-        lifecycle = lifecycle.replace(rules=lifecycle.rules.replace(max_seeds=max_seeds))
-    return config.replace(
-        lifecycle=lifecycle,
-        **{name: value for name, value in limits.items() if value is not None},
-    )
 
 
 def find_objective(loss: str | Objective) -> Objective:

@@ -20,11 +20,11 @@ from torch.optim import Optimizer
 from esper.growth.architecture import describe_host
 from esper.growth.gardener import DEFAULT_CONTROLLER, Gardener, GardenerConfig
 from esper.growth.grown import Grown
-from esper.growth.training import SchedulerFactory, Trainee
 from esper.kasmina.contribution import values_in_points
 from esper.kasmina.evaluation import BatchEvaluator, apply_objective, evaluate_contributions
 from esper.kasmina.garden import Garden, GardenConfig
 from esper.kasmina.placement import call_arguments, evaluating
+from esper.kasmina.trainee import SchedulerFactory, Trainee
 from esper.leyline.config import Config, option
 from esper.leyline.controller import Controller
 from esper.leyline.errors import EsperError, UsageError
@@ -204,6 +204,9 @@ class GrowthRun:
         set_epoch = getattr(self._train, "set_epoch", None)
         if callable(set_epoch):
             set_epoch(epoch)
+        for one in (self.trainee, self.twin):
+            if one is not None:
+                one.start_epoch()
         number = -1
         for number, (inputs, targets) in enumerate(_Moved(self._train, self.device)):
             for one in (self.trainee, self.twin):

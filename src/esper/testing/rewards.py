@@ -15,7 +15,7 @@ from esper.leyline.signals import Signals
 from esper.simic.rewards.contract import Reward, RewardStep, Transition
 from esper.testing._comparing import require, same
 from esper.testing.controllers import check_plain
-from esper.testing.episodes import random_episode
+from esper.testing.imagined import random_episode
 
 T = TypeVar("T", Signals, Transition)
 

@@ -236,7 +236,7 @@ def test_fifty_rounds_on_networks_leave_nothing_behind(mode: str) -> None:
         germinated += int(report.outcome.seeds.germinated.sum())
         if report.round in (9, 49):
             # Fresh rows: how many seeds the last round has left must not matter.
-            trainer.world.environment(report.round, 0).reset()
+            trainer.row_source.environment(report.round, 0).reset()
             gc.collect()
             tensors.append(sum(issubclass(type(each), torch.Tensor) for each in gc.get_objects()))
             sizes.append(resident_bytes() or 0)

@@ -148,7 +148,7 @@ class Optimizer:
         first.append(position)
         table = np.concatenate(lines)
         tensors = table[:, _COLUMNS]
-        self.entry_owner, self.entry_tensor = table[:, 5].copy(), tensors.copy()
+        self.piece_owner, self.piece_tensor = table[:, 5].copy(), tensors.copy()
         self._table = torch.from_numpy(np.ascontiguousarray(table[:, :_COLUMNS])).to(device)
         self._first = torch.tensor(first, device=device)
         longest = int(np.diff(np.array(first)).max())

@@ -69,6 +69,11 @@ def find_seed_events(stage: Tensor, blueprint: Tensor, active: Tensor) -> SeedEv
     )
 
 
+def panic_names(codes: Tensor) -> list[str | None]:
+    """Return why rows were taken back, by int64 [N] of `Panic`; None where they were not."""
+    return [None if code == Panic.NONE else Panic(code).name.lower() for code in codes.tolist()]
+
+
 @dataclass(frozen=True, kw_only=True)
 class RoundOutcome:
     """The episodes of one round."""
@@ -155,11 +160,8 @@ class RoundOutcome:
 
     @property
     def rollback_reasons(self) -> list[str | None]:
-        """Why the governor ended each episode; None where it did not, or the rows do not say."""
-        if "panic" not in self.states:
-            return [None] * self.rows
-        codes = self.at_end("panic").tolist()
-        return [None if code == Panic.NONE else Panic(code).name.lower() for code in codes]
+        """Why the governor ended each episode; None where it did not, or nobody asked."""
+        return panic_names(self.at_end("panic")) if "panic" in self.states else [None] * self.rows
 
     @property
     def parameters(self) -> Tensor:

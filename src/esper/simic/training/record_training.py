@@ -30,7 +30,7 @@ from esper.nissa.machine import gpu_memory_share, resident_bytes, software_versi
 from esper.nissa.schema import EpisodeRow, EventKind, EventRow, RoundRow, RunRow
 from esper.nissa.store import RunStore
 from esper.simic.training.changes import SettingChanges
-from esper.simic.training.outcome import RoundOutcome
+from esper.simic.training.outcome import RoundOutcome, panic_names
 from esper.simic.training.progress import RoundReport
 from esper.simic.training.trainer import Trainer
 
@@ -370,6 +370,7 @@ def _epochs(outcome: RoundOutcome, rows: Tensor, lived: Tensor) -> dict[str, Any
         "parameters": states["params"][lived].tolist(),
         "host_parameters": states["host_params"][lived].tolist(),
         "live_seeds": with_module[lived].tolist(),
+        "rollback_reason": panic_names(outcome.states["panic"][rows][lived]),
     }
 
 

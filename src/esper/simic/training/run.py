@@ -35,7 +35,7 @@ from esper.simic.training.record_training import (
     record_start,
     run_row,
 )
-from esper.simic.training.row_source import TaskWorld
+from esper.simic.training.row_source import TaskRows
 from esper.simic.training.trainer import Trainer
 
 Show = Callable[[Progress], None]
@@ -169,9 +169,9 @@ def start_run(
 ) -> TrainingRun:
     """Create a run folder and open it; nothing is trained yet."""
     trainer = Trainer(config)
-    if isinstance(trainer.world, TaskWorld):
+    if isinstance(trainer.row_source, TaskRows):
         # A wrong request must not replace a run that is there.
-        trainer.world.read_data()
+        trainer.row_source.read_data()
     folder = RunFolder(path)
     folder.create(config.to_mapping(), overwrite=overwrite)
     folder.log(f"started: {command}" if command else "started")

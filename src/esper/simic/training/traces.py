@@ -184,10 +184,16 @@ class RoundTraces:
             )
         self._term_names, self._detail_names = names
 
-    def keep_state(self, signals: Signals, twin_scores: Tensor) -> None:
-        """Keep what is seen before the first decision, or after the one that was kept last."""
+    def keep_state(self, signals: Signals, twin_scores: Tensor, panics: Tensor) -> None:
+        """Keep what is seen before the first decision, or after the one that was kept last.
+
+        Args:
+            signals: of all rows.
+            twin_scores: float32 [R], the waiting twin's at the same epoch.
+            panics: int64 [R], why the governor took a row back, a `Panic`.
+        """
         number = self.length
-        kept = state_columns(signals, twin_scores)
+        kept = {**state_columns(signals, twin_scores), "panic": panics}
         self._states.put(number, kept)
         if self.recorded_rows:
             every = {
