@@ -31,7 +31,7 @@ from esper.leyline.signals import Signals
 from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import SeedStage
 from esper.simic.rewards import Reward, RewardStep, Transition, make_reward
-from esper.simic.training.changes import apply_settings
+from esper.simic.training.changes import change_settings, parse_settings
 from esper.simic.training.config import TrainConfig
 from esper.simic.training.evaluation import play_episodes
 from esper.simic.training.outcome import RoundOutcome
@@ -215,7 +215,7 @@ def configure(model: DigitsModel, options: argparse.Namespace) -> TrainConfig:
     if options.every < 1:
         raise UsageError(f"--every must be at least 1, got {options.every}")
     recipe = learner_config(model, options.rounds, seed=options.seed)
-    config = apply_settings(recipe, options.settings)
+    config = change_settings(recipe, parse_settings(options.settings))
     for field in dataclasses.fields(config):
         is_changed = getattr(config, field.name) != getattr(recipe, field.name)
         if is_changed and field.name not in SETTABLE:

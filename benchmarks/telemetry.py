@@ -99,7 +99,7 @@ def per_call(count: int) -> list[tuple[str, float]]:
 
 def growing_share(task_name: str, epochs: int | None) -> dict[str, float]:
     """Return what telemetry cost one growing run."""
-    from esper.growth.grow import task_config, task_run
+    from esper.growth.build import task_config, task_run
     from esper.nissa import open_store
     from esper.runs.record_growing import record_end, record_newest, record_start, run_row
     from esper.tasks import get_task

@@ -16,6 +16,7 @@ from esper.growth.run import GrowthConfig, GrowthRun
 from esper.kasmina.garden import GardenConfig
 from esper.leyline.errors import EsperWarning, NonFiniteError, SlotError, UsageError
 from esper.leyline.storage import load_tree, save_tree
+from esper.tasks import TrainingConfig
 from esper.tasks.objective import per_sample_classification
 from tests.plots import (
     EAGER,
@@ -86,7 +87,7 @@ def warm_up(optimizer: Any) -> LambdaLR:
         {"scheduler": warm_up},
         {"optimizer": partial(AdamW, lr=0.01)},
         {"garden": EAGER.replace(training_mode="shadow")},
-        {"max_grad_norm": 0.05},
+        {"training": TrainingConfig(max_grad_norm=0.05)},
         {"dropout": 0.5},
     ],
     ids=lambda options: next(iter(options), "plain"),

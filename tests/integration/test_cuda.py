@@ -109,7 +109,7 @@ def test_stacked_rows_equal_rows_one_after_another(use_graphs: bool) -> None:
 
 
 def test_growing_a_task_works_on_the_device() -> None:
-    from esper.growth.grow import task_config, task_run
+    from esper.growth.build import task_config, task_run
 
     task = get_task("digits")
     run = task_run(task, task.load(device="cuda"), config=task_config(task, epochs=4))

@@ -29,6 +29,7 @@ READERS = """
 import sys
 import esper.leyline.actions, esper.leyline.records
 import esper.nissa.docs, esper.nissa.history, esper.nissa.listing, esper.nissa.monitors
+import esper.report
 assert "torch" not in sys.modules, "reading runs loaded PyTorch"
 """
 

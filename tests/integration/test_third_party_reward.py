@@ -11,8 +11,8 @@ import pytest
 from esper.cli.main import main
 from esper.nissa import open_run
 from esper.report import report_run
+from esper.runs.training import start_training
 from esper.simic.rewards import REWARDS, RewardConfig
-from esper.simic.training.run import start_run
 from tests.nissa.sinks.event_file import scalars
 from tests.simic.training.tiny import tiny_config
 
@@ -61,7 +61,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     exec(compile(PLUG_IN, "bold.py", "exec"), {"__name__": "bold"})
     made = tmp_path_factory.mktemp("runs") / "bold"
     try:
-        with start_run(made, tiny_config(reward=RewardConfig(mode="bold"))) as run:
+        with start_training(made, tiny_config(reward=RewardConfig(mode="bold"))) as run:
             run.carry_out()
         yield made
     finally:

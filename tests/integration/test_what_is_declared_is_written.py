@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from esper.growth.grow import task_config, task_run
+from esper.growth.build import task_config, task_run
 from esper.growth.run import GrowthRun
 from esper.kasmina.gates import GateConfig
 from esper.kasmina.lifecycle import LifecycleConfig
 from esper.nissa import open_run, open_store
 from esper.nissa.columns import TABLES
 from esper.runs.record_growing import record_end, record_newest, record_start, run_row
+from esper.runs.training import start_training
 from esper.simic.rewards import RewardConfig
-from esper.simic.training.run import start_run
 from esper.tasks import get_task
 from tests.simic.training.tiny import tiny_config
 
@@ -61,7 +61,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     grow(base / "grow")
     shaped = tiny_config(reward=RewardConfig(mode="shaped"), evaluate_every=1, evaluation_seeds=1)
     for name, config in {"twin": tiny_config(), "shaped": shaped}.items():
-        with start_run(base / name, config, command="esper train", sinks=()) as run:
+        with start_training(base / name, config, command="esper train", sinks=()) as run:
             run.carry_out()
     return [base / "grow", base / "twin", base / "shaped"]
 

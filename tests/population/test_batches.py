@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from esper.growth.grow import TrainingBatches
+from esper.growth.build import TrainingBatches
 from esper.population.batches import (
     BatchBuffers,
     EpochPlan,

@@ -9,7 +9,7 @@ import warnings
 import pytest
 import torch
 
-from esper.growth.grow import task_config, task_run
+from esper.growth.build import task_config, task_run
 from esper.kasmina.garden import GardenConfig
 from esper.leyline.randomness import derive_seed
 from esper.leyline.stages import SeedStage

@@ -20,7 +20,6 @@ from esper.population.strategy import (
     pick_strategy,
     share_out,
     stacking_problem,
-    train_settings,
 )
 from esper.population.workers.pool import usable_cores
 from tests.population.plugins import Deciding, Dropping, Odd, odd_task, plugged_in
@@ -181,9 +180,6 @@ def test_slots_and_settings_come_from_the_task() -> None:
     ]
     assert slots[0].shape == (2, 4, 6, 6)
     assert find_slots(TinyText().build_host(0), TinyText(), PLAIN)[0].channels == 8
-    settings = train_settings(task)
-    assert (settings.batch_size, settings.learning_rate) == (4, 0.05)
-    assert settings.max_grad_norm == task.config.max_grad_norm
 
 
 def test_rows_are_shared_out_evenly_or_as_asked_for() -> None:

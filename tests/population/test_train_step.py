@@ -8,14 +8,14 @@ from torch import Tensor, nn
 from esper.kasmina.blueprints.registry import BLUEPRINTS
 from esper.leyline.alpha import AlphaMode
 from esper.leyline.stages import SeedStage
-from esper.population.engine import TrainSettings
 from esper.population.parameter_stack import ParameterStack
 from esper.population.seed_stacks import GATE as GATES
 from esper.population.train_step import TrainStep, gate_pairs, learning_entries
+from esper.tasks.task import TrainingConfig
 from tests.population.seed_states import GATE, make_seed_stacks, make_state, put
 
 MLP, LORA = BLUEPRINTS.get("mlp"), BLUEPRINTS.get("lora")
-SETTINGS = TrainSettings(learning_rate=0.1, momentum=0.9, weight_decay=0.01, max_grad_norm=1.0)
+SETTINGS = TrainingConfig(learning_rate=0.1, momentum=0.9, weight_decay=0.01, max_grad_norm=1.0)
 
 
 def make_hosts(rows: int) -> tuple[ParameterStack, list[nn.Linear]]:

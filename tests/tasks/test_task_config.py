@@ -8,7 +8,7 @@ import pytest
 
 from esper.kasmina.hosts import CnnConfig, MlpConfig
 from esper.leyline.errors import ConfigError, UsageError
-from esper.tasks.task import TaskConfig
+from esper.tasks.task import TaskConfig, TrainingConfig
 
 BASE: dict[str, Any] = {
     "host": "mlp",
@@ -23,6 +23,12 @@ def test_defaults() -> None:
     assert (config.momentum, config.weight_decay, config.max_grad_norm) == (0.9, 5e-4, 1.0)
     assert config.horizon == 150
     assert config.param_budget == 500_000
+
+
+def test_how_the_host_is_trained_is_a_part_of_it() -> None:
+    config = TaskConfig(**BASE, batch_size=4, learning_rate=0.05)
+    assert config.training == TrainingConfig(batch_size=4, learning_rate=0.05)
+    assert config.replace(max_grad_norm=0.0).training.max_grad_norm == 0.0
 
 
 def test_plain_data_round_trip_builds_the_host_s_own_options() -> None:

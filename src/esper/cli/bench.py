@@ -10,6 +10,7 @@ from typing import Any
 
 from esper.bench.table import EXTRACTION, PHASES, POLICY, RATES, UPDATE, Column
 from esper.cli.output import err_console, out_console, print_json, safe
+from esper.cli.parser import Parser
 from esper.leyline.errors import UsageError
 
 _STRATEGIES = ("sequential", "stacked", "workers")
@@ -33,18 +34,16 @@ _PASSES, _MINIBATCHES = 4, 4
 _ENGINE_ONLY = ("task", "strategy", "precision", "batch_size", "samples", "reference_rows")
 
 
-def add_parser(verbs: Any) -> None:
-    """Add the verb."""
-    parser = verbs.add_parser(
-        "bench",
-        help="measure throughput on this machine, with ratios against a reference",
-        description="Measure how fast Esper is here: the population engine (networks train on "
+def set_up(parser: Parser) -> None:
+    """Describe the verb and its options."""
+    parser.description = (
+        "Measure how fast Esper is here: the population engine (networks train on "
         "random bytes in the shape of the task's data, since throughput does not depend on what "
         "they show), the controller's observation, its policy, or a whole PPO update. Policy and "
         "update are compared with sb3-contrib's RecurrentPPO; where that is not installed, with "
-        "plain steps of the same network.",
-        epilog=_EPILOG,
+        "plain steps of the same network."
     )
+    parser.epilog = _EPILOG
     parser.add_argument(
         "target",
         nargs="?",

@@ -40,6 +40,8 @@ class Grown:
     """The settings of the run."""
     modules: tuple[ModuleRecord, ...] = ()
     """What the host is made of, in the order in which it is called."""
+    folder: Path | None = None
+    """The run folder, where there is one."""
 
     def report(self, path: str | Path, *, command: str | None = None) -> Path:
         """Write one self-contained HTML page about the run and return its path."""

@@ -319,14 +319,24 @@ class Garden(nn.Module):
     def set_extra_state(self, state: Tensor) -> None:
         """Do nothing: `_grow_to_match` has taken the lifecycle over before weights are loaded."""
 
-    def save(self, folder: str | Path) -> None:
-        """Write the grown network into a folder; `esper.load_garden` reads it back."""
+    def save(
+        self,
+        folder: str | Path,
+        *,
+        state: Mapping[str, Any] | None = None,
+        epoch: int | None = None,
+    ) -> None:
+        """Write the grown network into a folder; `esper.load_garden` reads it back.
+
+        An earlier `state_dict` may be written instead of the present one, and the epoch it is of.
+        """
         meta = {
             "slot_paths": self.slot_paths,
             "example_shape": self._example_shape,
             "config": self.config.to_mapping(),
+            "epoch": epoch,
         }
-        save_garden(self, folder, meta)
+        save_garden(self.state_dict() if state is None else state, folder, meta)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Garden:
         """Move or cast as any module; amplitudes are written anew in the new precision."""

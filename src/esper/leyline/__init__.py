@@ -74,6 +74,14 @@ if TYPE_CHECKING:
         nearest,
         unknown_name,
     )
+    from esper.leyline.files import atomic_write_text
+    from esper.leyline.manifest import (
+        MANIFEST_FILE,
+        TENSORS_FILE,
+        TREE_FILE,
+        Manifest,
+        read_manifest,
+    )
     from esper.leyline.randomness import derive_seed, generator, seeded
     from esper.leyline.records import (
         DecisionRecord,
@@ -112,14 +120,7 @@ if TYPE_CHECKING:
         SeedStage,
         parse_stage,
     )
-    from esper.leyline.storage import (
-        MANIFEST_FILE,
-        TENSORS_FILE,
-        TREE_FILE,
-        atomic_write_text,
-        load_tree,
-        save_tree,
-    )
+    from esper.leyline.storage import load_tree, save_tree
 
 __all__ = [
     "ALPHA_TARGETS",
@@ -178,6 +179,7 @@ __all__ = [
     "EsperError",
     "EsperWarning",
     "LifecycleOp",
+    "Manifest",
     "Masks",
     "ModuleRecord",
     "NonFiniteError",
@@ -214,6 +216,7 @@ __all__ = [
     "parse_slot_id",
     "parse_stage",
     "placeholder_actions",
+    "read_manifest",
     "refusals",
     "save_tree",
     "seed_records",
@@ -231,6 +234,8 @@ _MODULES = (
     "controller",
     "defaults",
     "errors",
+    "files",
+    "manifest",
     "randomness",
     "records",
     "registry",

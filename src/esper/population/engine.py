@@ -9,7 +9,7 @@ from esper.kasmina.engine import Engine
 from esper.kasmina.row_group import RowConfig
 from esper.kasmina.seedbed import TrainingMode
 from esper.leyline.blueprints import Topology
-from esper.leyline.config import Config, option
+from esper.leyline.config import option
 from esper.leyline.errors import EsperError
 
 
@@ -30,19 +30,6 @@ class SlotSpec:
     topology: Topology
     shape: tuple[int, ...]
     channels: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainSettings(Config):
-    """How every row trains."""
-
-    batch_size: int = option(64, "Samples in one optimizer step.", minimum=1)
-    learning_rate: float = option(0.01, "Learning rate of SGD.", above=0.0)
-    momentum: float = option(0.9, "Momentum of SGD.", minimum=0.0, maximum=0.9999)
-    weight_decay: float = option(5e-4, "Weight decay of SGD.", minimum=0.0)
-    max_grad_norm: float = option(
-        1.0, "Gradient norm the host and each seed are clipped to; 0 is off.", minimum=0.0
-    )
 
 
 class PopulationEngine(Engine, Protocol):

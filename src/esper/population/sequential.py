@@ -25,9 +25,10 @@ from esper.kasmina.state import SlotState
 from esper.kasmina.trainee import Trainee
 from esper.leyline.randomness import drawing
 from esper.population.batches import draw_epoch_crops, gather_batch
-from esper.population.engine import SlotSpec, TrainSettings
+from esper.population.engine import SlotSpec
 from esper.tasks.dataset import Crops, TaskData
 from esper.tasks.objective import Objective
+from esper.tasks.task import TrainingConfig
 
 
 class SequentialEngine:
@@ -39,7 +40,7 @@ class SequentialEngine:
         slots: tuple[SlotSpec, ...],
         data: TaskData,
         objective: Objective,
-        settings: TrainSettings,
+        settings: TrainingConfig,
         keys: Sequence[int],
         *,
         config: GardenConfig,

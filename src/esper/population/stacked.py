@@ -23,7 +23,7 @@ from esper.kasmina.state import SlotState
 from esper.leyline.stages import SeedStage
 from esper.population.batches import BatchBuffers, EpochSampler
 from esper.population.device import CudaStreams, GraphReplay
-from esper.population.engine import SlotSpec, TrainSettings
+from esper.population.engine import SlotSpec
 from esper.population.parameter_stack import ParameterStack, StackCapacity
 from esper.population.seed_stacks import ABSENT, GATE, SeedStacks
 from esper.population.slot_forward import Integers, SlotForwards, apply_slot
@@ -32,6 +32,7 @@ from esper.population.validation import ValidationPass
 from esper.population.vmap_rules import has_kernels, install_vmap_rules, stacked_attention
 from esper.tasks.dataset import TaskData
 from esper.tasks.objective import Objective
+from esper.tasks.task import TrainingConfig
 
 _STREAMS = 8
 """Streams for seeds of different kinds: seven blueprints and the gates of a slot of images."""
@@ -46,7 +47,7 @@ class StackedEngine:
         slots: tuple[SlotSpec, ...],
         data: TaskData,
         objective: Objective,
-        settings: TrainSettings,
+        settings: TrainingConfig,
         keys: Sequence[int],
         *,
         use_bf16: bool = False,

@@ -13,13 +13,7 @@ from esper.kasmina.blueprints.registry import blueprint_by_id, blueprint_names, 
 from esper.kasmina.garden import GardenConfig
 from esper.kasmina.placement import place_slots
 from esper.leyline.errors import EsperWarning, UsageError
-from esper.population.engine import (
-    PopulationConfig,
-    PopulationEngine,
-    SlotSpec,
-    Strategy,
-    TrainSettings,
-)
+from esper.population.engine import PopulationConfig, PopulationEngine, SlotSpec, Strategy
 from esper.population.sequential import SequentialEngine
 from esper.population.stacked import StackedEngine
 from esper.population.vmap_rules import host_problem, seed_problem
@@ -97,7 +91,7 @@ def make_engines(
 
     Where `stacks` are given, those that held as many rows of the task before, they begin again.
     """
-    settings = train_settings(task)
+    settings = task.config.training
     if strategy == "workers":
         assert client is not None, "the workers strategy needs processes that know the task"
         yield list(keys), WorkersEngine(client, task, keys)
@@ -147,7 +141,7 @@ def make_sequential(
         find_slots(hosts[0], task, config),
         data,
         task.objective,
-        train_settings(task),
+        task.config.training,
         keys,
         config=garden,
         use_bf16=config.use_bf16,
@@ -174,18 +168,6 @@ def find_slots(host: nn.Module, task: Task, config: PopulationConfig) -> tuple[S
             slot.shape[1] if slot.topology == "cnn" else slot.shape[-1],
         )
         for slot in place_slots(host, task.slot_paths, example)
-    )
-
-
-def train_settings(task: Task) -> TrainSettings:
-    """Return how a task trains its rows."""
-    config = task.config
-    return TrainSettings(
-        batch_size=config.batch_size,
-        learning_rate=config.learning_rate,
-        momentum=config.momentum,
-        weight_decay=config.weight_decay,
-        max_grad_norm=config.max_grad_norm,
     )
 
 

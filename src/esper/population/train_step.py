@@ -18,7 +18,6 @@ from torch import Tensor
 from esper.kasmina.state import SlotState
 from esper.leyline.alpha import AlphaMode
 from esper.leyline.stages import SeedStage
-from esper.population.engine import TrainSettings
 from esper.population.parameter_stack import (
     ParameterStack,
     clip_coefficient,
@@ -29,6 +28,7 @@ from esper.population.parameter_stack import (
 from esper.population.seed_stacks import ABSENT, GATE, IS_BLENDED, SeedStack, SeedStacks
 from esper.population.slot_forward import Integers
 from esper.population.vmap_rules import has_kernels
+from esper.tasks.task import TrainingConfig
 
 if TYPE_CHECKING:
     from esper.population.kernels.optimizer import Optimizer
@@ -47,7 +47,7 @@ class TrainStep:
         self,
         hosts: ParameterStack,
         seed_stacks: SeedStacks,
-        settings: TrainSettings,
+        settings: TrainingConfig,
         losses: Losses,
     ) -> None:
         """Take in every stack; `losses` runs them."""

@@ -19,7 +19,15 @@ from esper.tasks.objective import (
     per_sample_regression,
 )
 from esper.tasks.splits import SPLITS, Split
-from esper.tasks.task import TASKS, Task, TaskConfig, describe_task, get_task, register_task
+from esper.tasks.task import (
+    TASKS,
+    Task,
+    TaskConfig,
+    TrainingConfig,
+    describe_task,
+    get_task,
+    register_task,
+)
 
 del _presets
 
@@ -41,6 +49,7 @@ __all__ = [
     "Task",
     "TaskConfig",
     "TaskData",
+    "TrainingConfig",
     "crop_flip",
     "describe_task",
     "draw_crops",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -25,7 +26,24 @@ from esper.tasks.objective import OBJECTIVES, SCORE_KINDS, Objective, ObjectiveN
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskConfig(Config):
+class TrainingConfig(Config):
+    """How a network is trained: the one declaration, for growing and for populations alike."""
+
+    batch_size: int = option(
+        64, "Samples in one optimizer step, where Esper draws the batches.", minimum=1
+    )
+    learning_rate: float = option(0.01, "Learning rate of SGD.", above=0.0)
+    momentum: float = option(0.9, "Momentum of SGD.", minimum=0.0, maximum=0.9999)
+    weight_decay: float = option(5e-4, "Weight decay of SGD.", minimum=0.0)
+    max_grad_norm: float = option(
+        1.0,
+        "Gradient norm to which the host and each seed are clipped, apart; 0 is off.",
+        minimum=0.0,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskConfig(TrainingConfig):
     """A host, how it is trained, and how its data is prepared."""
 
     host: str = option(help="Name of the host.")
@@ -38,15 +56,8 @@ class TaskConfig(Config):
     )
     objective: ObjectiveName = option("classification", "What is predicted.")
 
-    batch_size: int = option(64, "Samples in one optimizer step.", minimum=1)
     samples_per_step: int = option(4096, "Samples in one epoch, that is, one decision.", minimum=1)
     horizon: int = option(150, "Epochs of one whole run.", minimum=1)
-    learning_rate: float = option(0.01, "Learning rate of SGD.", above=0.0)
-    momentum: float = option(0.9, "Momentum of SGD.", minimum=0.0, maximum=0.9999)
-    weight_decay: float = option(5e-4, "Weight decay of SGD.", minimum=0.0)
-    max_grad_norm: float = option(
-        1.0, "Gradient norm to which the host and each seed are clipped, apart.", above=0.0
-    )
 
     augment: Augmentation = option("none", "How training images are varied.")
     train_size: int | None = option(
@@ -91,6 +102,12 @@ class TaskConfig(Config):
                 f"TaskConfig.target_loss must be below baseline_loss ({self.baseline_loss}), "
                 f"got {self.target_loss}"
             )
+
+    @property
+    def training(self) -> TrainingConfig:
+        """How the host is trained, alone."""
+        names = (field.name for field in dataclasses.fields(TrainingConfig))
+        return TrainingConfig(**{name: getattr(self, name) for name in names})
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:

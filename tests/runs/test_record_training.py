@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from esper.nissa.reader import StoredRun, open_run
+from esper.runs.training import start_training
 from esper.simic.rewards import RewardConfig
 from esper.simic.training.progress import RoundReport
-from esper.simic.training.run import start_run
 from tests.simic.training.tiny import tiny_config
 
 
@@ -18,8 +18,9 @@ class Recorded:
 
     def __init__(self, folder: Path) -> None:
         self.reports: list[RoundReport] = []
-        with start_run(folder, tiny_config(), sinks=()) as run:
+        with start_training(folder, tiny_config(), sinks=()) as run:
             run.carry_out(lambda progress: self._keep(progress.report))
+            run.finish()
             self.blueprints = run.trainer.policy.blueprint_names
         self.store: StoredRun = open_run(folder)
 
@@ -80,8 +81,9 @@ def test_the_end_tells_what_networks_and_their_twins_scored(recorded: Recorded) 
 
 def test_the_end_tells_nothing_of_twins_that_were_not_there(tmp_path: Path) -> None:
     config = tiny_config(rounds=1, episode_length=3, reward=RewardConfig(mode="shaped"))
-    with start_run(tmp_path / "run", config, sinks=()) as run:
+    with start_training(tmp_path / "run", config, sinks=()) as run:
         run.carry_out()
+        run.finish()
     with open_run(tmp_path / "run") as store:
         (row,) = store.records("runs")
     assert row.val_score is not None

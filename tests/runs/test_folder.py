@@ -6,28 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
 
-from esper.growth.folder import GrowthFolder
-from esper.leyline import storage
 from esper.leyline.errors import CheckpointError, UsageError
+from esper.runs.folder import RunFolder
 
 CONFIG = {"task": "digits", "slots": ["r0c0"], "growth": {"epochs": 3, "note": "ü\n[x]"}}
 
 
-def make_folder(path: Path, **options: Any) -> GrowthFolder:
-    folder = GrowthFolder(path, **options)
+def make_folder(path: Path) -> RunFolder:
+    folder = RunFolder(path)
     folder.create(CONFIG, overwrite=False)
     return folder
-
-
-def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: Path, data: bytes) -> None:
-        path.write_bytes(data[: len(data) // 2])
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(storage, "_write_bytes", refuse)
 
 
 # ---------------------------------------------------------------------------------------- creating
@@ -38,7 +28,7 @@ def test_a_new_folder_holds_the_settings(tmp_path: Path) -> None:
     assert folder.read_config() == CONFIG
     text = (folder.path / "config.yaml").read_text(encoding="utf-8")
     assert list(yaml.safe_load(text)) == list(CONFIG)
-    assert folder.load() is None
+    assert (folder.path / "checkpoints").is_dir()
 
 
 def test_an_empty_folder_may_be_used(tmp_path: Path) -> None:
@@ -48,12 +38,12 @@ def test_an_empty_folder_may_be_used(tmp_path: Path) -> None:
 
 def test_a_folder_in_use_is_refused_and_left_alone(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "run")
-    folder.save({"epoch": 1})
+    (folder.path / "checkpoints" / "latest").mkdir()
     (folder.path / "config.yaml").write_text("task: other\n")
     with pytest.raises(UsageError, match=r"not empty; continue it with --resume, replace it with"):
         folder.create(CONFIG, overwrite=False)
     assert folder.read_config() == {"task": "other"}
-    assert folder.load() == {"epoch": 1}
+    assert (folder.path / "checkpoints" / "latest").exists()
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
@@ -61,13 +51,13 @@ def test_somebody_elses_folder_is_never_touched(tmp_path: Path, overwrite: bool)
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.tex").write_text("words")
     with pytest.raises(UsageError, match=r"is not empty|is not a run folder"):
-        GrowthFolder(tmp_path / "thesis").create(CONFIG, overwrite=overwrite)
+        RunFolder(tmp_path / "thesis").create(CONFIG, overwrite=overwrite)
     assert [entry.name for entry in (tmp_path / "thesis").iterdir()] == ["chapter.tex"]
 
 
 def test_overwriting_removes_what_a_run_writes_and_nothing_else(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "run")
-    folder.save({"epoch": 1})
+    (folder.path / "checkpoints" / "latest").mkdir()
     folder.log("hello")
     own = ("report.html", "summary.json", "grown.onnx", "grown.pt2")
     for name in (*own, "notes.md"):
@@ -75,7 +65,7 @@ def test_overwriting_removes_what_a_run_writes_and_nothing_else(tmp_path: Path) 
     (folder.path / "grown").mkdir()
     (folder.path / "grown" / "manifest.json").write_text("old")
     (folder.path / "mine").mkdir()
-    other = GrowthFolder(folder.path)
+    other = RunFolder(folder.path)
     other.create({"task": "new"}, overwrite=True)
     assert sorted(entry.name for entry in folder.path.iterdir()) == [
         "checkpoints",
@@ -84,7 +74,7 @@ def test_overwriting_removes_what_a_run_writes_and_nothing_else(tmp_path: Path) 
         "notes.md",
     ]
     assert other.read_config() == {"task": "new"}
-    assert other.load() is None
+    assert list((folder.path / "checkpoints").iterdir()) == []
 
 
 def test_a_link_is_removed_but_not_what_it_points_to(tmp_path: Path) -> None:
@@ -93,7 +83,7 @@ def test_a_link_is_removed_but_not_what_it_points_to(tmp_path: Path) -> None:
     (precious / "file").write_text("keep")
     folder = make_folder(tmp_path / "run")
     (folder.path / "grown").symlink_to(precious)
-    GrowthFolder(folder.path).create(CONFIG, overwrite=True)
+    RunFolder(folder.path).create(CONFIG, overwrite=True)
     assert (precious / "file").read_text() == "keep"
     assert not (folder.path / "grown").exists()
 
@@ -103,7 +93,7 @@ def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
     for path in (tmp_path / "file", tmp_path / "file" / "run"):
         for overwrite in (False, True):
             with pytest.raises(UsageError, match=r"file|folder") as caught:
-                GrowthFolder(path).create(CONFIG, overwrite=overwrite)
+                RunFolder(path).create(CONFIG, overwrite=overwrite)
             assert "--out" in str(caught.value)
     assert (tmp_path / "file").read_text() == "words"
 
@@ -111,7 +101,7 @@ def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["x" * 300, "a\0b"], ids=["too long", "zero byte"])
 def test_a_path_that_cannot_be_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(UsageError, match="cannot create the run folder"):
-        GrowthFolder(tmp_path / name).create(CONFIG, overwrite=False)
+        RunFolder(tmp_path / name).create(CONFIG, overwrite=False)
 
 
 def test_a_place_that_is_read_only_is_named(
@@ -122,7 +112,7 @@ def test_a_place_that_is_read_only_is_named(
 
     monkeypatch.setattr(Path, "mkdir", refuse)
     with pytest.raises(UsageError, match="Read-only file system; give a folder you may write to"):
-        GrowthFolder(tmp_path / "run").create(CONFIG, overwrite=False)
+        RunFolder(tmp_path / "run").create(CONFIG, overwrite=False)
 
 
 def test_a_folder_that_cannot_be_listed_is_named(
@@ -133,7 +123,7 @@ def test_a_folder_that_cannot_be_listed_is_named(
 
     monkeypatch.setattr(Path, "iterdir", refuse)
     with pytest.raises(UsageError, match="Permission denied; give a folder you may write to"):
-        GrowthFolder(tmp_path).create(CONFIG, overwrite=False)
+        RunFolder(tmp_path).create(CONFIG, overwrite=False)
 
 
 # ---------------------------------------------------------------------------------------- settings
@@ -163,87 +153,12 @@ def test_what_is_no_run_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "empty").mkdir()
     with pytest.raises(UsageError, match=r"is not a run folder \(it has no config\.yaml\)"):
-        GrowthFolder(tmp_path / "empty").read_config()
+        RunFolder(tmp_path / "empty").read_config()
     for name in ("missing", "x" * 300):
         with pytest.raises(UsageError, match=r"is not there, so it is not a run folder"):
-            GrowthFolder(tmp_path / name).read_config()
+            RunFolder(tmp_path / name).read_config()
     with pytest.raises(UsageError, match=r"is a file, not a run folder"):
-        GrowthFolder(tmp_path / "file").read_config()
-
-
-# ------------------------------------------------------------------------------------- checkpoints
-
-
-def test_a_checkpoint_comes_back_as_it_was(tmp_path: Path) -> None:
-    folder = make_folder(tmp_path / "run")
-    state = {"epoch": 2, "weights": torch.randn(3), "history": [{"score": 1.5}]}
-    folder.save(state)
-    loaded = GrowthFolder(folder.path).load()
-    assert loaded is not None
-    assert torch.equal(loaded.pop("weights"), state.pop("weights"))  # type: ignore[arg-type]
-    assert loaded == state
-
-
-def test_checkpoints_are_spaced_in_time_unless_forced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = 1000.0
-    monkeypatch.setattr("esper.growth.folder.time.monotonic", lambda: now)
-    folder = make_folder(tmp_path / "run", save_every_s=2.0)
-    folder.save({"epoch": 1})
-    now += 1.9
-    folder.save({"epoch": 2})
-    assert folder.load() == {"epoch": 1}
-    folder.save({"epoch": 3}, force=True)
-    assert folder.load() == {"epoch": 3}
-    now += 2.0
-    folder.save({"epoch": 4})
-    assert folder.load() == {"epoch": 4}
-
-
-def test_a_full_disk_leaves_the_previous_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = make_folder(tmp_path / "run")
-    folder.save({"epoch": 1, "weights": torch.ones(4)})
-    with monkeypatch.context() as patch:
-        full_disk(patch)
-        with pytest.raises(CheckpointError, match=r"No space left.*; free some space") as caught:
-            folder.save({"epoch": 2, "weights": torch.zeros(4)}, force=True)
-        assert "what was saved there before is untouched" in str(caught.value)
-    loaded = folder.load()
-    assert loaded is not None
-    assert loaded["epoch"] == 1
-    assert torch.equal(loaded["weights"], torch.ones(4))
-    folder.save({"epoch": 3}, force=True)
-    assert folder.load() == {"epoch": 3}
-    assert [entry.name for entry in (folder.path / "checkpoints").iterdir()] == ["latest"]
-
-
-def test_a_first_checkpoint_that_was_cut_off_counts_as_none(tmp_path: Path) -> None:
-    """A process killed while it saved for the first time leaves a folder that can be resumed."""
-    folder = make_folder(tmp_path / "run")
-    half = folder.path / "checkpoints" / ".latest.tmp-1-abcdef"
-    half.mkdir()
-    (half / "tree.json").write_text("{")
-    assert GrowthFolder(folder.path).load() is None
-
-
-def test_a_checkpoint_whose_replacement_was_cut_off_is_found(tmp_path: Path) -> None:
-    folder = make_folder(tmp_path / "run")
-    folder.save({"epoch": 5})
-    (folder.path / "checkpoints" / "latest").rename(folder.path / "checkpoints" / ".latest.old")
-    (folder.path / "checkpoints" / ".latest.tmp-1-abcdef").mkdir()
-    assert GrowthFolder(folder.path).load() == {"epoch": 5}
-
-
-def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
-    folder = make_folder(tmp_path / "run")
-    folder.save({"weights": torch.ones(4)})
-    tensors = folder.checkpoint / "tensors.safetensors"
-    tensors.write_bytes(tensors.read_bytes()[:-3])
-    with pytest.raises(CheckpointError, match=r"damaged: tensors\.safetensors has"):
-        folder.load()
+        RunFolder(tmp_path / "file").read_config()
 
 
 def test_what_was_interrupted_while_it_was_created_can_be_replaced(
@@ -255,9 +170,9 @@ def test_what_was_interrupted_while_it_was_created_can_be_replaced(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("esper.nissa.folder.atomic_write_text", die)
+        patch.setattr("esper.runs.folder.atomic_write_text", die)
         with pytest.raises(KeyboardInterrupt):
-            GrowthFolder(path).create(CONFIG, overwrite=False)
+            RunFolder(path).create(CONFIG, overwrite=False)
     assert make_folder(path).read_config() == CONFIG
 
 
@@ -265,14 +180,14 @@ def test_a_run_whose_replacement_was_interrupted_can_be_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = make_folder(tmp_path / "run")
-    folder.save({"epoch": 1})
+    (folder.path / "checkpoints" / "latest").mkdir()
     folder.log("hello")
 
     def die(*_: Any) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("esper.nissa.folder.shutil.rmtree", die)
+        patch.setattr("esper.runs.folder.shutil.rmtree", die)
         with pytest.raises(KeyboardInterrupt):
             folder.create(CONFIG, overwrite=True)
     folder.create({"task": "new"}, overwrite=True)

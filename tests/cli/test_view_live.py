@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 from rich.progress import TextColumn
 
-from esper.cli.live import LiveView
+from esper.cli.view import LiveView
 
 
 def make_view(*, terminal: bool) -> tuple[LiveView, io.StringIO]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,14 +11,15 @@ import torch
 import yaml
 from torch import nn
 
-from esper.cli.request import (
+from esper.leyline.errors import CheckpointError, ConfigError, UsageError
+from esper.runs.folder import RunFolder
+from esper.runs.request import (
     GrowRequest,
     build_model,
     growth_of,
     model_slots,
-    training_of,
+    read_request,
 )
-from esper.leyline.errors import ConfigError, UsageError
 
 NET = """
 import torch
@@ -109,8 +111,8 @@ def test_settings_start_from_those_of_the_task() -> None:
     assert growth_of("digits").twin
     assert growth_of("digits").gardener.param_budget == 500_000
     assert growth_of(None).twin
-    assert training_of("fashion").batch_size == 128
-    assert training_of(None).batch_size == 64
+    assert growth_of("fashion").training.batch_size == 128
+    assert growth_of(None).training.batch_size == 64
     with pytest.raises(UsageError, match="unknown task 'digit', did you mean 'digits'"):
         growth_of("digit")
 
@@ -133,7 +135,6 @@ def test_a_request_survives_yaml() -> None:
         task="digits",
         slots=("r0c0", "r0c2"),
         controller="schedule:plan.yaml",
-        training=training_of("digits"),
         growth=growth_of("digits").replace(epochs=7, seed=3),
     )
     text = yaml.safe_dump(request.to_mapping(), sort_keys=False)
@@ -149,7 +150,6 @@ def test_a_task_is_built_with_the_slots_that_were_chosen() -> None:
         task="digits",
         slots=("r0c2", "blocks.0"),
         controller="wait",
-        training=training_of("digits"),
         growth=growth_of("digits"),
     )
     run = request.build()
@@ -174,6 +174,33 @@ def test_a_model_is_built_with_its_data(module: str, tmp_path: Path) -> None:
     (record,) = run.epochs()
     assert record.val_score > 0
     assert run.name == f"{module}:make"
+
+
+def test_the_request_of_a_run_is_read_from_its_folder(tmp_path: Path) -> None:
+    request = GrowRequest(task="digits", growth=growth_of("digits"))
+    folder = RunFolder(tmp_path / "run")
+    folder.create(request.to_mapping(), overwrite=False)
+    assert read_request(folder) == request
+    folder.write_config({"ppo": {}, "rounds": 3})
+    with pytest.raises(UsageError, match="is a training run; continue it with: esper train"):
+        read_request(folder)
+
+
+def test_a_run_folder_of_the_old_format_is_refused_in_one_line(tmp_path: Path) -> None:
+    """It had the optimizer's settings elsewhere, and its checkpoint was one folder."""
+    folder = RunFolder(tmp_path / "run")
+    settings = GrowRequest(task="digits", growth=growth_of("digits")).to_mapping()
+    settings["training"] = settings["growth"].pop("training")
+    settings["growth"]["max_grad_norm"] = settings["training"].pop("max_grad_norm")
+    folder.create(settings, overwrite=False)
+    with pytest.raises(CheckpointError, match=r"config\.yaml: GrowRequest has no key 'training'"):
+        read_request(folder)
+    latest = folder.path / "checkpoints" / "latest"
+    latest.mkdir()
+    manifest = {"format": "esper-state", "layout": 1, "kind": "growing run", "esper": "0.1.0"}
+    (latest / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match=r"saved by an older Esper .*use it with that one"):
+        read_request(folder)
 
 
 def test_a_device_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

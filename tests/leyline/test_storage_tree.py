@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from esper.leyline.errors import UsageError
+from esper.leyline.manifest import TENSORS_FILE
 from esper.leyline.stages import SeedStage
-from esper.leyline.storage import TENSORS_FILE
 from tests.leyline.states import OLD, assert_same, load, save
 
 DTYPES = (

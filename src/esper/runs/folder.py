@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from esper.leyline.errors import CheckpointError, EsperError, UsageError
-from esper.leyline.storage import atomic_write_text
+from esper.leyline.files import atomic_write_text
 from esper.nissa.database import LOCK_FILE, STORE_FILES
 from esper.nissa.lock import is_locked
 
+SETTINGS = "config.yaml"
 CHECKPOINTS = "checkpoints"
 """Where checkpoints lie in a run folder."""
 
@@ -33,7 +34,7 @@ _OWN = (
     "summary.json",
     "tb",
     *STORE_FILES,
-    "config.yaml",
+    SETTINGS,
 )
 
 
@@ -44,6 +45,11 @@ class RunFolder:
         """Look at a folder; nothing is created yet."""
         self.path = Path(path)
 
+    @property
+    def is_run(self) -> bool:
+        """Whether a run was started here."""
+        return (self.path / SETTINGS).is_file()
+
     def create(self, config: Mapping[str, Any], *, overwrite: bool) -> None:
         """Make the folder and write the settings; refuse one that is in use."""
         try:
@@ -51,13 +57,10 @@ class RunFolder:
                 raise UsageError(f"{self.path} is a file; give a folder for the run with --out")
             if self.path.exists() and any(self.path.iterdir()):
                 if not overwrite:
-                    raise UsageError(
-                        f"{self.path} is not empty; continue it with --resume, replace it with "
-                        "--overwrite, or give another folder with --out"
-                    )
+                    raise UsageError(self._in_use())
                 self._remove_own()
             self.path.mkdir(parents=True, exist_ok=True)
-            atomic_write_text(self.path / "config.yaml", dump_settings(config))
+            self.write_config(config)
             (self.path / CHECKPOINTS).mkdir(exist_ok=True)
         except EsperError:
             raise
@@ -77,7 +80,7 @@ class RunFolder:
             raise UsageError(
                 f"{self.path} {what} a run folder; give the --out of a run that was started"
             )
-        path = self.path / "config.yaml"
+        path = self.path / SETTINGS
         try:
             data = yaml.safe_load(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -92,6 +95,10 @@ class RunFolder:
             raise CheckpointError(f"{path} is not a mapping of settings; the run cannot continue")
         return data
 
+    def write_config(self, config: Mapping[str, Any]) -> None:
+        """Write the settings, in the place of those that were there."""
+        atomic_write_text(self.path / SETTINGS, dump_settings(config))
+
     def log(self, line: str) -> None:
         """Append one line with the time to log.txt."""
         stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -105,9 +112,17 @@ class RunFolder:
                 "the folder writable, then continue with --resume"
             ) from None
 
+    def _in_use(self) -> str:
+        if not self.is_run:
+            return f"{self.path} is not empty and no run folder; give another folder with --out"
+        return (
+            f"{self.path} is not empty; continue it with --resume, replace it with --overwrite, or "
+            "give another folder with --out (in Python: resume=True, overwrite=True, out=...)"
+        )
+
     def _remove_own(self) -> None:
         """Remove what a run writes, and nothing else that may lie there."""
-        if not (self.path / "config.yaml").exists():
+        if not self.is_run:
             raise UsageError(
                 f"{self.path} is not a run folder, so it is not overwritten; give another --out"
             )

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import random
 import subprocess
@@ -11,12 +12,12 @@ from typing import Any
 import pytest
 import yaml
 
-from esper.leyline.errors import ConfigError, UsageError
-from esper.nissa.folder import RunFolder
+from esper.leyline.errors import CheckpointError, ConfigError, UsageError
 from esper.nissa.reader import open_run
-from esper.simic.training.checkpoint import Checkpoints
+from esper.runs.checkpoint import TRAINING, Checkpoints, read_manifest
+from esper.runs.folder import RunFolder
+from esper.runs.training import TrainingRun, read_run_config, resume_training, start_training
 from esper.simic.training.config import TrainConfig
-from esper.simic.training.run import TrainingRun, read_run_config, resume_run, start_run
 from tests.plots import same
 from tests.simic.training.tiny import stored_rows, tiny_config
 
@@ -25,7 +26,7 @@ VOLATILE = ("twin_seconds", "telemetry", "command")
 
 def final_state(run: Path) -> dict[str, Any]:
     """Return the last checkpoint of a run without times."""
-    state = Checkpoints(run).load()
+    state = Checkpoints(run, TRAINING).load()
     assert state is not None
     assert state["rollout"] is None
     return {name: value for name, value in state.items() if name not in VOLATILE}
@@ -42,14 +43,17 @@ def carry_out(run: TrainingRun, steps: int | None = None) -> bool:
         return left[0] <= 0
 
     with run:
-        return run.carry_out(is_stopped=is_stopped)
+        is_done = run.carry_out(is_stopped=is_stopped)
+        if is_done:
+            run.finish()
+        return is_done
 
 
 def in_process(folder: Path) -> subprocess.Popen[bytes]:
     """Start or continue the tiny run as a process of its own."""
     return subprocess.Popen(
         [sys.executable, "-m", "tests.simic.training.tiny", str(folder)],
-        cwd=Path(__file__).parents[3],
+        cwd=Path(__file__).parents[2],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -60,7 +64,7 @@ def in_process(folder: Path) -> subprocess.Popen[bytes]:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two rounds without any interruption."""
     folder = tmp_path_factory.mktemp("runs") / "whole"
-    assert carry_out(start_run(folder, tiny_config(checkpoint_seconds=0.01), sinks=()))
+    assert carry_out(start_training(folder, tiny_config(checkpoint_seconds=0.01), sinks=()))
     return folder
 
 
@@ -100,10 +104,10 @@ def test_a_run_that_was_stopped_ends_as_if_it_never_was(
     tmp_path: Path, whole: Path, steps: int
 ) -> None:
     config = tiny_config(checkpoint_seconds=0.01)
-    assert not carry_out(start_run(tmp_path / "run", config, sinks=()), steps)
+    assert not carry_out(start_training(tmp_path / "run", config, sinks=()), steps)
     with open_run(tmp_path / "run") as stored:
         assert stored.info.status == "interrupted"
-    assert carry_out(resume_run(tmp_path / "run", sinks=()))
+    assert carry_out(resume_training(tmp_path / "run", sinks=()))
     assert_same_run(tmp_path / "run", whole)
 
 
@@ -165,13 +169,15 @@ def test_twenty_kills_leave_no_trace(tmp_path: Path, whole: Path) -> None:
 
 def test_a_run_killed_before_its_first_checkpoint_starts_over(tmp_path: Path, whole: Path) -> None:
     config = tiny_config(checkpoint_seconds=600.0)
-    run = start_run(tmp_path / "run", config, sinks=())
+    run = start_training(tmp_path / "run", config, sinks=())
     for count, _ in enumerate(run.trainer.train()):
         if count == 3:
             break
     run.close()
-    assert Checkpoints(tmp_path / "run").load() is None
-    assert carry_out(resume_run(tmp_path / "run", settings=["checkpoint_seconds=0.01"], sinks=()))
+    assert Checkpoints(tmp_path / "run", TRAINING).load() is None
+    assert carry_out(
+        resume_training(tmp_path / "run", settings={"checkpoint_seconds": 0.01}, sinks=())
+    )
     assert_same_run_but_settings(tmp_path / "run", whole)
 
 
@@ -184,15 +190,15 @@ def assert_same_run_but_settings(one: Path, other: Path) -> None:
 
 def test_changes_are_applied_and_recorded_once(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    carry_out(start_run(folder, tiny_config(), sinks=()), 15)
-    run = resume_run(
-        folder, settings=["ppo.clip=0.1"], reset_heads=["blueprint", "tempo"], sinks=()
+    carry_out(start_training(folder, tiny_config(), sinks=()), 15)
+    run = resume_training(
+        folder, settings={"ppo.clip": 0.1}, reset_heads=["blueprint", "tempo"], sinks=()
     )
     assert run.config.ppo.clip == 0.1
     assert run.trainer.step == 0
     # Killed right here: the change is in the checkpoint.
     run.close()
-    again = resume_run(folder, sinks=())
+    again = resume_training(folder, sinks=())
     assert again.config.ppo.clip == 0.1
     assert read_run_config(RunFolder(folder)).ppo.clip == 0.1
     carry_out(again)
@@ -207,11 +213,11 @@ def test_changes_are_applied_and_recorded_once(tmp_path: Path) -> None:
 
 
 def test_fresh_heads_are_fresh_and_the_others_are_not(tmp_path: Path) -> None:
-    carry_out(start_run(tmp_path / "run", tiny_config(rounds=1), sinks=()))
-    before = resume_run(tmp_path / "run", settings=["rounds=2"], sinks=())
+    carry_out(start_training(tmp_path / "run", tiny_config(rounds=1), sinks=()))
+    before = resume_training(tmp_path / "run", settings={"rounds": 2}, sinks=())
     old = {k: v.clone() for k, v in before.trainer.policy.network.state_dict().items()}
     before.close()
-    run = resume_run(tmp_path / "run", reset_heads=["blueprint"], sinks=())
+    run = resume_training(tmp_path / "run", reset_heads=["blueprint"], sinks=())
     new = run.trainer.policy.network.state_dict()
     changed = {name.partition(".")[0] for name in old if not same(old[name], new[name])}
     run.close()
@@ -221,8 +227,8 @@ def test_fresh_heads_are_fresh_and_the_others_are_not(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"settings": ["rows=8"]}, "rows is 4 in this run and cannot become 8"),
-        ({"settings": ["ppo.clp=8"]}, "did you mean 'clip'"),
+        ({"settings": {"rows": 8}}, "rows is 4 in this run and cannot become 8"),
+        ({"settings": {"ppo.clp": 8}}, "did you mean 'clip'"),
         ({"reset_heads": ["blueprints"]}, "blueprints"),
     ],
 )
@@ -230,10 +236,10 @@ def test_a_change_that_cannot_be_changes_nothing(
     tmp_path: Path, options: dict[str, Any], words: str
 ) -> None:
     folder = tmp_path / "run"
-    carry_out(start_run(folder, tiny_config(), sinks=()), 16)
+    carry_out(start_training(folder, tiny_config(), sinks=()), 16)
     before = (folder / "config.yaml").read_text(), stored_rows(folder)
     with pytest.raises((ConfigError, UsageError), match=words):
-        resume_run(folder, sinks=(), **options)
+        resume_training(folder, sinks=(), **options)
     assert ((folder / "config.yaml").read_text(), stored_rows(folder)) == before
 
 
@@ -242,7 +248,7 @@ def test_a_run_that_is_over_can_be_opened_and_says_the_same(whole: Path) -> None
         before = stored.info.val_score, stored.info.twin_val_score
     assert None not in before
     rows = stored_rows(whole)
-    assert carry_out(resume_run(whole, sinks=()))
+    assert carry_out(resume_training(whole, sinks=()))
     with open_run(whole) as stored:
         assert (stored.info.val_score, stored.info.twin_val_score) == before
     assert stored_rows(whole) == rows
@@ -251,20 +257,54 @@ def test_a_run_that_is_over_can_be_opened_and_says_the_same(whole: Path) -> None
 def test_a_growing_run_is_not_trained(tmp_path: Path) -> None:
     RunFolder(tmp_path / "run").create({"task": "digits"}, overwrite=False)
     with pytest.raises(UsageError, match="not a training run"):
-        resume_run(tmp_path / "run")
+        resume_training(tmp_path / "run")
 
 
 def test_a_run_in_use_is_not_overwritten_unless_asked(tmp_path: Path) -> None:
-    start_run(tmp_path / "run", tiny_config(), sinks=()).close()
+    start_training(tmp_path / "run", tiny_config(), sinks=()).close()
     with pytest.raises(UsageError, match="not empty"):
-        start_run(tmp_path / "run", tiny_config(), sinks=())
-    start_run(tmp_path / "run", tiny_config(seed=9), overwrite=True, sinks=()).close()
+        start_training(tmp_path / "run", tiny_config(), sinks=())
+    start_training(tmp_path / "run", tiny_config(seed=9), overwrite=True, sinks=()).close()
     assert read_run_config(RunFolder(tmp_path / "run")).seed == 9
+
+
+@pytest.mark.parametrize("checkpoint_seconds", [0.01, 600.0])
+def test_the_previous_checkpoint_is_older_than_the_latest(
+    tmp_path: Path, checkpoint_seconds: float
+) -> None:
+    config = tiny_config(checkpoint_seconds=checkpoint_seconds)
+    folder = tmp_path / "run"
+
+    def assert_older() -> None:
+        saved = [read_manifest(folder / "checkpoints" / name) for name in ("previous", "latest")]
+        places = [(told.round, told.meta["step"]) for told in saved]
+        assert places[0] < places[1]
+
+    carry_out(start_training(folder, config, sinks=()), 33)
+    assert_older()
+    carry_out(resume_training(folder, sinks=()))
+    assert_older()
+    assert read_manifest(folder).round == 2
+    # Asked again when it is over, it saves nothing new.
+    carry_out(resume_training(folder, sinks=()))
+    assert_older()
+
+
+def test_a_run_folder_of_the_old_format_is_refused_in_one_line(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    carry_out(start_training(folder, tiny_config(), sinks=()), 16)
+    settings = yaml.safe_load((folder / "config.yaml").read_text())
+    (folder / "config.yaml").write_text(yaml.safe_dump({**settings, "twin_cache": 3}))
+    manifest = folder / "checkpoints" / "latest" / "state" / "manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "layout": 1}))
+    with pytest.raises(CheckpointError, match="saved by an older Esper") as caught:
+        resume_training(folder, sinks=())
+    assert "\n" not in str(caught.value)
 
 
 def test_the_previous_checkpoint_can_be_gone_on_from(tmp_path: Path, whole: Path) -> None:
     folder = tmp_path / "run"
-    carry_out(start_run(folder, tiny_config(checkpoint_seconds=0.01), sinks=()), 33)
+    carry_out(start_training(folder, tiny_config(checkpoint_seconds=0.01), sinks=()), 33)
     (folder / "checkpoints" / "latest" / "state" / "tree.json").write_text("{}")
-    assert carry_out(resume_run(folder, checkpoint="previous", sinks=()))
+    assert carry_out(resume_training(folder, checkpoint="previous", sinks=()))
     assert_same_run(folder, whole)

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from esper.cli.interruption import SAME_REQUEST_S, stop_signals
+from esper.runs.recorded import SAME_REQUEST_S, stop_signals
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -13,7 +13,7 @@ def test_a_signal_is_noted_and_a_later_one_stops_at_once(
     monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     now = 100.0
-    monkeypatch.setattr("esper.cli.interruption.time.monotonic", lambda: now)
+    monkeypatch.setattr("esper.runs.recorded.time.monotonic", lambda: now)
     before = signal.getsignal(number)
     with stop_signals() as noted:
         assert not noted

@@ -12,14 +12,19 @@ from typing import Any, Literal
 
 from torch import nn
 
+from esper.growth.build import data_run, task_config
 from esper.growth.gardener import DEFAULT_CONTROLLER
-from esper.growth.grow import TrainingConfig, data_run, task_training
 from esper.growth.run import GrowthConfig, GrowthRun
 from esper.leyline.config import Config, option
 from esper.leyline.devices import choose_device
-from esper.leyline.errors import UsageError, nearest
+from esper.leyline.errors import CheckpointError, ConfigError, UsageError, nearest
 from esper.leyline.randomness import seeded
+from esper.runs.checkpoint import GROWING, TRAINING, Checkpoints, resume_command
+from esper.runs.folder import SETTINGS, RunFolder
 from esper.tasks import Task, get_task, make_data, open_data
+
+STARTED_BY = "started_by"
+"""Key in the settings of a run that only a program can continue, with the function it called."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +37,7 @@ class GrowRequest(Config):
     data: str | None = option(None, "File or folder of the data.")
     controller: str = option(DEFAULT_CONTROLLER, "Who decides what grows.")
     device: Literal["cpu", "cuda"] = option("cpu", "Where it runs.")
-    training: TrainingConfig = option(TrainingConfig, "How the network is trained.")
-    growth: GrowthConfig = option(GrowthConfig, "How the network is grown.")
+    growth: GrowthConfig = option(GrowthConfig, "How the network is trained and grown.")
 
     def __post_init__(self) -> None:
         """Check what no single field can."""
@@ -65,25 +69,32 @@ class GrowRequest(Config):
             slots,
             data,
             config=self.growth,
-            training=self.training,
             controller=self.controller,
             name=name,
         )
 
 
-def training_of(task: str | None) -> TrainingConfig:
-    """Return the training settings to start from."""
-    return TrainingConfig() if task is None else task_training(get_task(task))
+def read_request(folder: RunFolder) -> GrowRequest:
+    """Return what the run in a folder was asked for."""
+    settings = folder.read_config()
+    if STARTED_BY in settings:
+        raise UsageError(
+            f"{folder.path} grows a model that only the program knows which started it; continue "
+            f"it there: {settings[STARTED_BY]}(model, ..., out={str(folder.path)!r}, resume=True)"
+        )
+    if "ppo" in settings:
+        again = resume_command(folder.path, TRAINING)
+        raise UsageError(f"{folder.path} is a training run; continue it with: {again}")
+    try:
+        return GrowRequest.from_mapping(settings)
+    except ConfigError as error:
+        Checkpoints(folder.path, GROWING).refuse_other_format()
+        raise CheckpointError(f"{folder.path / SETTINGS}: {error}") from None
 
 
 def growth_of(task: str | None) -> GrowthConfig:
     """Return the growth settings to start from; a task's twin runs by default."""
-    if task is None:
-        return GrowthConfig(twin=True)
-    from esper.growth.grow import task_config
-
-    chosen: Task = get_task(task)
-    return task_config(chosen)
+    return GrowthConfig(twin=True) if task is None else task_config(get_task(task))
 
 
 def build_model(spec: str, seed: int) -> nn.Module:
