@@ -129,7 +129,7 @@ def _bench_engine(options: argparse.Namespace) -> int:
     import torch
 
     from esper.bench.engine import measure, measure_matmul, ratios
-    from esper.leyline.devices import choose_device
+    from esper.leyline.process import choose_device
 
     device = choose_device(options.device).type
     cases = _cases(options, device)
@@ -258,7 +258,7 @@ def _compare_rows(
     """Compare with a reference at every number of rows; `measure` gets rows, steps and device."""
     import torch
 
-    from esper.leyline.devices import choose_device
+    from esper.leyline.process import choose_device
 
     device = choose_device(options.device).type
     steps, progress = options.steps or 150, err_console()

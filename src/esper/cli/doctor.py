@@ -47,7 +47,7 @@ def examine(data: str | None) -> dict[str, dict[str, Any]]:
     """Return everything the command shows, as plain data."""
     import torch
 
-    from esper.nissa.machine import software_versions
+    from esper.leyline.process import software_versions
     from esper.tasks import TASKS, describe_task
 
     devices: dict[str, Any] = {"cpu": f"{os.cpu_count()} cores"}

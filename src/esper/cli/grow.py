@@ -169,7 +169,7 @@ def _open(options: argparse.Namespace, on_alarm: Any) -> Any:
 def resolve(options: argparse.Namespace) -> Any:
     """Turn options into a complete request."""
     from esper.growth.gardener import DEFAULT_CONTROLLER
-    from esper.leyline.devices import choose_device
+    from esper.leyline.process import choose_device
     from esper.runs.request import GrowRequest, growth_of
 
     controller = options.controller or DEFAULT_CONTROLLER

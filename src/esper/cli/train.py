@@ -110,7 +110,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _open(options: argparse.Namespace, on_alarm: Any) -> Any:
     """Start or continue the run."""
-    from esper.leyline.devices import choose_device
+    from esper.leyline.process import choose_device
     from esper.runs.training import resume_training, start_training
     from esper.simic.training.changes import parse_settings
 

@@ -16,9 +16,8 @@ from esper.kasmina.trainee import SchedulerFactory
 from esper.leyline.controller import Controller
 from esper.leyline.errors import UsageError, unknown_name
 from esper.leyline.randomness import generator
-from esper.tasks.dataset import TaskData
+from esper.tasks.dataset import Split, TaskData
 from esper.tasks.objective import OBJECTIVES, Objective
-from esper.tasks.splits import Split
 from esper.tasks.task import Task, TrainingConfig
 
 

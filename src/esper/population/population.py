@@ -24,21 +24,14 @@ from torch import Tensor
 
 from esper.kasmina.blueprints.registry import blueprint_names
 from esper.leyline.actions import Actions, decode_actions
-from esper.leyline.devices import choose_device
 from esper.leyline.errors import CheckpointError, EsperWarning, UsageError
+from esper.leyline.process import choose_device
 from esper.leyline.randomness import derive_seed
 from esper.leyline.rules import Masks, RuleView, build_masks
 from esper.leyline.signals import Signals
 from esper.leyline.storage import load_tree, save_tree
 from esper.population.device import naming_rows_that_fit
 from esper.population.engine import EXECUTION_SETTINGS, PopulationConfig, Strategy, StrategyError
-from esper.population.merging import (
-    first_difference,
-    join_rows,
-    merge_signals,
-    merge_views,
-    take_rows,
-)
 from esper.population.stacked import StackedEngine
 from esper.population.strategy import (
     count_processes,
@@ -47,7 +40,15 @@ from esper.population.strategy import (
     pick_strategy,
     share_out,
 )
-from esper.population.task_group import TaskGroup, score_test_split
+from esper.population.task_group import (
+    TaskGroup,
+    first_difference,
+    join_rows,
+    merge_signals,
+    merge_views,
+    score_test_split,
+    take_rows,
+)
 from esper.population.workers.client import WorkerClient
 from esper.population.workers.pool import has_pool
 from esper.tasks.dataset import TaskData

@@ -13,10 +13,10 @@ from typing import Any
 from esper.growth.grown import Grown
 from esper.growth.run import GrowthRun
 from esper.kasmina.contribution import Contributions, Estimate
+from esper.leyline.process import gpu_memory_share, resident_bytes, software_versions
 from esper.leyline.records import EpochRecord, SeedRecord, copy_fields, seed_records
 from esper.leyline.stages import MODULE_STAGES, SeedStage
 from esper.nissa.columns import Row
-from esper.nissa.machine import gpu_memory_share, resident_bytes, software_versions
 from esper.nissa.schema import (
     ContributionRow,
     DecisionRow,

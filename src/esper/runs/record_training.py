@@ -23,10 +23,10 @@ from esper.leyline.actions import (
     describe_action,
     head_values,
 )
+from esper.leyline.process import gpu_memory_share, resident_bytes, software_versions
 from esper.leyline.rules import is_in
 from esper.leyline.stages import BLENDED_STAGES, MODULE_STAGES, SeedStage
 from esper.nissa.columns import Row
-from esper.nissa.machine import gpu_memory_share, resident_bytes, software_versions
 from esper.nissa.schema import EpisodeRow, EventKind, EventRow, RoundRow, RunRow
 from esper.nissa.store import RunStore
 from esper.simic.training.changes import SettingChanges

@@ -16,8 +16,8 @@ from esper.growth.build import data_run, task_config
 from esper.growth.gardener import DEFAULT_CONTROLLER
 from esper.growth.run import GrowthConfig, GrowthRun
 from esper.leyline.config import Config, option
-from esper.leyline.devices import choose_device
 from esper.leyline.errors import CheckpointError, ConfigError, UsageError, nearest
+from esper.leyline.process import choose_device
 from esper.leyline.randomness import seeded
 from esper.runs.checkpoint import GROWING, TRAINING, Checkpoints, resume_command
 from esper.runs.folder import SETTINGS, RunFolder

@@ -16,9 +16,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from esper.leyline.devices import choose_device
 from esper.leyline.errors import CheckpointError, ConfigError, UsageError
 from esper.leyline.files import atomic_write_text
+from esper.leyline.process import choose_device
 from esper.nissa.reader import open_run
 from esper.nissa.sinks.sink import Sink
 from esper.nissa.store import DEFAULT_SINKS, OnAlarm, RunStore, open_store

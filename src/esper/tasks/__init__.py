@@ -6,7 +6,16 @@ its network. To add one: docs/how-to/add-a-task.md. Where data comes from: docs/
 
 from esper.tasks import presets as _presets  # importing them registers them
 from esper.tasks.data import Source, open_data
-from esper.tasks.dataset import Augmentation, Crops, TaskData, crop_flip, draw_crops, make_data
+from esper.tasks.dataset import (
+    SPLITS,
+    Augmentation,
+    Crops,
+    Split,
+    TaskData,
+    crop_flip,
+    draw_crops,
+    make_data,
+)
 from esper.tasks.family import FAMILIES, Family, FamilyConfig, make_family, register_family
 from esper.tasks.objective import (
     OBJECTIVES,
@@ -18,7 +27,6 @@ from esper.tasks.objective import (
     per_sample_language,
     per_sample_regression,
 )
-from esper.tasks.splits import SPLITS, Split
 from esper.tasks.task import (
     TASKS,
     Task,

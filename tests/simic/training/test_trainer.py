@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from esper.leyline.errors import CheckpointError, UsageError
-from esper.nissa.machine import resident_bytes
+from esper.leyline.process import resident_bytes
 from esper.simic.agent.config import PPOConfig
 from esper.simic.rewards import RewardConfig
 from esper.simic.training.config import StageConfig, TrainConfig

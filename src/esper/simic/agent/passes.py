@@ -11,7 +11,7 @@ from torch import Tensor
 
 from esper.leyline.actions import HEAD_NAMES, LifecycleOp
 from esper.leyline.errors import NonFiniteError
-from esper.nissa.machine import gpu_memory_share, resident_bytes
+from esper.leyline.process import gpu_memory_share, resident_bytes
 from esper.simic.agent.diagnostics import (
     FEEDBACK_ROWS,
     OP,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from esper.leyline.actions import Actions
 from esper.leyline.blueprints import BUILTIN_BLUEPRINTS
-from esper.leyline.devices import choose_device
+from esper.leyline.process import choose_device
 from esper.leyline.randomness import derive_seed
 from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
