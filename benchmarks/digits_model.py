@@ -202,7 +202,7 @@ def main(arguments: Sequence[str]) -> int:
     print(f"ops of an episode: {', '.join(op.name for op in LifecycleOp)}\n")
     print_table(
         [
-            *("round", "return", "success", "explained", "KL", "ops"),
+            *("round", "return", "paid off", "explained", "KL", "ops"),
             *("greedy return", "greedy gain", "greedy fossils", "greedy ops"),
         ],
         rows,
@@ -260,7 +260,7 @@ def _parser() -> argparse.ArgumentParser:
 def _exploring_cells(report: RoundReport) -> list[str]:
     return [
         f"{report.return_mean:+.3f}",
-        f"{report.success:.2f}",
+        f"{report.paid_off:.2f}",
         f"{report.update.explained_variance:.2f}",
         f"{report.update.approx_kl:.4f}",
         _ops(report.outcome),

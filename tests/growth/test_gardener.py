@@ -589,7 +589,7 @@ def test_a_decision_shows_the_arguments_its_op_uses_and_no_others() -> None:
     for op in LifecycleOp:
         actions = {**placeholder_actions(1), "op": torch.tensor([int(op)])}
         result = OperationResult(op, "body", Outcome.DONE, "")
-        record = describe_decision(actions, result)
+        record = describe_decision(actions, result, ["body"])
         assert record.op == op.name
         assert record.outcome == "done"
         for head, field in fields.items():
@@ -606,7 +606,7 @@ def test_indices_become_names_and_values() -> None:
         "alpha_target": torch.tensor([0]),
     }
     result = OperationResult(LifecycleOp.GERMINATE, "stem", Outcome.ILLEGAL, "because")
-    record = describe_decision(actions, result)
+    record = describe_decision(actions, result, ["stem"])
     assert (record.slot, record.blueprint, record.style) == ("stem", "conv_light", "GATED_GATE")
     assert (record.tempo, record.alpha_target) == (8, 0.5)
     assert (record.outcome, record.reason) == ("illegal", "because")

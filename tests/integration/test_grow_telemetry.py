@@ -20,7 +20,7 @@ import pytest
 import esper
 from esper.cli import view
 from esper.leyline.records import EpochRecord
-from esper.nissa import database, opening, store
+from esper.nissa import database, store
 from esper.nissa.columns import TABLES
 from esper.nissa.schema import AlarmRow
 from esper.runs.checkpoint import GROWING, Checkpoints
@@ -348,7 +348,7 @@ def test_a_store_that_another_program_holds_ends_the_run_with_one_line(
 ) -> None:
     open_writer = database.connect_writer
     monkeypatch.setattr(
-        opening,
+        store,
         "connect_writer",
         lambda path, *, busy_timeout_s: open_writer(path, busy_timeout_s=0.1),
     )

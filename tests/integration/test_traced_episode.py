@@ -81,6 +81,9 @@ class Watched:
         self.shown.append(self.inner.masks())
         return self.shown[-1]
 
+    def panics(self) -> Tensor:
+        return self.inner.panics()
+
     def snapshot(self) -> dict[str, Any]:
         return self.inner.snapshot()
 
@@ -115,7 +118,7 @@ class Traced:
             self.ppo,
             scale=torch.tensor(SCALE),
             progress=0.0,
-            success=0.0,
+            paid_off=0.0,
             reward_std=self.reward_std,
         )
 

@@ -77,7 +77,7 @@ class UpdateWork:
 
     def learn(self, agent: PPOAgent) -> None:
         """Run one whole update of this agent on the round."""
-        agent.update(self.buffer, progress=0.5, success=0.5, round=0)
+        agent.update(self.buffer, progress=0.5, paid_off=0.5, round=0)
 
     def plain_agent(self) -> PPOAgent:
         """Return an agent of the same weights that scores one step after another."""

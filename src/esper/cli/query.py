@@ -16,6 +16,7 @@ _EPILOG = """\
 examples:
   esper query runs/first "SELECT step, val_score FROM epochs ORDER BY val_score DESC LIMIT 5"
   esper query runs/first "SELECT op, COUNT(*) FROM decisions GROUP BY op" --csv
+  esper query runs/first "SELECT term, AVG(mean), AVG(share) FROM round_terms GROUP BY term"
   esper query runs/first "SELECT * FROM alarms" --json
   esper query runs/first "SELECT name FROM sqlite_master"
 

@@ -36,12 +36,18 @@ from esper.kasmina.optimizer import CarriedOptimizer, make_optimizer
 from esper.kasmina.row_group import RowConfig, RowGroup
 from esper.kasmina.signals import TrackerConfig
 from esper.kasmina.state import SlotState
-from esper.leyline.actions import CAUSAL_HEADS, Actions, LifecycleOp, decode_actions
-from esper.leyline.alpha import ALPHA_TARGETS, SPEED_TICKS, TEMPO_EPOCHS, AlphaCurve, BlendStyle
+from esper.leyline.actions import (
+    HEAD_NAMES,
+    Actions,
+    LifecycleOp,
+    decode_actions,
+    describe_action,
+    head_values,
+)
 from esper.leyline.config import Config, option
 from esper.leyline.controller import Controller, ControllerContext
 from esper.leyline.errors import EsperWarning, NonFiniteError, UsageError
-from esper.leyline.records import DecisionRecord, EpochRecord, SlotRecord
+from esper.leyline.records import DecisionRecord, EpochRecord, SlotRecord, copy_fields
 from esper.leyline.signals import Signals
 from esper.tamiyo.controllers import make_controller
 
@@ -49,44 +55,19 @@ from esper.tamiyo.controllers import make_controller
 def slot_records(garden: Garden) -> tuple[SlotRecord, ...]:
     """Return every slot of a garden as it is now."""
     return tuple(
-        SlotRecord(
-            name=view.name,
-            stage=view.stage.name,
-            blueprint=view.blueprint,
-            alpha=view.alpha,
-            alpha_target=view.alpha_target,
-            parameters=view.parameters,
-            epochs_in_stage=view.epochs_in_stage,
-            age=view.age,
-            contribution=view.contribution,
-            contribution_se=view.contribution_se,
-        )
-        for view in garden.slots.values()
+        copy_fields(SlotRecord, view, stage=view.stage.name) for view in garden.slots.values()
     )
 
 
-def describe_decision(actions: Actions, result: OperationResult) -> DecisionRecord:
+def describe_decision(
+    actions: Actions, result: OperationResult, slot_names: Sequence[str]
+) -> DecisionRecord:
     """Return a decision with the arguments its op uses; the others are None."""
-    op = LifecycleOp(int(actions["op"][0]))
-    used = CAUSAL_HEADS[op]
-
-    def choice(head: str) -> int | None:
-        return int(actions[head][0]) if head in used else None
-
-    blueprint, style, tempo = choice("blueprint"), choice("style"), choice("tempo")
-    target, speed, curve = choice("alpha_target"), choice("alpha_speed"), choice("alpha_curve")
-    return DecisionRecord(
-        op=op.name,
-        slot=result.slot if "slot" in used else None,
-        blueprint=None if blueprint is None else blueprint_names()[blueprint],
-        style=None if style is None else BlendStyle(style).name,
-        tempo=None if tempo is None else TEMPO_EPOCHS[tempo],
-        alpha_target=None if target is None else ALPHA_TARGETS[target],
-        alpha_speed=None if speed is None else SPEED_TICKS[speed],
-        alpha_curve=None if curve is None else AlphaCurve(curve).name,
-        outcome=result.outcome.name.lower(),
-        reason=result.reason,
+    chosen: dict[str, Any] = describe_action(
+        {head: int(actions[head][0]) for head in HEAD_NAMES},
+        head_values(slot_names, blueprint_names()),
     )
+    return DecisionRecord(**chosen, outcome=result.outcome.name.lower(), reason=result.reason)
 
 
 DEFAULT_CONTROLLER = "heuristic"
@@ -382,4 +363,4 @@ class Gardener:
         applied = self._group.act(command)
         gates = self.garden.config.lifecycle.gates
         result = describe_result(before, command, applied, self.garden.slot_names, gates)
-        return describe_decision(actions, result)
+        return describe_decision(actions, result, self.garden.slot_names)

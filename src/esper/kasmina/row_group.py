@@ -167,7 +167,7 @@ class RowGroup:
             # A seed that cannot be built was never germinated.
             self.state = self._sized(before)
             raise
-        self.last_op, self.last_success = command.op.clone(), applied.success
+        self.last_op, self.last_success = command.op.clone(), applied.took_effect
         fossil = int(SeedStage.FOSSILIZED)
         self._keep_safe(((state.stage == fossil) & (before.stage != fossil)).any(1))
         return applied

@@ -188,6 +188,11 @@ class Population:
         self._need_rows()
         return merge_signals([c.signals() for c in self._groups], self.num_slots).to(self.device)
 
+    def panics(self) -> Tensor:
+        """Return int64 [R]: why the governor took a row back in the last epoch, a `Panic`."""
+        self._need_rows()
+        return torch.cat([group.panic.to(self.device) for group in self._groups])
+
     def view(self) -> RuleView:
         """Return what legality depends on, for all rows."""
         self._need_rows()

@@ -23,14 +23,6 @@ from torch.optim import Optimizer
 from esper.growth.build import model_run
 from esper.growth.gardener import DEFAULT_CONTROLLER
 from esper.growth.grown import Format, Grown, export_model
-from esper.growth.recording import (
-    record_end,
-    record_history,
-    record_interruption,
-    record_newest,
-    record_start,
-    run_row,
-)
 from esper.growth.run import Batches, GrowthConfig, GrowthRun
 from esper.kasmina.contribution import Contributions
 from esper.kasmina.trainee import SchedulerFactory
@@ -40,12 +32,19 @@ from esper.leyline.errors import UsageError
 from esper.leyline.files import atomic_write_text
 from esper.leyline.records import EpochRecord
 from esper.nissa.database import STORE_FILE
-from esper.nissa.opening import DEFAULT_SINKS, open_store
-from esper.nissa.sinks.contract import Sink
-from esper.nissa.store import OnAlarm, RunStore
+from esper.nissa.sinks.sink import Sink
+from esper.nissa.store import DEFAULT_SINKS, OnAlarm, RunStore, open_store
 from esper.report import report_run
 from esper.runs.checkpoint import GROWING, Checkpoints, Which, Write, resume_command
 from esper.runs.folder import RunFolder
+from esper.runs.record_growing import (
+    record_end,
+    record_history,
+    record_interruption,
+    record_newest,
+    record_start,
+    run_row,
+)
 from esper.runs.recorded import RecordedRun, carry_out_or_raise
 from esper.runs.request import STARTED_BY
 from esper.tasks.objective import Objective

@@ -19,25 +19,24 @@ from typing import Any
 from esper.leyline.errors import CheckpointError, ConfigError, UsageError
 from esper.leyline.files import atomic_write_text
 from esper.leyline.process import choose_device
-from esper.nissa.opening import DEFAULT_SINKS, open_store
 from esper.nissa.reader import open_run
-from esper.nissa.sinks.contract import Sink
-from esper.nissa.store import OnAlarm, RunStore
+from esper.nissa.sinks.sink import Sink
+from esper.nissa.store import DEFAULT_SINKS, OnAlarm, RunStore, open_store
 from esper.report import report_run
 from esper.runs.checkpoint import GROWING, TRAINING, Checkpoints, Which, Write, resume_command
 from esper.runs.folder import SETTINGS, RunFolder
-from esper.runs.recorded import RecordedRun, carry_out_or_raise
-from esper.simic.training.changes import SettingChanges, change_settings, compare_settings
-from esper.simic.training.config import TrainConfig
-from esper.simic.training.progress import Progress, RoundReport
-from esper.simic.training.recipes import get_recipe
-from esper.simic.training.recording import (
+from esper.runs.record_training import (
     record_changes,
     record_end,
     record_round,
     record_start,
     run_row,
 )
+from esper.runs.recorded import RecordedRun, carry_out_or_raise
+from esper.simic.training.changes import SettingChanges, change_settings, compare_settings
+from esper.simic.training.config import TrainConfig
+from esper.simic.training.progress import Progress, RoundReport
+from esper.simic.training.recipes import get_recipe
 from esper.simic.training.row_source import TaskRows
 from esper.simic.training.trainer import Trainer
 from esper.tamiyo.controllers.policy_file import CHECKPOINT_POLICY, find_policy, save_policy

@@ -96,11 +96,11 @@ def test_what_the_critic_expects_already_is_not_imitated() -> None:
     assert float(loss.detach()) == 0.0
 
 
-def test_success_ends_imitation() -> None:
+def test_paying_off_ends_imitation() -> None:
     agent = make_agent(imitation=ImitationConfig(weight=1.0))
     buffer = collect(agent.policy, rows=3, steps=6)
-    agent.update(buffer, progress=0.0, success=0.0, round=0, rewards=raw(buffer, [3.0, 2.0, 1.0]))
-    losses = [float(agent.imitate(success).detach()) for success in (0.0, 0.25, 0.5)]
+    agent.update(buffer, progress=0.0, paid_off=0.0, round=0, rewards=raw(buffer, [3.0, 2.0, 1.0]))
+    losses = [float(agent.imitate(paid_off).detach()) for paid_off in (0.0, 0.25, 0.5)]
     assert losses[0] > 0
     assert losses[1] == pytest.approx(losses[0] / 2)
     assert losses[2] == 0.0
@@ -109,7 +109,7 @@ def test_success_ends_imitation() -> None:
 def test_without_weight_nothing_is_kept_and_nothing_imitated() -> None:
     agent = make_agent(imitation=ImitationConfig(weight=0.0))
     buffer = collect(agent.policy, rows=3, steps=6)
-    agent.update(buffer, progress=0.0, success=0.0, round=0, rewards=raw(buffer, [3.0, 2.0, 1.0]))
+    agent.update(buffer, progress=0.0, paid_off=0.0, round=0, rewards=raw(buffer, [3.0, 2.0, 1.0]))
     assert len(agent.good_episodes) == 0
     assert float(agent.imitate(0.0)) == 0.0
 
@@ -122,7 +122,7 @@ def test_a_restored_agent_remembers_the_same_episodes() -> None:
     agent.update(
         buffer,
         progress=0.0,
-        success=0.0,
+        paid_off=0.0,
         round=0,
         rewards=raw(buffer, [3.0, 2.0, 1.0]),
         reward_std=torch.tensor(2.0),

@@ -43,7 +43,7 @@ NAMES = ("a", "b", "c", "d")
 
 
 def make_tally() -> Tally:
-    return Tally(ExplorationConfig(success_return=0.0, success_momentum=0.9), NAMES)
+    return Tally(ExplorationConfig(paid_off_return=0.0, paid_off_momentum=0.9), NAMES)
 
 
 def played(number: int, *returns: float, has_twins: bool = False) -> RoundOutcome:
@@ -60,17 +60,17 @@ def played(number: int, *returns: float, has_twins: bool = False) -> RoundOutcom
 def test_nothing_is_known_before_the_first_round() -> None:
     tally = make_tally()
     assert tally.score_rolling is tally.merit_rolling is None
-    assert (tally.env_steps, tally.success, tally.fates) == (0, 0.0, {})
+    assert (tally.env_steps, tally.paid_off, tally.fates) == (0, 0.0, {})
 
 
-def test_success_is_the_first_round_and_then_follows_slowly() -> None:
+def test_what_pays_off_is_the_first_round_and_then_follows_slowly() -> None:
     tally = make_tally()
     tally.add(played(0, 1.0, -1.0))
-    assert tally.success == 0.5
+    assert tally.paid_off == 0.5
     tally.add(played(1, 1.0, 2.0))
-    assert tally.success == pytest.approx(0.9 * 0.5 + 0.1)
+    assert tally.paid_off == pytest.approx(0.9 * 0.5 + 0.1)
     tally.add(played(2, 0.0, 0.0))
-    assert tally.success == pytest.approx(0.9 * 0.55)
+    assert tally.paid_off == pytest.approx(0.9 * 0.55)
 
 
 def test_decisions_and_fates_are_counted_over_all_rounds() -> None:

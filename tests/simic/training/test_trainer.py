@@ -91,7 +91,7 @@ def test_reports_say_where_the_run_stands() -> None:
         assert report.score_rolling == standing.score_rolling
         assert report.merit_rolling == standing.merit_rolling
         assert report.is_best == standing.is_best
-        assert (report.env_steps, report.success) == (tally.env_steps, tally.success)
+        assert (report.env_steps, report.paid_off) == (tally.env_steps, tally.paid_off)
     assert trainer.tally.state_dict() == tally.state_dict()
     assert tally.fates
 
@@ -153,17 +153,17 @@ def test_a_policy_with_too_few_slots_is_refused_before_anything_is_trained() -> 
         Trainer(tiny_config(tasks=("digits",)))
 
 
-def test_a_curriculum_moves_on_by_rounds_and_by_success() -> None:
+def test_a_curriculum_moves_on_by_rounds_and_by_what_pays_off() -> None:
     stages = (
         StageConfig(tasks=("a",), rounds=2),
-        StageConfig(tasks=("b",), success=1e-9),
+        StageConfig(tasks=("b",), paid_off=1e-9),
         StageConfig(tasks=("c",)),
     )
     trainer = make_trainer(rounds=6, curriculum=stages)
     reports = list(trainer.run())
     assert [report.stage for report in reports[:3]] == [0, 0, 1]
     for before, after in itertools.pairwise(reports[2:]):
-        assert after.stage == (2 if before.success > 0 else 1)
+        assert after.stage == (2 if before.paid_off > 0 else 1)
     state = trainer.state_dict()
     other = make_trainer(rounds=6, curriculum=stages)
     other.load_state_dict(state)

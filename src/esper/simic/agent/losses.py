@@ -156,32 +156,32 @@ def entropy_weights(
     return entropy_coefficient(config, progress) * everywhere + bonus * mean_weights(usable)
 
 
-def not_yet(config: PPOConfig, success: float) -> float:
-    """Return the share of the op's curiosity that is left at this rate of success, from 1 to 0."""
-    return remaining(success, config.exploration.success_target)
+def not_yet(config: PPOConfig, paid_off: float) -> float:
+    """Return the share of the op's curiosity that is left at this share of payers, from 1 to 0."""
+    return remaining(paid_off, config.exploration.paid_off_target)
 
 
-def remaining(success: float, target: float) -> float:
-    """Return what is left of something that ends when success reaches a target, from 1 to 0."""
-    return 1.0 - min(max(success / target, 0.0), 1.0)
+def remaining(paid_off: float, target: float) -> float:
+    """Return what is left of something that ends when enough episodes pay off, from 1 to 0."""
+    return 1.0 - min(max(paid_off / target, 0.0), 1.0)
 
 
-def exploration_coefficients(config: PPOConfig, *, success: float, device: torch.device) -> Tensor:
+def exploration_coefficients(config: PPOConfig, *, paid_off: float, device: torch.device) -> Tensor:
     """Return the weight of KL(uniform, policy) of every head, [8].
 
-    Until there is success a seed's choices only ever cost, and the heads would learn whatever keeps
+    Until episodes pay off a seed's choices only ever cost, and the heads would learn whatever keeps
     it from being judged; so every head but the op, which has `curiosity`, is held near uniform.
     """
     exploration = config.exploration
-    sparse = exploration.sparse_curiosity * remaining(success, exploration.sparse_success_target)
+    sparse = exploration.sparse_curiosity * remaining(paid_off, exploration.sparse_paid_off_target)
     coefficients = torch.full((len(HEAD_NAMES),), config.exploration_kl + sparse, device=device)
     coefficients[OP] = config.exploration_kl
     return coefficients
 
 
-def curiosity_weights(config: PPOConfig, usable: Tensor, *, success: float) -> Tensor:
-    """Return the weight of the op's curiosity at every usable step, [R, T]; success ends it."""
-    weight = config.exploration.op_curiosity * not_yet(config, success)
+def curiosity_weights(config: PPOConfig, usable: Tensor, *, paid_off: float) -> Tensor:
+    """Return the weight of the op's curiosity at every usable step, [R, T]; what pays ends it."""
+    weight = config.exploration.op_curiosity * not_yet(config, paid_off)
     return weight * mean_weights(usable.unsqueeze(-1)).squeeze(-1)
 
 

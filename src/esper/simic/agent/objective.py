@@ -104,7 +104,7 @@ def make_targets(
     *,
     scale: Tensor,
     progress: float,
-    success: float,
+    paid_off: float,
     reward_std: Tensor | None = None,
 ) -> Targets:
     """Return what a complete round teaches.
@@ -118,7 +118,7 @@ def make_targets(
         config: the learner's constants.
         scale: what the critic's values are multiplied by to be rewards.
         progress: share of the training that is done.
-        success: share of episodes that succeed by now.
+        paid_off: share of episodes that pay off by now.
         reward_std: what raw rewards and potentials are divided by; 1 by default.
     """
     batch = buffer.batch()
@@ -159,10 +159,10 @@ def make_targets(
         entropy_weights=entropy_weights(
             config, batch.valid, batch.free, batch.available, progress=progress
         ),
-        curiosity_weights=curiosity_weights(config, usable, success=success),
+        curiosity_weights=curiosity_weights(config, usable, paid_off=paid_off),
         exploration_weights=mean_weights(could_use),
         exploration_coefficients=exploration_coefficients(
-            config, success=success, device=usable.device
+            config, paid_off=paid_off, device=usable.device
         ),
         floor_counts=could_use,
     )

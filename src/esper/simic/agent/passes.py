@@ -53,7 +53,7 @@ class Passes:
         batch: the round.
         targets: what it teaches.
         progress: share of the training that is done.
-        success: running share of episodes that succeed.
+        paid_off: running share of episodes that pay off.
     """
 
     def __init__(
@@ -63,12 +63,12 @@ class Passes:
         targets: Targets,
         *,
         progress: float,
-        success: float,
+        paid_off: float,
     ) -> None:
         """Prepare the objective; nothing is scored yet."""
         self._agent, self._config, self._network = agent, agent.config, agent.network
         self._batch, self._targets = batch, targets
-        self._progress, self._success = progress, success
+        self._progress, self._paid_off = progress, paid_off
         self._reference = agent.op_reference
         self._objective = Objective(agent.config, progress, agent.device)
         self._count = min(agent.config.minibatches, batch.rows)
@@ -135,7 +135,7 @@ class Passes:
         old = _rows(self._old, rows)
         share = 1.0 if rows is None else len(rows) / self._batch.rows
         losses = self._objective(scored, old, targets, share)
-        loss = losses.total + self._agent.imitate(self._success, part, self._count)
+        loss = losses.total + self._agent.imitate(self._paid_off, part, self._count)
         self._latest.write(rows, scored)
         kl = self._kl(scored.log_probs.detach() - old, _rows(self._usable, rows))
         moved, total = torch.stack([kl, loss.detach()]).tolist()
@@ -308,8 +308,8 @@ class Passes:
             **describe_round(self._batch, self._targets, scale),
             "learning_rate": learning_rate(config, self._progress),
             "entropy_coef": entropy_coefficient(config, self._progress),
-            "op_entropy_coef": config.exploration.op_curiosity * not_yet(config, self._success),
-            "success": self._success,
+            "op_entropy_coef": config.exploration.op_curiosity * not_yet(config, self._paid_off),
+            "paid_off_rolling": self._paid_off,
             "feedback_dependence": self._feedback,
             "obs_clamp_share": self._clamp_share(),
             "nonfinite": len(self.nonfinite),

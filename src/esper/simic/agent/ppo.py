@@ -90,7 +90,7 @@ class PPOAgent:
         """Times that heads were started afresh."""
         self.norms = GradientNorms(self.optimizer)
         self.good_episodes = GoodEpisodes(
-            config.imitation.capacity, config.exploration.success_return, self.device
+            config.imitation.capacity, config.exploration.paid_off_return, self.device
         )
         """The best episodes so far."""
         self._reward_std = torch.ones((), device=self.device)
@@ -104,7 +104,7 @@ class PPOAgent:
         buffer: TamiyoRolloutBuffer,
         *,
         progress: float,
-        success: float,
+        paid_off: float,
         round: int,
         rewards: Tensor | None = None,
         reward_std: Tensor | None = None,
@@ -114,7 +114,7 @@ class PPOAgent:
         Args:
             buffer: the round; every row has terminated or was truncated.
             progress: share of the training that is done, from 0 to 1.
-            success: running share of episodes that succeed, from 0 to 1.
+            paid_off: running share of episodes that pay off, from 0 to 1.
             round: number of the round, which the order of rows is drawn from.
             rewards: float32 [R, T], raw, by which good episodes are told; the buffer's by default.
             reward_std: what raw rewards are divided by now; 1 by default.
@@ -135,7 +135,7 @@ class PPOAgent:
                 self.config,
                 scale=old_scale,
                 progress=progress,
-                success=success,
+                paid_off=paid_off,
                 reward_std=reward_std,
             )
             wrong = targets.nonfinite()
@@ -151,7 +151,7 @@ class PPOAgent:
         set_learning_rate(self.optimizer, self.config, progress)
         order = generator(self.seed, "minibatches", round)
         with _tensor_cores(self.device):
-            passes = Passes(self, batch, targets, progress=progress, success=success)
+            passes = Passes(self, batch, targets, progress=progress, paid_off=paid_off)
             if wrong:
                 passes.nonfinite += [NonFinite(0, name) for name in wrong]
             else:
@@ -161,15 +161,15 @@ class PPOAgent:
         report.seconds = time.perf_counter() - started
         return report
 
-    def imitate(self, success: float, part: int = 0, parts: int = 1) -> Tensor:
+    def imitate(self, paid_off: float, part: int = 0, parts: int = 1) -> Tensor:
         """Return the loss of doing again what the best episodes did; 0 where there are none.
 
         Args:
-            success: running share of episodes that succeed.
+            paid_off: running share of episodes that pay off.
             part: which part of the kept episodes to look at.
             parts: how many parts there are.
         """
-        weight = self.config.imitation.weight * not_yet(self.config, success)
+        weight = self.config.imitation.weight * not_yet(self.config, paid_off)
         if weight <= 0 or not len(self.good_episodes):
             return torch.zeros((), device=self.device)
         return weight * self.good_episodes.loss(

@@ -32,8 +32,8 @@ class RoundReport:
     """The episodes."""
     update: UpdateReport
     """The learner's own report."""
-    success: float
-    """Running share of episodes that paid, after this round."""
+    paid_off: float
+    """Running share of episodes that paid off, after this round."""
     score_rolling: float
     """Mean final score of the last ten rounds."""
     merit_rolling: float
@@ -164,7 +164,7 @@ class Tally:
     """Adds up finished rounds.
 
     Args:
-        exploration: says what a success is, and how fast its share follows the rounds.
+        exploration: says which episodes pay off, and how fast their share follows the rounds.
         blueprint_names: names of the blueprints, in action order.
     """
 
@@ -173,8 +173,8 @@ class Tally:
         self._exploration, self._blueprint_names = exploration, tuple(blueprint_names)
         self.env_steps = 0
         """Decisions of all rows."""
-        self.success = 0.0
-        """Running share of episodes that paid."""
+        self.paid_off = 0.0
+        """Running share of episodes that paid off."""
         self.fates: dict[str, dict[str, int]] = {}
         """Seeds germinated, fossilized and pruned, by blueprint."""
         self._merits: list[float] = []
@@ -194,7 +194,7 @@ class Tally:
     def add(self, outcome: RoundOutcome) -> Standing:
         """Count a finished round; return where the run stands after it."""
         self.env_steps += outcome.env_steps
-        self._follow_success(outcome)
+        self._follow_paid_off(outcome)
         self._count_fates(outcome)
         gain = outcome.gain_mean
         _push(self._scores, outcome.score_mean)
@@ -210,7 +210,7 @@ class Tally:
         """Return all counts as plain data."""
         return {
             "env_steps": self.env_steps,
-            "success": self.success,
+            "paid_off": self.paid_off,
             "merits": list(self._merits),
             "scores": list(self._scores),
             "best": None if math.isinf(self._best) else self._best,
@@ -219,17 +219,17 @@ class Tally:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned; other entries are left alone."""
-        self.env_steps, self.success = int(state["env_steps"]), float(state["success"])
+        self.env_steps, self.paid_off = int(state["env_steps"]), float(state["paid_off"])
         self._merits, self._scores = list(state["merits"]), list(state["scores"])
         self._best = -math.inf if state["best"] is None else float(state["best"])
         self.fates = {name: dict(counts) for name, counts in state["fates"].items()}
 
-    def _follow_success(self, outcome: RoundOutcome) -> None:
+    def _follow_paid_off(self, outcome: RoundOutcome) -> None:
         exploration = self._exploration
-        share = float((outcome.returns > exploration.success_return).double().mean())
+        share = float((outcome.returns > exploration.paid_off_return).double().mean())
         # The first round has no share before it to be averaged with.
-        keep = exploration.success_momentum if outcome.round else 0.0
-        self.success = keep * self.success + (1.0 - keep) * share
+        keep = exploration.paid_off_momentum if outcome.round else 0.0
+        self.paid_off = keep * self.paid_off + (1.0 - keep) * share
 
     def _count_fates(self, outcome: RoundOutcome) -> None:
         for name, counts in outcome.blueprint_fates(self._blueprint_names).items():

@@ -166,7 +166,7 @@ class Rollout:
         self._is_done = False
         self._decided = 0
         self.reward.reset(self._signals)
-        self._traces.keep_state(self._signals, self._twin_at(self._signals))
+        self._keep_state(self._signals, self._twin_at(self._signals))
 
     def step(self) -> Tensor:
         """Let every row decide and live one epoch; return what was decided, int64 [R]."""
@@ -306,6 +306,10 @@ class Rollout:
             head: torch.where(active, chosen, self._wait[head]) for head, chosen in decided.items()
         }
 
+    def _keep_state(self, signals: Signals, twin_scores: Tensor) -> None:
+        panics = self.environment.panics().to(self.device)
+        self._traces.keep_state(signals, twin_scores, panics)
+
     def _normalized(self, reward: Tensor, transition: Transition) -> Tensor:
         """Return the reward on the learner's scale; what a rollback costs teaches no scale."""
         return self.reward_normalizer(
@@ -336,7 +340,7 @@ class Rollout:
         )
         if paid.potential is not None:
             self._potential = paid.potential.to(torch.float32)
-        self._traces.keep_state(after, transition.twin_after)
+        self._keep_state(after, transition.twin_after)
         self._active = active & ~ended
         if is_cut:
             self._bootstrap(truncated)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from esper.leyline.actions import Actions
 from esper.leyline.blueprints import BUILTIN_BLUEPRINTS
@@ -48,6 +49,10 @@ class Environment(Protocol):
 
     def masks(self) -> Masks:
         """Return what is legal now."""
+        ...
+
+    def panics(self) -> Tensor:
+        """Return int64 [R]: why the governor took a row back in the last epoch, a `Panic`."""
         ...
 
     def snapshot(self) -> dict[str, Any]:

@@ -186,7 +186,7 @@ class Trainer:
         update = self.agent.update(
             self.buffer,
             progress=self.round / self.config.rounds,
-            success=self.tally.success,
+            paid_off=self.tally.paid_off,
             round=self.round,
             rewards=outcome.decisions["reward"],
             reward_std=self.reward_normalizer.std,
@@ -200,7 +200,7 @@ class Trainer:
             env_steps=self.tally.env_steps,
             outcome=outcome,
             update=update,
-            success=self.tally.success,
+            paid_off=self.tally.paid_off,
             score_rolling=standing.score_rolling,
             merit_rolling=standing.merit_rolling,
             is_best=standing.is_best,
@@ -216,7 +216,7 @@ class Trainer:
         self.round += 1
         self._in_round = False
         self._twin_seconds = 0.0
-        self.curriculum.add_round(self.tally.success)
+        self.curriculum.add_round(self.tally.paid_off)
         return self._progress("update", 1, 1, updated, report=report)
 
     def _evaluate(self) -> Evaluation | None:

@@ -145,7 +145,7 @@ class Problem(ABC):
         if len(command.op) != self.rows:
             raise UsageError(f"{self.rows} rows need as many actions, got {len(command.op)}")
         before, now = group.state, group.tracker.epoch - 1
-        done = group.act(command).success
+        done = group.act(command).took_effect
         slot = command.slot.clamp(0, self.num_slots - 1)
         germinated = done & (command.op == int(LifecycleOp.GERMINATE))
         fossilized = done & (command.op == int(LifecycleOp.FOSSILIZE))
@@ -181,6 +181,10 @@ class Problem(ABC):
     def masks(self) -> Masks:
         """Return what is legal now."""
         return self.group.masks()
+
+    def panics(self) -> Tensor:
+        """Return int64 [R]: why the governor took a row back in the last epoch, a `Panic`."""
+        return self.group.panic
 
     def snapshot(self) -> dict[str, Any]:
         """Return the state of every row as plain data and tensors."""

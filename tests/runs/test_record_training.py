@@ -106,8 +106,8 @@ def test_the_reward_is_the_sum_of_its_recorded_terms(recorded: Recorded) -> None
     rows = recorded.rows("decisions")
     assert len(rows) == 2 * 2 * 9
     for row in rows:
-        terms = [row.reward_gain, row.reward_rent, row.reward_terminal, row.reward_rollback]
-        assert row.reward == pytest.approx(sum(terms), abs=1e-5)
+        assert {"gain", "rent", "terminal", "rollback"} == set(row.reward_terms)
+        assert row.reward == pytest.approx(sum(row.reward_terms.values()), abs=1e-5)
     per_episode = {(row.round, row.row): row.episodic_return for row in recorded.rows("episodes")}
     for key in {(row.round, row.row) for row in rows}:
         total = sum(row.reward for row in rows if (row.round, row.row) == key)
@@ -126,7 +126,7 @@ def test_a_decision_names_what_it_used_and_nothing_else(recorded: Recorded) -> N
         assert 0.0 < row.confidence_op <= 1.0
         assert row.valid_op >= 1
         assert row.forced == (row.valid_op == 1)
-        assert row.effective_op == (row.op if row.success else "WAIT")
+        assert row.effective_op == (row.op if row.took_effect else "WAIT")
         assert set(row.alternatives) <= {"op", "slot", "blueprint", "style", "tempo"} | {
             "alpha_target",
             "alpha_speed",
@@ -147,7 +147,7 @@ def test_epochs_begin_with_the_one_before_the_first_decision(recorded: Recorded)
 
 def test_the_swim_lanes_follow_the_decisions(recorded: Recorded) -> None:
     germinations = [
-        row for row in recorded.rows("decisions") if row.op == "GERMINATE" and row.success
+        row for row in recorded.rows("decisions") if row.op == "GERMINATE" and row.took_effect
     ]
     assert germinations
     for decision in germinations:
@@ -162,12 +162,19 @@ def test_the_swim_lanes_follow_the_decisions(recorded: Recorded) -> None:
         assert lane[0].blueprint == decision.blueprint
         assert lane[0].entered
         assert lane[0].age == 1
+        # What the score did since the decision, which stands at the end of its epoch.
+        (before, after) = (
+            recorded.rows("epochs", round=decision.round, row=decision.row, step=step)[0]
+            for step in (decision.step, decision.step + 1)
+        )
+        gained = after.val_score - before.val_score
+        assert lane[0].improvement == pytest.approx(gained, abs=1e-4)
 
 
 def test_every_seed_has_one_life(recorded: Recorded) -> None:
     decisions = recorded.rows("decisions")
     seeds = recorded.rows("seeds")
-    born = [row for row in decisions if row.op == "GERMINATE" and row.success]
+    born = [row for row in decisions if row.op == "GERMINATE" and row.took_effect]
     assert len(seeds) == len(born)
     for decision in born:
         (seed,) = [
@@ -179,7 +186,7 @@ def test_every_seed_has_one_life(recorded: Recorded) -> None:
         assert seed.blueprint == decision.blueprint
         assert seed.parameters > 0
         assert (seed.ended is None) == (seed.fate not in ("fossilized", "pruned"))
-    fossils = [row for row in decisions if row.op == "FOSSILIZE" and row.success]
+    fossils = [row for row in decisions if row.op == "FOSSILIZE" and row.took_effect]
     assert sum(seed.fate == "fossilized" for seed in seeds) == len(fossils)
 
 

@@ -5,7 +5,10 @@ from pathlib import Path
 
 import esper
 from esper.growth.build import task_config, task_run
-from esper.growth.recording import (
+from esper.growth.run import GrowthRun
+from esper.leyline.records import ModuleRecord
+from esper.nissa import open_store, read_history
+from esper.runs.record_growing import (
     record_end,
     record_history,
     record_interruption,
@@ -13,9 +16,6 @@ from esper.growth.recording import (
     record_start,
     run_row,
 )
-from esper.growth.run import GrowthRun
-from esper.leyline.records import ModuleRecord
-from esper.nissa import open_store, read_history
 from esper.tasks import get_task
 
 

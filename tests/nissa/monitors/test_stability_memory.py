@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from esper.nissa.monitors import MONITORS
-from esper.nissa.monitors.memory import (
+from esper.nissa.monitors.stability import (
     check_gpu_memory,
     check_lstm_drift,
     check_lstm_rms,

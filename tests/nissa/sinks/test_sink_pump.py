@@ -12,8 +12,8 @@ from esper.nissa import open_store, query_run
 from esper.nissa.columns import Row
 from esper.nissa.schema import AlarmRow, EpochRow, RunRow
 from esper.nissa.sinks import SinkContext
-from esper.nissa.sinks import pump as module
-from esper.nissa.sinks.pump import SinkPump
+from esper.nissa.sinks import sink as module
+from esper.nissa.sinks.sink import SinkPump
 from tests.nissa.telling import run_row
 
 CONTEXT = SinkContext(folder=Path(), run=RunRow(), is_resumed=False, cursor=None)
@@ -61,7 +61,7 @@ def test_a_failing_sink_is_reported_once_and_the_run_goes_on(
     sink = Failing(where, error)
     with open_store(tmp_path, run_row(), sinks=[sink], on_alarm=heard.append) as store:
         for step in range(1, 6):
-            store.epoch(step=step)
+            store.write(EpochRow(step=step))
             assert store.watermark()["number"] == step
         store.finish("finished")
     assert query_run(tmp_path, "SELECT COUNT(*) FROM epochs").rows == [(5,)]
@@ -78,7 +78,7 @@ def test_a_failing_sink_is_reported_once_and_the_run_goes_on(
 def test_a_sink_that_fails_at_the_very_end_harms_nothing(tmp_path: Path) -> None:
     sink = Failing("close", RuntimeError("late"))
     with open_store(tmp_path, run_row(), sinks=[sink]) as store:
-        store.epoch(step=1)
+        store.write(EpochRow(step=1))
         store.finish("finished")
     assert query_run(tmp_path, "SELECT status FROM runs").rows == [("finished",)]
     assert query_run(tmp_path, "SELECT COUNT(*) FROM alarms").rows == [(1,)]
@@ -88,7 +88,7 @@ def test_one_failing_sink_does_not_touch_another(tmp_path: Path) -> None:
     good = Failing("never")
     with open_store(tmp_path, run_row(), sinks=[Failing("write", ValueError()), good]) as store:
         for step in range(5):
-            store.epoch(step=step)
+            store.write(EpochRow(step=step))
             store.flush()
     assert good.calls.count("write") >= 1
     assert good.calls[-1] == "close"

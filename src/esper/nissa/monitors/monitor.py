@@ -1,8 +1,13 @@
-"""What a monitor is, the one table of them, and the window of records every monitor looks at."""
+"""What a monitor is, the one table of them, the records they look at, and the watch that runs them.
+
+An alarm is raised when a finding appears or changes its severity, and cleared when it is gone;
+it is not repeated meanwhile. After a resume, what is active is read from the store.
+"""
 
 from __future__ import annotations
 
 import math
+import sqlite3
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,7 +15,9 @@ from typing import Literal
 
 from esper.leyline.registry import Registry
 from esper.nissa.columns import Row
+from esper.nissa.inserts import read_records
 from esper.nissa.schema import (
+    AlarmRow,
     EpisodeRow,
     EpochRow,
     RoundRow,
@@ -184,3 +191,89 @@ def is_latched(values: Series, *, enter: float, leave: float, consecutive: int) 
             below = below + 1 if value < enter else 0
             latched = below >= consecutive
     return latched
+
+
+_Key = tuple[str, str | None]
+
+
+class Watch:
+    """Looks at every record of one run."""
+
+    def __init__(self, run: RunRow | None = None) -> None:
+        """Start with nothing recorded and all quiet."""
+        self._recent = Recent(run)
+        self._active: dict[_Key, str] = {}
+        self._monitors: dict[type[Row], list[Monitor]] = {}
+        for name in MONITORS.names():
+            monitor = MONITORS.get(name)
+            self._monitors.setdefault(monitor.reads, []).append(monitor)
+
+    def observe(self, record: Row) -> list[AlarmRow]:
+        """Take in a record and return the alarms it sets off."""
+        self._recent.add(record)
+        alarms: list[AlarmRow] = []
+        if isinstance(record, UpdateRow) and not record.is_last:
+            return alarms
+        for monitor in self._monitors.get(type(record), ()):
+            found = list(monitor.check(self._recent))
+            if monitor.is_event:
+                alarms += [_alarm(monitor, finding, record) for finding in found]
+            else:
+                alarms += self._compare(monitor, found, record)
+        return alarms
+
+    def load(self, connection: sqlite3.Connection) -> None:
+        """Take in what a store holds already, without alarms."""
+        for table in ("rounds", "updates", "update_heads", "episodes"):
+            condition = f'WHERE round > (SELECT MAX(round) FROM "{table}") - {WINDOW}'
+            for record in read_records(connection, table, condition):
+                self._recent.add(record)
+        last = f"WHERE id > (SELECT MAX(id) FROM epochs) - {WINDOW}"
+        for record in read_records(connection, "epochs", last):
+            self._recent.add(record)
+        for alarm in read_records(connection, "alarms", "WHERE volatile = 0"):
+            assert isinstance(alarm, AlarmRow)
+            key = (str(alarm.monitor), alarm.subject)
+            if alarm.state == "cleared":
+                self._active.pop(key, None)
+            elif str(alarm.monitor) in MONITORS and not MONITORS.get(str(alarm.monitor)).is_event:
+                self._active[key] = str(alarm.severity)
+
+    def _compare(self, monitor: Monitor, found: list[Finding], record: Row) -> list[AlarmRow]:
+        alarms = []
+        now = {finding.subject: finding for finding in found}
+        for subject, finding in now.items():
+            key = (monitor.name, subject)
+            if self._active.get(key) != finding.severity:
+                self._active[key] = finding.severity
+                alarms.append(_alarm(monitor, finding, record))
+        gone = [key for key in self._active if key[0] == monitor.name and key[1] not in now]
+        for key in gone:
+            quiet = Finding(
+                severity="info",
+                subject=key[1],
+                message=f"{monitor.name}{f' ({key[1]})' if key[1] else ''} is over",
+            )
+            del self._active[key]
+            alarms.append(_alarm(monitor, quiet, record, state="cleared"))
+        return alarms
+
+
+def _alarm(monitor: Monitor, finding: Finding, record: Row, *, state: str = "raised") -> AlarmRow:
+    place = {
+        name: getattr(record, name)
+        for name in ("round", "row", "step")
+        if name in type(record).__dataclass_fields__
+    }
+    return AlarmRow(
+        **place,
+        volatile=monitor.is_volatile,
+        monitor=monitor.name,
+        severity=finding.severity,
+        state=state,
+        subject=finding.subject,
+        value=finding.value,
+        threshold=finding.threshold,
+        message=finding.message,
+        advice=monitor.advice if state == "raised" else None,
+    )

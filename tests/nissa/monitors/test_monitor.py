@@ -8,7 +8,7 @@ import pytest
 from esper.leyline.errors import UsageError
 from esper.nissa.columns import TABLE_OF
 from esper.nissa.monitors import MONITORS, Finding, register_monitor
-from esper.nissa.monitors.table import (
+from esper.nissa.monitors.monitor import (
     WINDOW,
     Recent,
     findings,

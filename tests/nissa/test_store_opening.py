@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from esper.nissa import StoreError, open_store, query_run
+from esper.nissa.schema import EpochRow
 from tests.nissa.telling import hold_lock, run_row
 
 
@@ -15,7 +16,7 @@ def test_a_second_writer_is_refused_by_name(tmp_path: Path) -> None:
     with open_store(tmp_path, run_row(), sinks=()) as store:
         with pytest.raises(StoreError, match=rf"another process \(process {os.getpid()}\)"):
             open_store(tmp_path, run_row(), resume=True)
-        store.epoch(step=1)
+        store.write(EpochRow(step=1))
     assert query_run(tmp_path, "SELECT COUNT(*) FROM epochs").rows == [(1,)]
 
 
@@ -57,7 +58,7 @@ print(query_run(folder, "SELECT COUNT(*) FROM epochs").rows)
 def test_a_read_only_folder_is_one_clear_line_and_can_still_be_read(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with open_store(folder, run_row(), sinks=()) as store:
-        store.epoch(step=1)
+        store.write(EpochRow(step=1))
     # Whoever is not the owner must be able to get there.
     ways = [path for path in (tmp_path, *tmp_path.parents) if path.stat().st_uid == os.getuid()]
     modes = {path: path.stat().st_mode for path in ways}

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from esper.leyline.actions import HEAD_NAMES, HEAD_SIZES
-from esper.nissa.monitors.entropy import (
+from esper.nissa.monitors.policy import (
     COLLAPSE_OTHER,
     NATS,
     check_entropy,

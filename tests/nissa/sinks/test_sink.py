@@ -11,7 +11,7 @@ from esper.nissa import open_store, register_sink
 from esper.nissa.columns import Row
 from esper.nissa.schema import EpochRow
 from esper.nissa.sinks import SINKS, SinkContext
-from esper.nissa.sinks.contract import make_sink
+from esper.nissa.sinks.sink import make_sink
 from tests.nissa.telling import run_row
 
 
@@ -50,9 +50,9 @@ def test_a_third_party_adds_a_sink_by_one_decorator(tmp_path: Path) -> None:
 
     try:
         with open_store(tmp_path, run_row(), sinks=["remembering"]) as store:
-            store.epoch(step=1, val_score=3.0)
+            store.write(EpochRow(step=1, val_score=3.0))
             mark = store.watermark()
-            store.epoch(step=2)
+            store.write(EpochRow(step=2))
             store.finish("finished")
     finally:
         SINKS.unregister("remembering")
@@ -67,7 +67,7 @@ def test_a_third_party_adds_a_sink_by_one_decorator(tmp_path: Path) -> None:
 
 def test_a_resumed_sink_gets_its_cursor_back(tmp_path: Path) -> None:
     with open_store(tmp_path, run_row(), sinks=[Remembering()]) as store:
-        store.epoch(step=1)
+        store.write(EpochRow(step=1))
         mark = store.watermark()
     again = Remembering()
     open_store(tmp_path, run_row(), resume=mark, sinks=[again]).close()

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from esper.simic.training.detail import detail_columns
+from esper.runs.record_training import detail_columns
 from esper.simic.training.outcome import RoundOutcome
 from esper.testing.problems.graded import GradedProblem
 from tests.simic.training.test_trainer import make_trainer
