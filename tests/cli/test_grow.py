@@ -693,6 +693,7 @@ def test_a_full_disk_ends_the_run_with_one_line_and_the_last_checkpoint(
     assert len(history_of(tmp_path / "run")) == 1
 
 
+@pytest.mark.filterwarnings("default:epoch")
 def test_a_loss_that_keeps_exploding_ends_the_run_with_one_line(command: Command) -> None:
     said = command(
         *FAST, "--epochs", 3, "--learning-rate", 1e30, "--controller", "wait", "--out", "run"

@@ -274,6 +274,21 @@ class ImaginedHosts:
         self.live()
 
     @property
+    def lifecycle(self) -> LifecycleConfig:
+        """The constants of a seed's life."""
+        return self.group.config.lifecycle
+
+    @property
+    def enabled(self) -> Tensor:
+        """Bool [R, S], the slots in use."""
+        return self.group.enabled
+
+    @property
+    def fits(self) -> Tensor:
+        """Bool [R, S, B], the blueprints that may be germinated."""
+        return self.group.fits
+
+    @property
     def state(self) -> SlotState:
         """The lifecycle of every host."""
         return self.group.state

@@ -415,7 +415,7 @@ def test_masks_on_a_device_are_those_on_the_cpu() -> None:
         hosts.step(hosts.random_actions(prune_chance=0.1))
     actions = hosts.random_actions()
     ours = heads_mask(hosts.masks(), actions["op"], actions["slot"])
-    on_gpu = compute_action_masks(hosts.signals().to("cuda"), hosts.group.fits.to("cuda"))
+    on_gpu = compute_action_masks(hosts.signals().to("cuda"), hosts.fits.to("cuda"))
     op, slot = actions["op"].to("cuda"), actions["slot"].to("cuda")
     # Tables go to the device once, and wait for it.
     heads_mask(on_gpu, op, slot), base_mask(on_gpu), available_heads(on_gpu), causal_heads(op)
