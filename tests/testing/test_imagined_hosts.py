@@ -3,7 +3,7 @@ import torch
 from esper.kasmina.lifecycle import Outcome
 from esper.leyline.actions import LifecycleOp
 from esper.leyline.stages import SeedStage
-from esper.tamiyo.policy.checks import check_signals
+from esper.tamiyo.policy.layout import check_signals
 from esper.testing.imagined import ImaginedHosts, middle_aged_hosts
 
 

@@ -9,8 +9,8 @@ from dataclasses import asdict
 from typing import Any
 
 from esper.bench.table import EXTRACTION, PHASES, POLICY, RATES, UPDATE, Column
+from esper.cli.main import Parser
 from esper.cli.output import err_console, out_console, print_json, safe
-from esper.cli.parser import Parser
 from esper.leyline.errors import UsageError
 
 _STRATEGIES = ("sequential", "stacked", "workers")

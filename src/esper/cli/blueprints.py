@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from esper.cli.main import Parser
 from esper.cli.output import name_width, out_console, print_json, safe
-from esper.cli.parser import Parser
 
 _WIDTHS = (8, 64)
 

@@ -7,8 +7,8 @@ import importlib.util
 import os
 from typing import Any
 
+from esper.cli.main import Parser
 from esper.cli.output import out_console, print_json, safe
-from esper.cli.parser import Parser
 
 _EXTRAS = {"export": ("onnx", "onnxscript"), "wandb": ("wandb",)}
 

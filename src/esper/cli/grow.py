@@ -7,8 +7,8 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from esper.cli.main import Parser
 from esper.cli.output import err_console, out_console, points, print_json, safe
-from esper.cli.parser import Parser
 
 _EPILOG = """\
 examples:

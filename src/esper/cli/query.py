@@ -9,8 +9,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from esper.cli.main import Parser
 from esper.cli.output import err_console, out_console, print_json, safe
-from esper.cli.parser import Parser
 
 _EPILOG = """\
 examples:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from esper.cli.main import Parser
 from esper.cli.output import out_console, print_json, safe
-from esper.cli.parser import Parser
 
 _EPILOG = """\
 examples:

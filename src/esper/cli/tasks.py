@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from esper.cli.main import Parser
 from esper.cli.output import name_width, out_console, print_json, safe
-from esper.cli.parser import Parser
 
 _COLUMNS = ("task", "host", "parameters", "input", "slots", "data", "what it is")
 _WIDE = 110

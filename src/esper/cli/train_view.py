@@ -17,7 +17,7 @@ from rich.text import Text
 
 from esper.cli.output import safe
 from esper.cli.view import LiveView, alarm_line, sparkline
-from esper.nissa.monitors.bands import light
+from esper.nissa.monitors.monitor import light
 from esper.nissa.schema import AlarmRow
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Iterator
 
 from esper.nissa.columns import TABLES, VIEWS, Column, Table, View
-from esper.nissa.metrics import METRICS, TERMS
 from esper.nissa.monitors import BANDS, MONITORS
 from esper.nissa.schema import SCHEMA_VERSION, UpdateHeadRow
+from esper.nissa.sinks.sink import METRICS, TERMS
 
 _INTRODUCTION = f"""\
 # Telemetry

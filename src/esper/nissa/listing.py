@@ -16,9 +16,8 @@ from typing import Any, Literal
 
 from esper.leyline.errors import UsageError
 from esper.nissa.columns import TABLES
-from esper.nissa.database import LOCK_FILE, STORE_FILE, StoreError, connect_reader
+from esper.nissa.database import LOCK_FILE, STORE_FILE, StoreError, connect_reader, is_locked
 from esper.nissa.inserts import decode
-from esper.nissa.lock import is_locked
 from esper.nissa.query import restrict
 
 State = Literal["running", "interrupted", "finished", "damaged"]

@@ -30,12 +30,12 @@ from esper.nissa.database import (
     LOCK_FILE,
     STORE_FILE,
     StoreError,
+    WriterLock,
     cannot,
     connect_writer,
     create_database,
 )
 from esper.nissa.inserts import Columns
-from esper.nissa.lock import WriterLock
 from esper.nissa.monitors import Watch
 from esper.nissa.schema import AlarmRow, EpochRow, EventKind, EventRow, RunRow
 from esper.nissa.sinks.sink import Sink, SinkContext, SinkPump, make_sink

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from esper.report.page import render_report
 from esper.report.picture import growth_picture
-from esper.report.shell import write_report
 from esper.report.stored import render_run, report_run
+from esper.report.style import write_report
 
 __all__ = ["growth_picture", "render_report", "render_run", "report_run", "write_report"]

@@ -6,9 +6,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from esper.leyline.records import ModuleRecord, SlotRecord
+from esper.report.markup import (
+    counted,
+    element,
+    escaped,
+    format_count,
+    format_number,
+    label,
+    shortened,
+    tooltip,
+    visible,
+)
 from esper.report.style import FONT, MARGIN, PICTURE_STYLE, ROW, STAGE_CLASSES, WIDTH
-from esper.report.svg import element, label, tooltip
-from esper.report.text import counted, escaped, format_count, format_number, shortened, visible
 
 NAMESPACE = "http://www.w3.org/2000/svg"
 TITLE = "The network and what grew in it"

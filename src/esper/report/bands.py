@@ -7,18 +7,19 @@ from collections.abc import Iterator, Sequence
 from esper.leyline.records import SeedRecord
 from esper.report.frame import LANE_SCALE, Frame
 from esper.report.labels import Placed, Wish, place_labels, text_width
-from esper.report.lanes import Lane, StageRun
-from esper.report.marks import draw_marks
-from esper.report.style import MARGIN, ROW, STAGE_CLASSES, WIDTH
-from esper.report.svg import element, label, tooltip
-from esper.report.text import (
+from esper.report.lanes import Lane, StageRun, draw_marks
+from esper.report.markup import (
     NOT_MEASURED,
+    element,
     escaped,
     format_contribution,
     format_number,
+    label,
     shortened,
+    tooltip,
     visible,
 )
+from esper.report.style import MARGIN, ROW, STAGE_CLASSES, WIDTH
 
 BAND = 46.0
 """Height of a band at alpha 1."""

@@ -6,12 +6,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from esper.leyline.records import EpochRecord
+from esper.report.chart import Point, draw_path, known_points, make_point
 from esper.report.frame import AXIS_NAME, LANE_SCALE, Frame
 from esper.report.labels import text_width
-from esper.report.paths import Point, draw_path, known_points, make_point
+from esper.report.markup import (
+    Scale,
+    element,
+    format_number,
+    label,
+    round_ticks,
+    tick_labels,
+    tooltip,
+)
 from esper.report.style import MARGIN, ROW
-from esper.report.svg import Scale, element, label, round_ticks, tick_labels, tooltip
-from esper.report.text import format_number
 
 HEIGHT = 280.0
 _TICKS = 6

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from esper.leyline.records import EpochRecord
+from esper.report.markup import Scale, element, label, round_ticks, tick_labels
 from esper.report.style import MARGIN, WIDTH
-from esper.report.svg import Scale, element, label, round_ticks, tick_labels
 
 AXIS_NAME = "epoch"
 LANE_SCALE = "α 1"

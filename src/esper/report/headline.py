@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from esper.leyline.records import EpochRecord, RunSummary, SeedRecord
-from esper.report.shell import render_tiles
-from esper.report.text import (
+from esper.report.markup import (
     counted,
     decimals_for,
     escaped,
@@ -17,6 +16,7 @@ from esper.report.text import (
     shortened,
     visible,
 )
+from esper.report.style import render_tiles
 
 _MOST_KEPT_NAMED = 4
 _NAME_LENGTH = 60

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from esper.report.markup import width_in_em
 from esper.report.style import FONT
-from esper.report.text import width_in_em
 
 _GAP = 10.0
 

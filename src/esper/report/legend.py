@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from esper.report.marks import SHAPES, draw_mark, op_words
+from esper.report.lanes import SHAPES, draw_mark, op_words
+from esper.report.markup import element, label
 from esper.report.style import LEGEND_STAGES, MARGIN, ROW, WIDTH
-from esper.report.svg import element, label
 
 _SYMBOL = 26.0
 _COLUMNS = 3

@@ -6,14 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from esper.leyline.records import EpochRecord, ModuleRecord, RunSummary, SeedRecord, seed_records
-from esper.report.alarms import AlarmGroup
 from esper.report.architecture import draw_architecture
 from esper.report.headline import heading, read_outcome, render_figures, render_lead
-from esper.report.origin import About, found_sections, origin_sections, recorded_section
+from esper.report.markup import escaped, format_count
+from esper.report.origin import About, AlarmGroup, found_sections, origin_sections, recorded_section
 from esper.report.picture import DEFAULT_TITLE, draw_picture
-from esper.report.shell import render_page, section
+from esper.report.style import render_page, section
 from esper.report.tables import render_decisions, render_seeds
-from esper.report.text import escaped, format_count
 
 _CAPTION = (
     "An epoch reaches from the number before it to its own, so a decision stands where its effect "

@@ -11,16 +11,18 @@ from esper.report.curve import draw_caption, draw_curves, read_curves
 from esper.report.frame import frame_for
 from esper.report.lanes import MOST_LANES, Lane, read_lanes
 from esper.report.legend import draw_legend
-from esper.report.style import MARGIN, PICTURE_STYLE, ROW, WIDTH
-from esper.report.svg import element, label, tooltip
-from esper.report.text import (
+from esper.report.markup import (
     counted,
+    element,
     escaped,
     format_contribution,
     format_number,
+    label,
     shortened,
+    tooltip,
     visible,
 )
+from esper.report.style import MARGIN, PICTURE_STYLE, ROW, WIDTH
 
 DEFAULT_TITLE = "Score and slots over the epochs"
 NAMESPACE = "http://www.w3.org/2000/svg"

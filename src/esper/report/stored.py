@@ -10,10 +10,9 @@ from esper.leyline.records import ModuleRecord, RunSummary, seed_records
 from esper.nissa import EventKind, StoredRun, open_run, read_history
 from esper.nissa.listing import describe_run
 from esper.nissa.schema import AlarmRow, RunRow
-from esper.report.alarms import group_alarms
-from esper.report.origin import About
+from esper.report.origin import About, group_alarms
 from esper.report.page import render_report
-from esper.report.shell import write_report
+from esper.report.style import write_report
 from esper.report.training import read_training, render_training
 
 REPORT_FILE = "report.html"

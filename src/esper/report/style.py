@@ -1,13 +1,13 @@
-"""How reports look: sizes of the drawing, colours for light and dark, style sheets.
-
-The stage colours keep their distance from one another under the three common kinds of colour
-blindness (at least 14 units of CIE Lab difference in both schemes), and cooldown is drawn in
-another shape as well.
-"""
+"""How reports look and what every one has around it: sizes, colours, style sheets, the page."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from pathlib import Path
+
+from esper.leyline.files import atomic_write_text
 from esper.leyline.stages import COOLDOWN_STAGES, MODULE_STAGES
+from esper.report.markup import escaped
 
 WIDTH = 760.0
 """Width of the picture in its own units; it is scaled to the space it gets."""
@@ -170,3 +170,45 @@ td.quiet{color:var(--muted)}
 .pairs th{border:0;padding-bottom:0}.pairs td{padding-top:0}}
 @media print{body{background:none}section,figure{break-inside:avoid}}
 """.strip()
+
+
+# Nothing is fetched and nothing runs, whatever a value in the page tries.
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+
+
+def render_page(title: str, top: str, *sections: str, style: str = PAGE_STYLE) -> str:
+    """Return one self-contained HTML page; `top` and the sections are markup."""
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{escaped(_POLICY)}">\n'
+        f"<title>{escaped(title)}</title>\n<style>\n{style}\n</style>\n</head>\n<body>\n"
+        f"<main>\n<header>\n<h1>{escaped(title)}</h1>\n{top}</header>\n"
+        f"{''.join(sections)}"
+        "</main>\n</body>\n</html>\n"
+    )
+
+
+def section(title: str, body: str) -> str:
+    """Return one section of a page; the body is markup."""
+    return f"<section>\n<h2>{escaped(title)}</h2>\n{body}</section>\n"
+
+
+def render_tiles(tiles: Iterable[tuple[str, str, str]]) -> str:
+    """Return the few numbers to remember: a name, a value, and a note that may be empty."""
+    body = "".join(
+        f"<div><dt>{escaped(name)}</dt><dd>{escaped(value)}"
+        + (f"<small>{escaped(note)}</small>" if note else "")
+        + "</dd></div>\n"
+        for name, value, note in tiles
+    )
+    return f'<dl class="figures">\n{body}</dl>\n'
+
+
+def write_report(path: Path | str, html: str) -> None:
+    """Write a report so that a reader finds the old one or the new one, never a part.
+
+    Raises:
+        CheckpointError: The disk refused; the file that was there before is untouched.
+    """
+    atomic_write_text(Path(path), html)

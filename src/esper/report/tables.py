@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from esper.leyline.records import DecisionRecord, EpochRecord, SeedRecord
-from esper.report.marks import argument_words, decisions_of, op_words, outcome_words
-from esper.report.text import counted, escaped, format_contribution, format_count
+from esper.report.lanes import argument_words, decisions_of, op_words, outcome_words
+from esper.report.markup import counted, escaped, format_contribution, format_count
 
 MOST_ROWS = 500
 """A table shows no more rows than this and says how many there are beyond."""

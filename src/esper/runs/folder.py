@@ -16,8 +16,7 @@ from typing import Any
 
 from esper.leyline.errors import CheckpointError, EsperError, UsageError
 from esper.leyline.files import atomic_write_text
-from esper.nissa.database import LOCK_FILE, STORE_FILES
-from esper.nissa.lock import is_locked
+from esper.nissa.database import LOCK_FILE, STORE_FILES, is_locked
 
 SETTINGS = "config.yaml"
 CHECKPOINTS = "checkpoints"

@@ -17,9 +17,9 @@ from typing import Any
 
 from rich.table import Table
 
+from esper.cli.main import Parser
 from esper.cli.main import main as esper
 from esper.cli.output import err_console, out_console, safe
-from esper.cli.parser import Parser
 
 TRAINED, GROWN = "tamiyo", "grown"
 """Folders of the two runs, below that of the demo."""

@@ -14,8 +14,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from esper.cli.main import Parser
 from esper.cli.main import main as esper
-from esper.cli.parser import Parser
 
 RECIPE = "digits"
 ENVS = 4

@@ -8,8 +8,15 @@ from esper.nissa.monitors import policy as _policy
 from esper.nissa.monitors import progress as _progress
 from esper.nissa.monitors import rewards as _rewards
 from esper.nissa.monitors import stability as _stability
-from esper.nissa.monitors.bands import BANDS, light
-from esper.nissa.monitors.monitor import MONITORS, Finding, Monitor, Watch, register_monitor
+from esper.nissa.monitors.monitor import (
+    BANDS,
+    MONITORS,
+    Finding,
+    Monitor,
+    Watch,
+    light,
+    register_monitor,
+)
 
 __all__ = [
     "BANDS",

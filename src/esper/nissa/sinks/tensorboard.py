@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from esper.nissa.columns import Row, storable_text
-from esper.nissa.metrics import Point, points_of
 from esper.nissa.schema import RunRow
-from esper.nissa.sinks.sink import SinkContext, register_sink
+from esper.nissa.sinks.sink import Point, SinkContext, points_of, register_sink
 
 FOLDER = "tb"
 

@@ -13,9 +13,8 @@ from typing import Any
 
 from esper.leyline.errors import UsageError
 from esper.nissa.columns import Row, storable_text
-from esper.nissa.metrics import points_of
 from esper.nissa.schema import AlarmRow, RunRow
-from esper.nissa.sinks.sink import SinkContext, register_sink
+from esper.nissa.sinks.sink import SinkContext, points_of, register_sink
 from esper.nissa.sinks.tensorboard import settings_of
 
 STEP = "esper/step"

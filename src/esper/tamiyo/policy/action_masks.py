@@ -24,10 +24,10 @@ from esper.leyline.errors import EmptyMaskError, UsageError
 from esper.leyline.rules import Masks, RulesConfig, RuleView, build_masks
 from esper.leyline.signals import Signals
 from esper.leyline.stages import SeedStage
-from esper.tamiyo.policy.checks import must_not_wait, refuse_unknown_stages
 from esper.tamiyo.policy.distribution import chosen_log_probs, masked_log_probs, probabilities
 from esper.tamiyo.policy.distribution import entropy as normalised_entropy
 from esper.tamiyo.policy.distribution import sample as draw
+from esper.tamiyo.policy.layout import must_not_wait, refuse_unknown_stages
 
 _SINGLE_HEADS = ("style", "tempo", "alpha_target", "alpha_speed", "alpha_curve", "op")
 """The heads whose mask depends on nothing that is chosen."""

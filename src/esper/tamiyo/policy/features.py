@@ -27,13 +27,6 @@ from esper.leyline.errors import UsageError
 from esper.leyline.signals import Signals
 from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import NUM_STAGES, STAGE_INDEX, SeedStage
-from esper.tamiyo.policy.checks import (
-    check_finite,
-    check_signals,
-    find_stranger,
-    is_debugging,
-    refuse_strangers,
-)
 from esper.tamiyo.policy.layout import (
     BASE_INDEX,
     FEATURE_NAMES,
@@ -42,9 +35,14 @@ from esper.tamiyo.policy.layout import (
     NUM_FEEDBACK,
     NUM_PER_SLOT,
     SLOT_INDEX,
+    check_finite,
+    check_signals,
     feature_names,
     feature_specs,
+    find_stranger,
     get_feature_size,
+    is_debugging,
+    refuse_strangers,
 )
 from esper.tamiyo.policy.reference import HostReport, SlotReport, reports_to_features
 

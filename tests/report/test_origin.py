@@ -4,7 +4,7 @@ from typing import Any
 
 from esper.nissa.monitors import MONITORS
 from esper.nissa.schema import AlarmRow
-from esper.report.alarms import group_alarms, render_alarms
+from esper.report.origin import group_alarms, render_alarms
 
 
 def alarm(step: int, **changes: Any) -> AlarmRow:
