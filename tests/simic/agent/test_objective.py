@@ -7,13 +7,11 @@ import torch
 
 from esper.leyline.actions import HEAD_NAMES, NUM_OPS
 from esper.simic.agent.config import PerHead, PPOConfig
-from esper.simic.agent.losses import compute_entropy_floor_penalty, compute_ppo_loss
+from esper.simic.agent.losses import compute_ppo_loss
 from esper.simic.agent.objective import Losses, Objective, Scored, Targets, make_targets
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.tamiyo.policy.action_masks import causal_heads
 from tests.simic.agent.rollouts import collect, small_policy
-
-CPU = torch.device("cpu")
 
 
 def scene(**options: Any) -> tuple[TamiyoRolloutBuffer, Targets, Scored, PPOConfig]:
@@ -35,10 +33,10 @@ def moved(buffer: TamiyoRolloutBuffer, targets: Targets, scored: Scored) -> torc
 
 
 @pytest.mark.parametrize("ratio", ["per_head", "joint"])
-def test_the_policy_part_is_the_loss_of_the_documents(ratio: str) -> None:
+def test_the_policy_part_is_the_mean_over_the_steps_that_count(ratio: str) -> None:
     buffer, targets, scored, config = scene(ratio=ratio)
     old = moved(buffer, targets, scored)
-    found = Objective(config, 0.5, CPU)(scored, old, targets)
+    found = Objective(config, 0.5).policy_loss(scored, old, targets)
     usable = buffer.batch().usable
     by_head = {
         name: dict(zip(HEAD_NAMES, tensor[usable].unbind(-1), strict=True))
@@ -51,31 +49,35 @@ def test_the_policy_part_is_the_loss_of_the_documents(ratio: str) -> None:
     expected = compute_ppo_loss(
         **by_head, advantages=targets.advantages[usable], joint=ratio == "joint"
     )
-    assert float(found.policy.sum()) == pytest.approx(float(expected), rel=1e-4)
+    assert float(found) == pytest.approx(float(expected), rel=1e-4)
 
 
-def test_the_floor_part_is_the_penalty_of_the_documents() -> None:
+def test_the_floor_part_grows_and_falls_with_progress() -> None:
     _, targets, scored, config = scene(entropy_floor=PerHead.same(1.0))
-    found = Objective(config, 0.5, CPU)(scored, scored.log_probs, targets)
-    expected = compute_entropy_floor_penalty(
-        dict(zip(HEAD_NAMES, scored.entropies.unbind(-1), strict=True)),
-        dict(zip(HEAD_NAMES, targets.floor_counts.unbind(-1), strict=True)),
-        dict.fromkeys(HEAD_NAMES, 1.0),
-        dict(zip(HEAD_NAMES, config.entropy_floor_penalty.by_head(), strict=True)),
-    )
-    assert float(found.penalties.sum()) == pytest.approx(float(expected), rel=1e-5)
-    early = Objective(config, 0.0, CPU)(scored, scored.log_probs, targets)
-    assert float(early.penalties.sum()) == pytest.approx(1.5 * float(expected), rel=1e-5)
+    middle = float(Objective(config, 0.5)(scored, scored.log_probs, targets).penalty)
+    early = float(Objective(config, 0.0)(scored, scored.log_probs, targets).penalty)
+    assert middle > 0
+    assert early == pytest.approx(1.5 * middle, rel=1e-5)
+
+
+def test_the_parts_of_the_heads_add_up() -> None:
+    buffer, targets, scored, config = scene(entropy_floor=PerHead.same(1.0))
+    old, objective = moved(buffer, targets, scored), Objective(config, 0.5)
+    losses = [objective.policy_loss(scored, old, targets, heads=[head]) for head in HEAD_NAMES]
+    penalties = [objective.floor_penalty(scored, targets, [head]) for head in HEAD_NAMES]
+    found = objective(scored, old, targets)
+    assert float(found.policy) == pytest.approx(float(sum(losses)), rel=1e-4)
+    assert float(found.penalty) == pytest.approx(float(sum(penalties)), rel=1e-4)
 
 
 def test_the_total_is_the_sum_of_its_parts() -> None:
     buffer, targets, scored, config = scene(value_coef=0.7, exploration_kl=0.3)
-    found: Losses = Objective(config, 0.5, CPU)(scored, moved(buffer, targets, scored), targets)
+    found: Losses = Objective(config, 0.5)(scored, moved(buffer, targets, scored), targets)
     expected = (
-        found.policy.sum()
+        found.policy
         + 0.7 * found.value
         - found.bonus
-        + found.penalties.sum()
+        + found.penalty
         + 0.3 * found.exploration.sum()
     )
     assert float(found.total) == pytest.approx(float(expected), rel=1e-5)
@@ -86,7 +88,7 @@ def test_minibatches_add_up_to_the_round(ratio: str) -> None:
     """A mean is taken over the whole round, however the rows are split."""
     buffer, targets, scored, config = scene(ratio=ratio)
     old = moved(buffer, targets, scored)
-    objective = Objective(config, 0.5, CPU)
+    objective = Objective(config, 0.5)
     whole = objective(scored, old, targets)
     parts = [
         objective(scored.rows(rows), old[rows], targets.rows(rows), len(rows) / 8)
@@ -100,7 +102,7 @@ def test_minibatches_add_up_to_the_round(ratio: str) -> None:
 def test_padding_has_no_say() -> None:
     buffer, targets, scored, config = scene()
     old = moved(buffer, targets, scored)
-    objective = Objective(config, 0.5, CPU)
+    objective = Objective(config, 0.5)
     before = objective(scored, old, targets)
     padding = ~buffer.batch().valid
     for name in scored.__dataclass_fields__:
@@ -151,8 +153,8 @@ def test_only_running_steps_with_a_choice_teach_the_actor(ratio: str) -> None:
     assert not targets.actor_weights[~usable].any()
     assert not targets.advantages[~usable].any()
     assert torch.equal(targets.causal, causal_heads(batch.op) & usable.unsqueeze(-1))
-    sums = targets.actor_weights.flatten(0, -2).sum(0)
-    used = targets.causal.flatten(0, -2).any(0) if ratio == "per_head" else torch.tensor([True])
+    sums = targets.actor_weights.sum((0, 1))
+    used = targets.causal.flatten(0, -2).any(0) if ratio == "per_head" else torch.tensor(True)
     assert torch.allclose(sums, used.float(), atol=1e-5)
 
 

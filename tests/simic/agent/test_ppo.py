@@ -55,7 +55,7 @@ def lose(
         batch.states, batch.blueprint_indices, batch.actions, batch.masks, with_baseline=False
     )
     scores.logits.retain_grad()
-    objective = Objective(config, 0.0, torch.device("cpu"))
+    objective = Objective(config, 0.0)
     scored = Scored.of(scores, batch.base_masks, torch.zeros(NUM_OPS))
     return objective(scored, scores.log_probs.detach(), targets), scores, targets
 
@@ -203,9 +203,7 @@ def test_forced_and_padded_steps_never_enter_the_actor_loss(ratio: str) -> None:
     entropies = [scores.entropies] * 3
     scored = Scored(log_probs, scores.values, *entropies, torch.zeros_like(scores.values))
     targets = make_targets(buffer, config, scale=torch.ones(()), progress=0.0, success=0.0)
-    Objective(config, 0.0, torch.device("cpu"))(
-        scored, log_probs.detach(), targets
-    ).total.backward()
+    Objective(config, 0.0)(scored, log_probs.detach(), targets).total.backward()
     assert log_probs.grad is not None
     forced = batch.valid & ~batch.free
     assert forced.any()

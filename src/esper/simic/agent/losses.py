@@ -29,64 +29,64 @@ def joint_ratio(log_ratios: Tensor) -> Tensor:
     return log_ratios.sum(-1).clamp(-JOINT_LOG_RATIO, JOINT_LOG_RATIO).exp()
 
 
-def surrogate_losses(
-    log_ratios: Tensor, advantages: Tensor, weights: Tensor, clip: float, *, joint: bool
-) -> Tensor:
-    """Return the clipped surrogate: one loss per head, or one for the joint action ([1]).
-
-    Args:
-        log_ratios: [..., heads], new minus old log-probability; 0 where a head did not matter.
-        advantages: [...].
-        weights: share of each step in the mean, [..., heads], or [..., 1] for the joint action.
-        clip: a ratio pays up to 1 + clip and down to 1 - clip.
-        joint: clip the product over heads instead of each head's own ratio.
-    """
-    ratio = joint_ratio(log_ratios).unsqueeze(-1) if joint else head_ratios(log_ratios)
-    gains = advantages.unsqueeze(-1) * weights
-    paid = torch.minimum(gains * ratio, gains * ratio.clamp(1.0 - clip, 1.0 + clip))
-    return -paid.flatten(0, -2).sum(0)
-
-
 def compute_ppo_loss(
     *,
     old_log_probs: Mapping[str, Tensor],
     new_log_probs: Mapping[str, Tensor],
-    advantages: Tensor,
+    advantages: Tensor | Mapping[str, Tensor],
     clip_epsilon: float = 0.2,
     joint: bool = False,
     masks: Mapping[str, Tensor] | None = None,
+    weights: Mapping[str, Tensor] | Tensor | None = None,
 ) -> Tensor:
     """Return the clipped surrogate of any heads as one number.
 
     Args:
-        old_log_probs: {head: [N]}, of the policy that acted.
-        new_log_probs: {head: [N]}, of the policy that learns.
-        advantages: [N].
+        old_log_probs: {head: [...]}, of the policy that acted.
+        new_log_probs: {head: [...]}, of the policy that learns.
+        advantages: [...], or one for every head, as `compute_per_head_advantages` gives them.
         clip_epsilon: a ratio pays up to 1 plus this and down to 1 minus this.
         joint: clip the product over heads instead of each head's own ratio.
-        masks: {head: bool [N]}, steps at which the head mattered; all of them by default. A head
+        masks: {head: bool [...]}, steps at which the head mattered; all of them by default. A head
             is averaged over its own steps; the joint action over steps with any head at all.
+        weights: {head: [...]}, or [...] for the joint action: share of each step in the sum,
+            instead of those averages.
 
     Raises:
         UsageError: The heads of the arguments differ.
     """
     heads = list(old_log_probs)
-    for name, given in (("new_log_probs", new_log_probs), ("masks", masks)):
-        if given is not None and set(given) != set(heads):
+    by_head = {
+        "new_log_probs": new_log_probs,
+        "advantages": advantages,
+        "masks": masks,
+        "weights": weights,
+    }
+    for name, given in by_head.items():
+        if isinstance(given, Mapping) and set(given) != set(heads):
             raise UsageError(
                 f"{name} must have the heads of old_log_probs ({', '.join(heads)}), "
                 f"got {', '.join(given)}"
             )
-    old = torch.stack([old_log_probs[head] for head in heads], dim=-1)
-    new = torch.stack([new_log_probs[head] for head in heads], dim=-1)
-    if masks is None:
-        counts = torch.ones_like(old, dtype=torch.bool)
+
+    def stack(given: Mapping[str, Tensor]) -> Tensor:
+        return torch.stack([given[head] for head in heads], dim=-1)
+
+    log_ratios = stack(new_log_probs) - stack(old_log_probs).detach()
+    if masks is not None:
+        log_ratios = torch.where(stack(masks).to(torch.bool), log_ratios, 0.0)
+    if weights is None:
+        counts = torch.ones_like(log_ratios) if masks is None else stack(masks)
+        counts = counts.to(torch.bool)
+        shares = mean_weights(counts.any(-1, keepdim=True) if joint else counts)
     else:
-        counts = torch.stack([masks[head] for head in heads], dim=-1).to(torch.bool)
-    log_ratios = torch.where(counts, new - old.detach(), 0.0)
-    counts = counts.any(-1, keepdim=True) if joint else counts
-    weights = mean_weights(counts)
-    return surrogate_losses(log_ratios, advantages, weights, clip_epsilon, joint=joint).sum()
+        shares = stack(weights) if isinstance(weights, Mapping) else weights.unsqueeze(-1)
+    ratio = joint_ratio(log_ratios).unsqueeze(-1) if joint else head_ratios(log_ratios)
+    paid = stack(advantages) if isinstance(advantages, Mapping) else advantages.unsqueeze(-1)
+    gains = paid * shares
+    clipped = ratio.clamp(1.0 - clip_epsilon, 1.0 + clip_epsilon)
+    losses = -torch.minimum(gains * ratio, gains * clipped)
+    return losses.flatten(0, -2).sum(0).sum()
 
 
 def mean_weights(counts: Tensor) -> Tensor:
@@ -205,23 +205,6 @@ def curiosity(logits: Tensor, masks: Tensor, reference: Tensor) -> Tensor:
     return 1.0 - distance / legal.sum(-1).clamp(min=2).log()
 
 
-def floor_penalties(
-    entropies: Tensor, counts: Tensor, floors: Tensor, coefficients: Tensor
-) -> Tensor:
-    """Return the penalty of every head, [8]: coefficient times the squared shortfall.
-
-    Args:
-        entropies: [..., 8].
-        counts: bool [..., 8], steps a head's mean is taken over; without any, nothing is penalised.
-        floors: [8], least mean entropy.
-        coefficients: [8].
-    """
-    weights = mean_weights(counts)
-    means = (entropies * weights).flatten(0, -2).sum(0)
-    shortfall = (floors - means).clamp(min=0.0)
-    return coefficients * shortfall.square() * counts.flatten(0, -2).any(0)
-
-
 def compute_entropy_floor_penalty(
     entropy: Mapping[str, Tensor],
     head_masks: Mapping[str, Tensor],
@@ -242,9 +225,8 @@ def compute_entropy_floor_penalty(
         return torch.zeros(())
     entropies = torch.stack([entropy[head] for head in heads], dim=-1)
     counts = torch.stack([head_masks[head] for head in heads], dim=-1).to(torch.bool)
-    shape = (-1, len(heads))
     floors = entropies.new_tensor([entropy_floor[head] for head in heads])
     coefficients = entropies.new_tensor([penalty_coef[head] for head in heads])
-    return floor_penalties(
-        entropies.reshape(shape), counts.reshape(shape), floors, coefficients
-    ).sum()
+    means = (entropies * mean_weights(counts)).flatten(0, -2).sum(0)
+    shortfall = (floors - means).clamp(min=0.0)
+    return (coefficients * shortfall.square() * counts.flatten(0, -2).any(0)).sum()

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
 
-from esper.simic.agent.advantages import compute_gae, normalize_advantages
+from esper.leyline.actions import HEAD_NAMES
+from esper.simic.agent.advantages import (
+    compute_gae,
+    compute_per_head_advantages,
+    normalize_advantages,
+)
 from esper.simic.agent.config import PPOConfig
 from esper.simic.agent.losses import (
+    compute_entropy_floor_penalty,
+    compute_ppo_loss,
     curiosity,
     curiosity_weights,
     entropy_weights,
     exploration_coefficients,
-    floor_penalties,
     mean_weights,
     penalty_schedule,
-    surrogate_losses,
     value_errors,
 )
 from esper.simic.agent.rollout_buffer import RolloutBatch, TamiyoRolloutBuffer
@@ -27,6 +33,7 @@ from esper.tamiyo.policy.distribution import entropy, exploration_kl
 
 _TENSORS_WITH_ROWS = (
     "advantages",
+    "head_advantages",
     "returns",
     "value_targets",
     "old_values",
@@ -48,6 +55,8 @@ class Targets:
     """In units of the reward, as GAE gave them."""
     advantages: Tensor
     """Normalised over the usable steps; exactly 0 elsewhere."""
+    head_advantages: Tensor
+    """[R, T, 8], the same where the head mattered; exactly 0 elsewhere."""
     advantage_mean: Tensor
     advantage_std: Tensor
     advantage_floored: Tensor
@@ -65,7 +74,7 @@ class Targets:
     causal: Tensor
     """bool [R, T, 8], heads that mattered at a usable step."""
     actor_weights: Tensor
-    """[R, T, 8], or [R, T, 1] for joint ratios."""
+    """[R, T, 8], share of each step in the loss of every head; [R, T] for joint ratios."""
     value_weights: Tensor
     """[R, T]."""
     entropy_weights: Tensor
@@ -145,6 +154,9 @@ def make_targets(
     return Targets(
         raw_advantages=advantages,
         advantages=normalised,
+        head_advantages=torch.stack(
+            list(compute_per_head_advantages(normalised, batch.op, usable).values()), dim=-1
+        ),
         advantage_mean=mean,
         advantage_std=std,
         advantage_floored=floored,
@@ -154,7 +166,11 @@ def make_targets(
         value_targets=(returns + paid) / scale,
         old_values=taken,
         causal=causal,
-        actor_weights=mean_weights(usable.unsqueeze(-1) if config.ratio == "joint" else causal),
+        actor_weights=(
+            mean_weights(usable.unsqueeze(-1)).squeeze(-1)
+            if config.ratio == "joint"
+            else mean_weights(causal)
+        ),
         value_weights=_value_weights(batch, config.forced_value_weight),
         entropy_weights=entropy_weights(
             config, batch.valid, batch.free, batch.available, progress=progress
@@ -237,15 +253,14 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """The parts of the loss."""
+    """The parts of the loss; tensors without axes, but for the exploration."""
 
     policy: Tensor
-    """By head [8], or [1] for joint ratios."""
     value: Tensor
     bonus: Tensor
     """Entropies and curiosity times their weights; it is subtracted."""
-    penalties: Tensor
-    """By head [8]."""
+    penalty: Tensor
+    """Of heads whose entropy is below its floor."""
     exploration: Tensor
     """Mean KL by head [8], without its coefficients."""
     total: Tensor
@@ -257,15 +272,15 @@ class Objective:
     Args:
         config: the learner's constants.
         progress: share of the training that is done.
-        device: where the tensors are.
     """
 
-    def __init__(self, config: PPOConfig, progress: float, device: torch.device) -> None:
+    def __init__(self, config: PPOConfig, progress: float) -> None:
         """Look up what depends on progress."""
         self._config = config
-        self._floors = torch.tensor(config.entropy_floor.by_head(), device=device)
-        penalties = torch.tensor(config.entropy_floor_penalty.by_head(), device=device)
-        self._penalties = penalties * penalty_schedule(progress)
+        self._floors = dict(zip(HEAD_NAMES, config.entropy_floor.by_head(), strict=True))
+        penalties = torch.tensor(config.entropy_floor_penalty.by_head())
+        penalties = penalties * penalty_schedule(progress)
+        self._penalties = dict(zip(HEAD_NAMES, penalties.tolist(), strict=True))
 
     def __call__(
         self, scored: Scored, old_log_probs: Tensor, targets: Targets, share: float = 1.0
@@ -279,28 +294,56 @@ class Objective:
             share: these rows' part of the round, so that any part has a loss of the same size.
         """
         config = self._config
-        policy = surrogate_losses(
-            scored.log_probs - old_log_probs,
-            targets.advantages,
-            targets.actor_weights / share,
-            config.clip,
-            joint=config.ratio == "joint",
-        )
+        policy = self.policy_loss(scored, old_log_probs, targets, share)
         errors = value_errors(
             scored.values, targets.value_targets, targets.old_values, config.value_clip
         )
         value = (errors * targets.value_weights).sum() / share
         bonus = (scored.entropies * targets.entropy_weights).sum()
         bonus = (bonus + (scored.curiosity * targets.curiosity_weights).sum()) / share
-        penalties = floor_penalties(
-            scored.entropies, targets.floor_counts, self._floors, self._penalties
-        )
+        penalty = self.floor_penalty(scored, targets)
         explored = (scored.exploration * targets.exploration_weights).flatten(0, -2).sum(0) / share
         total = (
-            policy.sum()
+            policy
             + config.value_coef * value
             - bonus
-            + penalties.sum()
+            + penalty
             + (targets.exploration_coefficients * explored).sum()
         )
-        return Losses(policy, value, bonus, penalties, explored, total)
+        return Losses(policy, value, bonus, penalty, explored, total)
+
+    def policy_loss(
+        self,
+        scored: Scored,
+        old_log_probs: Tensor,
+        targets: Targets,
+        share: float = 1.0,
+        heads: Sequence[str] = HEAD_NAMES,
+    ) -> Tensor:
+        """Return the clipped surrogate of these heads; of joint ratios that of the action."""
+        joint = self._config.ratio == "joint"
+        weights = targets.actor_weights / share
+        return compute_ppo_loss(
+            old_log_probs=_by_head(old_log_probs, heads),
+            new_log_probs=_by_head(scored.log_probs, heads),
+            advantages=targets.advantages if joint else _by_head(targets.head_advantages, heads),
+            clip_epsilon=self._config.clip,
+            joint=joint,
+            weights=weights if joint else _by_head(weights, heads),
+        )
+
+    def floor_penalty(
+        self, scored: Scored, targets: Targets, heads: Sequence[str] = HEAD_NAMES
+    ) -> Tensor:
+        """Return the penalty of these heads for an entropy below its floor."""
+        return compute_entropy_floor_penalty(
+            _by_head(scored.entropies, heads),
+            _by_head(targets.floor_counts, heads),
+            {head: self._floors[head] for head in heads},
+            self._penalties,
+        )
+
+
+def _by_head(tensor: Tensor, heads: Sequence[str]) -> dict[str, Tensor]:
+    """Return some heads of a tensor [..., 8]."""
+    return {head: tensor[..., HEAD_NAMES.index(head)] for head in heads}

@@ -70,7 +70,7 @@ class Passes:
         self._batch, self._targets = batch, targets
         self._progress, self._success = progress, success
         self._reference = agent.op_reference
-        self._objective = Objective(agent.config, progress, agent.device)
+        self._objective = Objective(agent.config, progress)
         self._count = min(agent.config.minibatches, batch.rows)
         self._usable = batch.usable
         self._latest = Scored.empty(batch.values, len(HEAD_NAMES))
@@ -250,9 +250,9 @@ class Passes:
         parts = norms[:-1]
         scalars = torch.stack(
             [
-                losses.policy.sum(),
+                losses.policy,
                 losses.value,
-                losses.penalties.sum(),
+                losses.penalty,
                 losses.exploration.mean(),
                 losses.total,
                 norms[-1],
@@ -283,9 +283,17 @@ class Passes:
             }
         )
         count = len(HEAD_NAMES)
-        by_head["loss"] = [None] * count if len(losses.policy) == 1 else losses.policy.tolist()
+        is_joint = self._config.ratio == "joint"
+        by_head["loss"] = [
+            None
+            if is_joint
+            else float(self._objective.policy_loss(latest, old, targets, share, [head]))
+            for head in HEAD_NAMES
+        ]
         by_head["grad_norm"] = norms[:count].tolist()
-        by_head["floor_penalty"] = losses.penalties.tolist()
+        by_head["floor_penalty"] = [
+            float(self._objective.floor_penalty(latest, targets, [head])) for head in HEAD_NAMES
+        ]
         by_head["exploration_kl"] = losses.exploration.tolist()
         self._heads += head_rows(epoch.ordinal, by_head)
 

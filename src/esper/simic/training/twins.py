@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esper.leyline.actions import placeholder_actions
 from esper.leyline.errors import UsageError
 from esper.simic.training.config import TrainConfig
+from esper.simic.training.evaluation import live_episodes
 from esper.simic.training.plan import RoundPlan
 from esper.simic.training.row_source import RowGroup, TaskWorld
+from esper.tamiyo.controllers import WaitController
 
 _POOL_MARGIN = 4096
 """Most curves kept beyond those of the rounds ahead; a pool of seeds comes back to them."""
@@ -61,12 +62,10 @@ class TwinCurves:
         epochs = self._config.epochs
         population, order = self._make(wanted, plans, stage)
         try:
-            waiting = placeholder_actions(population.rows, self._world.device)
-            scores = [population.reset().val_score.cpu()]
-            yield 1, epochs
-            for epoch in range(2, epochs + 1):
-                scores.append(population.step(waiting).val_score.cpu())
-                yield epoch, epochs
+            scores = []
+            for moment in live_episodes(population, WaitController()):
+                scores.append(moment.signals.val_score.cpu())
+                yield len(scores), epochs
         finally:
             population.close()
         curves = torch.stack(scores, dim=1)
