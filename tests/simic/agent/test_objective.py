@@ -195,7 +195,7 @@ def test_a_potential_that_is_known_changes_nothing_but_what_is_paid_when(truncat
     config, scale, std = PPOConfig(), torch.tensor(2.0), torch.tensor(0.5)
 
     def targets(buffer: TamiyoRolloutBuffer) -> Targets:
-        return make_targets(buffer, config, scale=scale, progress=0.0, success=0.0, reward_std=std)
+        return make_targets(buffer, config, scale=scale, progress=0.0, success=0.0, unit=std)
 
     policy, lengths = small_policy(), [12, 7, 3, 12]
     plain = collect(policy, rows=4, lengths=lengths, truncate=truncate)
@@ -205,7 +205,7 @@ def test_a_potential_that_is_known_changes_nothing_but_what_is_paid_when(truncat
     batch.potentials.copy_(torch.randn(batch.potentials.shape, generator=draws) * batch.valid)
     shaped.last_potential.copy_(torch.randn(4, generator=draws))
     change = config.gamma * shaped.next_potentials() - batch.potentials
-    batch.rewards.add_(change / std * batch.valid)
+    batch.rewards.add_(change * batch.valid)
     one, other = targets(plain), targets(shaped)
     torch.testing.assert_close(other.raw_advantages, one.raw_advantages)
     torch.testing.assert_close(other.value_targets, one.value_targets)

@@ -419,13 +419,13 @@ def test_the_critic_means_the_same_after_its_scale_has_changed() -> None:
     agent = make_agent(policy, learning_rate=1e-30, value_momentum=0.0)
     buffer = collect(policy, pay=lambda state, step, at: 100.0 * torch.randn(len(state)))
     batch = buffer.batch()
-    before = float(agent.value_normalizer.scale) * batch.values
+    before = float(agent.value_unit) * batch.values
     update(agent, buffer)
-    assert float(agent.value_normalizer.scale) > 10
+    assert float(agent.value_unit) > 10
     after = policy.network.score(
         batch.states, batch.blueprint_indices, batch.actions, batch.masks
     ).baseline
-    assert torch.allclose(after * agent.value_normalizer.scale, before, atol=1e-3)
+    assert torch.allclose(after * agent.value_unit, before, atol=1e-3)
 
 
 # --------------------------------------------------------------------------- numbers gone wrong

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import gc
 import itertools
 from typing import Any
@@ -9,8 +10,11 @@ import torch
 
 from esper.leyline.errors import CheckpointError, UsageError
 from esper.nissa.machine import resident_bytes
+from esper.simic.agent import ppo
+from esper.simic.agent.advantages import compute_gae
 from esper.simic.agent.config import PPOConfig
-from esper.simic.rewards import RewardConfig
+from esper.simic.agent.objective import Targets, make_targets
+from esper.simic.rewards import RewardConfig, RewardStep
 from esper.simic.training.config import StageConfig, TrainConfig
 from esper.simic.training.progress import Progress, Tally
 from esper.simic.training.trainer import Trainer
@@ -80,6 +84,55 @@ def test_the_policy_changes_between_rounds_and_not_within() -> None:
         changed = not same(before, dict(trainer.policy.network.state_dict()))
         seen = not torch.equal(mean, trainer.policy.normalizer.mean)
         assert changed == seen == (progress.phase == "update")
+
+
+def test_the_first_round_teaches_what_was_paid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On real networks, which pay rent long before they gain anything."""
+    taught: list[Targets] = []
+
+    def spy(*arguments: Any, **options: Any) -> Targets:
+        taught.append(make_targets(*arguments, **options))
+        return taught[-1]
+
+    monkeypatch.setattr(ppo, "make_targets", spy)
+    trainer = Trainer(tiny_config(rounds=1, rows=8, episode_length=14))
+    (report,) = trainer.run()
+    trainer.close()
+    batch, gamma = trainer.buffer.batch(), trainer.config.ppo.gamma
+    exact, _ = compute_gae(
+        report.outcome.decisions["reward"],
+        -batch.potentials,
+        -trainer.buffer.next_potentials(),
+        batch.terminated,
+        batch.truncated,
+        gamma,
+        trainer.config.ppo.gae_lambda,
+    )
+    both = torch.stack([exact[batch.usable], taught[0].raw_advantages[batch.usable]])
+    assert float(torch.corrcoef(both)[0, 1]) >= 0.95
+
+
+def test_what_a_rollback_pays_teaches_no_scale() -> None:
+    scales = []
+    for paid in (0.0, -50.0):
+        trainer = make_trainer(rounds=1)
+        step, reward = trainer.world.environment(0, 0).step, trainer.reward
+
+        def roll_back(actions: Any, step: Any = step) -> Any:
+            signals = step(actions)
+            rolled_back = torch.arange(8) == 3
+            return dataclasses.replace(signals, rolled_back=rolled_back)
+
+        def pay(transition: Any, paid: float = paid, inner: Any = reward.step) -> RewardStep:
+            terms = dict(inner(transition).terms)
+            terms["rollback"] = torch.where(transition.after.rolled_back, paid, 1.0)
+            return RewardStep(terms=terms)
+
+        trainer.world.environment(0, 0).step = roll_back  # type: ignore[method-assign]
+        trainer.reward.step = pay  # type: ignore[method-assign]
+        list(trainer.run())
+        scales.append(trainer.agent.reward_scale.state_dict())
+    assert same(*scales)
 
 
 def test_reports_say_where_the_run_stands() -> None:

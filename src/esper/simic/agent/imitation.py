@@ -46,14 +46,9 @@ class GoodEpisodes:
         return len(self._tensors["rewards"]) if self._tensors else 0
 
     @torch.no_grad()
-    def keep(self, batch: RolloutBatch, rewards: Tensor) -> None:
-        """Take over the good episodes of a round.
-
-        Args:
-            batch: the round.
-            rewards: float32 [R, T], raw.
-        """
-        rewards = rewards.to(self.device, torch.float32) * batch.valid
+    def keep(self, batch: RolloutBatch) -> None:
+        """Take over the good episodes of a round."""
+        rewards = batch.rewards * batch.valid
         good = rewards.sum(1) > self.least
         if not bool(good.any()):
             return
@@ -69,7 +64,7 @@ class GoodEpisodes:
         policy: Policy,
         *,
         gamma: float,
-        reward_std: Tensor,
+        unit: Tensor,
         value_scale: Tensor,
         part: int = 0,
         parts: int = 1,
@@ -79,7 +74,7 @@ class GoodEpisodes:
         Args:
             policy: who imitates.
             gamma: discount of one step.
-            reward_std: what raw rewards are divided by now.
+            unit: what raw rewards are divided by now.
             value_scale: what the critic's values are multiplied by to be normalised returns.
             part: which of the parts to imitate; together they are all episodes, so that a pass
                 imitates each once, however many minibatches it has.
@@ -92,8 +87,8 @@ class GoodEpisodes:
         scores = policy.network.score(
             states, kept["blueprint_indices"], kept["actions"], kept["masks"]
         )
-        rewards = (kept["rewards"] / reward_std).clamp(-REWARD_CLIP, REWARD_CLIP)
-        returns = discounted_returns(rewards, gamma) + kept["potentials"] / reward_std
+        rewards = (kept["rewards"] / unit).clamp(-REWARD_CLIP, REWARD_CLIP)
+        returns = discounted_returns(rewards, gamma) + kept["potentials"] / unit
         returns = returns / value_scale
         gained = (returns - scores.baseline.detach()).clamp(0.0, MOST_ADVANTAGE)
         usable = (kept["valid"] & kept["free"]).to(gained.dtype)

@@ -1,4 +1,4 @@
-"""Running scales: one for rewards as they come in, one for the returns the critic learns.
+"""Running scales: one for the rewards of a round, one for the returns the critic learns.
 
 Neither subtracts a mean: a mean would pay rows for staying alive, and move the zero that
 "better than waiting" is measured from.
@@ -14,78 +14,49 @@ from torch import Tensor
 from esper.leyline.errors import NonFiniteError, UsageError
 
 REWARD_CLIP = 10.0
+"""Largest reward of one step in units of a typical return."""
+
 WARM_UP = 32
 MOMENTUM = 0.99
 _LEAST_STD = 1e-4
 
 
-class RewardNormalizer:
-    """Divides rewards by their running deviation over all steps so far (Welford).
+class RewardScale:
+    """What rewards are divided by: the root mean square of the returns of all episodes so far.
 
-    Before two rewards are known, and while they do not vary, the deviation counts as 1.
+    It is learned from whole rounds and stays what it is within one, so that all rewards of a round
+    are in one unit. A deviation that follows the steps would not do: the first steps pay nothing
+    but rent, and measured by that, whatever comes first looks hundreds of times too large.
 
     Args:
-        clip: normalised rewards are clipped to plus and minus this.
         device: where the statistics are kept.
     """
 
-    def __init__(self, clip: float = REWARD_CLIP, device: torch.device | str = "cpu") -> None:
-        """Start without any reward seen."""
-        if not clip > 0:
-            raise UsageError(f"clip must be above 0, got {clip}")
-        self.clip = clip
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        """Start without any return seen."""
         self.count = torch.zeros((), dtype=torch.float64, device=device)
-        self.mean = torch.zeros((), dtype=torch.float64, device=device)
         self.squares = torch.zeros((), dtype=torch.float64, device=device)
 
     @property
-    def std(self) -> Tensor:
-        """float64, what rewards are divided by."""
-        std = (self.squares / self.count.clamp(min=1)).sqrt()
-        return torch.where((self.count < 2) | (std < _LEAST_STD), 1.0, std)
+    def unit(self) -> Tensor:
+        """float32, what rewards are divided by; 1 while all returns are 0."""
+        size = (self.squares / self.count.clamp(min=1)).sqrt()
+        return torch.where(size < _LEAST_STD, 1.0, size).to(torch.float32)
 
-    def update(self, rewards: Tensor, active: Tensor | None = None) -> None:
-        """Learn from the rewards [...] of one step; rows that are not active are left out."""
-        active = torch.ones_like(rewards, dtype=torch.bool) if active is None else active
-        values = torch.where(active, rewards, 0.0).to(torch.float64)
-        count = active.sum().to(torch.float64)
-        mean = values.sum() / count.clamp(min=1)
-        squares = torch.where(active, values - mean, 0.0).square().sum()
-        total = self.count + count
-        # Chan's way to join two sets; a step without active rows changes nothing.
-        shift = mean - self.mean
-        share = count / total.clamp(min=1)
-        self.mean = torch.where(count > 0, self.mean + shift * share, self.mean)
-        joined = self.squares + squares + shift.square() * self.count * share
-        self.squares = torch.where(count > 0, joined, self.squares)
-        self.count = total
-
-    def normalize(self, rewards: Tensor) -> Tensor:
-        """Return rewards over their deviation, clipped; nothing is learned."""
-        return (rewards / self.std.to(rewards.dtype)).clamp(-self.clip, self.clip)
-
-    def __call__(
-        self, rewards: Tensor, active: Tensor | None = None, *, frozen: Tensor | None = None
-    ) -> Tensor:
-        """Learn from the rewards [R] of one step, then return them normalised.
-
-        Args:
-            rewards: float32 [R].
-            active: bool [R], rows whose episode still runs; others get exactly 0.
-            frozen: bool [R], rows whose reward is normalised but not learned from, as the penalty
-                of a rollback.
-        """
-        active = torch.ones_like(rewards, dtype=torch.bool) if active is None else active
-        self.update(rewards, active if frozen is None else active & ~frozen)
-        return torch.where(active, self.normalize(rewards), 0.0)
+    def update(self, returns: Tensor) -> None:
+        """Learn from the raw returns [N] of a round; what is not finite teaches nothing."""
+        values = returns.detach().to(self.squares)
+        values = values[torch.isfinite(values)]
+        self.count = self.count + len(values)
+        self.squares = self.squares + values.square().sum()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the statistics."""
-        return {name: getattr(self, name).clone() for name in ("count", "mean", "squares")}
+        return {name: getattr(self, name).clone() for name in ("count", "squares")}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from these statistics."""
-        for name in ("count", "mean", "squares"):
+        for name in ("count", "squares"):
             setattr(self, name, state[name].to(self.count).clone())
 
 

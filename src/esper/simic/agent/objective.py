@@ -26,6 +26,7 @@ from esper.simic.agent.losses import (
     penalty_schedule,
     value_errors,
 )
+from esper.simic.agent.normalizers import REWARD_CLIP
 from esper.simic.agent.rollout_buffer import RolloutBatch, TamiyoRolloutBuffer
 from esper.tamiyo.networks.decision import Scores
 from esper.tamiyo.policy.action_masks import causal_heads
@@ -52,7 +53,7 @@ class Targets:
     """What every step of a round is to teach; tensors [R, T] or [R, T, 8]."""
 
     raw_advantages: Tensor
-    """In units of the reward, as GAE gave them."""
+    """In units of a typical return, as GAE gave them; so are returns and errors."""
     advantages: Tensor
     """Normalised over the usable steps; exactly 0 elsewhere."""
     head_advantages: Tensor
@@ -62,9 +63,8 @@ class Targets:
     advantage_floored: Tensor
     """Of the raw ones over the usable steps, without axes."""
     returns: Tensor
-    """In units of the reward."""
     baselines: Tensor
-    """What the critic expected, in units of the reward."""
+    """What the critic expected."""
     td_errors: Tensor
     """Reward plus what follows, minus what was expected."""
     value_targets: Tensor
@@ -114,7 +114,7 @@ def make_targets(
     scale: Tensor,
     progress: float,
     success: float,
-    reward_std: Tensor | None = None,
+    unit: Tensor | None = None,
 ) -> Targets:
     """Return what a complete round teaches.
 
@@ -128,15 +128,16 @@ def make_targets(
         scale: what the critic's values are multiplied by to be rewards.
         progress: share of the training that is done.
         success: share of episodes that succeed by now.
-        reward_std: what raw rewards and potentials are divided by; 1 by default.
+        unit: what raw rewards and potentials are divided by; 1 by default.
     """
     batch = buffer.batch()
-    unit = torch.ones_like(scale) if reward_std is None else reward_std.to(scale)
+    unit = torch.ones_like(scale) if unit is None else unit.to(scale)
+    rewards = _clip(batch.rewards / unit)
     paid = batch.potentials / unit
     baselines = batch.values * scale - paid
     following = buffer.next_values() * scale - buffer.next_potentials() / unit
     advantages, returns = compute_gae(
-        batch.rewards,
+        rewards,
         baselines,
         following,
         batch.terminated,
@@ -162,7 +163,7 @@ def make_targets(
         advantage_floored=floored,
         returns=returns,
         baselines=baselines,
-        td_errors=batch.rewards + config.gamma * following - baselines,
+        td_errors=rewards + config.gamma * following - baselines,
         value_targets=(returns + paid) / scale,
         old_values=taken,
         causal=causal,
@@ -182,6 +183,11 @@ def make_targets(
         ),
         floor_counts=could_use,
     )
+
+
+def _clip(rewards: Tensor) -> Tensor:
+    """Return rewards within the clip; what is infinite stays so, to be found."""
+    return torch.where(rewards.isinf(), rewards, rewards.clamp(-REWARD_CLIP, REWARD_CLIP))
 
 
 def _value_weights(batch: RolloutBatch, forced_weight: float) -> Tensor:

@@ -29,7 +29,7 @@ from esper.simic.agent.config import (
 )
 from esper.simic.agent.imitation import GoodEpisodes
 from esper.simic.agent.losses import compute_ppo_loss, not_yet
-from esper.simic.agent.normalizers import ValueNormalizer
+from esper.simic.agent.normalizers import RewardScale, ValueNormalizer
 from esper.simic.agent.objective import make_targets
 from esper.simic.agent.optimizer import (
     VALUE,
@@ -93,11 +93,17 @@ class PPOAgent:
             config.imitation.capacity, config.exploration.success_return, self.device
         )
         """The best episodes so far."""
-        self._reward_std = torch.ones((), device=self.device)
+        self.reward_scale = RewardScale(self.device)
+        """The unit that rewards are learned in."""
         bias = torch.tensor(self.network.config.initial_op_bias, device=self.device)
         is_prior = config.exploration.op_reference == "prior"
         self.op_reference = bias if is_prior else torch.zeros_like(bias)
         """Logits that the op stays close to while it is curious."""
+
+    @property
+    def value_unit(self) -> Tensor:
+        """float32, what brings the critic's numbers onto the scale of raw rewards."""
+        return self.value_normalizer.scale * self.reward_scale.unit
 
     def update(
         self,
@@ -106,8 +112,7 @@ class PPOAgent:
         progress: float,
         success: float,
         round: int,
-        rewards: Tensor | None = None,
-        reward_std: Tensor | None = None,
+        counts: Tensor | None = None,
     ) -> UpdateReport:
         """Improve the policy by one round.
 
@@ -116,8 +121,8 @@ class PPOAgent:
             progress: share of the training that is done, from 0 to 1.
             success: running share of episodes that succeed, from 0 to 1.
             round: number of the round, which the order of rows is drawn from.
-            rewards: float32 [R, T], raw, by which good episodes are told; the buffer's by default.
-            reward_std: what raw rewards are divided by now; 1 by default.
+            counts: bool [R], episodes whose returns say something of the scale of rewards, as
+                those that the governor ended do not; all of them by default.
 
         Raises:
             NonFiniteError: This was the third update in a row that met a number that is not
@@ -129,14 +134,21 @@ class PPOAgent:
         if not bool(batch.valid.any()):
             raise UsageError("the buffer holds no step to learn from; collect a round first")
         with torch.no_grad():
-            old_scale = self.value_normalizer.scale
+            old_unit = self.reward_scale.unit
+            returns = (batch.rewards * batch.valid).sum(1)
+            self.reward_scale.update(
+                returns if counts is None else returns[counts.to(returns.device)]
+            )
+            unit = self.reward_scale.unit
+            # What the critic said when it acted was in the unit of that time.
+            old_scale = self.value_normalizer.scale * old_unit / unit
             targets = make_targets(
                 buffer,
                 self.config,
                 scale=old_scale,
                 progress=progress,
                 success=success,
-                reward_std=reward_std,
+                unit=unit,
             )
             wrong = targets.nonfinite()
             if not wrong:
@@ -145,9 +157,7 @@ class PPOAgent:
                 self._rescale_critic(old_scale / new_scale)
                 targets = targets.rescaled(old_scale / new_scale)
         if self.config.imitation.weight > 0 and not wrong:
-            self.good_episodes.keep(batch, batch.rewards if rewards is None else rewards)
-            if reward_std is not None:
-                self._reward_std = reward_std.to(self.device, torch.float32)
+            self.good_episodes.keep(batch)
         set_learning_rate(self.optimizer, self.config, progress)
         order = generator(self.seed, "minibatches", round)
         with _tensor_cores(self.device):
@@ -175,7 +185,7 @@ class PPOAgent:
         return weight * self.good_episodes.loss(
             self.policy,
             gamma=self.config.gamma,
-            reward_std=self._reward_std,
+            unit=self.reward_scale.unit,
             value_scale=self.value_normalizer.scale,
             part=part,
             parts=parts,
@@ -219,7 +229,7 @@ class PPOAgent:
             "skips_in_a_row": self.skips_in_a_row,
             "resets": self.resets,
             "good_episodes": self.good_episodes.state_dict(),
-            "reward_std": self._reward_std.clone(),
+            "reward_scale": self.reward_scale.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -232,7 +242,7 @@ class PPOAgent:
         self.skips_in_a_row = int(state["skips_in_a_row"])
         self.resets = int(state["resets"])
         self.good_episodes.load_state_dict(state["good_episodes"])
-        self._reward_std = state["reward_std"].to(self.device)
+        self.reward_scale.load_state_dict(state["reward_scale"])
 
     def _rescale_critic(self, factor: Tensor) -> None:
         """Make the critic say the same in units of the reward after its scale has changed."""

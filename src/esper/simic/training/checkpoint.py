@@ -26,7 +26,7 @@ from esper.nissa.folder import CHECKPOINTS
 from esper.tamiyo.controllers.policy_file import CHECKPOINT_POLICY, Policy, save_policy
 
 KIND = "training run"
-VERSION = 1
+VERSION = 2
 
 Which = Literal["latest", "previous"]
 """The checkpoints a run can be continued from."""

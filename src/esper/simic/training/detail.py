@@ -91,7 +91,8 @@ def _decisions(outcome: RoundOutcome, rows: Tensor, blueprints: Sequence[str]) -
     columns["alternatives"] = _alternatives(
         detail["choice_log_probs"][active], actions, causal, row_index, names, blueprints
     )
-    paid = {"reward": decisions["reward"], "reward_normalized": decisions["reward_normalized"]}
+    reward = decisions["reward"]
+    paid = {"reward": reward, "reward_normalized": reward / outcome.reward_unit}
     for place, name in enumerate(outcome.term_names):
         paid[f"reward_{name}"] = decisions["terms"][..., place]
     for place, name in enumerate(outcome.detail_names):

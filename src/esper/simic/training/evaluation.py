@@ -108,9 +108,7 @@ def play_episodes(
             )
             paid = reward.step(transition)
             names = tuple(paid.terms)
-            kept = decision_columns(
-                transition, actions["op"], paid, normalized=paid.total, free=moment.free
-            )
+            kept = decision_columns(transition, actions["op"], paid, free=moment.free)
             decisions.put(number, kept)
             states.put(number + 1, state_columns(after, twin_scores_at(curves, after)))
         before = after

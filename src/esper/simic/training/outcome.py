@@ -80,8 +80,8 @@ class RoundOutcome:
     slot_names: Mapping[str, Sequence[str]]
     """Names of the slots of every task."""
     decisions: Mapping[str, Tensor]
-    """[rows, steps, ...]: actions, effective_op, free, active, reward, reward_normalized,
-    terms, ... of every decision."""
+    """[rows, steps, ...]: actions, effective_op, free, active, reward, terms, ... of every
+    decision."""
     states: Mapping[str, Tensor]
     """[rows, steps + 1, ...]: val_score, twin_score, stage, blueprint, params, ... before the first
     decision and after each."""
@@ -99,6 +99,8 @@ class RoundOutcome:
     """Entries of the observation at their clamp."""
     obs_clamp_features: Mapping[str, float]
     """The features most often at their clamp, with their shares."""
+    reward_unit: float = 1.0
+    """What the learner divided rewards by; 1 where nobody learned from them."""
 
     # ------------------------------------------------------------------------------- by episode
 
@@ -129,8 +131,8 @@ class RoundOutcome:
 
     @cached_property
     def normalized_returns(self) -> Tensor:
-        """float64 [rows], sums of the rewards the learner saw."""
-        return self.decisions["reward_normalized"].double().sum(1)
+        """float64 [rows], the same in the learner's unit."""
+        return self.returns / self.reward_unit
 
     @cached_property
     def final_scores(self) -> Tensor:

@@ -25,7 +25,6 @@ from esper.leyline.actions import placeholder_actions
 from esper.leyline.errors import UsageError
 from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
-from esper.simic.agent.normalizers import RewardNormalizer
 from esper.simic.agent.report import ClampCounter
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.rewards.contract import Reward, RewardStep, Transition
@@ -53,7 +52,6 @@ class Rollout:
         policy: who decides; its observation statistics are only read.
         reward: what a step pays.
         buffer: what the learner reads; it has as many rows, and steps enough for an episode.
-        reward_normalizer: puts rewards on the learner's scale.
         seed: seed of the run; draws are keyed by it, the round, the row and the step.
         horizon: what reaching the horizon is.
         recorded_rows: rows of which every detail is kept.
@@ -65,7 +63,6 @@ class Rollout:
         policy: Policy,
         reward: Reward,
         buffer: TamiyoRolloutBuffer,
-        reward_normalizer: RewardNormalizer,
         *,
         seed: int,
         horizon: Horizon = "terminate",
@@ -74,7 +71,7 @@ class Rollout:
         """Set memory aside; nothing is played yet."""
         self.policy, self.reward = policy, reward
         self.environment = environment
-        self.buffer, self.reward_normalizer = buffer, reward_normalizer
+        self.buffer = buffer
         self.seed, self.horizon = seed, horizon
         self.rows, self.steps = buffer.rows, buffer.steps
         self.device = environment.device
@@ -306,20 +303,13 @@ class Rollout:
             head: torch.where(active, chosen, self._wait[head]) for head, chosen in decided.items()
         }
 
-    def _normalized(self, reward: Tensor, transition: Transition) -> Tensor:
-        """Return the reward on the learner's scale; what a rollback costs teaches no scale."""
-        return self.reward_normalizer(
-            reward, transition.active, frozen=transition.after.rolled_back
-        )
-
     def _take_over(self, transition: Transition, decided: PolicyStep, paid: RewardStep) -> None:
         """Put what came of a decision into the buffer and the traces, and see who goes on."""
         active, after, ended = transition.active, transition.after, transition.ended
-        normalized = self._normalized(paid.total, transition)
         is_cut = self.horizon == "bootstrap"
         truncated = ended & ~after.rolled_back if is_cut else torch.zeros_like(active)
         self.buffer.add_outcome(
-            reward=normalized,
+            reward=paid.total,
             effective_op=transition.effective_op,
             terminated=ended & ~truncated,
             truncated=truncated,
@@ -329,7 +319,6 @@ class Rollout:
             transition,
             decided,
             paid,
-            normalized=normalized,
             free=self._free,
             potential=self._potential,
             value_scale=self._value_scale,

@@ -133,7 +133,6 @@ class RoundTraces:
         decided: PolicyStep,
         paid: RewardStep,
         *,
-        normalized: Tensor,
         free: Tensor,
         potential: Tensor,
         value_scale: float,
@@ -144,14 +143,13 @@ class RoundTraces:
             transition: what the decision led to.
             decided: the decision.
             paid: its reward.
-            normalized: float32 [R], the reward on the learner's scale.
             free: bool [R], more than one op was legal.
             potential: float32 [R], the reward's potential before the decision.
             value_scale: what brings the critic's numbers onto the scale of raw rewards.
         """
         number = self.length
         self._term_names, self._detail_names = tuple(paid.terms), tuple(paid.details)
-        kept = decision_columns(transition, decided.op, paid, normalized=normalized, free=free)
+        kept = decision_columns(transition, decided.op, paid, free=free)
         if paid.details:
             kept["details"] = torch.stack([each.float() for each in paid.details.values()], dim=1)
         self._decisions.put(number, kept)
@@ -223,7 +221,7 @@ class RoundTraces:
 
 
 def decision_columns(
-    transition: Transition, op: Tensor, paid: RewardStep, *, normalized: Tensor, free: Tensor
+    transition: Transition, op: Tensor, paid: RewardStep, *, free: Tensor
 ) -> dict[str, Tensor]:
     """Return what is kept of every row's decision, by name, each [R, ...]."""
     return {
@@ -233,7 +231,6 @@ def decision_columns(
         "free": free,
         "active": transition.active,
         "reward": paid.total,
-        "reward_normalized": normalized,
         "terms": torch.stack(list(paid.terms.values()), dim=1),
     }
 

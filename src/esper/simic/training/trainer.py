@@ -12,6 +12,7 @@ run on the CPU goes on bit for bit.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from collections.abc import Iterator
@@ -22,7 +23,6 @@ from torch import Tensor
 
 from esper.leyline.actions import LifecycleOp
 from esper.leyline.errors import CheckpointError, UsageError
-from esper.simic.agent.normalizers import RewardNormalizer
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.rewards import Reward, make_reward
@@ -75,7 +75,6 @@ class Trainer:
         self.policy.network.to(self.device)
         self.policy.normalizer.to(self.device)
         self.agent = PPOAgent(self.policy, config.ppo, self.device, config.seed)
-        self.reward_normalizer = RewardNormalizer(device=self.device)
         self.buffer = TamiyoRolloutBuffer(rows, config.episode_length, network, self.device)
         self.twins: TwinCurves | None = None
         if self.reward.needs_twin and isinstance(self.world, TaskWorld):
@@ -149,8 +148,7 @@ class Trainer:
                 started = time.perf_counter()
             curves = self.twins.scores(plan)
         rollout = self._make_rollout()
-        scale = self.agent.value_normalizer.scale * self.reward_normalizer.std
-        rollout.start(plan, curves, value_scale=float(scale))
+        rollout.start(plan, curves, value_scale=float(self.agent.value_unit))
         self._in_round = True
 
     def _step(self, rollout: Rollout) -> Progress:
@@ -187,9 +185,10 @@ class Trainer:
             progress=self.round / self.config.rounds,
             success=self.tally.success,
             round=self.round,
-            rewards=outcome.decisions["reward"],
-            reward_std=self.reward_normalizer.std,
+            # What a rollback costs says nothing of what rewards are like.
+            counts=~outcome.rolled_back,
         )
+        outcome = dataclasses.replace(outcome, reward_unit=float(self.agent.reward_scale.unit))
         updated = time.perf_counter() - started
         started = time.perf_counter()
         evaluation = self._evaluate()
@@ -249,7 +248,6 @@ class Trainer:
                 self.policy,
                 self.reward,
                 self.buffer,
-                self.reward_normalizer,
                 seed=self.config.seed,
                 horizon=self.config.horizon,
                 # Spread over the rows, so that several tasks and seeds are among them.
@@ -297,7 +295,6 @@ class Trainer:
             **self.tally.state_dict(),
             **self.curriculum.state_dict(),
             "agent": self.agent.state_dict(),
-            "reward_normalizer": self.reward_normalizer.state_dict(),
             "twins": None if self.twins is None else self.twins.state_dict(),
             "twin_seconds": self._twin_seconds,
             "rollout": rollout,
@@ -313,7 +310,6 @@ class Trainer:
         try:
             self._refuse_other_blueprints(state["blueprints"])
             self.agent.load_state_dict(state["agent"])
-            self.reward_normalizer.load_state_dict(state["reward_normalizer"])
             if self.twins is not None and state["twins"] is not None and not restart_round:
                 self.twins.load_state_dict(state["twins"])
             self.round = int(state["round"])
