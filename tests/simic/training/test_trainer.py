@@ -112,6 +112,18 @@ def test_the_first_round_teaches_what_was_paid(monkeypatch: pytest.MonkeyPatch) 
     assert float(torch.corrcoef(both)[0, 1]) >= 0.95
 
 
+def test_after_the_first_round_whatever_varies_is_standardised() -> None:
+    trainer = Trainer(tiny_config(rounds=1, rows=8, episode_length=14))
+    list(trainer.run())
+    trainer.close()
+    batch = trainer.buffer.batch()
+    raw = batch.raw_states[batch.valid]
+    varies = trainer.policy.normalizer.continuous & (raw.std(0) > 1e-3)
+    deviations = trainer.policy.normalizer.normalize(raw)[:, varies].std(0)
+    assert int(varies.sum()) > 20
+    assert 0.3 < float(deviations.min()) < float(deviations.max()) < 3.0
+
+
 def test_what_a_rollback_pays_teaches_no_scale() -> None:
     scales = []
     for paid in (0.0, -50.0):
