@@ -185,7 +185,7 @@ def test_every_head_has_an_entropy_bonus_on_every_valid_step() -> None:
         entropy_coef_end=0.1,
         exploration=ExplorationConfig(op_curiosity=0.0, sparse_entropy=0.0, sparse_curiosity=0.0),
     )
-    weights = entropy_weights(config, *masks(), progress=0.0)
+    weights = entropy_weights(config, *masks(), progress=0.0, shares=torch.ones(8))
     for index, head in enumerate(HEAD_NAMES):
         expected = 0.1 * ENTROPY_COEF_PER_HEAD[head] / 3
         assert weights[0, :, index].tolist() == pytest.approx([expected] * 3 + [0.0])
@@ -199,12 +199,12 @@ def test_the_op_is_curious_until_it_succeeds_and_sparse_heads_where_they_could_a
     half = curiosity_weights(config, valid & free, success=0.25)
     assert half[0].tolist() == pytest.approx([0.25, 0.25, 0.0, 0.0])
     assert not curiosity_weights(config, valid & free, success=0.5).any()
-    sparse = entropy_weights(config, *masks(), progress=0.0)
+    sparse = entropy_weights(config, *masks(), progress=0.0, shares=torch.ones(8))
     assert not sparse[..., OP].any()
     for index in range(len(HEAD_NAMES) - 1):
         assert sparse[0, :, index].tolist() == pytest.approx([0.03, 0.0, 0.0, 0.0])
     for success, weight in ((0.0, 1.01), (0.05, 0.51), (0.1, 0.01), (0.5, 0.01)):
-        held = exploration_coefficients(config, success=success, device=torch.device("cpu"))
+        held = exploration_coefficients(config, success=success, shares=torch.ones(8))
         assert held.tolist() == pytest.approx([weight] * (len(HEAD_NAMES) - 1) + [0.01])
 
 

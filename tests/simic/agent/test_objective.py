@@ -34,7 +34,7 @@ def moved(buffer: TamiyoRolloutBuffer, targets: Targets, scored: Scored) -> torc
 
 @pytest.mark.parametrize("ratio", ["per_head", "joint"])
 def test_the_policy_part_is_the_mean_over_the_steps_that_count(ratio: str) -> None:
-    buffer, targets, scored, config = scene(ratio=ratio)
+    buffer, targets, scored, config = scene(ratio=ratio, head_weights="equal")
     old = moved(buffer, targets, scored)
     found = Objective(config, 0.5).policy_loss(scored, old, targets)
     usable = buffer.batch().usable
@@ -78,7 +78,7 @@ def test_the_total_is_the_sum_of_its_parts() -> None:
         + 0.7 * found.value
         - found.bonus
         + found.penalty
-        + 0.3 * found.exploration.sum()
+        + 0.3 * (found.exploration * targets.shares).sum()
     )
     assert float(found.total) == pytest.approx(float(expected), rel=1e-5)
 
@@ -153,9 +153,33 @@ def test_only_running_steps_with_a_choice_teach_the_actor(ratio: str) -> None:
     assert not targets.actor_weights[~usable].any()
     assert not targets.advantages[~usable].any()
     assert torch.equal(targets.causal, causal_heads(batch.op) & usable.unsqueeze(-1))
-    sums = targets.actor_weights.sum((0, 1))
-    used = targets.causal.flatten(0, -2).any(0) if ratio == "per_head" else torch.tensor(True)
-    assert torch.allclose(sums, used.float(), atol=1e-5)
+    if ratio == "joint":
+        assert float(targets.actor_weights.sum()) == pytest.approx(1.0, abs=1e-5)
+
+
+def test_a_step_counts_as_much_in_every_head_that_decided_it() -> None:
+    """Averaged over its own few steps, a rare head's noise would drown the shared layers."""
+    buffer = collect(small_policy(), rows=8, steps=10, lengths=[10, 4, 6, 10, 10, 2, 9, 10])
+    targets, steps = targets_of(buffer), int(buffer.batch().usable.sum())
+    counted = targets.actor_weights[targets.causal]
+    assert torch.allclose(counted, torch.full_like(counted, 1.0 / steps))
+    share = targets.causal.flatten(0, -2).float().sum(0) / steps
+    assert float(share.min()) < 0.3
+    assert torch.allclose(targets.shares, share.clamp(min=0.01))
+    # What keeps its entropy up counts as much less, so that a head's own optimum stays.
+    equal = targets_of(buffer, head_weights="equal")
+    assert torch.allclose(targets.entropy_weights, equal.entropy_weights * targets.shares)
+    assert torch.allclose(
+        targets.exploration_coefficients, equal.exploration_coefficients * targets.shares
+    )
+    assert torch.allclose(equal.actor_weights.sum((0, 1)), (share > 0).float(), atol=1e-5)
+
+
+def test_an_idle_head_keeps_an_anchor() -> None:
+    policy = small_policy(initial_op_bias=(50.0, 0.0, 0.0, 0.0, 0.0, 0.0), floor={"kind": "off"})
+    targets = targets_of(collect(policy, rows=8))
+    assert not targets.causal[..., HEAD_NAMES.index("blueprint")].any()
+    assert float(targets.entropy_weights[..., HEAD_NAMES.index("blueprint")].sum()) > 0
 
 
 def test_padding_and_forced_steps_leave_the_statistics_alone() -> None:

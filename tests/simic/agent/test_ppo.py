@@ -251,10 +251,11 @@ def test_the_exploration_term_keeps_a_gradient_at_a_collapse() -> None:
 
     def pull(**options: Any) -> float:
         policy = collapsed()
-        losses, scores, _ = lose(policy, collect(policy, rows=8, steps=8), **options)
+        losses, scores, targets = lose(policy, collect(policy, rows=8, steps=8), **options)
         losses.total.backward()
         assert scores.logits.grad is not None
-        return float(scores.logits.grad[..., blueprint, 1].sum())
+        # Whatever pulls the other way counts by the head's share of the steps too.
+        return float(scores.logits.grad[..., blueprint, 1].sum() / targets.shares[blueprint])
 
     quiet = {**NOTHING, "advantage_std_floor": 1e30}
     assert pull(**{**quiet, "exploration_kl": 1.0}) >= 0.1

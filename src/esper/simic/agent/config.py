@@ -19,6 +19,9 @@ from esper.simic.agent.normalizers import MOMENTUM
 RatioKind = Literal["per_head", "joint"]
 """What is clipped: the ratio of every head by itself, or their product."""
 
+HeadWeights = Literal["share", "equal"]
+"""What a head's loss counts: as much as the steps it decided, or as much as any other head's."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class PerHead(Config):
@@ -116,8 +119,13 @@ class PPOConfig(Config):
     clip: float = option(0.2, "A ratio pays up to 1 plus this, and down to 1 minus.", above=0)
     ratio: RatioKind = option(
         "per_head",
-        "per_head: every head is clipped by its own ratio and averaged over its own steps; "
+        "per_head: every head is clipped by its own ratio; "
         "joint: the product over the heads that mattered.",
+    )
+    head_weights: HeadWeights = option(
+        "share",
+        "share: losses of a head count by its share of the steps, so that the noise of a rare head "
+        "does not drown the layers all share; equal: every head counts alike, as in the documents.",
     )
     epochs: int = option(4, "Passes over a round's decisions.", minimum=1)
     minibatches: int = option(1, "Groups of whole rows that a pass steps on in turn.", minimum=1)

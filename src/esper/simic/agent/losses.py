@@ -95,6 +95,16 @@ def mean_weights(counts: Tensor) -> Tensor:
     return weights / weights.flatten(0, -2).sum(0).clamp(min=1.0)
 
 
+LEAST_SHARE = 0.01
+"""Share of the steps that a head counts for at least in what keeps its entropy up."""
+
+
+def head_shares(causal: Tensor, usable: Tensor) -> Tensor:
+    """Return the share of the usable steps [...] that every head decided, [heads]."""
+    decided = causal.flatten(0, -2).sum(0).to(torch.float32)
+    return decided / usable.sum().clamp(min=1)
+
+
 def value_errors(
     values: Tensor, targets: Tensor, old_values: Tensor, value_clip: float = 0.0
 ) -> Tensor:
@@ -135,11 +145,13 @@ def entropy_weights(
     available: Tensor,
     *,
     progress: float,
+    shares: Tensor,
 ) -> Tensor:
     """Return the weight of every entropy in the bonus, [R, T, 8].
 
     Every head counts on every valid step with its multiplier. On free steps every head but the op
-    counts more where it could be used; the op has `curiosity` instead.
+    counts more where it could be used; the op has `curiosity` instead. All of it is multiplied by
+    the head's share, as its policy loss is.
 
     Args:
         config: the coefficients.
@@ -147,13 +159,15 @@ def entropy_weights(
         free: bool [R, T], more than one op was legal.
         available: bool [R, T, 8], heads that some legal op would use.
         progress: share of the training that is done.
+        shares: [8], what every head counts.
     """
     multipliers = torch.tensor(config.entropy_multipliers.by_head(), device=valid.device)
     everywhere = mean_weights(valid.unsqueeze(-1)) * multipliers
     bonus = torch.full((len(HEAD_NAMES),), config.exploration.sparse_entropy, device=valid.device)
     bonus[OP] = 0.0
     usable = (valid & free).unsqueeze(-1) & available
-    return entropy_coefficient(config, progress) * everywhere + bonus * mean_weights(usable)
+    weights = entropy_coefficient(config, progress) * everywhere + bonus * mean_weights(usable)
+    return weights * shares
 
 
 def not_yet(config: PPOConfig, success: float) -> float:
@@ -166,17 +180,17 @@ def remaining(success: float, target: float) -> float:
     return 1.0 - min(max(success / target, 0.0), 1.0)
 
 
-def exploration_coefficients(config: PPOConfig, *, success: float, device: torch.device) -> Tensor:
-    """Return the weight of KL(uniform, policy) of every head, [8].
+def exploration_coefficients(config: PPOConfig, *, success: float, shares: Tensor) -> Tensor:
+    """Return the weight of KL(uniform, policy) of every head, [8], times what the head counts.
 
     Until there is success a seed's choices only ever cost, and the heads would learn whatever keeps
     it from being judged; so every head but the op, which has `curiosity`, is held near uniform.
     """
     exploration = config.exploration
     sparse = exploration.sparse_curiosity * remaining(success, exploration.sparse_success_target)
-    coefficients = torch.full((len(HEAD_NAMES),), config.exploration_kl + sparse, device=device)
+    coefficients = torch.full_like(shares, config.exploration_kl + sparse)
     coefficients[OP] = config.exploration_kl
-    return coefficients
+    return coefficients * shares
 
 
 def curiosity_weights(config: PPOConfig, usable: Tensor, *, success: float) -> Tensor:

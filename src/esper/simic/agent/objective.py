@@ -16,12 +16,14 @@ from esper.simic.agent.advantages import (
 )
 from esper.simic.agent.config import PPOConfig
 from esper.simic.agent.losses import (
+    LEAST_SHARE,
     compute_entropy_floor_penalty,
     compute_ppo_loss,
     curiosity,
     curiosity_weights,
     entropy_weights,
     exploration_coefficients,
+    head_shares,
     mean_weights,
     penalty_schedule,
     value_errors,
@@ -87,6 +89,8 @@ class Targets:
     """[8], what these means are multiplied by."""
     floor_counts: Tensor
     """bool [R, T, 8], the steps a head's entropy floor looks at."""
+    shares: Tensor
+    """[8], what every head's entropy counts beside its policy loss."""
 
     def rows(self, rows: Tensor) -> Targets:
         """Return these rows of everything a minibatch needs."""
@@ -152,6 +156,11 @@ def make_targets(
     causal = causal_heads(batch.op) & usable.unsqueeze(-1)
     taken = batch.op_values.gather(-1, batch.op.unsqueeze(-1)).squeeze(-1)
     could_use = usable.unsqueeze(-1) & batch.available
+    own = mean_weights(causal)
+    shares = torch.ones_like(own[0, 0])
+    if config.head_weights == "share":
+        decided = head_shares(causal, usable)
+        own, shares = own * decided, decided.clamp(min=LEAST_SHARE)
     return Targets(
         raw_advantages=advantages,
         advantages=normalised,
@@ -168,20 +177,17 @@ def make_targets(
         old_values=taken,
         causal=causal,
         actor_weights=(
-            mean_weights(usable.unsqueeze(-1)).squeeze(-1)
-            if config.ratio == "joint"
-            else mean_weights(causal)
+            mean_weights(usable.unsqueeze(-1)).squeeze(-1) if config.ratio == "joint" else own
         ),
         value_weights=_value_weights(batch, config.forced_value_weight),
         entropy_weights=entropy_weights(
-            config, batch.valid, batch.free, batch.available, progress=progress
+            config, batch.valid, batch.free, batch.available, progress=progress, shares=shares
         ),
         curiosity_weights=curiosity_weights(config, usable, success=success),
         exploration_weights=mean_weights(could_use),
-        exploration_coefficients=exploration_coefficients(
-            config, success=success, device=usable.device
-        ),
+        exploration_coefficients=exploration_coefficients(config, success=success, shares=shares),
         floor_counts=could_use,
+        shares=shares,
     )
 
 
@@ -278,14 +284,16 @@ class Objective:
     Args:
         config: the learner's constants.
         progress: share of the training that is done.
+        shares: [8], what every head's entropy counts; all of it by default.
     """
 
-    def __init__(self, config: PPOConfig, progress: float) -> None:
+    def __init__(self, config: PPOConfig, progress: float, shares: Tensor | None = None) -> None:
         """Look up what depends on progress."""
         self._config = config
         self._floors = dict(zip(HEAD_NAMES, config.entropy_floor.by_head(), strict=True))
         penalties = torch.tensor(config.entropy_floor_penalty.by_head())
         penalties = penalties * penalty_schedule(progress)
+        penalties = penalties if shares is None else penalties * shares.cpu()
         self._penalties = dict(zip(HEAD_NAMES, penalties.tolist(), strict=True))
 
     def __call__(

@@ -70,7 +70,7 @@ class Passes:
         self._batch, self._targets = batch, targets
         self._progress, self._success = progress, success
         self._reference = agent.op_reference
-        self._objective = Objective(agent.config, progress)
+        self._objective = Objective(agent.config, progress, targets.shares)
         self._count = min(agent.config.minibatches, batch.rows)
         self._usable = batch.usable
         self._latest = Scored.empty(batch.values, len(HEAD_NAMES))

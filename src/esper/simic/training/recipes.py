@@ -45,6 +45,7 @@ _POLICY = PolicyConfig(
 _DOCUMENTS_LEARNER = PPOConfig(
     epochs=1,
     ratio="per_head",
+    head_weights="equal",
     exploration_kl=0.0,
     exploration=ExplorationConfig(op_curiosity=0.0, sparse_entropy=0.0, sparse_curiosity=0.0),
     imitation=ImitationConfig(weight=0.0),
