@@ -172,7 +172,7 @@ def _time_rounds(variant: Variant, options: argparse.Namespace) -> tuple[float, 
     The round before them is not counted: processes start in it, and kernels are made.
     """
     config = variant.change(get_recipe("digits")).replace(
-        rounds=3, rows=options.task_rows, device=options.device, recorded_rows=0
+        rounds=3, rows=options.task_rows, device=options.device, recorded_rows=0, evaluate_every=0
     )
     trainer = Trainer(config)
     try:

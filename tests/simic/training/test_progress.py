@@ -81,22 +81,25 @@ def test_decisions_and_fates_are_counted_over_all_rounds() -> None:
     assert tally.fates == {"d": {"germinated": 3, "fossilized": 0, "pruned": 3}}
 
 
-def test_the_best_policy_is_the_one_with_the_best_average() -> None:
+def test_merits_are_averaged_over_ten_rounds() -> None:
     tally = make_tally()
     merits = [float(number % 7) for number in range(12)] + [20.0, -50.0, 40.0, 80.0]
-    best, found = -float("inf"), []
     for number, merit in enumerate(merits):
         standing = tally.add(played(number, merit, merit))
         recent = merits[max(0, number - 9) : number + 1]
         assert standing.merit_rolling == tally.merit_rolling
         assert standing.merit_rolling == pytest.approx(sum(recent) / len(recent))
-        if number < 9:
-            assert standing.is_best
-        else:
-            assert standing.is_best == (standing.merit_rolling > best)
-            best = max(best, standing.merit_rolling)
-            found.append(standing.is_best)
-    assert set(found) == {True, False}
+
+
+def test_the_best_policy_is_the_one_that_was_judged_best() -> None:
+    tally = make_tally()
+    merits = [None, None, 0.5, None, 0.2, None, 0.5, 0.9, None, 0.6]
+    found = [tally.judge(merit) for merit in merits]
+    # The newest until one is judged, and of equals.
+    assert found == [True, True, True, False, False, False, True, True, False, False]
+    other = make_tally()
+    other.load_state_dict(tally.state_dict())
+    assert [other.judge(0.8), other.judge(1.0)] == [False, True]
 
 
 def test_a_merit_is_the_gain_where_there_is_a_twin() -> None:

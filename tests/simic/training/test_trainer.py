@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from esper.simic.agent.config import PPOConfig
 from esper.simic.agent.objective import Targets, make_targets
 from esper.simic.rewards import RewardConfig, RewardStep
 from esper.simic.training.config import StageConfig, TrainConfig
+from esper.simic.training.evaluation import Evaluator
 from esper.simic.training.progress import Progress, Tally
 from esper.simic.training.trainer import Trainer
 from esper.tamiyo.networks.config import PolicyConfig
@@ -155,7 +157,7 @@ def test_reports_say_where_the_run_stands() -> None:
         standing = tally.add(report.outcome)
         assert report.score_rolling == standing.score_rolling
         assert report.merit_rolling == standing.merit_rolling
-        assert report.is_best == standing.is_best
+        assert report.is_best
         assert (report.env_steps, report.success) == (tally.env_steps, tally.success)
     assert trainer.tally.state_dict() == tally.state_dict()
     assert tally.fates
@@ -254,7 +256,24 @@ def test_greedy_evaluations_are_played_when_they_are_due() -> None:
     assert second.evaluation is not None
     assert len(second.evaluation.returns) == 2
     assert second.evaluation.test_scores.isnan().all()
+    # These seeds are for choosing; what is claimed is measured on others.
+    claimed = Evaluator(trainer.config, 2).evaluate("wait").seeds
+    assert set(second.evaluation.seeds).isdisjoint(claimed)
     trainer.close()
+
+
+def test_the_best_policy_is_chosen_by_its_greedy_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    returns = iter([1.0, 3.0, 2.0])
+
+    def evaluate(self: Evaluator, policy: Any) -> Any:
+        return SimpleNamespace(return_mean=next(returns))
+
+    monkeypatch.setattr(Evaluator, "evaluate", evaluate)
+    trainer = Trainer(tiny_config(rounds=5, evaluate_every=2, episode_length=2))
+    reports = list(trainer.run())
+    trainer.close()
+    assert [report.evaluation is not None for report in reports] == [False, True, False, True, True]
+    assert [report.is_best for report in reports] == [True, True, False, True, False]
 
 
 def test_a_given_environment_is_not_evaluated() -> None:

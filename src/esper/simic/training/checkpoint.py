@@ -2,7 +2,7 @@
 
     checkpoints/latest/{policy,state}     everything to go on exactly
     checkpoints/previous/{policy,state}   what `latest` was before
-    checkpoints/best                      the policy with the best average so far
+    checkpoints/best                      the policy with the best greedy episodes so far
 
 Each folder inside is written by `leyline.storage`: checksummed, versioned, without code to run. A
 checkpoint is put in place by renaming, so a kill leaves the old one or the new one. A checkpoint's

@@ -163,7 +163,10 @@ def paired_interval(differences: Tensor | Sequence[float], confidence: float = 0
     return Interval(mean, mean - reach, mean + reach, count)
 
 
-__all__ = ["Evaluation", "Evaluator", "Interval", "evaluate_policy", "paired_interval"]
+__all__ = [
+    *("Evaluation", "Evaluator", "Interval", "Moment", "SELECT_SEEDS", "evaluate_policy"),
+    *("live_episodes", "paired_interval", "play_episodes"),
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,6 +245,11 @@ class Evaluation:
             "op_counts": self.op_counts,
             "early_fossilization": self.early_fossilization,
         }
+
+
+SELECT_SEEDS = 1 << 20
+"""Number of the first seed by which the best policy of a run is chosen; what is claimed of it is
+measured on others, which count from 0."""
 
 
 class Evaluator:

@@ -39,7 +39,7 @@ class RoundReport:
     merit_rolling: float
     """Mean gain over the twin (return, where there is no twin) of the last ten rounds."""
     is_best: bool
-    """Whether no earlier round had a higher `merit_rolling`."""
+    """Whether no earlier policy did better where policies were judged; see `Tally.judge`."""
     stage: int
     """Stage of the curriculum that the round belonged to, from 0."""
     timings: Mapping[str, float]
@@ -156,8 +156,6 @@ class Standing:
     """Mean final score of the last ten rounds."""
     merit_rolling: float
     """Mean gain over the twin (return, where there is no twin) of the last ten rounds."""
-    is_best: bool
-    """Whether no earlier round had a higher `merit_rolling`."""
 
 
 class Tally:
@@ -199,12 +197,23 @@ class Tally:
         gain = outcome.gain_mean
         _push(self._scores, outcome.score_mean)
         _push(self._merits, outcome.return_mean if gain is None else gain)
-        merit = _mean(self._merits)
-        # Until the average spans all its rounds, the newest policy is the best known.
-        is_best = len(self._merits) < ROLLING_ROUNDS or merit > self._best
-        if is_best:
-            self._best = merit if len(self._merits) == ROLLING_ROUNDS else -math.inf
-        return Standing(score_rolling=_mean(self._scores), merit_rolling=merit, is_best=is_best)
+        return Standing(score_rolling=_mean(self._scores), merit_rolling=_mean(self._merits))
+
+    def judge(self, merit: float | None) -> bool:
+        """Return whether the newest policy is the best so far.
+
+        What an exploring policy gains says little of its likeliest actions, and an average over
+        rounds belongs to no policy. So policies are judged by greedy episodes on seeds set aside
+        for that; of equals, and while none was judged, the newest is the best.
+
+        Args:
+            merit: mean return of these episodes; None where the policy was not judged.
+        """
+        if merit is None:
+            return math.isinf(self._best)
+        is_best = merit >= self._best
+        self._best = max(merit, self._best)
+        return is_best
 
     def state_dict(self) -> dict[str, Any]:
         """Return all counts as plain data."""

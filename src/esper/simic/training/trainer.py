@@ -27,7 +27,7 @@ from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.rewards import Reward, make_reward
 from esper.simic.training.config import TrainConfig
-from esper.simic.training.evaluation import Evaluation, Evaluator
+from esper.simic.training.evaluation import SELECT_SEEDS, Evaluation, Evaluator
 from esper.simic.training.plan import Curriculum, RoundPlan
 from esper.simic.training.progress import Progress, RoundReport, Tally
 from esper.simic.training.rollout import Rollout
@@ -201,7 +201,7 @@ class Trainer:
             success=self.tally.success,
             score_rolling=standing.score_rolling,
             merit_rolling=standing.merit_rolling,
-            is_best=standing.is_best,
+            is_best=self.tally.judge(None if evaluation is None else evaluation.return_mean),
             stage=self.curriculum.stage,
             timings={
                 "twins": self._twin_seconds,
@@ -218,15 +218,19 @@ class Trainer:
         return self._progress("update", 1, 1, updated, report=report)
 
     def _evaluate(self) -> Evaluation | None:
-        """Play greedy episodes on seeds of their own where they are due."""
-        every = self.config.evaluate_every
-        if not every or (self.round + 1) % every:
+        """Play greedy episodes on the seeds for selection where they are due."""
+        every, done = self.config.evaluate_every, self.round + 1
+        if not every or (done % every and done < self.config.rounds):
             return None
         if not isinstance(self.world, TaskWorld):
             raise UsageError("evaluate_every needs tasks; a given environment is evaluated by hand")
         if self._evaluator is None:
             self._evaluator = Evaluator(
-                self.config, self.config.evaluation_seeds, touch_test=False, world=self.world
+                self.config,
+                self.config.evaluation_seeds,
+                first_seed=SELECT_SEEDS,
+                touch_test=False,
+                world=self.world,
             )
         return self._evaluator.evaluate(self.policy)
 

@@ -57,6 +57,7 @@ def learner_config(problem: Problem, rounds: int, *, seed: int = 0) -> TrainConf
         seed=seed,
         device=problem.device.type,
         recorded_rows=0,
+        evaluate_every=0,
     )
 
 
