@@ -26,7 +26,7 @@ from esper.leyline.signals import Signals
 from esper.population.engine import PopulationConfig
 from esper.population.population import Population
 from esper.simic.agent.config import PPOConfig
-from esper.simic.agent.normalizers import REWARD_CLIP, RewardScale
+from esper.simic.agent.normalizers import REWARD_CLIP, RewardScales
 from esper.simic.agent.objective import Targets, make_targets
 from esper.simic.agent.rollout_buffer import RolloutBatch, TamiyoRolloutBuffer
 from esper.simic.rewards import RewardConfig, Transition, make_reward
@@ -102,7 +102,7 @@ class Traced:
     twins: Tensor
     buffer: TamiyoRolloutBuffer
     outcome: RoundOutcome
-    unit: Tensor
+    units: Tensor
     ppo: PPOConfig = field(default_factory=PPOConfig)
 
     @property
@@ -117,7 +117,7 @@ class Traced:
             scale=torch.tensor(SCALE),
             progress=0.0,
             success=0.0,
-            unit=self.unit,
+            units=self.units,
         )
 
     def transition(self, step: int) -> Transition:
@@ -181,9 +181,9 @@ def play(mode: str) -> Traced:
         rollout.step()
     outcome = rollout.finish()
     world.close()
-    scale = RewardScale()
-    scale.update(outcome.returns)
-    return Traced(config, policy, watched, curves, buffer, outcome, scale.unit)
+    scales = RewardScales()
+    scales.update(plan.tasks, outcome.returns)
+    return Traced(config, policy, watched, curves, buffer, outcome, scales.units(plan.tasks))
 
 
 @pytest.fixture(scope="module", params=["twin", "shaped"])
@@ -379,12 +379,12 @@ def test_the_buffer_has_each_reward_once_and_its_unit_is_a_typical_return(traced
     returns = [sum(row) for row in raw.tolist()]
     assert traced.outcome.returns.tolist() == pytest.approx(returns, abs=1e-4)
     size = math.sqrt(statistics.fmean(each**2 for each in returns))
-    assert float(traced.unit) == pytest.approx(size, rel=1e-4)
+    assert float(traced.units[0]) == pytest.approx(size, rel=1e-4)
 
 
 def test_advantages_are_those_of_a_loop_in_plain_numbers(traced: Traced) -> None:
     batch, ppo, targets = traced.batch, traced.ppo, traced.targets
-    unit = float(traced.unit)
+    unit = float(traced.units[0])
     for row in range(ROWS):
         potentials = [0.0] * STEPS
         if traced.config.reward.mode == "twin":

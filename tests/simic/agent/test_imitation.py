@@ -6,10 +6,12 @@ from torch import Tensor
 
 from esper.simic.agent.config import ImitationConfig
 from esper.simic.agent.imitation import GoodEpisodes, discounted_returns
+from esper.simic.agent.normalizers import RewardScales
 from esper.simic.agent.rollout_buffer import RolloutBatch, TamiyoRolloutBuffer
 from tests.simic.agent.rollouts import collect, make_agent, small_policy
 
 ONE = torch.ones(())
+PLAIN = RewardScales()
 
 
 def paid(buffer: TamiyoRolloutBuffer, returns: list[float]) -> RolloutBatch:
@@ -20,6 +22,11 @@ def paid(buffer: TamiyoRolloutBuffer, returns: list[float]) -> RolloutBatch:
     return batch
 
 
+def keep(good: GoodEpisodes, batch: RolloutBatch) -> None:
+    """Show a round of one task, whose returns are what they are."""
+    good.keep(batch, ["digits"] * batch.rows, PLAIN)
+
+
 def test_returns_are_discounted_from_the_end() -> None:
     returns = discounted_returns(torch.tensor([[1.0, 0.0, 4.0]]), 0.5)
     assert returns.tolist() == [[2.0, 2.0, 4.0]]
@@ -28,13 +35,25 @@ def test_returns_are_discounted_from_the_end() -> None:
 def test_the_best_episodes_stay() -> None:
     buffer = collect(small_policy(), rows=4, steps=5)
     good = GoodEpisodes(capacity=3, least=0.0)
-    good.keep(paid(buffer, [-1.0, 0.0, 0.5, 2.0]))
+    keep(good, paid(buffer, [-1.0, 0.0, 0.5, 2.0]))
     assert len(good) == 2
-    good.keep(paid(buffer, [1.0, 0.7, -3.0, 0.1]))
-    kept = good.state_dict()
+    keep(good, paid(buffer, [1.0, 0.7, -3.0, 0.1]))
+    kept = good.state_dict()["tensors"]
     assert kept["rewards"].sum(1).tolist() == pytest.approx([2.0, 1.0, 0.7])
     # The best of all came from the last row of the first round.
     assert torch.equal(kept["actions"][0], buffer.batch().actions[3])
+
+
+def test_no_task_crowds_out_another() -> None:
+    buffer = collect(small_policy(), rows=6, steps=5)
+    good, scales = GoodEpisodes(capacity=3, least=0.0), RewardScales()
+    tasks = ["rich", "rich", "rich", "poor", "poor", "none"]
+    batch = paid(buffer, [9.0, 8.0, 7.0, 0.3, 0.2, -1.0])
+    scales.update(tasks, batch.rewards.sum(1))
+    good.keep(batch, tasks, scales)
+    kept = good.state_dict()
+    assert kept["tensors"]["rewards"].sum(1).tolist() == pytest.approx([9.0, 0.3, 8.0])
+    assert kept["tasks"] == ["rich", "poor", "rich"]
 
 
 def test_steps_after_an_episodes_end_do_not_count() -> None:
@@ -42,7 +61,7 @@ def test_steps_after_an_episodes_end_do_not_count() -> None:
     good = GoodEpisodes(capacity=4, least=0.0)
     batch = paid(buffer, [0.0, 0.0])
     batch.rewards[:, 5] = 1.0
-    good.keep(batch)
+    keep(good, batch)
     assert len(good) == 1
 
 
@@ -50,12 +69,12 @@ def test_episodes_of_different_lengths_are_kept_side_by_side() -> None:
     policy = small_policy()
     good = GoodEpisodes(capacity=4, least=0.0)
     short, long = collect(policy, rows=2, steps=4), collect(policy, rows=2, steps=7)
-    good.keep(paid(short, [1.0, 2.0]))
-    good.keep(paid(long, [3.0, -1.0]))
-    kept = good.state_dict()
+    keep(good, paid(short, [1.0, 2.0]))
+    keep(good, paid(long, [3.0, -1.0]))
+    kept = good.state_dict()["tensors"]
     assert kept["rewards"].shape == (3, 7)
     assert kept["valid"].sum(1).tolist() == [7, 4, 4]
-    loss = good.loss(policy, gamma=0.9, unit=ONE, value_scale=ONE)
+    loss = good.loss(policy, gamma=0.9, scales=PLAIN, value_scale=ONE)
     assert torch.isfinite(loss)
 
 
@@ -66,7 +85,7 @@ def test_imitation_makes_what_was_done_likelier_and_only_that() -> None:
     good = GoodEpisodes(capacity=1, least=0.0)
     paid(buffer, [-1.0, 5.0, -1.0])
     batch.rewards[1, -1] = 1.0
-    good.keep(batch)
+    keep(good, batch)
 
     def likelihood() -> Tensor:
         scores = policy.network.score(
@@ -81,7 +100,7 @@ def test_imitation_makes_what_was_done_likelier_and_only_that() -> None:
     optimizer = torch.optim.SGD(policy.network.parameters(), lr=0.05)
     for _ in range(5):
         optimizer.zero_grad()
-        good.loss(policy, gamma=0.99, unit=ONE, value_scale=ONE).backward()
+        good.loss(policy, gamma=0.99, scales=PLAIN, value_scale=ONE).backward()
         optimizer.step()
     gained = likelihood() - before
     assert float(gained[1]) > 0
@@ -92,10 +111,10 @@ def test_what_the_critic_expects_already_is_not_imitated() -> None:
     policy = small_policy()
     buffer = collect(policy, rows=2, steps=5)
     good = GoodEpisodes(capacity=2, least=0.0)
-    good.keep(paid(buffer, [0.01, 0.01]))
+    keep(good, paid(buffer, [0.01, 0.01]))
     with torch.no_grad():
         policy.network.value_head[-1].bias.fill_(100.0)
-    loss = good.loss(policy, gamma=0.99, unit=ONE, value_scale=ONE)
+    loss = good.loss(policy, gamma=0.99, scales=PLAIN, value_scale=ONE)
     assert float(loss.detach()) == 0.0
 
 

@@ -219,7 +219,9 @@ def test_a_potential_that_is_known_changes_nothing_but_what_is_paid_when(truncat
     config, scale, std = PPOConfig(), torch.tensor(2.0), torch.tensor(0.5)
 
     def targets(buffer: TamiyoRolloutBuffer) -> Targets:
-        return make_targets(buffer, config, scale=scale, progress=0.0, success=0.0, unit=std)
+        return make_targets(
+            buffer, config, scale=scale, progress=0.0, success=0.0, units=std.expand(4)
+        )
 
     policy, lengths = small_policy(), [12, 7, 3, 12]
     plain = collect(policy, rows=4, lengths=lengths, truncate=truncate)

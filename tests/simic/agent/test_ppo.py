@@ -420,13 +420,13 @@ def test_the_critic_means_the_same_after_its_scale_has_changed() -> None:
     agent = make_agent(policy, learning_rate=1e-30, value_momentum=0.0)
     buffer = collect(policy, pay=lambda state, step, at: 100.0 * torch.randn(len(state)))
     batch = buffer.batch()
-    before = float(agent.value_unit) * batch.values
+    before = agent.value_units([""]) * batch.values
     update(agent, buffer)
-    assert float(agent.value_unit) > 10
+    assert float(agent.value_units([""])) > 10
     after = policy.network.score(
         batch.states, batch.blueprint_indices, batch.actions, batch.masks
     ).baseline
-    assert torch.allclose(after * agent.value_unit, before, atol=1e-3)
+    assert torch.allclose(after * agent.value_units([""]), before, atol=1e-3)
 
 
 # --------------------------------------------------------------------------- numbers gone wrong
@@ -599,3 +599,20 @@ def test_memory_is_flat_over_fifty_updates() -> None:
     for round in range(50):
         update(agent, buffer, round)
     assert tensors() == before
+
+
+def test_tasks_teach_alike_whatever_they_pay() -> None:
+    """A task that pays a hundred times as much moves the policy no further."""
+
+    def learn(factor: float) -> dict[str, torch.Tensor]:
+        agent = make_agent(small_policy())
+        buffer = collect(agent.policy, rows=8)
+        buffer.batch().rewards[:4] *= factor
+        agent.update(buffer, progress=0.0, success=0.0, round=0, tasks=["a"] * 4 + ["b"] * 4)
+        return weights(agent.policy)
+
+    plain, loud = learn(1.0), learn(100.0)
+    start = weights(small_policy())
+    moved = torch.cat([(plain[name] - start[name]).flatten() for name in plain])
+    other = torch.cat([(loud[name] - start[name]).flatten() for name in plain])
+    assert float(torch.corrcoef(torch.stack([moved, other]))[0, 1]) > 0.9

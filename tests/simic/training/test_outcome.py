@@ -79,7 +79,7 @@ def test_an_episode_ends_where_its_row_did() -> None:
 
 
 def test_returns_are_sums_of_raw_rewards() -> None:
-    found = outcome(reward_unit=2.0)
+    found = outcome(reward_units=torch.tensor([2.0, 2.0]))
     assert found.returns.tolist() == [10.0, -1.0]
     assert found.normalized_returns.tolist() == [5.0, -0.5]
     assert (found.return_mean, found.return_std) == (4.5, 5.5)

@@ -69,7 +69,7 @@ class Keeping:
             paid,
             free=torch.tensor([True, False] * (ROWS // 2)),
             potential=POTENTIAL,
-            value_scale=SCALE,
+            value_scale=torch.full((ROWS,), SCALE),
         )
         self.traces.keep_state(self.signals, transition.twin_after)
         self.values.append(decided.value)

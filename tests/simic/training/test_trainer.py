@@ -23,7 +23,7 @@ from esper.simic.training.trainer import Trainer
 from esper.tamiyo.networks.config import PolicyConfig
 from esper.testing.problems.graded import GradedProblem
 from tests.plots import same
-from tests.simic.training.tiny import tiny_config
+from tests.simic.training.tiny import NAME, tiny_config
 
 STEPS = 10
 
@@ -145,7 +145,7 @@ def test_what_a_rollback_pays_teaches_no_scale() -> None:
         trainer.world.environment(0, 0).step = roll_back  # type: ignore[method-assign]
         trainer.reward.step = pay  # type: ignore[method-assign]
         list(trainer.run())
-        scales.append(trainer.agent.reward_scale.state_dict())
+        scales.append(trainer.agent.reward_scales.state_dict())
     assert same(*scales)
 
 
@@ -266,7 +266,7 @@ def test_the_best_policy_is_chosen_by_its_greedy_episodes(monkeypatch: pytest.Mo
     returns = iter([1.0, 3.0, 2.0])
 
     def evaluate(self: Evaluator, policy: Any) -> Any:
-        return SimpleNamespace(return_mean=next(returns))
+        return SimpleNamespace(returns=torch.tensor([next(returns)]), tasks=(NAME,))
 
     monkeypatch.setattr(Evaluator, "evaluate", evaluate)
     trainer = Trainer(tiny_config(rounds=5, evaluate_every=2, episode_length=2))

@@ -8,12 +8,13 @@ become common: then the rounds themselves teach enough.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from esper.simic.agent.normalizers import REWARD_CLIP
+from esper.simic.agent.normalizers import REWARD_CLIP, RewardScales
 from esper.simic.agent.rollout_buffer import RolloutBatch
 from esper.tamiyo.controllers.policy_file import Policy
 
@@ -28,10 +29,11 @@ _KEPT = (
 
 
 class GoodEpisodes:
-    """The episodes with the highest returns so far.
+    """The episodes with the highest returns so far: the best of every task, then the second, ...
 
     Args:
-        capacity: most episodes to keep; the best stay, and of equals the oldest.
+        capacity: most episodes to keep; the best stay, in units of their tasks' returns, and of
+            equals the oldest.
         least: an episode is good only if its raw return exceeds this.
         device: where they are kept.
     """
@@ -41,30 +43,40 @@ class GoodEpisodes:
         self.capacity, self.least = capacity, least
         self.device = torch.device(device)
         self._tensors: dict[str, Tensor] = {}
+        self._tasks: list[str] = []
 
     def __len__(self) -> int:
         return len(self._tensors["rewards"]) if self._tensors else 0
 
     @torch.no_grad()
-    def keep(self, batch: RolloutBatch) -> None:
-        """Take over the good episodes of a round."""
+    def keep(self, batch: RolloutBatch, tasks: Sequence[str], scales: RewardScales) -> None:
+        """Take over the good episodes of a round.
+
+        Args:
+            batch: the round.
+            tasks: names of the rows' tasks.
+            scales: what a return is on every task.
+        """
         rewards = batch.rewards * batch.valid
         good = rewards.sum(1) > self.least
         if not bool(good.any()):
             return
         new = {name: getattr(batch, name)[good] for name in _KEPT}
         new["rewards"] = rewards[good]
+        names = [name for name, is_good in zip(tasks, good.tolist(), strict=True) if is_good]
         if self._tensors:
-            new = _join(self._tensors, new)
-        best = new["rewards"].sum(1).argsort(descending=True, stable=True)[: self.capacity]
+            new, names = _join(self._tensors, new), [*self._tasks, *names]
+        returns = (new["rewards"].sum(1).cpu() / scales.units(names)).tolist()
+        best = _best_of_each(names, returns)[: self.capacity]
         self._tensors = {name: tensor[best] for name, tensor in new.items()}
+        self._tasks = [names[place] for place in best]
 
     def loss(
         self,
         policy: Policy,
         *,
         gamma: float,
-        unit: Tensor,
+        scales: RewardScales,
         value_scale: Tensor,
         part: int = 0,
         parts: int = 1,
@@ -74,7 +86,7 @@ class GoodEpisodes:
         Args:
             policy: who imitates.
             gamma: discount of one step.
-            unit: what raw rewards are divided by now.
+            scales: what raw rewards of every task are divided by now.
             value_scale: what the critic's values are multiplied by to be normalised returns.
             part: which of the parts to imitate; together they are all episodes, so that a pass
                 imitates each once, however many minibatches it has.
@@ -83,6 +95,7 @@ class GoodEpisodes:
         kept = {name: tensor[part::parts] for name, tensor in self._tensors.items()}
         if not len(kept["rewards"]):
             return value_scale.new_zeros(())
+        unit = scales.units(self._tasks[part::parts], self.device).unsqueeze(1)
         states = policy.normalizer.normalize(kept["raw_states"])
         scores = policy.network.score(
             states, kept["blueprint_indices"], kept["actions"], kept["masks"]
@@ -97,11 +110,14 @@ class GoodEpisodes:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the episodes."""
-        return {name: tensor.clone() for name, tensor in self._tensors.items()}
+        tensors = {name: tensor.clone() for name, tensor in self._tensors.items()}
+        return {"tensors": tensors, "tasks": list(self._tasks)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue with these episodes."""
-        self._tensors = {name: tensor.to(self.device) for name, tensor in state.items()}
+        saved = state["tensors"].items()
+        self._tensors = {name: tensor.to(self.device) for name, tensor in saved}
+        self._tasks = list(state["tasks"])
 
 
 def discounted_returns(rewards: Tensor, gamma: float) -> Tensor:
@@ -112,6 +128,16 @@ def discounted_returns(rewards: Tensor, gamma: float) -> Tensor:
         later = reward + gamma * later
         returns.append(later)
     return torch.stack(returns[::-1], dim=1)
+
+
+def _best_of_each(tasks: Sequence[str], returns: Sequence[float]) -> list[int]:
+    """Return the places of all episodes: the best of every task first, then the second, ..."""
+    order = sorted(range(len(returns)), key=lambda place: -returns[place])
+    seen: dict[str, int] = {}
+    ranks = {}
+    for place in order:
+        ranks[place] = seen[tasks[place]] = seen.get(tasks[place], -1) + 1
+    return sorted(order, key=lambda place: ranks[place])
 
 
 def _join(old: dict[str, Tensor], new: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Running scales: one for the rewards of a round, one for the returns the critic learns.
+"""Running scales: one for the rewards of every task, one for the returns the critic learns.
 
 Neither subtracts a mean: a mean would pay rows for staying alive, and move the zero that
 "better than waiting" is measured from.
@@ -6,6 +6,8 @@ Neither subtracts a mean: a mean would pay rows for staying alive, and move the 
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,48 +18,69 @@ from esper.leyline.errors import NonFiniteError, UsageError
 REWARD_CLIP = 10.0
 """Largest reward of one step in units of a typical return."""
 
+PRIOR_EPISODES = 4
+"""Episodes that all tasks together count for in the unit of one."""
+
 WARM_UP = 32
 MOMENTUM = 0.99
 _LEAST_STD = 1e-4
 
 
-class RewardScale:
-    """What rewards are divided by: the root mean square of the returns of all episodes so far.
+class RewardScales:
+    """What rewards of every task are divided by: the size of its returns so far.
 
-    It is learned from whole rounds and stays what it is within one, so that all rewards of a round
-    are in one unit. A deviation that follows the steps would not do: the first steps pay nothing
-    but rent, and measured by that, whatever comes first looks hundreds of times too large.
+    A point of accuracy is much on one task and little on another. In units of what returns of a
+    task are like (their root mean square), neither the loss nor the critic belongs to the tasks
+    that happen to pay most. A task that few episodes are known of leans on the others.
 
-    Args:
-        device: where the statistics are kept.
+    The units are learned from whole rounds and stay what they are within one. A deviation that
+    follows the steps would not do: the first steps pay nothing but rent, and measured by that,
+    whatever comes first looks hundreds of times too large.
     """
 
-    def __init__(self, device: torch.device | str = "cpu") -> None:
+    def __init__(self) -> None:
         """Start without any return seen."""
-        self.count = torch.zeros((), dtype=torch.float64, device=device)
-        self.squares = torch.zeros((), dtype=torch.float64, device=device)
+        self._known: dict[str, tuple[int, float]] = {}
+        """Episodes of every task whose returns were not all 0, and the sum of their squares."""
 
     @property
-    def unit(self) -> Tensor:
-        """float32, what rewards are divided by; 1 while all returns are 0."""
-        size = (self.squares / self.count.clamp(min=1)).sqrt()
-        return torch.where(size < _LEAST_STD, 1.0, size).to(torch.float32)
+    def common(self) -> float:
+        """The unit of a task that nothing is known of; 1 while all returns are 0."""
+        sizes = [self._size(name) for name in self._known]
+        episodes = sum(count for count, _ in sizes)
+        return math.exp(sum(count * size for count, size in sizes) / episodes) if episodes else 1.0
 
-    def update(self, returns: Tensor) -> None:
-        """Learn from the raw returns [N] of a round; what is not finite teaches nothing."""
-        values = returns.detach().to(self.squares)
-        values = values[torch.isfinite(values)]
-        self.count = self.count + len(values)
-        self.squares = self.squares + values.square().sum()
+    def units(self, tasks: Sequence[str], device: torch.device | str = "cpu") -> Tensor:
+        """Return float32 [R]: what the rewards of rows with these tasks are divided by."""
+        common = math.log(self.common)
+        found = {}
+        for name in set(tasks):
+            count, size = self._size(name)
+            mean = (count * size + PRIOR_EPISODES * common) / (count + PRIOR_EPISODES)
+            found[name] = math.exp(mean)
+        return torch.tensor([found[name] for name in tasks], device=device)
+
+    def update(self, tasks: Sequence[str], returns: Tensor) -> None:
+        """Learn from the raw returns [R] of a round; what is not finite teaches nothing."""
+        for name, value in zip(tasks, returns.tolist(), strict=True):
+            if math.isfinite(value):
+                count, squares = self._known.get(name, (0, 0.0))
+                self._known[name] = (count + 1, squares + value * value)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the statistics."""
-        return {name: getattr(self, name).clone() for name in ("count", "squares")}
+        return {name: list(known) for name, known in self._known.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from these statistics."""
-        for name in ("count", "squares"):
-            setattr(self, name, state[name].to(self.count).clone())
+        self._known = {name: (int(count), float(sum_)) for name, (count, sum_) in state.items()}
+
+    def _size(self, name: str) -> tuple[int, float]:
+        """Return the episodes of a task, and the logarithm of the size of their returns."""
+        count, squares = self._known.get(name, (0, 0.0))
+        size = math.sqrt(squares / count) if count else 0.0
+        # A task whose rows have only waited says nothing of what a return is there.
+        return (0, 0.0) if size < _LEAST_STD else (count, math.log(size))
 
 
 class ValueNormalizer:

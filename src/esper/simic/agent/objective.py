@@ -55,7 +55,7 @@ class Targets:
     """What every step of a round is to teach; tensors [R, T] or [R, T, 8]."""
 
     raw_advantages: Tensor
-    """In units of a typical return, as GAE gave them; so are returns and errors."""
+    """In units of the task's typical return, as GAE gave them; so are returns and errors."""
     advantages: Tensor
     """Normalised over the usable steps; exactly 0 elsewhere."""
     head_advantages: Tensor
@@ -118,7 +118,8 @@ def make_targets(
     scale: Tensor,
     progress: float,
     success: float,
-    unit: Tensor | None = None,
+    units: Tensor | None = None,
+    groups: Tensor | None = None,
 ) -> Targets:
     """Return what a complete round teaches.
 
@@ -132,10 +133,11 @@ def make_targets(
         scale: what the critic's values are multiplied by to be rewards.
         progress: share of the training that is done.
         success: share of episodes that succeed by now.
-        unit: what raw rewards and potentials are divided by; 1 by default.
+        units: [R], what raw rewards and potentials of a row are divided by; 1 by default.
+        groups: int64 [R], the task of every row, by number; one by default.
     """
     batch = buffer.batch()
-    unit = torch.ones_like(scale) if unit is None else unit.to(scale)
+    unit = torch.ones_like(scale) if units is None else units.to(scale).unsqueeze(1)
     rewards = _clip(batch.rewards / unit)
     paid = batch.potentials / unit
     baselines = batch.values * scale - paid
@@ -151,7 +153,7 @@ def make_targets(
     )
     usable = batch.usable
     normalised, mean, std, floored = normalize_advantages(
-        advantages, usable, config.advantage_std_floor
+        advantages, usable, config.advantage_std_floor, groups
     )
     causal = causal_heads(batch.op) & usable.unsqueeze(-1)
     taken = batch.op_values.gather(-1, batch.op.unsqueeze(-1)).squeeze(-1)

@@ -10,7 +10,7 @@ far, and takes no step on a number that is not finite.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,7 +29,7 @@ from esper.simic.agent.config import (
 )
 from esper.simic.agent.imitation import GoodEpisodes
 from esper.simic.agent.losses import compute_ppo_loss, not_yet
-from esper.simic.agent.normalizers import RewardScale, ValueNormalizer
+from esper.simic.agent.normalizers import RewardScales, ValueNormalizer
 from esper.simic.agent.objective import make_targets
 from esper.simic.agent.optimizer import (
     VALUE,
@@ -42,7 +42,7 @@ from esper.simic.agent.optimizer import (
 )
 from esper.simic.agent.passes import Passes
 from esper.simic.agent.report import NonFinite, UpdateReport
-from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
+from esper.simic.agent.rollout_buffer import RolloutBatch, TamiyoRolloutBuffer
 from esper.tamiyo.controllers.policy_file import Policy
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCriticV2
 
@@ -93,17 +93,16 @@ class PPOAgent:
             config.imitation.capacity, config.exploration.success_return, self.device
         )
         """The best episodes so far."""
-        self.reward_scale = RewardScale(self.device)
-        """The unit that rewards are learned in."""
+        self.reward_scales = RewardScales()
+        """The units that rewards are learned in."""
         bias = torch.tensor(self.network.config.initial_op_bias, device=self.device)
         is_prior = config.exploration.op_reference == "prior"
         self.op_reference = bias if is_prior else torch.zeros_like(bias)
         """Logits that the op stays close to while it is curious."""
 
-    @property
-    def value_unit(self) -> Tensor:
-        """float32, what brings the critic's numbers onto the scale of raw rewards."""
-        return self.value_normalizer.scale * self.reward_scale.unit
+    def value_units(self, tasks: Sequence[str]) -> Tensor:
+        """Return float32 [R]: what brings the critic's numbers onto the scale of raw rewards."""
+        return self.value_normalizer.scale * self.reward_scales.units(tasks, self.device)
 
     def update(
         self,
@@ -112,6 +111,7 @@ class PPOAgent:
         progress: float,
         success: float,
         round: int,
+        tasks: Sequence[str] | None = None,
         counts: Tensor | None = None,
     ) -> UpdateReport:
         """Improve the policy by one round.
@@ -121,6 +121,7 @@ class PPOAgent:
             progress: share of the training that is done, from 0 to 1.
             success: running share of episodes that succeed, from 0 to 1.
             round: number of the round, which the order of rows is drawn from.
+            tasks: names of the tasks of all rows; one task by default.
             counts: bool [R], episodes whose returns say something of the scale of rewards, as
                 those that the governor ended do not; all of them by default.
 
@@ -134,21 +135,20 @@ class PPOAgent:
         if not bool(batch.valid.any()):
             raise UsageError("the buffer holds no step to learn from; collect a round first")
         with torch.no_grad():
-            old_unit = self.reward_scale.unit
-            returns = (batch.rewards * batch.valid).sum(1)
-            self.reward_scale.update(
-                returns if counts is None else returns[counts.to(returns.device)]
-            )
-            unit = self.reward_scale.unit
-            # What the critic said when it acted was in the unit of that time.
-            old_scale = self.value_normalizer.scale * old_unit / unit
+            names = [""] * batch.rows if tasks is None else list(tasks)
+            was = self.reward_scales.common
+            self._learn_units(batch, names, counts)
+            units = self.reward_scales.units(names, self.device)
+            # What the critic said when it acted was in the units of that time.
+            old_scale = self.value_normalizer.scale * (was / self.reward_scales.common)
             targets = make_targets(
                 buffer,
                 self.config,
                 scale=old_scale,
                 progress=progress,
                 success=success,
-                unit=unit,
+                units=units,
+                groups=_numbers(names, self.device),
             )
             wrong = targets.nonfinite()
             if not wrong:
@@ -157,7 +157,7 @@ class PPOAgent:
                 self._rescale_critic(old_scale / new_scale)
                 targets = targets.rescaled(old_scale / new_scale)
         if self.config.imitation.weight > 0 and not wrong:
-            self.good_episodes.keep(batch)
+            self.good_episodes.keep(batch, names, self.reward_scales)
         set_learning_rate(self.optimizer, self.config, progress)
         order = generator(self.seed, "minibatches", round)
         with _tensor_cores(self.device):
@@ -185,7 +185,7 @@ class PPOAgent:
         return weight * self.good_episodes.loss(
             self.policy,
             gamma=self.config.gamma,
-            unit=self.reward_scale.unit,
+            scales=self.reward_scales,
             value_scale=self.value_normalizer.scale,
             part=part,
             parts=parts,
@@ -229,7 +229,7 @@ class PPOAgent:
             "skips_in_a_row": self.skips_in_a_row,
             "resets": self.resets,
             "good_episodes": self.good_episodes.state_dict(),
-            "reward_scale": self.reward_scale.state_dict(),
+            "reward_scales": self.reward_scales.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -242,7 +242,18 @@ class PPOAgent:
         self.skips_in_a_row = int(state["skips_in_a_row"])
         self.resets = int(state["resets"])
         self.good_episodes.load_state_dict(state["good_episodes"])
-        self.reward_scale.load_state_dict(state["reward_scale"])
+        self.reward_scales.load_state_dict(state["reward_scales"])
+
+    def _learn_units(
+        self, batch: RolloutBatch, tasks: Sequence[str], counts: Tensor | None
+    ) -> None:
+        """Take over what the episodes that count returned."""
+        returns = (batch.rewards * batch.valid).sum(1).cpu()
+        chosen = torch.ones_like(returns, dtype=torch.bool) if counts is None else counts.cpu()
+        names = [
+            name for name, is_counted in zip(tasks, chosen.tolist(), strict=True) if is_counted
+        ]
+        self.reward_scales.update(names, returns[chosen])
 
     def _rescale_critic(self, factor: Tensor) -> None:
         """Make the critic say the same in units of the reward after its scale has changed."""
@@ -263,6 +274,12 @@ class PPOAgent:
                 f"{self.skips_in_a_row} updates in a row met numbers that are not finite (last: "
                 f"{found}); go back to an earlier checkpoint with a lower learning rate"
             )
+
+
+def _numbers(names: Sequence[str], device: torch.device) -> Tensor:
+    """Return int64 [R]: the same number for the same name, from 0."""
+    known = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    return torch.tensor([known[name] for name in names], device=device)
 
 
 @contextmanager

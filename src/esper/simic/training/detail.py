@@ -92,7 +92,7 @@ def _decisions(outcome: RoundOutcome, rows: Tensor, blueprints: Sequence[str]) -
         detail["choice_log_probs"][active], actions, causal, row_index, names, blueprints
     )
     reward = decisions["reward"]
-    paid = {"reward": reward, "reward_normalized": reward / outcome.reward_unit}
+    paid = {"reward": reward, "reward_normalized": reward / outcome.reward_units.reshape(-1, 1)}
     for place, name in enumerate(outcome.term_names):
         paid[f"reward_{name}"] = decisions["terms"][..., place]
     for place, name in enumerate(outcome.detail_names):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -99,8 +99,8 @@ class RoundOutcome:
     """Entries of the observation at their clamp."""
     obs_clamp_features: Mapping[str, float]
     """The features most often at their clamp, with their shares."""
-    reward_unit: float = 1.0
-    """What the learner divided rewards by; 1 where nobody learned from them."""
+    reward_units: Tensor = field(default_factory=lambda: torch.ones(()))
+    """[rows], what the learner divided rewards by; 1 where nobody learned from them."""
 
     # ------------------------------------------------------------------------------- by episode
 
@@ -132,7 +132,7 @@ class RoundOutcome:
     @cached_property
     def normalized_returns(self) -> Tensor:
         """float64 [rows], the same in the learner's unit."""
-        return self.returns / self.reward_unit
+        return self.returns / self.reward_units
 
     @cached_property
     def final_scores(self) -> Tensor:

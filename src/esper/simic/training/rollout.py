@@ -81,7 +81,7 @@ class Rollout:
         self._act = rollout_step(policy.network, self.rows)
         self._wait = placeholder_actions(self.rows, self.device)
         self._plan: RoundPlan | None = None
-        self._value_scale = 1.0
+        self._value_scale = torch.ones(self.rows, device=self.device)
         self._twins = torch.zeros(0)
         self._signals: Signals | None = None
         self._hidden: Hidden = policy.network.initial_hidden(self.rows)
@@ -131,7 +131,7 @@ class Rollout:
     # ---------------------------------------------------------------------------------- a round
 
     def start(
-        self, plan: RoundPlan, twins: Tensor | None = None, *, value_scale: float = 1.0
+        self, plan: RoundPlan, twins: Tensor | None = None, *, value_scale: Tensor | None = None
     ) -> None:
         """Build every row afresh and live its first epoch.
 
@@ -139,15 +139,17 @@ class Rollout:
             plan: the rows.
             twins: float32 [rows, epochs], the waiting twin's score after each epoch; None where
                 no twin runs.
-            value_scale: what brings the critic's numbers onto the scale of raw rewards, for
-                whoever reads the decisions.
+            value_scale: float32 [R], what brings the critic's numbers onto the scale of raw
+                rewards, for whoever reads the decisions; 1 by default.
         """
         self._refuse_misfit()
         if plan.rows != self.rows:
             raise UsageError(f"the plan is for {plan.rows} rows, the environment has {self.rows}")
         if twins is None and self.reward.needs_twin:
             raise UsageError("this reward is a gain over the waiting twin; give its scores")
-        self._plan, self._value_scale = plan, value_scale
+        self._plan = plan
+        one = torch.ones(self.rows, device=self.device)
+        self._value_scale = one if value_scale is None else value_scale.to(one)
         self._take_twins(twins)
         self._act.refresh()
         self.buffer.start()
@@ -213,7 +215,7 @@ class Rollout:
         state, cell = self._hidden
         return {
             "plan": self.plan.to_mapping(),
-            "value_scale": self._value_scale,
+            "value_scale": self._value_scale.cpu(),
             "twins": self._twins.cpu(),
             "environment": self.environment.snapshot(),
             "reward": self.reward.state_dict(),
@@ -231,7 +233,7 @@ class Rollout:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on with the round that `state_dict` was taken of."""
         self._plan = RoundPlan.from_mapping(state["plan"])
-        self._value_scale = float(state["value_scale"])
+        self._value_scale = state["value_scale"].to(self.device)
         self._take_twins(state["twins"])
         self._signals = self.environment.restore(state["environment"])
         self.reward.load_state_dict(state["reward"])

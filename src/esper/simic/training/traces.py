@@ -135,7 +135,7 @@ class RoundTraces:
         *,
         free: Tensor,
         potential: Tensor,
-        value_scale: float,
+        value_scale: Tensor,
     ) -> None:
         """Keep a decision of all rows and what it was paid.
 
@@ -145,7 +145,8 @@ class RoundTraces:
             paid: its reward.
             free: bool [R], more than one op was legal.
             potential: float32 [R], the reward's potential before the decision.
-            value_scale: what brings the critic's numbers onto the scale of raw rewards.
+            value_scale: float32 [R], what brings the critic's numbers onto the scale of raw
+                rewards.
         """
         number = self.length
         self._term_names, self._detail_names = tuple(paid.terms), tuple(paid.details)
@@ -163,8 +164,8 @@ class RoundTraces:
                 "valid": decided.masks[rows].sum(-1),
                 "choice_log_probs": decided.choice_log_probs[rows],
                 "log_probs": decided.log_probs[rows],
-                "value": decided.value[rows] * value_scale - potential[rows],
-                "q_taken": value_scale
+                "value": decided.value[rows] * value_scale[rows] - potential[rows],
+                "q_taken": value_scale[rows]
                 * decided.op_values[rows].gather(1, decided.op[rows, None]).squeeze(1)
                 - potential[rows],
             },

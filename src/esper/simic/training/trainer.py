@@ -148,7 +148,7 @@ class Trainer:
                 started = time.perf_counter()
             curves = self.twins.scores(plan)
         rollout = self._make_rollout()
-        rollout.start(plan, curves, value_scale=float(self.agent.value_unit))
+        rollout.start(plan, curves, value_scale=self.agent.value_units(plan.tasks))
         self._in_round = True
 
     def _step(self, rollout: Rollout) -> Progress:
@@ -185,10 +185,12 @@ class Trainer:
             progress=self.round / self.config.rounds,
             success=self.tally.success,
             round=self.round,
+            tasks=outcome.tasks,
             # What a rollback costs says nothing of what rewards are like.
             counts=~outcome.rolled_back,
         )
-        outcome = dataclasses.replace(outcome, reward_unit=float(self.agent.reward_scale.unit))
+        units = self.agent.reward_scales.units(outcome.tasks)
+        outcome = dataclasses.replace(outcome, reward_units=units)
         updated = time.perf_counter() - started
         started = time.perf_counter()
         evaluation = self._evaluate()
@@ -201,7 +203,7 @@ class Trainer:
             success=self.tally.success,
             score_rolling=standing.score_rolling,
             merit_rolling=standing.merit_rolling,
-            is_best=self.tally.judge(None if evaluation is None else evaluation.return_mean),
+            is_best=self.tally.judge(None if evaluation is None else self._merit(evaluation)),
             stage=self.curriculum.stage,
             timings={
                 "twins": self._twin_seconds,
@@ -233,6 +235,11 @@ class Trainer:
                 world=self.world,
             )
         return self._evaluator.evaluate(self.policy)
+
+    def _merit(self, evaluation: Evaluation) -> float:
+        """Return the mean return in units of the tasks, so that no task decides alone."""
+        units = self.agent.reward_scales.units(evaluation.tasks)
+        return float((evaluation.returns / units).mean())
 
     def _next_plans(self, twins: TwinCurves) -> list[RoundPlan]:
         """Return the plans of this round and of those whose rows are known already."""
