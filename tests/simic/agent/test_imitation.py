@@ -74,7 +74,9 @@ def test_episodes_of_different_lengths_are_kept_side_by_side() -> None:
     kept = good.state_dict()["tensors"]
     assert kept["rewards"].shape == (3, 7)
     assert kept["valid"].sum(1).tolist() == [7, 4, 4]
-    loss = good.loss(policy, gamma=0.9, scales=PLAIN, value_scale=ONE)
+    loss = good.loss(
+        policy, gamma=0.9, weights=torch.ones(len(good)), scales=PLAIN, value_scale=ONE
+    )
     assert torch.isfinite(loss)
 
 
@@ -100,7 +102,9 @@ def test_imitation_makes_what_was_done_likelier_and_only_that() -> None:
     optimizer = torch.optim.SGD(policy.network.parameters(), lr=0.05)
     for _ in range(5):
         optimizer.zero_grad()
-        good.loss(policy, gamma=0.99, scales=PLAIN, value_scale=ONE).backward()
+        good.loss(
+            policy, gamma=0.99, weights=torch.ones(len(good)), scales=PLAIN, value_scale=ONE
+        ).backward()
         optimizer.step()
     gained = likelihood() - before
     assert float(gained[1]) > 0
@@ -114,7 +118,9 @@ def test_what_the_critic_expects_already_is_not_imitated() -> None:
     keep(good, paid(buffer, [0.01, 0.01]))
     with torch.no_grad():
         policy.network.value_head[-1].bias.fill_(100.0)
-    loss = good.loss(policy, gamma=0.99, scales=PLAIN, value_scale=ONE)
+    loss = good.loss(
+        policy, gamma=0.99, weights=torch.ones(len(good)), scales=PLAIN, value_scale=ONE
+    )
     assert float(loss.detach()) == 0.0
 
 
@@ -122,9 +128,20 @@ def test_success_ends_imitation() -> None:
     agent = make_agent(imitation=ImitationConfig(weight=1.0))
     buffer = collect(agent.policy, rows=3, steps=6)
     paid(buffer, [3.0, 2.0, 1.0])
-    agent.update(buffer, progress=0.0, success=0.0, round=0)
-    losses = [float(agent.imitate(success).detach()) for success in (0.0, 0.25, 0.5)]
+    buffer.batch().rewards[:, -1] = 1.0
+    tasks = ["a", "b", "b"]
+    agent.update(buffer, progress=0.0, success=0.0, round=0, tasks=tasks)
+    assert len(agent.good_episodes) == 3
+
+    def loss(*success: float) -> float:
+        agent._success = dict(zip("ab", success, strict=True))
+        return float(agent.imitate().detach())
+
+    losses = [loss(rate, rate) for rate in (0.0, 0.25, 0.5)]
     assert losses[0] > 0
+    # Only where there was success.
+    assert 0 < loss(0.0, 0.5) < losses[0]
+    assert loss(0.0, 0.5) + loss(0.5, 0.0) == pytest.approx(losses[0])
     assert losses[1] == pytest.approx(losses[0] / 2)
     assert losses[2] == 0.0
 
@@ -135,7 +152,7 @@ def test_without_weight_nothing_is_kept_and_nothing_imitated() -> None:
     paid(buffer, [3.0, 2.0, 1.0])
     agent.update(buffer, progress=0.0, success=0.0, round=0)
     assert len(agent.good_episodes) == 0
-    assert float(agent.imitate(0.0)) == 0.0
+    assert float(agent.imitate()) == 0.0
 
 
 def test_a_restored_agent_remembers_the_same_episodes() -> None:
@@ -147,4 +164,4 @@ def test_a_restored_agent_remembers_the_same_episodes() -> None:
     agent.update(buffer, progress=0.0, success=0.0, round=0)
     other.load_state_dict(agent.state_dict())
     assert len(other.good_episodes) == 3
-    assert torch.equal(other.imitate(0.0), agent.imitate(0.0))
+    assert torch.equal(other.imitate(), agent.imitate())

@@ -36,6 +36,7 @@ def outcome(**changes: Any) -> RoundOutcome:
             "active": active,
             "free": torch.tensor([[True, True, False, True], [True, False, True, True]]),
             "op": torch.tensor([[WAIT, GERMINATE, WAIT, PRUNE], [WAIT, WAIT, GERMINATE, WAIT]]),
+            "effective_op": torch.tensor([[WAIT, GERMINATE, WAIT, PRUNE], [WAIT] * 4]),
             "reward": torch.tensor([[1.0, 2.0, 3.0, 4.0], [1.0, -2.0, 0.0, 0.0]]),
             "terms": torch.tensor(
                 [

@@ -56,7 +56,8 @@ class ExplorationConfig(Config):
 
     op_curiosity: float = option(
         1.0,
-        "Weight of the op's closeness to its reference on free steps; success takes it to 0.",
+        "Weight of the op's closeness to its reference on free steps; success on a row's task "
+        "takes it to 0.",
         minimum=0,
     )
     op_reference: OpReference = option(
@@ -85,7 +86,18 @@ class ExplorationConfig(Config):
         0.5, "Rate of success at which curiosity and imitation have ended.", above=0, maximum=1
     )
     success_momentum: float = option(
-        0.9, "Share of the old success rate that a round keeps.", minimum=0, maximum=1
+        0.9, "Share of a task's old success rate that a round keeps.", minimum=0, maximum=1
+    )
+    patience: int = option(
+        8192,
+        "Acting episodes of a task, in rounds that did worse than waiting, after which waiting "
+        "counts as right there and its curiosity ends too.",
+        minimum=1,
+    )
+    skilled_patience: int = option(
+        128,
+        "The same where the policy succeeds on other tasks: it could, were it worth it.",
+        minimum=1,
     )
 
 

@@ -43,7 +43,8 @@ class GoodEpisodes:
         self.capacity, self.least = capacity, least
         self.device = torch.device(device)
         self._tensors: dict[str, Tensor] = {}
-        self._tasks: list[str] = []
+        self.tasks: list[str] = []
+        """Names of the tasks of the episodes that are kept."""
 
     def __len__(self) -> int:
         return len(self._tensors["rewards"]) if self._tensors else 0
@@ -65,17 +66,18 @@ class GoodEpisodes:
         new["rewards"] = rewards[good]
         names = [name for name, is_good in zip(tasks, good.tolist(), strict=True) if is_good]
         if self._tensors:
-            new, names = _join(self._tensors, new), [*self._tasks, *names]
+            new, names = _join(self._tensors, new), [*self.tasks, *names]
         returns = (new["rewards"].sum(1).cpu() / scales.units(names)).tolist()
         best = _best_of_each(names, returns)[: self.capacity]
         self._tensors = {name: tensor[best] for name, tensor in new.items()}
-        self._tasks = [names[place] for place in best]
+        self.tasks = [names[place] for place in best]
 
     def loss(
         self,
         policy: Policy,
         *,
         gamma: float,
+        weights: Tensor,
         scales: RewardScales,
         value_scale: Tensor,
         part: int = 0,
@@ -83,9 +85,12 @@ class GoodEpisodes:
     ) -> Tensor:
         """Return minus the mean log-probability of what was done, weighted by what it gained.
 
+        The mean is over all steps of the episodes, whatever their weights.
+
         Args:
             policy: who imitates.
             gamma: discount of one step.
+            weights: [N], of every kept episode.
             scales: what raw rewards of every task are divided by now.
             value_scale: what the critic's values are multiplied by to be normalised returns.
             part: which of the parts to imitate; together they are all episodes, so that a pass
@@ -95,7 +100,7 @@ class GoodEpisodes:
         kept = {name: tensor[part::parts] for name, tensor in self._tensors.items()}
         if not len(kept["rewards"]):
             return value_scale.new_zeros(())
-        unit = scales.units(self._tasks[part::parts], self.device).unsqueeze(1)
+        unit = scales.units(self.tasks[part::parts], self.device).unsqueeze(1)
         states = policy.normalizer.normalize(kept["raw_states"])
         scores = policy.network.score(
             states, kept["blueprint_indices"], kept["actions"], kept["masks"]
@@ -106,18 +111,19 @@ class GoodEpisodes:
         gained = (returns - scores.baseline.detach()).clamp(0.0, MOST_ADVANTAGE)
         usable = (kept["valid"] & kept["free"]).to(gained.dtype)
         steps = usable.sum().clamp(min=1.0)
-        return -(scores.log_probs.sum(-1) * gained * usable).sum() / steps
+        wanted = gained * usable * weights[part::parts].unsqueeze(1)
+        return -(scores.log_probs.sum(-1) * wanted).sum() / steps
 
     def state_dict(self) -> dict[str, Any]:
         """Return the episodes."""
         tensors = {name: tensor.clone() for name, tensor in self._tensors.items()}
-        return {"tensors": tensors, "tasks": list(self._tasks)}
+        return {"tensors": tensors, "tasks": list(self.tasks)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue with these episodes."""
         saved = state["tensors"].items()
         self._tensors = {name: tensor.to(self.device) for name, tensor in saved}
-        self._tasks = list(state["tasks"])
+        self.tasks = list(state["tasks"])
 
 
 def discounted_returns(rewards: Tensor, gamma: float) -> Tensor:

@@ -170,33 +170,39 @@ def entropy_weights(
     return weights * shares
 
 
-def not_yet(config: PPOConfig, success: float) -> float:
-    """Return the share of the op's curiosity that is left at this rate of success, from 1 to 0."""
+def not_yet(config: PPOConfig, success: Tensor) -> Tensor:
+    """Return the share of the op's curiosity that is left at these rates of success, 1 to 0."""
     return remaining(success, config.exploration.success_target)
 
 
-def remaining(success: float, target: float) -> float:
+def remaining(success: Tensor, target: float) -> Tensor:
     """Return what is left of something that ends when success reaches a target, from 1 to 0."""
-    return 1.0 - min(max(success / target, 0.0), 1.0)
+    return 1.0 - (success / target).clamp(0.0, 1.0)
 
 
-def exploration_coefficients(config: PPOConfig, *, success: float, shares: Tensor) -> Tensor:
-    """Return the weight of KL(uniform, policy) of every head, [8], times what the head counts.
+def exploration_coefficients(config: PPOConfig, *, success: Tensor, shares: Tensor) -> Tensor:
+    """Return the weight of KL(uniform, policy) of every head, [R, 8], times what the head counts.
 
     Until there is success a seed's choices only ever cost, and the heads would learn whatever keeps
     it from being judged; so every head but the op, which has `curiosity`, is held near uniform.
     """
     exploration = config.exploration
     sparse = exploration.sparse_curiosity * remaining(success, exploration.sparse_success_target)
-    coefficients = torch.full_like(shares, config.exploration_kl + sparse)
-    coefficients[OP] = config.exploration_kl
-    return coefficients * shares
+    coefficients = config.exploration_kl + sparse.unsqueeze(-1).expand(-1, len(HEAD_NAMES))
+    is_op = torch.arange(len(HEAD_NAMES), device=shares.device) == OP
+    return torch.where(is_op, config.exploration_kl, coefficients) * shares
 
 
-def curiosity_weights(config: PPOConfig, usable: Tensor, *, success: float) -> Tensor:
-    """Return the weight of the op's curiosity at every usable step, [R, T]; success ends it."""
+def curiosity_weights(config: PPOConfig, usable: Tensor, *, success: Tensor) -> Tensor:
+    """Return the weight of the op's curiosity at every usable step, [R, T]; success ends it.
+
+    Args:
+        config: the coefficients.
+        usable: bool [R, T].
+        success: [R], share of the episodes of a row's task that succeed by now.
+    """
     weight = config.exploration.op_curiosity * not_yet(config, success)
-    return weight * mean_weights(usable.unsqueeze(-1)).squeeze(-1)
+    return weight.unsqueeze(-1) * mean_weights(usable.unsqueeze(-1)).squeeze(-1)
 
 
 def curiosity(logits: Tensor, masks: Tensor, reference: Tensor) -> Tensor:

@@ -46,6 +46,7 @@ _TENSORS_WITH_ROWS = (
     "entropy_weights",
     "curiosity_weights",
     "exploration_weights",
+    "exploration_coefficients",
     "floor_counts",
 )
 
@@ -86,7 +87,7 @@ class Targets:
     exploration_weights: Tensor
     """[R, T, 8], a mean per head over usable steps that could use it."""
     exploration_coefficients: Tensor
-    """[8], what these means are multiplied by."""
+    """[R, 8], what these means are multiplied by."""
     floor_counts: Tensor
     """bool [R, T, 8], the steps a head's entropy floor looks at."""
     shares: Tensor
@@ -117,7 +118,7 @@ def make_targets(
     *,
     scale: Tensor,
     progress: float,
-    success: float,
+    success: Tensor | float,
     units: Tensor | None = None,
     groups: Tensor | None = None,
 ) -> Targets:
@@ -132,11 +133,12 @@ def make_targets(
         config: the learner's constants.
         scale: what the critic's values are multiplied by to be rewards.
         progress: share of the training that is done.
-        success: share of episodes that succeed by now.
+        success: [R], share of the episodes of a row's task that succeed by now; or one for all.
         units: [R], what raw rewards and potentials of a row are divided by; 1 by default.
         groups: int64 [R], the task of every row, by number; one by default.
     """
     batch = buffer.batch()
+    success = torch.as_tensor(success, device=scale.device).to(scale).expand(batch.rows)
     unit = torch.ones_like(scale) if units is None else units.to(scale).unsqueeze(1)
     rewards = _clip(batch.rewards / unit)
     paid = batch.potentials / unit
@@ -318,15 +320,10 @@ class Objective:
         bonus = (scored.entropies * targets.entropy_weights).sum()
         bonus = (bonus + (scored.curiosity * targets.curiosity_weights).sum()) / share
         penalty = self.floor_penalty(scored, targets)
-        explored = (scored.exploration * targets.exploration_weights).flatten(0, -2).sum(0) / share
-        total = (
-            policy
-            + config.value_coef * value
-            - bonus
-            + penalty
-            + (targets.exploration_coefficients * explored).sum()
-        )
-        return Losses(policy, value, bonus, penalty, explored, total)
+        explored = scored.exploration * targets.exploration_weights / share
+        pulled = (explored * targets.exploration_coefficients.unsqueeze(1)).sum()
+        total = policy + config.value_coef * value - bonus + penalty + pulled
+        return Losses(policy, value, bonus, penalty, explored.flatten(0, -2).sum(0), total)
 
     def policy_loss(
         self,

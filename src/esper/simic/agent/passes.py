@@ -53,7 +53,7 @@ class Passes:
         batch: the round.
         targets: what it teaches.
         progress: share of the training that is done.
-        success: running share of episodes that succeed.
+        success: [R], running share of the episodes of a row's task that succeed.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Passes:
         targets: Targets,
         *,
         progress: float,
-        success: float,
+        success: Tensor,
     ) -> None:
         """Prepare the objective; nothing is scored yet."""
         self._agent, self._config, self._network = agent, agent.config, agent.network
@@ -135,7 +135,7 @@ class Passes:
         old = _rows(self._old, rows)
         share = 1.0 if rows is None else len(rows) / self._batch.rows
         losses = self._objective(scored, old, targets, share)
-        loss = losses.total + self._agent.imitate(self._success, part, self._count)
+        loss = losses.total + self._agent.imitate(part, self._count)
         self._latest.write(rows, scored)
         kl = self._kl(scored.log_probs.detach() - old, _rows(self._usable, rows))
         moved, total = torch.stack([kl, loss.detach()]).tolist()
@@ -316,8 +316,9 @@ class Passes:
             **describe_round(self._batch, self._targets, scale),
             "learning_rate": learning_rate(config, self._progress),
             "entropy_coef": entropy_coefficient(config, self._progress),
-            "op_entropy_coef": config.exploration.op_curiosity * not_yet(config, self._success),
-            "success": self._success,
+            "op_entropy_coef": config.exploration.op_curiosity
+            * float(not_yet(config, self._success).mean()),
+            "success": float(self._success.mean()),
             "feedback_dependence": self._feedback,
             "obs_clamp_share": self._clamp_share(),
             "nonfinite": len(self.nonfinite),

@@ -95,6 +95,7 @@ class PPOAgent:
         """The best episodes so far."""
         self.reward_scales = RewardScales()
         """The units that rewards are learned in."""
+        self._success: dict[str, float] = {}
         bias = torch.tensor(self.network.config.initial_op_bias, device=self.device)
         is_prior = config.exploration.op_reference == "prior"
         self.op_reference = bias if is_prior else torch.zeros_like(bias)
@@ -109,7 +110,7 @@ class PPOAgent:
         buffer: TamiyoRolloutBuffer,
         *,
         progress: float,
-        success: float,
+        success: Tensor | float,
         round: int,
         tasks: Sequence[str] | None = None,
         counts: Tensor | None = None,
@@ -119,7 +120,8 @@ class PPOAgent:
         Args:
             buffer: the round; every row has terminated or was truncated.
             progress: share of the training that is done, from 0 to 1.
-            success: running share of episodes that succeed, from 0 to 1.
+            success: [R], running share of the episodes of a row's task that succeed, from 0 to 1;
+                or one for all.
             round: number of the round, which the order of rows is drawn from.
             tasks: names of the tasks of all rows; one task by default.
             counts: bool [R], episodes whose returns say something of the scale of rewards, as
@@ -136,6 +138,8 @@ class PPOAgent:
             raise UsageError("the buffer holds no step to learn from; collect a round first")
         with torch.no_grad():
             names = [""] * batch.rows if tasks is None else list(tasks)
+            rates = torch.as_tensor(success, device=self.device).float().expand(batch.rows)
+            self._success |= dict(zip(names, rates.tolist(), strict=True))
             was = self.reward_scales.common
             self._learn_units(batch, names, counts)
             units = self.reward_scales.units(names, self.device)
@@ -146,7 +150,7 @@ class PPOAgent:
                 self.config,
                 scale=old_scale,
                 progress=progress,
-                success=success,
+                success=rates,
                 units=units,
                 groups=_numbers(names, self.device),
             )
@@ -161,7 +165,7 @@ class PPOAgent:
         set_learning_rate(self.optimizer, self.config, progress)
         order = generator(self.seed, "minibatches", round)
         with _tensor_cores(self.device):
-            passes = Passes(self, batch, targets, progress=progress, success=success)
+            passes = Passes(self, batch, targets, progress=progress, success=rates)
             if wrong:
                 passes.nonfinite += [NonFinite(0, name) for name in wrong]
             else:
@@ -171,20 +175,24 @@ class PPOAgent:
         report.seconds = time.perf_counter() - started
         return report
 
-    def imitate(self, success: float, part: int = 0, parts: int = 1) -> Tensor:
+    def imitate(self, part: int = 0, parts: int = 1) -> Tensor:
         """Return the loss of doing again what the best episodes did; 0 where there are none.
 
+        Success on a task ends it for the episodes of that task.
+
         Args:
-            success: running share of episodes that succeed.
             part: which part of the kept episodes to look at.
             parts: how many parts there are.
         """
-        weight = self.config.imitation.weight * not_yet(self.config, success)
-        if weight <= 0 or not len(self.good_episodes):
+        names = self.good_episodes.tasks
+        success = torch.tensor([self._success[name] for name in names])
+        weights = self.config.imitation.weight * not_yet(self.config, success)
+        if not bool((weights > 0).any()):
             return torch.zeros((), device=self.device)
-        return weight * self.good_episodes.loss(
+        return self.good_episodes.loss(
             self.policy,
             gamma=self.config.gamma,
+            weights=weights.to(self.device),
             scales=self.reward_scales,
             value_scale=self.value_normalizer.scale,
             part=part,
@@ -229,6 +237,7 @@ class PPOAgent:
             "skips_in_a_row": self.skips_in_a_row,
             "resets": self.resets,
             "good_episodes": self.good_episodes.state_dict(),
+            "success": dict(self._success),
             "reward_scales": self.reward_scales.state_dict(),
         }
 
@@ -242,6 +251,7 @@ class PPOAgent:
         self.skips_in_a_row = int(state["skips_in_a_row"])
         self.resets = int(state["resets"])
         self.good_episodes.load_state_dict(state["good_episodes"])
+        self._success = dict(state["success"])
         self.reward_scales.load_state_dict(state["reward_scales"])
 
     def _learn_units(

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
+from torch import Tensor
+
+from esper.leyline.actions import LifecycleOp
 from esper.simic.agent.config import ExplorationConfig
 from esper.simic.training.outcome import RoundOutcome
 
@@ -158,6 +163,16 @@ class Standing:
     """Mean gain over the twin (return, where there is no twin) of the last ten rounds."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskStanding:
+    """How far a task is settled."""
+
+    success: float = 0.0
+    """Running share of its episodes that paid."""
+    doubt: float = 0.0
+    """From 0 to 1, how sure it is that waiting is right."""
+
+
 class Tally:
     """Adds up finished rounds.
 
@@ -172,7 +187,8 @@ class Tally:
         self.env_steps = 0
         """Decisions of all rows."""
         self.success = 0.0
-        """Running share of episodes that paid."""
+        """Running share of episodes that paid, over all tasks."""
+        self._tasks: dict[str, TaskStanding] = {}
         self.fates: dict[str, dict[str, int]] = {}
         """Seeds germinated, fossilized and pruned, by blueprint."""
         self._merits: list[float] = []
@@ -220,6 +236,7 @@ class Tally:
         return {
             "env_steps": self.env_steps,
             "success": self.success,
+            "task_standings": {name: dataclasses.asdict(one) for name, one in self._tasks.items()},
             "merits": list(self._merits),
             "scores": list(self._scores),
             "best": None if math.isinf(self._best) else self._best,
@@ -229,16 +246,59 @@ class Tally:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned; other entries are left alone."""
         self.env_steps, self.success = int(state["env_steps"]), float(state["success"])
+        standings = state["task_standings"].items()
+        self._tasks = {name: TaskStanding(**one) for name, one in standings}
         self._merits, self._scores = list(state["merits"]), list(state["scores"])
         self._best = -math.inf if state["best"] is None else float(state["best"])
         self.fates = {name: dict(counts) for name, counts in state["fates"].items()}
 
+    def settled(self, tasks: Sequence[str]) -> Tensor:
+        """Return float32 [R]: how far the tasks of rows are settled, as a rate of success.
+
+        It is the rate of success, or as much as the belief that waiting is right stands for: what
+        curiosity ends by, either way.
+        """
+        target, new = self._exploration.success_target, TaskStanding()
+        known = {name: self._tasks.get(name, new) for name in set(tasks)}
+        rates = {name: max(one.success, target * one.doubt) for name, one in known.items()}
+        return torch.tensor([rates[name] for name in tasks])
+
     def _follow_success(self, outcome: RoundOutcome) -> None:
         exploration = self._exploration
-        share = float((outcome.returns > exploration.success_return).double().mean())
+        keep, least = exploration.success_momentum, exploration.success_return
+        paid = outcome.returns > least
         # The first round has no share before it to be averaged with.
-        keep = exploration.success_momentum if outcome.round else 0.0
-        self.success = keep * self.success + (1.0 - keep) * share
+        kept = keep if outcome.round else 0.0
+        self.success = kept * self.success + (1.0 - kept) * float(paid.double().mean())
+        acts = (outcome.decisions["effective_op"] != int(LifecycleOp.WAIT)) & outcome.active
+        acted = acts.any(1)
+        before = dict(self._tasks)
+        for name in dict.fromkeys(outcome.tasks):
+            own = torch.tensor([task == name for task in outcome.tasks])
+            old = before.get(name)
+            share = float(paid[own].double().mean())
+            success = share if old is None else keep * old.success + (1.0 - keep) * share
+            doubt = 0.0 if old is None else old.doubt
+            tried = own & acted
+            if bool(tried.any()):
+                if float(outcome.returns[tried].mean()) > least:
+                    doubt /= 2.0
+                else:
+                    doubt = min(
+                        1.0, doubt + int(tried.sum()) * self._weight_of_failure(name, before)
+                    )
+            self._tasks[name] = TaskStanding(success=success, doubt=doubt)
+
+    def _weight_of_failure(self, name: str, standings: Mapping[str, TaskStanding]) -> float:
+        """Return how much an episode that acted and lost says for waiting on a task.
+
+        A policy that fails everywhere may only be unskilled; one that succeeds elsewhere knows how
+        to grow, and where it still fails there is nothing to be had.
+        """
+        exploration = self._exploration
+        others = [one.success for other, one in standings.items() if other != name]
+        skill = min(1.0, max(others, default=0.0) / exploration.success_target)
+        return (1.0 - skill) / exploration.patience + skill / exploration.skilled_patience
 
     def _count_fates(self, outcome: RoundOutcome) -> None:
         for name, counts in outcome.blueprint_fates(self._blueprint_names).items():

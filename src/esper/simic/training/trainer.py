@@ -183,7 +183,7 @@ class Trainer:
         update = self.agent.update(
             self.buffer,
             progress=self.round / self.config.rounds,
-            success=self.tally.success,
+            success=self.tally.settled(outcome.tasks),
             round=self.round,
             tasks=outcome.tasks,
             # What a rollback costs says nothing of what rewards are like.
