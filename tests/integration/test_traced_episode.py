@@ -401,7 +401,10 @@ def test_advantages_are_those_of_a_loop_in_plain_numbers(traced: Traced) -> None
         ]
         later, following, expected = 0.0, 0.0, [0.0] * STEPS
         for step in reversed(range(STEPS)):
-            reward = max(-REWARD_CLIP, min(REWARD_CLIP, float(batch.rewards[row, step]) / unit))
+            after = potentials[step + 1] if step + 1 < STEPS else 0.0
+            change = (ppo.gamma * after - potentials[step]) / unit
+            own = float(batch.rewards[row, step]) / unit - change
+            reward = max(-REWARD_CLIP, min(REWARD_CLIP, own)) + change
             error = reward + ppo.gamma * following - expected_values[step]
             later = error + ppo.gamma * ppo.gae_lambda * later
             following = expected_values[step]

@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from esper.simic.agent.normalizers import REWARD_CLIP, RewardScales
+from esper.simic.agent.normalizers import RewardScales, clip_rewards
 from esper.simic.agent.rollout_buffer import RolloutBatch
 from esper.tamiyo.controllers.policy_file import Policy
 
@@ -105,8 +106,10 @@ class GoodEpisodes:
         scores = policy.network.score(
             states, kept["blueprint_indices"], kept["actions"], kept["masks"]
         )
-        rewards = (kept["rewards"] / unit).clamp(-REWARD_CLIP, REWARD_CLIP)
-        returns = discounted_returns(rewards, gamma) + kept["potentials"] / unit
+        paid = kept["potentials"] / unit
+        change = gamma * F.pad(paid[:, 1:], (0, 1)) - paid
+        rewards = clip_rewards(kept["rewards"] / unit, change * kept["valid"])
+        returns = discounted_returns(rewards, gamma) + paid
         returns = returns / value_scale
         gained = (returns - scores.baseline.detach()).clamp(0.0, MOST_ADVANTAGE)
         usable = (kept["valid"] & kept["free"]).to(gained.dtype)

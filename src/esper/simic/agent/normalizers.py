@@ -16,7 +16,7 @@ from torch import Tensor
 from esper.leyline.errors import NonFiniteError, UsageError
 
 REWARD_CLIP = 10.0
-"""Largest reward of one step in units of a typical return."""
+"""Largest reward of one step in units of a typical return, but for the change of a potential."""
 
 PRIOR_EPISODES = 4
 """Episodes that all tasks together count for in the unit of one."""
@@ -81,6 +81,20 @@ class RewardScales:
         size = math.sqrt(squares / count) if count else 0.0
         # A task whose rows have only waited says nothing of what a return is there.
         return (0, 0.0) if size < _LEAST_STD else (count, math.log(size))
+
+
+def clip_rewards(rewards: Tensor, shaping: Tensor) -> Tensor:
+    """Return rewards [...] with what they pay beyond a potential's change clipped.
+
+    A potential that dips and comes back pays nothing in the end. Were the dip clipped and the way
+    back not, it would; so its change is left whole. What is infinite stays so, to be found.
+
+    Args:
+        rewards: in units of a typical return.
+        shaping: the part of them that is the change of a potential; 0 without one.
+    """
+    own = rewards - shaping
+    return torch.where(own.isinf(), own, own.clamp(-REWARD_CLIP, REWARD_CLIP)) + shaping
 
 
 class ValueNormalizer:

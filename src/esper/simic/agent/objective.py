@@ -28,7 +28,7 @@ from esper.simic.agent.losses import (
     penalty_schedule,
     value_errors,
 )
-from esper.simic.agent.normalizers import REWARD_CLIP
+from esper.simic.agent.normalizers import clip_rewards
 from esper.simic.agent.rollout_buffer import RolloutBatch, TamiyoRolloutBuffer
 from esper.tamiyo.networks.decision import Scores
 from esper.tamiyo.policy.action_masks import causal_heads
@@ -140,10 +140,10 @@ def make_targets(
     batch = buffer.batch()
     success = torch.as_tensor(success, device=scale.device).to(scale).expand(batch.rows)
     unit = torch.ones_like(scale) if units is None else units.to(scale).unsqueeze(1)
-    rewards = _clip(batch.rewards / unit)
-    paid = batch.potentials / unit
+    paid, paid_next = batch.potentials / unit, buffer.next_potentials() / unit
+    rewards = clip_rewards(batch.rewards / unit, config.gamma * paid_next - paid)
     baselines = batch.values * scale - paid
-    following = buffer.next_values() * scale - buffer.next_potentials() / unit
+    following = buffer.next_values() * scale - paid_next
     advantages, returns = compute_gae(
         rewards,
         baselines,
@@ -193,11 +193,6 @@ def make_targets(
         floor_counts=could_use,
         shares=shares,
     )
-
-
-def _clip(rewards: Tensor) -> Tensor:
-    """Return rewards within the clip; what is infinite stays so, to be found."""
-    return torch.where(rewards.isinf(), rewards, rewards.clamp(-REWARD_CLIP, REWARD_CLIP))
 
 
 def _value_weights(batch: RolloutBatch, forced_weight: float) -> Tensor:
