@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esper.leyline.actions import placeholder_actions
+from esper.leyline.actions import LifecycleOp, placeholder_actions
 from esper.leyline.errors import UsageError
 from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
@@ -33,6 +33,7 @@ from esper.simic.training.outcome import RoundOutcome
 from esper.simic.training.plan import RoundPlan, draw_uniforms
 from esper.simic.training.row_source import Environment
 from esper.simic.training.traces import RoundTraces
+from esper.simic.training.twin_regression import TwinRegression
 from esper.tamiyo.controllers.policy_file import Policy
 from esper.tamiyo.networks.decision import PolicyStep
 from esper.tamiyo.networks.head_table import OP_ROW
@@ -83,6 +84,9 @@ class Rollout:
         self._plan: RoundPlan | None = None
         self._value_scale = torch.ones(self.rows, device=self.device)
         self._twins = torch.zeros(0)
+        self._expected = self._twins
+        self._regression: TwinRegression | None = None
+        self._acted = torch.zeros(self.rows, dtype=torch.bool, device=self.device)
         self._signals: Signals | None = None
         self._hidden: Hidden = policy.network.initial_hidden(self.rows)
         self._active = torch.zeros(self.rows, dtype=torch.bool, device=self.device)
@@ -131,7 +135,12 @@ class Rollout:
     # ---------------------------------------------------------------------------------- a round
 
     def start(
-        self, plan: RoundPlan, twins: Tensor | None = None, *, value_scale: Tensor | None = None
+        self,
+        plan: RoundPlan,
+        twins: Tensor | None = None,
+        *,
+        regression: TwinRegression | None = None,
+        value_scale: Tensor | None = None,
     ) -> None:
         """Build every row afresh and live its first epoch.
 
@@ -139,6 +148,7 @@ class Rollout:
             plan: the rows.
             twins: float32 [rows, epochs], the waiting twin's score after each epoch; None where
                 no twin runs.
+            regression: what rows that act are compared with; their own twins alone by default.
             value_scale: float32 [R], what brings the critic's numbers onto the scale of raw
                 rewards, for whoever reads the decisions; 1 by default.
         """
@@ -151,6 +161,9 @@ class Rollout:
         one = torch.ones(self.rows, device=self.device)
         self._value_scale = one if value_scale is None else value_scale.to(one)
         self._take_twins(twins)
+        self._expected = self._twins.clone()
+        self._regression = None if regression is None else regression.to(self.device)
+        self._acted = torch.zeros_like(self._acted)
         self._act.refresh()
         self.buffer.start()
         self._traces.start()
@@ -181,12 +194,13 @@ class Rollout:
         after = self.environment.step(actions)
         lived = time.perf_counter()
         with torch.no_grad():
+            self._compare(before, actions["op"], after)
             transition = Transition(
                 before=before,
                 actions=actions,
                 after=after,
-                twin_before=self._twin_at(before),
-                twin_after=self._twin_at(after),
+                twin_before=twin_scores_at(self._expected, before),
+                twin_after=twin_scores_at(self._expected, after),
                 is_last=after.epoch >= after.max_epochs,
                 active=active,
             )
@@ -217,6 +231,9 @@ class Rollout:
             "plan": self.plan.to_mapping(),
             "value_scale": self._value_scale.cpu(),
             "twins": self._twins.cpu(),
+            "expected": self._expected.cpu(),
+            "regression": None if self._regression is None else self._regression.state_dict(),
+            "acted": self._acted.cpu(),
             "environment": self.environment.snapshot(),
             "reward": self.reward.state_dict(),
             "buffer": self.buffer.state_dict(),
@@ -235,6 +252,10 @@ class Rollout:
         self._plan = RoundPlan.from_mapping(state["plan"])
         self._value_scale = state["value_scale"].to(self.device)
         self._take_twins(state["twins"])
+        self._expected = state["expected"].to(self.device)
+        saved = state["regression"]
+        self._regression = None if saved is None else TwinRegression(**saved).to(self.device)
+        self._acted = state["acted"].to(self.device)
         self._signals = self.environment.restore(state["environment"])
         self.reward.load_state_dict(state["reward"])
         self.buffer.load_state_dict(state["buffer"])
@@ -327,7 +348,7 @@ class Rollout:
         )
         if paid.potential is not None:
             self._potential = paid.potential.to(torch.float32)
-        self._traces.keep_state(after, transition.twin_after)
+        self._traces.keep_state(after, self._twin_at(after))
         self._active = active & ~ended
         if is_cut:
             self._bootstrap(truncated)
@@ -352,6 +373,14 @@ class Rollout:
         values = self._forward(state, legal, blueprints).value
         rows = truncated.nonzero().squeeze(1)
         self.buffer.set_bootstrap(rows, values[rows], self._potential[rows])
+
+    def _compare(self, before: Signals, op: Tensor, after: Signals) -> None:
+        """Choose what rows that acted for the first time are compared with from now on."""
+        acts = after.last_success & (op != int(LifecycleOp.WAIT)) & ~self._acted
+        self._acted |= acts
+        if self._regression is not None:
+            expected = self._regression.expect(self._twins, before.epoch)
+            self._expected = torch.where(acts.unsqueeze(1), expected, self._expected)
 
     def _take_twins(self, twins: Tensor | None) -> None:
         if twins is None:

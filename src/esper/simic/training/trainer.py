@@ -137,7 +137,7 @@ class Trainer:
         """Plan the rows, train twins that are missing, and live every row's first epoch."""
         stage = self.curriculum.stage
         plan = self.world.plan(self.round, stage)
-        curves = None
+        curves = regression = None
         if self.twins is not None:
             self._twin_seconds = 0.0
             started = time.perf_counter()
@@ -146,9 +146,14 @@ class Trainer:
                 self._twin_seconds += now - started
                 yield self._progress("twins", step, steps, now - started)
                 started = time.perf_counter()
-            curves = self.twins.scores(plan)
+            curves, regression = self.twins.scores(plan), self.twins.regression(plan)
         rollout = self._make_rollout()
-        rollout.start(plan, curves, value_scale=self.agent.value_units(plan.tasks))
+        rollout.start(
+            plan,
+            curves,
+            regression=regression,
+            value_scale=self.agent.value_units(plan.tasks),
+        )
         self._in_round = True
 
     def _step(self, rollout: Rollout) -> Progress:
