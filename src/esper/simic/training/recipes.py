@@ -16,6 +16,7 @@ from esper.tamiyo.networks.config import PolicyConfig
 from esper.tamiyo.policy.distribution import FloorConfig
 
 LEARNER = PPOConfig(
+    gamma=0.999,
     learning_rate=3e-3,
     learning_rate_end=0.1,
     minibatches=4,
@@ -26,6 +27,8 @@ LEARNER = PPOConfig(
     entropy_coef_end=0.001,
 )
 """The learner's settings: those that learn the problems whose optimum is known."""
+
+_REWARD = RewardConfig(gamma=LEARNER.gamma)
 
 _POLICY = PolicyConfig(
     lstm_hidden_dim=128,
@@ -83,6 +86,7 @@ RECIPES: dict[str, TrainConfig] = {
             episode_length=6,
             policy=_POLICY.replace(lstm_hidden_dim=32),
             ppo=LEARNER,
+            reward=_REWARD,
         ),
         TrainConfig(
             recipe="demo",
@@ -92,6 +96,7 @@ RECIPES: dict[str, TrainConfig] = {
             evaluate_every=5,
             policy=_POLICY.replace(lstm_hidden_dim=64),
             ppo=LEARNER,
+            reward=_REWARD,
         ),
         TrainConfig(
             recipe="digits",
@@ -102,6 +107,7 @@ RECIPES: dict[str, TrainConfig] = {
             evaluation_seeds=16,
             policy=_POLICY,
             ppo=LEARNER,
+            reward=_REWARD,
             population=PopulationConfig(rows_per_stack=256),
         ),
         TrainConfig(
@@ -113,6 +119,7 @@ RECIPES: dict[str, TrainConfig] = {
             evaluate_every=20,
             policy=_POLICY,
             ppo=LEARNER,
+            reward=_REWARD,
         ),
         TrainConfig(
             recipe="cifar",
@@ -123,6 +130,7 @@ RECIPES: dict[str, TrainConfig] = {
             evaluate_every=10,
             policy=_POLICY,
             ppo=LEARNER,
+            reward=_REWARD,
             population=PopulationConfig(use_bf16=True),
         ),
         TrainConfig(
@@ -134,6 +142,7 @@ RECIPES: dict[str, TrainConfig] = {
             evaluate_every=10,
             policy=_POLICY,
             ppo=LEARNER,
+            reward=_REWARD,
             population=PopulationConfig(use_bf16=True),
         ),
         _DOCUMENTS_000.replace(
