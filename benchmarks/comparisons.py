@@ -79,6 +79,7 @@ VARIANTS = (
     Variant("hidden 512", "000", _policy(lstm_hidden_dim=512)),
     Variant("baseline Q(s, sampled op)", "000: critic", _policy(critic="op_sampled")),
     Variant("joint ratio", "000: ratio", _ppo(ratio="joint")),
+    Variant("all heads alike", "domain 8.6", _ppo(head_weights="equal")),
     Variant("clamped floors", "004: option C", _floor("clamp")),
     Variant("no floors", "000: floors", _floor("off")),
     Variant("stronger entropy", "004: option D", _ppo(entropy_coef=0.1, entropy_coef_end=0.1)),
@@ -172,7 +173,7 @@ def _time_rounds(variant: Variant, options: argparse.Namespace) -> tuple[float, 
     The round before them is not counted: processes start in it, and kernels are made.
     """
     config = variant.change(get_recipe("digits")).replace(
-        rounds=3, rows=options.task_rows, device=options.device, recorded_rows=0
+        rounds=3, rows=options.task_rows, device=options.device, recorded_rows=0, evaluate_every=0
     )
     trainer = Trainer(config)
     try:

@@ -81,6 +81,8 @@ def _parser() -> argparse.ArgumentParser:
     change.add_argument("--clip", type=float)
     change.add_argument("--target-kl", type=float)
     change.add_argument("--epochs", type=int)
+    change.add_argument("--gamma", type=float)
+    change.add_argument("--gae-lambda", type=float)
     change.add_argument("--no-prior", action="store_true", help="start with all ops alike")
     change.add_argument("--hindsight", type=float, help="scaffold: credit for A")
     return parser
@@ -115,10 +117,13 @@ def _changed(config: TrainConfig, options: argparse.Namespace) -> TrainConfig:
         "clip": options.clip,
         "target_kl": options.target_kl,
         "epochs": options.epochs,
+        "gamma": options.gamma,
+        "gae_lambda": options.gae_lambda,
         "exploration": ppo.exploration.replace(**_given(exploration)),
         "imitation": ppo.imitation.replace(**_given({"weight": options.imitation})),
     }
-    return config.replace(policy=policy, ppo=ppo.replace(**_given(changes)))
+    reward = config.reward.replace(**_given({"gamma": options.gamma}))
+    return config.replace(policy=policy, ppo=ppo.replace(**_given(changes)), reward=reward)
 
 
 def _given(changes: dict[str, object]) -> dict[str, object]:

@@ -6,6 +6,7 @@ buffer, rewards and advantages are then worked out again from that record alone,
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ from esper.leyline.signals import Signals
 from esper.population.engine import PopulationConfig
 from esper.population.population import Population
 from esper.simic.agent.config import PPOConfig
-from esper.simic.agent.normalizers import RewardNormalizer
+from esper.simic.agent.normalizers import REWARD_CLIP, RewardScales
 from esper.simic.agent.objective import Targets, make_targets
 from esper.simic.agent.rollout_buffer import RolloutBatch, TamiyoRolloutBuffer
 from esper.simic.rewards import RewardConfig, Transition, make_reward
@@ -104,7 +105,7 @@ class Traced:
     twins: Tensor
     buffer: TamiyoRolloutBuffer
     outcome: RoundOutcome
-    reward_std: Tensor
+    units: Tensor
     ppo: PPOConfig = field(default_factory=PPOConfig)
 
     @property
@@ -119,7 +120,7 @@ class Traced:
             scale=torch.tensor(SCALE),
             progress=0.0,
             paid_off=0.0,
-            reward_std=self.reward_std,
+            units=self.units,
         )
 
     def transition(self, step: int) -> Transition:
@@ -177,16 +178,15 @@ def play(mode: str) -> Traced:
     policy = eager_policy(config.policy)
     watched = Watched(row_source.environment(0, 0))
     buffer = TamiyoRolloutBuffer(ROWS, STEPS, config.policy)
-    normalizer = RewardNormalizer()
-    rollout = Rollout(
-        watched, policy, make_reward(config.reward), buffer, normalizer, seed=config.seed
-    )
+    rollout = Rollout(watched, policy, make_reward(config.reward), buffer, seed=config.seed)
     rollout.start(plan, curves)
     while not rollout.is_done:
         rollout.step()
     outcome = rollout.finish()
     row_source.close()
-    return Traced(config, policy, watched, curves, buffer, outcome, normalizer.std)
+    scales = RewardScales()
+    scales.update(plan.tasks, outcome.returns)
+    return Traced(config, policy, watched, curves, buffer, outcome, scales.units(plan.tasks))
 
 
 @pytest.fixture(scope="module", params=["twin", "shaped"])
@@ -376,21 +376,18 @@ def test_what_the_ops_of_the_story_pay(traced: Traced) -> None:
         assert FOSSILIZE not in ops[kept + 1 :]
 
 
-def test_the_buffer_has_each_reward_once_divided_by_the_deviation_so_far(traced: Traced) -> None:
-    raw, so_far = traced.outcome.decisions["reward"], []
-    for step in range(STEPS):
-        so_far += raw[:, step].tolist()
-        std = statistics.pstdev(so_far)
-        std = 1.0 if std < 1e-4 else std
-        expected = [max(-10.0, min(10.0, reward / std)) for reward in raw[:, step].tolist()]
-        assert traced.batch.rewards[:, step].tolist() == pytest.approx(expected, rel=1e-4, abs=1e-6)
+def test_the_buffer_has_each_reward_once_and_its_unit_is_a_typical_return(traced: Traced) -> None:
+    raw = traced.outcome.decisions["reward"]
+    assert torch.equal(traced.batch.rewards, raw)
     returns = [sum(row) for row in raw.tolist()]
     assert traced.outcome.returns.tolist() == pytest.approx(returns, abs=1e-4)
+    size = math.sqrt(statistics.fmean(each**2 for each in returns))
+    assert float(traced.units[0]) == pytest.approx(size, rel=1e-4)
 
 
 def test_advantages_are_those_of_a_loop_in_plain_numbers(traced: Traced) -> None:
     batch, ppo, targets = traced.batch, traced.ppo, traced.targets
-    unit = statistics.pstdev(traced.outcome.decisions["reward"].flatten().tolist())
+    unit = float(traced.units[0])
     for row in range(ROWS):
         potentials = [0.0] * STEPS
         if traced.config.reward.mode == "twin":
@@ -407,7 +404,11 @@ def test_advantages_are_those_of_a_loop_in_plain_numbers(traced: Traced) -> None
         ]
         later, following, expected = 0.0, 0.0, [0.0] * STEPS
         for step in reversed(range(STEPS)):
-            error = float(batch.rewards[row, step]) + ppo.gamma * following - expected_values[step]
+            after = potentials[step + 1] if step + 1 < STEPS else 0.0
+            change = (ppo.gamma * after - potentials[step]) / unit
+            own = float(batch.rewards[row, step]) / unit - change
+            reward = max(-REWARD_CLIP, min(REWARD_CLIP, own)) + change
+            error = reward + ppo.gamma * following - expected_values[step]
             later = error + ppo.gamma * ppo.gae_lambda * later
             following = expected_values[step]
             expected[step] = later

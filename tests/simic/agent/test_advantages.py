@@ -172,3 +172,21 @@ def test_nothing_that_counts_gives_zeros() -> None:
     assert torch.equal(normalised, torch.zeros(5))
     assert float(mean) == 0.0
     assert floored
+
+
+def test_no_group_is_louder_than_another() -> None:
+    draws = torch.Generator().manual_seed(0)
+    advantages = torch.randn(8, 50, generator=draws)
+    advantages[:4] *= 30.0
+    groups = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
+    valid = torch.rand(8, 50, generator=draws) < 0.8
+    normalised, mean, std, floored = normalize_advantages(advantages, valid, groups=groups)
+    for group in (0, 1):
+        own = normalised[groups == group][valid[groups == group]]
+        assert float(own.std(correction=0)) == pytest.approx(1.0, rel=1e-4)
+    assert float(normalised[valid].mean()) == pytest.approx(0.0, abs=1e-5)
+    assert not normalised[~valid].any()
+    # What is told is the raw ones' own.
+    assert float(mean) == pytest.approx(float(advantages[valid].mean()), rel=1e-3, abs=1e-4)
+    assert float(std) == pytest.approx(float(advantages[valid].std(correction=0)), rel=1e-4)
+    assert not bool(floored)

@@ -22,7 +22,6 @@ from esper.simic.agent.losses import (
     joint_ratio,
     mean_weights,
     penalty_schedule,
-    surrogate_losses,
     value_errors,
 )
 from esper.tamiyo.networks.config import SENTINEL_PRIOR
@@ -34,31 +33,66 @@ def slow_surrogate(log_ratio: float, advantage: float, clip: float = 0.2) -> flo
     return -min(ratio * advantage, clipped * advantage)
 
 
+def by_head(tensor: Tensor) -> dict[str, Tensor]:
+    return {f"head_{index}": each for index, each in enumerate(tensor.unbind(-1))}
+
+
 @pytest.mark.parametrize("joint", [False, True])
 def test_the_surrogate_against_a_slow_reference(joint: bool) -> None:
     torch.manual_seed(0)
     log_ratios, advantages = 0.3 * torch.randn(40, 8), torch.randn(40)
     counts = torch.rand(40, 8) < 0.5
     log_ratios = log_ratios * counts
-    weights = mean_weights(counts.any(-1, keepdim=True) if joint else counts)
-    found = surrogate_losses(log_ratios, advantages, weights, 0.2, joint=joint)
+    masked = {
+        "old_log_probs": by_head(torch.zeros(40, 8)),
+        "new_log_probs": by_head(log_ratios),
+        "masks": by_head(counts),
+    }
+    found = float(compute_ppo_loss(**masked, advantages=advantages, joint=joint))
     if joint:
         rows = [step for step in range(40) if counts[step].any()]
         each = [slow_surrogate(float(log_ratios[s].sum()), float(advantages[s])) for s in rows]
-        assert float(found) == pytest.approx(sum(each) / len(rows), rel=1e-4)
+        assert found == pytest.approx(sum(each) / len(rows), rel=1e-4)
         return
+    total = 0.0
     for head in range(8):
         rows = [step for step in range(40) if counts[step, head]]
         each = [slow_surrogate(float(log_ratios[s, head]), float(advantages[s])) for s in rows]
-        assert float(found[head]) == pytest.approx(sum(each) / len(rows), rel=1e-4)
+        total += sum(each) / len(rows)
+    assert found == pytest.approx(total, rel=1e-4)
+    masked["advantages"] = by_head(torch.where(counts, advantages[:, None], 0.0))
+    assert float(compute_ppo_loss(**masked)) == pytest.approx(total, rel=1e-4)
+
+
+@pytest.mark.parametrize("joint", [False, True])
+def test_weights_say_what_a_step_counts(joint: bool) -> None:
+    torch.manual_seed(0)
+    log_ratios, advantages, weights = 0.3 * torch.randn(40, 8), torch.randn(40), torch.rand(40, 8)
+    found = compute_ppo_loss(
+        old_log_probs=by_head(torch.zeros(40, 8)),
+        new_log_probs=by_head(log_ratios),
+        advantages=advantages,
+        joint=joint,
+        weights=weights[:, 0] if joint else by_head(weights),
+    )
+    heads = [log_ratios.sum(-1)] if joint else log_ratios.unbind(-1)
+    expected = sum(
+        float(weights[step, head]) * slow_surrogate(float(ratios[step]), float(advantages[step]))
+        for head, ratios in enumerate(heads)
+        for step in range(40)
+    )
+    assert float(found) == pytest.approx(expected, rel=1e-4)
 
 
 def test_a_step_without_weight_has_no_gradient() -> None:
     log_ratios = torch.zeros(3, 2, requires_grad=True)
     counts = torch.tensor([[True, False], [True, True], [False, False]])
-    surrogate_losses(
-        log_ratios, torch.ones(3), mean_weights(counts), 0.2, joint=False
-    ).sum().backward()
+    compute_ppo_loss(
+        old_log_probs=by_head(torch.zeros(3, 2)),
+        new_log_probs=by_head(log_ratios),
+        advantages=torch.ones(3),
+        weights=by_head(mean_weights(counts)),
+    ).backward()
     assert log_ratios.grad is not None
     assert torch.equal(log_ratios.grad != 0, counts)
 
@@ -151,7 +185,7 @@ def test_every_head_has_an_entropy_bonus_on_every_valid_step() -> None:
         entropy_coef_end=0.1,
         exploration=ExplorationConfig(op_curiosity=0.0, sparse_entropy=0.0, sparse_curiosity=0.0),
     )
-    weights = entropy_weights(config, *masks(), progress=0.0)
+    weights = entropy_weights(config, *masks(), progress=0.0, shares=torch.ones(8))
     for index, head in enumerate(HEAD_NAMES):
         expected = 0.1 * ENTROPY_COEF_PER_HEAD[head] / 3
         assert weights[0, :, index].tolist() == pytest.approx([expected] * 3 + [0.0])
@@ -160,17 +194,18 @@ def test_every_head_has_an_entropy_bonus_on_every_valid_step() -> None:
 def test_the_op_is_curious_until_it_succeeds_and_sparse_heads_where_they_could_act() -> None:
     config = PPOConfig(entropy_coef=0.0, entropy_coef_end=0.0)
     valid, free, _ = masks()
-    new = curiosity_weights(config, valid & free, paid_off=0.0)
+    new = curiosity_weights(config, valid & free, paid_off=torch.tensor([0.0]))
     assert new[0].tolist() == pytest.approx([0.5, 0.5, 0.0, 0.0])
-    half = curiosity_weights(config, valid & free, paid_off=0.25)
+    half = curiosity_weights(config, valid & free, paid_off=torch.tensor([0.25]))
     assert half[0].tolist() == pytest.approx([0.25, 0.25, 0.0, 0.0])
-    assert not curiosity_weights(config, valid & free, paid_off=0.5).any()
-    sparse = entropy_weights(config, *masks(), progress=0.0)
+    assert not curiosity_weights(config, valid & free, paid_off=torch.tensor([0.5])).any()
+    sparse = entropy_weights(config, *masks(), progress=0.0, shares=torch.ones(8))
     assert not sparse[..., OP].any()
     for index in range(len(HEAD_NAMES) - 1):
         assert sparse[0, :, index].tolist() == pytest.approx([0.03, 0.0, 0.0, 0.0])
     for paid_off, weight in ((0.0, 1.01), (0.05, 0.51), (0.1, 0.01), (0.5, 0.01)):
-        held = exploration_coefficients(config, paid_off=paid_off, device=torch.device("cpu"))
+        rate = torch.tensor([paid_off])
+        (held,) = exploration_coefficients(config, paid_off=rate, shares=torch.ones(8))
         assert held.tolist() == pytest.approx([weight] * (len(HEAD_NAMES) - 1) + [0.01])
 
 

@@ -7,61 +7,48 @@ import torch
 
 from esper.leyline.errors import NonFiniteError, UsageError
 from esper.leyline.storage import load_tree, save_tree
-from esper.simic.agent.normalizers import RewardNormalizer, ValueNormalizer
+from esper.simic.agent.normalizers import RewardScales, ValueNormalizer
 
 
-def test_rewards_are_divided_by_the_deviation_of_all_so_far() -> None:
+def test_the_unit_of_rewards_is_the_size_of_all_returns_so_far() -> None:
     draws = torch.Generator().manual_seed(0)
-    steps = [3.0 + 2.0 * torch.randn(8, generator=draws) for _ in range(40)]
-    normalizer = RewardNormalizer()
-    for rewards in steps:
-        last = normalizer(rewards)
-    everything = torch.cat(steps).double()
-    std = everything.std(correction=0)
-    assert float(normalizer.std) == pytest.approx(float(std), rel=1e-9)
-    assert float(normalizer.mean) == pytest.approx(float(everything.mean()), rel=1e-9)
-    assert torch.allclose(last, (steps[-1] / std).float(), atol=1e-6)
+    rounds = [3.0 + 2.0 * torch.randn(8, generator=draws) for _ in range(5)]
+    scales = RewardScales()
+    for returns in rounds:
+        scales.update(["digits"] * 8, returns)
+    expected = float(torch.cat(rounds).square().mean().sqrt())
+    assert scales.common == pytest.approx(expected, rel=1e-5)
+    assert scales.units(["digits"] * 2).tolist() == pytest.approx([expected] * 2, rel=1e-5)
 
 
-def test_rows_that_ended_are_left_out_and_get_zero() -> None:
-    normalizer, only_active = RewardNormalizer(), RewardNormalizer()
-    active = torch.tensor([True, False, True])
-    for _ in range(5):
-        rewards = torch.randn(3)
-        paid = normalizer(rewards, active)
-        only_active(rewards[active])
-        assert paid[1] == 0.0
-    assert float(normalizer.std) == pytest.approx(float(only_active.std))
+def test_every_task_has_its_unit_and_a_new_one_leans_on_the_others() -> None:
+    scales = RewardScales()
+    scales.update(["rich"] * 400 + ["poor"] * 400, torch.tensor([8.0] * 400 + [0.5] * 400))
+    scales.update(["new"], torch.tensor([0.5]))
+    rich, poor, new, unknown = scales.units(["rich", "poor", "new", "unknown"]).tolist()
+    assert rich == pytest.approx(8.0, rel=0.05)
+    assert poor == pytest.approx(0.5, rel=0.05)
+    assert unknown == pytest.approx(scales.common) == pytest.approx(2.0, rel=0.01)
+    assert poor < new < unknown
 
 
-def test_a_frozen_row_is_normalised_but_not_learned_from() -> None:
-    normalizer = RewardNormalizer()
-    normalizer(torch.randn(64))
-    std = normalizer.std.clone()
-    paid = normalizer(torch.tensor([-50.0]), frozen=torch.tensor([True]))
-    assert torch.equal(normalizer.std, std)
-    assert float(paid) == -10.0
-
-
-def test_rewards_are_clipped_and_the_sign_stays() -> None:
-    normalizer = RewardNormalizer()
-    normalizer(0.01 * torch.randn(100))
-    assert normalizer.normalize(torch.tensor([5.0, -5.0, 0.0])).tolist() == [10.0, -10.0, 0.0]
-
-
-def test_rewards_that_do_not_vary_are_left_as_they_are() -> None:
-    normalizer = RewardNormalizer()
-    assert torch.equal(normalizer(torch.full((4,), 0.5)), torch.full((4,), 0.5))
-    assert torch.equal(normalizer(torch.zeros(4), torch.zeros(4, dtype=torch.bool)), torch.zeros(4))
+def test_returns_of_nothing_leave_rewards_as_they_are() -> None:
+    scales = RewardScales()
+    assert scales.units(["digits"]).tolist() == [1.0]
+    scales.update(["digits"] * 16, torch.zeros(16))
+    scales.update(["digits"] * 2, torch.tensor([float("nan"), float("inf")]))
+    assert scales.units(["digits"]).tolist() == [1.0]
+    # A task that only waited does not count among the others either.
+    scales.update(["other"] * 4, torch.full((4,), 3.0))
+    assert scales.units(["digits", "other"]).tolist() == pytest.approx([3.0, 3.0])
 
 
 def test_reward_state_comes_back_exactly(tmp_path: Path) -> None:
-    normalizer, restored = RewardNormalizer(), RewardNormalizer()
-    normalizer(torch.randn(10))
-    save_tree(tmp_path / "it", normalizer.state_dict(), kind="rewards", version=1)
+    scales, restored = RewardScales(), RewardScales()
+    scales.update(["a", "b"] * 5, torch.randn(10))
+    save_tree(tmp_path / "it", scales.state_dict(), kind="rewards", version=1)
     restored.load_state_dict(load_tree(tmp_path / "it", kind="rewards", version=1)[0])
-    rewards = torch.randn(10)
-    assert torch.equal(normalizer(rewards), restored(rewards))
+    assert torch.equal(scales.units(["a", "b", "c"]), restored.units(["a", "b", "c"]))
 
 
 def test_returns_set_the_scale_after_the_warm_up_and_then_slowly() -> None:
@@ -106,5 +93,3 @@ def test_value_state_comes_back_exactly() -> None:
 def test_impossible_settings_are_refused() -> None:
     with pytest.raises(UsageError, match="momentum"):
         ValueNormalizer(momentum=1.0)
-    with pytest.raises(UsageError, match="clip"):
-        RewardNormalizer(clip=0.0)

@@ -55,7 +55,7 @@ def lose(
         batch.states, batch.blueprint_indices, batch.actions, batch.masks, with_baseline=False
     )
     scores.logits.retain_grad()
-    objective = Objective(config, 0.0, torch.device("cpu"))
+    objective = Objective(config, 0.0)
     scored = Scored.of(scores, batch.base_masks, torch.zeros(NUM_OPS))
     return objective(scored, scores.log_probs.detach(), targets), scores, targets
 
@@ -203,9 +203,7 @@ def test_forced_and_padded_steps_never_enter_the_actor_loss(ratio: str) -> None:
     entropies = [scores.entropies] * 3
     scored = Scored(log_probs, scores.values, *entropies, torch.zeros_like(scores.values))
     targets = make_targets(buffer, config, scale=torch.ones(()), progress=0.0, paid_off=0.0)
-    Objective(config, 0.0, torch.device("cpu"))(
-        scored, log_probs.detach(), targets
-    ).total.backward()
+    Objective(config, 0.0)(scored, log_probs.detach(), targets).total.backward()
     assert log_probs.grad is not None
     forced = batch.valid & ~batch.free
     assert forced.any()
@@ -253,10 +251,11 @@ def test_the_exploration_term_keeps_a_gradient_at_a_collapse() -> None:
 
     def pull(**options: Any) -> float:
         policy = collapsed()
-        losses, scores, _ = lose(policy, collect(policy, rows=8, steps=8), **options)
+        losses, scores, targets = lose(policy, collect(policy, rows=8, steps=8), **options)
         losses.total.backward()
         assert scores.logits.grad is not None
-        return float(scores.logits.grad[..., blueprint, 1].sum())
+        # Whatever pulls the other way counts by the head's share of the steps too.
+        return float(scores.logits.grad[..., blueprint, 1].sum() / targets.shares[blueprint])
 
     quiet = {**NOTHING, "advantage_std_floor": 1e30}
     assert pull(**{**quiet, "exploration_kl": 1.0}) >= 0.1
@@ -421,13 +420,13 @@ def test_the_critic_means_the_same_after_its_scale_has_changed() -> None:
     agent = make_agent(policy, learning_rate=1e-30, value_momentum=0.0)
     buffer = collect(policy, pay=lambda state, step, at: 100.0 * torch.randn(len(state)))
     batch = buffer.batch()
-    before = float(agent.value_normalizer.scale) * batch.values
+    before = agent.value_units([""]) * batch.values
     update(agent, buffer)
-    assert float(agent.value_normalizer.scale) > 10
+    assert float(agent.value_units([""])) > 10
     after = policy.network.score(
         batch.states, batch.blueprint_indices, batch.actions, batch.masks
     ).baseline
-    assert torch.allclose(after * agent.value_normalizer.scale, before, atol=1e-3)
+    assert torch.allclose(after * agent.value_units([""]), before, atol=1e-3)
 
 
 # --------------------------------------------------------------------------- numbers gone wrong
@@ -600,3 +599,20 @@ def test_memory_is_flat_over_fifty_updates() -> None:
     for round in range(50):
         update(agent, buffer, round)
     assert tensors() == before
+
+
+def test_tasks_teach_alike_whatever_they_pay() -> None:
+    """A task that pays a hundred times as much moves the policy no further."""
+
+    def learn(factor: float) -> dict[str, torch.Tensor]:
+        agent = make_agent(small_policy())
+        buffer = collect(agent.policy, rows=8)
+        buffer.batch().rewards[:4] *= factor
+        agent.update(buffer, progress=0.0, paid_off=0.0, round=0, tasks=["a"] * 4 + ["b"] * 4)
+        return weights(agent.policy)
+
+    plain, loud = learn(1.0), learn(100.0)
+    start = weights(small_policy())
+    moved = torch.cat([(plain[name] - start[name]).flatten() for name in plain])
+    other = torch.cat([(loud[name] - start[name]).flatten() for name in plain])
+    assert float(torch.corrcoef(torch.stack([moved, other]))[0, 1]) > 0.9

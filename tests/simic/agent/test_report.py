@@ -34,7 +34,8 @@ def test_every_column_of_the_store_is_filled(minibatches: int) -> None:
     for row in updates:
         absent = {each.name for each in fields(row) if getattr(row, each.name) is None}
         assert absent == ONLY_ON_A_GPU
-        assert (row.round, row.env_steps, row.paid_off_rolling) == (3, 77, 0.4)
+        assert (row.round, row.env_steps) == (3, 77)
+        assert row.paid_off_rolling == pytest.approx(0.4)
         assert row.op_entropy_coef == pytest.approx(0.2)
     assert [row.head for row in heads] == list(HEAD_NAMES) * 3
     for row in heads:

@@ -8,22 +8,25 @@ import pytest
 import torch
 
 from esper.leyline.errors import UsageError
-from esper.simic.training.evaluation import paired_interval, t_quantile
+from esper.simic.training.evaluation import paired_interval
 
 
 @pytest.mark.parametrize(
-    ("share", "freedom", "expected"),
+    ("confidence", "count", "expected"),
     # From printed tables of Student's t.
     [
-        (0.975, 1, 12.706),
-        (0.975, 4, 2.776),
-        (0.975, 19, 2.093),
-        (0.95, 9, 1.833),
-        (0.995, 30, 2.75),
+        (0.95, 2, 12.706),
+        (0.95, 5, 2.776),
+        (0.95, 20, 2.093),
+        (0.9, 10, 1.833),
+        (0.99, 31, 2.75),
     ],
 )
-def test_quantiles_are_those_of_the_tables(share: float, freedom: int, expected: float) -> None:
-    assert t_quantile(share, freedom) == pytest.approx(expected, abs=6e-4)
+def test_the_reach_is_that_of_the_tables(confidence: float, count: int, expected: float) -> None:
+    values = torch.randn(count, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found = paired_interval(values, confidence)
+    error = float(values.std(correction=1)) / math.sqrt(count)
+    assert (found.high - found.mean) / error == pytest.approx(expected, abs=6e-4)
 
 
 @pytest.mark.parametrize("kind", [list, torch.tensor])

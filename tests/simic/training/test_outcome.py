@@ -37,8 +37,8 @@ def outcome(**changes: Any) -> RoundOutcome:
             "active": active,
             "free": torch.tensor([[True, True, False, True], [True, False, True, True]]),
             "op": torch.tensor([[WAIT, GERMINATE, WAIT, PRUNE], [WAIT, WAIT, GERMINATE, WAIT]]),
+            "effective_op": torch.tensor([[WAIT, GERMINATE, WAIT, PRUNE], [WAIT] * 4]),
             "reward": torch.tensor([[1.0, 2.0, 3.0, 4.0], [1.0, -2.0, 0.0, 0.0]]),
-            "reward_normalized": torch.tensor([[0.5, 1.0, 1.5, 2.0], [0.5, -1.0, 0.0, 0.0]]),
             "terms": torch.tensor(
                 [
                     [[1.0, 0.0], [3.0, -1.0], [3.0, 0.0], [4.0, 0.0]],
@@ -81,7 +81,7 @@ def test_an_episode_ends_where_its_row_did() -> None:
 
 
 def test_returns_are_sums_of_raw_rewards() -> None:
-    found = outcome()
+    found = outcome(reward_units=torch.tensor([2.0, 2.0]))
     assert found.returns.tolist() == [10.0, -1.0]
     assert found.normalized_returns.tolist() == [5.0, -0.5]
     assert (found.return_mean, found.return_std) == (4.5, 5.5)

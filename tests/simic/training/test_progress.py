@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
+from esper.leyline.actions import LifecycleOp
 from esper.simic.agent.config import ExplorationConfig
 from esper.simic.training.outcome import RoundOutcome
 from esper.simic.training.progress import Progress, Tally
@@ -73,6 +76,77 @@ def test_what_pays_off_is_the_first_round_and_then_follows_slowly() -> None:
     assert tally.paid_off == pytest.approx(0.9 * 0.55)
 
 
+def of_tasks(number: int, returns: dict[str, float], rows: int = 8) -> RoundOutcome:
+    """Return a round in which every row acts; all rows of a task return the same."""
+    tasks = [name for name in returns for _ in range(rows)]
+    reward = torch.tensor([[returns[name]] for name in tasks])
+    like = outcome()
+    return dataclasses.replace(
+        like,
+        round=number,
+        tasks=tasks,
+        env_seeds=list(range(len(tasks))),
+        decisions={
+            "reward": reward,
+            "active": torch.ones_like(reward, dtype=torch.bool),
+            "effective_op": torch.full(reward.shape, int(LifecycleOp.ADVANCE)),
+        },
+        states={
+            name: values[:1, :2].expand(len(tasks), *values[:1, :2].shape[1:]).clone()
+            for name, values in like.states.items()
+        },
+    )
+
+
+def test_success_on_one_task_ends_no_curiosity_on_another() -> None:
+    tally = make_tally()
+    tally.add(of_tasks(0, {"easy": 1.0, "hard": -1.0}))
+    easy, hard = tally.settled(["easy", "hard"]).tolist()
+    assert easy == 1.0
+    assert hard < 0.1
+    assert tally.settled(["unknown"]).tolist() == [0.0]
+
+
+def test_where_waiting_is_right_curiosity_ends_too() -> None:
+    """Soon, where the policy succeeds on other tasks; late, where it may only lack skill."""
+    target = make_tally()._exploration.paid_off_target
+
+    def rounds_to_settle(returns: dict[str, float]) -> int:
+        tally = make_tally()
+        for number in range(5_000):
+            tally.add(of_tasks(number, returns))
+            if float(tally.settled(["bad"])[0]) >= target:
+                return number
+        return 5_000
+
+    skilled, unskilled = (
+        rounds_to_settle({"good": 1.0, "bad": -1.0}),
+        rounds_to_settle({"bad": -1.0}),
+    )
+    assert skilled == pytest.approx(128 / 8, abs=2)
+    assert unskilled == pytest.approx(8192 / 8, abs=2)
+
+
+def test_a_round_that_pays_takes_doubt_back() -> None:
+    tally = make_tally()
+    for number in range(10):
+        tally.add(of_tasks(number, {"good": 1.0, "late": -1.0}))
+    doubted = float(tally.settled(["late"])[0])
+    tally.add(of_tasks(10, {"good": 1.0, "late": 0.2}))
+    assert float(tally.settled(["late"])[0]) < 0.6 * doubted
+
+
+def test_a_task_that_only_waits_is_not_doubted_further() -> None:
+    tally = make_tally()
+    waits = of_tasks(0, {"bad": 0.0})
+    waits = dataclasses.replace(
+        waits,
+        decisions={**waits.decisions, "effective_op": torch.zeros_like(waits.decisions["reward"])},
+    )
+    tally.add(waits)
+    assert tally.settled(["bad"]).tolist() == [0.0]
+
+
 def test_decisions_and_fates_are_counted_over_all_rounds() -> None:
     tally = make_tally()
     for number in range(3):
@@ -81,22 +155,25 @@ def test_decisions_and_fates_are_counted_over_all_rounds() -> None:
     assert tally.fates == {"d": {"germinated": 3, "fossilized": 0, "pruned": 3}}
 
 
-def test_the_best_policy_is_the_one_with_the_best_average() -> None:
+def test_merits_are_averaged_over_ten_rounds() -> None:
     tally = make_tally()
     merits = [float(number % 7) for number in range(12)] + [20.0, -50.0, 40.0, 80.0]
-    best, found = -float("inf"), []
     for number, merit in enumerate(merits):
         standing = tally.add(played(number, merit, merit))
         recent = merits[max(0, number - 9) : number + 1]
         assert standing.merit_rolling == tally.merit_rolling
         assert standing.merit_rolling == pytest.approx(sum(recent) / len(recent))
-        if number < 9:
-            assert standing.is_best
-        else:
-            assert standing.is_best == (standing.merit_rolling > best)
-            best = max(best, standing.merit_rolling)
-            found.append(standing.is_best)
-    assert set(found) == {True, False}
+
+
+def test_the_best_policy_is_the_one_that_was_judged_best() -> None:
+    tally = make_tally()
+    merits = [None, None, 0.5, None, 0.2, None, 0.5, 0.9, None, 0.6]
+    found = [tally.judge(merit) for merit in merits]
+    # The newest until one is judged, and of equals.
+    assert found == [True, True, True, False, False, False, True, True, False, False]
+    other = make_tally()
+    other.load_state_dict(tally.state_dict())
+    assert [other.judge(0.8), other.judge(1.0)] == [False, True]
 
 
 def test_a_merit_is_the_gain_where_there_is_a_twin() -> None:

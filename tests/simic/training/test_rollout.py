@@ -12,7 +12,6 @@ from esper.kasmina.governor import Panic
 from esper.leyline.actions import Actions, LifecycleOp
 from esper.leyline.errors import UsageError
 from esper.leyline.signals import Signals
-from esper.simic.agent.normalizers import RewardNormalizer
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.rewards.contract import RewardStep, Transition
 from esper.simic.training.plan import RoundPlan
@@ -93,7 +92,6 @@ class Played:
             self.policy,
             self.reward,
             self.buffer,
-            RewardNormalizer(),
             **{"seed": 5, "recorded_rows": (0, 2), **options},
         )
 
@@ -155,14 +153,11 @@ def test_the_buffer_holds_what_was_seen_before_the_decision() -> None:
     assert batch.hidden_state[:, 1].any()
 
 
-def test_rewards_are_normalised_once_and_kept_raw_beside() -> None:
+def test_rewards_are_kept_as_they_were_paid() -> None:
     played = Played().start().finish()
     outcome = played.rollout.finish()
-    assert torch.equal(outcome.decisions["reward_normalized"], played.buffer.batch().rewards)
+    assert torch.equal(outcome.decisions["reward"], played.buffer.batch().rewards)
     assert outcome.decisions["reward"][0].tolist() == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
-    normalizer = RewardNormalizer()
-    expected = [normalizer(torch.full((ROWS,), float(n + 1))) for n in range(STEPS)]
-    assert torch.equal(played.buffer.batch().rewards, torch.stack(expected, dim=1))
 
 
 def test_the_same_state_is_scored_as_it_was_sampled() -> None:
@@ -191,12 +186,6 @@ def test_a_rollback_ends_its_row_and_nothing_else() -> None:
     assert outcome.rollback_reasons == [None, "divergence", None, None]
 
 
-def test_what_a_rollback_pays_teaches_no_scale() -> None:
-    one = Played(Scripted(rollbacks={1: 2})).start()
-    one.rollout.step()
-    assert float(one.rollout.reward_normalizer.count) == ROWS - 1
-
-
 def test_rows_end_at_their_own_horizons() -> None:
     played = Played(Scripted(horizons=[3, 7, 5, 7])).start().finish()
     assert played.buffer.batch().valid.sum(1).tolist() == [2, 6, 4, 6]
@@ -218,7 +207,6 @@ def test_a_bootstrapped_horizon_is_valued_with_the_carried_memory(critic: Any) -
         played.policy,
         played.reward,
         played.buffer,
-        RewardNormalizer(),
         seed=5,
         horizon="bootstrap",
     )
@@ -262,7 +250,6 @@ def test_every_cut_row_is_valued_after_its_own_last_step() -> None:
         played.policy,
         StepPotential(),
         played.buffer,
-        RewardNormalizer(),
         seed=5,
         horizon="bootstrap",
     )
@@ -324,7 +311,6 @@ def test_a_second_round_starts_afresh() -> None:
     again = played.start().finish().rollout.finish()
     assert same_tree(again.states, first.states)
     assert torch.equal(again.decisions["op"], first.decisions["op"])
-    # Only the scale of rewards is remembered.
     assert torch.equal(again.decisions["reward"], first.decisions["reward"])
 
 
@@ -337,9 +323,6 @@ def test_a_round_goes_on_from_any_step(stop: int) -> None:
     state = halted.rollout.state_dict()
     halted.finish()
     other = Played(Scripted(rollbacks={3: 4}))
-    other.rollout.reward_normalizer.load_state_dict(
-        _normalizer_after(stop, Scripted(rollbacks={3: 4}))
-    )
     other.rollout.load_state_dict(state)
     other.finish()
     assert same_tree(other.buffer.state_dict(), whole.buffer.state_dict())
@@ -347,13 +330,6 @@ def test_a_round_goes_on_from_any_step(stop: int) -> None:
     for name in ("decisions", "states", "recorded_decisions", "recorded_states"):
         assert same_tree(getattr(one, name), getattr(two, name)), name
     assert one.obs_clamp_share == two.obs_clamp_share
-
-
-def _normalizer_after(steps: int, environment: Scripted) -> dict[str, Any]:
-    played = Played(environment).start()
-    for _ in range(steps):
-        played.rollout.step()
-    return played.rollout.reward_normalizer.state_dict()
 
 
 @pytest.mark.parametrize(

@@ -69,10 +69,9 @@ class Keeping:
             transition,
             decided,
             paid,
-            normalized=paid.total / 2,
             free=torch.tensor([True, False] * (ROWS // 2)),
             potential=POTENTIAL,
-            value_scale=SCALE,
+            value_scale=torch.full((ROWS,), SCALE),
         )
         self.traces.keep_state(self.signals, transition.twin_after, CALM)
         self.values.append(decided.value)
@@ -103,14 +102,13 @@ def test_states_are_there_before_the_first_decision_and_after_each() -> None:
     assert outcome.recorded_states["epoch"].tolist() == [[1, 2, 3]] * 2
 
 
-def test_a_decision_has_its_reward_by_terms_and_on_both_scales() -> None:
+def test_a_decision_has_its_reward_by_terms() -> None:
     keeping = Keeping()
     keeping.step()
     outcome = keeping.outcome()
     assert outcome.term_names == ("gain", "rent")
     assert outcome.decisions["terms"][2, 0].tolist() == [1.0, -2.0]
     assert outcome.decisions["reward"][:, 0].tolist() == [1.0, 0.0, -1.0, -2.0]
-    assert outcome.decisions["reward_normalized"][:, 0].tolist() == [0.5, 0.0, -0.5, -1.0]
     assert outcome.decisions["free"][:, 0].tolist() == [True, False, True, False]
 
 

@@ -11,7 +11,13 @@ from esper.leyline.errors import CheckpointError, UsageError
 from esper.leyline.manifest import MANIFEST_FILE
 from esper.leyline.slots import SlotConfig
 from esper.leyline.storage import load_tree, save_tree
-from esper.tamiyo.controllers.policy_file import Policy, load_policy, new_policy, save_policy
+from esper.tamiyo.controllers.policy_file import (
+    POLICY_VERSION,
+    Policy,
+    load_policy,
+    new_policy,
+    save_policy,
+)
 from esper.tamiyo.networks.config import PolicyConfig
 from esper.tamiyo.policy.normalizer import ObservationNormalizer
 
@@ -34,7 +40,11 @@ def test_a_policy_comes_back_as_it_was(tmp_path: Path) -> None:
     raw = torch.randn(4, 181)
     assert torch.equal(policy.normalizer.normalize(raw), again.normalizer.normalize(raw))
     manifest = json.loads((tmp_path / "policy" / MANIFEST_FILE).read_text())
-    assert (manifest["kind"], manifest["version"], manifest["meta"]) == ("policy", 1, {"rounds": 7})
+    assert (manifest["kind"], manifest["version"], manifest["meta"]) == (
+        "policy",
+        POLICY_VERSION,
+        {"rounds": 7},
+    )
 
 
 def test_equal_seeds_give_equal_weights_and_leave_the_global_numbers_alone() -> None:
@@ -69,10 +79,10 @@ def test_parts_must_belong_together() -> None:
 def test_what_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> None:
     folder = tmp_path / "policy"
     save_policy(folder, new_policy(SMALL))
-    tree, _ = load_tree(folder, kind="policy", version=1)
+    tree, _ = load_tree(folder, kind="policy", version=POLICY_VERSION)
 
     def refused(**changes: object) -> str:
-        save_tree(folder, {**tree, **changes}, kind="policy", version=1)
+        save_tree(folder, {**tree, **changes}, kind="policy", version=POLICY_VERSION)
         with pytest.raises(CheckpointError) as error:
             load_policy(folder)
         assert "\n" not in str(error.value)

@@ -80,21 +80,47 @@ def compute_per_head_advantages(
 
 
 def normalize_advantages(
-    advantages: Tensor, valid: Tensor, floor: float = STD_FLOOR
+    advantages: Tensor,
+    valid: Tensor,
+    floor: float = STD_FLOOR,
+    groups: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return advantages with mean 0 and deviation 1 over the steps that count, and 0 elsewhere.
 
     Args:
-        advantages: [...].
-        valid: bool [...], the steps that count; all others leave the statistics untouched.
+        advantages: [R, ...].
+        valid: bool [R, ...], the steps that count; all others leave the statistics untouched.
         floor: least deviation to divide by.
+        groups: int64 [R], the group of every row, from 0. Each is divided by its own deviation, so
+            that none is louder than another; then all are centred together, as a group of a few
+            rows would lose what they have in common. One group by default.
 
     Returns:
         The normalised advantages, the mean and the population deviation of the raw ones, and
         whether that deviation was below the floor; the last three are tensors without axes.
     """
-    count = valid.sum().clamp(min=1)
-    mean = torch.where(valid, advantages, 0.0).sum() / count
-    centred = torch.where(valid, advantages - mean, 0.0)
-    std = (centred.square().sum() / count).sqrt()
-    return centred / std.clamp(min=floor), mean, std, std < floor
+    everything = torch.zeros(len(advantages), dtype=torch.int64, device=advantages.device)
+    mean, std = (each[0] for each in _group_moments(advantages, valid, everything))
+    groups = everything if groups is None else groups
+    _, own = _group_moments(advantages, valid, groups)
+    even = advantages / _like(own.clamp(min=floor)[groups], advantages)
+    centre = torch.where(valid, even, 0.0).sum() / valid.sum().clamp(min=1)
+    return torch.where(valid, even - centre, 0.0), mean, std, std < floor
+
+
+def _group_moments(values: Tensor, valid: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and population deviation of the valid values [R, ...] of every group."""
+    number = int(groups.max()) + 1
+
+    def add(each: Tensor) -> Tensor:
+        by_row = torch.where(valid, each, 0.0).reshape(len(each), -1).sum(1)
+        return values.new_zeros(number).index_add_(0, groups, by_row)
+
+    count = add(torch.ones_like(values)).clamp(min=1)
+    mean = add(values) / count
+    return mean, (add((values - _like(mean[groups], values)).square()) / count).sqrt()
+
+
+def _like(rows: Tensor, tensor: Tensor) -> Tensor:
+    """Return values [R] for every entry of a tensor [R, ...]."""
+    return rows.view(-1, *[1] * (tensor.dim() - 1))

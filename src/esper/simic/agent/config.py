@@ -19,6 +19,9 @@ from esper.simic.agent.normalizers import MOMENTUM
 RatioKind = Literal["per_head", "joint"]
 """What is clipped: the ratio of every head by itself, or their product."""
 
+HeadWeights = Literal["share", "equal"]
+"""What a head's loss counts: as much as the steps it decided, or as much as any other head's."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class PerHead(Config):
@@ -53,7 +56,8 @@ class ExplorationConfig(Config):
 
     op_curiosity: float = option(
         1.0,
-        "Weight of the op's closeness to its reference on free steps, until episodes pay off.",
+        "Weight of the op's closeness to its reference on free steps; paid_off on a row's task "
+        "takes it to 0.",
         minimum=0,
     )
     op_reference: OpReference = option(
@@ -85,7 +89,18 @@ class ExplorationConfig(Config):
         maximum=1,
     )
     paid_off_momentum: float = option(
-        0.9, "Share of the old average that a round keeps.", minimum=0, maximum=1
+        0.9, "Share of a task's old paid_off rate that a round keeps.", minimum=0, maximum=1
+    )
+    patience: int = option(
+        8192,
+        "Acting episodes of a task, in rounds that did worse than waiting, after which waiting "
+        "counts as right there and its curiosity ends too.",
+        minimum=1,
+    )
+    skilled_patience: int = option(
+        128,
+        "The same where the policy succeeds on other tasks: it could, were it worth it.",
+        minimum=1,
     )
 
 
@@ -121,8 +136,13 @@ class PPOConfig(Config):
     clip: float = option(0.2, "A ratio pays up to 1 plus this, and down to 1 minus.", above=0)
     ratio: RatioKind = option(
         "per_head",
-        "per_head: every head is clipped by its own ratio and averaged over its own steps; "
+        "per_head: every head is clipped by its own ratio; "
         "joint: the product over the heads that mattered.",
+    )
+    head_weights: HeadWeights = option(
+        "share",
+        "share: losses of a head count by its share of the steps, so that the noise of a rare head "
+        "does not drown the layers all share; equal: every head counts alike, as in the documents.",
     )
     epochs: int = option(4, "Passes over a round's decisions.", minimum=1)
     minibatches: int = option(1, "Groups of whole rows that a pass steps on in turn.", minimum=1)

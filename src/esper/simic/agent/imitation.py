@@ -8,12 +8,14 @@ episodes become common: then the rounds themselves teach enough.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from esper.simic.agent.normalizers import REWARD_CLIP
+from esper.simic.agent.normalizers import RewardScales, clip_rewards
 from esper.simic.agent.rollout_buffer import RolloutBatch
 from esper.tamiyo.controllers.policy_file import Policy
 
@@ -28,10 +30,11 @@ _KEPT = (
 
 
 class GoodEpisodes:
-    """The episodes with the highest returns so far.
+    """The episodes with the highest returns so far: the best of every task, then the second, ...
 
     Args:
-        capacity: most episodes to keep; the best stay, and of equals the oldest.
+        capacity: most episodes to keep; the best stay, in units of their tasks' returns, and of
+            equals the oldest.
         least: an episode is good only if its raw return exceeds this.
         device: where they are kept.
     """
@@ -41,45 +44,55 @@ class GoodEpisodes:
         self.capacity, self.least = capacity, least
         self.device = torch.device(device)
         self._tensors: dict[str, Tensor] = {}
+        self.tasks: list[str] = []
+        """Names of the tasks of the episodes that are kept."""
 
     def __len__(self) -> int:
         return len(self._tensors["rewards"]) if self._tensors else 0
 
     @torch.no_grad()
-    def keep(self, batch: RolloutBatch, rewards: Tensor) -> None:
+    def keep(self, batch: RolloutBatch, tasks: Sequence[str], scales: RewardScales) -> None:
         """Take over the good episodes of a round.
 
         Args:
             batch: the round.
-            rewards: float32 [R, T], raw.
+            tasks: names of the rows' tasks.
+            scales: what a return is on every task.
         """
-        rewards = rewards.to(self.device, torch.float32) * batch.valid
+        rewards = batch.rewards * batch.valid
         good = rewards.sum(1) > self.least
         if not bool(good.any()):
             return
         new = {name: getattr(batch, name)[good] for name in _KEPT}
         new["rewards"] = rewards[good]
+        names = [name for name, is_good in zip(tasks, good.tolist(), strict=True) if is_good]
         if self._tensors:
-            new = _join(self._tensors, new)
-        best = new["rewards"].sum(1).argsort(descending=True, stable=True)[: self.capacity]
+            new, names = _join(self._tensors, new), [*self.tasks, *names]
+        returns = (new["rewards"].sum(1).cpu() / scales.units(names)).tolist()
+        best = _best_of_each(names, returns)[: self.capacity]
         self._tensors = {name: tensor[best] for name, tensor in new.items()}
+        self.tasks = [names[place] for place in best]
 
     def loss(
         self,
         policy: Policy,
         *,
         gamma: float,
-        reward_std: Tensor,
+        weights: Tensor,
+        scales: RewardScales,
         value_scale: Tensor,
         part: int = 0,
         parts: int = 1,
     ) -> Tensor:
         """Return minus the mean log-probability of what was done, weighted by what it gained.
 
+        The mean is over all steps of the episodes, whatever their weights.
+
         Args:
             policy: who imitates.
             gamma: discount of one step.
-            reward_std: what raw rewards are divided by now.
+            weights: [N], of every kept episode.
+            scales: what raw rewards of every task are divided by now.
             value_scale: what the critic's values are multiplied by to be normalised returns.
             part: which of the parts to imitate; together they are all episodes, so that a pass
                 imitates each once, however many minibatches it has.
@@ -88,25 +101,32 @@ class GoodEpisodes:
         kept = {name: tensor[part::parts] for name, tensor in self._tensors.items()}
         if not len(kept["rewards"]):
             return value_scale.new_zeros(())
+        unit = scales.units(self.tasks[part::parts], self.device).unsqueeze(1)
         states = policy.normalizer.normalize(kept["raw_states"])
         scores = policy.network.score(
             states, kept["blueprint_indices"], kept["actions"], kept["masks"]
         )
-        rewards = (kept["rewards"] / reward_std).clamp(-REWARD_CLIP, REWARD_CLIP)
-        returns = discounted_returns(rewards, gamma) + kept["potentials"] / reward_std
+        paid = kept["potentials"] / unit
+        change = gamma * F.pad(paid[:, 1:], (0, 1)) - paid
+        rewards = clip_rewards(kept["rewards"] / unit, change * kept["valid"])
+        returns = discounted_returns(rewards, gamma) + paid
         returns = returns / value_scale
         gained = (returns - scores.baseline.detach()).clamp(0.0, MOST_ADVANTAGE)
         usable = (kept["valid"] & kept["free"]).to(gained.dtype)
         steps = usable.sum().clamp(min=1.0)
-        return -(scores.log_probs.sum(-1) * gained * usable).sum() / steps
+        wanted = gained * usable * weights[part::parts].unsqueeze(1)
+        return -(scores.log_probs.sum(-1) * wanted).sum() / steps
 
     def state_dict(self) -> dict[str, Any]:
         """Return the episodes."""
-        return {name: tensor.clone() for name, tensor in self._tensors.items()}
+        tensors = {name: tensor.clone() for name, tensor in self._tensors.items()}
+        return {"tensors": tensors, "tasks": list(self.tasks)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue with these episodes."""
-        self._tensors = {name: tensor.to(self.device) for name, tensor in state.items()}
+        saved = state["tensors"].items()
+        self._tensors = {name: tensor.to(self.device) for name, tensor in saved}
+        self.tasks = list(state["tasks"])
 
 
 def discounted_returns(rewards: Tensor, gamma: float) -> Tensor:
@@ -117,6 +137,16 @@ def discounted_returns(rewards: Tensor, gamma: float) -> Tensor:
         later = reward + gamma * later
         returns.append(later)
     return torch.stack(returns[::-1], dim=1)
+
+
+def _best_of_each(tasks: Sequence[str], returns: Sequence[float]) -> list[int]:
+    """Return the places of all episodes: the best of every task first, then the second, ..."""
+    order = sorted(range(len(returns)), key=lambda place: -returns[place])
+    seen: dict[str, int] = {}
+    ranks = {}
+    for place in order:
+        ranks[place] = seen[tasks[place]] = seen.get(tasks[place], -1) + 1
+    return sorted(order, key=lambda place: ranks[place])
 
 
 def _join(old: dict[str, Tensor], new: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -29,70 +29,80 @@ def joint_ratio(log_ratios: Tensor) -> Tensor:
     return log_ratios.sum(-1).clamp(-JOINT_LOG_RATIO, JOINT_LOG_RATIO).exp()
 
 
-def surrogate_losses(
-    log_ratios: Tensor, advantages: Tensor, weights: Tensor, clip: float, *, joint: bool
-) -> Tensor:
-    """Return the clipped surrogate: one loss per head, or one for the joint action ([1]).
-
-    Args:
-        log_ratios: [..., heads], new minus old log-probability; 0 where a head did not matter.
-        advantages: [...].
-        weights: share of each step in the mean, [..., heads], or [..., 1] for the joint action.
-        clip: a ratio pays up to 1 + clip and down to 1 - clip.
-        joint: clip the product over heads instead of each head's own ratio.
-    """
-    ratio = joint_ratio(log_ratios).unsqueeze(-1) if joint else head_ratios(log_ratios)
-    gains = advantages.unsqueeze(-1) * weights
-    paid = torch.minimum(gains * ratio, gains * ratio.clamp(1.0 - clip, 1.0 + clip))
-    return -paid.flatten(0, -2).sum(0)
-
-
 def compute_ppo_loss(
     *,
     old_log_probs: Mapping[str, Tensor],
     new_log_probs: Mapping[str, Tensor],
-    advantages: Tensor,
+    advantages: Tensor | Mapping[str, Tensor],
     clip_epsilon: float = 0.2,
     joint: bool = False,
     masks: Mapping[str, Tensor] | None = None,
+    weights: Mapping[str, Tensor] | Tensor | None = None,
 ) -> Tensor:
     """Return the clipped surrogate of any heads as one number.
 
     Args:
-        old_log_probs: {head: [N]}, of the policy that acted.
-        new_log_probs: {head: [N]}, of the policy that learns.
-        advantages: [N].
+        old_log_probs: {head: [...]}, of the policy that acted.
+        new_log_probs: {head: [...]}, of the policy that learns.
+        advantages: [...], or one for every head, as `compute_per_head_advantages` gives them.
         clip_epsilon: a ratio pays up to 1 plus this and down to 1 minus this.
         joint: clip the product over heads instead of each head's own ratio.
-        masks: {head: bool [N]}, steps at which the head mattered; all of them by default. A head
+        masks: {head: bool [...]}, steps at which the head mattered; all of them by default. A head
             is averaged over its own steps; the joint action over steps with any head at all.
+        weights: {head: [...]}, or [...] for the joint action: share of each step in the sum,
+            instead of those averages.
 
     Raises:
         UsageError: The heads of the arguments differ.
     """
     heads = list(old_log_probs)
-    for name, given in (("new_log_probs", new_log_probs), ("masks", masks)):
-        if given is not None and set(given) != set(heads):
+    by_head = {
+        "new_log_probs": new_log_probs,
+        "advantages": advantages,
+        "masks": masks,
+        "weights": weights,
+    }
+    for name, given in by_head.items():
+        if isinstance(given, Mapping) and set(given) != set(heads):
             raise UsageError(
                 f"{name} must have the heads of old_log_probs ({', '.join(heads)}), "
                 f"got {', '.join(given)}"
             )
-    old = torch.stack([old_log_probs[head] for head in heads], dim=-1)
-    new = torch.stack([new_log_probs[head] for head in heads], dim=-1)
-    if masks is None:
-        counts = torch.ones_like(old, dtype=torch.bool)
+
+    def stack(given: Mapping[str, Tensor]) -> Tensor:
+        return torch.stack([given[head] for head in heads], dim=-1)
+
+    log_ratios = stack(new_log_probs) - stack(old_log_probs).detach()
+    if masks is not None:
+        log_ratios = torch.where(stack(masks).to(torch.bool), log_ratios, 0.0)
+    if weights is None:
+        counts = torch.ones_like(log_ratios) if masks is None else stack(masks)
+        counts = counts.to(torch.bool)
+        shares = mean_weights(counts.any(-1, keepdim=True) if joint else counts)
     else:
-        counts = torch.stack([masks[head] for head in heads], dim=-1).to(torch.bool)
-    log_ratios = torch.where(counts, new - old.detach(), 0.0)
-    counts = counts.any(-1, keepdim=True) if joint else counts
-    weights = mean_weights(counts)
-    return surrogate_losses(log_ratios, advantages, weights, clip_epsilon, joint=joint).sum()
+        shares = stack(weights) if isinstance(weights, Mapping) else weights.unsqueeze(-1)
+    ratio = joint_ratio(log_ratios).unsqueeze(-1) if joint else head_ratios(log_ratios)
+    paid = stack(advantages) if isinstance(advantages, Mapping) else advantages.unsqueeze(-1)
+    gains = paid * shares
+    clipped = ratio.clamp(1.0 - clip_epsilon, 1.0 + clip_epsilon)
+    losses = -torch.minimum(gains * ratio, gains * clipped)
+    return losses.flatten(0, -2).sum(0).sum()
 
 
 def mean_weights(counts: Tensor) -> Tensor:
     """Return weights [..., heads] that average each head over the steps at which it counts."""
     weights = counts.to(torch.float32)
     return weights / weights.flatten(0, -2).sum(0).clamp(min=1.0)
+
+
+LEAST_SHARE = 0.01
+"""Share of the steps that a head counts for at least in what keeps its entropy up."""
+
+
+def head_shares(causal: Tensor, usable: Tensor) -> Tensor:
+    """Return the share of the usable steps [...] that every head decided, [heads]."""
+    decided = causal.flatten(0, -2).sum(0).to(torch.float32)
+    return decided / usable.sum().clamp(min=1)
 
 
 def value_errors(
@@ -135,11 +145,13 @@ def entropy_weights(
     available: Tensor,
     *,
     progress: float,
+    shares: Tensor,
 ) -> Tensor:
     """Return the weight of every entropy in the bonus, [R, T, 8].
 
     Every head counts on every valid step with its multiplier. On free steps every head but the op
-    counts more where it could be used; the op has `curiosity` instead.
+    counts more where it could be used; the op has `curiosity` instead. All of it is multiplied by
+    the head's share, as its policy loss is.
 
     Args:
         config: the coefficients.
@@ -147,42 +159,50 @@ def entropy_weights(
         free: bool [R, T], more than one op was legal.
         available: bool [R, T, 8], heads that some legal op would use.
         progress: share of the training that is done.
+        shares: [8], what every head counts.
     """
     multipliers = torch.tensor(config.entropy_multipliers.by_head(), device=valid.device)
     everywhere = mean_weights(valid.unsqueeze(-1)) * multipliers
     bonus = torch.full((len(HEAD_NAMES),), config.exploration.sparse_entropy, device=valid.device)
     bonus[OP] = 0.0
     usable = (valid & free).unsqueeze(-1) & available
-    return entropy_coefficient(config, progress) * everywhere + bonus * mean_weights(usable)
+    weights = entropy_coefficient(config, progress) * everywhere + bonus * mean_weights(usable)
+    return weights * shares
 
 
-def not_yet(config: PPOConfig, paid_off: float) -> float:
-    """Return the share of the op's curiosity that is left at this share of payers, from 1 to 0."""
+def not_yet(config: PPOConfig, paid_off: Tensor) -> Tensor:
+    """Return the share of the op's curiosity that is left at these rates of paid_off, 1 to 0."""
     return remaining(paid_off, config.exploration.paid_off_target)
 
 
-def remaining(paid_off: float, target: float) -> float:
+def remaining(paid_off: Tensor, target: float) -> Tensor:
     """Return what is left of something that ends when enough episodes pay off, from 1 to 0."""
-    return 1.0 - min(max(paid_off / target, 0.0), 1.0)
+    return 1.0 - (paid_off / target).clamp(0.0, 1.0)
 
 
-def exploration_coefficients(config: PPOConfig, *, paid_off: float, device: torch.device) -> Tensor:
-    """Return the weight of KL(uniform, policy) of every head, [8].
+def exploration_coefficients(config: PPOConfig, *, paid_off: Tensor, shares: Tensor) -> Tensor:
+    """Return the weight of KL(uniform, policy) of every head, [R, 8], times what the head counts.
 
     Until episodes pay off a seed's choices only ever cost, and the heads would learn whatever keeps
     it from being judged; so every head but the op, which has `curiosity`, is held near uniform.
     """
     exploration = config.exploration
     sparse = exploration.sparse_curiosity * remaining(paid_off, exploration.sparse_paid_off_target)
-    coefficients = torch.full((len(HEAD_NAMES),), config.exploration_kl + sparse, device=device)
-    coefficients[OP] = config.exploration_kl
-    return coefficients
+    coefficients = config.exploration_kl + sparse.unsqueeze(-1).expand(-1, len(HEAD_NAMES))
+    is_op = torch.arange(len(HEAD_NAMES), device=shares.device) == OP
+    return torch.where(is_op, config.exploration_kl, coefficients) * shares
 
 
-def curiosity_weights(config: PPOConfig, usable: Tensor, *, paid_off: float) -> Tensor:
-    """Return the weight of the op's curiosity at every usable step, [R, T]; what pays ends it."""
+def curiosity_weights(config: PPOConfig, usable: Tensor, *, paid_off: Tensor) -> Tensor:
+    """Return the weight of the op's curiosity at every usable step, [R, T]; what pays ends it.
+
+    Args:
+        config: the coefficients.
+        usable: bool [R, T].
+        paid_off: [R], share of the episodes of a row's task that succeed by now.
+    """
     weight = config.exploration.op_curiosity * not_yet(config, paid_off)
-    return weight * mean_weights(usable.unsqueeze(-1)).squeeze(-1)
+    return weight.unsqueeze(-1) * mean_weights(usable.unsqueeze(-1)).squeeze(-1)
 
 
 def curiosity(logits: Tensor, masks: Tensor, reference: Tensor) -> Tensor:
@@ -205,23 +225,6 @@ def curiosity(logits: Tensor, masks: Tensor, reference: Tensor) -> Tensor:
     return 1.0 - distance / legal.sum(-1).clamp(min=2).log()
 
 
-def floor_penalties(
-    entropies: Tensor, counts: Tensor, floors: Tensor, coefficients: Tensor
-) -> Tensor:
-    """Return the penalty of every head, [8]: coefficient times the squared shortfall.
-
-    Args:
-        entropies: [..., 8].
-        counts: bool [..., 8], steps a head's mean is taken over; without any, nothing is penalised.
-        floors: [8], least mean entropy.
-        coefficients: [8].
-    """
-    weights = mean_weights(counts)
-    means = (entropies * weights).flatten(0, -2).sum(0)
-    shortfall = (floors - means).clamp(min=0.0)
-    return coefficients * shortfall.square() * counts.flatten(0, -2).any(0)
-
-
 def compute_entropy_floor_penalty(
     entropy: Mapping[str, Tensor],
     head_masks: Mapping[str, Tensor],
@@ -242,9 +245,8 @@ def compute_entropy_floor_penalty(
         return torch.zeros(())
     entropies = torch.stack([entropy[head] for head in heads], dim=-1)
     counts = torch.stack([head_masks[head] for head in heads], dim=-1).to(torch.bool)
-    shape = (-1, len(heads))
     floors = entropies.new_tensor([entropy_floor[head] for head in heads])
     coefficients = entropies.new_tensor([penalty_coef[head] for head in heads])
-    return floor_penalties(
-        entropies.reshape(shape), counts.reshape(shape), floors, coefficients
-    ).sum()
+    means = (entropies * mean_weights(counts)).flatten(0, -2).sum(0)
+    shortfall = (floors - means).clamp(min=0.0)
+    return (coefficients * shortfall.square() * counts.flatten(0, -2).any(0)).sum()

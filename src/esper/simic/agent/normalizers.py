@@ -1,4 +1,4 @@
-"""Running scales: one for rewards as they come in, one for the returns the critic learns.
+"""Running scales: one for the rewards of every task, one for the returns the critic learns.
 
 Neither subtracts a mean: a mean would pay rows for staying alive, and move the zero that
 "better than waiting" is measured from.
@@ -6,6 +6,8 @@ Neither subtracts a mean: a mean would pay rows for staying alive, and move the 
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,79 +16,85 @@ from torch import Tensor
 from esper.leyline.errors import NonFiniteError, UsageError
 
 REWARD_CLIP = 10.0
+"""Largest reward of one step in units of a typical return, but for the change of a potential."""
+
+PRIOR_EPISODES = 4
+"""Episodes that all tasks together count for in the unit of one."""
+
 WARM_UP = 32
 MOMENTUM = 0.99
 _LEAST_STD = 1e-4
 
 
-class RewardNormalizer:
-    """Divides rewards by their running deviation over all steps so far (Welford).
+class RewardScales:
+    """What rewards of every task are divided by: the size of its returns so far.
 
-    Before two rewards are known, and while they do not vary, the deviation counts as 1.
+    A point of accuracy is much on one task and little on another. In units of what returns of a
+    task are like (their root mean square), neither the loss nor the critic belongs to the tasks
+    that happen to pay most. A task that few episodes are known of leans on the others.
 
-    Args:
-        clip: normalised rewards are clipped to plus and minus this.
-        device: where the statistics are kept.
+    The units are learned from whole rounds and stay what they are within one. A deviation that
+    follows the steps would not do: the first steps pay nothing but rent, and measured by that,
+    whatever comes first looks hundreds of times too large.
     """
 
-    def __init__(self, clip: float = REWARD_CLIP, device: torch.device | str = "cpu") -> None:
-        """Start without any reward seen."""
-        if not clip > 0:
-            raise UsageError(f"clip must be above 0, got {clip}")
-        self.clip = clip
-        self.count = torch.zeros((), dtype=torch.float64, device=device)
-        self.mean = torch.zeros((), dtype=torch.float64, device=device)
-        self.squares = torch.zeros((), dtype=torch.float64, device=device)
+    def __init__(self) -> None:
+        """Start without any return seen."""
+        self._known: dict[str, tuple[int, float]] = {}
+        """Episodes of every task whose returns were not all 0, and the sum of their squares."""
 
     @property
-    def std(self) -> Tensor:
-        """float64, what rewards are divided by."""
-        std = (self.squares / self.count.clamp(min=1)).sqrt()
-        return torch.where((self.count < 2) | (std < _LEAST_STD), 1.0, std)
+    def common(self) -> float:
+        """The unit of a task that nothing is known of; 1 while all returns are 0."""
+        sizes = [self._size(name) for name in self._known]
+        episodes = sum(count for count, _ in sizes)
+        return math.exp(sum(count * size for count, size in sizes) / episodes) if episodes else 1.0
 
-    def update(self, rewards: Tensor, active: Tensor | None = None) -> None:
-        """Learn from the rewards [...] of one step; rows that are not active are left out."""
-        active = torch.ones_like(rewards, dtype=torch.bool) if active is None else active
-        values = torch.where(active, rewards, 0.0).to(torch.float64)
-        count = active.sum().to(torch.float64)
-        mean = values.sum() / count.clamp(min=1)
-        squares = torch.where(active, values - mean, 0.0).square().sum()
-        total = self.count + count
-        # Chan's way to join two sets; a step without active rows changes nothing.
-        shift = mean - self.mean
-        share = count / total.clamp(min=1)
-        self.mean = torch.where(count > 0, self.mean + shift * share, self.mean)
-        joined = self.squares + squares + shift.square() * self.count * share
-        self.squares = torch.where(count > 0, joined, self.squares)
-        self.count = total
+    def units(self, tasks: Sequence[str], device: torch.device | str = "cpu") -> Tensor:
+        """Return float32 [R]: what the rewards of rows with these tasks are divided by."""
+        common = math.log(self.common)
+        found = {}
+        for name in set(tasks):
+            count, size = self._size(name)
+            mean = (count * size + PRIOR_EPISODES * common) / (count + PRIOR_EPISODES)
+            found[name] = math.exp(mean)
+        return torch.tensor([found[name] for name in tasks], device=device)
 
-    def normalize(self, rewards: Tensor) -> Tensor:
-        """Return rewards over their deviation, clipped; nothing is learned."""
-        return (rewards / self.std.to(rewards.dtype)).clamp(-self.clip, self.clip)
-
-    def __call__(
-        self, rewards: Tensor, active: Tensor | None = None, *, frozen: Tensor | None = None
-    ) -> Tensor:
-        """Learn from the rewards [R] of one step, then return them normalised.
-
-        Args:
-            rewards: float32 [R].
-            active: bool [R], rows whose episode still runs; others get exactly 0.
-            frozen: bool [R], rows whose reward is normalised but not learned from, as the penalty
-                of a rollback.
-        """
-        active = torch.ones_like(rewards, dtype=torch.bool) if active is None else active
-        self.update(rewards, active if frozen is None else active & ~frozen)
-        return torch.where(active, self.normalize(rewards), 0.0)
+    def update(self, tasks: Sequence[str], returns: Tensor) -> None:
+        """Learn from the raw returns [R] of a round; what is not finite teaches nothing."""
+        for name, value in zip(tasks, returns.tolist(), strict=True):
+            if math.isfinite(value):
+                count, squares = self._known.get(name, (0, 0.0))
+                self._known[name] = (count + 1, squares + value * value)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the statistics."""
-        return {name: getattr(self, name).clone() for name in ("count", "mean", "squares")}
+        return {name: list(known) for name, known in self._known.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from these statistics."""
-        for name in ("count", "mean", "squares"):
-            setattr(self, name, state[name].to(self.count).clone())
+        self._known = {name: (int(count), float(sum_)) for name, (count, sum_) in state.items()}
+
+    def _size(self, name: str) -> tuple[int, float]:
+        """Return the episodes of a task, and the logarithm of the size of their returns."""
+        count, squares = self._known.get(name, (0, 0.0))
+        size = math.sqrt(squares / count) if count else 0.0
+        # A task whose rows have only waited says nothing of what a return is there.
+        return (0, 0.0) if size < _LEAST_STD else (count, math.log(size))
+
+
+def clip_rewards(rewards: Tensor, shaping: Tensor) -> Tensor:
+    """Return rewards [...] with what they pay beyond a potential's change clipped.
+
+    A potential that dips and comes back pays nothing in the end. Were the dip clipped and the way
+    back not, it would; so its change is left whole. What is infinite stays so, to be found.
+
+    Args:
+        rewards: in units of a typical return.
+        shaping: the part of them that is the change of a potential; 0 without one.
+    """
+    own = rewards - shaping
+    return torch.where(own.isinf(), own, own.clamp(-REWARD_CLIP, REWARD_CLIP)) + shaping
 
 
 class ValueNormalizer:

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
 
-from esper.simic.agent.advantages import compute_gae, normalize_advantages
+from esper.leyline.actions import HEAD_NAMES
+from esper.simic.agent.advantages import (
+    compute_gae,
+    compute_per_head_advantages,
+    normalize_advantages,
+)
 from esper.simic.agent.config import PPOConfig
 from esper.simic.agent.losses import (
+    LEAST_SHARE,
+    compute_entropy_floor_penalty,
+    compute_ppo_loss,
     curiosity,
     curiosity_weights,
     entropy_weights,
     exploration_coefficients,
-    floor_penalties,
+    head_shares,
     mean_weights,
     penalty_schedule,
-    surrogate_losses,
     value_errors,
 )
+from esper.simic.agent.normalizers import clip_rewards
 from esper.simic.agent.rollout_buffer import RolloutBatch, TamiyoRolloutBuffer
 from esper.tamiyo.networks.decision import Scores
 from esper.tamiyo.policy.action_masks import causal_heads
@@ -27,6 +36,7 @@ from esper.tamiyo.policy.distribution import entropy, exploration_kl
 
 _TENSORS_WITH_ROWS = (
     "advantages",
+    "head_advantages",
     "returns",
     "value_targets",
     "old_values",
@@ -36,6 +46,7 @@ _TENSORS_WITH_ROWS = (
     "entropy_weights",
     "curiosity_weights",
     "exploration_weights",
+    "exploration_coefficients",
     "floor_counts",
 )
 
@@ -45,17 +56,18 @@ class Targets:
     """What every step of a round is to teach; tensors [R, T] or [R, T, 8]."""
 
     raw_advantages: Tensor
-    """In units of the reward, as GAE gave them."""
+    """In units of the task's typical return, as GAE gave them; so are returns and errors."""
     advantages: Tensor
     """Normalised over the usable steps; exactly 0 elsewhere."""
+    head_advantages: Tensor
+    """[R, T, 8], the same where the head mattered; exactly 0 elsewhere."""
     advantage_mean: Tensor
     advantage_std: Tensor
     advantage_floored: Tensor
     """Of the raw ones over the usable steps, without axes."""
     returns: Tensor
-    """In units of the reward."""
     baselines: Tensor
-    """What the critic expected, in units of the reward."""
+    """What the critic expected."""
     td_errors: Tensor
     """Reward plus what follows, minus what was expected."""
     value_targets: Tensor
@@ -65,7 +77,7 @@ class Targets:
     causal: Tensor
     """bool [R, T, 8], heads that mattered at a usable step."""
     actor_weights: Tensor
-    """[R, T, 8], or [R, T, 1] for joint ratios."""
+    """[R, T, 8], share of each step in the loss of every head; [R, T] for joint ratios."""
     value_weights: Tensor
     """[R, T]."""
     entropy_weights: Tensor
@@ -75,9 +87,11 @@ class Targets:
     exploration_weights: Tensor
     """[R, T, 8], a mean per head over usable steps that could use it."""
     exploration_coefficients: Tensor
-    """[8], what these means are multiplied by."""
+    """[R, 8], what these means are multiplied by."""
     floor_counts: Tensor
     """bool [R, T, 8], the steps a head's entropy floor looks at."""
+    shares: Tensor
+    """[8], what every head's entropy counts beside its policy loss."""
 
     def rows(self, rows: Tensor) -> Targets:
         """Return these rows of everything a minibatch needs."""
@@ -104,8 +118,9 @@ def make_targets(
     *,
     scale: Tensor,
     progress: float,
-    paid_off: float,
-    reward_std: Tensor | None = None,
+    paid_off: Tensor | float,
+    units: Tensor | None = None,
+    groups: Tensor | None = None,
 ) -> Targets:
     """Return what a complete round teaches.
 
@@ -118,16 +133,19 @@ def make_targets(
         config: the learner's constants.
         scale: what the critic's values are multiplied by to be rewards.
         progress: share of the training that is done.
-        paid_off: share of episodes that pay off by now.
-        reward_std: what raw rewards and potentials are divided by; 1 by default.
+        paid_off: [R], share of the episodes of a row's task that succeed by now; or one for all.
+        units: [R], what raw rewards and potentials of a row are divided by; 1 by default.
+        groups: int64 [R], the task of every row, by number; one by default.
     """
     batch = buffer.batch()
-    unit = torch.ones_like(scale) if reward_std is None else reward_std.to(scale)
-    paid = batch.potentials / unit
+    paid_off = torch.as_tensor(paid_off, device=scale.device).to(scale).expand(batch.rows)
+    unit = torch.ones_like(scale) if units is None else units.to(scale).unsqueeze(1)
+    paid, paid_next = batch.potentials / unit, buffer.next_potentials() / unit
+    rewards = clip_rewards(batch.rewards / unit, config.gamma * paid_next - paid)
     baselines = batch.values * scale - paid
-    following = buffer.next_values() * scale - buffer.next_potentials() / unit
+    following = buffer.next_values() * scale - paid_next
     advantages, returns = compute_gae(
-        batch.rewards,
+        rewards,
         baselines,
         following,
         batch.terminated,
@@ -137,34 +155,43 @@ def make_targets(
     )
     usable = batch.usable
     normalised, mean, std, floored = normalize_advantages(
-        advantages, usable, config.advantage_std_floor
+        advantages, usable, config.advantage_std_floor, groups
     )
     causal = causal_heads(batch.op) & usable.unsqueeze(-1)
     taken = batch.op_values.gather(-1, batch.op.unsqueeze(-1)).squeeze(-1)
     could_use = usable.unsqueeze(-1) & batch.available
+    own = mean_weights(causal)
+    shares = torch.ones_like(own[0, 0])
+    if config.head_weights == "share":
+        decided = head_shares(causal, usable)
+        own, shares = own * decided, decided.clamp(min=LEAST_SHARE)
     return Targets(
         raw_advantages=advantages,
         advantages=normalised,
+        head_advantages=torch.stack(
+            list(compute_per_head_advantages(normalised, batch.op, usable).values()), dim=-1
+        ),
         advantage_mean=mean,
         advantage_std=std,
         advantage_floored=floored,
         returns=returns,
         baselines=baselines,
-        td_errors=batch.rewards + config.gamma * following - baselines,
+        td_errors=rewards + config.gamma * following - baselines,
         value_targets=(returns + paid) / scale,
         old_values=taken,
         causal=causal,
-        actor_weights=mean_weights(usable.unsqueeze(-1) if config.ratio == "joint" else causal),
+        actor_weights=(
+            mean_weights(usable.unsqueeze(-1)).squeeze(-1) if config.ratio == "joint" else own
+        ),
         value_weights=_value_weights(batch, config.forced_value_weight),
         entropy_weights=entropy_weights(
-            config, batch.valid, batch.free, batch.available, progress=progress
+            config, batch.valid, batch.free, batch.available, progress=progress, shares=shares
         ),
         curiosity_weights=curiosity_weights(config, usable, paid_off=paid_off),
         exploration_weights=mean_weights(could_use),
-        exploration_coefficients=exploration_coefficients(
-            config, paid_off=paid_off, device=usable.device
-        ),
+        exploration_coefficients=exploration_coefficients(config, paid_off=paid_off, shares=shares),
         floor_counts=could_use,
+        shares=shares,
     )
 
 
@@ -237,15 +264,14 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """The parts of the loss."""
+    """The parts of the loss; tensors without axes, but for the exploration."""
 
     policy: Tensor
-    """By head [8], or [1] for joint ratios."""
     value: Tensor
     bonus: Tensor
     """Entropies and curiosity times their weights; it is subtracted."""
-    penalties: Tensor
-    """By head [8]."""
+    penalty: Tensor
+    """Of heads whose entropy is below its floor."""
     exploration: Tensor
     """Mean KL by head [8], without its coefficients."""
     total: Tensor
@@ -257,15 +283,17 @@ class Objective:
     Args:
         config: the learner's constants.
         progress: share of the training that is done.
-        device: where the tensors are.
+        shares: [8], what every head's entropy counts; all of it by default.
     """
 
-    def __init__(self, config: PPOConfig, progress: float, device: torch.device) -> None:
+    def __init__(self, config: PPOConfig, progress: float, shares: Tensor | None = None) -> None:
         """Look up what depends on progress."""
         self._config = config
-        self._floors = torch.tensor(config.entropy_floor.by_head(), device=device)
-        penalties = torch.tensor(config.entropy_floor_penalty.by_head(), device=device)
-        self._penalties = penalties * penalty_schedule(progress)
+        self._floors = dict(zip(HEAD_NAMES, config.entropy_floor.by_head(), strict=True))
+        penalties = torch.tensor(config.entropy_floor_penalty.by_head())
+        penalties = penalties * penalty_schedule(progress)
+        penalties = penalties if shares is None else penalties * shares.cpu()
+        self._penalties = dict(zip(HEAD_NAMES, penalties.tolist(), strict=True))
 
     def __call__(
         self, scored: Scored, old_log_probs: Tensor, targets: Targets, share: float = 1.0
@@ -279,28 +307,51 @@ class Objective:
             share: these rows' part of the round, so that any part has a loss of the same size.
         """
         config = self._config
-        policy = surrogate_losses(
-            scored.log_probs - old_log_probs,
-            targets.advantages,
-            targets.actor_weights / share,
-            config.clip,
-            joint=config.ratio == "joint",
-        )
+        policy = self.policy_loss(scored, old_log_probs, targets, share)
         errors = value_errors(
             scored.values, targets.value_targets, targets.old_values, config.value_clip
         )
         value = (errors * targets.value_weights).sum() / share
         bonus = (scored.entropies * targets.entropy_weights).sum()
         bonus = (bonus + (scored.curiosity * targets.curiosity_weights).sum()) / share
-        penalties = floor_penalties(
-            scored.entropies, targets.floor_counts, self._floors, self._penalties
+        penalty = self.floor_penalty(scored, targets)
+        explored = scored.exploration * targets.exploration_weights / share
+        pulled = (explored * targets.exploration_coefficients.unsqueeze(1)).sum()
+        total = policy + config.value_coef * value - bonus + penalty + pulled
+        return Losses(policy, value, bonus, penalty, explored.flatten(0, -2).sum(0), total)
+
+    def policy_loss(
+        self,
+        scored: Scored,
+        old_log_probs: Tensor,
+        targets: Targets,
+        share: float = 1.0,
+        heads: Sequence[str] = HEAD_NAMES,
+    ) -> Tensor:
+        """Return the clipped surrogate of these heads; of joint ratios that of the action."""
+        joint = self._config.ratio == "joint"
+        weights = targets.actor_weights / share
+        return compute_ppo_loss(
+            old_log_probs=_by_head(old_log_probs, heads),
+            new_log_probs=_by_head(scored.log_probs, heads),
+            advantages=targets.advantages if joint else _by_head(targets.head_advantages, heads),
+            clip_epsilon=self._config.clip,
+            joint=joint,
+            weights=weights if joint else _by_head(weights, heads),
         )
-        explored = (scored.exploration * targets.exploration_weights).flatten(0, -2).sum(0) / share
-        total = (
-            policy.sum()
-            + config.value_coef * value
-            - bonus
-            + penalties.sum()
-            + (targets.exploration_coefficients * explored).sum()
+
+    def floor_penalty(
+        self, scored: Scored, targets: Targets, heads: Sequence[str] = HEAD_NAMES
+    ) -> Tensor:
+        """Return the penalty of these heads for an entropy below its floor."""
+        return compute_entropy_floor_penalty(
+            _by_head(scored.entropies, heads),
+            _by_head(targets.floor_counts, heads),
+            {head: self._floors[head] for head in heads},
+            self._penalties,
         )
-        return Losses(policy, value, bonus, penalties, explored, total)
+
+
+def _by_head(tensor: Tensor, heads: Sequence[str]) -> dict[str, Tensor]:
+    """Return some heads of a tensor [..., 8]."""
+    return {head: tensor[..., HEAD_NAMES.index(head)] for head in heads}

@@ -53,7 +53,7 @@ class Passes:
         batch: the round.
         targets: what it teaches.
         progress: share of the training that is done.
-        paid_off: running share of episodes that pay off.
+        paid_off: [R], running share of the episodes of a row's task that succeed.
     """
 
     def __init__(
@@ -63,14 +63,14 @@ class Passes:
         targets: Targets,
         *,
         progress: float,
-        paid_off: float,
+        paid_off: Tensor,
     ) -> None:
         """Prepare the objective; nothing is scored yet."""
         self._agent, self._config, self._network = agent, agent.config, agent.network
         self._batch, self._targets = batch, targets
         self._progress, self._paid_off = progress, paid_off
         self._reference = agent.op_reference
-        self._objective = Objective(agent.config, progress, agent.device)
+        self._objective = Objective(agent.config, progress, targets.shares)
         self._count = min(agent.config.minibatches, batch.rows)
         self._usable = batch.usable
         self._latest = Scored.empty(batch.values, len(HEAD_NAMES))
@@ -135,7 +135,7 @@ class Passes:
         old = _rows(self._old, rows)
         share = 1.0 if rows is None else len(rows) / self._batch.rows
         losses = self._objective(scored, old, targets, share)
-        loss = losses.total + self._agent.imitate(self._paid_off, part, self._count)
+        loss = losses.total + self._agent.imitate(part, self._count)
         self._latest.write(rows, scored)
         kl = self._kl(scored.log_probs.detach() - old, _rows(self._usable, rows))
         moved, total = torch.stack([kl, loss.detach()]).tolist()
@@ -250,9 +250,9 @@ class Passes:
         parts = norms[:-1]
         scalars = torch.stack(
             [
-                losses.policy.sum(),
+                losses.policy,
                 losses.value,
-                losses.penalties.sum(),
+                losses.penalty,
                 losses.exploration.mean(),
                 losses.total,
                 norms[-1],
@@ -283,9 +283,17 @@ class Passes:
             }
         )
         count = len(HEAD_NAMES)
-        by_head["loss"] = [None] * count if len(losses.policy) == 1 else losses.policy.tolist()
+        is_joint = self._config.ratio == "joint"
+        by_head["loss"] = [
+            None
+            if is_joint
+            else float(self._objective.policy_loss(latest, old, targets, share, [head]))
+            for head in HEAD_NAMES
+        ]
         by_head["grad_norm"] = norms[:count].tolist()
-        by_head["floor_penalty"] = losses.penalties.tolist()
+        by_head["floor_penalty"] = [
+            float(self._objective.floor_penalty(latest, targets, [head])) for head in HEAD_NAMES
+        ]
         by_head["exploration_kl"] = losses.exploration.tolist()
         self._heads += head_rows(epoch.ordinal, by_head)
 
@@ -308,8 +316,9 @@ class Passes:
             **describe_round(self._batch, self._targets, scale),
             "learning_rate": learning_rate(config, self._progress),
             "entropy_coef": entropy_coefficient(config, self._progress),
-            "op_entropy_coef": config.exploration.op_curiosity * not_yet(config, self._paid_off),
-            "paid_off_rolling": self._paid_off,
+            "op_entropy_coef": config.exploration.op_curiosity
+            * float(not_yet(config, self._paid_off).mean()),
+            "paid_off": float(self._paid_off.mean()),
             "feedback_dependence": self._feedback,
             "obs_clamp_share": self._clamp_share(),
             "nonfinite": len(self.nonfinite),

@@ -10,7 +10,7 @@ far, and takes no step on a number that is not finite.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,7 +29,7 @@ from esper.simic.agent.config import (
 )
 from esper.simic.agent.imitation import GoodEpisodes
 from esper.simic.agent.losses import compute_ppo_loss, not_yet
-from esper.simic.agent.normalizers import ValueNormalizer
+from esper.simic.agent.normalizers import RewardScales, ValueNormalizer
 from esper.simic.agent.objective import make_targets
 from esper.simic.agent.optimizer import (
     VALUE,
@@ -42,7 +42,7 @@ from esper.simic.agent.optimizer import (
 )
 from esper.simic.agent.passes import Passes
 from esper.simic.agent.report import NonFinite, UpdateReport
-from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
+from esper.simic.agent.rollout_buffer import RolloutBatch, TamiyoRolloutBuffer
 from esper.tamiyo.controllers.policy_file import Policy
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCriticV2
 
@@ -93,31 +93,39 @@ class PPOAgent:
             config.imitation.capacity, config.exploration.paid_off_return, self.device
         )
         """The best episodes so far."""
-        self._reward_std = torch.ones((), device=self.device)
+        self.reward_scales = RewardScales()
+        """The units that rewards are learned in."""
+        self._paid_off: dict[str, float] = {}
         bias = torch.tensor(self.network.config.initial_op_bias, device=self.device)
         is_prior = config.exploration.op_reference == "prior"
         self.op_reference = bias if is_prior else torch.zeros_like(bias)
         """Logits that the op stays close to while it is curious."""
+
+    def value_units(self, tasks: Sequence[str]) -> Tensor:
+        """Return float32 [R]: what brings the critic's numbers onto the scale of raw rewards."""
+        return self.value_normalizer.scale * self.reward_scales.units(tasks, self.device)
 
     def update(
         self,
         buffer: TamiyoRolloutBuffer,
         *,
         progress: float,
-        paid_off: float,
+        paid_off: Tensor | float,
         round: int,
-        rewards: Tensor | None = None,
-        reward_std: Tensor | None = None,
+        tasks: Sequence[str] | None = None,
+        counts: Tensor | None = None,
     ) -> UpdateReport:
         """Improve the policy by one round.
 
         Args:
             buffer: the round; every row has terminated or was truncated.
             progress: share of the training that is done, from 0 to 1.
-            paid_off: running share of episodes that pay off, from 0 to 1.
+            paid_off: [R], running share of the episodes of a row's task that succeed, from 0 to 1;
+                or one for all.
             round: number of the round, which the order of rows is drawn from.
-            rewards: float32 [R, T], raw, by which good episodes are told; the buffer's by default.
-            reward_std: what raw rewards are divided by now; 1 by default.
+            tasks: names of the tasks of all rows; one task by default.
+            counts: bool [R], episodes whose returns say something of the scale of rewards, as
+                those that the governor ended do not; all of them by default.
 
         Raises:
             NonFiniteError: This was the third update in a row that met a number that is not
@@ -129,14 +137,22 @@ class PPOAgent:
         if not bool(batch.valid.any()):
             raise UsageError("the buffer holds no step to learn from; collect a round first")
         with torch.no_grad():
-            old_scale = self.value_normalizer.scale
+            names = [""] * batch.rows if tasks is None else list(tasks)
+            rates = torch.as_tensor(paid_off, device=self.device).float().expand(batch.rows)
+            self._paid_off |= dict(zip(names, rates.tolist(), strict=True))
+            was = self.reward_scales.common
+            self._learn_units(batch, names, counts)
+            units = self.reward_scales.units(names, self.device)
+            # What the critic said when it acted was in the units of that time.
+            old_scale = self.value_normalizer.scale * (was / self.reward_scales.common)
             targets = make_targets(
                 buffer,
                 self.config,
                 scale=old_scale,
                 progress=progress,
-                paid_off=paid_off,
-                reward_std=reward_std,
+                paid_off=rates,
+                units=units,
+                groups=_numbers(names, self.device),
             )
             wrong = targets.nonfinite()
             if not wrong:
@@ -145,13 +161,11 @@ class PPOAgent:
                 self._rescale_critic(old_scale / new_scale)
                 targets = targets.rescaled(old_scale / new_scale)
         if self.config.imitation.weight > 0 and not wrong:
-            self.good_episodes.keep(batch, batch.rewards if rewards is None else rewards)
-            if reward_std is not None:
-                self._reward_std = reward_std.to(self.device, torch.float32)
+            self.good_episodes.keep(batch, names, self.reward_scales)
         set_learning_rate(self.optimizer, self.config, progress)
         order = generator(self.seed, "minibatches", round)
         with _tensor_cores(self.device):
-            passes = Passes(self, batch, targets, progress=progress, paid_off=paid_off)
+            passes = Passes(self, batch, targets, progress=progress, paid_off=rates)
             if wrong:
                 passes.nonfinite += [NonFinite(0, name) for name in wrong]
             else:
@@ -161,21 +175,25 @@ class PPOAgent:
         report.seconds = time.perf_counter() - started
         return report
 
-    def imitate(self, paid_off: float, part: int = 0, parts: int = 1) -> Tensor:
+    def imitate(self, part: int = 0, parts: int = 1) -> Tensor:
         """Return the loss of doing again what the best episodes did; 0 where there are none.
 
+        Success on a task ends it for the episodes of that task.
+
         Args:
-            paid_off: running share of episodes that pay off.
             part: which part of the kept episodes to look at.
             parts: how many parts there are.
         """
-        weight = self.config.imitation.weight * not_yet(self.config, paid_off)
-        if weight <= 0 or not len(self.good_episodes):
+        names = self.good_episodes.tasks
+        paid_off = torch.tensor([self._paid_off[name] for name in names])
+        weights = self.config.imitation.weight * not_yet(self.config, paid_off)
+        if not bool((weights > 0).any()):
             return torch.zeros((), device=self.device)
-        return weight * self.good_episodes.loss(
+        return self.good_episodes.loss(
             self.policy,
             gamma=self.config.gamma,
-            reward_std=self._reward_std,
+            weights=weights.to(self.device),
+            scales=self.reward_scales,
             value_scale=self.value_normalizer.scale,
             part=part,
             parts=parts,
@@ -219,7 +237,8 @@ class PPOAgent:
             "skips_in_a_row": self.skips_in_a_row,
             "resets": self.resets,
             "good_episodes": self.good_episodes.state_dict(),
-            "reward_std": self._reward_std.clone(),
+            "paid_off": dict(self._paid_off),
+            "reward_scales": self.reward_scales.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -232,7 +251,19 @@ class PPOAgent:
         self.skips_in_a_row = int(state["skips_in_a_row"])
         self.resets = int(state["resets"])
         self.good_episodes.load_state_dict(state["good_episodes"])
-        self._reward_std = state["reward_std"].to(self.device)
+        self._paid_off = dict(state["paid_off"])
+        self.reward_scales.load_state_dict(state["reward_scales"])
+
+    def _learn_units(
+        self, batch: RolloutBatch, tasks: Sequence[str], counts: Tensor | None
+    ) -> None:
+        """Take over what the episodes that count returned."""
+        returns = (batch.rewards * batch.valid).sum(1).cpu()
+        chosen = torch.ones_like(returns, dtype=torch.bool) if counts is None else counts.cpu()
+        names = [
+            name for name, is_counted in zip(tasks, chosen.tolist(), strict=True) if is_counted
+        ]
+        self.reward_scales.update(names, returns[chosen])
 
     def _rescale_critic(self, factor: Tensor) -> None:
         """Make the critic say the same in units of the reward after its scale has changed."""
@@ -253,6 +284,12 @@ class PPOAgent:
                 f"{self.skips_in_a_row} updates in a row met numbers that are not finite (last: "
                 f"{found}); go back to an earlier checkpoint with a lower learning rate"
             )
+
+
+def _numbers(names: Sequence[str], device: torch.device) -> Tensor:
+    """Return int64 [R]: the same number for the same name, from 0."""
+    known = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    return torch.tensor([known[name] for name in names], device=device)
 
 
 @contextmanager

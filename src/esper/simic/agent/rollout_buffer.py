@@ -60,7 +60,7 @@ class RolloutBatch:
     valid: Tensor
     """bool [R, T], the episode was running; all else is padding."""
     rewards: Tensor
-    """float32 [R, T], normalised."""
+    """float32 [R, T], raw: their unit is known when the round is complete."""
     potentials: Tensor
     """float32 [R, T], raw: what the reward had paid for before the step, see `RewardStep`."""
     terminated: Tensor
@@ -247,7 +247,7 @@ class TamiyoRolloutBuffer:
         """Write what came of the decision and close the step.
 
         Args:
-            reward: float32 [R], normalised.
+            reward: float32 [R], raw.
             effective_op: int64 [R], the op that took effect.
             terminated: bool [R], the episode ended; it takes precedence over `truncated`.
             truncated: bool [R], the rollout is cut here; `set_bootstrap` says what follows.

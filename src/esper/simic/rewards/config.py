@@ -22,6 +22,13 @@ class TwinConfig(Config):
     """The gain over the waiting twin."""
 
     scale: float = option(1.0, "Points of gain that pay a reward of 1.", above=0.0)
+    own_share: float = option(
+        0.4,
+        "Weight of a row's own twin, beside the mean of its task's twins, in what a row that acted "
+        "is compared with; 1 is the own twin alone.",
+        minimum=0.0,
+        maximum=1.0,
+    )
     rent_points: float = option(
         0.5, "Points that twice the parameters cost over a whole episode.", minimum=0.0
     )

@@ -81,7 +81,10 @@ class TrainConfig(Config):
         2, "Rows of which every step is written down; all rows leave their episodes.", minimum=0
     )
     evaluate_every: int = option(
-        0, "Rounds from one greedy evaluation to the next; 0 is none.", minimum=0
+        0,
+        "Rounds from one greedy evaluation, which the best policy is chosen by, to the next; the "
+        "last round has one too. With 0 there is none, and the best policy is the newest.",
+        minimum=0,
     )
     evaluation_seeds: int = option(8, "Episodes of such an evaluation.", minimum=1)
     checkpoint_every: int = option(1, "Rounds from one checkpoint to the next.", minimum=1)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
+from scipy.special import stdtrit
 from torch import Tensor
 
-from esper.leyline.actions import placeholder_actions
+from esper.leyline.actions import Actions, placeholder_actions
 from esper.leyline.controller import Controller, ControllerContext
 from esper.leyline.errors import UsageError
+from esper.leyline.signals import Signals
 from esper.leyline.slots import SlotConfig
 from esper.population.population import Population
 from esper.simic.rewards import make_reward
@@ -28,6 +29,44 @@ from esper.tamiyo.controllers import LearnedController, WaitController, make_con
 from esper.tamiyo.controllers.policy_file import Policy
 
 
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What R rows show after an epoch, and what was decided before it."""
+
+    signals: Signals
+    actions: Actions | None
+    """{head: int64 [R]}, as carried out; None at the start of the episodes."""
+    free: Tensor
+    """bool [R], more than one op was legal in that decision."""
+    active: Tensor
+    """bool [R], the row's episode was still running then; the others waited."""
+
+
+def live_episodes(
+    environment: Environment, controller: Controller, row_seeds: Sequence[int] | None = None
+) -> Iterator[Moment]:
+    """Let a controller play one episode in every row; yield the start, and after every epoch.
+
+    Args:
+        environment: the rows.
+        controller: who decides.
+        row_seeds: seed of every row; those the environment was made with by default.
+    """
+    device, rows = environment.device, environment.rows
+    signals = environment.reset(row_seeds)
+    controller.reset(rows, device)
+    wait = placeholder_actions(rows, device)
+    active = torch.ones(rows, dtype=torch.bool, device=device)
+    yield Moment(signals, None, torch.zeros_like(active), active)
+    for _ in range(int((signals.max_epochs - signals.epoch).max())):
+        masks = masks_to(environment.masks(), device)
+        chosen = controller.act(signals, masks)
+        actions = {head: torch.where(active, chosen[head].to(device), wait[head]) for head in wait}
+        signals = environment.step(actions)
+        yield Moment(signals, actions, masks.op.sum(1) > 1, active)
+        active = active & ~(signals.rolled_back | (signals.epoch >= signals.max_epochs))
+
+
 def play_episodes(
     environment: Environment,
     controller: Controller,
@@ -35,7 +74,7 @@ def play_episodes(
     plan: RoundPlan,
     twins: Tensor | None = None,
 ) -> RoundOutcome:
-    """Let a controller play one episode in every row.
+    """Let a controller play one episode in every row, and return what came of it.
 
     Args:
         environment: the rows.
@@ -44,47 +83,36 @@ def play_episodes(
         plan: the rows' seeds and tasks.
         twins: float32 [rows, epochs], the waiting twins' scores; None where no twin runs.
     """
-    device, rows = environment.device, environment.rows
-    signals = environment.reset(plan.env_seeds)
-    controller.reset(rows, device)
-    reward.reset(signals)
-    steps = int((signals.max_epochs - signals.epoch).max())
+    rows = environment.rows
+    moments = live_episodes(environment, controller, plan.env_seeds)
+    before = next(moments).signals
+    reward.reset(before)
+    steps = int((before.max_epochs - before.epoch).max())
     decisions, states = Trace(rows, steps), Trace(rows, steps + 1)
     curves = torch.full((rows, 1), torch.nan) if twins is None else twins
-    curves = curves.to(device, torch.float32)
-    wait = placeholder_actions(rows, device)
-    active = torch.ones(rows, dtype=torch.bool, device=device)
+    curves = curves.to(environment.device, torch.float32)
     names: tuple[str, ...] = ()
-
-    def keep_state(number: int) -> None:
-        states.put(number, state_columns(signals, twin_scores_at(curves, signals)))
-
-    keep_state(0)
-    for number in range(steps):
-        masks = masks_to(environment.masks(), device)
-        chosen = controller.act(signals, masks)
-        actions = {head: torch.where(active, chosen[head].to(device), wait[head]) for head in wait}
-        before, signals = signals, environment.step(actions)
+    states.put(0, state_columns(before, twin_scores_at(curves, before)))
+    for number, moment in enumerate(moments):
+        after, actions = moment.signals, moment.actions
+        assert actions is not None, "only the start has none"
         with torch.no_grad():
             transition = Transition(
                 before=before,
                 actions=actions,
-                after=signals,
+                after=after,
                 twin_before=twin_scores_at(curves, before),
-                twin_after=twin_scores_at(curves, signals),
-                is_last=signals.epoch >= signals.max_epochs,
-                active=active,
+                twin_after=twin_scores_at(curves, after),
+                is_last=after.epoch >= after.max_epochs,
+                active=moment.active,
             )
             paid = reward.step(transition)
             names = tuple(paid.terms)
-            free = masks.op.sum(1) > 1
-            decisions.put(
-                number,
-                decision_columns(transition, actions["op"], paid, normalized=paid.total, free=free),
-            )
-            keep_state(number + 1)
-            active = active & ~transition.ended
-        if not bool(active.any()):
+            kept = decision_columns(transition, actions["op"], paid, free=moment.free)
+            decisions.put(number, kept)
+            states.put(number + 1, state_columns(after, twin_scores_at(curves, after)))
+        before = after
+        if not bool((moment.active & ~transition.ended).any()):
             break
     return RoundOutcome(
         round=plan.round,
@@ -101,10 +129,6 @@ def play_episodes(
         obs_clamp_share=0.0,
         obs_clamp_features={},
     )
-
-
-_SLICES = 2_000
-_HALVINGS = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,44 +159,14 @@ def paired_interval(differences: Tensor | Sequence[float], confidence: float = 0
         raise UsageError(f"confidence must be between 0 and 1, got {confidence}")
     mean = float(values.mean())
     error = float(values.std(correction=1)) / math.sqrt(count)
-    reach = t_quantile(0.5 + confidence / 2.0, count - 1) * error
+    reach = float(stdtrit(count - 1, 0.5 + confidence / 2.0)) * error
     return Interval(mean, mean - reach, mean + reach, count)
 
 
-@lru_cache(maxsize=256)
-def t_quantile(share: float, freedom: int) -> float:
-    """Return where Student's t with these degrees of freedom has this share below it."""
-    if not 0.5 <= share < 1.0 or freedom < 1:
-        raise UsageError(f"share must be 0.5 to 1 and freedom 1 or more, got {share}, {freedom}")
-    low, high = 0.0, 1.0
-    while _t_share(high, freedom) < share:
-        high *= 2.0
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2.0
-        if _t_share(middle, freedom) < share:
-            low = middle
-        else:
-            high = middle
-    return (low + high) / 2.0
-
-
-def _t_share(x: float, freedom: int) -> float:
-    """Return the share of Student's t below x >= 0.
-
-    With t = sqrt(freedom) tan(a) the density is a power of cos(a), smooth on a finite range, which
-    Simpson's rule integrates to rounding.
-    """
-    end = math.atan(x / math.sqrt(freedom))
-    step = end / _SLICES
-    total = 0.0
-    for index in range(_SLICES + 1):
-        weight = 1 if index in (0, _SLICES) else 4 if index % 2 else 2
-        total += weight * math.cos(index * step) ** (freedom - 1)
-    log_norm = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - 0.5 * math.log(math.pi)
-    return 0.5 + math.exp(log_norm) * total * step / 3.0
-
-
-__all__ = ["Evaluation", "Evaluator", "Interval", "evaluate_policy", "paired_interval"]
+__all__ = [
+    *("Evaluation", "Evaluator", "Interval", "Moment", "SELECT_SEEDS", "evaluate_policy"),
+    *("live_episodes", "paired_interval", "play_episodes"),
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,6 +245,11 @@ class Evaluation:
             "op_counts": self.op_counts,
             "early_fossilization": self.early_fossilization,
         }
+
+
+SELECT_SEEDS = 1 << 20
+"""Number of the first seed by which the best policy of a run is chosen; what is claimed of it is
+measured on others, which count from 0."""
 
 
 class Evaluator:

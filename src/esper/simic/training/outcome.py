@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -86,8 +86,8 @@ class RoundOutcome:
     slot_names: Mapping[str, Sequence[str]]
     """Names of the slots of every task."""
     decisions: Mapping[str, Tensor]
-    """[rows, steps, ...]: actions, effective_op, free, active, reward, reward_normalized,
-    terms, ... of every decision."""
+    """[rows, steps, ...]: actions, effective_op, free, active, reward, terms, ... of every
+    decision."""
     states: Mapping[str, Tensor]
     """[rows, steps + 1, ...]: val_score, twin_score, stage, blueprint, params, ... before the first
     decision and after each."""
@@ -105,6 +105,8 @@ class RoundOutcome:
     """Entries of the observation at their clamp."""
     obs_clamp_features: Mapping[str, float]
     """The features most often at their clamp, with their shares."""
+    reward_units: Tensor = field(default_factory=lambda: torch.ones(()))
+    """[rows], what the learner divided rewards by; 1 where nobody learned from them."""
 
     # ------------------------------------------------------------------------------- by episode
 
@@ -135,8 +137,8 @@ class RoundOutcome:
 
     @cached_property
     def normalized_returns(self) -> Tensor:
-        """float64 [rows], sums of the rewards the learner saw."""
-        return self.decisions["reward_normalized"].double().sum(1)
+        """float64 [rows], the same in the learner's unit."""
+        return self.returns / self.reward_units
 
     @cached_property
     def final_scores(self) -> Tensor:

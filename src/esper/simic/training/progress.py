@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
+from torch import Tensor
+
+from esper.leyline.actions import LifecycleOp
 from esper.simic.agent.config import ExplorationConfig
 from esper.simic.training.outcome import RoundOutcome
 
@@ -39,7 +44,7 @@ class RoundReport:
     merit_rolling: float
     """Mean gain over the twin (return, where there is no twin) of the last ten rounds."""
     is_best: bool
-    """Whether no earlier round had a higher `merit_rolling`."""
+    """Whether no earlier policy did better where policies were judged; see `Tally.judge`."""
     stage: int
     """Stage of the curriculum that the round belonged to, from 0."""
     timings: Mapping[str, float]
@@ -156,8 +161,16 @@ class Standing:
     """Mean final score of the last ten rounds."""
     merit_rolling: float
     """Mean gain over the twin (return, where there is no twin) of the last ten rounds."""
-    is_best: bool
-    """Whether no earlier round had a higher `merit_rolling`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskStanding:
+    """How far a task is settled."""
+
+    paid_off: float = 0.0
+    """Running share of its episodes that paid."""
+    doubt: float = 0.0
+    """From 0 to 1, how sure it is that waiting is right."""
 
 
 class Tally:
@@ -174,7 +187,8 @@ class Tally:
         self.env_steps = 0
         """Decisions of all rows."""
         self.paid_off = 0.0
-        """Running share of episodes that paid off."""
+        """Running share of episodes that paid, over all tasks."""
+        self._tasks: dict[str, TaskStanding] = {}
         self.fates: dict[str, dict[str, int]] = {}
         """Seeds germinated, fossilized and pruned, by blueprint."""
         self._merits: list[float] = []
@@ -199,18 +213,30 @@ class Tally:
         gain = outcome.gain_mean
         _push(self._scores, outcome.score_mean)
         _push(self._merits, outcome.return_mean if gain is None else gain)
-        merit = _mean(self._merits)
-        # Until the average spans all its rounds, the newest policy is the best known.
-        is_best = len(self._merits) < ROLLING_ROUNDS or merit > self._best
-        if is_best:
-            self._best = merit if len(self._merits) == ROLLING_ROUNDS else -math.inf
-        return Standing(score_rolling=_mean(self._scores), merit_rolling=merit, is_best=is_best)
+        return Standing(score_rolling=_mean(self._scores), merit_rolling=_mean(self._merits))
+
+    def judge(self, merit: float | None) -> bool:
+        """Return whether the newest policy is the best so far.
+
+        What an exploring policy gains says little of its likeliest actions, and an average over
+        rounds belongs to no policy. So policies are judged by greedy episodes on seeds set aside
+        for that; of equals, and while none was judged, the newest is the best.
+
+        Args:
+            merit: mean return of these episodes; None where the policy was not judged.
+        """
+        if merit is None:
+            return math.isinf(self._best)
+        is_best = merit >= self._best
+        self._best = max(merit, self._best)
+        return is_best
 
     def state_dict(self) -> dict[str, Any]:
         """Return all counts as plain data."""
         return {
             "env_steps": self.env_steps,
             "paid_off": self.paid_off,
+            "task_standings": {name: dataclasses.asdict(one) for name, one in self._tasks.items()},
             "merits": list(self._merits),
             "scores": list(self._scores),
             "best": None if math.isinf(self._best) else self._best,
@@ -220,16 +246,59 @@ class Tally:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned; other entries are left alone."""
         self.env_steps, self.paid_off = int(state["env_steps"]), float(state["paid_off"])
+        standings = state["task_standings"].items()
+        self._tasks = {name: TaskStanding(**one) for name, one in standings}
         self._merits, self._scores = list(state["merits"]), list(state["scores"])
         self._best = -math.inf if state["best"] is None else float(state["best"])
         self.fates = {name: dict(counts) for name, counts in state["fates"].items()}
 
+    def settled(self, tasks: Sequence[str]) -> Tensor:
+        """Return float32 [R]: how far the tasks of rows are settled, as a rate of paid_off.
+
+        It is the rate of paid_off, or as much as the belief that waiting is right stands for: what
+        curiosity ends by, either way.
+        """
+        target, new = self._exploration.paid_off_target, TaskStanding()
+        known = {name: self._tasks.get(name, new) for name in set(tasks)}
+        rates = {name: max(one.paid_off, target * one.doubt) for name, one in known.items()}
+        return torch.tensor([rates[name] for name in tasks])
+
     def _follow_paid_off(self, outcome: RoundOutcome) -> None:
         exploration = self._exploration
-        share = float((outcome.returns > exploration.paid_off_return).double().mean())
+        keep, least = exploration.paid_off_momentum, exploration.paid_off_return
+        paid = outcome.returns > least
         # The first round has no share before it to be averaged with.
-        keep = exploration.paid_off_momentum if outcome.round else 0.0
-        self.paid_off = keep * self.paid_off + (1.0 - keep) * share
+        kept = keep if outcome.round else 0.0
+        self.paid_off = kept * self.paid_off + (1.0 - kept) * float(paid.double().mean())
+        acts = (outcome.decisions["effective_op"] != int(LifecycleOp.WAIT)) & outcome.active
+        acted = acts.any(1)
+        before = dict(self._tasks)
+        for name in dict.fromkeys(outcome.tasks):
+            own = torch.tensor([task == name for task in outcome.tasks])
+            old = before.get(name)
+            share = float(paid[own].double().mean())
+            paid_off = share if old is None else keep * old.paid_off + (1.0 - keep) * share
+            doubt = 0.0 if old is None else old.doubt
+            tried = own & acted
+            if bool(tried.any()):
+                if float(outcome.returns[tried].mean()) > least:
+                    doubt /= 2.0
+                else:
+                    doubt = min(
+                        1.0, doubt + int(tried.sum()) * self._weight_of_failure(name, before)
+                    )
+            self._tasks[name] = TaskStanding(paid_off=paid_off, doubt=doubt)
+
+    def _weight_of_failure(self, name: str, standings: Mapping[str, TaskStanding]) -> float:
+        """Return how much an episode that acted and lost says for waiting on a task.
+
+        A policy that fails everywhere may only be unskilled; one that succeeds elsewhere knows how
+        to grow, and where it still fails there is nothing to be had.
+        """
+        exploration = self._exploration
+        others = [one.paid_off for other, one in standings.items() if other != name]
+        skill = min(1.0, max(others, default=0.0) / exploration.paid_off_target)
+        return (1.0 - skill) / exploration.patience + skill / exploration.skilled_patience
 
     def _count_fates(self, outcome: RoundOutcome) -> None:
         for name, counts in outcome.blueprint_fates(self._blueprint_names).items():

@@ -16,6 +16,7 @@ from esper.tamiyo.networks.config import PolicyConfig
 from esper.tamiyo.policy.distribution import FloorConfig
 
 LEARNER = PPOConfig(
+    gamma=0.999,
     learning_rate=3e-3,
     learning_rate_end=0.1,
     minibatches=4,
@@ -26,6 +27,8 @@ LEARNER = PPOConfig(
     entropy_coef_end=0.001,
 )
 """The learner's settings: those that learn the problems whose optimum is known."""
+
+_REWARD = RewardConfig(gamma=LEARNER.gamma)
 
 _POLICY = PolicyConfig(
     lstm_hidden_dim=128,
@@ -45,6 +48,7 @@ _POLICY = PolicyConfig(
 _DOCUMENTS_LEARNER = PPOConfig(
     epochs=1,
     ratio="per_head",
+    head_weights="equal",
     exploration_kl=0.0,
     exploration=ExplorationConfig(op_curiosity=0.0, sparse_entropy=0.0, sparse_curiosity=0.0),
     imitation=ImitationConfig(weight=0.0),
@@ -66,6 +70,7 @@ _DOCUMENTS_000 = TrainConfig(
     rows_per_seed=1,
     episode_length=150,
     horizon="bootstrap",
+    evaluate_every=20,
     policy=_DOCUMENTS_POLICY,
     ppo=_DOCUMENTS_LEARNER,
     reward=RewardConfig(mode="shaped"),
@@ -81,22 +86,28 @@ RECIPES: dict[str, TrainConfig] = {
             episode_length=6,
             policy=_POLICY.replace(lstm_hidden_dim=32),
             ppo=LEARNER,
+            reward=_REWARD,
         ),
         TrainConfig(
             recipe="demo",
             rounds=10,
             rows=8,
             episode_length=30,
+            evaluate_every=5,
             policy=_POLICY.replace(lstm_hidden_dim=64),
             ppo=LEARNER,
+            reward=_REWARD,
         ),
         TrainConfig(
             recipe="digits",
             rounds=24,
             rows=256,
             episode_length=60,
+            evaluate_every=6,
+            evaluation_seeds=16,
             policy=_POLICY,
             ppo=LEARNER,
+            reward=_REWARD,
             population=PopulationConfig(rows_per_stack=256),
         ),
         TrainConfig(
@@ -105,8 +116,10 @@ RECIPES: dict[str, TrainConfig] = {
             rounds=300,
             rows=64,
             episode_length=60,
+            evaluate_every=20,
             policy=_POLICY,
             ppo=LEARNER,
+            reward=_REWARD,
         ),
         TrainConfig(
             recipe="cifar",
@@ -114,8 +127,10 @@ RECIPES: dict[str, TrainConfig] = {
             rounds=100,
             rows=64,
             episode_length=60,
+            evaluate_every=10,
             policy=_POLICY,
             ppo=LEARNER,
+            reward=_REWARD,
             population=PopulationConfig(use_bf16=True),
         ),
         TrainConfig(
@@ -124,8 +139,10 @@ RECIPES: dict[str, TrainConfig] = {
             rounds=100,
             rows=32,
             episode_length=60,
+            evaluate_every=10,
             policy=_POLICY,
             ppo=LEARNER,
+            reward=_REWARD,
             population=PopulationConfig(use_bf16=True),
         ),
         _DOCUMENTS_000.replace(

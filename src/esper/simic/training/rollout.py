@@ -21,11 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esper.leyline.actions import placeholder_actions
+from esper.leyline.actions import LifecycleOp, placeholder_actions
 from esper.leyline.errors import UsageError
 from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
-from esper.simic.agent.normalizers import RewardNormalizer
 from esper.simic.agent.report import ClampCounter
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.rewards.contract import Reward, RewardStep, Transition
@@ -34,6 +33,7 @@ from esper.simic.training.outcome import RoundOutcome
 from esper.simic.training.plan import RoundPlan, draw_uniforms
 from esper.simic.training.row_source import Environment
 from esper.simic.training.traces import RoundTraces
+from esper.simic.training.twin_regression import TwinRegression
 from esper.tamiyo.controllers.policy_file import Policy
 from esper.tamiyo.networks.decision import PolicyStep
 from esper.tamiyo.networks.head_table import OP_ROW
@@ -53,7 +53,6 @@ class Rollout:
         policy: who decides; its observation statistics are only read.
         reward: what a step pays.
         buffer: what the learner reads; it has as many rows, and steps enough for an episode.
-        reward_normalizer: puts rewards on the learner's scale.
         seed: seed of the run; draws are keyed by it, the round, the row and the step.
         horizon: what reaching the horizon is.
         recorded_rows: rows of which every detail is kept.
@@ -65,7 +64,6 @@ class Rollout:
         policy: Policy,
         reward: Reward,
         buffer: TamiyoRolloutBuffer,
-        reward_normalizer: RewardNormalizer,
         *,
         seed: int,
         horizon: Horizon = "terminate",
@@ -74,7 +72,7 @@ class Rollout:
         """Set memory aside; nothing is played yet."""
         self.policy, self.reward = policy, reward
         self.environment = environment
-        self.buffer, self.reward_normalizer = buffer, reward_normalizer
+        self.buffer = buffer
         self.seed, self.horizon = seed, horizon
         self.rows, self.steps = buffer.rows, buffer.steps
         self.device = environment.device
@@ -84,8 +82,11 @@ class Rollout:
         self._act = rollout_step(policy.network, self.rows)
         self._wait = placeholder_actions(self.rows, self.device)
         self._plan: RoundPlan | None = None
-        self._value_scale = 1.0
+        self._value_scale = torch.ones(self.rows, device=self.device)
         self._twins = torch.zeros(0)
+        self._expected = self._twins
+        self._regression: TwinRegression | None = None
+        self._acted = torch.zeros(self.rows, dtype=torch.bool, device=self.device)
         self._signals: Signals | None = None
         self._hidden: Hidden = policy.network.initial_hidden(self.rows)
         self._active = torch.zeros(self.rows, dtype=torch.bool, device=self.device)
@@ -134,7 +135,12 @@ class Rollout:
     # ---------------------------------------------------------------------------------- a round
 
     def start(
-        self, plan: RoundPlan, twins: Tensor | None = None, *, value_scale: float = 1.0
+        self,
+        plan: RoundPlan,
+        twins: Tensor | None = None,
+        *,
+        regression: TwinRegression | None = None,
+        value_scale: Tensor | None = None,
     ) -> None:
         """Build every row afresh and live its first epoch.
 
@@ -142,16 +148,22 @@ class Rollout:
             plan: the rows.
             twins: float32 [rows, epochs], the waiting twin's score after each epoch; None where
                 no twin runs.
-            value_scale: what brings the critic's numbers onto the scale of raw rewards, for
-                whoever reads the decisions.
+            regression: what rows that act are compared with; their own twins alone by default.
+            value_scale: float32 [R], what brings the critic's numbers onto the scale of raw
+                rewards, for whoever reads the decisions; 1 by default.
         """
         self._refuse_misfit()
         if plan.rows != self.rows:
             raise UsageError(f"the plan is for {plan.rows} rows, the environment has {self.rows}")
         if twins is None and self.reward.needs_twin:
             raise UsageError("this reward is a gain over the waiting twin; give its scores")
-        self._plan, self._value_scale = plan, value_scale
+        self._plan = plan
+        one = torch.ones(self.rows, device=self.device)
+        self._value_scale = one if value_scale is None else value_scale.to(one)
         self._take_twins(twins)
+        self._expected = self._twins.clone()
+        self._regression = None if regression is None else regression.to(self.device)
+        self._acted = torch.zeros_like(self._acted)
         self._act.refresh()
         self.buffer.start()
         self._traces.start()
@@ -182,12 +194,13 @@ class Rollout:
         after = self.environment.step(actions)
         lived = time.perf_counter()
         with torch.no_grad():
+            self._compare(before, actions["op"], after)
             transition = Transition(
                 before=before,
                 actions=actions,
                 after=after,
-                twin_before=self._twin_at(before),
-                twin_after=self._twin_at(after),
+                twin_before=twin_scores_at(self._expected, before),
+                twin_after=twin_scores_at(self._expected, after),
                 is_last=after.epoch >= after.max_epochs,
                 active=active,
             )
@@ -216,8 +229,11 @@ class Rollout:
         state, cell = self._hidden
         return {
             "plan": self.plan.to_mapping(),
-            "value_scale": self._value_scale,
+            "value_scale": self._value_scale.cpu(),
             "twins": self._twins.cpu(),
+            "expected": self._expected.cpu(),
+            "regression": None if self._regression is None else self._regression.state_dict(),
+            "acted": self._acted.cpu(),
             "environment": self.environment.snapshot(),
             "reward": self.reward.state_dict(),
             "buffer": self.buffer.state_dict(),
@@ -234,8 +250,12 @@ class Rollout:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on with the round that `state_dict` was taken of."""
         self._plan = RoundPlan.from_mapping(state["plan"])
-        self._value_scale = float(state["value_scale"])
+        self._value_scale = state["value_scale"].to(self.device)
         self._take_twins(state["twins"])
+        self._expected = state["expected"].to(self.device)
+        saved = state["regression"]
+        self._regression = None if saved is None else TwinRegression(**saved).to(self.device)
+        self._acted = state["acted"].to(self.device)
         self._signals = self.environment.restore(state["environment"])
         self.reward.load_state_dict(state["reward"])
         self.buffer.load_state_dict(state["buffer"])
@@ -310,20 +330,13 @@ class Rollout:
         panics = self.environment.panics().to(self.device)
         self._traces.keep_state(signals, twin_scores, panics)
 
-    def _normalized(self, reward: Tensor, transition: Transition) -> Tensor:
-        """Return the reward on the learner's scale; what a rollback costs teaches no scale."""
-        return self.reward_normalizer(
-            reward, transition.active, frozen=transition.after.rolled_back
-        )
-
     def _take_over(self, transition: Transition, decided: PolicyStep, paid: RewardStep) -> None:
         """Put what came of a decision into the buffer and the traces, and see who goes on."""
         active, after, ended = transition.active, transition.after, transition.ended
-        normalized = self._normalized(paid.total, transition)
         is_cut = self.horizon == "bootstrap"
         truncated = ended & ~after.rolled_back if is_cut else torch.zeros_like(active)
         self.buffer.add_outcome(
-            reward=normalized,
+            reward=paid.total,
             effective_op=transition.effective_op,
             terminated=ended & ~truncated,
             truncated=truncated,
@@ -333,14 +346,13 @@ class Rollout:
             transition,
             decided,
             paid,
-            normalized=normalized,
             free=self._free,
             potential=self._potential,
             value_scale=self._value_scale,
         )
         if paid.potential is not None:
             self._potential = paid.potential.to(torch.float32)
-        self._keep_state(after, transition.twin_after)
+        self._keep_state(after, self._twin_at(after))
         self._active = active & ~ended
         if is_cut:
             self._bootstrap(truncated)
@@ -365,6 +377,14 @@ class Rollout:
         values = self._forward(state, legal, blueprints).value
         rows = truncated.nonzero().squeeze(1)
         self.buffer.set_bootstrap(rows, values[rows], self._potential[rows])
+
+    def _compare(self, before: Signals, op: Tensor, after: Signals) -> None:
+        """Choose what rows that acted for the first time are compared with from now on."""
+        acts = after.last_success & (op != int(LifecycleOp.WAIT)) & ~self._acted
+        self._acted |= acts
+        if self._regression is not None:
+            expected = self._regression.expect(self._twins, before.epoch)
+            self._expected = torch.where(acts.unsqueeze(1), expected, self._expected)
 
     def _take_twins(self, twins: Tensor | None) -> None:
         if twins is None:

@@ -133,10 +133,9 @@ class RoundTraces:
         decided: PolicyStep,
         paid: RewardStep,
         *,
-        normalized: Tensor,
         free: Tensor,
         potential: Tensor,
-        value_scale: float,
+        value_scale: Tensor,
     ) -> None:
         """Keep a decision of all rows and what it was paid.
 
@@ -144,14 +143,14 @@ class RoundTraces:
             transition: what the decision led to.
             decided: the decision.
             paid: its reward.
-            normalized: float32 [R], the reward on the learner's scale.
             free: bool [R], more than one op was legal.
             potential: float32 [R], the reward's potential before the decision.
-            value_scale: what brings the critic's numbers onto the scale of raw rewards.
+            value_scale: float32 [R], what brings the critic's numbers onto the scale of raw
+                rewards.
         """
         number = self.length
         self._follow_names(paid)
-        kept = decision_columns(transition, decided.op, paid, normalized=normalized, free=free)
+        kept = decision_columns(transition, decided.op, paid, free=free)
         if paid.details:
             kept["details"] = torch.stack([each.float() for each in paid.details.values()], dim=1)
         self._decisions.put(number, kept)
@@ -165,8 +164,8 @@ class RoundTraces:
                 "valid": decided.masks[rows].sum(-1),
                 "choice_log_probs": decided.choice_log_probs[rows],
                 "log_probs": decided.log_probs[rows],
-                "value": decided.value[rows] * value_scale - potential[rows],
-                "q_taken": value_scale
+                "value": decided.value[rows] * value_scale[rows] - potential[rows],
+                "q_taken": value_scale[rows]
                 * decided.op_values[rows].gather(1, decided.op[rows, None]).squeeze(1)
                 - potential[rows],
             },
@@ -241,7 +240,7 @@ class RoundTraces:
 
 
 def decision_columns(
-    transition: Transition, op: Tensor, paid: RewardStep, *, normalized: Tensor, free: Tensor
+    transition: Transition, op: Tensor, paid: RewardStep, *, free: Tensor
 ) -> dict[str, Tensor]:
     """Return what is kept of every row's decision, by name, each [R, ...]."""
     return {
@@ -251,7 +250,6 @@ def decision_columns(
         "free": free,
         "active": transition.active,
         "reward": paid.total,
-        "reward_normalized": normalized,
         "terms": torch.stack(list(paid.terms.values()), dim=1),
     }
 

@@ -12,6 +12,7 @@ run on the CPU goes on bit for bit.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from collections.abc import Iterator
@@ -22,12 +23,11 @@ from torch import Tensor
 
 from esper.leyline.actions import LifecycleOp
 from esper.leyline.errors import CheckpointError, UsageError
-from esper.simic.agent.normalizers import RewardNormalizer
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.rewards import Reward, make_reward
 from esper.simic.training.config import TrainConfig
-from esper.simic.training.evaluation import Evaluation, Evaluator
+from esper.simic.training.evaluation import SELECT_SEEDS, Evaluation, Evaluator
 from esper.simic.training.plan import Curriculum, RoundPlan
 from esper.simic.training.progress import Progress, RoundReport, Tally
 from esper.simic.training.rollout import Rollout
@@ -76,7 +76,6 @@ class Trainer:
         self.policy.network.to(self.device)
         self.policy.normalizer.to(self.device)
         self.agent = PPOAgent(self.policy, config.ppo, self.device, config.seed)
-        self.reward_normalizer = RewardNormalizer(device=self.device)
         self.buffer = TamiyoRolloutBuffer(rows, config.episode_length, network, self.device)
         self.twins: TwinCurves | None = None
         if self.reward.needs_twin and isinstance(self.row_source, TaskRows):
@@ -139,7 +138,7 @@ class Trainer:
         """Plan the rows, train twins that are missing, and live every row's first epoch."""
         stage = self.curriculum.stage
         plan = self.row_source.plan(self.round, stage)
-        curves = None
+        curves = regression = None
         if self.twins is not None:
             self._twin_seconds = 0.0
             started = time.perf_counter()
@@ -148,10 +147,14 @@ class Trainer:
                 self._twin_seconds += now - started
                 yield self._progress("twins", step, steps, now - started)
                 started = time.perf_counter()
-            curves = self.twins.scores(plan)
+            curves, regression = self.twins.scores(plan), self.twins.regression(plan)
         rollout = self._make_rollout()
-        scale = self.agent.value_normalizer.scale * self.reward_normalizer.std
-        rollout.start(plan, curves, value_scale=float(scale))
+        rollout.start(
+            plan,
+            curves,
+            regression=regression,
+            value_scale=self.agent.value_units(plan.tasks),
+        )
         self._in_round = True
 
     def _step(self, rollout: Rollout) -> Progress:
@@ -186,11 +189,14 @@ class Trainer:
         update = self.agent.update(
             self.buffer,
             progress=self.round / self.config.rounds,
-            paid_off=self.tally.paid_off,
+            paid_off=self.tally.settled(outcome.tasks),
             round=self.round,
-            rewards=outcome.decisions["reward"],
-            reward_std=self.reward_normalizer.std,
+            tasks=outcome.tasks,
+            # What a rollback costs says nothing of what rewards are like.
+            counts=~outcome.rolled_back,
         )
+        units = self.agent.reward_scales.units(outcome.tasks)
+        outcome = dataclasses.replace(outcome, reward_units=units)
         updated = time.perf_counter() - started
         started = time.perf_counter()
         evaluation = self._evaluate()
@@ -203,7 +209,7 @@ class Trainer:
             paid_off=self.tally.paid_off,
             score_rolling=standing.score_rolling,
             merit_rolling=standing.merit_rolling,
-            is_best=standing.is_best,
+            is_best=self.tally.judge(None if evaluation is None else self._merit(evaluation)),
             stage=self.curriculum.stage,
             timings={
                 "twins": self._twin_seconds,
@@ -220,9 +226,9 @@ class Trainer:
         return self._progress("update", 1, 1, updated, report=report)
 
     def _evaluate(self) -> Evaluation | None:
-        """Play greedy episodes on seeds of their own where they are due."""
-        every = self.config.evaluate_every
-        if not every or (self.round + 1) % every:
+        """Play greedy episodes on the seeds for selection where they are due."""
+        every, done = self.config.evaluate_every, self.round + 1
+        if not every or (done % every and done < self.config.rounds):
             return None
         if not isinstance(self.row_source, TaskRows):
             raise UsageError("evaluate_every needs tasks; a given environment is evaluated by hand")
@@ -230,10 +236,16 @@ class Trainer:
             self._evaluator = Evaluator(
                 self.config,
                 self.config.evaluation_seeds,
+                first_seed=SELECT_SEEDS,
                 touch_test=False,
                 row_source=self.row_source,
             )
         return self._evaluator.evaluate(self.policy)
+
+    def _merit(self, evaluation: Evaluation) -> float:
+        """Return the mean return in units of the tasks, so that no task decides alone."""
+        units = self.agent.reward_scales.units(evaluation.tasks)
+        return float((evaluation.returns / units).mean())
 
     def _next_plans(self, twins: TwinCurves) -> list[RoundPlan]:
         """Return the plans of this round and of those whose rows are known already."""
@@ -253,7 +265,6 @@ class Trainer:
                 self.policy,
                 self.reward,
                 self.buffer,
-                self.reward_normalizer,
                 seed=self.config.seed,
                 horizon=self.config.horizon,
                 # Spread over the rows, so that several tasks and seeds are among them.
@@ -301,7 +312,6 @@ class Trainer:
             **self.tally.state_dict(),
             **self.curriculum.state_dict(),
             "agent": self.agent.state_dict(),
-            "reward_normalizer": self.reward_normalizer.state_dict(),
             "twins": None if self.twins is None else self.twins.state_dict(),
             "twin_seconds": self._twin_seconds,
             "rollout": rollout,
@@ -317,7 +327,6 @@ class Trainer:
         try:
             self._refuse_other_blueprints(state["blueprints"])
             self.agent.load_state_dict(state["agent"])
-            self.reward_normalizer.load_state_dict(state["reward_normalizer"])
             if self.twins is not None and state["twins"] is not None and not restart_round:
                 self.twins.load_state_dict(state["twins"])
             self.round = int(state["round"])

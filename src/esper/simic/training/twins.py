@@ -14,11 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esper.leyline.actions import placeholder_actions
 from esper.leyline.errors import UsageError
 from esper.simic.training.config import TrainConfig
+from esper.simic.training.evaluation import live_episodes
 from esper.simic.training.plan import RoundPlan
 from esper.simic.training.row_source import RowGroup, TaskRows
+from esper.simic.training.twin_regression import TwinRegression
+from esper.tamiyo.controllers import WaitController
+
+_REMEMBERED = 64
+"""Most twins of a task, the newest, that the mean of its twins is taken over."""
 
 _POOL_MARGIN = 4096
 """Most curves kept beyond those of the rounds ahead; a pool of seeds comes back to them."""
@@ -36,6 +41,7 @@ class TwinCurves:
         """Start without any curve."""
         self._row_source, self._config = row_source, config
         self._curves: dict[str, Tensor] = {}
+        self._by_task: dict[str, list[list[float]]] = {}
 
     @property
     def rounds_ahead(self) -> int:
@@ -62,16 +68,18 @@ class TwinCurves:
         epochs = self._config.epochs
         population, order = self._make(wanted, plans, stage)
         try:
-            waiting = placeholder_actions(population.rows, self._row_source.device)
-            scores = [population.reset().val_score.cpu()]
-            yield 1, epochs
-            for epoch in range(2, epochs + 1):
-                scores.append(population.step(waiting).val_score.cpu())
-                yield epoch, epochs
+            scores = []
+            for moment in live_episodes(population, WaitController()):
+                scores.append(moment.signals.val_score.cpu())
+                yield len(scores), epochs
         finally:
             population.close()
         curves = torch.stack(scores, dim=1)
         self._curves |= {key: curves[row].clone() for row, key in enumerate(order)}
+        for row, key in enumerate(order):
+            known = self._by_task.setdefault(key.rpartition("#")[0], [])
+            known.append(curves[row].tolist())
+            del known[:-_REMEMBERED]
 
     def scores(self, plan: RoundPlan) -> Tensor:
         """Return float32 [rows, epochs]: the twin's score of every row after each epoch."""
@@ -80,13 +88,21 @@ class TwinCurves:
         except KeyError as error:
             raise UsageError(f"the twin {error} is not trained yet; call prepare() first") from None
 
+    def regression(self, plan: RoundPlan) -> TwinRegression:
+        """Return how rows of a round that act are compared with all twins of their tasks."""
+        own_share = self._config.reward.twin.own_share
+        known = {name: torch.tensor(self._by_task[name]) for name in set(plan.tasks)}
+        return TwinRegression.fit(own_share, known, plan.tasks)
+
     def state_dict(self) -> dict[str, Any]:
         """Return all curves."""
-        return {"curves": dict(self._curves)}
+        by_task = {name: torch.tensor(known) for name, known in self._by_task.items()}
+        return {"curves": dict(self._curves), "by_task": by_task}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Know these curves, and no others."""
         self._curves = dict(state["curves"])
+        self._by_task = {name: known.tolist() for name, known in state["by_task"].items()}
 
     def _make(
         self, wanted: Sequence[str], plans: Sequence[RoundPlan], stage: int

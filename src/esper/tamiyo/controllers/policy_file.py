@@ -26,7 +26,7 @@ from esper.tamiyo.policy.layout import feature_names, get_feature_size
 from esper.tamiyo.policy.normalizer import ObservationNormalizer
 
 POLICY_KIND = "policy"
-POLICY_VERSION = 1
+POLICY_VERSION = 2
 CHECKPOINT_POLICY = "policy"
 """Folder of the policy within a checkpoint of a training run."""
 

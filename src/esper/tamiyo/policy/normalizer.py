@@ -17,20 +17,23 @@ from esper.leyline.slots import SlotConfig
 from esper.tamiyo.policy.layout import feature_names, feature_specs
 
 MOMENTUM = 0.99
-EPSILON = 1e-4
+LEAST_VARIANCE = 1e-8
+"""A feature that varies by less has not varied yet, but for rounding, and passes as it is."""
+
 CLIP = 10.0
 
 
 class ObservationNormalizer(nn.Module):
     """Standardises the continuous features of an observation.
 
-    Mean and variance are exponential averages over updates, with the part of the variance that
-    lies between the old mean and the batch's. They start at 0 and 1, where an observation passes
-    almost unchanged, and move by a hundredth per update. `state_dict` holds them.
+    Mean and variance are those of all observations so far, with the part of the variance that
+    lies between the old mean and the batch's, until an update would move them by less than
+    1 - `momentum`; from then on they follow by as much. So the first round sets them, and a feature
+    that has not varied yet passes as it is. `state_dict` holds them.
 
     Args:
         slot_config: the slots the observation is laid out for.
-        momentum: share of the old statistics that an update keeps.
+        momentum: largest share of the old statistics that an update keeps.
     """
 
     mean: Tensor
@@ -38,7 +41,7 @@ class ObservationNormalizer(nn.Module):
     var: Tensor
     """float32 [D], 1 where a feature is not standardised."""
     count: Tensor
-    """float64, observations seen; it starts at epsilon."""
+    """float64, observations seen."""
     momentum: Tensor
     """float64."""
     continuous: Tensor
@@ -47,7 +50,7 @@ class ObservationNormalizer(nn.Module):
     """float32 [D], what a feature is multiplied by."""
 
     def __init__(self, slot_config: SlotConfig, momentum: float = MOMENTUM) -> None:
-        """Start with statistics that change nothing but the last digits."""
+        """Start with statistics that change nothing."""
         super().__init__()
         if not 0.0 <= momentum < 1.0:
             raise UsageError(f"momentum must be 0 or more and below 1, got {momentum}")
@@ -56,7 +59,7 @@ class ObservationNormalizer(nn.Module):
         size = len(continuous)
         self.register_buffer("mean", torch.zeros(size))
         self.register_buffer("var", torch.ones(size))
-        self.register_buffer("count", torch.tensor(EPSILON, dtype=torch.float64))
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
         self.register_buffer("momentum", torch.tensor(momentum, dtype=torch.float64))
         self.register_buffer("continuous", torch.tensor(continuous), persistent=False)
         self.register_buffer("scale", torch.ones(size), persistent=False)
@@ -82,8 +85,9 @@ class ObservationNormalizer(nn.Module):
         rows = batch.reshape(-1, len(self.names)).to(self.mean)
         self._refuse_non_finite(rows)
         var, mean = torch.var_mean(rows, dim=0, correction=0)
-        keep = self.momentum.to(self.mean.dtype)
-        take = 1 - keep
+        share = rows.shape[0] / (self.count + rows.shape[0])
+        take = torch.maximum(share, 1 - self.momentum).to(self.mean.dtype)
+        keep = 1 - take
         between = keep * take * (mean - self.mean).square()
         new_var = keep * self.var + take * var + between
         new_mean = keep * self.mean + take * mean
@@ -104,7 +108,8 @@ class ObservationNormalizer(nn.Module):
 
     @torch.no_grad()
     def _rescale(self) -> None:
-        self.scale.copy_(torch.where(self.continuous, (self.var + EPSILON).rsqrt(), 1.0))
+        varies = self.continuous & (self.var > LEAST_VARIANCE)
+        self.scale.copy_(torch.where(varies, self.var.rsqrt(), 1.0))
 
 
 def _after_loading(normalizer: nn.Module, _: Any) -> None:

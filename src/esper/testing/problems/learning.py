@@ -15,6 +15,7 @@ from esper.leyline.blueprints import BUILTIN_BLUEPRINTS
 from esper.leyline.controller import ControllerContext
 from esper.leyline.slots import SlotConfig
 from esper.simic.training.config import TrainConfig
+from esper.simic.training.evaluation import live_episodes
 from esper.simic.training.progress import RoundReport
 from esper.simic.training.recipes import get_recipe
 from esper.simic.training.trainer import Trainer
@@ -56,6 +57,7 @@ def learner_config(problem: Problem, rounds: int, *, seed: int = 0) -> TrainConf
         seed=seed,
         device=problem.device.type,
         recorded_rows=0,
+        evaluate_every=0,
     )
 
 
@@ -100,11 +102,8 @@ def play_greedily(problem: Problem, policy: Policy) -> float:
         blueprint_names=BUILTIN_BLUEPRINTS,
     )
     controller = LearnedController(policy, context, greedy=True)
-    controller.reset(problem.rows, problem.device)
-    signals = problem.reset()
     total = torch.zeros(problem.rows, dtype=torch.float64, device=problem.device)
-    for _ in range(problem.steps):
-        signals = problem.step(controller.act(signals, problem.masks()))
+    for _ in live_episodes(problem, controller):
         total += problem.paid.sum(1)
     return float(total.mean())
 
