@@ -199,7 +199,7 @@ def curiosity_weights(config: PPOConfig, usable: Tensor, *, paid_off: Tensor) ->
     Args:
         config: the coefficients.
         usable: bool [R, T].
-        paid_off: [R], share of the episodes of a row's task that succeed by now.
+        paid_off: [R], share of the episodes of a row's task that pay off by now.
     """
     weight = config.exploration.op_curiosity * not_yet(config, paid_off)
     return weight.unsqueeze(-1) * mean_weights(usable.unsqueeze(-1)).squeeze(-1)

@@ -133,7 +133,7 @@ def make_targets(
         config: the learner's constants.
         scale: what the critic's values are multiplied by to be rewards.
         progress: share of the training that is done.
-        paid_off: [R], share of the episodes of a row's task that succeed by now; or one for all.
+        paid_off: [R], share of the episodes of a row's task that pay off by now; or one for all.
         units: [R], what raw rewards and potentials of a row are divided by; 1 by default.
         groups: int64 [R], the task of every row, by number; one by default.
     """

@@ -53,7 +53,7 @@ class Passes:
         batch: the round.
         targets: what it teaches.
         progress: share of the training that is done.
-        paid_off: [R], running share of the episodes of a row's task that succeed.
+        paid_off: [R], running share of the episodes of a row's task that pay off.
     """
 
     def __init__(
@@ -318,7 +318,7 @@ class Passes:
             "entropy_coef": entropy_coefficient(config, self._progress),
             "op_entropy_coef": config.exploration.op_curiosity
             * float(not_yet(config, self._paid_off).mean()),
-            "paid_off": float(self._paid_off.mean()),
+            "paid_off_rolling": float(self._paid_off.mean()),
             "feedback_dependence": self._feedback,
             "obs_clamp_share": self._clamp_share(),
             "nonfinite": len(self.nonfinite),

@@ -120,7 +120,7 @@ class PPOAgent:
         Args:
             buffer: the round; every row has terminated or was truncated.
             progress: share of the training that is done, from 0 to 1.
-            paid_off: [R], running share of the episodes of a row's task that succeed, from 0 to 1;
+            paid_off: [R], running share of the episodes of a row's task that pay off, from 0 to 1;
                 or one for all.
             round: number of the round, which the order of rows is drawn from.
             tasks: names of the tasks of all rows; one task by default.
