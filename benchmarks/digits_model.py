@@ -31,8 +31,7 @@ from esper.leyline.signals import Signals
 from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import SeedStage
 from esper.simic.rewards import Reward, RewardStep, Transition, make_reward
-from esper.simic.training.changes import change_settings, parse_settings
-from esper.simic.training.config import TrainConfig
+from esper.simic.training.config import TrainConfig, change_settings, parse_settings
 from esper.simic.training.evaluation import play_episodes
 from esper.simic.training.outcome import RoundOutcome
 from esper.simic.training.plan import RoundPlan

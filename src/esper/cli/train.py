@@ -112,7 +112,7 @@ def _open(options: argparse.Namespace, on_alarm: Any) -> Any:
     """Start or continue the run."""
     from esper.leyline.process import choose_device
     from esper.runs.training import resume_training, start_training
-    from esper.simic.training.changes import parse_settings
+    from esper.simic.training.config import parse_settings
 
     if not options.resume:
         return start_training(
@@ -137,7 +137,7 @@ def _open(options: argparse.Namespace, on_alarm: Any) -> Any:
 def resolve(options: argparse.Namespace) -> Any:
     """Turn options into a complete configuration."""
     from esper.runs.training import DEFAULT_RECIPE, resolve_recipe
-    from esper.simic.training.changes import parse_settings
+    from esper.simic.training.config import parse_settings
 
     given = {
         "tasks": None if options.task is None else _names(options.task),

@@ -29,7 +29,7 @@ from esper.leyline.stages import BLENDED_STAGES, MODULE_STAGES, SeedStage
 from esper.nissa.columns import Row
 from esper.nissa.schema import EpisodeRow, EventKind, EventRow, RoundRow, RunRow
 from esper.nissa.store import RunStore
-from esper.simic.training.changes import SettingChanges
+from esper.simic.training.config import SettingChanges
 from esper.simic.training.outcome import RoundOutcome, panic_names
 from esper.simic.training.progress import RoundReport
 from esper.simic.training.trainer import Trainer

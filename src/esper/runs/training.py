@@ -33,8 +33,12 @@ from esper.runs.record_training import (
     run_row,
 )
 from esper.runs.recorded import RecordedRun, carry_out_or_raise
-from esper.simic.training.changes import SettingChanges, change_settings, compare_settings
-from esper.simic.training.config import TrainConfig
+from esper.simic.training.config import (
+    SettingChanges,
+    TrainConfig,
+    change_settings,
+    compare_settings,
+)
 from esper.simic.training.progress import Progress, RoundReport
 from esper.simic.training.recipes import get_recipe
 from esper.simic.training.row_source import TaskRows

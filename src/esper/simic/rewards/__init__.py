@@ -4,7 +4,6 @@ Importing this package registers every built-in mode by name.
 """
 
 from esper.simic.rewards import modes
-from esper.simic.rewards.composed import ComposedReward
 from esper.simic.rewards.config import RewardConfig, check_gamma, december_config
 from esper.simic.rewards.contract import (
     REWARDS,
@@ -14,6 +13,7 @@ from esper.simic.rewards.contract import (
     make_reward,
     register_reward,
 )
+from esper.simic.rewards.modes import ComposedReward
 
 __all__ = [
     "REWARDS",
