@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import math
 
-from esper.report.lanes import argument_words, read_lanes, tell_decision
+from esper.report.lanes import read_lanes, tell_decision
+from esper.report.markup import argument_words
 from esper.report.picture import growth_picture
 from tests.report.reading import having, parse, told
 from tests.report.runs import DECISIONS, growing_run, make_decision, make_epoch, make_slot

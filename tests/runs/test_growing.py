@@ -18,8 +18,8 @@ from esper.growth.grown import Grown
 from esper.growth.run import GrowthConfig
 from esper.kasmina.garden import load_garden
 from esper.leyline.errors import UsageError
-from esper.leyline.records import EpochRecord
-from esper.runs.growing import epoch_line, grow
+from esper.leyline.records import EpochRecord, epoch_line
+from esper.runs.growing import grow
 from tests.plots import (
     EAGER,
     FEATURES,

@@ -27,9 +27,8 @@ from rich.table import Table
 from rich.text import Text
 
 from esper.cli.output import safe
-from esper.leyline.records import DecisionRecord, EpochRecord
+from esper.leyline.records import DecisionRecord, EpochRecord, epoch_line
 from esper.nissa.schema import AlarmRow
-from esper.runs.growing import epoch_line
 
 STAGE_STYLES = {
     "DORMANT": "dim",

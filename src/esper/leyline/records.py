@@ -6,7 +6,7 @@ Absent values are None, never 0. Every record turns into plain data and back.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -211,3 +211,23 @@ class ModuleRecord:
             shape=None if shape is None else tuple(int(size) for size in shape),
             slots=tuple(str(slot) for slot in data["slots"]),
         )
+
+
+def epoch_line(record: EpochRecord) -> str:
+    """Return an epoch's metrics in one line."""
+    parts = [f"val score {record.val_score:.2f}", f"val loss {record.val_loss:.4f}"]
+    if record.twin_score is not None:
+        parts.append(f"twin {record.twin_score:.2f}")
+    if record.train_loss is not None:
+        parts.append(f"train loss {record.train_loss:.4f}")
+    parts.append(f"{record.parameters:,} parameters")
+    return "  ".join(parts)
+
+
+def decisions_of(history: Sequence[EpochRecord]) -> list[tuple[int, DecisionRecord]]:
+    """Return every decision but WAIT with its epoch."""
+    return [
+        (record.epoch, record.decision)
+        for record in history
+        if record.decision is not None and record.decision.op != "WAIT"
+    ]

@@ -6,10 +6,25 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from esper.leyline.records import DecisionRecord, EpochRecord, SeedRecord, SlotRecord, seed_records
-from esper.leyline.stages import EMPTY_STAGES
+from esper.leyline.records import (
+    DecisionRecord,
+    EpochRecord,
+    SeedRecord,
+    SlotRecord,
+    decisions_of,
+    seed_records,
+)
+from esper.leyline.stages import EMPTY_STAGES, SeedStage
 from esper.report.frame import Frame
-from esper.report.markup import element, format_number, number, tooltip, visible
+from esper.report.markup import (
+    argument_words,
+    element,
+    number,
+    op_words,
+    outcome_words,
+    tooltip,
+    visible,
+)
 
 SHAPES: dict[str, str] = {
     "GERMINATE": "M0 -8L7.5 6H-7.5Z",
@@ -20,38 +35,9 @@ SHAPES: dict[str, str] = {
 }
 """Outline of every operation's mark, around its own centre."""
 
-WAIT = "WAIT"
-
 _OTHER = "M-6 -6H6V6H-6Z"
 # Marks closer than this cover each other; one stands for all of the same kind.
 _CELL = 4.0
-
-
-def op_words(op: str) -> str:
-    """Return an operation's name as words."""
-    return visible(op).replace("_", " ").lower()
-
-
-def argument_words(decision: DecisionRecord) -> str:
-    """Return the arguments an operation used, or an empty text."""
-    given = {
-        "blueprint": decision.blueprint,
-        "style": decision.style and decision.style.lower(),
-        "tempo": decision.tempo,
-        "alpha target": None
-        if decision.alpha_target is None
-        else format_number(decision.alpha_target, decimals=2),
-        "speed": decision.alpha_speed,
-        "curve": decision.alpha_curve and decision.alpha_curve.lower(),
-    }
-    return ", ".join(
-        f"{name} {visible(value)}" for name, value in given.items() if value is not None
-    )
-
-
-def outcome_words(outcome: str) -> str:
-    """Return an outcome as words."""
-    return visible(outcome).replace("_", " ")
 
 
 def draw_mark(op: str, x: float, y: float, *, done: bool = True, told: str = "") -> str:
@@ -68,15 +54,6 @@ def draw_mark(op: str, x: float, y: float, *, done: bool = True, told: str = "")
         class_="decision" if done else "decision refused",
         transform=f"translate({number(x)} {number(y)})",
     )
-
-
-def decisions_of(history: Sequence[EpochRecord]) -> list[tuple[int, DecisionRecord]]:
-    """Return every decision but WAIT with its epoch."""
-    return [
-        (record.epoch, record.decision)
-        for record in history
-        if record.decision is not None and record.decision.op != WAIT
-    ]
 
 
 def draw_marks(
@@ -112,7 +89,6 @@ _MOST_CELLS = 9_000
 """With many slots there are fewer columns: the picture's size stays bounded."""
 MOST_LANES = 40
 """Lanes drawn at most."""
-_EMPTY = frozenset(stage.name for stage in EMPTY_STAGES)
 
 
 @dataclass(slots=True)
@@ -160,7 +136,7 @@ def read_lanes(history: Sequence[EpochRecord]) -> list[Lane]:
 
 
 def _extend(runs: list[StageRun], slot: SlotRecord, begin: float, end: float) -> None:
-    if slot.stage in _EMPTY:
+    if SeedStage[slot.stage] in EMPTY_STAGES:
         return
     alpha = min(max(slot.alpha, 0.0), 1.0) if math.isfinite(slot.alpha) else 0.0
     last = runs[-1] if runs else None

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from esper.report.lanes import SHAPES, draw_mark, op_words
-from esper.report.markup import element, label
+from esper.report.lanes import SHAPES, draw_mark
+from esper.report.markup import element, label, op_words
 from esper.report.style import LEGEND_STAGES, MARGIN, ROW, WIDTH
 
 _SYMBOL = 26.0

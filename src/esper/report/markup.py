@@ -8,6 +8,8 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from esper.leyline.records import DecisionRecord
+
 NOT_MEASURED = "not measured"
 NOT_FINITE = "not finite"
 MINUS = "−"
@@ -249,3 +251,30 @@ def tick_labels(ticks: Sequence[float]) -> list[str]:
 
 def _value(value: Attribute) -> str:
     return html.escape(value, quote=True) if isinstance(value, str) else number(value)
+
+
+def op_words(op: str) -> str:
+    """Return an operation's name as words."""
+    return visible(op).replace("_", " ").lower()
+
+
+def argument_words(decision: DecisionRecord) -> str:
+    """Return the arguments an operation used, or an empty text."""
+    given = {
+        "blueprint": decision.blueprint,
+        "style": decision.style and decision.style.lower(),
+        "tempo": decision.tempo,
+        "alpha target": None
+        if decision.alpha_target is None
+        else format_number(decision.alpha_target, decimals=2),
+        "speed": decision.alpha_speed,
+        "curve": decision.alpha_curve and decision.alpha_curve.lower(),
+    }
+    return ", ".join(
+        f"{name} {visible(value)}" for name, value in given.items() if value is not None
+    )
+
+
+def outcome_words(outcome: str) -> str:
+    """Return an outcome as words."""
+    return visible(outcome).replace("_", " ")

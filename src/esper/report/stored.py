@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from esper.leyline.records import ModuleRecord, RunSummary, seed_records
-from esper.nissa import EventKind, StoredRun, open_run, read_history
+from esper.nissa.history import read_history
 from esper.nissa.listing import describe_run
-from esper.nissa.schema import AlarmRow, RunRow
+from esper.nissa.reader import StoredRun, open_run
+from esper.nissa.schema import AlarmRow, EventKind, RunRow
 from esper.report.origin import About, group_alarms
 from esper.report.page import render_report
 from esper.report.style import write_report

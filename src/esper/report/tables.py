@@ -7,9 +7,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from esper.leyline.records import DecisionRecord, EpochRecord, SeedRecord
-from esper.report.lanes import argument_words, decisions_of, op_words, outcome_words
-from esper.report.markup import counted, escaped, format_contribution, format_count
+from esper.leyline.records import DecisionRecord, EpochRecord, SeedRecord, decisions_of
+from esper.report.markup import (
+    argument_words,
+    counted,
+    escaped,
+    format_contribution,
+    format_count,
+    op_words,
+    outcome_words,
+)
 
 MOST_ROWS = 500
 """A table shows no more rows than this and says how many there are beyond."""

@@ -30,7 +30,7 @@ from esper.leyline.config import flat_settings
 from esper.leyline.controller import Controller
 from esper.leyline.errors import UsageError
 from esper.leyline.files import atomic_write_text
-from esper.leyline.records import EpochRecord
+from esper.leyline.records import EpochRecord, epoch_line
 from esper.nissa.database import STORE_FILE
 from esper.nissa.sinks.sink import Sink
 from esper.nissa.store import DEFAULT_SINKS, OnAlarm, RunStore, open_store
@@ -369,17 +369,6 @@ def grow(
     with run:
         carry_out_or_raise(run, on_epoch)
         return run.finish()[0]
-
-
-def epoch_line(record: EpochRecord) -> str:
-    """Return an epoch's metrics in one line."""
-    parts = [f"val score {record.val_score:.2f}", f"val loss {record.val_loss:.4f}"]
-    if record.twin_score is not None:
-        parts.append(f"twin {record.twin_score:.2f}")
-    if record.train_loss is not None:
-        parts.append(f"train loss {record.train_loss:.4f}")
-    parts.append(f"{record.parameters:,} parameters")
-    return "  ".join(parts)
 
 
 def describe_contributions(result: Contributions) -> dict[str, Any]:

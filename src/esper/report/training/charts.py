@@ -8,7 +8,7 @@ from typing import Any
 from esper.leyline.actions import LifecycleOp
 from esper.nissa.columns import Row
 from esper.report.chart import COLORS, Band, Chart, Line, Point, draw_chart, make_point
-from esper.report.lanes import op_words
+from esper.report.markup import op_words
 from esper.report.training.record import TrainingRecord
 
 _MOST_TERMS = len(COLORS) - 1

@@ -7,8 +7,7 @@ from typing import Any
 
 from esper.leyline.actions import HEAD_NAMES
 from esper.nissa.schema import DecisionRow, EpisodeRow
-from esper.report.lanes import op_words
-from esper.report.markup import counted, escaped, format_number, format_share, visible
+from esper.report.markup import counted, escaped, format_number, format_share, op_words, visible
 from esper.report.tables import NOTHING, Column, render_table
 from esper.report.training.record import ShownEpisode
 from esper.report.training.tables import number_text

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from esper.leyline.actions import HEAD_NAMES, HEAD_VALUES, choice_text
-from esper.nissa import StoredRun
+from esper.nissa.reader import StoredRun
 from esper.nissa.schema import (
     DecisionRow,
     EpisodeRow,

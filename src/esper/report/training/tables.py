@@ -7,8 +7,7 @@ from typing import Any
 
 from esper.leyline.actions import LifecycleOp
 from esper.nissa.schema import EventRow, RoundRow, UpdateHeadRow, UpdateRow
-from esper.report.lanes import op_words
-from esper.report.markup import format_count, format_measure, format_share
+from esper.report.markup import format_count, format_measure, format_share, op_words
 from esper.report.tables import NOTHING, Column, render_table
 from esper.report.training.record import TrainingRecord
 

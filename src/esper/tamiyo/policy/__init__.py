@@ -17,15 +17,12 @@ from esper.tamiyo.policy.layout import (
     get_feature_size,
 )
 from esper.tamiyo.policy.normalizer import ObservationNormalizer
-from esper.tamiyo.policy.reference import HostReport, SlotReport, plain_reports
 
 __all__ = [
     "FEATURE_NAMES",
     "FeatureSpec",
-    "HostReport",
     "MaskedCategorical",
     "ObservationNormalizer",
-    "SlotReport",
     "available_heads",
     "base_mask",
     "batch_obs_to_features",
@@ -35,5 +32,4 @@ __all__ = [
     "feature_specs",
     "get_feature_size",
     "heads_mask",
-    "plain_reports",
 ]

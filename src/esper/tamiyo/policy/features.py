@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import attrgetter
-from typing import Any, NamedTuple, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, overload
 
 import numpy as np
 import torch
@@ -44,7 +44,9 @@ from esper.tamiyo.policy.layout import (
     is_debugging,
     refuse_strangers,
 )
-from esper.tamiyo.policy.reference import HostReport, SlotReport, reports_to_features
+
+if TYPE_CHECKING:
+    from esper.tamiyo.policy.reference import HostReport, SlotReport
 
 Array: TypeAlias = Any
 """An array of NumPy or a tensor."""
@@ -247,6 +249,8 @@ def batch_obs_to_features(*arguments: Any, **named: Any) -> Features:
     first = arguments[0] if arguments else named.get("signals")
     if isinstance(first, Signals):
         return signals_to_features(*arguments, **named)
+    from esper.tamiyo.policy.reference import reports_to_features
+
     return reports_to_features(*arguments, **named)
 
 
