@@ -138,6 +138,7 @@ def test_the_settings_are_complete_and_make_the_same_run_again(
     arguments = (
         *("grow", "--task", "digits_mlp", "--slots", "r0c0, r0c1", "--epochs", 3, "--seed", 5),
         *("--controller", "schedule:plan.yaml", "--learning-rate", 0.02, "--batch-size", 48),
+        *("--schedule", "cosine"),
         *("--training-mode", "shadow", "--gates", "strict", "--no-twin", "--max-seeds", 2),
         *("--max-parameters", 9000, "--max-added-flops", 8000, "--ablate-every", 2),
     )
@@ -153,6 +154,9 @@ def test_the_settings_are_complete_and_make_the_same_run_again(
         "momentum": 0.9,
         "weight_decay": 5e-4,
         "max_grad_norm": 1.0,
+        "schedule": "cosine",
+        "warmup": 0.05,
+        "decay": 0.2,
     }
     growth, garden = request.growth, request.growth.garden
     assert (growth.epochs, growth.seed, growth.twin) == (3, 5, False)

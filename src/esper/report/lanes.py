@@ -14,7 +14,7 @@ from esper.leyline.records import (
     decisions_of,
     seed_records,
 )
-from esper.leyline.stages import EMPTY_STAGES, SeedStage
+from esper.leyline.stages import EMPTY_STAGES
 from esper.report.frame import Frame
 from esper.report.markup import (
     argument_words,
@@ -136,7 +136,7 @@ def read_lanes(history: Sequence[EpochRecord]) -> list[Lane]:
 
 
 def _extend(runs: list[StageRun], slot: SlotRecord, begin: float, end: float) -> None:
-    if SeedStage[slot.stage] in EMPTY_STAGES:
+    if any(slot.stage == stage.name for stage in EMPTY_STAGES):
         return
     alpha = min(max(slot.alpha, 0.0), 1.0) if math.isfinite(slot.alpha) else 0.0
     last = runs[-1] if runs else None
