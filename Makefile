@@ -40,12 +40,13 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup ## train a small controller on the embedded digits, grow with it, compare with waiting
 	$(BIN)/python -m esper.scripts.demo
 
-check: setup ## lint, format, types, import contracts and the shape of the tree
+check: setup ## lint, format, types, import contracts, the shape of the tree and its size
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tools/check_tree.py
+	$(BIN)/python tools/tree_totals.py
 
 test: check ## all that a change needs: the checks above, then the CPU test suite
 	$(BIN)/python -m pytest -n 2 -m "not slow and not gpu"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 from statistics import mean, median
 from typing import Any
 
@@ -53,7 +52,8 @@ def measure(rows: int, options: argparse.Namespace) -> dict[str, Any]:
     """Live through some steps and return their times; captures are those of all steps."""
     import torch
 
-    from esper.bench.engine import Clock, measured_task, random_data
+    from esper.bench.engine import PhaseClock, measured_task, random_data
+    from esper.bench.timing import now
     from esper.leyline.actions import placeholder_actions
     from esper.population.engine import PopulationConfig
     from esper.population.population import Population
@@ -68,11 +68,9 @@ def measure(rows: int, options: argparse.Namespace) -> dict[str, Any]:
     try:
         signals = population.reset()
         if options.grown:
-            for cohort in population.cohorts:
-                cohort.assume(fully_grown(cohort))
-        clocks = [Clock(cohort.engine, population.device) for cohort in population.cohorts]
-        for cohort, clock in zip(population.cohorts, clocks, strict=True):
-            cohort.engine = clock
+            for group in population.groups:
+                group.assume(fully_grown(group))
+        clocks = [PhaseClock(group.engine, population.device) for group in population.groups]
         controller = RandomController(1)
         controller.reset(rows, population.device)
         times = []
@@ -84,11 +82,9 @@ def measure(rows: int, options: argparse.Namespace) -> dict[str, Any]:
                     torch.cuda.reset_peak_memory_stats()
             waiting = placeholder_actions(rows)
             actions = waiting if options.grown else controller.act(signals, population.masks())
-            started = time.perf_counter()
+            started = now(population.device)
             signals = population.step(actions)
-            if on_cuda:
-                torch.cuda.synchronize()
-            times.append(1e3 * (time.perf_counter() - started))
+            times.append(1e3 * (now(population.device) - started))
         timed = times[options.warm_up :]
         return {
             "task": options.task,
@@ -106,16 +102,16 @@ def measure(rows: int, options: argparse.Namespace) -> dict[str, Any]:
         population.close()
 
 
-def fully_grown(cohort: Any) -> Any:
-    """Return the cohort's state with a seed blending in every slot, blueprints and styles mixed."""
+def fully_grown(group: Any) -> Any:
+    """Return the group's state with a seed blending in every slot, blueprints and styles mixed."""
     import torch
 
     from esper.leyline.stages import SeedStage
 
     generator = torch.Generator().manual_seed(1)
-    shape = cohort.state.stage.shape
-    fitting = cohort.fits[0, 0].nonzero().flatten()
-    return cohort.state.where(
+    shape = group.state.stage.shape
+    fitting = group.fits[0, 0].nonzero().flatten()
+    return group.state.where(
         torch.ones(shape, dtype=torch.bool),
         stage=int(SeedStage.BLENDING),
         blueprint=fitting[torch.randint(len(fitting), shape, generator=generator)],

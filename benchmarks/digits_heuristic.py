@@ -17,7 +17,7 @@ from benchmarks.table import print_table
 
 
 def grow_one(seed: int, task_name: str, epochs: int | None) -> dict[str, Any]:
-    from esper.growth.grow import task_config, task_run
+    from esper.growth.build import task_config, task_run
     from esper.tasks import get_task
 
     task = get_task(task_name)

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from benchmarks.table import print_table
 from esper.kasmina.blueprints import blueprint_by_id, count_parameters
-from esper.kasmina.contribution import participating, record_contributions
-from esper.kasmina.lifecycle import LifecycleConfig, record_epoch
-from esper.kasmina.signals import track_epoch
+from esper.kasmina.contribution import Measured
+from esper.kasmina.engine import Engine
+from esper.kasmina.lifecycle import LifecycleConfig
 from esper.leyline.actions import LifecycleOp
 from esper.leyline.blueprints import BUILTIN_BLUEPRINTS, NUM_BLUEPRINTS
 from esper.leyline.controller import ControllerContext
@@ -31,7 +31,7 @@ from esper.leyline.signals import Signals
 from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import SeedStage
 from esper.simic.rewards import Reward, RewardStep, Transition, make_reward
-from esper.simic.training.changes import apply_settings
+from esper.simic.training.changes import change_settings, parse_settings
 from esper.simic.training.config import TrainConfig
 from esper.simic.training.evaluation import play_episodes
 from esper.simic.training.outcome import RoundOutcome
@@ -134,26 +134,26 @@ class DigitsModel(Problem):
         curve = self._host_score(torch.arange(1, self.steps + 2))
         return curve.to(torch.float32).expand(self.rows, -1)
 
-    def _live(self) -> None:
+    def seed_sizes(self) -> Tensor:
+        """Return int64 [B]: the parameters of real seeds of this width."""
+        return self._parameters
+
+    def _measure(self, engine: Engine, members: Tensor, which: Tensor | None) -> Measured:
         """Imagine an epoch: the host learns, seeds grow, and validation is noisy."""
-        blueprint = self.state.blueprint.clamp(min=0)
-        state = self.state.where(self.state.has_module, params=self._parameters[blueprint])
+        state = self.state
         grown = 1 - torch.exp(-(state.age.double() - IDLE_EPOCHS).clamp(min=0) / GROWING_EPOCHS)
         shown = self.worth * grown * state.alpha * state.has_module
         self.had_seed |= state.has_module.any(1)
         self.noise = NOISE_KEPT * self.noise + NOISE_DEVIATION * self._draw(self.rows)
         score = self._host_score(self.tracker.epoch + 1) + shown.sum(1)
         score = score + torch.where(self.had_seed, self.noise, 0.0)
-        members = participating(state)
-        state = record_epoch(state, score)
-        self.state = record_contributions(
-            state,
-            members,
-            shown + CONTRIBUTION_DEVIATION * self._draw(*shown.shape),
-            torch.full_like(shown, CONTRIBUTION_ERROR),
-            torch.zeros_like(state.interaction),
+        return Measured(
+            loss=1 - score / 100,
+            score=score,
+            worth=shown + CONTRIBUTION_DEVIATION * self._draw(*shown.shape),
+            error=torch.full_like(shown, CONTRIBUTION_ERROR),
+            interaction=torch.zeros_like(state.interaction),
         )
-        self.tracker = track_epoch(self.tracker, 1 - score / 100, score, self._tracking)
 
     def _draw(self, *shape: int) -> Tensor:
         return torch.randn(shape, generator=self._draws, dtype=torch.float64)
@@ -202,7 +202,7 @@ def main(arguments: Sequence[str]) -> int:
     print(f"ops of an episode: {', '.join(op.name for op in LifecycleOp)}\n")
     print_table(
         [
-            *("round", "return", "success", "explained", "KL", "ops"),
+            *("round", "return", "paid off", "explained", "KL", "ops"),
             *("greedy return", "greedy gain", "greedy fossils", "greedy ops"),
         ],
         rows,
@@ -215,7 +215,7 @@ def configure(model: DigitsModel, options: argparse.Namespace) -> TrainConfig:
     if options.every < 1:
         raise UsageError(f"--every must be at least 1, got {options.every}")
     recipe = learner_config(model, options.rounds, seed=options.seed)
-    config = apply_settings(recipe, options.settings)
+    config = change_settings(recipe, parse_settings(options.settings))
     for field in dataclasses.fields(config):
         is_changed = getattr(config, field.name) != getattr(recipe, field.name)
         if is_changed and field.name not in SETTABLE:
@@ -260,7 +260,7 @@ def _parser() -> argparse.ArgumentParser:
 def _exploring_cells(report: RoundReport) -> list[str]:
     return [
         f"{report.return_mean:+.3f}",
-        f"{report.success:.2f}",
+        f"{report.paid_off:.2f}",
         f"{report.update.explained_variance:.2f}",
         f"{report.update.approx_kl:.4f}",
         _ops(report.outcome),

@@ -86,7 +86,7 @@ def main(arguments: list[str]) -> int:
 
     import torch
 
-    from esper.bench.engine import Case, measure, ratios
+    from esper.bench.engine import make_cases, measure, ratios
 
     torch.set_num_threads(1)
     shared = {
@@ -95,25 +95,16 @@ def main(arguments: list[str]) -> int:
         "has_seeds": not options.bare,
         "warm_up": 1,
     }
-    cases = []
-    for task in options.tasks:
-        if "sequential" in options.strategies:
-            rows = options.sequential_rows
-            cases.append(Case(task=task, strategy="sequential", rows=rows, steps=1, **shared))
-        cases += [
-            Case(
-                task=task,
-                strategy=strategy,
-                rows=rows,
-                use_bf16=precision == "bf16",
-                steps=options.steps,
-                **shared,
-            )
-            for strategy in options.strategies
-            if strategy != "sequential"
-            for rows in options.rows
-            for precision in options.precisions
-        ]
+    one_by_one = {"rows": options.sequential_rows, "steps": 1}
+    cases = make_cases(
+        options.tasks,
+        options.strategies,
+        options.rows,
+        options.precisions,
+        reference=one_by_one if "sequential" in options.strategies else None,
+        steps=options.steps,
+        **shared,
+    )
     results = []
     for case in cases:
         results.append(measure(case, options.device))

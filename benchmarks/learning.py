@@ -51,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
         rows.append([seed, *_summary(marks), f"{time.perf_counter() - started:.0f}"])
         if not options.verbose:
             print(f"seed {seed}: {rows[-1][2]} after {marks[-1].round} rounds", flush=True)
-    print_table(["seed", "solved at", "greedy", "best", "explained", "success", "seconds"], rows)
+    print_table(["seed", "solved at", "greedy", "best", "explained", "paid off", "seconds"], rows)
     return 0
 
 
@@ -139,7 +139,7 @@ def _summary(marks: Sequence[Mark]) -> list[object]:
         f"{last.share:.0%}",
         f"{max(mark.share for mark in marks):.0%}",
         f"{sum(quarter) / len(quarter):.2f}",
-        f"{last.success:.2f}",
+        f"{last.paid_off:.2f}",
     ]
 
 
@@ -147,5 +147,5 @@ def _line(mark: Mark) -> str:
     explained = mark.explained_variance
     return (
         f"round {mark.round:4d} greedy {mark.share:+.0%} return {mark.return_mean:+.3f} "
-        f"success {mark.success:.2f} explained {'-' if explained is None else f'{explained:.2f}'}"
+        f"paid off {mark.paid_off:.2f} explained {'-' if explained is None else f'{explained:.2f}'}"
     )

@@ -13,7 +13,7 @@ def main(arguments: list[str]) -> int:
     import torch
 
     from esper.bench.observation import time_extraction
-    from esper.testing.imagined_hosts import middle_aged_hosts
+    from esper.testing.imagined import middle_aged_hosts
 
     parser = argparse.ArgumentParser(prog="python -m benchmarks observation", description=__doc__)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 64, 256])

@@ -9,7 +9,7 @@ from pathlib import Path
 def main(arguments: list[str]) -> int:
     import torch
 
-    from esper.growth.grow import task_config, task_run
+    from esper.growth.build import task_config, task_run
     from esper.tasks import get_task
 
     parser = argparse.ArgumentParser(prog="python -m benchmarks picture", description=__doc__)

@@ -27,7 +27,7 @@ def main(arguments: list[str]) -> int:
     from esper.bench.policy import PolicyWork, compare_captured, compare_policies
     from esper.bench.recurrent_ppo import find_reference
     from esper.leyline.process import keep_freed_memory
-    from esper.testing.imagined_hosts import random_lives
+    from esper.testing.imagined import random_lives
 
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks policy", description=(__doc__ or "").splitlines()[0]

@@ -11,7 +11,7 @@ from benchmarks.table import print_table
 
 
 def wait_one(job: tuple[str, int], epochs: int | None, device: str) -> dict[str, Any]:
-    from esper.growth.grow import task_config, task_run
+    from esper.growth.build import task_config, task_run
     from esper.tasks import get_task
 
     name, seed = job

@@ -34,7 +34,7 @@ def fill(folder: Path, rows: int) -> None:
         WITH RECURSIVE numbers(n) AS (
             SELECT 0 UNION ALL SELECT n + 1 FROM numbers WHERE n + 1 < :rows
         )
-        INSERT INTO decisions (round, row, step, ordinal, op, success, value, reward, log_prob)
+        INSERT INTO decisions (round, row, step, ordinal, op, took_effect, value, reward, log_prob)
         SELECT
             n / (:lanes * :steps), n / :steps % :lanes, 1 + n % :steps, 0,
             CASE
@@ -65,6 +65,7 @@ def questions(rows: int) -> Iterator[str]:
 def per_call(count: int) -> list[tuple[str, float]]:
     """Return what a producer pays per call, in microseconds."""
     from esper.nissa import RunRow, open_store
+    from esper.nissa.schema import DecisionRow, EpochRow
 
     results: list[tuple[str, float]] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -72,7 +73,7 @@ def per_call(count: int) -> list[tuple[str, float]]:
         store.watermark()
         started = time.perf_counter()
         for step in range(20):
-            store.epoch(step=-1 - step)
+            store.write(EpochRow(step=-1 - step))
             store.watermark()
         results.append(("watermark", 1e6 * (time.perf_counter() - started) / 20))
 
@@ -83,8 +84,8 @@ def per_call(count: int) -> list[tuple[str, float]]:
                 call(number)
             results.append((name, 1e6 * (time.perf_counter() - started) / (count * rows)))
 
-        measure("epoch", lambda n: store.epoch(step=n, val_score=1.0, val_loss=0.5))
-        measure("decision", lambda n: store.decision(step=n, op="WAIT", outcome="done"))
+        measure("epoch", lambda n: store.write(EpochRow(step=n, val_score=1.0, val_loss=0.5)))
+        measure("decision", lambda n: store.write(DecisionRow(step=n, op="WAIT", outcome="done")))
         measure("event", lambda n: store.event("note", "something happened", step=n))
         columns: dict[str, Any] = {"row": list(range(ROWS)), "op": ["WAIT"] * ROWS}
         measure(
@@ -98,9 +99,9 @@ def per_call(count: int) -> list[tuple[str, float]]:
 
 def growing_share(task_name: str, epochs: int | None) -> dict[str, float]:
     """Return what telemetry cost one growing run."""
-    from esper.growth.grow import task_config, task_run
-    from esper.growth.recording import record_end, record_newest, record_start, run_row
+    from esper.growth.build import task_config, task_run
     from esper.nissa import open_store
+    from esper.runs.record_growing import record_end, record_newest, record_start, run_row
     from esper.tasks import get_task
 
     task = get_task(task_name)

@@ -30,7 +30,7 @@ def measure(job: Job) -> dict[str, Any]:
     """Grow one seed in one slot in one mode; job = (task, blueprint, slot, seed, mode)."""
     import torch
 
-    from esper.growth.grow import task_config, task_run
+    from esper.growth.build import task_config, task_run
     from esper.kasmina.contribution import values_in_points
     from esper.kasmina.evaluation import BatchEvaluator
     from esper.kasmina.slot import SlotMode

@@ -19,7 +19,7 @@ def main(arguments: list[str]) -> int:
 
     from esper.bench.update import UpdateWork, compare_updates, find_update_reference
     from esper.leyline.process import keep_freed_memory
-    from esper.testing.imagined_hosts import random_lives
+    from esper.testing.imagined import random_lives
 
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks update", description=(__doc__ or "").splitlines()[0]

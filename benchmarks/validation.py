@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 from statistics import median
 from typing import Any
 
@@ -62,6 +61,7 @@ def measure(name: str, blueprints: tuple[str, ...], images: int, rounds: int) ->
     import torch
 
     from esper.bench.engine import random_data
+    from esper.bench.timing import take_turns
     from esper.kasmina.blueprints.registry import BLUEPRINTS
     from esper.kasmina.contribution import participating, plan_ablations
     from esper.kasmina.evaluation import BatchEvaluator, FunctionEvaluator
@@ -92,24 +92,22 @@ def measure(name: str, blueprints: tuple[str, ...], images: int, rounds: int) ->
         return torch.cat(losses), torch.cat(corrects)
 
     apart = FunctionEvaluator(evaluate)
-    times: list[tuple[float, float, float]] = []
-    for turn in range(rounds + 1):
-        started, spent = time.perf_counter(), time.process_time()
-        one, _ = shared.measure(garden, configurations)
-        between, used = time.perf_counter(), time.process_time() - spent
-        other, _ = apart.measure(garden, configurations)
-        if turn:
-            times.append((between - started, used, time.perf_counter() - between))
+    one, other = (each.measure(garden, configurations)[0] for each in (shared, apart))
+    pairs = take_turns(
+        lambda: shared.measure(garden, configurations),
+        lambda: apart.measure(garden, configurations),
+        rounds=rounds,
+    )
     if shared.problem is not None:
         raise SystemExit(f"the pass was not shared: {shared.problem}")
     return {
         "seeds": name,
         "images": images,
         "configurations": len(configurations),
-        "shared_s": median(t[0] for t in times),
-        "shared_cpu_s": median(t[1] for t in times),
-        "apart_s": median(t[2] for t in times),
-        "ratio": median(t[0] / t[2] for t in times),
+        "shared_s": median(ours.wall for ours, _ in pairs),
+        "shared_cpu_s": median(ours.cpu for ours, _ in pairs),
+        "apart_s": median(theirs.wall for _, theirs in pairs),
+        "ratio": median(ours.wall / theirs.wall for ours, theirs in pairs),
         "difference": float(((one - other).abs() / other.abs()).max()),
     }
 

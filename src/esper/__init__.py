@@ -1,7 +1,7 @@
 """Esper grows neural networks while they train.
 
 `grow` grows a model from beginning to end; `Garden` and `Gardener` do the same inside a training
-loop of your own. See the README for both in a few lines.
+loop of your own; `train` trains a controller. See the README for both in a few lines.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from esper._version import __version__
 
 if TYPE_CHECKING:
     from esper.growth.gardener import Gardener, GardenerConfig
-    from esper.growth.grow import grow
     from esper.growth.grown import Grown
     from esper.growth.run import GrowthConfig
     from esper.kasmina.blueprints import register_blueprint
@@ -21,8 +20,12 @@ if TYPE_CHECKING:
     from esper.kasmina.garden import Garden, GardenConfig, load_garden
     from esper.kasmina.hosts import register_host
     from esper.leyline.errors import EsperError, EsperWarning
+    from esper.leyline.manifest import Manifest
     from esper.nissa.reader import open_run
     from esper.population.population import Population
+    from esper.runs.checkpoint import read_manifest
+    from esper.runs.growing import grow
+    from esper.runs.training import Trained, train
     from esper.simic.rewards import register_reward
     from esper.tamiyo.controllers import register_controller
     from esper.tasks import register_task
@@ -36,17 +39,21 @@ __all__ = [
     "GardenerConfig",
     "Grown",
     "GrowthConfig",
+    "Manifest",
     "Population",
+    "Trained",
     "__version__",
     "evaluate_contributions",
     "grow",
     "load_garden",
     "open_run",
+    "read_manifest",
     "register_blueprint",
     "register_controller",
     "register_host",
     "register_reward",
     "register_task",
+    "train",
 ]
 
 # Loaded when they are first used: `esper query` should not wait for PyTorch.
@@ -59,16 +66,20 @@ _HOMES = {
     "GardenerConfig": "esper.growth.gardener",
     "Grown": "esper.growth.grown",
     "GrowthConfig": "esper.growth.run",
+    "Manifest": "esper.leyline.manifest",
     "Population": "esper.population.population",
+    "Trained": "esper.runs.training",
     "evaluate_contributions": "esper.kasmina.evaluation",
-    "grow": "esper.growth.grow",
+    "grow": "esper.runs.growing",
     "load_garden": "esper.kasmina.garden",
     "open_run": "esper.nissa.reader",
+    "read_manifest": "esper.runs.checkpoint",
     "register_blueprint": "esper.kasmina.blueprints",
     "register_controller": "esper.tamiyo.controllers",
     "register_host": "esper.kasmina.hosts",
     "register_reward": "esper.simic.rewards",
     "register_task": "esper.tasks",
+    "train": "esper.runs.training",
 }
 
 

@@ -11,6 +11,7 @@ from esper.bench.engine import (
     Throughput,
     grown_population,
     half_grown,
+    make_cases,
     measure,
     measure_matmul,
     measured_task,
@@ -22,7 +23,7 @@ from esper.kasmina.contribution import participating, plan_ablations
 from esper.leyline.errors import UsageError
 from esper.leyline.stages import SeedStage
 from tests.plots import same
-from tests.population.worlds import TinyImages, TinyText, TinyValues, populations, row_tree
+from tests.population.tiny_tasks import TinyImages, TinyText, TinyValues, populations, row_tree
 
 QUICK = {"task": "digits", "samples": 64, "batch_size": 32}
 
@@ -47,8 +48,8 @@ def test_about_half_of_the_slots_are_grown_with_everything_there_is() -> None:
     task = measured_task("digits")
     case = Case(task="digits", strategy="sequential", rows=60)
     with populations(grown_population(task, random_data(task), case, "cpu")) as (population,):
-        (cohort,) = population.cohorts
-        state = cohort.state
+        (group,) = population.groups
+        state = group.state
         grown = state.has_module
         assert 0.4 < float(grown.float().mean()) < 0.6
         assert set(state.stage[grown].tolist()) == {
@@ -57,7 +58,7 @@ def test_about_half_of_the_slots_are_grown_with_everything_there_is() -> None:
             SeedStage.TRAINING,
         }
         assert set(state.blueprint[grown].tolist()) == set(
-            cohort.fits[0, 0].nonzero().flatten().tolist()
+            group.fits[0, 0].nonzero().flatten().tolist()
         )
         assert set(state.algorithm[grown].tolist()) == {0, 1, 2}
         assert bool((state.params[grown] > 0).all())
@@ -79,14 +80,35 @@ def test_operations_of_a_step_are_those_of_its_passes() -> None:
     task = measured_task("digits")
     case = Case(task="digits", strategy="sequential", rows=1)
     with populations(grown_population(task, random_data(task), case, "cpu")) as (population,):
-        (cohort,) = population.cohorts
-        cohort.assume(cohort.state.clear(torch.ones_like(cohort.state.occupied)))
+        (group,) = population.groups
+        group.assume(group.state.clear(torch.ones_like(group.state.occupied)))
         # A convolution of k x k from a to b channels on n x n: 2 k^2 a b n^2 operations.
         host = 2 * 9 * (1 * 4 * 64 + 4 * 8 * 16 + 8 * 8 * 4) + 2 * 8 * 10
-        assert step_flops(cohort, 100) == host * (3 * 1024 + 100)
-        cohort.assume(half_grown(cohort))
-        plan = plan_ablations(participating(cohort.state)[0].tolist())
-        assert step_flops(cohort, 100) > host * (3 * 1024 + 100 * len(plan))
+        assert step_flops(group, 100) == host * (3 * 1024 + 100)
+        group.assume(half_grown(group))
+        plan = plan_ablations(participating(group.state)[0].tolist())
+        assert step_flops(group, 100) > host * (3 * 1024 + 100 * len(plan))
+
+
+def test_cases_are_every_combination_behind_the_rows_one_after_another() -> None:
+    cases = make_cases(
+        ["digits"],
+        ["sequential", "stacked"],
+        [2, 4],
+        ["fp32", "bf16"],
+        reference={"rows": 1, "steps": 1},
+        steps=3,
+    )
+    assert [(case.strategy, case.rows, case.use_bf16, case.steps) for case in cases] == [
+        ("sequential", 1, False, 1),
+        ("stacked", 2, False, 3),
+        ("stacked", 2, True, 3),
+        ("stacked", 4, False, 3),
+        ("stacked", 4, True, 3),
+    ]
+    assert make_cases(["digits"], [], [2], ["fp32"], reference=None) == []
+    with pytest.raises(UsageError, match="unknown task"):
+        make_cases(["nothing"], ["stacked"], [2], ["fp32"], reference=None)
 
 
 def test_ratios_are_against_the_rows_of_the_same_task_one_after_another() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from esper.bench.observation import time_extraction
-from esper.testing.imagined_hosts import middle_aged_hosts
+from esper.testing.imagined import middle_aged_hosts
 
 
 def test_it_says_what_was_measured() -> None:

@@ -8,7 +8,7 @@ import pytest
 from esper.bench.policy import PlainWork, PolicyWork, compare_policies
 from esper.bench.recurrent_ppo import RecurrentPPOWork, find_reference
 from esper.leyline.errors import UsageError
-from esper.testing.imagined_hosts import random_lives
+from esper.testing.imagined import random_lives
 
 
 def test_without_it_the_policy_is_compared_with_itself(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from esper.bench import recurrent_ppo
 from esper.bench.update import UpdateWork, compare_updates, find_update_reference
 from esper.leyline.errors import UsageError
 from esper.simic.agent.ppo import PPOAgent
-from esper.testing.imagined_hosts import random_lives
+from esper.testing.imagined import random_lives
 
 
 def small_work(minibatches: int = 2) -> UpdateWork:

@@ -15,12 +15,14 @@ import pytest
 import torch
 import yaml
 
-from esper.cli import interruption, view
-from esper.cli.request import GrowRequest
-from esper.growth.folder import GrowthFolder
+from esper.cli import view
 from esper.kasmina.garden import load_garden
-from esper.leyline import storage
+from esper.leyline import files
 from esper.leyline.records import EpochRecord
+from esper.runs import recorded
+from esper.runs.checkpoint import GROWING, Checkpoints
+from esper.runs.growing import GrowingRun
+from esper.runs.request import GrowRequest
 from esper.tasks import get_task
 from tests.cli.terminal import Said, esper
 from tests.plots import plain_history, same
@@ -45,7 +47,7 @@ def command(
 
 
 def state_of(run: Path) -> dict[str, Any]:
-    state = GrowthFolder(run).load()
+    state = Checkpoints(run, GROWING).load()
     assert state is not None
     return state
 
@@ -145,11 +147,12 @@ def test_the_settings_are_complete_and_make_the_same_run_again(
     request = GrowRequest.from_mapping(settings)
     assert request.to_mapping() == settings
     assert request.slots == ("r0c0", "r0c1")
-    assert request.training.to_mapping() == {
+    assert request.growth.training.to_mapping() == {
         "batch_size": 48,
         "learning_rate": 0.02,
         "momentum": 0.9,
         "weight_decay": 5e-4,
+        "max_grad_norm": 1.0,
     }
     growth, garden = request.growth, request.growth.garden
     assert (growth.epochs, growth.seed, growth.twin) == (3, 5, False)
@@ -352,7 +355,10 @@ MISTAKES: dict[str, tuple[tuple[object, ...], str]] = {
         "own_net.py",
     ),
     "out is a file": ((*FAST, "--out", "data.npz"), "data.npz is a file; give a folder"),
-    "out is in use": ((*FAST, "--out", "used"), "used is not empty; continue it with --resume"),
+    "out is in use": (
+        (*FAST, "--out", "used"),
+        "used is not empty and no run folder; give another",
+    ),
     "overwriting a stranger": (
         (*FAST, "--overwrite", "--out", "used"),
         "used is not a run folder, so it is not overwritten",
@@ -524,7 +530,7 @@ def test_a_second_signal_stops_at_once(
     before = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(view.GrowthView, "show", show)
-        patch.setattr(interruption, "SAME_REQUEST_S", -1.0)
+        patch.setattr(recorded, "SAME_REQUEST_S", -1.0)
         said = command(*FAST, "--epochs", 4, "--controller", "wait", "--out", "run")
     assert said.code == 130
     assert said.err.splitlines()[-1] == "esper: interrupted"
@@ -628,7 +634,7 @@ def test_settings_that_were_damaged_are_named(command: Command, tmp_path: Path) 
 
 def test_a_damaged_checkpoint_is_named(command: Command, tmp_path: Path) -> None:
     command(*FAST, "--epochs", 1, "--controller", "wait", "--out", "run")
-    tree = tmp_path / "run" / "checkpoints" / "latest" / "tree.json"
+    tree = tmp_path / "run" / "checkpoints" / "latest" / "state" / "tree.json"
     tree.write_bytes(tree.read_bytes()[:-20])
     said = command("grow", "--resume", "--out", "run")
     assert said.code == 1
@@ -669,15 +675,15 @@ def test_a_wrong_request_does_not_destroy_the_run_it_would_replace(
 def test_a_full_disk_ends_the_run_with_one_line_and_the_last_checkpoint(
     command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    write = storage._write_bytes
+    write = files._write_bytes
 
     def refuse(path: Path, data: bytes) -> None:
-        if "latest" in str(path) and (tmp_path / "run" / "checkpoints" / "latest").exists():
+        if "state" in str(path) and (tmp_path / "run" / "checkpoints" / "latest").exists():
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         write(path, data)
 
-    monkeypatch.setattr(GrowthFolder, "is_due", lambda self: True)
-    monkeypatch.setattr(storage, "_write_bytes", refuse)
+    monkeypatch.setattr(GrowingRun, "is_due", lambda self, step: True)
+    monkeypatch.setattr(files, "_write_bytes", refuse)
     said = command(*FAST, "--epochs", 4, "--controller", "wait", "--out", "run")
     assert said.code == 1
     assert said.out == ""
@@ -687,11 +693,12 @@ def test_a_full_disk_ends_the_run_with_one_line_and_the_last_checkpoint(
     assert len(history_of(tmp_path / "run")) == 1
 
 
-def test_a_loss_that_explodes_ends_the_run_with_one_line(command: Command) -> None:
+@pytest.mark.filterwarnings("default:epoch")
+def test_a_loss_that_keeps_exploding_ends_the_run_with_one_line(command: Command) -> None:
     said = command(
         *FAST, "--epochs", 3, "--learning-rate", 1e30, "--controller", "wait", "--out", "run"
     )
     assert said.code == 1
-    assert "is not finite" in said.err or "training loss is" in said.err
+    assert "was not finite in 3 epochs in a row" in said.err
     assert said.err.splitlines()[-1].startswith("esper: ")
     assert "Traceback" not in said.err

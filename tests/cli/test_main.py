@@ -1,11 +1,17 @@
 from __future__ import annotations
 
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
 from esper._version import __version__
 from esper.cli import main as entry
 from esper.cli import tasks
+from esper.cli.parser import Parser
 from esper.leyline.errors import (
     CheckpointError,
     DataError,
@@ -31,8 +37,33 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
 def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     said = esper(capsys, "--help")
     assert (said.code, said.err) == (0, "")
-    for verb in ("grow", "tasks", "blueprints", "doctor"):
+    for verb, line in entry.VERBS.items():
         assert f"\n    {verb}" in said.out
+        assert line.split(":")[0] in " ".join(said.out.split())
+
+
+@pytest.mark.parametrize("verb", entry.VERBS)
+def test_every_command_is_a_module_that_says_what_it_does(verb: str) -> None:
+    parser = Parser()
+    importlib.import_module(f"esper.cli.{verb}").set_up(parser)
+    assert (parser.description or "").endswith(".")
+    assert callable(parser.get_default("run"))
+
+
+def test_only_the_command_asked_for_is_loaded(tmp_path: Path) -> None:
+    program = (
+        "import sys; from esper.cli.main import main\n"
+        "main(['runs', '--root', sys.argv[1]])\n"
+        "print(*sorted(name for name in sys.modules if name.startswith('esper.cli.')))\n"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    loaded = {name.removeprefix("esper.cli.") for name in done.stdout.split()}
+    assert loaded == {"main", "output", "parser", "runs"}
+
+
+def test_a_misspelt_command_is_told_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "did you mean 'train'?" in esper(capsys, "trian", "--out", "x").complaint()
 
 
 @pytest.mark.parametrize(
@@ -116,7 +147,3 @@ def test_a_warning_is_one_line_without_the_place_in_the_code(
         said = esper(capsys, "tasks")
     assert (said.code, said.out) == (0, "")
     assert said.err == "esper: warning: it works, but \\x1b[31mslowly\n"
-
-
-def test_the_parser_is_built_anew_each_time() -> None:
-    assert entry.build_parser() is not entry.build_parser()

@@ -4,7 +4,7 @@ import argparse
 
 import pytest
 
-from esper.cli.main import build_parser
+from esper.cli.main import VERBS, build_parser
 from esper.cli.parser import Parser
 from tests.cli.terminal import esper
 
@@ -83,16 +83,17 @@ def test_every_default_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert "needed (required)" in text
 
 
-def _verbs() -> dict[str, argparse.ArgumentParser]:
+def _parser_of(verb: str) -> argparse.ArgumentParser:
     (action,) = (
         action
-        for action in build_parser()._actions
+        for action in build_parser([verb])._actions
         if isinstance(action, argparse._SubParsersAction)
     )
-    return dict(action.choices)
+    found: argparse.ArgumentParser = action.choices[verb]
+    return found
 
 
-@pytest.mark.parametrize("verb", _verbs())
+@pytest.mark.parametrize("verb", VERBS)
 def test_the_help_of_every_command_tells_every_option_with_its_default(
     verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,7 +105,7 @@ def test_the_help_of_every_command_tells_every_option_with_its_default(
     body = lines[lines.index("") : lines.index("examples:") if "examples:" in lines else None]
     assert max(map(len, body)) <= 60
     text = " ".join(said.out.split())
-    actions = [action for action in _verbs()[verb]._actions if action.dest != "help"]
+    actions = [action for action in _parser_of(verb)._actions if action.dest != "help"]
     for action in actions:
         shown = action.option_strings[0] if action.option_strings else str(action.metavar)
         assert f" {shown}" in text

@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from esper.nissa import open_store
+from esper.nissa.schema import EpochRow
 from tests.cli.terminal import environment, esper
 from tests.nissa.telling import run_row, tell
 
@@ -133,10 +135,24 @@ def test_a_damaged_store_failed_while_running(
     assert "is no SQLite database" in said.err
 
 
+def test_a_store_of_an_older_esper_is_refused_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    open_store(tmp_path, run_row(), sinks=()).close()
+    connection = sqlite3.connect(tmp_path / "run.db")
+    connection.execute("PRAGMA user_version = 3")
+    connection.close()
+    for verb in (("query", tmp_path, "SELECT 1"), ("report", tmp_path)):
+        said = esper(capsys, *verb)
+        assert (said.code, said.out) == (1, "")
+        assert len(said.err.splitlines()) == 1
+        assert "was written by an older Esper (schema 3, this one reads 4)" in said.err
+
+
 def test_hostile_text_is_only_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with open_store(tmp_path, run_row(task=HOSTILE), sinks=()) as store:
         store.event(HOSTILE, HOSTILE * 1_000, data={HOSTILE: HOSTILE})
-        store.epoch(step=1, val_loss=float("inf"))
+        store.write(EpochRow(step=1, val_loss=float("inf")))
     sql = "SELECT kind, message, data, x'00ff' AS blob, 1e999 AS big FROM events"
     said = esper(capsys, "query", tmp_path, sql)
     assert said.code == 0

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from esper.nissa import open_store
+from esper.nissa.schema import EpochRow
 from tests.cli.terminal import esper
 from tests.nissa.telling import run_row, tell
 
@@ -37,7 +38,7 @@ def test_runs_are_listed_with_their_state(
 def test_the_document_has_every_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tell(tmp_path / "done", sinks=())
     with open_store(tmp_path / "going", run_row(epochs=60), sinks=()) as store:
-        store.epoch(step=12, val_score=70.5)
+        store.write(EpochRow(step=12, val_score=70.5))
         store.flush()
         said = esper(capsys, "runs", "--root", tmp_path, "--json")
     assert (said.code, said.err) == (0, "")

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import yaml
 
-from esper.cli import interruption, train_view
-from esper.leyline import storage
+from esper.cli import train_view
+from esper.leyline import files
 from esper.nissa import open_run
+from esper.runs import recorded
 from esper.simic.training.config import TrainConfig
 from esper.simic.training.recipes import RECIPES
 from tests.cli.terminal import Said, esper
@@ -179,7 +180,7 @@ def test_a_recipe_file_that_is_none_is_refused(command: Command, tmp_path: Path)
 def test_what_is_there_is_kept_unless_told_otherwise(command: Command, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "mine.txt").write_text("keep")
-    assert "--overwrite" in command(*TINY, "--out", "run").complaint()
+    assert "is not empty and no run folder" in command(*TINY, "--out", "run").complaint()
     assert [entry.name for entry in (tmp_path / "run").iterdir()] == ["mine.txt"]
 
 
@@ -229,7 +230,7 @@ def test_a_second_signal_stops_at_once(
     command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(interruption, "SAME_REQUEST_S", -1.0)
+        patch.setattr(recorded, "SAME_REQUEST_S", -1.0)
         stop_at(patch, 1, 2, signal.SIGINT, signal.SIGINT)
         said = command(*TINY, "--out", "run")
     assert said.code == 130
@@ -274,7 +275,7 @@ def test_changes_of_a_continued_run_are_recorded(
 def test_a_full_disk_ends_the_run_with_one_line_and_the_last_checkpoint(
     command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    write = storage._write_bytes
+    write = files._write_bytes
 
     def refuse(path: Path, data: bytes) -> None:
         if (tmp_path / "run" / "checkpoints" / "latest").exists():
@@ -282,7 +283,7 @@ def test_a_full_disk_ends_the_run_with_one_line_and_the_last_checkpoint(
         write(path, data)
 
     with monkeypatch.context() as patch:
-        patch.setattr(storage, "_write_bytes", refuse)
+        patch.setattr(files, "_write_bytes", refuse)
         said = command(*TINY, "--out", "run")
     assert said.code == 1
     assert said.out == ""

@@ -1,14 +1,13 @@
 from __future__ import annotations
 
 import io
-from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
-from esper.cli.view import GrowthView, alarm_line, decision_line, metrics_line, sparkline
+from esper.cli.view import AlarmRelay, GrowthView, alarm_line, decision_line, sparkline
 from esper.nissa.schema import AlarmRow
-from tests.report.runs import growing_run, make_decision, make_epoch
+from tests.report.runs import growing_run, make_decision
 
 HISTORY = growing_run()
 
@@ -74,16 +73,6 @@ def test_a_resumed_run_counts_the_time_from_where_it_began() -> None:
     assert "ETA 0 s" in stream.getvalue()
 
 
-def test_metrics_fit_in_a_line() -> None:
-    record = make_epoch(3, 91.234, twin_score=90.5, train_loss=0.125)
-    assert metrics_line(record) == (
-        "val score 91.23  val loss 0.5000  twin 90.50  train loss 0.1250  4,210 parameters"
-    )
-    assert metrics_line(replace(record, twin_score=None, train_loss=None)) == (
-        "val score 91.23  val loss 0.5000  4,210 parameters"
-    )
-
-
 def test_a_decision_fits_in_a_line() -> None:
     decision = make_decision("GERMINATE", "\x1b[2Jslot", blueprint="norm")
     assert decision_line(4, decision).plain == "epoch 4: GERMINATE \\x1b[2Jslot norm"
@@ -104,3 +93,12 @@ def test_an_alarm_is_a_line_at_once(terminal: bool) -> None:
     assert "epoch 60: alarm (warning): it grew \\x1b[31m. Set a limit." in stream.getvalue()
     over = AlarmRow(step=7, severity="info", state="cleared", message="m is over")
     assert alarm_line(over) == "epoch 7: alarm over (info): m is over"
+
+
+def test_an_alarm_that_comes_before_the_view_is_not_lost() -> None:
+    alarms, told = AlarmRelay(), []
+    first, second = (AlarmRow(monitor=name, severity="warning") for name in ("a", "b"))
+    alarms(first)
+    alarms.show_by(told.append)
+    alarms(second)
+    assert told == [first, second]

@@ -79,9 +79,15 @@ class NotFinite(Sound):
         return RewardStep(terms={"gain": infinite})
 
 
-class NoColumn(Sound):
+class Unreadable(Sound):
     def step(self, transition: Transition) -> RewardStep:
-        return RewardStep(terms={"joy": super().step(transition).total})
+        return RewardStep(terms={"\x1b[31m": super().step(transition).total})
+
+
+class Fickle(Sound):
+    def step(self, transition: Transition) -> RewardStep:
+        name = "joy" if int(transition.after.epoch[0]) % 2 else "sorrow"
+        return RewardStep(terms={name: super().step(transition).total})
 
 
 class Meddles(Sound):
@@ -108,7 +114,8 @@ def test_a_sound_reward_passes() -> None:
         (RemembersInPlace, "return copies"),
         (LooksAside, "among 4 rows"),
         (NotFinite, "is not finite"),
-        (NoColumn, "there is no column reward_joy"),
+        (Unreadable, "must be printable text"),
+        (Fickle, "give the same ones in every step"),
         (Meddles, "changed its transition"),
         (Whole, "must be float32"),
     ],

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from esper.growth.gardener import Gardener, GardenerConfig, describe_decision, s
 from esper.kasmina.blueprints.registry import blueprint_by_id
 from esper.kasmina.costs import seed_flops
 from esper.kasmina.garden import Garden
+from esper.kasmina.governor import GovernorConfig
 from esper.kasmina.lifecycle import Outcome
 from esper.kasmina.operations import OperationResult
 from esper.leyline.actions import CAUSAL_HEADS, LifecycleOp, placeholder_actions
@@ -22,6 +24,7 @@ from esper.leyline.controller import Controller
 from esper.leyline.errors import ConfigError, EsperWarning, NonFiniteError, UsageError
 from esper.leyline.records import EpochRecord
 from esper.leyline.signals import Signals
+from esper.leyline.stages import SeedStage
 from esper.leyline.storage import load_tree, save_tree
 from tests.plots import (
     EAGER,
@@ -72,37 +75,34 @@ def proceed(gardener: Gardener, optimizer: Any, epochs: int) -> list[list[float]
 # --------------------------------------------------------------------------------- order of a step
 
 
-def test_a_step_measures_then_decides_then_acts_then_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_measures_then_decides_then_acts_then_ticks() -> None:
     events: list[str] = []
 
     class Noting(Script):
         def act(self, signals: Any, masks: Any) -> dict[str, Tensor]:
             events.append("decide")
+            assert int(signals.epoch[0]) == gardener.epoch, "the epoch is recorded by now"
             return super().act(signals, masks)
 
     gardener = Gardener(make_garden(), Noting({1: germinate()}), 3)
-    garden = gardener.garden
-    for name in ("act", "tick", "record_epoch"):
-        method = getattr(garden, name)
-
-        def wrapped(*args: Any, _name: str = name, _method: Any = method) -> Any:
-            events.append(_name)
-            return _method(*args)
-
-        monkeypatch.setattr(garden, name, wrapped)
 
     def evaluate(model: nn.Module) -> tuple[Tensor, None]:
         events.append("evaluate")
         return torch.ones(3), None
 
-    gardener.step(evaluate, before_action=lambda: events.append("fork"))
-    assert events == ["evaluate", "record_epoch", "decide", "fork", "act", "tick"]
+    def fork() -> None:
+        events.append("fork")
+        assert gardener.garden.slots["stem"].stage is SeedStage.DORMANT, "nothing is done yet"
+
+    gardener.step(evaluate, before_action=fork)
+    assert events == ["evaluate", "decide", "fork"]
+    assert gardener.garden.slots["stem"].stage is SeedStage.GERMINATED
     events.clear()
-    gardener.step(evaluate, before_action=lambda: events.append("fork"))
-    assert events == ["evaluate", "record_epoch", "decide", "act", "tick"]
+    gardener.step(evaluate, before_action=fork)
+    assert events == ["evaluate", "decide"]
     events.clear()
     gardener.step(evaluate)
-    assert events == ["evaluate", "record_epoch"]
+    assert events == ["evaluate"]
 
 
 def test_a_decision_is_recorded_with_the_epoch_it_followed() -> None:
@@ -201,11 +201,118 @@ def test_a_horizon_is_kept() -> None:
 def test_an_evaluation_that_fails_changes_nothing() -> None:
     gardener, _ = drive(Script(GROW_ONE), 5, horizon=9)
     before = frozen(gardener.state_dict())
-    with pytest.raises(NonFiniteError):
-        gardener.step(lambda model: (torch.tensor([math.nan]), None))
     with pytest.raises(UsageError):
         gardener.step(lambda model: torch.ones(3))  # type: ignore[arg-type, return-value]
     assert same(gardener.state_dict(), before)
+
+
+# ------------------------------------------------------------------------------------ the governor
+
+
+def poison(garden: nn.Module) -> None:
+    """Do to a network what an optimizer step with an infinite gradient does."""
+    with torch.no_grad():
+        for parameter in garden.parameters():
+            parameter.fill_(math.nan)
+
+
+def test_a_network_that_is_not_finite_goes_back_to_its_last_safe_state_and_goes_on() -> None:
+    gardener, _ = drive(Script(GROW_ONE), 7, horizon=30)
+    assert gardener.carried is not None
+    optimizer, garden = gardener.carried.optimizer, gardener.garden
+    host = {name: value.clone() for name, value in garden.model.named_parameters()}
+    # A copy is taken every five epochs: after the fifth, when the seed was blending already.
+    assert garden.slots["stem"].stage is SeedStage.BLENDING
+    poison(garden)
+    with pytest.warns(EsperWarning, match=r"not finite; the network went back to .* after epoch 5"):
+        record = gardener.step(make_evaluator())
+    assert record.rollback == "not_finite"
+    assert math.isfinite(record.val_loss), "the record is of the network that goes on"
+    assert gardener.history[-1] is record
+    assert bool(gardener.signals().rolled_back[0])
+    now = dict(garden.model.named_parameters())
+    assert all(bool(value.isfinite().all()) for value in now.values())
+    assert any(bool((now[name] != host[name]).any()) for name in host), "it is an earlier network"
+    assert garden.slots["stem"].stage in (SeedStage.PRUNED, SeedStage.EMBARGOED, SeedStage.DORMANT)
+    assert garden.count_parameters() == garden.count_host_parameters()
+    assert all(not optimizer.state.get(parameter) for parameter in now.values()), "at rest"
+    after = proceed(gardener, optimizer, 3)
+    assert all(math.isfinite(loss) for losses in after for loss in losses)
+    assert [one.rollback for one in gardener.history[-3:]] == [None] * 3
+    assert not bool(gardener.signals().rolled_back[0])
+
+
+def test_before_the_first_copy_a_network_goes_back_to_its_start() -> None:
+    gardener = Gardener(make_garden(), "wait", 9)
+    start = {name: value.clone() for name, value in gardener.garden.named_parameters()}
+    poison(gardener.garden)
+    with pytest.warns(EsperWarning, match="what it was at the start"):
+        gardener.step(make_evaluator())
+    for name, value in gardener.garden.named_parameters():
+        assert torch.equal(value, start[name]), name
+
+
+def test_weights_loaded_before_the_optimizer_is_made_are_the_start() -> None:
+    gardener = Gardener(make_garden(seed=0), "wait", 9)
+    loaded = make_garden(seed=1)
+    gardener.garden.load_state_dict(loaded.state_dict())
+    gardener.optimizer(SGD, lr=0.1)
+    poison(gardener.garden)
+    with pytest.warns(EsperWarning, match="not finite"):
+        gardener.step(make_evaluator())
+    for name, value in loaded.named_parameters():
+        assert torch.equal(dict(gardener.garden.named_parameters())[name], value), name
+
+
+def test_the_controllers_memory_is_cleared_and_the_run_can_be_resumed() -> None:
+    class Counting(Script):
+        resets = 0
+
+        def reset(self, rows: int, device: Any) -> None:
+            self.resets += 1
+            super().reset(rows, device)
+
+    controller = Counting({})
+    gardener = Gardener(make_garden(), controller, 9)
+    gardener.optimizer(SGD, lr=0.1, momentum=0.9)
+    assert controller.resets == 1
+    poison(gardener.garden)
+    with pytest.warns(EsperWarning, match="not finite"):
+        gardener.step(make_evaluator())
+    assert controller.resets == 2
+    other = Gardener(make_garden(seed=3), Counting({}), 9)
+    other.optimizer(SGD, lr=0.1, momentum=0.9)
+    other.load_state_dict(gardener.state_dict())
+    assert same(other.state_dict(), gardener.state_dict())
+    assert other.history[-1].rollback == "not_finite"
+
+
+def test_rollbacks_that_do_not_help_end_in_an_error() -> None:
+    gardener = Gardener(make_garden(), "wait", 9)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", EsperWarning)
+        for _ in range(2):
+            poison(gardener.garden)
+            gardener.step(make_evaluator())
+        poison(gardener.garden)
+        with pytest.raises(NonFiniteError, match=r"in 3 epochs in a row.*lower the learning rate"):
+            gardener.step(make_evaluator())
+
+
+def test_a_loss_that_falls_back_to_guessing_is_noticed_where_guessing_is_known() -> None:
+    gardener = Gardener(make_garden(), "wait", 30, chance_loss=1.0)
+    for _ in range(12):
+        gardener.step(lambda model: (torch.full((4,), 0.2), None))
+    with pytest.warns(EsperWarning, match="fell back to the loss of guessing"):
+        record = gardener.step(lambda model: (torch.full((4,), 1.01), None))
+    assert record.rollback == "lobotomy"
+
+
+def test_without_a_governor_a_loss_that_is_not_finite_is_an_error() -> None:
+    config = GardenerConfig(governor=GovernorConfig(is_on=False))
+    gardener = Gardener(make_garden(), "wait", 9, config=config)
+    with pytest.raises(NonFiniteError, match="the validation loss is not finite; lower the"):
+        gardener.step(lambda model: (torch.tensor([math.nan]), None))
 
 
 # --------------------------------------------------------------------------------- what it is told
@@ -482,7 +589,7 @@ def test_a_decision_shows_the_arguments_its_op_uses_and_no_others() -> None:
     for op in LifecycleOp:
         actions = {**placeholder_actions(1), "op": torch.tensor([int(op)])}
         result = OperationResult(op, "body", Outcome.DONE, "")
-        record = describe_decision(actions, result)
+        record = describe_decision(actions, result, ["body"])
         assert record.op == op.name
         assert record.outcome == "done"
         for head, field in fields.items():
@@ -499,7 +606,7 @@ def test_indices_become_names_and_values() -> None:
         "alpha_target": torch.tensor([0]),
     }
     result = OperationResult(LifecycleOp.GERMINATE, "stem", Outcome.ILLEGAL, "because")
-    record = describe_decision(actions, result)
+    record = describe_decision(actions, result, ["stem"])
     assert (record.slot, record.blueprint, record.style) == ("stem", "conv_light", "GATED_GATE")
     assert (record.tempo, record.alpha_target) == (8, 0.5)
     assert (record.outcome, record.reason) == ("illegal", "because")

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.growth.grow import grow
 from esper.growth.grown import Format, Grown, check_format, export_model
 from esper.kasmina.garden import Garden
 from esper.leyline.errors import CheckpointError, UsageError
+from esper.runs.growing import grow
 from tests.plots import (
     EAGER,
     GROW_ONE,

@@ -109,7 +109,7 @@ def test_stacked_rows_equal_rows_one_after_another(use_graphs: bool) -> None:
 
 
 def test_growing_a_task_works_on_the_device() -> None:
-    from esper.growth.grow import task_config, task_run
+    from esper.growth.build import task_config, task_run
 
     task = get_task("digits")
     run = task_run(task, task.load(device="cuda"), config=task_config(task, epochs=4))
@@ -174,7 +174,7 @@ def test_kernels_give_the_trajectory_of_plain_pytorch(
         assert torch.allclose(signals.val_loss, expected.val_loss, atol=tolerance, rtol=tolerance)
         norm = float(expected.grad_norm.max())
         assert torch.allclose(signals.grad_norm, expected.grad_norm, atol=tolerance * (1 + norm))
-    assert fast.cohorts[0].engine.captures > 0  # type: ignore[attr-defined]
+    assert fast.groups[0].engine.captures > 0  # type: ignore[attr-defined]
     fast.close()
     plain.close()
 
@@ -188,7 +188,7 @@ def test_a_captured_step_serves_while_seeds_come_and_go() -> None:
     for _ in range(30):
         signals = population.step(controller.act(signals, population.masks()))
         topologies.add(str(signals.blueprint.tolist()))
-    captures = population.cohorts[0].engine.captures  # type: ignore[attr-defined]
+    captures = population.groups[0].engine.captures  # type: ignore[attr-defined]
     assert len(topologies) > 20
     assert captures <= 12
     # A second episode finds the places of the first, and what was captured to work on them.
@@ -196,7 +196,7 @@ def test_a_captured_step_serves_while_seeds_come_and_go() -> None:
     controller.reset(64, "cuda")
     for _ in range(30):
         signals = population.step(controller.act(signals, population.masks()))
-    assert population.cohorts[0].engine.captures <= captures + 4  # type: ignore[attr-defined]
+    assert population.groups[0].engine.captures <= captures + 4  # type: ignore[attr-defined]
     population.close()
 
 
@@ -213,10 +213,10 @@ def test_a_row_that_is_not_finite_changes_no_other_in_captured_steps() -> None:
                 script.append(controller.act(signals, population.masks()))
             signals = population.step(script[step])
             if is_spoiled and step == 2:
-                engine = population.cohorts[0].engine
+                engine = population.groups[0].engine
                 weights = engine.read(3)
                 weights.host = {k: v * torch.nan for k, v in weights.host.items()}
-                engine.write(3, weights, population.cohorts[0].state.select([3]))
+                engine.write(3, weights, population.groups[0].state.select([3]))
         others = [row for row in range(8) if row != 3]
         seen.append([signals.val_loss[others], signals.grad_norm[others], signals.stage[others]])
         population.close()

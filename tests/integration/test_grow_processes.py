@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from esper.growth.folder import GrowthFolder
 from esper.leyline.records import EpochRecord
+from esper.runs.checkpoint import GROWING, Checkpoints
 from tests.cli.terminal import environment, esper, esper_process, start
 from tests.plots import plain_history, same
 
@@ -43,7 +43,7 @@ def wait_for(process: subprocess.Popen[str], run: Path, epochs: int) -> None:
 
 
 def state_of(run: Path) -> dict[str, Any]:
-    state = GrowthFolder(run).load()
+    state = Checkpoints(run, GROWING).load()
     assert state is not None
     return state
 

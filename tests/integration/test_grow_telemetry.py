@@ -19,11 +19,12 @@ import pytest
 
 import esper
 from esper.cli import view
-from esper.growth.folder import GrowthFolder
 from esper.leyline.records import EpochRecord
-from esper.nissa import database, opening, store
+from esper.nissa import database, store
 from esper.nissa.columns import TABLES
 from esper.nissa.schema import AlarmRow
+from esper.runs.checkpoint import GROWING, Checkpoints
+from esper.runs.growing import GrowingRun
 from tests.cli.terminal import Said, start
 from tests.cli.terminal import esper as run_esper
 
@@ -191,7 +192,9 @@ def test_rows_beyond_the_checkpoint_are_taken_back(
     whole: Path, arguments: Given, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # One checkpoint after the first epoch, then a stop that saves nothing.
-    monkeypatch.setattr(GrowthFolder, "is_due", lambda self: not self.checkpoint.exists())
+    monkeypatch.setattr(
+        GrowingRun, "is_due", lambda self, step: not self.checkpoints.latest.exists()
+    )
     with pytest.MonkeyPatch.context() as patch:
 
         def stop() -> None:
@@ -199,7 +202,7 @@ def test_rows_beyond_the_checkpoint_are_taken_back(
 
         patch.setattr(view.GrowthView, "show", stopping(5, stop))
         assert command(*arguments).code == 130
-    assert assert_sound(tmp_path / "run") == 4
+    assert assert_sound(tmp_path / "run") == 5
     assert command("grow", "--resume", "--out", "run").code == 0
     assert lasting(tmp_path / "run") == lasting(whole)
     assert tb_bytes(tmp_path / "run") == tb_bytes(whole)
@@ -345,7 +348,7 @@ def test_a_store_that_another_program_holds_ends_the_run_with_one_line(
 ) -> None:
     open_writer = database.connect_writer
     monkeypatch.setattr(
-        opening,
+        store,
         "connect_writer",
         lambda path, *, busy_timeout_s: open_writer(path, busy_timeout_s=0.1),
     )
@@ -392,7 +395,7 @@ def assert_stopped(said: Said, words: str) -> None:
 
 
 def assert_goes_on(command: Command, run: Path, whole: Path) -> None:
-    GrowthFolder(run).load()
+    Checkpoints(run, GROWING).load()
     resumed = command("grow", "--resume", "--out", "run", "--json")
     assert resumed.code == 0, resumed.err
     assert lasting(run) == lasting(whole)

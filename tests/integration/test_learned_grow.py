@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from esper.growth.folder import GrowthFolder
+from esper.runs.checkpoint import GROWING, Checkpoints
 from esper.tamiyo.controllers import new_policy, save_policy
 from esper.tamiyo.networks import PolicyConfig
 from tests.cli.terminal import esper
@@ -62,7 +62,7 @@ def test_the_memory_of_the_policy_is_in_the_state_of_the_run(
     policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert esper(capsys, *grow(policy, tmp_path / "whole")).code == 0
-    state = GrowthFolder(tmp_path / "whole").load()
+    state = Checkpoints(tmp_path / "whole", GROWING).load()
     assert state is not None
     memory = state["gardener"]["controller"]
     assert memory["step"] == 5

@@ -25,6 +25,22 @@ def test_listing_runs_does_not_load_torch(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+READERS = """
+import sys
+import esper.leyline.actions, esper.leyline.records
+import esper.nissa.docs, esper.nissa.history, esper.nissa.listing, esper.nissa.monitors
+import esper.report
+assert "torch" not in sys.modules, "reading runs loaded PyTorch"
+"""
+
+
+def test_what_reads_a_run_back_does_not_load_torch() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", READERS], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_every_public_name_is_there_when_it_is_asked_for() -> None:
     assert set(esper.__all__) <= set(dir(esper))
     for name in esper.__all__:

@@ -33,7 +33,7 @@ from esper.simic.rewards import RewardConfig, Transition, make_reward
 from esper.simic.training.config import TrainConfig
 from esper.simic.training.outcome import RoundOutcome
 from esper.simic.training.rollout import Rollout
-from esper.simic.training.row_source import TaskWorld
+from esper.simic.training.row_source import TaskRows
 from esper.simic.training.twins import TwinCurves
 from esper.tamiyo.controllers.policy_file import Policy, new_policy
 from esper.tamiyo.networks.config import PolicyConfig
@@ -82,6 +82,9 @@ class Watched:
         self.shown.append(self.inner.masks())
         return self.shown[-1]
 
+    def panics(self) -> Tensor:
+        return self.inner.panics()
+
     def snapshot(self) -> dict[str, Any]:
         return self.inner.snapshot()
 
@@ -116,7 +119,7 @@ class Traced:
             self.ppo,
             scale=torch.tensor(SCALE),
             progress=0.0,
-            success=0.0,
+            paid_off=0.0,
             units=self.units,
         )
 
@@ -166,21 +169,21 @@ def play(mode: str) -> Traced:
         ),
         population=PopulationConfig(lifecycle=by_hand),
     )
-    world = TaskWorld(config)
-    plan = world.plan(0, 0)
-    twins = TwinCurves(world, config)
+    row_source = TaskRows(config)
+    plan = row_source.plan(0, 0)
+    twins = TwinCurves(row_source, config)
     for _ in twins.prepare([plan]):
         pass
     curves = twins.scores(plan)
     policy = eager_policy(config.policy)
-    watched = Watched(world.environment(0, 0))
+    watched = Watched(row_source.environment(0, 0))
     buffer = TamiyoRolloutBuffer(ROWS, STEPS, config.policy)
     rollout = Rollout(watched, policy, make_reward(config.reward), buffer, seed=config.seed)
     rollout.start(plan, curves)
     while not rollout.is_done:
         rollout.step()
     outcome = rollout.finish()
-    world.close()
+    row_source.close()
     scales = RewardScales()
     scales.update(plan.tasks, outcome.returns)
     return Traced(config, policy, watched, curves, buffer, outcome, scales.units(plan.tasks))

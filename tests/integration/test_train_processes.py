@@ -45,7 +45,7 @@ def test_a_program_that_never_closes_its_rows_ends_all_the_same(tmp_path: Path) 
         "if __name__ == '__main__':\n"
         "    population = Population('digits', 2, device='cpu', strategy='workers')\n"
         "    population.build()\n"
-        "    print(*population.cohorts[0].engine._pool.process_ids)\n"
+        "    print(*population.groups[0].engine._pool.process_ids)\n"
     )
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

@@ -325,23 +325,18 @@ def test_targets_that_samples_share_are_not_repeated() -> None:
     torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("refuses", [True, False])
-def test_a_seed_gone_mad_spoils_its_own_configurations_alone(refuses: bool) -> None:
+def test_a_seed_gone_mad_spoils_its_own_configurations_alone() -> None:
     garden = blended_garden(2, "linear_add")
     with torch.no_grad():
         next(garden.slot_parameters("body")).fill_(torch.nan)
     configurations = plan_ablations([True, True, False])
-    evaluator = BatchEvaluator(
-        make_batches(2, 16, seed=9), per_sample_classification, refuses_non_finite=refuses
-    )
-    if refuses:
-        with pytest.raises(NonFiniteError, match="32 of 64 samples"):
-            evaluator.measure(garden, configurations)
-        return
+    evaluator = BatchEvaluator(make_batches(2, 16, seed=9), per_sample_classification)
     loss, _ = evaluator.measure(garden, configurations)
     assert torch.equal(loss.isfinite().all(1), ~configurations[:, 1])
     assert torch.equal(loss.isfinite().any(1), ~configurations[:, 1])
     assert evaluator.problem is None
+    with pytest.raises(NonFiniteError, match="of 128 samples is not finite; lower the learning"):
+        evaluate_contributions(garden, evaluator)
 
 
 def test_more_than_four_seeds_and_a_precision_of_its_own() -> None:

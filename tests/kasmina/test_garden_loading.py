@@ -14,14 +14,9 @@ from esper.kasmina.blueprints.registry import BLUEPRINTS, register_blueprint
 from esper.kasmina.garden import Garden, load_garden
 from esper.kasmina.optimizer import CarriedOptimizer
 from esper.leyline.errors import CheckpointError
+from esper.leyline.manifest import MANIFEST_FILE, TENSORS_FILE, TREE_FILE
 from esper.leyline.stages import SeedStage
-from esper.leyline.storage import (
-    MANIFEST_FILE,
-    TENSORS_FILE,
-    TREE_FILE,
-    load_tree,
-    save_tree,
-)
+from esper.leyline.storage import load_tree, save_tree
 from tests.kasmina.gardens import (
     LIVING,
     Residual,

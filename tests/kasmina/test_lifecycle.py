@@ -54,7 +54,7 @@ def done(state: SlotState, op: LifecycleOp, **arguments: Any) -> SlotState:
     """The state after an operation that must take effect."""
     after, applied = apply(state, op, **arguments)
     assert int(applied.outcome) == Outcome.DONE
-    assert bool(applied.success)
+    assert bool(applied.took_effect)
     return after
 
 
@@ -235,7 +235,7 @@ def test_rows_act_apart() -> None:
         config=QUICK,
     )
     assert state.stage.tolist() == [[1, 2], [1, 1]]
-    assert applied.success.tolist() == [True, True]
+    assert applied.took_effect.tolist() == [True, True]
 
 
 def test_max_seeds_and_sequential_development_stop_germination() -> None:
@@ -317,7 +317,7 @@ def test_an_immediate_prune_at_decision_e_frees_the_slot_at_decision_e_plus_7() 
         state = record_epoch(state, score(50.0))
         seen.append(stage_of(state))
         _, applied = apply(state, LifecycleOp.GERMINATE, blueprint=1)
-        assert bool(applied.success) == (decision == 7)
+        assert bool(applied.took_effect) == (decision == 7)
     embargo = [SeedStage.EMBARGOED] * 5
     assert seen == [*embargo, SeedStage.RESETTING, SeedStage.DORMANT]
     assert same_state(state, empty_state(1, 1))

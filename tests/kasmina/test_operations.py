@@ -7,8 +7,10 @@ import math
 import pytest
 import torch
 
+from esper.kasmina.gates import GateConfig, describe_failure
 from esper.kasmina.lifecycle import Applied, Outcome
 from esper.kasmina.operations import (
+    OperationResult,
     check_number,
     check_target,
     describe_result,
@@ -16,6 +18,7 @@ from esper.kasmina.operations import (
     parse_choice,
     style_of,
 )
+from esper.kasmina.state import empty_state
 from esper.leyline.actions import LifecycleOp
 from esper.leyline.alpha import STYLE_SPECS, AlphaAlgorithm, AlphaCurve, AlphaMode, BlendStyle
 from esper.leyline.errors import SlotError, UnknownNameError, UsageError
@@ -53,16 +56,26 @@ def test_without_a_style_a_command_has_the_placeholder() -> None:
     assert command.ramp.tolist() == [AlphaCurve.SIGMOID]
 
 
+def describe(op: LifecycleOp, outcome: Outcome, refusal: Refusal = Refusal.NONE) -> OperationResult:
+    return describe_result(
+        empty_state(1, 2),
+        make_command(op, 1),
+        applied(outcome, refusal),
+        ("head", "stem"),
+        GateConfig(),
+    )
+
+
 def test_what_took_effect_is_true_and_has_no_reason() -> None:
-    result = describe_result(applied(Outcome.DONE), LifecycleOp.PRUNE, "a", "")
+    result = describe(LifecycleOp.PRUNE, Outcome.DONE)
     assert result
     assert result.ok
-    assert (result.op, result.slot, result.reason) == (LifecycleOp.PRUNE, "a", "")
+    assert (result.op, result.slot, result.reason) == (LifecycleOp.PRUNE, "stem", "")
 
 
 @pytest.mark.parametrize("refusal", [refusal for refusal in Refusal if refusal])
 def test_every_refusal_is_said_in_words(refusal: Refusal) -> None:
-    result = describe_result(applied(Outcome.ILLEGAL, refusal), LifecycleOp.ADVANCE, "stem", "")
+    result = describe(LifecycleOp.ADVANCE, Outcome.ILLEGAL, refusal)
     assert not result
     assert result.reason == f"ADVANCE at stem: {REFUSAL_TEXTS[refusal]}"
     assert "\n" not in result.reason
@@ -70,9 +83,12 @@ def test_every_refusal_is_said_in_words(refusal: Refusal) -> None:
 
 @pytest.mark.parametrize("op", [LifecycleOp.GERMINATE, LifecycleOp.ADVANCE, LifecycleOp.FOSSILIZE])
 def test_a_closed_gate_is_said_in_words(op: LifecycleOp) -> None:
-    result = describe_result(applied(Outcome.GATE_FAILED), op, "stem", "gate G9 waits")
+    result = describe(op, Outcome.GATE_FAILED)
     assert not result.ok
-    assert result.reason == f"{op.name} at stem: gate G9 waits"
+    assert (
+        result.reason
+        == f"{op.name} at stem: {describe_failure(empty_state(1, 2), 1, GateConfig())}"
+    )
 
 
 def test_choices_are_found_by_name_in_any_case_or_by_themselves() -> None:

@@ -5,11 +5,15 @@ from esper.leyline.actions import (
     CAUSAL_HEADS,
     HEAD_NAMES,
     HEAD_SIZES,
+    HEAD_VALUES,
     NUM_OPS,
     PLACEHOLDERS,
     LifecycleOp,
     causal_table,
+    choice_text,
     decode_actions,
+    describe_action,
+    head_values,
     placeholder_actions,
 )
 from esper.leyline.errors import UsageError
@@ -150,3 +154,43 @@ def test_wrong_type_or_shape_is_refused(head: str, wrong: torch.Tensor) -> None:
     actions = {**placeholder_actions(2), head: wrong}
     with pytest.raises(UsageError, match="must be int64 with one index per row"):
         decode_actions(actions)
+
+
+def test_an_action_is_described_by_what_its_op_uses() -> None:
+    values = head_values(["stem", "body"], ["noop", "norm"])
+    assert set(values) == set(HEAD_NAMES)
+    indices = dict.fromkeys(HEAD_NAMES, 1)
+    assert describe_action(indices, values) == {
+        "op": "GERMINATE",
+        "slot": "body",
+        "blueprint": "norm",
+        "style": "LINEAR_MULTIPLY",
+        "tempo": 5,
+        "alpha_target": 0.7,
+        "alpha_speed": None,
+        "alpha_curve": None,
+    }
+    waits = describe_action({**indices, "op": 0}, values)
+    assert waits == {**dict.fromkeys(HEAD_NAMES), "op": "WAIT"}
+
+
+def test_what_an_index_means_is_what_is_carried_out() -> None:
+    for index, epochs in enumerate(HEAD_VALUES["tempo"]):
+        actions = {**placeholder_actions(1), "tempo": torch.tensor([index])}
+        assert decode_actions(actions).tempo.tolist() == [epochs]
+    for index, ticks in enumerate(HEAD_VALUES["alpha_speed"]):
+        actions = {**placeholder_actions(1), "alpha_speed": torch.tensor([index])}
+        assert decode_actions(actions).speed.tolist() == [ticks]
+    for index, target in enumerate(HEAD_VALUES["alpha_target"]):
+        actions = {**placeholder_actions(1), "alpha_target": torch.tensor([index])}
+        assert decode_actions(actions).target.tolist() == [target]
+
+
+def test_choices_are_told_with_their_unit() -> None:
+    told = [
+        choice_text("tempo", 5),
+        choice_text("alpha_speed", 3),
+        choice_text("alpha_target", 0.7),
+    ]
+    assert told == ["5 epochs", "3 ticks", "0.7"]
+    assert choice_text("style", "SIGMOID_ADD") == "SIGMOID_ADD"

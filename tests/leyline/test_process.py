@@ -5,8 +5,18 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
-from esper.leyline.process import keep_freed_memory, without_collections
+from esper._version import __version__
+from esper.leyline.errors import UsageError
+from esper.leyline.process import (
+    choose_device,
+    gpu_memory_share,
+    keep_freed_memory,
+    resident_bytes,
+    software_versions,
+    without_collections,
+)
 
 on_glibc = pytest.mark.skipif(sys.platform != "linux", reason="a setting of glibc")
 
@@ -60,3 +70,46 @@ def test_collections_go_on_after_an_error() -> None:
     with pytest.raises(ZeroDivisionError), without_collections():
         _ = 1 / 0
     assert gc.isenabled()
+
+
+@pytest.mark.parametrize("has_cuda", [False, True])
+def test_auto_is_what_there_is(monkeypatch: pytest.MonkeyPatch, has_cuda: bool) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_cuda)
+    assert choose_device("auto") == torch.device("cuda" if has_cuda else "cpu")
+    assert choose_device("cpu") == torch.device("cpu")
+
+
+def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for name in ("cuda", "cuda:1"):
+        with pytest.raises(UsageError, match="no CUDA device; use --device cpu"):
+            choose_device(name)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert choose_device("cuda:1") == torch.device("cuda", 1)
+
+
+def test_the_versions_that_matter_are_named() -> None:
+    found = software_versions()
+    assert found["esper"] == __version__
+    assert found["torch"] == torch.__version__
+    assert {"python", "numpy", "platform"} <= set(found)
+    assert all(found.values())
+
+
+def test_memory_grows_with_what_is_held() -> None:
+    # In a process of its own: one that has freed memory before may hold more without growing.
+    script = (
+        "from esper.leyline.process import resident_bytes\n"
+        "before = resident_bytes()\n"
+        "held = bytearray(b'x' * (32 * 2**20))\n"
+        "print(resident_bytes() - before)\n"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert int(said.stdout) > 16 * 2**20
+    assert resident_bytes() is not None
+
+
+def test_a_cpu_has_no_share_of_a_device() -> None:
+    assert gpu_memory_share(torch.device("cpu")) is None

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -11,6 +12,7 @@ from esper.leyline.records import (
     RunSummary,
     SeedRecord,
     SlotRecord,
+    copy_fields,
     seed_records,
 )
 
@@ -145,3 +147,15 @@ def test_a_record_comes_back_from_plain_data() -> None:
             path="blocks.0", kind="Sequential", parameters=44, shape=shape, slots=("r0c0",)
         )
         assert ModuleRecord.from_mapping(json.loads(json.dumps(record.to_mapping()))) == record
+
+
+def test_a_record_of_another_kind_takes_over_what_both_have() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Row:
+        stage: str
+        alpha: float | None = None
+        slot: str | None = None
+        unknown: int | None = None
+
+    found = copy_fields(Row, slot("HOLDING"), slot="a", alpha=0.5)
+    assert found == Row(stage="HOLDING", alpha=0.5, slot="a", unknown=None)

@@ -25,16 +25,11 @@ from hypothesis import strategies as st
 
 import esper.leyline
 from esper._version import __version__
-from esper.leyline import storage
+from esper.leyline import files
 from esper.leyline.errors import CheckpointError
-from esper.leyline.storage import (
-    MANIFEST_FILE,
-    TENSORS_FILE,
-    TREE_FILE,
-    atomic_write_text,
-    load_tree,
-    save_tree,
-)
+from esper.leyline.files import atomic_write_text
+from esper.leyline.manifest import MANIFEST_FILE, TENSORS_FILE, TREE_FILE, manifest_checksum
+from esper.leyline.storage import load_tree, save_tree
 from tests.leyline.states import NEW, OLD, assert_same, load, save
 
 FILES = (TENSORS_FILE, TREE_FILE, MANIFEST_FILE)
@@ -88,7 +83,7 @@ def test_meta_comes_back_and_the_manifest_can_be_read_by_eye(tmp_path: Path) -> 
 
     manifest = json.loads((tmp_path / "state" / MANIFEST_FILE).read_text())
     assert (manifest["kind"], manifest["version"]) == ("garden", 3)
-    assert manifest["esper"] == __version__
+    assert manifest["software"]["esper"] == __version__
     created = datetime.fromisoformat(manifest["created"])
     assert timedelta(0) <= datetime.now(UTC) - created < timedelta(minutes=5)
     for name in (TENSORS_FILE, TREE_FILE):
@@ -194,7 +189,7 @@ def forge(folder: Path, name: str, data: bytes) -> None:
     if name != MANIFEST_FILE:
         digest = hashlib.sha256(data).hexdigest()
         manifest["files"][name] = {"size": len(data), "sha256": digest}
-    manifest["checksum"] = storage._manifest_checksum(manifest)
+    manifest["checksum"] = manifest_checksum(manifest)
     (folder / MANIFEST_FILE).write_text(json.dumps(manifest))
 
 
@@ -231,8 +226,18 @@ def test_forged_files_are_refused_too(name: str, data: bytes, tmp_path: Path) ->
 def test_a_newer_layout_says_so_even_if_all_else_is_unknown(tmp_path: Path) -> None:
     save(tmp_path / "state", OLD)
     path = tmp_path / "state" / MANIFEST_FILE
-    path.write_text(json.dumps({"format": "esper-state", "layout": 2, "stuff": []}))
-    assert "saved by a newer Esper (layout 2, this one reads up to 1)" in refusal(path.parent)
+    path.write_text(json.dumps({"format": "esper-state", "layout": 3, "stuff": []}))
+    assert "saved by a newer Esper (layout 3, this one reads 2); update" in refusal(path.parent)
+
+
+def test_an_older_layout_says_who_can_read_it(tmp_path: Path) -> None:
+    save(tmp_path / "state", OLD)
+    path = tmp_path / "state" / MANIFEST_FILE
+    path.write_text(json.dumps({"format": "esper-state", "layout": 1, "esper": "0.1.0"}))
+    line = refusal(path.parent)
+    assert (
+        "saved by an older Esper (layout 1, this one reads 2); use it with that one (0.1.0)" in line
+    )
 
 
 class Bomb:
@@ -349,7 +354,7 @@ def fail_at(
 
     for name in EFFECTS:
         monkeypatch.setattr(os, name, wrap(getattr(os, name)))
-    monkeypatch.setattr(storage, "_write_bytes", wrap(storage._write_bytes))
+    monkeypatch.setattr(files, "_write_bytes", wrap(files._write_bytes))
     return calls
 
 
@@ -486,7 +491,7 @@ def test_a_real_full_disk(tmp_path: Path) -> None:
         pytest.skip("this system has no /dev/full")
     with pytest.raises(OSError, match="No space left") as caught, open(full, "wb", 0) as file:
         file.write(b"x")
-    line = str(storage._cannot_save(tmp_path / "state", caught.value))
+    line = str(files._cannot_save(tmp_path / "state", caught.value))
     assert "No space left on device; free some space" in line
 
 

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from esper.leyline.records import DecisionRecord, EpochRecord, SlotRecord
-from esper.nissa import RunRow, RunStore, open_run, open_store, record_epoch
+from esper.nissa import RunRow, RunStore, open_run, open_store
 from esper.nissa.columns import TABLES
+from esper.nissa.schema import ContributionRow, EpisodeRow, RoundRow, UpdateHeadRow, UpdateRow
+from esper.runs.record_growing import epoch_rows
 
 SLOTS = ("r0c0", "r0c1")
 EPOCHS = 30
@@ -130,7 +132,7 @@ def tell(
     if not start:
         store.event("training_started", "esper grow --task digits")
     for epoch in range(start + 1, stop_after + 1):
-        record_epoch(store, HISTORY[:epoch], host_parameters=6_418)
+        store.write(*epoch_rows(HISTORY[:epoch], host_parameters=6_418))
         tell_training(store, epoch)
         if epoch % mark_every == 0 and marks is not None:
             marks[epoch] = store.watermark()
@@ -145,13 +147,21 @@ def tell(
 def tell_training(store: RunStore, epoch: int) -> None:
     """Tell what a learner would, as if every epoch were a round."""
     entropy = 0.01 if 9 <= epoch <= 20 else 0.6
-    store.head(round=epoch, head="blueprint", entropy_conditional=entropy, usage=0.05, free_steps=9)
-    store.head(round=epoch, head="op", entropy_conditional=0.4, usage=1.0, free_steps=400)
-    store.update(round=epoch, ordinal=0, is_last=False, approx_kl=9.0)
-    store.update(round=epoch, ordinal=1, approx_kl=0.2 if epoch == 12 else 0.01, env_steps=epoch)
-    store.episode(round=epoch, episodic_return=float(epoch), rolled_back=epoch == 6)
-    store.round(round=epoch, score_mean=50.0, wait_share_free=0.99, free_steps=400)
-    store.contribution(round=epoch, step=3, kind="solo_on", slot=SLOTS[0], value=1.0)
+    store.write(
+        UpdateHeadRow(
+            round=epoch, head="blueprint", entropy_conditional=entropy, usage=0.05, free_steps=9
+        )
+    )
+    store.write(
+        UpdateHeadRow(round=epoch, head="op", entropy_conditional=0.4, usage=1.0, free_steps=400)
+    )
+    store.write(UpdateRow(round=epoch, ordinal=0, is_last=False, approx_kl=9.0))
+    store.write(
+        UpdateRow(round=epoch, ordinal=1, approx_kl=0.2 if epoch == 12 else 0.01, env_steps=epoch)
+    )
+    store.write(EpisodeRow(round=epoch, episodic_return=float(epoch), rolled_back=epoch == 6))
+    store.write(RoundRow(round=epoch, score_mean=50.0, wait_share_free=0.99, free_steps=400))
+    store.write(ContributionRow(round=epoch, step=3, kind="solo_on", slot=SLOTS[0], value=1.0))
 
 
 def kill(store: RunStore) -> None:

@@ -117,7 +117,10 @@ def test_what_is_missing_empty_or_foreign_is_refused(tmp_path: Path, path: Path)
         connect_writer(tmp_path / "nowhere.db")
 
 
-@pytest.mark.parametrize(("version", "advice"), [(99, "newer Esper"), (0, "older Esper")])
+@pytest.mark.parametrize(
+    ("version", "advice"),
+    [(99, "newer Esper"), (SCHEMA_VERSION - 1, "older Esper"), (0, "older Esper")],
+)
 def test_another_version_is_refused(path: Path, version: int, advice: str) -> None:
     connection = sqlite3.connect(path)
     connection.execute(f"PRAGMA user_version = {version}")

@@ -11,6 +11,7 @@ import pytest
 from esper.leyline.errors import UsageError
 from esper.nissa import find_runs, open_store
 from esper.nissa.listing import describe_run
+from esper.nissa.schema import EpochRow, RoundRow
 from tests.nissa.telling import EPOCHS, kill, run_row, tell
 
 
@@ -28,7 +29,7 @@ def test_every_state_is_told_apart(tmp_path: Path) -> None:
     (tmp_path / "empty" / "run.db").touch()
     (tmp_path / "not_a_run").mkdir()
     with open_store(tmp_path / "going", run_row(), sinks=()) as store:
-        store.epoch(step=3, val_score=44.0)
+        store.write(EpochRow(step=3, val_score=44.0))
         store.flush()
         assert states(tmp_path) == {
             "done": "finished",
@@ -51,8 +52,8 @@ def test_every_state_is_told_apart(tmp_path: Path) -> None:
 
 def test_a_training_run_counts_rounds(tmp_path: Path) -> None:
     with open_store(tmp_path, run_row(kind="train", rounds=40), sinks=()) as store:
-        store.round(round=0)
-        store.round(round=1)
+        store.write(RoundRow(round=0))
+        store.write(RoundRow(round=1))
     run = describe_run(tmp_path)
     assert (run.done, run.planned, run.unit) == (2, 40, "rounds")
 

@@ -1,13 +1,7 @@
 from __future__ import annotations
 
-import math
-
-import numpy as np
-import pytest
-import torch
-
 from esper.nissa.columns import TABLE_OF, TABLES
-from esper.nissa.metrics import METRICS, Point, make_histogram, points_of
+from esper.nissa.metrics import METRICS, Point, points_of
 from esper.nissa.schema import (
     DecisionRow,
     EpisodeRow,
@@ -107,21 +101,10 @@ def test_every_table_that_has_curves_is_known() -> None:
     assert {TABLE_OF[record].name for record in METRICS} <= set(TABLES)
 
 
-@pytest.mark.parametrize(
-    "values", [[1.0, 2.0, math.nan], np.array([[1.0], [2.0]]), torch.tensor([1.0, 2.0])]
-)
-def test_histograms_copy_what_is_finite(values: object) -> None:
-    made = make_histogram("weights", values, 3)
-    assert made is not None
-    assert made.values.tolist() == [1.0, 2.0]
-    assert made.values.dtype == np.float64
-
-
-def test_a_histogram_of_parameters_keeps_its_numbers() -> None:
-    weights = torch.nn.Parameter(torch.ones(3))
-    made = make_histogram("weights", weights, 3)
-    with torch.no_grad():
-        weights.zero_()
-    assert made is not None
-    assert made.values.tolist() == [1.0, 1.0, 1.0]
-    assert make_histogram("weights", [math.nan], 3) is None
+def test_a_term_of_the_reward_is_a_curve_of_its_own_whoever_wrote_it() -> None:
+    terms = {"rent": {"mean": -0.1, "share": 0.25}, "somebody's": {"mean": 0.3, "share": None}}
+    assert named(RoundRow(reward_terms=terms, env_steps=600)) == {
+        "rewards/mean/rent": (600, -0.1),
+        "rewards/share/rent": (600, 0.25),
+        "rewards/mean/somebody's": (600, 0.3),
+    }

@@ -14,6 +14,7 @@ import pytest
 from esper.leyline.errors import UsageError
 from esper.nissa import StoreError, open_store, query_run
 from esper.nissa.query import stream_query, unique_names
+from esper.nissa.schema import EpochRow
 from tests.nissa.telling import run_row, tell
 
 
@@ -181,11 +182,11 @@ def test_rows_can_be_streamed(run: Path) -> None:
 
 def test_a_question_sees_a_run_that_is_going_on_and_does_not_hold_it_up(tmp_path: Path) -> None:
     with open_store(tmp_path, run_row(), sinks=()) as store:
-        store.epoch(step=1)
+        store.write(EpochRow(step=1))
         store.flush()
         with stream_query(tmp_path, "SELECT step FROM epochs") as (_, rows):
             assert next(rows) == (1,)
-            store.epoch(step=2)
+            store.write(EpochRow(step=2))
             store.flush()
         assert query_run(tmp_path, "SELECT COUNT(*) FROM epochs").rows == [(2,)]
 

@@ -2,12 +2,16 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from pathlib import Path
 
 import pytest
 
+import esper
 from esper.leyline.actions import HEAD_NAMES
 from esper.nissa import schema
-from esper.nissa.columns import TABLES, Table
+from esper.nissa.columns import TABLES, VIEWS, Table
+
+SOURCE = Path(esper.__file__).parent
 
 PROMISED = [
     "runs",
@@ -65,28 +69,21 @@ def test_every_head_has_its_columns_in_a_decision() -> None:
         assert {head, f"valid_{head}", f"confidence_{head}"} <= set(names)
 
 
-def test_every_term_of_the_reward_has_a_column() -> None:
-    terms = [
-        "gain",
-        "attribution",
-        "blending",
-        "holding",
-        "pbrs",
-        "synergy",
-        "rent",
-        "shock",
-        "occupancy",
-        "first_germination",
-        "action",
-        "terminal",
-        "escrow",
-        "clawback",
-        "auto_prune",
-        "hindsight",
-        "rollback",
-    ]
-    assert {f"reward_{term}" for term in terms} <= set(TABLES["decisions"].names)
-    assert "shaped_reward_ratio" in TABLES["decisions"].names
+def test_a_view_unfolds_a_json_column_of_a_table() -> None:
+    for view in VIEWS.values():
+        assert TABLES[view.table].column(view.column).is_json
+        assert view.name not in TABLES
+        assert view.meaning.endswith(".")
+
+
+def test_every_kind_of_event_is_its_own_name_in_lower_case_and_is_emitted() -> None:
+    # A report only reads events.
+    writers = [path for path in SOURCE.rglob("*.py") if "report" not in path.parts]
+    source = "".join(path.read_text(encoding="utf-8") for path in writers)
+    for kind in schema.EventKind:
+        assert kind == kind.name.lower()
+        emitted = re.findall(rf"EventKind\.{kind.name}\b", source)
+        assert emitted, f"nothing emits {kind.name}; emit it or delete it"
 
 
 def test_the_version_is_a_whole_number() -> None:

@@ -13,7 +13,19 @@ import pytest
 
 from esper.leyline.errors import UsageError
 from esper.nissa import RunRow, StoreError, open_run, open_store, query_run
-from esper.nissa.schema import AlarmRow, EpochRow, EventRow
+from esper.nissa.schema import (
+    AlarmRow,
+    ContributionRow,
+    DecisionRow,
+    EpisodeRow,
+    EpochRow,
+    EventRow,
+    RoundRow,
+    SeedRow,
+    StageRow,
+    UpdateHeadRow,
+    UpdateRow,
+)
 from tests.nissa.telling import hold_lock, run_row
 
 
@@ -23,19 +35,21 @@ def rows(folder: Path, sql: str) -> list[tuple[Any, ...]]:
 
 def test_what_is_told_is_found_again(tmp_path: Path) -> None:
     with open_store(tmp_path, run_row(), sinks=()) as store:
-        store.epoch(step=1, val_score=71.5, stabilized=True)
-        store.decision(step=1, op="GERMINATE", slot="r0c0", alternatives={"op": [["WAIT", 0.4]]})
-        store.seed(ordinal=0, slot="r0c0", blueprint="norm", fate="germinated")
-        store.seed(ordinal=0, slot="r0c0", blueprint="norm", fate="training")
-        store.stage(step=2, ordinal=0, slot="r0c0", stage="TRAINING", alpha=0.0)
-        store.contribution(step=2, kind="leave_one_out", slot="r0c0", value=1.5, se=0.2)
-        store.contribution(step=2, kind="solo_on", slot="r0c0", value=1.0)
-        store.alarm(step=2, monitor="mine", severity="info", message="look")
+        store.write(EpochRow(step=1, val_score=71.5, stabilized=True))
+        store.write(
+            DecisionRow(step=1, op="GERMINATE", slot="r0c0", alternatives={"op": [["WAIT", 0.4]]})
+        )
+        store.write(SeedRow(ordinal=0, slot="r0c0", blueprint="norm", fate="germinated"))
+        store.write(SeedRow(ordinal=0, slot="r0c0", blueprint="norm", fate="training"))
+        store.write(StageRow(step=2, ordinal=0, slot="r0c0", stage="TRAINING", alpha=0.0))
+        store.write(ContributionRow(step=2, kind="leave_one_out", slot="r0c0", value=1.5, se=0.2))
+        store.write(ContributionRow(step=2, kind="solo_on", slot="r0c0", value=1.0))
+        store.write(AlarmRow(step=2, monitor="mine", severity="info", message="look"))
         store.event("note", "hello", step=2, data={"a": [1, None]})
-        store.round(round=0, return_mean=1.0)
-        store.head(head="op", entropy=0.5)
-        store.update(approx_kl=0.01)
-        store.episode(episodic_return=3.0, is_success=False)
+        store.write(RoundRow(round=0, return_mean=1.0))
+        store.write(UpdateHeadRow(head="op", entropy=0.5))
+        store.write(UpdateRow(approx_kl=0.01))
+        store.write(EpisodeRow(episodic_return=3.0, reached_score=False))
         store.finish("finished", val_score=71.5)
     with open_run(tmp_path) as run:
         (epoch,) = run.rows("epochs")
@@ -50,7 +64,7 @@ def test_what_is_told_is_found_again(tmp_path: Path) -> None:
         ]
         assert run.rows("events")[0]["data"] == {"a": [1, None]}
         assert run.rows("alarms")[0]["monitor"] == "mine"
-        assert run.rows("episodes")[0]["is_success"] is False
+        assert run.rows("episodes")[0]["reached_score"] is False
         assert len(run.rows("seed_stages")) == len(run.rows("rounds")) == 1
         assert len(run.rows("updates")) == len(run.rows("update_heads")) == 1
         info = run.info
@@ -59,8 +73,8 @@ def test_what_is_told_is_found_again(tmp_path: Path) -> None:
 
 def test_absent_is_null_and_never_zero(tmp_path: Path) -> None:
     with open_store(tmp_path, RunRow(), sinks=()) as store:
-        store.epoch(step=1)
-        store.update(round=1, approx_kl=float("nan"))
+        store.write(EpochRow(step=1))
+        store.write(UpdateRow(round=1, approx_kl=float("nan")))
     (epoch,) = rows(tmp_path, "SELECT * FROM epochs")
     assert epoch.count(None) == len(epoch) - 5  # id, round, row, step, time
     assert rows(tmp_path, "SELECT approx_kl FROM updates") == [(None,)]
@@ -70,7 +84,7 @@ def test_rows_are_in_the_file_within_half_a_second(tmp_path: Path) -> None:
     delays = []
     with open_store(tmp_path, run_row(), sinks=()) as store:
         for step in range(1, 4):
-            store.epoch(step=step)
+            store.write(EpochRow(step=step))
             told = time.monotonic()
             while rows(tmp_path, "SELECT MAX(step) FROM epochs") != [(step,)]:
                 assert time.monotonic() - told < 10
@@ -133,13 +147,15 @@ def test_numbers_of_other_libraries_and_hostile_text_are_kept(tmp_path: Path) ->
 
     hostile = "'); DROP TABLE runs; -- <b> \x1b[31m \x00 \udcff"
     with open_store(tmp_path, run_row(task=hostile, name=hostile), sinks=()) as store:
-        store.epoch(
-            step=np.int64(3),
-            val_score=torch.tensor(1.5),
-            val_loss=np.float32(0.25),
-            stabilized=np.bool_(True),
+        store.write(
+            EpochRow(
+                step=np.int64(3),
+                val_score=torch.tensor(1.5),
+                val_loss=np.float32(0.25),
+                stabilized=np.bool_(True),
+            )
         )
-        store.decision(step=1, op=hostile, reason=hostile * 500)
+        store.write(DecisionRow(step=1, op=hostile, reason=hostile * 500))
         store.event(hostile, hostile, step=1, data={hostile: Path("a/b")})
     kept = hostile.encode("utf-8", "backslashreplace").decode()
     assert rows(tmp_path, "SELECT step, val_score, val_loss, stabilized FROM epochs") == [
@@ -154,7 +170,7 @@ def test_numbers_of_other_libraries_and_hostile_text_are_kept(tmp_path: Path) ->
 @pytest.mark.parametrize("value", [object(), 2**70, {"a": 1}])
 def test_a_value_that_cannot_be_stored_is_named(tmp_path: Path, value: Any) -> None:
     with open_store(tmp_path, run_row(), sinks=()) as store:
-        store.epoch(step=2, parameters=value)
+        store.write(EpochRow(step=2, parameters=value))
         with pytest.raises(StoreError, match=r"the epochs row \(round 0, row 0, step 2\)"):
             store.flush()
 
@@ -165,7 +181,7 @@ def test_a_full_queue_makes_the_producer_wait_and_the_wait_is_measured(tmp_path:
     holder.execute("BEGIN IMMEDIATE")
     threading.Timer(0.5, holder.rollback).start()
     for step in range(60):
-        store.epoch(step=step)
+        store.write(EpochRow(step=step))
     waited = store.stats
     store.close()
     holder.close()
@@ -176,31 +192,13 @@ def test_a_full_queue_makes_the_producer_wait_and_the_wait_is_measured(tmp_path:
     assert kept == (waited.waits, 1)
 
 
-def test_live_events_are_dropped_in_a_hurry_and_counted(tmp_path: Path) -> None:
-    holder = hold_lock(tmp_path, run_row())
-    store = open_store(tmp_path, run_row(), resume=True, sinks=(), queue_rows=10)
-    store.flush()
-    holder.execute("BEGIN IMMEDIATE")
-    store.write(*[EpochRow(step=step) for step in range(10)])
-    for _ in range(50):
-        store.live("tick", "still here")
-    dropped = store.stats.dropped
-    holder.rollback()
-    holder.close()
-    store.close()
-    assert dropped >= 40
-    assert rows(tmp_path, "SELECT dropped FROM runs") == [(dropped,)]
-    assert rows(tmp_path, "SELECT COUNT(*) FROM epochs") == [(10,)]
-    assert rows(tmp_path, "SELECT COUNT(*) FROM events WHERE kind = 'tick'") == [(0,)]
-
-
 def test_alarms_are_rows_and_reach_whoever_listens(tmp_path: Path) -> None:
     heard: list[AlarmRow] = []
     with open_store(tmp_path, run_row(), sinks=(), on_alarm=heard.append) as store:
         for step in range(1, 6):
-            store.epoch(step=step, val_loss=0.5, val_score=80.0)
-        store.epoch(step=6, val_loss=5.0, val_score=60.0)
-        store.epoch(step=7, val_loss=0.5, val_score=80.0)
+            store.write(EpochRow(step=step, val_loss=0.5, val_score=80.0))
+        store.write(EpochRow(step=6, val_loss=5.0, val_score=60.0))
+        store.write(EpochRow(step=7, val_loss=0.5, val_score=80.0))
     found = rows(tmp_path, "SELECT step, monitor, state, subject FROM alarms ORDER BY id")
     assert found == [
         (6, "sudden_change", "raised", "loss_spike"),
@@ -232,7 +230,7 @@ def test_an_exception_is_noted(tmp_path: Path) -> None:
 
 def test_ctrl_c_is_an_interruption(tmp_path: Path) -> None:
     store = open_store(tmp_path, run_row(), sinks=())
-    store.epoch(step=1)
+    store.write(EpochRow(step=1))
     with pytest.raises(KeyboardInterrupt), store:
         raise KeyboardInterrupt
     assert rows(tmp_path, "SELECT status FROM runs") == [("interrupted",)]
@@ -252,7 +250,7 @@ def test_a_closed_store_says_so_and_closes_twice(tmp_path: Path) -> None:
     store.close()
     store.close()
     with pytest.raises(StoreError, match="is closed"):
-        store.epoch(step=1)
+        store.write(EpochRow(step=1))
 
 
 # ----------------------------------------------------------------------------------- what fails
@@ -263,7 +261,7 @@ def test_a_store_held_by_another_program_is_one_clear_line(tmp_path: Path) -> No
     store = open_store(tmp_path, run_row(), resume=True, sinks=(), busy_timeout_s=0.2)
     mark = store.watermark()
     holder.execute("BEGIN IMMEDIATE")
-    store.epoch(step=1)
+    store.write(EpochRow(step=1))
     with pytest.raises(StoreError) as caught:
         store.watermark()
     assert str(caught.value) == (
@@ -271,12 +269,12 @@ def test_a_store_held_by_another_program_is_one_clear_line(tmp_path: Path) -> No
         "it; close that program; the last checkpoint is intact, then continue with --resume"
     )
     with pytest.raises(StoreError, match="locked"):
-        store.epoch(step=2)
+        store.write(EpochRow(step=2))
     store.close()
     holder.rollback()
     holder.close()
     with open_store(tmp_path, run_row(), resume=mark, sinks=()) as again:
-        again.epoch(step=1)
+        again.write(EpochRow(step=1))
     assert rows(tmp_path, "SELECT COUNT(*) FROM epochs") == [(1,)]
 
 
@@ -284,23 +282,23 @@ def test_a_killed_writer_is_one_clear_line(tmp_path: Path) -> None:
     import ctypes
 
     store = open_store(tmp_path, run_row(), sinks=())
-    store.epoch(step=1)
+    store.write(EpochRow(step=1))
     mark = store.watermark()
     thread = store._writer._thread
     ctypes.pythonapi.PyThreadState_SetAsyncExc(
         ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit)
     )
     # The thread sleeps until there is something to do; then the exception reaches it.
-    store.epoch(step=2)
+    store.write(EpochRow(step=2))
     thread.join(5)
     assert not thread.is_alive()
     with pytest.raises(StoreError, match=r"stopped \(SystemExit.*the last checkpoint is intact"):
-        store.epoch(step=3)
+        store.write(EpochRow(step=3))
     with pytest.raises(StoreError, match="stopped"):
         store.watermark()
     store.close()
     with open_store(tmp_path, run_row(), resume=mark, sinks=()) as again:
-        again.epoch(step=2)
+        again.write(EpochRow(step=2))
     assert rows(tmp_path, "SELECT step FROM epochs") == [(1,), (2,)]
 
 
@@ -308,15 +306,16 @@ FULL_DISK = """
 import resource, sys
 from pathlib import Path
 from esper.nissa import RunRow, StoreError, open_store
+from esper.nissa.schema import EpochRow
 
 folder = Path(sys.argv[1])
 store = open_store(folder, RunRow(task="digits"), sinks=())
-store.epoch(step=1)
+store.write(EpochRow(step=1))
 mark = store.watermark()
 resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
 try:
     for step in range(2, 100_000):
-        store.epoch(step=step)
+        store.write(EpochRow(step=step))
         store.event("filler", "x" * 500, step=step)
     store.watermark()
 except StoreError as error:
@@ -337,7 +336,7 @@ def test_a_full_disk_is_one_clear_line_and_the_run_continues_later(tmp_path: Pat
     assert line.startswith(f"cannot write the store {folder / 'run.db'}: ")
     assert "the last checkpoint is intact" in line
     with open_store(folder, RunRow(task="digits"), resume=json.loads(mark), sinks=()) as store:
-        store.epoch(step=2)
+        store.write(EpochRow(step=2))
     assert rows(folder, "SELECT step FROM epochs") == [(1,), (2,)]
     assert rows(folder, "PRAGMA integrity_check") == [("ok",)]
 
@@ -348,13 +347,13 @@ def test_a_forked_child_does_not_write(tmp_path: Path) -> None:
         child = os.fork()
         if child == 0:
             try:
-                store.epoch(step=1)
+                store.write(EpochRow(step=1))
                 os._exit(1)
             except StoreError as error:
                 store.close()
                 os._exit(0 if "forked" in str(error) else 2)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        store.epoch(step=2)
+        store.write(EpochRow(step=2))
     assert rows(tmp_path, "SELECT step FROM epochs") == [(2,)]
 
 
@@ -386,8 +385,9 @@ def test_a_store_survives_sigkill_at_fifty_random_moments(tmp_path: Path) -> Non
 def test_a_process_that_forgets_to_close_loses_nothing(tmp_path: Path) -> None:
     script = (
         "import sys; from esper.nissa import RunRow, open_store\n"
+        "from esper.nissa.schema import EpochRow\n"
         "store = open_store(sys.argv[1], RunRow(), sinks=())\n"
-        "store.epoch(step=1)\n"
+        "store.write(EpochRow(step=1))\n"
     )
     subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True)
     assert rows(tmp_path, "SELECT COUNT(*) FROM epochs") == [(1,)]

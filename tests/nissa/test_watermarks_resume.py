@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from esper.nissa import StoreError, open_run, open_store, query_run
+from esper.nissa.schema import EpochRow
 from esper.nissa.watermarks import read_positions
 from tests.nissa.sinks.event_file import scalars
 from tests.nissa.telling import EPOCHS, contents, run_row, tell
@@ -116,7 +117,7 @@ def test_a_store_that_is_behind_its_checkpoint_is_refused(tmp_path: Path) -> Non
 def test_old_watermarks_are_forgotten_and_numbers_go_on(tmp_path: Path) -> None:
     with open_store(tmp_path, run_row(), sinks=()) as store:
         for step in range(1, 101):
-            store.epoch(step=step)
+            store.write(EpochRow(step=step))
             mark = store.watermark()
     assert mark["number"] == 100
     assert mark["positions"]["epochs"] == 100

@@ -15,7 +15,7 @@ from esper.kasmina.blueprints.registry import BLUEPRINTS, register_blueprint
 from esper.kasmina.hosts import HOSTS, register_host
 from esper.leyline.blueprints import Topology
 from esper.leyline.config import Config, option
-from tests.population.worlds import TinyValues
+from tests.population.tiny_tasks import TinyValues
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from esper.growth.grow import TrainingBatches
+from esper.growth.build import TrainingBatches
 from esper.population.batches import (
+    BatchBuffers,
     EpochPlan,
-    Feed,
-    Inputs,
+    EpochSampler,
     draw_epoch_crops,
     gather_batch,
     order_images,
@@ -20,7 +20,7 @@ from esper.population.batches import (
 from esper.tasks import get_task
 from esper.tasks.dataset import TaskData
 from esper.tasks.task import Task
-from tests.population.worlds import MIXED, TinyImages
+from tests.population.tiny_tasks import MIXED, TinyImages
 
 KEYS = [11, 5, 23]
 
@@ -32,11 +32,11 @@ def task(request: pytest.FixtureRequest) -> Task:
 
 
 @pytest.fixture
-def feeds() -> Iterator[list[Feed]]:
-    made: list[Feed] = []
+def samplers() -> Iterator[list[EpochSampler]]:
+    made: list[EpochSampler] = []
     yield made
-    for feed in made:
-        feed.close()
+    for sampler in made:
+        sampler.close()
 
 
 def batches(plan: EpochPlan, data: TaskData, size: int, row: int) -> list[tuple[Tensor, Tensor]]:
@@ -52,22 +52,22 @@ def assert_batches(one: list[tuple[Tensor, Tensor]], other: list[tuple[Tensor, T
         assert torch.equal(y, other_y)
 
 
-def test_a_row_is_fed_as_a_network_that_grows_alone(task: Task, feeds: list[Feed]) -> None:
+def test_a_row_sees_what_a_network_alone_sees(task: Task, samplers: list[EpochSampler]) -> None:
     data, size = task.load(), task.config.batch_size
-    feed = Feed(data, KEYS, size)
-    feeds.append(feed)
+    sampler = EpochSampler(data, KEYS, size)
+    samplers.append(sampler)
     for epoch in (1, 2, 3):
-        plan = feed.epoch([epoch] * len(KEYS))
+        plan = sampler.epoch([epoch] * len(KEYS))
         for row, key in enumerate(KEYS):
             alone = TrainingBatches(data, size, key)
             alone.set_epoch(epoch)
             assert_batches(batches(plan, data, size, row), list(alone))
 
 
-def test_a_row_does_not_depend_on_the_others(task: Task, feeds: list[Feed]) -> None:
+def test_a_row_does_not_depend_on_the_others(task: Task, samplers: list[EpochSampler]) -> None:
     data, size = task.load(), task.config.batch_size
-    together, alone = Feed(data, KEYS, size), Feed(data, KEYS[1:2], size)
-    feeds += [together, alone]
+    together, alone = EpochSampler(data, KEYS, size), EpochSampler(data, KEYS[1:2], size)
+    samplers += [together, alone]
     crowd = together.epoch([7, 2, 1])
     single = alone.epoch([2])
     assert_batches(batches(crowd, data, size, 1), batches(single, data, size, 0))
@@ -78,10 +78,10 @@ def test_a_row_does_not_depend_on_the_others(task: Task, feeds: list[Feed]) -> N
     ), "rows with different keys see different samples"
 
 
-def test_an_epoch_is_the_same_whatever_was_drawn_before(feeds: list[Feed]) -> None:
+def test_an_epoch_is_the_same_whatever_was_drawn_before(samplers: list[EpochSampler]) -> None:
     data = TinyImages().load()
-    straight, jumping = Feed(data, KEYS, 4), Feed(data, KEYS, 4)
-    feeds += [straight, jumping]
+    straight, jumping = EpochSampler(data, KEYS, 4), EpochSampler(data, KEYS, 4)
+    samplers += [straight, jumping]
     expected = {epoch: straight.epoch([epoch] * 3) for epoch in range(1, 6)}
     # Ahead of itself, back, the same again, and rows at different epochs, as after a restore.
     for epoch in (4, 5, 1, 1, 3, 2):
@@ -96,22 +96,24 @@ def test_an_epoch_is_the_same_whatever_was_drawn_before(feeds: list[Feed]) -> No
         assert torch.equal(mixed.indices[row], expected[epoch].indices[row])
 
 
-def test_the_next_epoch_is_drawn_ahead(feeds: list[Feed], monkeypatch: pytest.MonkeyPatch) -> None:
-    feed = Feed(TinyImages().load(), KEYS, 4)
-    feeds.append(feed)
+def test_the_next_epoch_is_drawn_ahead(
+    samplers: list[EpochSampler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampler = EpochSampler(TinyImages().load(), KEYS, 4)
+    samplers.append(sampler)
     drawn: list[tuple[int, ...]] = []
-    draw = feed._draw
+    draw = sampler._draw
 
     def watch(numbers: tuple[int, ...]) -> EpochPlan:
         drawn.append(numbers)
         return draw(numbers)
 
-    monkeypatch.setattr(feed, "_draw", watch)
-    feed.epoch([1, 1, 1])
-    assert feed._ahead is not None
-    ahead = feed._ahead[1].result(timeout=60)
+    monkeypatch.setattr(sampler, "_draw", watch)
+    sampler.epoch([1, 1, 1])
+    assert sampler._ahead is not None
+    ahead = sampler._ahead[1].result(timeout=60)
     assert drawn == [(1, 1, 1), (2, 2, 2)]
-    assert feed.epoch([2, 2, 2]) is ahead
+    assert sampler.epoch([2, 2, 2]) is ahead
     assert drawn.count((2, 2, 2)) == 1
 
 
@@ -135,18 +137,18 @@ def test_crops_cover_an_epoch_whose_last_batch_is_short() -> None:
 def test_a_closed_feed_leaves_no_thread() -> None:
     import threading
 
-    feed = Feed(TinyImages().load(), KEYS, 4)
-    feed.epoch([1, 1, 1])
-    feed.close()
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("feed")]
+    sampler = EpochSampler(TinyImages().load(), KEYS, 4)
+    sampler.epoch([1, 1, 1])
+    sampler.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("sampler")]
 
 
 def test_batches_of_one_size_use_the_same_memory() -> None:
     task = get_task("digits", samples_per_step=40)
     data = task.load()
-    feed = Feed(data, [1, 2], 16)
+    sampler = EpochSampler(data, [1, 2], 16)
     try:
-        plan, inputs = feed.epoch([1, 1]), Inputs(data, torch.float64)
+        plan, inputs = sampler.epoch([1, 1]), BatchBuffers(data, torch.float64)
         memory = []
         for start, stop in ((0, 16), (16, 32), (32, 40), (0, 16)):
             inputs.load(plan, start, stop)
@@ -156,7 +158,7 @@ def test_batches_of_one_size_use_the_same_memory() -> None:
             memory.append(inputs.x.data_ptr())
         assert memory[0] == memory[1] == memory[3] != memory[2]
     finally:
-        feed.close()
+        sampler.close()
 
 
 def test_without_kernels_images_stay_in_their_order() -> None:

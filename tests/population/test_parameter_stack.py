@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from esper.population.engine import SlotSpec
 from esper.population.parameter_stack import (
-    Stack,
+    ParameterStack,
+    StackCapacity,
     clip_coefficient,
     flatten_gradients,
     reached_columns,
@@ -26,10 +28,11 @@ def make_values(seed: int) -> dict[str, Tensor]:
     }
 
 
-def make_stack(rows: int) -> Stack:
-    stack = Stack(SHAPES, torch.float64, CPU)
+def make_stack(rows: int) -> ParameterStack:
+    stack = ParameterStack(SHAPES, torch.float64, CPU)
+    stack.resize([], rows)
     for row in range(rows):
-        stack.append(make_values(row), make_values(100 + row) if row % 2 else None)
+        stack.write(row, make_values(row), make_values(100 + row) if row % 2 else None)
     return stack
 
 
@@ -56,7 +59,7 @@ def test_leaves_are_views_of_the_flat_tensor() -> None:
 
 def test_networks_come_and_go() -> None:
     stack = make_stack(4)
-    stack.arrange([0, 2, 3], 3)
+    stack.resize([0, 2, 3], 3)
     assert len(stack) == 3
     for place, seed in enumerate((0, 2, 3)):
         values, momentum = stack.read(place)
@@ -71,20 +74,21 @@ def test_networks_come_and_go() -> None:
     assert torch.equal(momentum["bias"], make_values(10)["bias"])
     stack.write(0, make_values(9), None)
     assert not bool(stack.momentum[0].any())
-    stack.arrange([2, 0], 4, make_values(7))
+    stack.resize([2, 0], 4, make_values(7))
     assert torch.equal(stack.read(0)[0]["bias"], make_values(3)["bias"])
     for place in (2, 3):
         values, momentum = stack.read(place)
         assert torch.equal(values["weight"], make_values(7)["weight"])
         assert not bool(momentum["weight"].any())
-    stack.arrange([], 0)
+    stack.resize([], 0)
     assert len(stack) == 0
     assert stack.leaves["weight"].shape == (0, 3, 2)
 
 
 def test_leaves_may_have_a_precision_of_their_own() -> None:
-    stack = Stack(SHAPES, torch.float32, CPU, compute=torch.bfloat16)
-    stack.append(make_values(0), None)
+    stack = ParameterStack(SHAPES, torch.float32, CPU, compute=torch.bfloat16)
+    stack.resize([], 1)
+    stack.fill([make_values(0)])
     assert all(leaf.dtype == torch.bfloat16 for leaf in stack.leaves.values())
     assert torch.equal(stack.leaves["weight"][0], make_values(0)["weight"].bfloat16())
     stack.flat += 1e-3
@@ -104,9 +108,9 @@ def test_what_is_read_is_a_copy() -> None:
 
 
 def test_a_stack_without_parameters() -> None:
-    stack = Stack({}, torch.float32, CPU)
-    stack.append({}, None)
-    stack.append({}, {})
+    stack = ParameterStack({}, torch.float32, CPU)
+    stack.resize([], 2)
+    stack.fill([{}, {}])
     assert (len(stack), stack.width, stack.leaves) == (2, 0, {})
     assert stack.read(0) == ({}, {})
 
@@ -129,10 +133,11 @@ def test_clipping_per_row_is_that_of_pytorch(max_norm: float) -> None:
 @pytest.mark.parametrize("weight_decay", [0.0, 0.05])
 def test_several_steps_are_those_of_pytorchs_sgd(momentum: float, weight_decay: float) -> None:
     rates = {"momentum": momentum, "weight_decay": weight_decay}
-    stack = Stack(SHAPES, torch.float64, CPU)
+    stack = ParameterStack(SHAPES, torch.float64, CPU)
+    stack.resize([], 3)
+    stack.fill([make_values(row) for row in range(3)])
     networks, optimizers = [], []
     for row in range(3):
-        stack.append(make_values(row), None)
         network = [nn.Parameter(value) for value in make_values(row).values()]
         networks.append(network)
         optimizers.append(torch.optim.SGD(network, lr=0.1, **rates))
@@ -177,8 +182,9 @@ def test_gradients_stand_side_by_side_and_absent_ones_are_zero() -> None:
 
 
 def test_frozen_parameters_need_no_gradient() -> None:
-    stack = Stack(SHAPES, torch.float64, CPU, frozen=["bias"])
-    stack.append(make_values(0), None)
+    stack = ParameterStack(SHAPES, torch.float64, CPU, frozen=["bias"])
+    stack.resize([], 1)
+    stack.fill([make_values(0)])
     assert {name for name, leaf in stack.leaves.items() if leaf.requires_grad} == {
         "weight",
         "scale",
@@ -197,3 +203,54 @@ def test_norms_are_per_tensor_and_what_is_not_finite_stays_in_its_tensor() -> No
     assert torch.isnan(spoiled[0]).tolist() == [False, True, False]
     assert torch.equal(spoiled[1], norms[1])
     assert spoiled[0, 0] == norms[0, 0]
+
+
+LARGE = SlotSpec("r0c0", "body", "cnn", (1, 8, 32, 32), 8)
+SMALL = SlotSpec("r0c1", "neck", "cnn", (1, 8, 2, 2), 8)
+
+
+def test_without_spares_there_are_as_many_entries_as_seeds() -> None:
+    capacity = StackCapacity()
+    assert [capacity.entries(LARGE, count) for count in (1, 5, 100)] == [1, 5, 100]
+    assert list(capacity.oversized({"a": (5, 4), "b": (3, 3)}, has_changed=False)) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("count", "entries"), [(1, 1), (2, 2), (3, 3), (5, 6), (7, 8), (9, 12), (33, 48), (60, 64)]
+)
+def test_entries_of_large_activations_are_few(count: int, entries: int) -> None:
+    assert (
+        StackCapacity(has_spares=True, rows=64, sample_bytes=256).entries(LARGE, count) == entries
+    )
+
+
+def test_entries_of_small_activations_are_many() -> None:
+    capacity = StackCapacity(has_spares=True, rows=128, sample_bytes=128)
+    assert capacity.entries(SMALL, 1) == 16
+    assert capacity.entries(SMALL, 13) == 16
+    assert capacity.entries(SMALL, 20) == 32
+    assert capacity.entries(SMALL, 128) == 128
+
+
+def test_entries_are_given_up_when_many_have_been_empty_for_long() -> None:
+    capacity = StackCapacity(has_spares=True, rows=64, sample_bytes=256)
+    few = {"a": (8, 6), "b": (8, 8)}
+    many = {"a": (8, 2), "b": (8, 8), "c": (2, 0)}
+    assert not any(list(capacity.oversized(few, has_changed=True)) for _ in range(20))
+    given_up = [list(capacity.oversized(many, has_changed=False)) for _ in range(9)]
+    assert given_up == [[]] * 8 + [["a", "c"]]
+    # Where a capture is void anyway, it takes less.
+    assert [bool(list(capacity.oversized(many, has_changed=True))) for _ in range(3)] == [0, 0, 1]
+
+
+def test_entries_stay_for_other_rows_where_they_cost_little() -> None:
+    capacity = StackCapacity(has_spares=True, rows=128, sample_bytes=128)
+    assert capacity.is_cheap(SMALL)
+    assert capacity.entries_kept(SMALL, 32, 20) == 32
+    # Half too many are given up, all when nobody came.
+    assert capacity.entries_kept(SMALL, 96, 20) == 32
+    assert capacity.entries_kept(SMALL, 32, 0) == 0
+    assert (
+        StackCapacity(has_spares=True, rows=64, sample_bytes=256).entries_kept(LARGE, 32, 32) == 0
+    )
+    assert StackCapacity(rows=128, sample_bytes=128).entries_kept(SMALL, 32, 32) == 0

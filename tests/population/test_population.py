@@ -10,16 +10,17 @@ import pytest
 import torch
 
 import esper
+from esper.kasmina.engine import EpochResult
 from esper.kasmina.gates import GateConfig
 from esper.kasmina.lifecycle import LifecycleConfig
 from esper.leyline.actions import placeholder_actions
 from esper.leyline.errors import CheckpointError, UsageError
 from esper.leyline.stages import SeedStage
-from esper.population.engine import EpochResult, MemoryLimitError, Strategy
+from esper.population.engine import MemoryLimitError, Strategy
 from esper.population.population import Population
 from tests.plots import same
 from tests.population.plugins import Odd, plugged_in
-from tests.population.worlds import (
+from tests.population.tiny_tasks import (
     MIXED,
     Script,
     TinyImages,
@@ -53,7 +54,7 @@ def trees(population: Population) -> list[dict[str, Any]]:
 
 def go_on(population: Population, steps: int = 3) -> list[dict[str, Any]]:
     """Live on with actions drawn from the state alone; return all rows."""
-    from tests.population.worlds import Explorer
+    from tests.population.tiny_tasks import Explorer
 
     explorer = Explorer(99)
     explorer._watch = lambda signals: None  # type: ignore[method-assign]
@@ -98,7 +99,7 @@ def test_reset_takes_new_seeds_for_the_rows(strategy: Strategy) -> None:
         assert same(again.val_loss, expected.reset().val_loss)
         assert not same(again.val_loss, first.val_loss)
         assert population.row_seeds == [8, 9]
-        assert population.cohorts[0].keys == expected.cohorts[0].keys
+        assert population.groups[0].keys == expected.groups[0].keys
         assert population._data[0] is data
         assert same(population.reset().val_loss, again.val_loss)
         with pytest.raises(UsageError, match="row_seeds must have 2 entries, got 3"):
@@ -378,7 +379,7 @@ def test_running_out_of_memory_names_the_rows_that_would_fit(
                 "allocated by PyTorch, and 1.00 GiB is reserved by PyTorch but unallocated."
             )
 
-        monkeypatch.setattr(population.cohorts[0].engine, phase, too_much)
+        monkeypatch.setattr(population.groups[0].engine, phase, too_much)
         with pytest.raises(MemoryLimitError, match=advice) as caught:
             do(population)
         assert "\n" not in str(caught.value)

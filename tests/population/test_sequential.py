@@ -9,7 +9,7 @@ import warnings
 import pytest
 import torch
 
-from esper.growth.grow import task_config, task_run
+from esper.growth.build import task_config, task_run
 from esper.kasmina.garden import GardenConfig
 from esper.leyline.randomness import derive_seed
 from esper.leyline.stages import SeedStage
@@ -19,7 +19,7 @@ from esper.tamiyo.controllers.choices import Choice
 from esper.tasks.task import Task
 from tests.plots import Script, same
 from tests.population.plugins import odd_task, plugged_in
-from tests.population.worlds import (
+from tests.population.tiny_tasks import (
     MIXED,
     QUICK,
     TinyImages,
@@ -68,9 +68,11 @@ def test_a_row_is_the_same_bit_for_bit_whoever_runs_beside_it(rows: int) -> None
         assert len(crowd.signals().blueprint.unique()) > 1
 
 
+@pytest.mark.parametrize("schedule", ["constant", "cosine", "wsd"])
 @pytest.mark.parametrize("task", MIXED)
-def test_a_row_is_what_a_gardener_grows_alone(task: type[Task]) -> None:
-    epochs, made = 12, task()
+def test_a_row_is_what_a_gardener_grows_alone(task: type[Task], schedule: str) -> None:
+    epochs = 12
+    made = task(task.defaults.replace(schedule=schedule))
     choices = life(SEEDS[task])  # type: ignore[index]
     controller = Script(choices)
     key = derive_seed(3, 0, "row")
@@ -91,9 +93,9 @@ def test_a_row_is_what_a_gardener_grows_alone(task: type[Task]) -> None:
             for field in dataclasses.fields(mine):
                 assert same(getattr(mine, field.name), getattr(theirs, field.name)), field.name
         assert int(seen[-1].stage[0, 0]) == SeedStage.FOSSILIZED
-        (cohort,) = population.cohorts
-        assert float(cohort.tracker.loss_history[0, -1]) == records[-1].val_loss
-        assert float(cohort.tracker.score_history[0, -1]) == records[-1].val_score
+        (group,) = population.groups
+        assert float(group.tracker.loss_history[0, -1]) == records[-1].val_loss
+        assert float(group.tracker.score_history[0, -1]) == records[-1].val_score
         weights = dict(run.garden.model.named_parameters())
         for name, value in read_row(population, 0).host.items():
             assert torch.equal(value, weights[name]), name
@@ -118,7 +120,7 @@ def test_a_module_that_draws_does_so_from_its_rows_own_stream() -> None:
             config = task_config(task, epochs=2, seed=derive_seed(3, 2, "row"), twin=False)
             run = task_run(task, task.load(), config=config, controller="wait")
             scores = [record.val_score for record in run.epochs()]
-            assert scores[-1] == float(alone.cohorts[0].tracker.score_history[0, -1])
+            assert scores[-1] == float(alone.groups[0].tracker.score_history[0, -1])
 
 
 @pytest.mark.filterwarnings("ignore:the model has BatchNorm layers")
@@ -139,11 +141,11 @@ def test_a_row_can_be_replaced_by_one_with_another_seed_in_the_same_slot() -> No
         population.reset()
         do(population, germinate("mlp"), germinate("lora", style=3))
         do(population, advance(), advance())
-        (cohort,) = population.cohorts
-        other = cohort.engine.read(1)
-        cohort.engine.write(0, other, cohort.state.select([1]))
-        assert same(cohort.engine.read(0).to_tree(), other.to_tree())
-        parameters = cohort.engine._carried[0].optimizer.param_groups[0]["params"]  # type: ignore[attr-defined]
+        (group,) = population.groups
+        other = group.engine.read(1)
+        group.engine.write(0, other, group.state.select([1]))
+        assert same(group.engine.read(0).to_tree(), other.to_tree())
+        parameters = group.engine._trainees[0].optimizer.param_groups[0]["params"]  # type: ignore[attr-defined]
         assert (
             len(parameters)
             == len({id(p) for p in parameters})
@@ -170,7 +172,7 @@ def test_rows_without_a_plan_are_left_out() -> None:
     population = make_population([TinyValues], 3)
     with populations(population):
         population.reset()
-        engine = population.cohorts[0].engine
+        engine = population.groups[0].engine
         everything = torch.ones((1, 1), dtype=torch.bool)
         loss, _ = engine.measure([everything] * 3)
         some, _ = engine.measure([everything[:0], everything, everything[:0]])

@@ -12,22 +12,27 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.blueprints.registry import selectable
-from esper.kasmina.contribution import participating, plan_ablations, values_in_points
+from esper.kasmina.contribution import (
+    compare_rows,
+    participating,
+    plan_ablations,
+    values_in_points,
+)
 from esper.kasmina.gates import GateConfig, blending_gate, is_healthy
 from esper.leyline.actions import LifecycleOp
 from esper.leyline.alpha import BlendStyle
 from esper.leyline.errors import EsperWarning
 from esper.leyline.stages import SeedStage
 from esper.population import stacked, validation
-from esper.population.ablations import compare
-from esper.population.capacity import Room
-from esper.population.cohort import Cohort
-from esper.population.seed_stacks import GATE, NOBODY
-from esper.population.slot_index import EMPTY
+from esper.population.engine import Strategy
+from esper.population.parameter_stack import StackCapacity
+from esper.population.seed_stacks import ABSENT, GATE
+from esper.population.slot_forward import EMPTY
+from esper.population.task_group import TaskGroup
 from esper.tasks import get_task
 from tests.plots import same
 from tests.population.plugins import Deciding, OddSeed, odd_task, plugged_in
-from tests.population.worlds import (
+from tests.population.tiny_tasks import (
     MIXED,
     Explorer,
     TinyImages,
@@ -90,6 +95,20 @@ def test_in_single_precision_every_step_agrees_from_the_same_state() -> None:
             assert_rows_agree(plain, together, 1e-4, least=1e-3)
 
 
+@pytest.mark.parametrize("strategy", ["stacked", "workers"])
+def test_a_rate_that_moves_does_so_in_every_strategy(strategy: Strategy) -> None:
+    tasks = [task(task.defaults.replace(schedule="cosine", warmup=0.2)) for task in MIXED]
+    level = make_population(rows=3, precision="float64")
+    plain = make_population(tasks, 3, precision="float64")
+    other = make_population(tasks, 3, strategy, precision="float64")
+    with populations(level, plain, other):
+        script = explore(plain, 12, seed=4)
+        for here, there in zip(script.seen, script.replay(other), strict=True):
+            assert_close(here.val_loss, there.val_loss, 2e-7, "val_loss")
+        assert_rows_agree(plain, other, 1e-9)
+        assert not torch.allclose(level.reset().val_loss, script.seen[0].val_loss)
+
+
 @pytest.mark.parametrize("rows", [7, 64])
 def test_a_row_does_not_depend_on_how_many_run_beside_it(rows: int) -> None:
     mine = 5
@@ -121,7 +140,7 @@ def test_more_rows_than_fit_into_a_stack_are_several_stacks() -> None:
     with populations(whole, split):
         script = explore(whole, 6, seed=4)
         script.replay(split)
-        assert [cohort.rows for cohort in split.cohorts] == [2, 1, 2, 2, 1]
+        assert [group.rows for group in split.groups] == [2, 1, 2, 2, 1]
         assert_rows_agree(whole, split, 1e-9)
 
 
@@ -138,7 +157,7 @@ def test_what_a_user_registered_is_stacked_as_it_is() -> None:
             for choices in (life, [advance()] * 3, [], [advance()] * 3, [], []):
                 do(plain, *choices)
                 do(together, *choices)
-            assert together.cohorts[0].engine.is_stacked
+            assert together.groups[0].engine.is_stacked
             assert (together.signals().stage == SeedStage.BLENDING).all()
             assert_rows_agree(plain, together, 1e-9)
             after = read_row(together, 0)
@@ -193,12 +212,12 @@ NORM_TOLERANCE = 0.1
 """Norms of seeds' gradients, relative."""
 
 
-def ablate(cohort: Cohort) -> tuple[Tensor, Tensor, Tensor]:
+def ablate(group: TaskGroup) -> tuple[Tensor, Tensor, Tensor]:
     """Return losses of every configuration, contributions and interactions."""
-    members = participating(cohort.state)
+    members = participating(group.state)
     plans = [plan_ablations(row) for row in members.tolist()]
-    loss, correct = cohort.engine.measure(plans)
-    measured = compare(members, plans, loss, values_in_points(loss, correct))
+    loss, correct = group.engine.measure(plans)
+    measured = compare_rows(members, plans, loss, values_in_points(loss, correct))
     return loss, measured.worth, measured.interaction
 
 
@@ -216,9 +235,9 @@ def test_ablations_and_gates_in_bf16_agree_with_fp32(strategy: str) -> None:
             do(grown)
             do(grown, *[advance(slot)] * 3)
             do(grown)
-        assert (participating(grown.cohorts[0].state).sum(1) >= 2).any()
+        assert (participating(grown.groups[0].state).sum(1) >= 2).any()
         halves.restore(grown.snapshot())
-        (exact,), (rough,) = grown.cohorts, halves.cohorts
+        (exact,), (rough,) = grown.groups, halves.groups
         for one, other, tolerance in zip(
             ablate(exact),
             ablate(rough),
@@ -247,7 +266,7 @@ def test_constants_of_a_users_modules_follow_into_bf16() -> None:
             rough.reset()
             for choices in ([germinate("odd", 0, 3)], [advance()], [], [advance()], []):
                 one, other = do(exact, *choices), do(rough, *choices)
-            assert rough.cohorts[0].engine.is_stacked
+            assert rough.groups[0].engine.is_stacked
             assert float(other.alpha[0, 0]) > 0
             assert_near(one.val_loss, other.val_loss, 0.05)
 
@@ -271,116 +290,120 @@ class Eager:
         step()
 
 
-def test_empty_places_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unused_entries_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = make_population([TinyImages], 6, "stacked", precision="float64")
     with populations(whole):
         script = explore(whole, 8, seed=2)
-        spare_room(monkeypatch)
+        keep_spares(monkeypatch)
         spacious = make_population([TinyImages], 6, "stacked", precision="float64")
         with populations(spacious):
             script.replay(spacious)
-            engine = spacious.cohorts[0].engine
+            engine = spacious.groups[0].engine
             assert isinstance(engine, stacked.StackedEngine)
-            assert any(NOBODY in bed.rows for bed in engine._nursery.beds)
+            assert any(ABSENT in stack.rows for stack in engine._seed_stacks.stacks)
             assert_rows_agree(whole, spacious, 1e-9)
-            replay = engine._passes._replay
+            replay = engine._validation._replay
             assert isinstance(replay, Eager)
-            # A pass has empty positions and places, and some serve several times.
+            # A pass has empty positions and entries, and some serve several times.
             assert replay.runs > replay.forgotten
-            assert any(bool((g.seats.state == EMPTY).any()) for g in engine._passes.grafts if g)
+            assert any(
+                bool((g.index.state == EMPTY).any()) for g in engine._validation.forwards if g
+            )
 
 
-def spacious_room(**sizes: Any) -> Room:
-    return Room(**{**sizes, "spares": True})
+def with_spares(**sizes: Any) -> StackCapacity:
+    return StackCapacity(**{**sizes, "has_spares": True})
 
 
-def spare_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let stacks and passes have places to spare, as on a device."""
-    monkeypatch.setattr(stacked, "Room", spacious_room)
-    monkeypatch.setattr(validation, "Room", spacious_room)
-    monkeypatch.setattr(validation, "Replay", Eager)
+def keep_spares(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let stacks and passes have entries to spare, as on a device."""
+    monkeypatch.setattr(stacked, "StackCapacity", with_spares)
+    monkeypatch.setattr(validation, "StackCapacity", with_spares)
+    monkeypatch.setattr(validation, "GraphReplay", Eager)
     monkeypatch.setattr(validation, "_SAMPLES_CPU", 400)
-    make = validation.Passes
+    make = validation.ValidationPass
     monkeypatch.setattr(
-        stacked, "Passes", lambda *parts, may_capture: make(*parts, may_capture=True)
+        stacked, "ValidationPass", lambda *parts, may_capture: make(*parts, may_capture=True)
     )
 
 
 def test_what_a_captured_step_works_on_stays_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stacked, "Room", spacious_room)
+    monkeypatch.setattr(stacked, "StackCapacity", with_spares)
 
-    def places(engine: stacked.StackedEngine) -> set[int]:
+    def addresses(engine: stacked.StackedEngine) -> set[int]:
         """Return the addresses of everything a step reads or writes besides what it makes."""
-        step, nursery = engine._step, engine._nursery
+        step, seed_stacks = engine._step, engine._seed_stacks
         assert step is not None
-        tensors = [step.loss, step._active, step._partner, engine._inputs.x, engine._inputs.y]
-        for stack in (engine._hosts, *(bed.stack for bed in nursery.beds)):
+        tensors = [step.loss, step._active, step._partner, engine._batch.x, engine._batch.y]
+        for stack in (engine._hosts, *(stack.parameters for stack in seed_stacks.stacks)):
             tensors += [stack.flat, stack.momentum, stack.used, *stack.leaves.values()]
-        for grown in engine._seated:
+        for grown in engine._training_forwards:
             if grown is not None:
-                tensors += [getattr(grown.seats, f.name) for f in dataclasses.fields(grown.seats)]
+                tensors += [getattr(grown.index, f.name) for f in dataclasses.fields(grown.index)]
         return {tensor.data_ptr() for tensor in tensors}
 
     with populations(make_population([TinyImages], 6, "stacked", use_bf16=True)) as (population,):
         explorer, signals = Explorer(2), population.reset()
-        engine = population.cohorts[0].engine
+        engine = population.groups[0].engine
         assert isinstance(engine, stacked.StackedEngine)
         kept = 0
         for _ in range(12):
-            moves, before, stages = engine._nursery.moves, places(engine), signals.stage
+            before, stages = addresses(engine), signals.stage
+            version = engine._seed_stacks.layout_version
             signals = population.step(explorer.act(population, signals))
-            if engine._nursery.moves == moves and not torch.equal(signals.stage, stages):
+            is_same = engine._seed_stacks.layout_version == version
+            if is_same and not torch.equal(signals.stage, stages):
                 kept += 1
-                assert places(engine) == before
+                assert addresses(engine) == before
         assert kept >= 3
 
 
-@pytest.mark.parametrize("spares", [False, True])
+@pytest.mark.parametrize("has_spares", [False, True])
 def test_a_stack_that_begins_again_is_as_good_as_new(
-    monkeypatch: pytest.MonkeyPatch, spares: bool
+    monkeypatch: pytest.MonkeyPatch, has_spares: bool
 ) -> None:
-    if spares:
-        spare_room(monkeypatch)
-    # Sixteen rows: on images this small places are cheap, so that beds stay.
+    if has_spares:
+        keep_spares(monkeypatch)
+    # Sixteen rows: on images this small entries are cheap, so that stacks stay.
     used, new = (
         make_population([TinyImages], 16, "stacked", precision="float64") for _ in range(2)
     )
     with populations(used, new):
         explore(used, 10, seed=3)
-        engine = used.cohorts[0].engine
+        engine = used.groups[0].engine
         assert isinstance(engine, stacked.StackedEngine)
-        beds = len(engine._nursery.beds)
+        stacks = len(engine._seed_stacks.stacks)
         seeds = range(100, 116)
         used.reset(seeds)
         new.reset(seeds)
-        assert used.cohorts[0].engine is engine
-        assert len(engine._nursery.beds) == (beds if spares else 0)
+        assert used.groups[0].engine is engine
+        assert len(engine._seed_stacks.stacks) == (stacks if has_spares else 0)
         explorer, signals = Explorer(4), used.signals()
         for _ in range(8):
             actions = explorer.act(used, signals)
             signals = used.step(actions)
             new.step(actions)
-        if spares:
+        if has_spares:
             assert_rows_agree(used, new, 1e-9)
         else:
             assert all(same(row_tree(used, row), row_tree(new, row)) for row in range(16))
 
 
 def test_a_second_episode_moves_nothing_that_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stacked, "Room", spacious_room)
+    monkeypatch.setattr(stacked, "StackCapacity", with_spares)
     with populations(make_population([TinyImages], 16, "stacked")) as (population,):
         script = explore(population, 10, seed=3)
-        engine = population.cohorts[0].engine
+        engine = population.groups[0].engine
         assert isinstance(engine, stacked.StackedEngine)
         script.replay(population)
-        moves, step = engine._nursery.moves, engine._step
+        version, step = engine._seed_stacks.layout_version, engine._step
         script.replay(population)
-        assert engine._nursery.moves == moves
+        assert engine._seed_stacks.layout_version == version
         assert engine._step is step
 
 
-def test_what_is_left_in_an_empty_place_reaches_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    spare_room(monkeypatch)
+def test_what_is_left_in_an_unused_entry_reaches_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    keep_spares(monkeypatch)
     clean, spoiled = (
         make_population([TinyImages], 16, "stacked", precision="float64") for _ in range(2)
     )
@@ -389,12 +412,12 @@ def test_what_is_left_in_an_empty_place_reaches_nobody(monkeypatch: pytest.Monke
         script.replay(spoiled)
         for population in (clean, spoiled):
             population.reset(range(16))
-        engine = spoiled.cohorts[0].engine
+        engine = spoiled.groups[0].engine
         assert isinstance(engine, stacked.StackedEngine)
-        kinds = {bed.kind for bed in engine._nursery.beds}
+        kinds = {stack.kind for stack in engine._seed_stacks.stacks}
         assert GATE in kinds
-        for bed in engine._nursery.beds:
-            bed.stack.flat.fill_(torch.nan)
+        for stack in engine._seed_stacks.stacks:
+            stack.parameters.flat.fill_(torch.nan)
         for actions in script.actions:
             clean.step(actions)
             spoiled.step(actions)
@@ -409,12 +432,12 @@ def test_several_stacks_of_several_tasks_begin_again() -> None:
     )
     with populations(used, new):
         explore(used, 6, seed=1)
-        engines = [cohort.engine for cohort in used.cohorts]
+        engines = [group.engine for group in used.groups]
         assert len(engines) == 4
         used.reset(range(50, 59))
         script = Explorer(2)
         signals = new.reset(range(50, 59))
-        assert [cohort.engine for cohort in used.cohorts] == engines
+        assert [group.engine for group in used.groups] == engines
         for _ in range(6):
             actions = script.act(new, signals)
             signals = new.step(actions)
@@ -427,17 +450,17 @@ def test_a_stack_that_an_error_broke_off_is_not_used_again(
 ) -> None:
     with populations(make_population([TinyImages], 3, "stacked")) as (population,):
         population.reset()
-        engine = population.cohorts[0].engine
+        engine = population.groups[0].engine
         with monkeypatch.context() as broken:
             broken.setattr(stacked.StackedEngine, "measure", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 do(population)
         population.reset()
-        assert population.cohorts[0].engine is not engine
-        engine = population.cohorts[0].engine
+        assert population.groups[0].engine is not engine
+        engine = population.groups[0].engine
         do(population)
         population.reset()
-        assert population.cohorts[0].engine is engine
+        assert population.groups[0].engine is engine
 
 
 def interrupt(*anything: object) -> None:
@@ -449,13 +472,13 @@ def test_what_is_registered_between_two_episodes_is_checked() -> None:
         population.reset()
         with plugged_in(deciding=Deciding), pytest.warns(EsperWarning, match="cannot be stacked"):
             population.reset()
-        assert not population.cohorts[0].engine.is_stacked
+        assert not population.groups[0].engine.is_stacked
 
 
 def test_a_measurement_of_nothing_is_empty() -> None:
     with populations(make_population([TinyImages], 2, "stacked")) as (population,):
         population.reset()
         nothing = torch.ones((0, 3), dtype=torch.bool)
-        loss, correct = population.cohorts[0].engine.measure([nothing, nothing])
+        loss, correct = population.groups[0].engine.measure([nothing, nothing])
         assert loss.shape == (0, 12)
         assert correct is None

@@ -20,11 +20,10 @@ from esper.population.strategy import (
     pick_strategy,
     share_out,
     stacking_problem,
-    train_settings,
 )
 from esper.population.workers.pool import usable_cores
 from tests.population.plugins import Deciding, Dropping, Odd, odd_task, plugged_in
-from tests.population.worlds import (
+from tests.population.tiny_tasks import (
     MIXED,
     TinyImages,
     TinyText,
@@ -149,7 +148,7 @@ def test_a_host_that_cannot_be_stacked_warns_and_runs_one_row_after_another(
                 EsperWarning, match=f"cannot be stacked: host 'odd': {reason}.*one after another"
             ):
                 found = stacked.reset()
-            assert [cohort.engine.is_stacked for cohort in stacked.cohorts] == [False, True]
+            assert [group.engine.is_stacked for group in stacked.groups] == [False, True]
             assert torch.equal(found.val_loss[:2], expected.val_loss[:2])
 
 
@@ -181,9 +180,6 @@ def test_slots_and_settings_come_from_the_task() -> None:
     ]
     assert slots[0].shape == (2, 4, 6, 6)
     assert find_slots(TinyText().build_host(0), TinyText(), PLAIN)[0].channels == 8
-    settings = train_settings(task)
-    assert (settings.batch_size, settings.learning_rate) == (4, 0.05)
-    assert settings.max_grad_norm == task.config.max_grad_norm
 
 
 def test_rows_are_shared_out_evenly_or_as_asked_for() -> None:

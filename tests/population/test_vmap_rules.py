@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from esper.kasmina.blueprints import BLUEPRINTS
-from esper.population.vmap_rules import shorten
+from esper.population.vmap_rules import install_vmap_rules
 
 
 class Halved(nn.GroupNorm):
@@ -45,7 +45,7 @@ def run(module: nn.Module, parameters: dict[str, Tensor], x: Tensor, dim: int | 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: type(module).__name__)
 def test_values_and_gradients_stay_what_they_were(module: nn.Module, dim: int | None) -> None:
     rows = 3
-    plain, short = module.double(), shorten(copy.deepcopy(module))
+    plain, short = module.double(), install_vmap_rules(copy.deepcopy(module))
     parameters = {
         name: torch.randn(rows, *p.shape, dtype=torch.float64, requires_grad=True)
         for name, p in plain.named_parameters()
@@ -70,12 +70,12 @@ def test_values_and_gradients_stay_what_they_were(module: nn.Module, dim: int | 
 def test_outside_of_vmap_nothing_changes() -> None:
     x = torch.randn(2, 6, 4, 4, dtype=torch.float64)
     for module in MODULES:
-        short = shorten(copy.deepcopy(module.double()))
+        short = install_vmap_rules(copy.deepcopy(module.double()))
         assert torch.equal(short(x), module(x))
 
 
-def test_a_pool_that_also_returns_places_is_left_alone() -> None:
-    pool = shorten(nn.MaxPool2d(2, return_indices=True))
+def test_a_pool_that_also_returns_entries_is_left_alone() -> None:
+    pool = install_vmap_rules(nn.MaxPool2d(2, return_indices=True))
     values, places = pool(torch.randn(2, 6, 4, 4))
     assert values.shape == places.shape
 
@@ -84,7 +84,7 @@ def test_a_norm_takes_what_follows_it_along_unless_somebody_watches() -> None:
     chain = nn.Sequential(nn.GroupNorm(2, 6), nn.ReLU(), nn.Conv2d(6, 6, 1), nn.GroupNorm(3, 6))
     chain, x = chain.double(), torch.randn(2, 6, 4, 4, dtype=torch.float64)
     expected = chain(x)
-    short = shorten(copy.deepcopy(chain))
+    short = install_vmap_rules(copy.deepcopy(chain))
     assert torch.equal(short(x), expected)
     seen: list[Tensor] = []
     short[0].register_forward_hook(lambda module, args, out: seen.append(out))
@@ -100,4 +100,4 @@ def test_a_residual_branch_is_the_sum_it_was() -> None:
             for parameter in branch.parameters():
                 parameter.add_(0.1)
         x = torch.randn(3, 6, 4, 4, dtype=torch.float64)
-        torch.testing.assert_close(shorten(copy.deepcopy(branch))(x), branch(x))
+        torch.testing.assert_close(install_vmap_rules(copy.deepcopy(branch))(x), branch(x))

@@ -6,8 +6,10 @@ import pytest
 
 from esper.leyline.errors import CheckpointError
 from esper.leyline.records import EpochRecord
-from esper.nissa import EventKind, RunRow, RunStore, StoreError, open_run, open_store, record_epoch
+from esper.nissa import EventKind, RunRow, RunStore, StoreError, open_run, open_store
+from esper.nissa.schema import AlarmRow, ContributionRow
 from esper.report.stored import read_modules, render_run, report_run
+from esper.runs.record_growing import epoch_rows
 from tests.report.runs import COMMAND, CONFIG, HOST_PARAMETERS, SLOTS, VERSIONS, growing_run
 from tests.report.test_architecture import part
 from tests.report.test_page import HOSTILE, read
@@ -29,14 +31,14 @@ def tell(store: RunStore, history: list[EpochRecord], epochs: int) -> None:
     modules = [part(f"blocks.{number}", name).to_mapping() for number, name in enumerate(SLOTS)]
     store.event(EventKind.TRAINING_STARTED, data={"modules": modules})
     for count in range(1, epochs + 1):
-        record_epoch(store, history[:count], host_parameters=HOST_PARAMETERS)
+        store.write(*epoch_rows(history[:count], host_parameters=HOST_PARAMETERS))
 
 
 @pytest.fixture
 def finished(tmp_path: Path) -> Path:
     with open_store(tmp_path / "run", ROW, sinks=()) as store:
         tell(store, growing_run(), 60)
-        store.contribution(step=60, kind="leave_one_out", slot="r0c1", value=1.25, se=0.5)
+        store.write(ContributionRow(step=60, kind="leave_one_out", slot="r0c1", value=1.25, se=0.5))
         store.finish("finished", val_score=96.5, twin_val_score=95.0, parameters=6020)
     return tmp_path / "run"
 
@@ -79,8 +81,10 @@ def test_a_run_that_goes_on_is_told_as_far_as_it_is(tmp_path: Path) -> None:
 def test_alarms_are_rows_with_their_advice(tmp_path: Path) -> None:
     with open_store(tmp_path / "run", ROW, sinks=()) as store:
         tell(store, growing_run(), 3)
-        store.alarm(
-            step=2, monitor="own", severity="warning", message=HOSTILE, advice="Try less of it."
+        store.write(
+            AlarmRow(
+                step=2, monitor="own", severity="warning", message=HOSTILE, advice="Try less of it."
+            )
         )
         store.finish("failed", note=HOSTILE)
     page = report_run(tmp_path / "run").read_text(encoding="utf-8")
@@ -106,7 +110,7 @@ def test_training_has_a_page_of_its_own_that_stays_small(tmp_path: Path) -> None
 
 def test_a_host_that_was_not_recorded_is_not_drawn(tmp_path: Path) -> None:
     with open_store(tmp_path / "run", ROW, sinks=()) as store:
-        record_epoch(store, growing_run()[:1])
+        store.write(*epoch_rows(growing_run()[:1]))
     with open_run(tmp_path / "run") as run:
         assert read_modules(run) == ()
         assert "Architecture" not in render_run(run)

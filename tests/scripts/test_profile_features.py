@@ -3,7 +3,7 @@ import json
 import pytest
 
 from esper.scripts.profile_features import main, where_time_goes
-from esper.testing.imagined_hosts import middle_aged_hosts
+from esper.testing.imagined import middle_aged_hosts
 
 
 def test_it_prints_costs_ratio_and_shares(capsys: pytest.CaptureFixture[str]) -> None:

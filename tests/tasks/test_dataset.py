@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,24 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from esper.leyline.errors import ConfigError
+from esper.leyline.errors import ConfigError, DataError
 from esper.tasks.data.source import Source
-from esper.tasks.dataset import PADDING, Crops, TaskData, crop_flip, draw_crops, make_data
+from esper.tasks.dataset import (
+    PADDING,
+    SPLITS,
+    TOKEN_BLOCK,
+    Crops,
+    Part,
+    TaskData,
+    carve,
+    corrupt_labels,
+    crop_flip,
+    draw_crops,
+    make_data,
+    split_source,
+    subsample,
+)
+from esper.tasks.presets import read_digits
 
 
 def images(count: int = 200, **settings: Any) -> TaskData:
@@ -230,3 +246,131 @@ def test_the_generator_decides() -> None:
     assert torch.equal(first.top, same.top)
     assert torch.equal(first.is_flipped, same.is_flipped)
     assert not torch.equal(first.top, other.top)
+
+
+def labelled(count: int, classes: int) -> Part:
+    """Samples whose content is their number, so that they can be recognised."""
+    return Part(np.arange(count)[:, None], np.arange(count) % classes)
+
+
+def ids(part: Part) -> list[int]:
+    return [int(value) for value in part.x[:, 0]]
+
+
+@given(st.integers(20, 400), st.integers(2, 10), st.floats(0.05, 0.5))
+def test_carving_is_disjoint_complete_and_repeatable(
+    count: int, classes: int, fraction: float
+) -> None:
+    part = labelled(count, classes)
+    rest, carved = carve(part, fraction, "x")
+    assert sorted(ids(rest) + ids(carved)) == list(range(count))
+    assert ids(rest) == sorted(ids(rest))
+    assert ids(carve(part, fraction, "x")[1]) == ids(carved)
+    assert carved.y is not None
+    assert part.y is not None
+    shares = np.bincount(carved.y, minlength=classes) / np.bincount(part.y)
+    smallest = count // classes
+    assert np.abs(shares - fraction).max() <= 1.0 / smallest
+
+
+def test_other_keys_carve_other_samples() -> None:
+    part = labelled(200, 4)
+    assert ids(carve(part, 0.2, "x")[1]) != ids(carve(part, 0.2, "y")[1])
+
+
+def test_the_global_seed_does_not_matter() -> None:
+    part = labelled(200, 4)
+    torch.manual_seed(1)
+    first = ids(carve(part, 0.2, "x")[1])
+    torch.manual_seed(2)
+    np.random.seed(2)
+    assert ids(carve(part, 0.2, "x")[1]) == first
+
+
+def test_digits_are_split_three_ways() -> None:
+    source = read_digits()
+    # Identical images exist in the data, so samples are told apart by a number in their place.
+    numbered = Source(
+        "d", "d", np.arange(1797, dtype=np.float32)[:, None], source.y, num_classes=10
+    )
+    parts = split_source(numbered, 0.25, 0.2)
+    everything = sorted(number for split in SPLITS for number in ids(parts[split]))
+    assert everything == list(range(1797))
+    for split in SPLITS:
+        y = parts[split].y
+        assert y is not None
+        share = np.bincount(y, minlength=10) / len(y)
+        assert share.min() > 0.085
+        assert share.max() < 0.115
+
+
+def test_an_official_test_split_is_kept() -> None:
+    x, y = np.zeros((40, 3), np.float32), np.arange(40) % 4
+    x_test, y_test = np.ones((8, 3), np.float32), np.arange(8) % 4
+    parts = split_source(Source("s", "s", x, y, x_test, y_test, num_classes=4), 0.2, 0.2)
+    assert parts["test"].x is x_test
+    assert len(parts["train"].x) == 32
+    assert len(parts["val"].x) == 8
+
+
+def test_text_is_carved_in_blocks() -> None:
+    part = Part(np.arange(20 * TOKEN_BLOCK)[:, None], None)
+    _, carved = carve(part, 0.1, "x")
+    blocks = np.unique(carved.x[:, 0] // TOKEN_BLOCK, return_counts=True)
+    assert len(blocks[0]) == 2
+    assert blocks[1].tolist() == [TOKEN_BLOCK] * 2
+
+
+def test_real_targets_are_carved_at_random() -> None:
+    part = Part(np.arange(50)[:, None], np.linspace(0, 1, 50)[:, None])
+    rest, carved = carve(part, 0.2, "x")
+    assert sorted(ids(rest) + ids(carved)) == list(range(50))
+    assert len(ids(carved)) == 10
+
+
+@pytest.mark.parametrize("y", [np.zeros(1, int), None])
+def test_too_few_samples(y: np.ndarray | None) -> None:
+    source = Source("s", "/place", np.zeros((1, 3), np.uint8), y, num_classes=1)
+    with pytest.raises(DataError, match=r"/place: 1 samples are too few"):
+        split_source(source, 0.1, 0.1)
+
+
+@given(st.integers(1, 97))
+def test_subsamples_are_balanced_and_nested(size: int) -> None:
+    part = labelled(97, 3)
+    chosen = subsample(part, size, "k")
+    assert len(chosen.x) == size
+    assert chosen.y is not None
+    counts = np.bincount(chosen.y, minlength=3)
+    assert counts.max() - counts.min() <= 2
+    if size > 1:
+        assert set(ids(subsample(part, size - 1, "k"))) < set(ids(chosen))
+
+
+def test_a_subsample_larger_than_the_data() -> None:
+    with pytest.raises(DataError, match="train_size is 11, but the training split has only 10"):
+        subsample(labelled(10, 2), 11, "k")
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.1, 0.5, 1.0])
+def test_label_noise_changes_exactly_its_share(rate: float) -> None:
+    part = labelled(200, 5)
+    noisy = corrupt_labels(part, rate, 5, "n")
+    assert noisy.y is not None
+    assert part.y is not None
+    assert int((noisy.y != part.y).sum()) == round(rate * 200)
+    assert set(noisy.y) <= set(range(5))
+    assert part.y.tolist() == (np.arange(200) % 5).tolist()
+    more = corrupt_labels(part, min(1.0, rate + 0.2), 5, "n")
+    assert more.y is not None
+    changed = noisy.y != part.y
+    assert np.array_equal(noisy.y[changed], more.y[changed])
+
+
+def test_real_cifar_splits(real: Callable[[Callable[[], object]], None]) -> None:
+    from esper.tasks.data.cifar import find_cifar, read_cifar
+
+    real(find_cifar)
+    parts = split_source(read_cifar(find_cifar()), 0.1, 0.1)
+    counts = [np.bincount(part.y).tolist() for part in parts.values() if part.y is not None]
+    assert counts == [[4500] * 10, [500] * 10, [1000] * 10]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from esper.leyline.errors import DataError
 from esper.tasks import TASKS, get_task
+from esper.tasks.presets import GREY_LEVELS, MEAN, STD, read_digits
 from esper.testing import check_task
 from tests.tasks.conftest import write_cifar_python, write_idx
 
@@ -98,3 +102,32 @@ def test_own_files_are_taken(tmp_path: Path) -> None:
 def test_contract_on_real_data(name: str, real: Callable[[Callable[[], object]], None]) -> None:
     real(get_task(name).find)
     check_task(name)
+
+
+def test_shape_and_labels() -> None:
+    source = read_digits()
+    assert source.x.shape == (1797, 1, 8, 8)
+    assert source.x.dtype == np.uint8
+    assert source.x.max() == GREY_LEVELS
+    assert source.y is not None
+    assert np.bincount(source.y).min() == 174
+    assert source.x_test is None
+
+
+def test_fixed_statistics_are_the_data_s() -> None:
+    scaled = read_digits().x / GREY_LEVELS
+    assert scaled.mean() == pytest.approx(MEAN, abs=1e-4)
+    assert scaled.std() == pytest.approx(STD, abs=1e-4)
+
+
+def test_missing_scikit_learn_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    real_import = builtins.__import__
+
+    def refuse(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name.startswith("sklearn"):
+            raise ImportError(name)
+        return real_import(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    with pytest.raises(DataError, match="pip install scikit-learn"):
+        read_digits()

@@ -4,7 +4,7 @@ from esper.kasmina.lifecycle import Outcome
 from esper.leyline.actions import LifecycleOp
 from esper.leyline.stages import SeedStage
 from esper.tamiyo.policy.checks import check_signals
-from esper.testing.imagined_hosts import ImaginedHosts, middle_aged_hosts
+from esper.testing.imagined import ImaginedHosts, middle_aged_hosts
 
 
 def test_random_actions_are_legal_and_lead_everywhere() -> None:
@@ -36,7 +36,7 @@ def test_slots_that_are_off_stay_empty() -> None:
 
 def test_what_was_done_is_told() -> None:
     hosts = ImaginedHosts(2)
-    assert hosts.last_op.tolist() == [0, 0]
+    assert hosts.signals().last_op.tolist() == [0, 0]
     actions = hosts.random_actions()
     hosts.step(actions)
     signals = hosts.signals()

@@ -6,7 +6,7 @@ import pytest
 
 from esper.nissa.columns import TABLES
 from esper.testing.sinks import check_sink, sample_records
-from tests.nissa.sinks.test_contract import Remembering
+from tests.nissa.sinks.test_sink import Remembering
 
 
 def test_a_good_sink_passes(tmp_path: Path) -> None:

@@ -9,28 +9,29 @@ prints; `esper bench` and `benchmarks/engine.py` show the results.
 from __future__ import annotations
 
 import gc
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from esper.bench.timing import now
 from esper.kasmina.blueprints.registry import blueprint_by_id
 from esper.kasmina.contribution import participating, plan_ablations
 from esper.kasmina.costs import seed_flops
+from esper.kasmina.engine import Engine, EpochResult
 from esper.kasmina.hosts import CnnConfig
 from esper.kasmina.state import SlotState
 from esper.leyline.actions import placeholder_actions
 from esper.leyline.alpha import AlphaAlgorithm
 from esper.leyline.randomness import generator
 from esper.leyline.stages import SeedStage
-from esper.population.cohort import Cohort
-from esper.population.engine import Engine, EpochResult, PopulationConfig, RowWeights, Strategy
+from esper.population.engine import PopulationConfig, Strategy
 from esper.population.population import Population
+from esper.population.task_group import TaskGroup
 from esper.tasks.data.source import Source
 from esper.tasks.dataset import TaskData, make_data
 from esper.tasks.task import Task, get_task
@@ -39,8 +40,6 @@ WIDE = "cifar_wide"
 """Name, for measurements alone, of the CIFAR task with a 3-block 32-64-128 host."""
 
 RANDOM_SAMPLES = 20_000
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,9 +107,7 @@ def measure(case: Case, device: str = "auto", *, matmul_rate: float | None = Non
     population = grown_population(task, data, case, device)
     where = population.device
     try:
-        clocks = [Clock(cohort.engine, where) for cohort in population.cohorts]
-        for cohort, clock in zip(population.cohorts, clocks, strict=True):
-            cohort.engine = clock
+        clocks = [PhaseClock(group.engine, where) for group in population.groups]
         waiting = placeholder_actions(population.rows)
         # The first steps on a device load kernels, choose algorithms and fill the allocator.
         for _ in range(2 if where.type == "cuda" else case.warm_up):
@@ -119,11 +116,11 @@ def measure(case: Case, device: str = "auto", *, matmul_rate: float | None = Non
             torch.cuda.reset_peak_memory_stats(where)
         for clock in clocks:
             clock.reset()
-        started = _now(where)
+        started = now(where)
         for _ in range(case.steps):
             population.step(waiting)
-        step_s = (_now(where) - started) / case.steps
-        operations = sum(step_flops(cohort, len(data.subset)) for cohort in population.cohorts)
+        step_s = (now(where) - started) / case.steps
+        operations = sum(step_flops(group, len(data.subset)) for group in population.groups)
         if matmul_rate is None:
             matmul_rate = measure_matmul(where, use_bf16=case.use_bf16)
         train_s = sum(clock.train_s for clock in clocks) / case.steps
@@ -153,6 +150,35 @@ def measure(case: Case, device: str = "auto", *, matmul_rate: float | None = Non
         gc.collect()
         if where.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def make_cases(
+    tasks: Sequence[str],
+    strategies: Sequence[Strategy],
+    rows: Sequence[int],
+    precisions: Sequence[str],
+    *,
+    reference: Mapping[str, Any] | None,
+    **shared: Any,
+) -> list[Case]:
+    """Return what to measure: of every task its rows one after another, then everything asked for.
+
+    `reference` holds what differs in the rows one after another; None leaves them out. An unknown
+    task is refused before anything is measured.
+    """
+    cases = []
+    for task in tasks:
+        measured_task(task)
+        if reference is not None:
+            cases.append(Case(**{"task": task, "strategy": "sequential", **shared, **reference}))
+        cases += [
+            Case(task=task, strategy=strategy, rows=n, use_bf16=precision == "bf16", **shared)
+            for strategy in strategies
+            if strategy != "sequential"
+            for n in rows
+            for precision in precisions
+        ]
+    return cases
 
 
 def ratios(results: Sequence[Throughput]) -> list[float | None]:
@@ -213,18 +239,18 @@ def grown_population(task: Task, data: TaskData, case: Case, device: str = "auto
         row_seeds=range(case.first_row, case.first_row + case.rows),
     )
     population.build()
-    for cohort in population.cohorts:
-        cohort.assume(half_grown(cohort) if case.has_seeds else cohort.state)
+    for group in population.groups:
+        group.assume(half_grown(group) if case.has_seeds else group.state)
     return population
 
 
-def half_grown(cohort: Cohort) -> SlotState:
-    """Return the cohort's state with seeds in about half of its slots, drawn for every row."""
+def half_grown(group: TaskGroup) -> SlotState:
+    """Return the group's state with seeds in about half of its slots, drawn for every row."""
     stages = (SeedStage.BLENDING, SeedStage.BLENDING, SeedStage.FOSSILIZED, SeedStage.TRAINING)
-    shape = cohort.state.stage.shape
+    shape = group.state.stage.shape
     chosen = torch.zeros(shape, dtype=torch.bool)
     stage, blueprint, algorithm = (torch.zeros(shape, dtype=torch.int64) for _ in range(3))
-    for row, key in enumerate(cohort.keys):
+    for row, key in enumerate(group.keys):
         stream = generator(key, "half grown")
 
         def draw(choices: Sequence[int], stream: torch.Generator = stream) -> int:
@@ -233,17 +259,17 @@ def half_grown(cohort: Cohort) -> SlotState:
         for slot in range(shape[1]):
             chosen[row, slot] = bool(draw([0, 1]))
             stage[row, slot] = draw(stages)
-            blueprint[row, slot] = draw(cohort.fits[row, slot].nonzero().flatten().tolist())
+            blueprint[row, slot] = draw(group.fits[row, slot].nonzero().flatten().tolist())
             algorithm[row, slot] = draw(list(AlphaAlgorithm))
     alpha = torch.where(stage == int(SeedStage.TRAINING), 0.0, 0.5).double()
-    return cohort.state.where(
+    return group.state.where(
         chosen, stage=stage, blueprint=blueprint, algorithm=algorithm, alpha=alpha
     )
 
 
-def step_flops(cohort: Cohort, validation_samples: int) -> int:
+def step_flops(group: TaskGroup, validation_samples: int) -> int:
     """Return the operations of one step: three forward passes for training, one per ablation."""
-    task, state = cohort.task, cohort.state
+    task, state = group.task, group.state
     host = _host_flops(task)
     total = 0
     for row, members in enumerate(participating(state).tolist()):
@@ -252,7 +278,7 @@ def step_flops(cohort: Cohort, validation_samples: int) -> int:
         )
         seeds = sum(
             seed_flops(blueprint_by_id(int(state.blueprint[row, index])), slot.topology, slot.shape)
-            for index, slot in enumerate(cohort.engine.slots)
+            for index, slot in enumerate(group.engine.slots)
             if bool(state.has_module[row, index])
         )
         total += passes * (host + seeds)
@@ -268,23 +294,35 @@ def measure_matmul(
     a = torch.randn(size, size, device=device).to(dtype)
     times = []
     for _ in range(6):
-        started = _now(device)
+        started = now(device)
         torch.mm(a, a)
-        times.append(_now(device) - started)
+        times.append(now(device) - started)
     return 2 * size**3 / min(times[1:])
 
 
-class Clock:
-    """An engine that times the phases of the one inside."""
+class PhaseClock:
+    """Times the phases of an engine: its `train` and `measure`, from now on."""
 
     def __init__(self, engine: Engine, device: torch.device) -> None:
-        """Stand before an engine; times include what the device was given."""
-        self._engine = engine
-        self._device = device
-        self.slots = engine.slots
-        self.host_params = engine.host_params
-        self.is_stacked = engine.is_stacked
-        self.reset()
+        """Wrap the engine's two methods; times include what the device was given."""
+        self._engine, self._device = engine, device
+        self.train_s = self.validate_s = 0.0
+        train, measure = engine.train, engine.measure
+
+        def timed_train(epochs: Sequence[int]) -> EpochResult:
+            started = now(device)
+            result = train(epochs)
+            self.train_s += now(device) - started
+            return result
+
+        def timed_measure(plans: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
+            started = now(device)
+            result = measure(plans)
+            self.validate_s += now(device) - started
+            return result
+
+        engine.train = timed_train  # type: ignore[method-assign]
+        engine.measure = timed_measure  # type: ignore[method-assign]
 
     @property
     def captures(self) -> int:
@@ -294,50 +332,6 @@ class Clock:
     def reset(self) -> None:
         """Forget the times."""
         self.train_s = self.validate_s = 0.0
-
-    def sync(self, state: SlotState) -> Tensor:
-        """As the engine does."""
-        return self._engine.sync(state)
-
-    def train(self, epochs: Sequence[int]) -> EpochResult:
-        """As the engine does, timed."""
-        result, seconds = self._time(lambda: self._engine.train(epochs))
-        self.train_s += seconds
-        return result
-
-    def measure(self, plans: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
-        """As the engine does, timed."""
-        result, seconds = self._time(lambda: self._engine.measure(plans))
-        self.validate_s += seconds
-        return result
-
-    def read(self, row: int) -> RowWeights:
-        """As the engine does."""
-        return self._engine.read(row)
-
-    def read_at_rest(self, rows: Sequence[int], seeds: Tensor) -> list[RowWeights]:
-        """As the engine does."""
-        return self._engine.read_at_rest(rows, seeds)
-
-    def write(self, row: int, weights: RowWeights, state: SlotState) -> None:
-        """As the engine does."""
-        self._engine.write(row, weights, state)
-
-    def close(self) -> None:
-        """As the engine does."""
-        self._engine.close()
-
-    def _time(self, function: Callable[[], T]) -> tuple[T, float]:
-        started = _now(self._device)
-        result = function()
-        return result, _now(self._device) - started
-
-
-def _now(device: torch.device) -> float:
-    """Return the time once the device has done what it was given."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
 
 
 def _host_flops(task: Task) -> int:

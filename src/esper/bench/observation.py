@@ -1,16 +1,14 @@
 """What an observation costs: all rows together against the readable reference, row by row.
 
-Both are timed by turns on the same signals, so that a slow moment of the machine hits both; times
-are those of the thread itself.
+Both take turns on the same signals; times are those of the thread itself.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 
+from esper.bench.timing import take_turns
 from esper.leyline.signals import Signals
 from esper.leyline.slots import SlotConfig
 from esper.tamiyo.policy.features import batch_obs_to_features
@@ -40,27 +38,18 @@ def time_extraction(signals: Signals, turns: int) -> ExtractionTiming:
     """Time both ways to the observation of these signals."""
     slots = SlotConfig.of(signals.num_slots)
     reports = plain_reports(signals, slots)
-    pairs = [
-        (
-            _seconds(lambda: batch_obs_to_features(signals, slots), _CALLS),
-            _seconds(lambda: batch_obs_to_features(*reports, slots), 1),
-        )
-        # The first turn only warms up.
-        for _ in range(turns + 1)
-    ][1:]
+    pairs = take_turns(
+        lambda: batch_obs_to_features(signals, slots),
+        lambda: batch_obs_to_features(*reports, slots),
+        rounds=turns,
+        calls=_CALLS,
+    )
     per_row = 1e6 / signals.rows
     return ExtractionTiming(
         rows=signals.rows,
         slots=slots.num_slots,
         occupied=float(signals.occupied.float().mean()),
-        extraction_us=per_row * median(ours for ours, _ in pairs),
-        reference_us=per_row * median(theirs for _, theirs in pairs),
-        ratio=median(theirs / ours for ours, theirs in pairs),
+        extraction_us=per_row * median(ours.cpu for ours, _ in pairs),
+        reference_us=per_row * median(theirs.cpu for _, theirs in pairs),
+        ratio=median(theirs.cpu / ours.cpu for ours, theirs in pairs),
     )
-
-
-def _seconds(call: Callable[[], object], calls: int) -> float:
-    start = time.thread_time()
-    for _ in range(calls):
-        call()
-    return (time.thread_time() - start) / calls

@@ -7,21 +7,20 @@ same two things: `PlainWork` step by step with the same network, `RecurrentPPOWo
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
-from statistics import median
+from dataclasses import fields
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from esper.bench.timing import Comparison, compare
 from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
 from esper.leyline.slots import SlotConfig
 from esper.tamiyo.networks.decision import Scores
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCriticV2
-from esper.tamiyo.networks.rollout_step import CapturedPolicyStep, rollout_step
+from esper.tamiyo.networks.policy_step import CapturedPolicyStep, rollout_step
 from esper.tamiyo.policy.features import batch_obs_to_features
 
 Situation = tuple[Signals, Masks]
@@ -43,28 +42,6 @@ class Work(Protocol):
 
     def update(self) -> None:
         """Run the forward and backward pass of one update over the whole batch."""
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """Two ways of the same work, timed by turns; ratios say how many times faster the first is."""
-
-    work: str
-    """`step`, `plain_step`, `update` or `captured_step`."""
-    reference: str
-    """What it was compared with."""
-    esper_ms: float
-    reference_ms: float
-    ratio: float
-    """The median of the ratios of neighbours, by the wall clock."""
-    least_ratio: float
-    greatest_ratio: float
-    cpu_ratio: float
-    """The same median by the time of the thread itself; on a GPU that is the launching alone."""
-
-    def to_mapping(self) -> dict[str, Any]:
-        """Return the fields as a plain dictionary."""
-        return asdict(self)
 
 
 class PolicyWork:
@@ -92,7 +69,7 @@ class PolicyWork:
         seen = [batch_obs_to_features(each, config, device) for each, _ in situations]
         self.states = torch.stack([states for states, _ in seen], 1)
         self.blueprints = torch.stack([blueprints for _, blueprints in seen], 1)
-        legal = [_move(masks, device) for _, masks in situations]
+        legal = [move_masks(masks, device) for _, masks in situations]
         taken, memory = [], self.policy.initial_hidden(self.rows)
         for at, masks in enumerate(legal):
             taken.append(self._act(at, masks, memory))
@@ -120,15 +97,13 @@ class PolicyWork:
         scores = self.policy.score(
             self.states, self.blueprints, self.actions, self.masks, with_baseline=False
         )
-        self.loss(scores.log_probs, scores.values, scores.entropies).backward()
+        self.loss(scores).backward()
 
-    def loss(self, log_probs: Tensor, values: Tensor, entropies: Tensor) -> Tensor:
+    def loss(self, scores: Scores) -> Tensor:
         """Return the loss of a first pass of PPO."""
-        ratio = (log_probs - self.log_probs).sum(-1).exp()
-        clipped = ratio.clamp(1 - _CLIP, 1 + _CLIP)
-        gain = torch.minimum(self.advantages * ratio, self.advantages * clipped).mean()
-        error = (self.returns - values).square().mean()
-        return _VALUE_WEIGHT * error - gain - _ENTROPY_WEIGHT * entropies.sum(-1).mean()
+        ratio = (scores.log_probs - self.log_probs).sum(-1).exp()
+        errors, entropies = self.returns - scores.values, scores.entropies.sum(-1)
+        return ppo_losses(ratio, self.advantages, errors, entropies).mean()
 
     def _act(self, at: int, masks: Masks, memory: Any) -> Any:
         return self.policy.get_action(
@@ -161,7 +136,14 @@ class PlainWork:
         scores = score_by_steps(
             work.policy.score, work.states, work.blueprints, work.actions, work.masks
         )
-        work.loss(scores.log_probs, scores.values, scores.entropies).backward()
+        work.loss(scores).backward()
+
+
+def ppo_losses(ratio: Tensor, advantages: Tensor, errors: Tensor, entropies: Tensor) -> Tensor:
+    """Return the loss of PPO at every step, from the joint ratio and the errors of the critic."""
+    clipped = ratio.clamp(1 - _CLIP, 1 + _CLIP)
+    gain = torch.minimum(advantages * ratio, advantages * clipped)
+    return _VALUE_WEIGHT * errors.square() - gain - _ENTROPY_WEIGHT * entropies
 
 
 def score_by_steps(
@@ -187,7 +169,6 @@ def score_by_steps(
 
 def compare_policies(ours: PolicyWork, reference: Work, *, rounds: int) -> list[Comparison]:
     """Return how step and update compare, and the plain step where the reference is another."""
-    finish = torch.cuda.synchronize if ours.device == "cuda" else None
     pairs: dict[str, tuple[Callable[[], None], Callable[[], None], int]] = {
         "step": (ours.step, reference.step, _STEPS_TOGETHER),
         "plain_step": (ours.plain_step, reference.step, _STEPS_TOGETHER),
@@ -197,9 +178,15 @@ def compare_policies(ours: PolicyWork, reference: Work, *, rounds: int) -> list[
         del pairs["plain_step"]
     return [
         compare(
-            name, own, theirs, against=reference.name, rounds=rounds, repeats=repeats, finish=finish
+            name,
+            own,
+            theirs,
+            against=reference.name,
+            rounds=rounds,
+            calls=calls,
+            device=ours.device,
         )
-        for name, (own, theirs, repeats) in pairs.items()
+        for name, (own, theirs, calls) in pairs.items()
     ]
 
 
@@ -216,45 +203,11 @@ def compare_captured(ours: PolicyWork, *, rounds: int) -> Comparison:
         lambda: ours.policy.get_action(state, legal, blueprints, hidden=hidden),
         against="get_action",
         rounds=rounds,
-        repeats=100,
-        finish=torch.cuda.synchronize,
+        calls=100,
+        device="cuda",
     )
 
 
-def compare(
-    name: str,
-    ours: Callable[[], object],
-    reference: Callable[[], object],
-    *,
-    against: str,
-    rounds: int,
-    repeats: int = 1,
-    finish: Callable[[], None] | None = None,
-) -> Comparison:
-    """Time both by turns; a slow moment of the machine then hits both sides of a pair."""
-
-    def timed(work: Callable[[], object]) -> tuple[float, float]:
-        wall, own = time.perf_counter(), time.thread_time()
-        for _ in range(repeats):
-            work()
-        if finish is not None:
-            finish()
-        return (time.perf_counter() - wall) / repeats, (time.thread_time() - own) / repeats
-
-    # The first turn only warms up.
-    pairs = [(timed(ours), timed(reference)) for _ in range(rounds + 1)][1:]
-    ratios = [theirs[0] / own[0] for own, theirs in pairs]
-    return Comparison(
-        work=name,
-        reference=against,
-        esper_ms=1e3 * median(own[0] for own, _ in pairs),
-        reference_ms=1e3 * median(theirs[0] for _, theirs in pairs),
-        ratio=median(ratios),
-        least_ratio=min(ratios),
-        greatest_ratio=max(ratios),
-        cpu_ratio=median(theirs[1] / max(own[1], 1e-9) for own, theirs in pairs),
-    )
-
-
-def _move(masks: Masks, device: str) -> Masks:
+def move_masks(masks: Masks, device: str) -> Masks:
+    """Return the masks on a device."""
     return Masks(**{each.name: getattr(masks, each.name).to(device) for each in fields(masks)})

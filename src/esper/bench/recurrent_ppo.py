@@ -24,7 +24,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from esper.bench.policy import PLAIN_STEPS, PlainWork, PolicyWork, Work
+from esper.bench.policy import PLAIN_STEPS, PlainWork, PolicyWork, Work, ppo_losses
 from esper.leyline.actions import HEAD_SIZES
 from esper.leyline.errors import UsageError
 
@@ -32,7 +32,6 @@ _INSTALL = "pip install 'esper-grow[bench]'"
 
 Extractor = Literal["same", "flat"]
 """What its LSTM reads; see above."""
-_CLIP, _VALUE_WEIGHT, _ENTROPY_WEIGHT = 0.2, 0.5, 0.01
 
 
 def find_reference(ours: PolicyWork, features: Extractor = "same") -> tuple[Work, str]:
@@ -144,11 +143,8 @@ class RecurrentPPOWork:
             batch.observations, batch.actions, batch.lstm_states, batch.episode_starts
         )
         ratio = (log_prob - batch.old_log_prob).exp()
-        clipped = ratio.clamp(1 - _CLIP, 1 + _CLIP)
-        gain = torch.minimum(batch.advantages * ratio, batch.advantages * clipped)[mask].mean()
-        error = (batch.returns - values.flatten()).square()[mask].mean()
-        loss = _VALUE_WEIGHT * error - gain - _ENTROPY_WEIGHT * entropy[mask].mean()
-        loss.backward()
+        errors = batch.returns - values.flatten()
+        ppo_losses(ratio, batch.advantages, errors, entropy)[mask].mean().backward()
 
     def train(self, epochs: int, minibatches: int) -> None:
         """Run `RecurrentPPO.train` itself: a whole update of this many passes and minibatches."""

@@ -9,16 +9,16 @@ sb3-contrib's `RecurrentPPO.train`, or the same update with its episodes scored 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 
-from esper.bench.policy import PLAIN_STEPS, Comparison, Situation, compare, score_by_steps
+from esper.bench.policy import PLAIN_STEPS, Situation, move_masks, score_by_steps
 from esper.bench.recurrent_ppo import build_reference, tell_left_out
+from esper.bench.timing import Comparison, compare
 from esper.leyline.errors import UsageError
-from esper.leyline.rules import Masks
 from esper.leyline.slots import SlotConfig
 from esper.simic.agent.config import ImitationConfig
 from esper.simic.agent.ppo import PPOAgent, PPOConfig
@@ -77,7 +77,7 @@ class UpdateWork:
 
     def learn(self, agent: PPOAgent) -> None:
         """Run one whole update of this agent on the round."""
-        agent.update(self.buffer, progress=0.5, success=0.5, round=0)
+        agent.update(self.buffer, progress=0.5, paid_off=0.5, round=0)
 
     def plain_agent(self) -> PPOAgent:
         """Return an agent of the same weights that scores one step after another."""
@@ -92,7 +92,7 @@ class UpdateWork:
         nobody = torch.zeros(self.rows, dtype=torch.bool, device=device)
         for at, (signals, legal) in enumerate(situations):
             raw, blueprints = batch_obs_to_features(signals, slots, device)
-            masks = Masks(**{each.name: getattr(legal, each.name).to(device) for each in _MASKS})
+            masks = move_masks(legal, device)
             state = policy.normalizer.normalize(raw)
             step = policy.network.get_action(state, masks, blueprints, hidden=hidden)
             self.buffer.add_decision(
@@ -113,9 +113,6 @@ class UpdateWork:
                 truncated=nobody,
             )
             hidden = step.hidden
-
-
-_MASKS = fields(Masks)
 
 
 class _PlainNetwork(FactoredRecurrentActorCriticV2):
@@ -163,5 +160,5 @@ def compare_updates(ours: UpdateWork, reference: UpdateReference, *, rounds: int
         reference.update,
         against=reference.name,
         rounds=rounds,
-        finish=torch.cuda.synchronize if ours.device == "cuda" else None,
+        device=ours.device,
     )

@@ -10,6 +10,7 @@ from typing import Any
 
 from esper.bench.table import EXTRACTION, PHASES, POLICY, RATES, UPDATE, Column
 from esper.cli.output import err_console, out_console, print_json, safe
+from esper.cli.parser import Parser
 from esper.leyline.errors import UsageError
 
 _STRATEGIES = ("sequential", "stacked", "workers")
@@ -33,18 +34,16 @@ _PASSES, _MINIBATCHES = 4, 4
 _ENGINE_ONLY = ("task", "strategy", "precision", "batch_size", "samples", "reference_rows")
 
 
-def add_parser(verbs: Any) -> None:
-    """Add the verb."""
-    parser = verbs.add_parser(
-        "bench",
-        help="measure throughput on this machine, with ratios against a reference",
-        description="Measure how fast Esper is here: the population engine (networks train on "
+def set_up(parser: Parser) -> None:
+    """Describe the verb and its options."""
+    parser.description = (
+        "Measure how fast Esper is here: the population engine (networks train on "
         "random bytes in the shape of the task's data, since throughput does not depend on what "
         "they show), the controller's observation, its policy, or a whole PPO update. Policy and "
         "update are compared with sb3-contrib's RecurrentPPO; where that is not installed, with "
-        "plain steps of the same network.",
-        epilog=_EPILOG,
+        "plain steps of the same network."
     )
+    parser.epilog = _EPILOG
     parser.add_argument(
         "target",
         nargs="?",
@@ -130,7 +129,7 @@ def _bench_engine(options: argparse.Namespace) -> int:
     import torch
 
     from esper.bench.engine import measure, measure_matmul, ratios
-    from esper.leyline.devices import choose_device
+    from esper.leyline.process import choose_device
 
     device = choose_device(options.device).type
     cases = _cases(options, device)
@@ -172,43 +171,24 @@ def _bench_engine(options: argparse.Namespace) -> int:
 
 def _cases(options: argparse.Namespace, device: str) -> list[Any]:
     """Return what to measure, the reference of every task first."""
-    from esper.bench.engine import Case, measured_task
+    from esper.bench.engine import make_cases
 
     on_cuda = device == "cuda"
-    rows: Sequence[int] = options.rows or ((16, 64) if on_cuda else (2,))
-    strategies: Sequence[Any] = options.strategy or (
-        ("stacked",) if on_cuda else ("stacked", "workers")
+    return make_cases(
+        options.task or ["cifar_baseline"],
+        options.strategy or (("stacked",) if on_cuda else ("stacked", "workers")),
+        options.rows or ((16, 64) if on_cuda else (2,)),
+        options.precision or (_PRECISIONS if on_cuda else ("fp32",)),
+        reference={"rows": options.reference_rows or 2},
+        batch_size=options.batch_size or 128,
+        samples=options.samples,
+        steps=options.steps or (3 if on_cuda else 2),
     )
-    precisions = options.precision or (_PRECISIONS if on_cuda else ("fp32",))
-    shared = {
-        "batch_size": options.batch_size or 128,
-        "samples": options.samples,
-        "steps": options.steps or (3 if on_cuda else 2),
-    }
-    cases = []
-    for task in options.task or ["cifar_baseline"]:
-        measured_task(task)  # an unknown name is refused before anything is measured
-        reference = options.reference_rows or 2
-        cases.append(Case(task=task, strategy="sequential", rows=reference, **shared))
-        cases += [
-            Case(
-                task=task,
-                strategy=strategy,
-                rows=count,
-                use_bf16=precision == "bf16",
-                **shared,
-            )
-            for strategy in strategies
-            if strategy != "sequential"
-            for count in rows
-            for precision in precisions
-        ]
-    return cases
 
 
 def _bench_observation(options: argparse.Namespace) -> int:
     from esper.bench.observation import time_extraction
-    from esper.testing.imagined_hosts import middle_aged_hosts
+    from esper.testing.imagined import middle_aged_hosts
 
     if options.device == "cuda":
         raise UsageError("the readable reference is plain Python; use --device cpu")
@@ -227,7 +207,7 @@ def _bench_observation(options: argparse.Namespace) -> int:
 def _bench_policy(options: argparse.Namespace) -> int:
     from esper.bench.policy import PolicyWork, compare_captured, compare_policies
     from esper.bench.recurrent_ppo import find_reference
-    from esper.testing.imagined_hosts import random_lives
+    from esper.testing.imagined import random_lives
 
     rounds = options.rounds or 9
 
@@ -244,7 +224,7 @@ def _bench_policy(options: argparse.Namespace) -> int:
 
 def _bench_update(options: argparse.Namespace) -> int:
     from esper.bench.update import UpdateWork, compare_updates, find_update_reference
-    from esper.testing.imagined_hosts import random_lives
+    from esper.testing.imagined import random_lives
 
     rounds = options.rounds or 5
 
@@ -278,7 +258,7 @@ def _compare_rows(
     """Compare with a reference at every number of rows; `measure` gets rows, steps and device."""
     import torch
 
-    from esper.leyline.devices import choose_device
+    from esper.leyline.process import choose_device
 
     device = choose_device(options.device).type
     steps, progress = options.steps or 150, err_console()

@@ -6,17 +6,14 @@ import argparse
 from typing import Any
 
 from esper.cli.output import name_width, out_console, print_json, safe
+from esper.cli.parser import Parser
 
 _WIDTHS = (8, 64)
 
 
-def add_parser(verbs: Any) -> None:
-    """Add the verb."""
-    parser = verbs.add_parser(
-        "blueprints",
-        help="list the kinds of seeds: where they fit and how large they are",
-        description="List the kinds of seeds a network can be grown with.",
-    )
+def set_up(parser: Parser) -> None:
+    """Describe the verb and its options."""
+    parser.description = "List the kinds of seeds a network can be grown with."
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.set_defaults(run=run)
 

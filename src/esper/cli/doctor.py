@@ -8,17 +8,14 @@ import os
 from typing import Any
 
 from esper.cli.output import out_console, print_json, safe
+from esper.cli.parser import Parser
 
 _EXTRAS = {"export": ("onnx", "onnxscript"), "wandb": ("wandb",)}
 
 
-def add_parser(verbs: Any) -> None:
-    """Add the verb."""
-    parser = verbs.add_parser(
-        "doctor",
-        help="show versions, devices, threads, data found, and what is missing",
-        description="Show what Esper finds on this machine and what is missing.",
-    )
+def set_up(parser: Parser) -> None:
+    """Describe the verb and its options."""
+    parser.description = "Show what Esper finds on this machine and what is missing."
     parser.add_argument(
         "--data", metavar="PATH", help="where data files lie (default: the usual places)"
     )
@@ -50,7 +47,7 @@ def examine(data: str | None) -> dict[str, dict[str, Any]]:
     """Return everything the command shows, as plain data."""
     import torch
 
-    from esper.nissa.machine import software_versions
+    from esper.leyline.process import software_versions
     from esper.tasks import TASKS, describe_task
 
     devices: dict[str, Any] = {"cpu": f"{os.cpu_count()} cores"}

@@ -7,8 +7,8 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from esper.cli.interruption import INTERRUPTED, stop_signals
 from esper.cli.output import err_console, out_console, points, print_json, safe
+from esper.cli.parser import Parser
 
 _EPILOG = """\
 examples:
@@ -21,14 +21,12 @@ examples:
 _CONTROLLERS = "heuristic, wait, random, schedule:FILE, or the folder of a saved policy"
 
 
-def add_parser(verbs: Any) -> None:
-    """Add the verb."""
-    parser = verbs.add_parser(
-        "grow",
-        help="train and grow one network",
-        description="Train a network while a controller grows it, and compare it with its twin.",
-        epilog=_EPILOG,
+def set_up(parser: Parser) -> None:
+    """Describe the verb and its options."""
+    parser.description = (
+        "Train a network while a controller grows it, and compare it with its twin."
     )
+    parser.epilog = _EPILOG
     what = parser.add_argument_group("what to grow")
     what.add_argument("--task", metavar="T", help="a task of `esper tasks`")
     what.add_argument("--model", metavar="MODULE:FACTORY", help="a model of your own")
@@ -47,6 +45,12 @@ def add_parser(verbs: Any) -> None:
     how.add_argument("--device", choices=("auto", "cpu", "cuda"), help="where (default: auto)")
     how.add_argument(
         "--learning-rate", type=float, metavar="LR", help="of SGD (default: the task's, or 0.01)"
+    )
+    how.add_argument(
+        "--schedule",
+        choices=("constant", "cosine", "wsd"),
+        help="how the learning rate moves over the run: not, along a cosine, or up, level and down "
+        "(default: the task's, or constant)",
     )
     how.add_argument(
         "--batch-size", type=int, metavar="B", help="samples in a step (default: the task's, or 64)"
@@ -83,6 +87,12 @@ def add_parser(verbs: Any) -> None:
     where = parser.add_argument_group("where it goes")
     where.add_argument("--out", metavar="RUN", required=True, help="folder of the run")
     where.add_argument("--resume", action="store_true", help="continue the run in --out")
+    where.add_argument(
+        "--from",
+        choices=("latest", "previous"),
+        dest="source",
+        help="with --resume: checkpoint to continue from (default: latest)",
+    )
     where.add_argument("--overwrite", action="store_true", help="replace the run in --out")
     where.add_argument("--export", choices=("onnx", "pt2"), help="also write the grown network")
     where.add_argument("--json", action="store_true", help="print one JSON document")
@@ -92,82 +102,93 @@ def add_parser(verbs: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Carry out the command."""
-    from esper.cli.view import GrowthView, alarm_line
-    from esper.growth.folder import GrowthFolder
+    from esper.cli.view import AlarmRelay, GrowthView
     from esper.growth.grown import check_format
-    from esper.growth.recording import (
-        record_history,
-        record_interruption,
-        record_start,
-        run_row,
-    )
-    from esper.nissa import STORE_FILE, open_store
+    from esper.runs.checkpoint import GROWING, resume_command
+    from esper.runs.recorded import INTERRUPTED, stop_signals
 
     if options.export:
         check_format(options.export)
-    folder = GrowthFolder(options.out)
-    state = None
+    alarms = AlarmRelay()
+    with _open(options, alarms) as growing:
+        growth = growing.growth
+        view = GrowthView(
+            err_console(),
+            growth.config.epochs,
+            growth.gardener.epoch,
+            title=f"growing {growth.name} ({growth.controller_name}, {growth.device.type})",
+            verbose=options.verbose,
+        )
+        alarms.show_by(view.alarm)
+
+        def show(record: Any) -> None:
+            view.show(record, _reasons(growth, record, options))
+
+        with stop_signals() as stopped, view:
+            is_done = growing.carry_out(show, lambda: bool(stopped))
+        if is_done:
+            grown, document = growing.finish(options.export)
+    if not is_done:
+        again = resume_command(options.out, GROWING)
+        told = f"interrupted after epoch {growth.gardener.epoch}; continue with: {again}"
+        err_console().print(safe(told), soft_wrap=True)
+        return INTERRUPTED
+    if options.json:
+        print_json(document)
+    else:
+        print_summary(grown, document)
+    return 0
+
+
+def _open(options: argparse.Namespace, on_alarm: Any) -> Any:
+    """Start or continue the run."""
+    from esper.leyline.errors import UsageError
+    from esper.runs.folder import RunFolder
+    from esper.runs.growing import resume_growing, start_growing
+    from esper.runs.request import read_request
+
+    command = f"esper {shlex.join(options.arguments)}"
     if options.resume:
         _refuse_changes(options)
-        request = _read_request(folder)
-        state = folder.load()
-    else:
-        request = resolve(options)
-    growing = request.build()
-    command = _command(options)
-    if state is not None:
-        growing.load_state_dict(state)
-        command = state.get("command", command)
-    if not options.resume:
-        folder.create(request.to_mapping(), overwrite=options.overwrite)
-        folder.log(f"started: {command}")
-    view = GrowthView(
-        err_console(),
-        request.growth.epochs,
-        growing.gardener.epoch,
-        title=f"growing {growing.name} ({request.controller}, {request.device})",
-        verbose=options.verbose,
-    )
-    row = run_row(
-        growing,
-        name=folder.path.absolute().name,
-        controller=request.controller,
-        config=request.to_mapping(),
+        request = read_request(RunFolder(options.out))
+        return resume_growing(
+            options.out,
+            request.build(),
+            request.to_mapping(),
+            checkpoint=options.source or "latest",
+            command=command,
+            on_alarm=on_alarm,
+        )
+    if options.source is not None:
+        raise UsageError("--from is for a run that is continued; add --resume")
+    request = resolve(options)
+    return start_growing(
+        options.out,
+        request.build(),
+        request.to_mapping(),
+        overwrite=options.overwrite,
         command=command,
+        on_alarm=on_alarm,
     )
-    # Without a mark, or without the store it speaks of, everything is written down anew.
-    mark = None if state is None else state.get("telemetry")
-    if mark is not None and not (folder.path / STORE_FILE).exists():
-        mark = None
-    resume = options.resume if mark is None else mark
-    with open_store(
-        folder.path, row, resume=resume, on_alarm=lambda alarm: view.warn(alarm_line(alarm))
-    ) as store:
-        if mark is None:
-            record_start(store, growing)
-            record_history(store, growing)
-        if not _carry_out(growing, folder, store, view, options, command):
-            record_interruption(store, growing)
-            return INTERRUPTED
-        _finish(growing, folder, store, options)
-    return 0
 
 
 def resolve(options: argparse.Namespace) -> Any:
     """Turn options into a complete request."""
-    from esper.cli.request import GrowRequest, growth_of, training_of
     from esper.growth.gardener import DEFAULT_CONTROLLER
-    from esper.growth.grow import limited
-    from esper.leyline.devices import choose_device
+    from esper.leyline.process import choose_device
+    from esper.runs.request import GrowRequest, growth_of
 
     controller = options.controller or DEFAULT_CONTROLLER
     name, colon, argument = controller.partition(":")
     if name == "schedule" and argument:
         controller = f"{name}{colon}{_absolute(argument)}"
-    training = training_of(options.task).replace(**_given(options, "learning_rate", "batch_size"))
-    growth = growth_of(options.task).replace(**_given(options, "epochs", "seed", "twin"))
-    garden = limited(
-        growth.garden, options.max_seeds, options.max_parameters, options.max_added_flops
+    growth = growth_of(options.task)
+    training = growth.training.replace(**_given(options, "learning_rate", "batch_size", "schedule"))
+    growth = growth.replace(training=training, **_given(options, "epochs", "seed", "twin"))
+    garden = growth.garden.limited(
+        max_seeds=options.max_seeds,
+        max_parameters=options.max_parameters,
+        max_added_flops=options.max_added_flops,
     ).replace(**_given(options, "training_mode"))
     if options.gates:
         gates = garden.lifecycle.gates.replace(kind=options.gates)
@@ -180,7 +201,6 @@ def resolve(options: argparse.Namespace) -> Any:
         data=None if options.data is None else _data_path(options.data),
         controller=controller,
         device="cuda" if choose_device(options.device or "auto").type == "cuda" else "cpu",
-        training=training,
         growth=growth.replace(garden=garden, gardener=gardener),
     )
 
@@ -206,25 +226,10 @@ def _data_path(path: str) -> str:
     return str(chosen)
 
 
-def _command(options: argparse.Namespace) -> str:
-    return f"esper {shlex.join(options.arguments)}"
-
-
-def _read_request(folder: Any) -> Any:
-    from esper.cli.request import GrowRequest
-    from esper.leyline.errors import CheckpointError, ConfigError
-
-    settings = folder.read_config()
-    try:
-        return GrowRequest.from_mapping(settings)
-    except ConfigError as error:
-        raise CheckpointError(f"{folder.path / 'config.yaml'}: {error}") from None
-
-
 def _refuse_changes(options: argparse.Namespace) -> None:
     from esper.leyline.errors import UsageError
 
-    kept = {"out", "resume", "export", "json", "verbose", "run", "overwrite", "arguments"}
+    kept = {"out", "resume", "source", "export", "json", "verbose", "run", "overwrite", "arguments"}
     if options.overwrite:
         raise UsageError("--resume continues a run and --overwrite replaces it; give one of them")
     changed = [
@@ -238,99 +243,15 @@ def _refuse_changes(options: argparse.Namespace) -> None:
         )
 
 
-def _carry_out(
-    growing: Any, folder: Any, store: Any, view: Any, options: argparse.Namespace, command: str
-) -> bool:
-    """Run to the end, or until a signal; return whether the end was reached."""
-    from esper.cli.view import metrics_line
-    from esper.growth.recording import record_newest
-
-    epochs = growing.config.epochs
-    with stop_signals() as stopped, view:
-        for record in growing.epochs():
-            view.show(record, _reasons(growing, record, options))
-            record_newest(store, growing)
-            folder.log(f"epoch {record.epoch} {metrics_line(record)}")
-            if stopped or record.epoch == epochs or folder.is_due():
-                # The mark is in the store before the checkpoint that speaks of it exists.
-                mark = store.watermark()
-                state = {**growing.state_dict(), "telemetry": mark, "command": command}
-                folder.save(state, force=True)
-            if stopped:
-                break
-    done = growing.gardener.epoch
-    if done == epochs:
-        return True
-    folder.log(f"interrupted after epoch {done}")
-    again = f"esper grow --resume --out {shlex.quote(str(options.out))}"
-    err_console().print(
-        safe(f"interrupted after epoch {done}; continue with: {again}"), soft_wrap=True
-    )
-    return False
-
-
-def _reasons(growing: Any, record: Any, options: argparse.Namespace) -> list[str]:
+def _reasons(growth: Any, record: Any, options: argparse.Namespace) -> list[str]:
     """Return why a learned controller decided as it did, where every decision is shown."""
     from esper.tamiyo.controllers import LearnedController
 
-    controller = growing.gardener.controller
+    controller = growth.gardener.controller
     asked = options.verbose and record.decision is not None
     if not asked or not isinstance(controller, LearnedController):
         return []
     return controller.explain().lines()
-
-
-def _finish(growing: Any, folder: Any, store: Any, options: argparse.Namespace) -> None:
-    """Write what is left behind and print the summary."""
-    from esper.growth.grown import export_model
-    from esper.growth.recording import record_end
-    from esper.leyline.storage import atomic_write_text
-    from esper.report import report_run
-
-    grown = growing.finish()
-    grown.model.save(folder.path / "grown")
-    record_end(store, grown)
-    report = report_run(folder.path)
-    exported = None
-    if options.export:
-        example = growing.example_input
-        exported = export_model(
-            grown.model, example, folder.path / f"grown.{options.export}", options.export
-        )
-    document = {
-        **grown.summary.to_mapping(),
-        "contributions": describe_contributions(grown.contributions),
-        "run": str(folder.path),
-        "report": str(report),
-        "exported": None if exported is None else str(exported),
-    }
-    import json
-
-    atomic_write_text(folder.path / "summary.json", json.dumps(document, indent=2) + "\n")
-    folder.log("finished")
-    if options.json:
-        print_json(document)
-    else:
-        print_summary(grown, document)
-
-
-def describe_contributions(result: Any) -> dict[str, Any]:
-    """Return measured contributions as plain data."""
-
-    def plain(estimates: Any) -> dict[str, Any]:
-        return {
-            " + ".join(key) if isinstance(key, tuple) else key: {"value": e.value, "se": e.se}
-            for key, e in estimates.items()
-        }
-
-    return {
-        "all_off": {"value": result.all_off.value, "se": result.all_off.se},
-        "leave_one_out": plain(result.leave_one_out),
-        "solo_on": plain(result.solo_on),
-        "pairs": plain(result.pairs),
-        "interactions": plain(result.interactions),
-        "shapley": plain(result.shapley),
-    }
 
 
 def print_summary(grown: Any, document: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
 
 from esper._version import __version__
@@ -26,15 +27,30 @@ examples:
 """
 
 
-def build_parser() -> Parser:
-    """Return the parser of the whole command line."""
-    from esper.cli import bench, blueprints, doctor, grow, query, report, runs, tasks, train
+VERBS = {
+    "grow": "train and grow one network",
+    "train": "train a controller",
+    "report": "write one self-contained HTML file about a run",
+    "runs": "list runs: what they are about, how far they are, and how they ended",
+    "query": "ask a run's store in SQL, as a table, CSV or JSON",
+    "tasks": "list the tasks: host, slots, parameters, and whether their data was found",
+    "blueprints": "list the kinds of seeds: where they fit and how large they are",
+    "bench": "measure throughput on this machine, with ratios against a reference",
+    "doctor": "show versions, devices, threads, data found, and what is missing",
+}
+"""What every command does; each is a module of this package with that name."""
 
+
+def build_parser(arguments: Sequence[str] = ()) -> Parser:
+    """Return the parser of the command line; only the command asked for knows its options."""
     parser = Parser(prog="esper", description=_DESCRIPTION, epilog=_EPILOG)
     parser.add_argument("--version", action="version", version=f"esper {__version__}")
     verbs = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for verb in (grow, train, report, runs, query, tasks, blueprints, bench, doctor):
-        verb.add_parser(verbs)
+    asked = next((word for word in arguments if not word.startswith("-")), None)
+    for name, line in VERBS.items():
+        verb = verbs.add_parser(name, help=line)
+        if name == asked:
+            import_module(f"esper.cli.{name}").set_up(verb)
     return parser
 
 
@@ -45,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        options = build_parser().parse_args(given)
+        options = build_parser(given).parse_args(given)
         options.arguments = given
         if not getattr(options, "needs_no_torch", False):
             _limit_threads()

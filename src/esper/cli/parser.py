@@ -31,22 +31,19 @@ class Formatter(argparse.HelpFormatter):
 class Parser(argparse.ArgumentParser):
     """A parser whose every error is one line on standard error and exit code 2."""
 
-    def __init__(
-        self, *args: Any, late_epilog: Callable[[], str] | None = None, **kwargs: Any
-    ) -> None:
-        """Create a parser; abbreviated options are refused, so that names stay free to grow.
+    late_epilog: Callable[[], str] | None = None
+    """Makes the end of the help text when it is asked for, where that takes time."""
 
-        `late_epilog` makes the end of the help text when it is asked for, where that takes time.
-        """
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Create a parser; abbreviated options are refused, so that names stay free to grow."""
         kwargs.setdefault("formatter_class", Formatter)
         kwargs.setdefault("allow_abbrev", False)
         super().__init__(*args, **kwargs)
-        self._late_epilog = late_epilog
 
     def format_help(self) -> str:
         """Return the help text."""
-        if self._late_epilog is not None:
-            self.epilog = self._late_epilog()
+        if self.late_epilog is not None:
+            self.epilog = self.late_epilog()
         return super().format_help()
 
     def parse_known_args(  # type: ignore[override]

@@ -10,11 +10,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from esper.cli.output import err_console, out_console, print_json, safe
+from esper.cli.parser import Parser
 
 _EPILOG = """\
 examples:
   esper query runs/first "SELECT step, val_score FROM epochs ORDER BY val_score DESC LIMIT 5"
   esper query runs/first "SELECT op, COUNT(*) FROM decisions GROUP BY op" --csv
+  esper query runs/first "SELECT term, AVG(mean), AVG(share) FROM round_terms GROUP BY term"
   esper query runs/first "SELECT * FROM alarms" --json
   esper query runs/first "SELECT name FROM sqlite_master"
 
@@ -26,14 +28,10 @@ _WIDE = 10
 _CELL = 200
 
 
-def add_parser(verbs: Any) -> None:
-    """Add the verb."""
-    parser = verbs.add_parser(
-        "query",
-        help="ask a run's store in SQL, as a table, CSV or JSON",
-        description="Answer one SELECT over the store of a run. Nothing can be changed by it.",
-        epilog=_EPILOG,
-    )
+def set_up(parser: Parser) -> None:
+    """Describe the verb and its options."""
+    parser.description = "Answer one SELECT over the store of a run. Nothing can be changed by it."
+    parser.epilog = _EPILOG
     parser.add_argument("where", metavar="RUN", help="folder of the run")
     parser.add_argument("sql", metavar="SQL", help="one SELECT")
     form = parser.add_mutually_exclusive_group()

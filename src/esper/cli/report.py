@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from esper.cli.output import out_console, print_json, safe
+from esper.cli.parser import Parser
 
 _EPILOG = """\
 examples:
@@ -15,14 +15,10 @@ examples:
 """
 
 
-def add_parser(verbs: Any) -> None:
-    """Add the verb."""
-    parser = verbs.add_parser(
-        "report",
-        help="write one self-contained HTML file about a run",
-        description="Write a report of a run that is finished, going on, or was stopped.",
-        epilog=_EPILOG,
-    )
+def set_up(parser: Parser) -> None:
+    """Describe the verb and its options."""
+    parser.description = "Write a report of a run that is finished, going on, or was stopped."
+    parser.epilog = _EPILOG
     parser.add_argument("where", metavar="RUN", help="folder of the run")
     parser.add_argument("--out", metavar="FILE", help="file to write (default: RUN/report.html)")
     parser.add_argument("--json", action="store_true", help="print one JSON document")

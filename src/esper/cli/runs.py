@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from esper.cli.output import err_console, out_console, points, print_json, safe
+from esper.cli.parser import Parser
 
 _ROOT = "runs"
 
@@ -15,13 +16,9 @@ _NUMBERS = ("progress", "score", "gain", "written")
 _STYLES = {"running": "cyan", "interrupted": "yellow", "finished": "green", "damaged": "red"}
 
 
-def add_parser(verbs: Any) -> None:
-    """Add the verb."""
-    parser = verbs.add_parser(
-        "runs",
-        help="list runs: what they are about, how far they are, and how they ended",
-        description="List the runs below a folder, the one written last first.",
-    )
+def set_up(parser: Parser) -> None:
+    """Describe the verb and its options."""
+    parser.description = "List the runs below a folder, the one written last first."
     parser.add_argument("--root", metavar="DIR", help=f"folder to look in (default: {_ROOT})")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.set_defaults(run=run, needs_no_torch=True)

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 from esper.cli.output import name_width, out_console, print_json, safe
+from esper.cli.parser import Parser
 
 _COLUMNS = ("task", "host", "parameters", "input", "slots", "data", "what it is")
 _WIDE = 110
 
 
-def add_parser(verbs: Any) -> None:
-    """Add the verb."""
-    parser = verbs.add_parser(
-        "tasks",
-        help="list the tasks: host, slots, parameters, and whether their data was found",
-        description="List what can be grown: each task is a data set with a host network.",
-    )
+def set_up(parser: Parser) -> None:
+    """Describe the verb and its options."""
+    parser.description = "List what can be grown: each task is a data set with a host network."
     parser.add_argument(
         "--data", metavar="PATH", help="where data files lie (default: the usual places)"
     )

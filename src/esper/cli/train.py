@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from esper.cli.interruption import INTERRUPTED, stop_signals
 from esper.cli.output import err_console, out_console, print_json, safe
-
-DEFAULT_RECIPE = "digits"
+from esper.cli.parser import Parser
 
 _RECIPES = "(default: the recipe's)"
 
@@ -29,20 +24,17 @@ examples:
 """
 
 
-def add_parser(verbs: Any) -> None:
-    """Add the verb."""
-    parser = verbs.add_parser(
-        "train",
-        help="train a controller",
-        description="Train a controller with PPO: rounds of episodes on many networks at once, "
-        "then one update.",
-        late_epilog=_epilog,
+def set_up(parser: Parser) -> None:
+    """Describe the verb and its options."""
+    parser.description = (
+        "Train a controller with PPO: rounds of episodes on many networks at once, then one update."
     )
+    parser.late_epilog = _epilog
     parser.add_argument(
         "recipe",
         metavar="RECIPE",
         nargs="?",
-        help=f"one of those below, or the config.yaml of a run (default: {DEFAULT_RECIPE})",
+        help="one of those below, or the config.yaml of a run (default: digits)",
     )
     what = parser.add_argument_group("what to train on")
     for name, kind, metavar, told in (
@@ -86,69 +78,67 @@ def add_parser(verbs: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Carry out the command."""
+    from esper.cli.train_view import TrainView, print_summary
+    from esper.cli.view import AlarmRelay
+    from esper.runs.checkpoint import TRAINING, resume_command
+    from esper.runs.recorded import INTERRUPTED, stop_signals
+
     _check_request(options)
-    with _open(options) as (training, view):
+    alarms = AlarmRelay()
+    with _open(options, alarms) as training:
+        config, trainer = training.config, training.trainer
+        title = f"training {config.recipe} ({', '.join(config.tasks)}, {trainer.device.type})"
+        view = TrainView(
+            err_console(), config.rounds, trainer.round, title=title, verbose=options.verbose
+        )
+        alarms.show_by(view.alarm)
         with stop_signals() as stopped, view:
             is_done = training.carry_out(view.show, lambda: bool(stopped))
-        where = f"round {training.trainer.round + 1}"
-    if is_done:
-        _finish(training.folder.path, options)
-        return 0
-    from esper.simic.training.checkpoint import resume_command
-
-    again = resume_command(options.out)
-    err_console().print(safe(f"interrupted in {where}; continue with: {again}"), soft_wrap=True)
-    return INTERRUPTED
-
-
-@contextmanager
-def _open(options: argparse.Namespace) -> Iterator[tuple[Any, Any]]:
-    """Start or continue the run; give it with the view that shows it."""
-    from esper.cli.train_view import TrainView
-    from esper.leyline.devices import choose_device
-    from esper.simic.training.run import resume_run, start_run
-
-    shown: list[TrainView] = []
-
-    def on_alarm(alarm: Any) -> None:
-        for view in shown:
-            view.alarm(alarm)
-
-    if options.resume:
-        settings = list(options.settings or ())
-        if options.device is not None:
-            settings.append(f"device={choose_device(options.device).type}")
-        training = resume_run(
-            options.out,
-            settings=settings,
-            reset_heads=_names(options.reset_heads or ""),
-            checkpoint=options.source or "latest",
-            on_alarm=on_alarm,
-        )
+        if is_done:
+            document = training.finish()
+    if not is_done:
+        again = resume_command(options.out, TRAINING)
+        told = f"interrupted in round {trainer.round + 1}; continue with: {again}"
+        err_console().print(safe(told), soft_wrap=True)
+        return INTERRUPTED
+    if options.json:
+        print_json(document)
     else:
-        training = start_run(
+        print_summary(out_console(), document)
+    return 0
+
+
+def _open(options: argparse.Namespace, on_alarm: Any) -> Any:
+    """Start or continue the run."""
+    from esper.leyline.process import choose_device
+    from esper.runs.training import resume_training, start_training
+    from esper.simic.training.changes import parse_settings
+
+    if not options.resume:
+        return start_training(
             options.out,
             resolve(options),
             overwrite=options.overwrite,
             command=f"esper {shlex.join(options.arguments)}",
             on_alarm=on_alarm,
         )
-    with training:
-        config, trainer = training.config, training.trainer
-        title = f"training {config.recipe} ({', '.join(config.tasks)}, {trainer.device.type})"
-        view = TrainView(
-            err_console(), config.rounds, trainer.round, title=title, verbose=options.verbose
-        )
-        shown.append(view)
-        yield training, view
+    settings = parse_settings(options.settings or ())
+    if options.device is not None:
+        settings["device"] = choose_device(options.device).type
+    return resume_training(
+        options.out,
+        settings=settings,
+        reset_heads=_names(options.reset_heads or ""),
+        checkpoint=options.source or "latest",
+        on_alarm=on_alarm,
+    )
 
 
 def resolve(options: argparse.Namespace) -> Any:
     """Turn options into a complete configuration."""
-    from esper.leyline.devices import choose_device
-    from esper.simic.training.changes import apply_settings
+    from esper.runs.training import DEFAULT_RECIPE, resolve_recipe
+    from esper.simic.training.changes import parse_settings
 
-    config = apply_settings(find_recipe(options.recipe or DEFAULT_RECIPE), options.settings or [])
     given = {
         "tasks": None if options.task is None else _names(options.task),
         "data": None if options.data is None else _absolute(options.data),
@@ -156,48 +146,11 @@ def resolve(options: argparse.Namespace) -> Any:
         "rows": options.envs,
         "episode_length": options.episode_length,
         "seed": options.seed,
-        "device": choose_device(options.device or config.device).type,
+        "device": options.device,
     }
-    changes = {name: value for name, value in given.items() if value is not None}
-    if "tasks" in changes:
-        changes["curriculum"] = ()
-    return config.replace(**changes)
-
-
-def find_recipe(name: str) -> Any:
-    """Return the recipe with a name, or the one that a file holds."""
-    from esper.leyline.errors import ConfigError, UsageError
-    from esper.simic.training.config import TrainConfig
-    from esper.simic.training.recipes import get_recipe
-
-    path = Path(name)
-    if path.is_dir():
-        path = path / "config.yaml"
-    if not path.is_file():
-        return get_recipe(name)
-    import yaml
-
-    try:
-        settings = yaml.safe_load(path.read_text(encoding="utf-8"))
-        return TrainConfig.from_mapping(settings)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, ConfigError) as error:
-        reason = " ".join(str(error).split())
-        raise UsageError(f"{path} is no recipe: {reason}") from None
-
-
-def _finish(folder: Path, options: argparse.Namespace) -> None:
-    """Write the report and print the summary."""
-    from esper.cli.train_view import print_summary, summarize_training
-    from esper.leyline.storage import atomic_write_text
-    from esper.report import report_run
-
-    report = report_run(folder)
-    document = {**summarize_training(folder), "report": str(report)}
-    atomic_write_text(folder / "summary.json", json.dumps(document, indent=2) + "\n")
-    if options.json:
-        print_json(document)
-    else:
-        print_summary(out_console(), document)
+    named = {name: value for name, value in given.items() if value is not None}
+    settings = {**parse_settings(options.settings or ()), **named}
+    return resolve_recipe(options.recipe or DEFAULT_RECIPE, settings)
 
 
 def _check_request(options: argparse.Namespace) -> None:

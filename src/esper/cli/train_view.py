@@ -7,7 +7,6 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +15,9 @@ from rich.progress import TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from esper.cli.live import LiveView
 from esper.cli.output import safe
-from esper.cli.view import alarm_line, sparkline
-from esper.nissa.monitors.measures import light
+from esper.cli.view import LiveView, alarm_line, sparkline
+from esper.nissa.monitors.bands import light
 from esper.nissa.schema import AlarmRow
 
 if TYPE_CHECKING:
@@ -210,40 +208,6 @@ def _share(value: float | None) -> str:
     return f"{100 * value:.0f} %" if value is not None and math.isfinite(value) else "–"
 
 
-_LATE_SHARE = 0.1
-"""The end of a run: its last tenth, at least one round."""
-
-
-def summarize_training(folder: Path) -> dict[str, Any]:
-    """Return how the first round went, how the last tenth did, and where the policy is."""
-    from esper.nissa import open_run
-    from esper.tamiyo.controllers.policy_file import find_policy
-
-    with open_run(folder) as stored:
-        info = stored.info
-        rounds = stored.rows("rounds")
-        updates = stored.rows(
-            "updates", columns=("round", "explained_variance", "approx_kl"), where="is_last = 1"
-        )
-    late = rounds[-max(1, round(_LATE_SHARE * len(rounds))) :]
-    late_updates = updates[-len(late) :] if late else []
-    return {
-        "run": str(folder),
-        "recipe": info.recipe,
-        "task": info.task,
-        "seed": info.seed,
-        "device": info.device,
-        "rounds": len(rounds),
-        "episodes": sum(row["episodes"] or 0 for row in rounds),
-        "env_steps": rounds[-1]["env_steps"] if rounds else 0,
-        "seconds": sum(row["seconds"] or 0.0 for row in rounds),
-        "first": _means(rounds[:1], updates[:1]),
-        "last": {"rounds": len(late), **_means(late, late_updates)},
-        "evaluation": _last_evaluation(rounds),
-        "policy": str(find_policy(folder)),
-    }
-
-
 def print_summary(console: Console, document: dict[str, Any]) -> None:
     """Print what was learned, and how to use it."""
     first, last = document["first"], document["last"]
@@ -277,35 +241,6 @@ _SHOWN = (
     ("explained_variance", "explained variance", "{:.2f}"),
     ("approx_kl", "KL of an update, nats", "{:.2g}"),
 )
-
-
-def _means(rounds: list[dict[str, Any]], updates: list[dict[str, Any]]) -> dict[str, Any]:
-    names = ("return_mean", "gain_mean", "fossilization_rate", "wait_share_free")
-    found = {name: _mean([row[name] for row in rounds]) for name in names}
-    episodes = sum(row["episodes"] or 0 for row in rounds)
-    germinated = sum(row["seeds_germinated"] or 0 for row in rounds)
-    found["germinations"] = germinated / episodes if episodes else None
-    for name in ("explained_variance", "approx_kl"):
-        found[name] = _mean([row[name] for row in updates])
-    return found
-
-
-def _last_evaluation(rounds: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return the last greedy evaluation, None where there was none."""
-    for row in reversed(rounds):
-        if row["eval_episodes"]:
-            return {
-                "round": row["round"],
-                "episodes": row["eval_episodes"],
-                "return": row["eval_return"],
-                "gain": row["eval_gain"],
-            }
-    return None
-
-
-def _mean(values: list[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
 
 
 def _text(value: float | None, form: str) -> str:

@@ -1,19 +1,35 @@
-"""What a person sees while a network grows: a live table, or plain lines without a terminal."""
+"""What a person sees while a command runs, and while a network grows.
+
+On a terminal a progress bar and what belongs to it are drawn anew in place; without one, lines are
+printed at a rate that a log can bear.
+"""
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Self
 
-from rich.console import Console
-from rich.progress import MofNCompleteColumn, TextColumn
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 from rich.text import Text
 
-from esper.cli.live import LiveView
 from esper.cli.output import safe
 from esper.leyline.records import DecisionRecord, EpochRecord
 from esper.nissa.schema import AlarmRow
+from esper.runs.growing import epoch_line
 
 STAGE_STYLES = {
     "DORMANT": "dim",
@@ -27,9 +43,107 @@ STAGE_STYLES = {
     "RESETTING": "red",
 }
 
+_LINE_EVERY_S = 10.0
 _RECENT = 6
 _SPARKS = 30
 _BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+class LiveView:
+    """Shows how far a run is; use it as a context manager.
+
+    Args:
+        console: where to.
+        counters: the columns that say how much is done, between the bar and the times.
+        title: what is running.
+        total: how much there is to do.
+        done: how much of it is done already.
+        fields: what else the counters show.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        *counters: ProgressColumn,
+        title: str,
+        total: float,
+        done: float,
+        **fields: Any,
+    ) -> None:
+        """Begin to count the time."""
+        self._console = console
+        self._started = time.monotonic()
+        self._lined = self._started
+        self._first = done
+        self._progress = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            *counters,
+            TimeElapsedColumn(),
+            TextColumn("ETA"),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        self._bar = self._progress.add_task(safe(title).plain, total=total, **fields)
+        self._progress.update(self._bar, completed=done)
+        self._live = Live(console=console, refresh_per_second=8) if console.is_terminal else None
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.update(self._progress)
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def warn(self, line: str) -> None:
+        """Print a line at once, above what is live; any thread may call it."""
+        self._console.print(safe(line), soft_wrap=True)
+
+    def _draw(self, *parts: RenderableType) -> None:
+        """Draw the bar and these parts below it; for a terminal."""
+        if self._live is not None:
+            self._live.update(Group(self._progress, *parts))
+
+    def _is_line_due(self, now: float, *, matters: bool) -> bool:
+        """Return whether to print a line now, and count from here if so."""
+        is_due = matters or now - self._lined >= _LINE_EVERY_S
+        if is_due:
+            self._lined = now
+        return is_due
+
+
+class AlarmRelay:
+    """Takes alarms from when a run is opened, and hands them on once there is a view of it."""
+
+    def __init__(self) -> None:
+        """Keep what comes."""
+        self._early: list[AlarmRow] = []
+        self._show: Callable[[AlarmRow], None] | None = None
+        self._lock = threading.Lock()
+
+    def __call__(self, alarm: AlarmRow) -> None:
+        """Take an alarm; any thread may call it."""
+        with self._lock:
+            if self._show is None:
+                self._early.append(alarm)
+            else:
+                self._show(alarm)
+
+    def show_by(self, show: Callable[[AlarmRow], None]) -> None:
+        """Have alarms shown, those that came before too."""
+        with self._lock:
+            self._show = show
+            for alarm in self._early:
+                show(alarm)
+            self._early = []
 
 
 class GrowthView(LiveView):
@@ -61,6 +175,10 @@ class GrowthView(LiveView):
         else:
             self._print_lines(record)
 
+    def alarm(self, alarm: AlarmRow) -> None:
+        """Tell an alarm."""
+        self.warn(alarm_line(alarm))
+
     def _table(self, record: EpochRecord) -> Table:
         table = Table(box=None, pad_edge=False)
         for column in ("slot", "stage", "seed", "alpha", "contribution"):
@@ -76,7 +194,7 @@ class GrowthView(LiveView):
                 f"{slot.alpha:.2f}" if slot.blueprint else "",
                 worth,
             )
-        table.caption = f"{sparkline(self._scores)}  {metrics_line(record)}"
+        table.caption = f"{sparkline(self._scores)}  {epoch_line(record)}"
         table.caption_justify = "left"
         return table
 
@@ -90,7 +208,7 @@ class GrowthView(LiveView):
             rate = (now - self._started) / max(record.epoch - self._first, 1)
             eta = rate * (self._epochs - record.epoch)
             self._console.print(
-                f"epoch {record.epoch}/{self._epochs}  {metrics_line(record)}  ETA {eta:.0f} s",
+                f"epoch {record.epoch}/{self._epochs}  {epoch_line(record)}  ETA {eta:.0f} s",
                 soft_wrap=True,
             )
 
@@ -102,17 +220,6 @@ def sparkline(values: Sequence[float]) -> str:
     low, high = min(values), max(values)
     span = (high - low) or 1.0
     return "".join(_BLOCKS[int((len(_BLOCKS) - 1) * (value - low) / span)] for value in values)
-
-
-def metrics_line(record: EpochRecord) -> str:
-    """Return an epoch's metrics in one line."""
-    parts = [f"val score {record.val_score:.2f}", f"val loss {record.val_loss:.4f}"]
-    if record.twin_score is not None:
-        parts.append(f"twin {record.twin_score:.2f}")
-    if record.train_loss is not None:
-        parts.append(f"train loss {record.train_loss:.4f}")
-    parts.append(f"{record.parameters:,} parameters")
-    return "  ".join(parts)
 
 
 def decision_line(epoch: int, decision: DecisionRecord) -> Text:

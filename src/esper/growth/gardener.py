@@ -1,14 +1,18 @@
 """Gardener: a controller at work on one model, in its owner's own training loop.
 
-Once per epoch, `step` measures the network with its ablations, shows the controller the signals,
-carries its action out and ticks the lifecycle. The epoch that follows trains what was decided.
+A gardener is a group of one row (`esper.kasmina.row_group`) whose engine is the owner's loop. Once
+per epoch, `step` takes the second half of the group's step and the first half of the next: the
+epoch that was trained is measured with its ablations and judged by the governor, the controller
+sees the signals, its action is carried out and the lifecycle ticks. The epoch that follows trains
+what was decided.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+import warnings
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,29 +21,33 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from esper.kasmina.blueprints.registry import blueprint_names
-from esper.kasmina.contribution import (
-    estimate_contributions,
-    participating,
-    plan_ablations,
-    values_in_points,
+from esper.kasmina.engine import (
+    EpochResult,
+    RowWeights,
+    read_weights,
+    take_samples,
+    write_weights,
 )
 from esper.kasmina.evaluation import Evaluate, Evaluator, as_evaluator
 from esper.kasmina.garden import Garden
-from esper.kasmina.operations import OperationResult
+from esper.kasmina.governor import PANIC_TEXTS, GovernorConfig, Panic
+from esper.kasmina.operations import OperationResult, describe_result
 from esper.kasmina.optimizer import CarriedOptimizer, make_optimizer
-from esper.kasmina.signals import (
-    TrackerConfig,
-    TrackerState,
-    read_signals,
-    start_tracking,
-    track_epoch,
+from esper.kasmina.row_group import RowConfig, RowGroup
+from esper.kasmina.signals import TrackerConfig
+from esper.kasmina.state import SlotState
+from esper.leyline.actions import (
+    HEAD_NAMES,
+    Actions,
+    LifecycleOp,
+    decode_actions,
+    describe_action,
+    head_values,
 )
-from esper.leyline.actions import CAUSAL_HEADS, Actions, LifecycleOp
-from esper.leyline.alpha import ALPHA_TARGETS, SPEED_TICKS, TEMPO_EPOCHS, AlphaCurve, BlendStyle
 from esper.leyline.config import Config, option
 from esper.leyline.controller import Controller, ControllerContext
-from esper.leyline.errors import NonFiniteError, UsageError
-from esper.leyline.records import DecisionRecord, EpochRecord, SlotRecord
+from esper.leyline.errors import EsperWarning, NonFiniteError, UsageError
+from esper.leyline.records import DecisionRecord, EpochRecord, SlotRecord, copy_fields
 from esper.leyline.signals import Signals
 from esper.tamiyo.controllers import make_controller
 
@@ -47,44 +55,19 @@ from esper.tamiyo.controllers import make_controller
 def slot_records(garden: Garden) -> tuple[SlotRecord, ...]:
     """Return every slot of a garden as it is now."""
     return tuple(
-        SlotRecord(
-            name=view.name,
-            stage=view.stage.name,
-            blueprint=view.blueprint,
-            alpha=view.alpha,
-            alpha_target=view.alpha_target,
-            parameters=view.parameters,
-            epochs_in_stage=view.epochs_in_stage,
-            age=view.age,
-            contribution=view.contribution,
-            contribution_se=view.contribution_se,
-        )
-        for view in garden.slots.values()
+        copy_fields(SlotRecord, view, stage=view.stage.name) for view in garden.slots.values()
     )
 
 
-def describe_decision(actions: Actions, result: OperationResult) -> DecisionRecord:
+def describe_decision(
+    actions: Actions, result: OperationResult, slot_names: Sequence[str]
+) -> DecisionRecord:
     """Return a decision with the arguments its op uses; the others are None."""
-    op = LifecycleOp(int(actions["op"][0]))
-    used = CAUSAL_HEADS[op]
-
-    def choice(head: str) -> int | None:
-        return int(actions[head][0]) if head in used else None
-
-    blueprint, style, tempo = choice("blueprint"), choice("style"), choice("tempo")
-    target, speed, curve = choice("alpha_target"), choice("alpha_speed"), choice("alpha_curve")
-    return DecisionRecord(
-        op=op.name,
-        slot=result.slot if "slot" in used else None,
-        blueprint=None if blueprint is None else blueprint_names()[blueprint],
-        style=None if style is None else BlendStyle(style).name,
-        tempo=None if tempo is None else TEMPO_EPOCHS[tempo],
-        alpha_target=None if target is None else ALPHA_TARGETS[target],
-        alpha_speed=None if speed is None else SPEED_TICKS[speed],
-        alpha_curve=None if curve is None else AlphaCurve(curve).name,
-        outcome=result.outcome.name.lower(),
-        reason=result.reason,
+    chosen: dict[str, Any] = describe_action(
+        {head: int(actions[head][0]) for head in HEAD_NAMES},
+        head_values(slot_names, blueprint_names()),
     )
+    return DecisionRecord(**chosen, outcome=result.outcome.name.lower(), reason=result.reason)
 
 
 DEFAULT_CONTROLLER = "heuristic"
@@ -92,17 +75,79 @@ DEFAULT_CONTROLLER = "heuristic"
 
 @dataclass(frozen=True, kw_only=True)
 class GardenerConfig(Config):
-    """How often a gardener measures, and what it tells the controller."""
+    """How often a gardener measures, what it tells the controller, and when it goes back."""
 
     ablate_every: int = option(1, "Measure contributions at every this many epochs.", minimum=1)
     param_budget: int = option(
         500_000, "Parameters that count as a full budget in the observation.", minimum=1
     )
     tracker: TrackerConfig = option(TrackerConfig, "When a host counts as stuck or settled.")
+    governor: GovernorConfig = option(
+        GovernorConfig, "When the network goes back to its last safe state."
+    )
+
+
+class OwnersEngine:
+    """One garden that its owner trains: `train` only takes over what the owner's epoch left."""
+
+    def __init__(self, garden: Garden) -> None:
+        """Bind the garden; its optimizer may come later."""
+        self.garden = garden
+        self.carried: CarriedOptimizer | None = None
+        self._evaluator: Evaluator | None = None
+        self._train_loss = math.nan
+
+    @property
+    def slots(self) -> Sequence[str]:
+        """Names of the slots."""
+        return self.garden.slot_names
+
+    @property
+    def host_params(self) -> int:
+        """Trainable parameters of the model itself."""
+        return self.garden.count_host_parameters()
+
+    def finish_epoch(self, evaluator: Evaluator, train_loss: float | None) -> None:
+        """Say that the owner has trained an epoch, with what loss, and how it is evaluated."""
+        self._evaluator = evaluator
+        self._train_loss = math.nan if train_loss is None else train_loss
+
+    def sync(self, state: SlotState) -> Tensor:
+        """Build, free and re-aim seeds as the state says; return their sizes, int64 [1, S]."""
+        self.garden.assume(state)
+        return self.garden.state.params
+
+    def train(self, epochs: Sequence[int]) -> EpochResult:
+        """Return what the owner's epoch said."""
+        sample, sampled = take_samples([self.garden])
+        return EpochResult(torch.tensor([self._train_loss], dtype=torch.float64), sample, sampled)
+
+    def measure(self, plans: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
+        """Evaluate the garden in every configuration of its plan."""
+        assert self._evaluator is not None, "an epoch is measured after it was finished"
+        return self._evaluator.measure(self.garden, plans[0])
+
+    def read(self, row: int) -> RowWeights:
+        """Return copies of the garden's weights."""
+        return read_weights(self.garden, None)
+
+    def read_at_rest(self, rows: Sequence[int], seeds: Tensor) -> list[RowWeights]:
+        """Return a copy of the garden's weights with those of its `seeds`, bool [1, S]."""
+        return [self.read(row).at_rest(seeds[row].tolist()) for row in rows]
+
+    def write(self, row: int, weights: RowWeights, state: SlotState) -> None:
+        """Put weights into the garden; its optimizer forgets what it remembered of it."""
+        optimizer = None if self.carried is None else self.carried.optimizer
+        write_weights(self.garden, optimizer, weights, state)
 
 
 class Gardener:
     """Drives one garden with one controller.
+
+    When the validation loss is not finite, explodes, or falls back to guessing, the governor
+    restores host and fossilized seeds as they were in the last safe epoch (a copy is taken every
+    few epochs), removes what was still growing, clears the controller's memory and goes on; the
+    reason stands in the epoch's record. After several rollbacks in a row it gives up with an error.
 
     Args:
         garden: what grows.
@@ -113,6 +158,7 @@ class Gardener:
         max_parameters: most trainable parameters of the grown network, 0 without a limit.
         max_added_flops: most operations per sample that seeds may add, 0 without a limit.
         ablate_every: measure contributions at every this many epochs.
+        chance_loss: loss of a network that only guesses, where the owner knows it.
         seed: seed of controllers that draw.
         config: further settings.
     """
@@ -127,6 +173,7 @@ class Gardener:
         max_parameters: int | None = None,
         max_added_flops: int | None = None,
         ablate_every: int | None = None,
+        chance_loss: float = math.nan,
         seed: int = 0,
         config: GardenerConfig | None = None,
     ) -> None:
@@ -136,7 +183,9 @@ class Gardener:
         config = config or GardenerConfig()
         self.config = config if ablate_every is None else config.replace(ablate_every=ablate_every)
         self.garden = garden
-        _limit(garden, max_seeds, max_parameters, max_added_flops)
+        garden.config = garden.config.limited(
+            max_seeds=max_seeds, max_parameters=max_parameters, max_added_flops=max_added_flops
+        )
         self.horizon = horizon
         context = ControllerContext(
             slot_names=garden.slot_names, blueprint_names=blueprint_names(), seed=seed
@@ -144,16 +193,35 @@ class Gardener:
         self.controller = make_controller(controller, context)
         self.controller.reset(1, "cpu")
         self.history: list[EpochRecord] = []
-        self.carried: CarriedOptimizer | None = None
-        self._tracker: TrackerState = start_tracking(1, self.config.tracker)
-        self._last_op = int(LifecycleOp.WAIT)
-        self._last_success = True
+        self._engine = OwnersEngine(garden)
+        self._group = RowGroup(
+            self._engine,
+            [seed],
+            RowConfig(
+                lifecycle=garden.config.lifecycle,
+                tracker=self.config.tracker,
+                governor=self.config.governor,
+                ablate_every=self.config.ablate_every,
+            ),
+            fits=garden.fits,
+            horizon=horizon,
+            budget=self.config.param_budget,
+            chance_loss=chance_loss,
+        )
+        self._group.assume(garden.state)
+        self._rollbacks = 0
+        """How many epochs in a row went back."""
         self._clock = time.monotonic()
 
     @property
     def epoch(self) -> int:
         """Epochs measured so far."""
-        return int(self._tracker.epoch[0])
+        return int(self._group.tracker.epoch[0])
+
+    @property
+    def carried(self) -> CarriedOptimizer | None:
+        """The optimizer that is kept in step with growth, once it was made."""
+        return self._engine.carried
 
     def optimizer(
         self,
@@ -166,10 +234,12 @@ class Gardener:
         Without `params` it covers the whole garden. Make it once; parameters of seeds join and
         leave its groups by themselves.
         """
-        if self.carried is not None:
+        if self._engine.carried is not None:
             raise UsageError("this gardener has an optimizer already; make one per gardener")
-        self.carried = make_optimizer(self.garden, factory, params, options)
-        return self.carried.optimizer
+        self._engine.carried = make_optimizer(self.garden, factory, params, options)
+        # Weights loaded since the gardener was made are what a first bad epoch goes back to.
+        self._group.assume(self.garden.state)
+        return self._engine.carried.optimizer
 
     def step(
         self,
@@ -191,9 +261,18 @@ class Gardener:
             raise UsageError(
                 f"the horizon of {self.horizon} epochs is reached; give the Gardener a longer one"
             )
-        loss, score = self._measure(as_evaluator(evaluate))
-        twin_score = float(score) if is_own_twin else twin_score
-        self._tracker = track_epoch(self._tracker, loss, score, self.config.tracker)
+        group = self._group
+        evaluator = as_evaluator(evaluate)
+        self._engine.finish_epoch(evaluator, train_loss)
+        # Its owner may have acted on the garden by hand.
+        group.state = self.garden.state
+        group.live()
+        self.garden.assume(group.state)
+        measured = group.measured
+        assert measured is not None
+        rollback = self._judge()
+        loss, score = float(measured.loss), float(measured.score)
+        twin_score = score if is_own_twin else twin_score
         slots = slot_records(self.garden)
         parameters = self.garden.count_parameters()
         decision = None
@@ -203,15 +282,16 @@ class Gardener:
         record = EpochRecord(
             epoch=self.epoch,
             train_loss=train_loss,
-            val_loss=float(loss),
-            val_score=float(score),
+            val_loss=loss,
+            val_score=score,
             twin_score=twin_score,
-            stabilized=bool(self._tracker.stabilized[0]),
-            plateau_epochs=int(self._tracker.plateau_epochs[0]),
+            stabilized=bool(group.tracker.stabilized[0]),
+            plateau_epochs=int(group.tracker.plateau_epochs[0]),
             parameters=parameters,
             slots=slots,
             decision=decision,
             seconds=now - self._clock,
+            rollback=rollback,
         )
         self._clock = now
         self.history.append(record)
@@ -221,22 +301,8 @@ class Gardener:
 
     def signals(self, twin_score: float | None = None) -> Signals:
         """Return what the controller sees now."""
-
-        def one(value: int) -> Tensor:
-            return torch.tensor([value], dtype=torch.int64)
-
-        return read_signals(
-            self.garden.state,
-            self._tracker,
-            enabled=torch.ones((1, len(self.garden.slot_names)), dtype=torch.bool),
-            max_epochs=one(self.horizon),
-            host_params=one(self.garden.count_host_parameters()),
-            budget=one(self.config.param_budget),
-            last_op=one(self._last_op),
-            last_success=torch.tensor([self._last_success]),
-            rolled_back=torch.tensor([False]),
-            twin_score=torch.tensor([math.nan if twin_score is None else twin_score]),
-        )
+        unknown = math.nan if twin_score is None else twin_score
+        return self._group.signals(torch.tensor([unknown]))
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything a growing run needs to continue: garden, optimizer, memory, history."""
@@ -244,9 +310,8 @@ class Gardener:
             "garden": dict(self.garden.state_dict()),
             "optimizer": None if self.carried is None else self.carried.state_dict(),
             "controller": self.controller.state_dict(),
-            "tracker": self._tracker.state_dict(),
-            "last_op": self._last_op,
-            "last_success": self._last_success,
+            "rows": self._group.memory(),
+            "rollbacks": self._rollbacks,
             "history": [record.to_mapping() for record in self.history],
         }
 
@@ -258,58 +323,44 @@ class Gardener:
         if self.carried is not None and state["optimizer"] is not None:
             self.carried.load_state_dict(state["optimizer"])
         self.controller.load_state_dict(state["controller"])
-        self._tracker = TrackerState.from_state_dict(state["tracker"])
-        self._last_op = int(state["last_op"])
-        self._last_success = bool(state["last_success"])
+        self._group.recall(state["rows"])
+        self._rollbacks = int(state["rollbacks"])
         self.history = [EpochRecord.from_mapping(record) for record in state["history"]]
         self._clock = time.monotonic()
 
-    def _measure(self, evaluator: Evaluator) -> tuple[Tensor, Tensor]:
-        """Evaluate with ablations when they are due; return loss and score, float64 [1]."""
-        members = participating(self.garden.state)[0]
-        due = self.epoch % self.config.ablate_every == 0
-        if not due:
-            members = torch.zeros_like(members)
-        configurations = plan_ablations(members.tolist())
-        losses, correct = evaluator.measure(self.garden, configurations)
-        values = values_in_points(losses, correct).cpu()
-        loss = losses[0].to(torch.float64).mean().cpu()[None]
-        score = values[0].mean()[None]
-        if not bool(torch.isfinite(loss).all()):
-            raise NonFiniteError("the validation loss is not finite; lower the learning rate")
-        self.garden.record_epoch(float(score))
-        if due:
-            # Also without members: what two seeds once gained together is not true for ever.
-            names = self.garden.slot_names
-            self.garden.record_contributions(
-                estimate_contributions(configurations, values, members.tolist(), names)
+    def _judge(self) -> str | None:
+        """Return why the network went back, and say so; give up where that does not help."""
+        panic = Panic(int(self._group.panic[0]))
+        advice = "lower the learning rate, clip gradients or check the data"
+        if panic is Panic.NONE:
+            self._rollbacks = 0
+            if not bool(torch.isfinite(self._group.tracker.loss_history[0, -1])):
+                raise NonFiniteError(f"the validation loss is not finite; {advice}")
+            return None
+        self._rollbacks += 1
+        self.controller.reset(1, "cpu")
+        reason = PANIC_TEXTS[panic]
+        if self._rollbacks >= self.config.governor.most_rollbacks:
+            raise NonFiniteError(
+                f"{reason} in {self._rollbacks} epochs in a row, each from the last safe state; "
+                f"{advice}"
             )
-        return loss, score
+        safe = int(self._group.safe_epoch[0])
+        warnings.warn(
+            f"epoch {self.epoch}: {reason}; the network went back to what it was "
+            f"{f'after epoch {safe}' if safe else 'at the start'}",
+            EsperWarning,
+            stacklevel=3,
+        )
+        return panic.name.lower()
 
     def _decide(self, signals: Signals, before_action: Callable[[], None] | None) -> DecisionRecord:
-        actions = self.controller.act(signals, self.garden.masks())
+        actions = self.controller.act(signals, self._group.masks())
         if before_action is not None and int(actions["op"][0]) != int(LifecycleOp.WAIT):
             before_action()
-        result = self.garden.act(actions)
-        self.garden.tick()
-        self._last_op = int(actions["op"][0])
-        self._last_success = result.ok
-        return describe_decision(actions, result)
-
-
-def _limit(
-    garden: Garden,
-    max_seeds: int | None,
-    max_parameters: int | None,
-    max_added_flops: int | None,
-) -> None:
-    """Write growth limits into the garden's configuration, where legality reads them."""
-    config = garden.config
-    if max_seeds is not None:
-        rules = config.lifecycle.rules.replace(max_seeds=max_seeds)
-        config = config.replace(lifecycle=config.lifecycle.replace(rules=rules))
-    if max_parameters is not None:
-        config = config.replace(max_parameters=max_parameters)
-    if max_added_flops is not None:
-        config = config.replace(max_added_flops=max_added_flops)
-    garden.config = config
+        command = decode_actions({head: value.cpu() for head, value in actions.items()})
+        before = self.garden.state
+        applied = self._group.act(command)
+        gates = self.garden.config.lifecycle.gates
+        result = describe_result(before, command, applied, self.garden.slot_names, gates)
+        return describe_decision(actions, result, self.garden.slot_names)

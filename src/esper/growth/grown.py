@@ -17,8 +17,8 @@ from esper.kasmina.garden import Garden
 from esper.kasmina.placement import call_arguments, evaluating
 from esper.leyline.config import Config
 from esper.leyline.errors import CheckpointError, UsageError, unknown_name
+from esper.leyline.process import software_versions
 from esper.leyline.records import EpochRecord, ModuleRecord, RunSummary
-from esper.nissa.machine import software_versions
 from esper.report import growth_picture, render_report, write_report
 
 
@@ -40,6 +40,8 @@ class Grown:
     """The settings of the run."""
     modules: tuple[ModuleRecord, ...] = ()
     """What the host is made of, in the order in which it is called."""
+    folder: Path | None = None
+    """The run folder, where there is one."""
 
     def report(self, path: str | Path, *, command: str | None = None) -> Path:
         """Write one self-contained HTML page about the run and return its path."""

@@ -20,17 +20,18 @@ from torch.optim import Optimizer
 from esper.growth.architecture import describe_host
 from esper.growth.gardener import DEFAULT_CONTROLLER, Gardener, GardenerConfig
 from esper.growth.grown import Grown
-from esper.growth.training import SchedulerFactory, Trainee
 from esper.kasmina.contribution import values_in_points
 from esper.kasmina.evaluation import BatchEvaluator, apply_objective, evaluate_contributions
 from esper.kasmina.garden import Garden, GardenConfig
 from esper.kasmina.placement import call_arguments, evaluating
+from esper.kasmina.trainee import SchedulerFactory, Trainee
 from esper.leyline.config import Config, option
 from esper.leyline.controller import Controller
 from esper.leyline.errors import EsperError, UsageError
 from esper.leyline.randomness import drawing
 from esper.leyline.records import EpochRecord, RunSummary, seed_records
 from esper.tasks.objective import Objective
+from esper.tasks.task import TrainingConfig
 
 Batches = Iterable[tuple[Any, Any]]
 """(inputs, targets) batches, iterated anew each epoch; `set_epoch(n)` is called where it exists."""
@@ -45,9 +46,7 @@ class GrowthConfig(Config):
     epochs: int = option(60, "Epochs of the whole run.", minimum=1)
     seed: int = option(0, "Seed of the whole run.", minimum=0)
     twin: bool = option(False, "Also train the network that only waits, for comparison.")
-    max_grad_norm: float = option(
-        1.0, "Gradient norm the host and each seed are clipped to; 0 is off.", minimum=0.0
-    )
+    training: TrainingConfig = option(TrainingConfig, "How the network is trained.")
     garden: GardenConfig = option(GardenConfig, "The life of seeds and the limits of growth.")
     gardener: GardenerConfig = option(GardenerConfig, "How the network is measured.")
 
@@ -105,7 +104,7 @@ class GrowthRun:
             garden,
             self.gardener.carried,
             objective,
-            max_grad_norm=config.max_grad_norm,
+            max_grad_norm=config.training.max_grad_norm,
             scheduler=scheduler,
         )
         self.twin: Trainee | None = None
@@ -204,6 +203,9 @@ class GrowthRun:
         set_epoch = getattr(self._train, "set_epoch", None)
         if callable(set_epoch):
             set_epoch(epoch)
+        for one in (self.trainee, self.twin):
+            if one is not None:
+                one.start_epoch()
         number = -1
         for number, (inputs, targets) in enumerate(_Moved(self._train, self.device)):
             for one in (self.trainee, self.twin):

@@ -1,6 +1,7 @@
 """Scoring a garden: as it is, and with every distinct on/off configuration of its seeds.
 
-An evaluator returns per-sample results, so that contributions can be compared sample by sample.
+An evaluator returns per-sample results, so that contributions can be compared sample by sample. It
+does not judge them: whether a loss is finite is for the governor, or for whoever asked.
 Where Esper owns the batches, all configurations of a batch run in one pass that shares what they
 have in common (`esper.kasmina.branching`), or side by side where the model does not allow that;
 through a user's own function they are separate calls.
@@ -83,7 +84,6 @@ class BatchEvaluator:
         objective: Objective,
         *,
         precision: Callable[[], AbstractContextManager[Any]] = nullcontext,
-        refuses_non_finite: bool = True,
     ) -> None:
         """Use these (inputs, targets) batches; they are iterated anew each time.
 
@@ -91,13 +91,10 @@ class BatchEvaluator:
             batches: in a fixed order.
             objective: per-sample loss and correctness.
             precision: context in which the network runs, for instance autocast.
-            refuses_non_finite: raise on a loss that is not finite; whoever watches over many
-                networks turns this off and judges by itself.
         """
         self._batches = batches
         self._objective = objective
         self._precision = precision
-        self._refuses_non_finite = refuses_non_finite
         self._fuses = True
         self._problems: dict[tuple[type, tuple[str, ...]], str] = {}
 
@@ -117,12 +114,10 @@ class BatchEvaluator:
             mixer = _batch_mixer(garden) if len(configurations) > 1 else None
             for inputs, targets in self._batches:
                 loss, correct = self._measure_batch(garden, configurations, inputs, targets, mixer)
-                if self._refuses_non_finite:
-                    _refuse_unusable(loss)
                 losses.append(loss)
                 if correct is not None:
                     corrects.append(correct)
-        if not losses:
+        if not any(loss.numel() for loss in losses):
             raise UsageError("the validation set is empty; give it at least one batch")
         return torch.cat(losses, 1), torch.cat(corrects, 1) if corrects else None
 
@@ -275,6 +270,7 @@ def evaluate_contributions(
     members = participating(garden.state, fossils=fossils)[0].tolist()
     configurations = plan_ablations(members)
     loss, correct = as_evaluator(evaluate).measure(garden, configurations)
+    _refuse_non_finite(loss)
     values = values_in_points(loss, correct).cpu()
     return estimate_contributions(configurations, values, members, garden.slot_names)
 
@@ -340,7 +336,8 @@ def _checked_results(result: Any) -> tuple[Tensor, Tensor | None]:
     loss, correct = _check_shapes(
         result, "evaluate must return one loss per validation sample, [M]"
     )
-    _refuse_unusable(loss)
+    if loss.numel() == 0:
+        raise UsageError("the validation set is empty; give it at least one sample")
     return loss, correct
 
 
@@ -359,9 +356,7 @@ def _check_shapes(result: Any, rule: str) -> tuple[Tensor, Tensor | None]:
     return loss, correct
 
 
-def _refuse_unusable(loss: Tensor) -> None:
-    if loss.numel() == 0:
-        raise UsageError("the validation set is empty; give it at least one sample")
+def _refuse_non_finite(loss: Tensor) -> None:
     if not bool(torch.isfinite(loss).all()):
         bad = int((~torch.isfinite(loss)).sum())
         raise NonFiniteError(

@@ -20,7 +20,6 @@ from esper.kasmina import contribution as worth
 from esper.kasmina.blending import straight_through
 from esper.kasmina.blueprints.registry import BLUEPRINTS
 from esper.kasmina.costs import fitting_blueprints
-from esper.kasmina.gates import describe_failure
 from esper.kasmina.gradients import GradientSample, record_gradients, sample_gradients
 from esper.kasmina.lifecycle import LifecycleConfig, apply_command, record_epoch, rule_view, tick
 from esper.kasmina.operations import (
@@ -60,6 +59,23 @@ class GardenConfig(Config):
         0, "Most operations per sample that seeds may add; 0 is no limit.", minimum=0
     )
     seed: int = option(0, "Seed of the initial weights of seeds.", minimum=0)
+
+    def limited(
+        self,
+        *,
+        max_seeds: int | None = None,
+        max_parameters: int | None = None,
+        max_added_flops: int | None = None,
+    ) -> GardenConfig:
+        """Return the same with these limits of growth; None leaves one as it is."""
+        limits = {"max_parameters": max_parameters, "max_added_flops": max_added_flops}
+        lifecycle = self.lifecycle
+        if max_seeds is not None:
+            lifecycle = lifecycle.replace(rules=lifecycle.rules.replace(max_seeds=max_seeds))
+        return self.replace(
+            lifecycle=lifecycle,
+            **{name: value for name, value in limits.items() if value is not None},
+        )
 
 
 class Garden(nn.Module):
@@ -303,14 +319,24 @@ class Garden(nn.Module):
     def set_extra_state(self, state: Tensor) -> None:
         """Do nothing: `_grow_to_match` has taken the lifecycle over before weights are loaded."""
 
-    def save(self, folder: str | Path) -> None:
-        """Write the grown network into a folder; `esper.load_garden` reads it back."""
+    def save(
+        self,
+        folder: str | Path,
+        *,
+        state: Mapping[str, Any] | None = None,
+        epoch: int | None = None,
+    ) -> None:
+        """Write the grown network into a folder; `esper.load_garden` reads it back.
+
+        An earlier `state_dict` may be written instead of the present one, and the epoch it is of.
+        """
         meta = {
             "slot_paths": self.slot_paths,
             "example_shape": self._example_shape,
             "config": self.config.to_mapping(),
+            "epoch": epoch,
         }
-        save_garden(self, folder, meta)
+        save_garden(self.state_dict() if state is None else state, folder, meta)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Garden:
         """Move or cast as any module; amplitudes are written anew in the new precision."""
@@ -351,10 +377,8 @@ class Garden(nn.Module):
             self._state = before
             self._sync()
             raise
-        index = min(max(int(command.slot[0]), 0), len(self.slot_names) - 1)
-        op, name = LifecycleOp(int(command.op[0])), self.slot_names[index]
-        failure = describe_failure(before, index, self.config.lifecycle.gates)
-        return describe_result(applied, op, name, failure)
+        gates = self.config.lifecycle.gates
+        return describe_result(before, command, applied, self.slot_names, gates)
 
     def _sync(self) -> None:
         """Make the modules agree with the lifecycle state."""

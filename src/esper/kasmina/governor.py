@@ -37,6 +37,9 @@ class GovernorConfig(Config):
     chance_share: float = option(
         0.065, "Distance to the chance loss, as a share of it, that counts as chance.", above=0.0
     )
+    most_rollbacks: int = option(
+        3, "Rollbacks in a row after which growing one network gives up.", minimum=1
+    )
 
 
 class Panic(IntEnum):
@@ -46,6 +49,14 @@ class Panic(IntEnum):
     NOT_FINITE = 1
     LOBOTOMY = 2
     DIVERGENCE = 3
+
+
+PANIC_TEXTS: dict[Panic, str] = {
+    Panic.NOT_FINITE: "the validation loss was not finite",
+    Panic.LOBOTOMY: "the network fell back to the loss of guessing",
+    Panic.DIVERGENCE: "the validation loss exploded",
+}
+"""Why a row went back, in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,11 +82,13 @@ class GovernorState:
         return cls(**{field.name: state[field.name] for field in dataclasses.fields(cls)})
 
 
-def start_governing(rows: int, config: GovernorConfig) -> GovernorState:
+def start_governing(
+    rows: int, config: GovernorConfig, device: torch.device | str = "cpu"
+) -> GovernorState:
     """Return the state before the first epoch."""
+    unknown = torch.full((rows, config.window), math.nan, dtype=torch.float64, device=device)
     return GovernorState(
-        losses=torch.full((rows, config.window), math.nan, dtype=torch.float64),
-        anomalies=torch.zeros(rows, dtype=torch.int64),
+        losses=unknown, anomalies=torch.zeros(rows, dtype=torch.int64, device=device)
     )
 
 

@@ -130,7 +130,7 @@ class Applied:
     """int64, a `Refusal`; NONE unless illegal."""
 
     @property
-    def success(self) -> Tensor:
+    def took_effect(self) -> Tensor:
         """Return bool [R]: whether the operation took effect."""
         return self.outcome == int(Outcome.DONE)
 

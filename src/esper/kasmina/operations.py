@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, TypeVar
@@ -10,7 +11,9 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 
 from esper.kasmina.blueprints.registry import blueprint_names
+from esper.kasmina.gates import GateConfig, describe_failure
 from esper.kasmina.lifecycle import Applied, Outcome
+from esper.kasmina.state import SlotState
 from esper.leyline.actions import PLACEHOLDERS, Command, LifecycleOp
 from esper.leyline.alpha import STYLE_SPECS, AlphaAlgorithm, AlphaCurve, AlphaMode, BlendStyle
 from esper.leyline.blueprints import NOOP, Topology
@@ -44,14 +47,18 @@ class OperationResult:
         return self.ok
 
 
-def describe_result(applied: Applied, op: LifecycleOp, slot: str, failure: str) -> OperationResult:
-    """Put a one-row result into words; `failure` says what a failed gate waits for."""
+def describe_result(
+    before: SlotState, command: Command, applied: Applied, slots: Sequence[str], gates: GateConfig
+) -> OperationResult:
+    """Put into words what became of a one-row command in the state `before` it."""
+    index = min(max(int(command.slot[0]), 0), len(slots) - 1)
+    op, slot = LifecycleOp(int(command.op[0])), slots[index]
     outcome = Outcome(int(applied.outcome[0]))
     reason = ""
     if outcome is Outcome.ILLEGAL:
         reason = f"{op.name} at {slot}: {REFUSAL_TEXTS[Refusal(int(applied.refusal[0]))]}"
     elif outcome is Outcome.GATE_FAILED:
-        reason = f"{op.name} at {slot}: {failure}"
+        reason = f"{op.name} at {slot}: {describe_failure(before, index, gates)}"
     return OperationResult(op, slot, outcome, reason)
 
 

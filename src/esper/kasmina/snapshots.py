@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from esper.kasmina.blueprints.registry import blueprint_names
 from esper.kasmina.state import EMPTY, SlotState, empty_state
@@ -50,11 +50,9 @@ def decode_lifecycle(encoded: Tensor, names: tuple[str, ...]) -> tuple[SlotState
     return SlotState(**fields), int(record["germinations"])
 
 
-def save_garden(garden: nn.Module, folder: str | Path, meta: Mapping[str, Any]) -> None:
-    """Write a garden's weights and lifecycle into a folder."""
-    save_tree(
-        Path(folder), {"garden": dict(garden.state_dict())}, kind=KIND, version=VERSION, meta=meta
-    )
+def save_garden(state: Mapping[str, Any], folder: str | Path, meta: Mapping[str, Any]) -> None:
+    """Write a garden's weights and lifecycle, its `state_dict`, into a folder."""
+    save_tree(Path(folder), {"garden": dict(state)}, kind=KIND, version=VERSION, meta=meta)
 
 
 def read_garden(folder: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -14,13 +14,17 @@ if TYPE_CHECKING:
         CAUSAL_HEADS,
         HEAD_NAMES,
         HEAD_SIZES,
+        HEAD_VALUES,
         NUM_OPS,
         PLACEHOLDERS,
         Actions,
         Command,
         LifecycleOp,
         causal_table,
+        choice_text,
         decode_actions,
+        describe_action,
+        head_values,
         placeholder_actions,
     )
     from esper.leyline.alpha import (
@@ -70,6 +74,14 @@ if TYPE_CHECKING:
         nearest,
         unknown_name,
     )
+    from esper.leyline.files import atomic_write_text
+    from esper.leyline.manifest import (
+        MANIFEST_FILE,
+        TENSORS_FILE,
+        TREE_FILE,
+        Manifest,
+        read_manifest,
+    )
     from esper.leyline.randomness import derive_seed, generator, seeded
     from esper.leyline.records import (
         DecisionRecord,
@@ -78,6 +90,7 @@ if TYPE_CHECKING:
         RunSummary,
         SeedRecord,
         SlotRecord,
+        copy_fields,
         seed_records,
     )
     from esper.leyline.registry import Registry
@@ -107,14 +120,7 @@ if TYPE_CHECKING:
         SeedStage,
         parse_stage,
     )
-    from esper.leyline.storage import (
-        MANIFEST_FILE,
-        TENSORS_FILE,
-        TREE_FILE,
-        atomic_write_text,
-        load_tree,
-        save_tree,
-    )
+    from esper.leyline.storage import load_tree, save_tree
 
 __all__ = [
     "ALPHA_TARGETS",
@@ -133,6 +139,7 @@ __all__ = [
     "ENTROPY_FLOOR_PER_HEAD",
     "HEAD_NAMES",
     "HEAD_SIZES",
+    "HEAD_VALUES",
     "HISTORY",
     "LIVE_STAGES",
     "MANIFEST_FILE",
@@ -172,6 +179,7 @@ __all__ = [
     "EsperError",
     "EsperWarning",
     "LifecycleOp",
+    "Manifest",
     "Masks",
     "ModuleRecord",
     "NonFiniteError",
@@ -194,9 +202,13 @@ __all__ = [
     "build_masks",
     "causal_table",
     "channel_axis",
+    "choice_text",
+    "copy_fields",
     "decode_actions",
     "derive_seed",
+    "describe_action",
     "generator",
+    "head_values",
     "is_in",
     "load_tree",
     "nearest",
@@ -204,6 +216,7 @@ __all__ = [
     "parse_slot_id",
     "parse_stage",
     "placeholder_actions",
+    "read_manifest",
     "refusals",
     "save_tree",
     "seed_records",
@@ -221,6 +234,8 @@ _MODULES = (
     "controller",
     "defaults",
     "errors",
+    "files",
+    "manifest",
     "randomness",
     "records",
     "registry",

@@ -1,13 +1,20 @@
-"""The factored action: eight heads, what their indices mean, and which heads an op uses."""
+"""The factored action: eight heads, what their indices mean, and which heads an op uses.
+
+`HEAD_VALUES` is the one table of what an index stands for; whoever names, explains, draws or reads
+back an action looks it up there. Readers of a finished run need the table alone, so PyTorch is
+loaded by the functions that make tensors.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import TYPE_CHECKING, TypeAlias
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 from esper.leyline.alpha import (
     ALPHA_TARGETS,
@@ -47,15 +54,26 @@ HEAD_NAMES: tuple[str, ...] = (
 )
 """Every head, in the order in which buffers and networks hold them."""
 
+HeadValue: TypeAlias = str | int | float
+"""What one choice of a head stands for: a name or a number."""
+
+HEAD_VALUES: dict[str, tuple[HeadValue, ...]] = {
+    "style": tuple(style.name for style in BlendStyle),
+    "tempo": TEMPO_EPOCHS,
+    "alpha_target": ALPHA_TARGETS,
+    "alpha_speed": SPEED_TICKS,
+    "alpha_curve": tuple(curve.name for curve in AlphaCurve),
+    "op": tuple(op.name for op in LifecycleOp),
+}
+"""What every index of a head stands for; slots and blueprints are each host's own."""
+
+HEAD_UNITS: dict[str, str] = {"tempo": "epochs", "alpha_speed": "ticks"}
+"""The unit of a head whose values are counts."""
+
 HEAD_SIZES: dict[str, int] = {
     "slot": SlotConfig.default().num_slots,
     "blueprint": NUM_BLUEPRINTS,
-    "style": len(BlendStyle),
-    "tempo": len(TEMPO_EPOCHS),
-    "alpha_target": len(ALPHA_TARGETS),
-    "alpha_speed": len(SPEED_TICKS),
-    "alpha_curve": len(AlphaCurve),
-    "op": NUM_OPS,
+    **{head: len(values) for head, values in HEAD_VALUES.items()},
 }
 """Number of choices of every head with three slots and the built-in blueprints."""
 
@@ -88,12 +106,40 @@ PLACEHOLDERS: dict[str, int] = {
 }
 """The value a head takes when its op does not use it (for the slot: the first one allowed)."""
 
-Actions = Mapping[str, Tensor]
+Actions: TypeAlias = "Mapping[str, Tensor]"
 """One joint action per row: {head: int64[R]}."""
+
+
+def head_values(
+    slot_names: Sequence[str], blueprint_names: Sequence[str]
+) -> dict[str, tuple[HeadValue, ...]]:
+    """Return what every index of every head stands for on a host with these slots."""
+    return {"slot": tuple(slot_names), "blueprint": tuple(blueprint_names), **HEAD_VALUES}
+
+
+def choice_text(head: str, value: HeadValue) -> str:
+    """Return a choice as people read it: with its unit, where it has one."""
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{text} {HEAD_UNITS[head]}" if head in HEAD_UNITS else text
+
+
+def describe_action(
+    indices: Mapping[str, int], values: Mapping[str, Sequence[HeadValue]]
+) -> dict[str, HeadValue | None]:
+    """Return what was chosen, head by head; None for the heads that the op does not use.
+
+    Args:
+        indices: one index per head.
+        values: what indices stand for, of `head_values`.
+    """
+    used = CAUSAL_HEADS[LifecycleOp(indices["op"])]
+    return {head: values[head][indices[head]] if head in used else None for head in HEAD_NAMES}
 
 
 def causal_table() -> Tensor:
     """Return bool [ops, heads]: whether this head matters when this op is taken."""
+    import torch
+
     table = torch.zeros(NUM_OPS, len(HEAD_NAMES), dtype=torch.bool)
     for op, heads in CAUSAL_HEADS.items():
         for head in heads:
@@ -103,6 +149,8 @@ def causal_table() -> Tensor:
 
 def placeholder_actions(rows: int, device: torch.device | str = "cpu") -> dict[str, Tensor]:
     """Return the action in which every row waits."""
+    import torch
+
     return {
         head: torch.full((rows,), int(PLACEHOLDERS[head]), dtype=torch.int64, device=device)
         for head in HEAD_NAMES
@@ -139,10 +187,12 @@ def decode_actions(actions: Actions) -> Command:
     How many slots and blueprints there are is the host's business: those two are passed on as
     they are, and an operation on one that does not exist is refused where it is carried out.
     """
+    import torch
+
     _check_actions(actions)
     device = actions["op"].device
 
-    def look_up(values: list[float] | list[int], head: str, dtype: torch.dtype) -> Tensor:
+    def look_up(values: Sequence[HeadValue], head: str, dtype: torch.dtype) -> Tensor:
         return torch.tensor(values, dtype=dtype, device=device)[actions[head]]
 
     styles = [STYLE_SPECS[style] for style in BlendStyle]
@@ -152,9 +202,9 @@ def decode_actions(actions: Actions) -> Command:
         blueprint=actions["blueprint"],
         algorithm=look_up([int(spec.algorithm) for spec in styles], "style", torch.int64),
         ramp=look_up([int(spec.curve) for spec in styles], "style", torch.int64),
-        tempo=look_up(list(TEMPO_EPOCHS), "tempo", torch.int64),
-        target=look_up(list(ALPHA_TARGETS), "alpha_target", torch.float64),
-        speed=look_up(list(SPEED_TICKS), "alpha_speed", torch.int64),
+        tempo=look_up(TEMPO_EPOCHS, "tempo", torch.int64),
+        target=look_up(ALPHA_TARGETS, "alpha_target", torch.float64),
+        speed=look_up(SPEED_TICKS, "alpha_speed", torch.int64),
         curve=actions["alpha_curve"],
     )
 
@@ -164,6 +214,8 @@ _FIXED_HEADS = tuple(head for head in HEAD_NAMES if head not in ("slot", "bluepr
 
 
 def _check_actions(actions: Actions) -> None:
+    import torch
+
     missing = [head for head in HEAD_NAMES if head not in actions]
     if missing:
         raise UsageError(

@@ -85,6 +85,17 @@ class Config:
         return {field.name: field.metadata.get("help", "") for field in dataclasses.fields(cls)}
 
 
+def flat_settings(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested plain settings by dotted key, as in 'ppo.clip'."""
+    found: dict[str, Any] = {}
+    for name, value in mapping.items():
+        if isinstance(value, Mapping):
+            found |= flat_settings(value, f"{prefix}{name}.")
+        else:
+            found[f"{prefix}{name}"] = value
+    return found
+
+
 def _refuse_unknown(config: type[Config], mapping: Mapping[str, Any]) -> None:
     known = [field.name for field in dataclasses.fields(config)]
     for key in mapping:

@@ -1,13 +1,26 @@
-"""How a process that trains is set up: its memory, and when Python may collect garbage."""
+"""The process and its machine: device, memory, garbage collection, versions of software.
+
+PyTorch is loaded where it is needed: whoever reads a run should not wait for it.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import gc
 import os
+import platform
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from esper._version import __version__
+from esper.leyline.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
 
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
@@ -47,3 +60,51 @@ def without_collections() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the named device, or the one 'auto' stands for: a CUDA device where there is one."""
+    import torch
+
+    has_cuda = torch.cuda.is_available()
+    if name == "auto":
+        return torch.device("cuda" if has_cuda else "cpu")
+    if name.startswith("cuda") and not has_cuda:
+        raise UsageError(
+            "this machine has no CUDA device; use --device cpu (in Python: device='cpu')"
+        )
+    return torch.device(name)
+
+
+@lru_cache(maxsize=1)
+def software_versions() -> dict[str, str]:
+    """Return the versions a reader needs to reproduce a run."""
+    import numpy
+    import torch
+
+    return {
+        "esper": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "platform": platform.platform(),
+    }
+
+
+def resident_bytes() -> int | None:
+    """Return the memory of this process; None where the system does not say."""
+    try:
+        pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
+    except (OSError, ValueError, IndexError):
+        return None
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def gpu_memory_share(device: torch.device) -> float | None:
+    """Return the share of a CUDA device's memory that is in use, by whomever."""
+    import torch
+
+    if device.type != "cuda":
+        return None
+    free, total = torch.cuda.mem_get_info(device)
+    return 1.0 - free / total

@@ -8,7 +8,23 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    T = TypeVar("T", bound=DataclassInstance)
+
+
+def copy_fields(kind: type[T], source: object, /, **given: Any) -> T:
+    """Return a record of another kind about the same thing.
+
+    Fields of the same name are taken over from `source`, those `given` come first, and what
+    `source` does not have keeps its default.
+    """
+    names = {field.name for field in dataclasses.fields(kind)} - given.keys()
+    shared = {name: getattr(source, name) for name in names if hasattr(source, name)}
+    return kind(**shared, **given)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +82,9 @@ class EpochRecord:
     decision: DecisionRecord | None
     """None after the last epoch, when the controller only observes."""
     seconds: float
+    rollback: str | None = None
+    """Why the network went back to its last good state in this epoch: not_finite, lobotomy or
+    divergence; None where it did not."""
 
     def to_mapping(self) -> dict[str, Any]:
         """Return plain data that `from_mapping` reads back."""

@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from esper.nissa.database import STORE_FILE, STORE_FILES, StoreError
-    from esper.nissa.events import EventKind
-    from esper.nissa.growing import read_history, record_epoch
+    from esper.nissa.history import read_history
     from esper.nissa.listing import RunEntry, find_runs
-    from esper.nissa.opening import open_store
     from esper.nissa.query import QueryResult, query_run
     from esper.nissa.reader import StoredRun, open_run
-    from esper.nissa.schema import RunRow
+    from esper.nissa.schema import EventKind, RunRow
     from esper.nissa.sinks import Sink, register_sink
-    from esper.nissa.store import RunStore
+    from esper.nissa.store import RunStore, open_store
 
 __all__ = [
     "STORE_FILE",
@@ -37,13 +35,12 @@ __all__ = [
     "open_store",
     "query_run",
     "read_history",
-    "record_epoch",
     "register_sink",
 ]
 
 # Loaded when they are first used: whoever reads a run should not wait for what writes one.
 _HOMES = {
-    "EventKind": "esper.nissa.events",
+    "EventKind": "esper.nissa.schema",
     "QueryResult": "esper.nissa.query",
     "RunEntry": "esper.nissa.listing",
     "RunRow": "esper.nissa.schema",
@@ -55,10 +52,9 @@ _HOMES = {
     "StoredRun": "esper.nissa.reader",
     "find_runs": "esper.nissa.listing",
     "open_run": "esper.nissa.reader",
-    "open_store": "esper.nissa.opening",
+    "open_store": "esper.nissa.store",
     "query_run": "esper.nissa.query",
-    "read_history": "esper.nissa.growing",
-    "record_epoch": "esper.nissa.growing",
+    "read_history": "esper.nissa.history",
     "register_sink": "esper.nissa.sinks",
 }
 

@@ -88,6 +88,23 @@ class Table:
         return next(column for column in self.columns if column.name == name)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """A table's JSON column as rows: one per name in it, with the key of the row it is from."""
+
+    name: str
+    meaning: str
+    table: str
+    column: str
+    name_column: str
+    """What the view calls the names."""
+    values: Mapping[str, str]
+    """Column to meaning. One column called `value` is the number itself, others its members."""
+
+
+VIEWS: dict[str, View] = {}
+"""Every view by name, in the order of the documents."""
+
 TABLES: dict[str, Table] = {}
 """Every table by name, in the order of the documents."""
 
@@ -143,6 +160,15 @@ def table(
         return record
 
     return declare
+
+
+def unfold(
+    view: str, meaning: str, *, of: str, column: str, name: str, values: Mapping[str, str]
+) -> None:
+    """Declare a view that unfolds the JSON `column` of the table `of`; see `View`."""
+    VIEWS[view] = View(
+        name=view, meaning=meaning, table=of, column=column, name_column=name, values=values
+    )
 
 
 def _column(field: dataclasses.Field[Any], hint: Any) -> Column:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from esper.leyline.errors import CheckpointError
-from esper.nissa.columns import TABLES, Table
+from esper.nissa.columns import TABLES, VIEWS, Table, View
 from esper.nissa.schema import SCHEMA_VERSION
 
 CHECKPOINT_KEPT = "; the last checkpoint is intact, then continue with --resume"
@@ -58,6 +58,7 @@ def create_statements() -> list[str]:
             statements.append(f'CREATE INDEX "{name}" ON "{table.stored_as}" ({_list(index)})')
         if table.is_versioned:
             statements.append(_latest_view(table))
+    statements += [_unfolding_view(view) for view in VIEWS.values()]
     statements.append(
         "CREATE TABLE watermarks "
         "(number INTEGER PRIMARY KEY, positions TEXT NOT NULL, sinks TEXT NOT NULL, time REAL)"
@@ -71,6 +72,21 @@ def _latest_view(table: Table) -> str:
         f'CREATE VIEW "{table.name}" AS SELECT * FROM "{table.stored_as}" AS this '
         f'WHERE NOT EXISTS (SELECT 1 FROM "{table.stored_as}" AS later '
         f"WHERE {same} AND later.id > this.id)"
+    )
+
+
+def _unfolding_view(view: View) -> str:
+    """Return a view over `json_each`, the one JSON function that SQLite trusts in every view."""
+    key = ", ".join(f'this."{name}"' for name in TABLES[view.table].key)
+    values = ", ".join(
+        'one.value AS "value"'
+        if name == "value"
+        else f"(SELECT value FROM json_each(one.value) WHERE key = '{name}') AS \"{name}\""
+        for name in view.values
+    )
+    return (
+        f'CREATE VIEW "{view.name}" AS SELECT {key}, one.key AS "{view.name_column}", {values} '
+        f'FROM "{TABLES[view.table].stored_as}" AS this, json_each(this."{view.column}") AS one'
     )
 
 
@@ -120,7 +136,7 @@ def _sync(path: Path) -> None:
 
 
 def connect_writer(path: Path, *, busy_timeout_s: float = BUSY_TIMEOUT_S) -> sqlite3.Connection:
-    """Open an existing store for writing; refuse a foreign or newer file."""
+    """Open an existing store for writing; refuse a foreign, older or newer file."""
     connection = None
     try:
         # The connection is handed to the writer thread, which alone uses it from then on.
@@ -142,7 +158,7 @@ def connect_writer(path: Path, *, busy_timeout_s: float = BUSY_TIMEOUT_S) -> sql
 
 
 def connect_reader(path: Path, *, busy_timeout_s: float = BUSY_TIMEOUT_S) -> sqlite3.Connection:
-    """Open a store for reading only; refuse what is missing, foreign, newer or damaged."""
+    """Open a store for reading only; refuse what is missing, foreign, older, newer or damaged."""
     if not path.is_file():
         raise StoreError(f"there is no store at {path}; give the folder of a run")
     if path.stat().st_size == 0:
@@ -174,7 +190,7 @@ def connect_reader(path: Path, *, busy_timeout_s: float = BUSY_TIMEOUT_S) -> sql
 
 
 def check_identity(connection: sqlite3.Connection, path: Path) -> None:
-    """Refuse a file that is not a store of this Esper or an older one it can read."""
+    """Refuse a file that is no store, or one of another schema than this Esper reads."""
     application = connection.execute("PRAGMA application_id").fetchone()[0]
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     if application != APPLICATION_ID:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
-from esper.nissa.columns import TABLES, Column, Table
-from esper.nissa.metrics import METRICS
+from esper.nissa.columns import TABLES, VIEWS, Column, Table, View
+from esper.nissa.metrics import METRICS, TERMS
 from esper.nissa.monitors import BANDS, MONITORS
 from esper.nissa.schema import SCHEMA_VERSION, UpdateHeadRow
 
@@ -46,6 +46,14 @@ A question can only read: it cannot write, attach another file or load code.
   100, or the negative loss); shares are 0 to 1.
 """
 
+_VIEWS = """\
+## Views
+
+A reward's terms have the names its author gave them, so they are JSON: `reward_terms ->> 'rent'`
+is one of them. A view has them as rows, those of a plug-in too:
+`SELECT term, AVG(share) FROM round_terms GROUP BY term`.
+"""
+
 _METRICS = """\
 ## Names of curves
 
@@ -72,6 +80,7 @@ def telemetry_page() -> str:
     """Return the text of `docs/telemetry.md`."""
     parts = [_INTRODUCTION, "## Tables\n"]
     parts += ["\n".join(_table_lines(table)) + "\n" for table in TABLES.values()]
+    parts += [_VIEWS, *("\n".join(_view_lines(view)) + "\n" for view in VIEWS.values())]
     parts += [_METRICS, "\n".join(_metric_lines()) + "\n"]
     parts += [_MONITORS, "\n".join(_monitor_lines()) + "\n"]
     parts += [_BANDS, "\n".join(_band_lines()) + "\n"]
@@ -85,6 +94,18 @@ def _table_lines(table: Table) -> Iterator[str]:
     yield "|---|---|---|---|"
     for column in table.columns:
         yield f"| `{column.name}` | {_type(column)} | {column.unit} | {_meaning(column)} |"
+
+
+def _view_lines(view: View) -> Iterator[str]:
+    key = ", ".join(f"`{name}`" for name in TABLES[view.table].key)
+    yield f"### {view.name}\n"
+    yield f"{view.meaning} From `{view.table}.{view.column}`.\n"
+    yield "| column | meaning |"
+    yield "|---|---|"
+    yield f"| {key} | Those of `{view.table}`. |"
+    yield f"| `{view.name_column}` | Its name. |"
+    for name, meaning in view.values.items():
+        yield f"| `{name}` | {meaning} |"
 
 
 def _type(column: Column) -> str:
@@ -107,6 +128,8 @@ def _metric_lines() -> Iterator[str]:
         for column, name in names.items():
             if name is not None:
                 yield f"| {name}{suffix} | {table.name}.{column} |"
+    for series in TERMS:
+        yield f"| rewards/{series}/&lt;term&gt; | round_terms.{series} |"
 
 
 def _monitor_lines() -> Iterator[str]:
@@ -123,10 +146,7 @@ def _band_lines() -> Iterator[str]:
     yield "|---|---|---|---|"
     for name, band in BANDS.items():
         sign = "<" if band.is_high_good else "≥"
-        watch = f"{sign} {band.watch:g}"
-        if band.least is not None:
-            watch = f"< {band.least:g} or {watch}"
-        yield f"| {name} | {watch} | {sign} {band.bad:g} | {band.meaning} |"
+        yield f"| {name} | {sign} {band.watch:g} | {sign} {band.bad:g} | {band.meaning} |"
 
 
 if __name__ == "__main__":

@@ -1,18 +1,15 @@
 """Every metric name in one place: what a column of the store is called in a sink.
 
 The names are those people know from other training code (`charts/episodic_return`,
-`losses/approx_kl`); a column of `update_heads` becomes `losses/<series>/<head>`. `points_of` turns
-a record into named points; a sink needs nothing else to draw curves.
+`losses/approx_kl`); a column of `update_heads` becomes `losses/<series>/<head>`, and a term of the
+reward, whoever wrote it, `rewards/mean/<term>` and `rewards/share/<term>`. `points_of` turns a
+record into named points; a sink needs nothing else to draw curves.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
-import torch
 
 from esper.nissa.columns import TABLE_OF, Row
 from esper.nissa.schema import (
@@ -41,10 +38,8 @@ EPOCHS = {
     "parameters": "charts/parameters",
     "live_seeds": "charts/live_seeds",
     "plateau_epochs": "charts/plateau_epochs",
-    "learning_rate": "charts/learning_rate",
     "train_loss": "losses/train_loss",
     "val_loss": "losses/val_loss",
-    "grad_norm": "losses/grad_norm",
     "seconds": "time/epoch_s",
     "memory_bytes": "memory/process_bytes",
     "gpu_memory_share": "memory/gpu_share",
@@ -62,8 +57,8 @@ ROUNDS = {
     "gain_p05": "charts/gain_p05",
     "gain_p50": "charts/gain_p50",
     "gain_p95": "charts/gain_p95",
-    "success_share": "charts/success_share",
-    "success": "charts/success",
+    "paid_off_share": "charts/paid_off_share",
+    "paid_off_rolling": "charts/paid_off_rolling",
     "eval_return": "charts/eval_return",
     "eval_gain": "charts/eval_gain",
     "wait_share_free": "charts/wait_share_free",
@@ -74,7 +69,6 @@ ROUNDS = {
     "seeds_pruned": "seeds/pruned",
     "fossilization_rate": "seeds/fossilization_rate",
     "rollbacks": "seeds/rollbacks",
-    "pbrs_share": "rewards/pbrs_share",
     "anti_gaming_share": "rewards/anti_gaming_share",
     "attribution_ratio_max": "rewards/attribution_ratio_max",
     "hindsight_mean": "rewards/hindsight_mean",
@@ -84,7 +78,6 @@ ROUNDS = {
     "seconds": "time/round_s",
     "update_seconds": "time/round_update_s",
     "twin_seconds": "time/twin_s",
-    "data_wait_s": "time/data_wait_s",
     "memory_bytes": "memory/process_bytes",
     "gpu_memory_share": "memory/gpu_share",
 }
@@ -95,7 +88,7 @@ _OTHER_UPDATES = {
     "memory_bytes": None,
     "gpu_memory_share": None,
     "forced_share": None,
-    "success": None,
+    "paid_off_rolling": None,
 }
 
 UPDATES = {
@@ -131,24 +124,8 @@ class Point:
     value: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Histogram(Row):
-    """The distribution of something at one step; for sinks alone, it is in no table."""
-
-    name: str
-    step: int
-    values: np.ndarray[Any, np.dtype[np.float64]]
-    """One dimension, finite."""
-
-
-def make_histogram(name: str, values: Any, step: int) -> Histogram | None:
-    """Return the histogram of an array or tensor, or None when nothing in it is finite."""
-    if isinstance(values, torch.Tensor):
-        values = values.detach().to("cpu", torch.float64).numpy()
-    # A copy: the caller goes on changing its weights.
-    flat = np.array(values, dtype=np.float64).ravel()
-    flat = flat[np.isfinite(flat)]
-    return Histogram(name=name, step=step, values=flat) if flat.size else None
+TERMS = ("mean", "share")
+"""What is drawn of every term of the reward in a round, as `rewards/<this>/<term>`."""
 
 
 def points_of(record: Row, run: RunRow) -> Iterator[Point]:
@@ -176,6 +153,13 @@ def points_of(record: Row, run: RunRow) -> Iterator[Point]:
         value = getattr(record, column)
         if name is not None and value is not None:
             yield Point(name=name + suffix, step=step, value=float(value))
+    if isinstance(record, RoundRow) and isinstance(record.reward_terms, Mapping):
+        for term, numbers in record.reward_terms.items():
+            for series in TERMS:
+                if numbers.get(series) is not None:
+                    yield Point(
+                        name=f"rewards/{series}/{term}", step=step, value=float(numbers[series])
+                    )
 
 
 def _env_step(env_steps: int | None, round_number: int) -> int:

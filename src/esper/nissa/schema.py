@@ -8,6 +8,9 @@ Keys are (round, row, step, ordinal): the round of training (0 when one network 
 of the population (0 for one network), the epoch within the episode from 1, and a count within
 these. Every table also has `id`, the order of writing from 1.
 
+What has names of its own in every run (the terms of a reward, which anybody may write) is one JSON
+column, and a view unfolds it into rows: a new term needs no change here.
+
 Raise `SCHEMA_VERSION` whenever a table or a column changes.
 """
 
@@ -18,11 +21,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
-from esper.nissa.columns import Row, column, key, table
+from esper.nissa.columns import Row, column, key, table, unfold
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 _ROUND = "Round of training, from 0; 0 when one network is grown."
 _ROW = "Row of the population; 0 for one network."
@@ -30,6 +34,7 @@ _STEP = "Epochs done in the episode when it happened, from 1."
 _COUNT = "Number within the same round, row and step, from 0."
 _TIME = "When it was recorded, seconds since 1970 (UTC)."
 _ENV_STEPS = "Decisions of all rows since the start of the run; the x axis of training curves."
+_ROLLBACK = "Why the governor acted: not_finite, lobotomy or divergence; absent where it did not."
 _VOLATILE_ROW = "The row speaks of the machine (memory, a sink, a resume), not of the run."
 
 Json = Mapping[str, Any] | Sequence[Any]
@@ -45,7 +50,6 @@ class RunRow(Row):
     task: str | None = column("", "Task, or the model when a user's own is grown.")
     recipe: str | None = column("", "Recipe a training run started from.")
     controller: str | None = column("", "Who decides.")
-    group_id: str | None = column("", "Group of an A/B comparison.")
     seed: int | None = column("", "Seed of the whole run.")
     device: str | None = column("", "cpu or cuda.")
     rounds: int | None = column("rounds", "Rounds planned.")
@@ -72,7 +76,7 @@ class RunRow(Row):
     seconds: float | None = column("s", "Time spent in the run.", volatile=True)
     waits: int | None = column("", "Writes that had to wait for the store.", volatile=True)
     wait_s: float | None = column("s", "Time the run waited for the store.", volatile=True)
-    dropped: int | None = column("events", "Live events dropped in a hurry.", volatile=True)
+    dropped: int | None = column("records", "Records a slow sink left out.", volatile=True)
 
 
 @table("rounds", "One round of training: all rows play one episode, then the policy is updated.")
@@ -99,8 +103,12 @@ class RoundRow(Row):
     gain_p50: float | None = column("points", "Gains of the episodes: median.")
     gain_p75: float | None = column("points", "Gains of the episodes: 75th percentile.")
     gain_p95: float | None = column("points", "Gains of the episodes: 95th percentile.")
-    success_share: float | None = column("share", "Episodes that paid more than waiting.")
-    success: float | None = column("share", "Moving average of success_share; ends exploration.")
+    paid_off_share: float | None = column(
+        "share", "Episodes that paid off: their return exceeds `paid_off_return`."
+    )
+    paid_off_rolling: float | None = column(
+        "share", "Moving average of paid_off_share; ends exploration."
+    )
     eval_episodes: int | None = column("episodes", "Greedy episodes played after the update.")
     eval_return: float | None = column("reward", "Mean return of these.")
     eval_gain: float | None = column("points", "Mean gain over the twin of these.")
@@ -113,7 +121,7 @@ class RoundRow(Row):
     op_counts: Json | None = column("decisions", "How often each op was taken.", json=True)
     reward_by_op: Json | None = column("reward", "Per op: n and mean raw reward.", json=True)
     reward_terms: Json | None = column(
-        "reward", "Per term: mean and share of the absolute reward.", json=True
+        "reward", "Per term: mean per decision, and share of the absolute reward.", json=True
     )
     blueprint_fates: Json | None = column(
         "seeds", "Per blueprint, seeds germinated, fossilized and pruned so far.", json=True
@@ -126,7 +134,6 @@ class RoundRow(Row):
     )
     rollbacks: int | None = column("", "Rows the governor rolled back.")
     growth_ratio: float | None = column("ratio", "Largest parameters over host parameters.")
-    pbrs_share: float | None = column("share", "Shaping by potentials in the absolute reward.")
     anti_gaming_share: float | None = column("share", "Decisions with an anti-gaming penalty.")
     attribution_ratio_max: float | None = column(
         "ratio", "Largest contribution over improvement with a ransomware penalty."
@@ -146,7 +153,6 @@ class RoundRow(Row):
     update_seconds: float | None = column("s", "Time of its update.", volatile=True)
     twin_seconds: float | None = column("s", "Time of its waiting twins.", volatile=True)
     steps_per_s: float | None = column("decisions/s", "Speed.", volatile=True)
-    data_wait_s: float | None = column("s", "Time spent waiting for data.", volatile=True)
     memory_bytes: int | None = column("bytes", "Resident memory of the process.", volatile=True)
     gpu_memory_share: float | None = column("share", "GPU memory in use.", volatile=True)
     time: float | None = column("s", _TIME, volatile=True)
@@ -166,8 +172,12 @@ class UpdateRow(Row):
     value_loss: float | None = column("", "Half the mean squared error of the critic.")
     entropy: float | None = column("share", "Mean normalised entropy of the heads, unfloored.")
     entropy_coef: float | None = column("", "Weight of the entropy bonus.")
-    op_entropy_coef: float | None = column("", "Weight of the op's bonus, which success ends.")
-    success: float | None = column("share", "Moving average of success at the update.")
+    op_entropy_coef: float | None = column(
+        "", "Weight of the op's bonus, which ends when episodes pay off."
+    )
+    paid_off_rolling: float | None = column(
+        "share", "Moving average of the episodes that paid off, at the update."
+    )
     floor_penalty: float | None = column("", "Penalty of heads below their entropy floor.")
     exploration_kl: float | None = column("nats", "KL(uniform over valid, policy), free steps.")
     total_loss: float | None = column("", "What was minimised.")
@@ -288,6 +298,7 @@ class EpisodeRow(Row):
     length: int | None = column("epochs", "Epochs of the episode.")
     episodic_return: float | None = column("reward", "Sum of raw rewards.")
     return_normalized: float | None = column("", "Sum of normalised rewards.")
+    reward_terms: Json | None = column("reward", "Per term: its sum, raw.", json=True)
     final_score: float | None = column("points", "Validation score at the end.")
     best_score: float | None = column("points", "Best validation score.")
     twin_score: float | None = column("points", "Final score of the waiting twin.")
@@ -302,10 +313,9 @@ class EpisodeRow(Row):
     forced_steps: int | None = column("decisions", "Decisions with WAIT as the only legal op.")
     op_counts: Json | None = column("decisions", "How often each op was taken.", json=True)
     stability: float | None = column("", "1 / (1 + variance of the last 20 rewards).")
-    is_success: bool | None = column("", "The final score reached 80 points.")
+    reached_score: bool | None = column("", "The final score reached 80 points.")
     rolled_back: bool | None = column("", "The governor ended the episode.")
-    rollback_reason: str | None = column("", "nan, lobotomy or divergence.")
-    seconds: float | None = column("s", "Time of the episode.", volatile=True)
+    rollback_reason: str | None = column("", _ROLLBACK)
     time: float | None = column("s", _TIME, volatile=True)
 
 
@@ -327,8 +337,7 @@ class EpochRow(Row):
     parameters: int | None = column("parameters", "Trainable parameters.")
     host_parameters: int | None = column("parameters", "Trainable parameters of the host.")
     live_seeds: int | None = column("seeds", "Seeds with a module, fossilized ones included.")
-    grad_norm: float | None = column("", "Gradient norm of the host.")
-    learning_rate: float | None = column("", "Step size of the host's optimizer.")
+    rollback_reason: str | None = column("", _ROLLBACK)
     seconds: float | None = column("s", "Time of the epoch.", volatile=True)
     memory_bytes: int | None = column("bytes", "Resident memory of the process.", volatile=True)
     gpu_memory_share: float | None = column("share", "GPU memory in use.", volatile=True)
@@ -358,7 +367,7 @@ class DecisionRow(Row):
     alpha_curve: str | None = column("", "Shape of a later ramp.")
     outcome: str | None = column("", "done, gate_failed or illegal.")
     reason: str | None = column("", "Why it was refused.")
-    success: bool | None = column("", "It took effect.")
+    took_effect: bool | None = column("", "It was carried out.")
     effective_op: str | None = column("", "The op it counted as; WAIT when refused.")
     forced: bool | None = column("", "WAIT was the only legal op.")
     valid_op: int | None = column("choices", _VALID.format("op"))
@@ -383,28 +392,12 @@ class DecisionRow(Row):
     q_taken: float | None = column("reward", "The critic's Q(s, op taken).")
     reward: float | None = column("reward", "The whole reward, raw.")
     reward_normalized: float | None = column("", "The reward the learner saw.")
-    reward_gain: float | None = column("reward", "Change of the gain over the twin.")
-    reward_attribution: float | None = column("reward", "Bounded attribution of the seed.")
-    reward_blending: float | None = column("reward", "Warning while a blend makes things worse.")
-    reward_holding: float | None = column("reward", "Warning for holding without a decision.")
-    reward_pbrs: float | None = column("reward", "Shaping by potentials.")
-    reward_synergy: float | None = column("reward", "Bonus for seeds that help each other.")
-    reward_rent: float | None = column("reward", "Rent of the parameters in use.")
-    reward_shock: float | None = column("reward", "Penalty for sudden amplitude changes.")
-    reward_occupancy: float | None = column("reward", "Cost of occupied slots.")
-    reward_first_germination: float | None = column("reward", "Bonus for the first germination.")
-    reward_action: float | None = column("reward", "Cost or bonus of the op itself.")
-    reward_terminal: float | None = column("reward", "Bonus at the end of the episode.")
-    reward_escrow: float | None = column("reward", "Credit forfeited at the end.")
-    reward_clawback: float | None = column("reward", "Germination bonus taken back.")
-    reward_auto_prune: float | None = column("reward", "Penalty for seeds the governor removed.")
-    reward_hindsight: float | None = column("reward", "Credit for scaffolds of a success.")
-    reward_rollback: float | None = column("reward", "Penalty of a rollback.")
-    regress_discount: float | None = column("", "Factor for a network that got worse.")
-    timing_discount: float | None = column("", "Factor for an early germination.")
-    ransomware_penalty: float | None = column("reward", "Part of the attribution for gaming.")
-    attribution_ratio: float | None = column("ratio", "Contribution over total improvement.")
-    shaped_reward_ratio: float | None = column("share", "Shaping in the absolute reward.")
+    reward_terms: Json | None = column(
+        "reward", "Per term of the reward: what it paid; they add up to the reward.", json=True
+    )
+    reward_details: Json | None = column(
+        "", "What explains the terms and is not paid, by name, where there is any.", json=True
+    )
 
 
 @table(
@@ -499,6 +492,22 @@ class AlarmRow(Row):
     time: float | None = column("s", _TIME, volatile=True)
 
 
+class EventKind(StrEnum):
+    """What an event can be about; plug-ins may use words of their own."""
+
+    TRAINING_STARTED = "training_started"
+    CHECKPOINT_LOADED = "checkpoint_loaded"
+    SETTINGS_CHANGED = "settings_changed"
+    STORE_RESTARTED = "store_restarted"
+    TAMIYO_INITIATED = "tamiyo_initiated"
+    SEED_GERMINATED = "seed_germinated"
+    SEED_STAGE_CHANGED = "seed_stage_changed"
+    SEED_GATE_EVALUATED = "seed_gate_evaluated"
+    SEED_FOSSILIZED = "seed_fossilized"
+    SEED_PRUNED = "seed_pruned"
+    GOVERNOR_ROLLBACK = "governor_rollback"
+
+
 @table("events", "Anything else that happened.", indexes=(("kind",),), numbered=True)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventRow(Row):
@@ -509,9 +518,43 @@ class EventRow(Row):
     step: int = key(_STEP)
     volatile: bool = key(_VOLATILE_ROW, default=False)
     ordinal: int | None = key(_COUNT, default=None)
-    kind: str | None = column("", "What happened, in one word (see `esper.nissa.events`).")
+    kind: str | None = column("", "What happened, in one word: an `EventKind`, or a plug-in's own.")
     severity: str = column("", "debug, info, warning or critical.", default="info")
     slot: str | None = column("", "The slot it is about.")
     message: str | None = column("", "The same in words.")
     data: Json | None = column("", "Details.", json=True)
     time: float | None = column("s", _TIME, volatile=True)
+
+
+unfold(
+    "decision_terms",
+    "One term of the reward of one decision.",
+    of="decisions",
+    column="reward_terms",
+    name="term",
+    values={"value": "What it paid."},
+)
+unfold(
+    "decision_details",
+    "One number that explains the reward of one decision.",
+    of="decisions",
+    column="reward_details",
+    name="detail",
+    values={"value": "The number."},
+)
+unfold(
+    "episode_terms",
+    "One term of the reward of one episode.",
+    of="episodes",
+    column="reward_terms",
+    name="term",
+    values={"value": "What it paid in the whole episode."},
+)
+unfold(
+    "round_terms",
+    "One term of the reward in one round.",
+    of="rounds",
+    column="reward_terms",
+    name="term",
+    values={"mean": "Mean per decision.", "share": "Share of the absolute reward."},
+)

@@ -38,8 +38,6 @@ class WriterStats:
     """How often a producer found the queue full."""
     wait_s: float = 0.0
     """Time producers spent waiting for room."""
-    dropped: int = 0
-    """Live events dropped because the queue was full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +46,6 @@ class Records:
 
     rows: Sequence[tuple[Table, Row]]
     time: float
-
-
-@dataclass(frozen=True, slots=True)
-class Live:
-    """A record for sinks only."""
-
-    record: Row
 
 
 @dataclass(slots=True)
@@ -67,7 +58,7 @@ class Command:
     error: Exception | None = None
 
 
-Item = Records | Columns | Live | Command
+Item = Records | Columns | Command
 
 
 class Writer:
@@ -117,15 +108,6 @@ class Writer:
             if wait and self._size + size > self._capacity and self._size:
                 self._wait_for_room(size)
             self._append(item, size)
-
-    def put_live(self, record: Row) -> None:
-        """Hand over a record for sinks alone; it is dropped, and counted, when there is no room."""
-        with self._arrived:
-            self._check()
-            if self._size >= self._capacity:
-                self.stats.dropped += 1
-            else:
-                self._append(Live(record), 1)
 
     def call(self, action: Callable[[sqlite3.Connection], T]) -> T:
         """Have the thread commit what came before, do something, and return its result."""
@@ -303,6 +285,4 @@ def _collect(batch: list[Item]) -> tuple[dict[str, list[tuple[Any, ...]]], list[
                 records.append(record)
         elif isinstance(item, Columns):
             rows.setdefault(item.table.name, []).extend(encode_columns(item))
-        elif isinstance(item, Live):
-            records.append(item.record)
     return rows, records

@@ -1,4 +1,9 @@
-"""What every row trains on: order and augmentation drawn per row, in tensors that stay in place."""
+"""What every row trains on: order and augmentation drawn per row, in tensors that stay in place.
+
+`EpochSampler` draws an epoch of all rows ahead, `BatchBuffers` holds one batch of it where a
+captured step reads it. Both serve `StackedEngine`; the sequential engine draws the same samples row
+by row.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +55,7 @@ def gather_batch(data: TaskData, indices: Tensor, crops: Crops | None) -> tuple[
     return x, data.targets["train"][indices]
 
 
-class Feed:
+class EpochSampler:
     """Draws the epochs of a fixed set of rows."""
 
     def __init__(self, data: TaskData, keys: Sequence[int], batch_size: int) -> None:
@@ -58,7 +63,7 @@ class Feed:
         self._data = data
         self._keys = list(keys)
         self._batch_size = batch_size
-        self._pool = ThreadPoolExecutor(max_workers=2, thread_name_prefix="feed")
+        self._pool = ThreadPoolExecutor(max_workers=2, thread_name_prefix="sampler")
         self._ahead: tuple[tuple[int, ...], Future[EpochPlan]] | None = None
 
     def epoch(self, numbers: Sequence[int]) -> EpochPlan:
@@ -107,7 +112,7 @@ def draw_epoch_crops(data: TaskData, key: int, epoch: int, batch_size: int) -> C
     )
 
 
-class Inputs:
+class BatchBuffers:
     """Inputs x [R, B, ...] and targets y [R, B, ...] of one batch."""
 
     def __init__(self, data: TaskData, compute: torch.dtype) -> None:
@@ -115,7 +120,7 @@ class Inputs:
         self._data = data
         self._compute = compute
         self._normalisation = _normalisation_per_channel(data, compute)
-        self._memory: dict[int, tuple[Tensor, Tensor]] = {}
+        self._buffers: dict[int, tuple[Tensor, Tensor]] = {}
         self.x = self.y = torch.zeros(0)
 
     def load(self, plan: EpochPlan, start: int, stop: int) -> None:
@@ -125,26 +130,26 @@ class Inputs:
             return
         x, y = plan.batch(self._data, start, stop)
         x = x.to(self._compute) if x.is_floating_point() else x
-        if stop - start not in self._memory:
-            self._memory[stop - start] = x.clone(), y.clone()
-        self.x, self.y = self._memory[stop - start]
+        if stop - start not in self._buffers:
+            self._buffers[stop - start] = x.clone(), y.clone()
+        self.x, self.y = self._buffers[stop - start]
         self.x.copy_(x)
         self.y.copy_(y)
 
     def _load_images(
         self, plan: EpochPlan, start: int, stop: int, gain: Tensor, bias: Tensor
     ) -> None:
-        from esper.population.kernels.sampling import sample_images
+        from esper.population.kernels.images import sample_images
 
         images, labels = self._data.samples["train"], self._data.targets["train"]
         rows, (_, channels, height, width) = len(plan.indices), images.shape
-        if stop - start not in self._memory:
+        if stop - start not in self._buffers:
             shape = (rows, stop - start, height, width, _padded(channels))
-            self._memory[stop - start] = (
+            self._buffers[stop - start] = (
                 torch.zeros(shape, dtype=self._compute, device=images.device),
                 torch.zeros(shape[:2], dtype=labels.dtype, device=images.device),
             )
-        pixels, self.y = self._memory[stop - start]
+        pixels, self.y = self._buffers[stop - start]
         self.x = pixels[..., :channels].movedim(-1, 2)
         sample_images(images, labels, plan.indices, plan.crops, gain, bias, start, pixels, self.y)
 

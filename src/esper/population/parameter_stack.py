@@ -1,21 +1,26 @@
 """Stacked parameters: many networks of one architecture in one flat tensor, with their momentum.
 
-Row r of `flat` holds all parameters of network r one after another; `leaves` are views with the
+Entry n of `flat` holds all parameters of network n one after another; `leaves` are views with the
 shapes modules expect, of `flat` itself or of a copy in the precision that is computed in. Norms,
 clipping and the optimizer work on the flat tensor in a handful of operations, whatever the number
-of parameters.
+of parameters. A stacked engine has one stack for its hosts and one per slot and blueprint;
+`StackCapacity` says how many entries those of seeds have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import prod
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from esper.population.engine import SlotSpec
 
-class Stack:
+
+class ParameterStack:
     """Parameters and momentum of n networks with the same parameter shapes."""
 
     def __init__(
@@ -43,23 +48,12 @@ class Stack:
     def __len__(self) -> int:
         return self.flat.shape[0]
 
-    def append(self, values: Mapping[str, Tensor], momentum: Mapping[str, Tensor] | None) -> None:
-        """Add one network at the end; without momentum it starts at rest."""
-        self.arrange(range(len(self)), len(self) + 1)
-        self.write(len(self) - 1, values, momentum)
-
-    def arrange(
-        self,
-        places: Sequence[int],
-        capacity: int,
-        filler: Mapping[str, Tensor] | None = None,
+    def resize(
+        self, kept: Sequence[int], entries: int, filler: Mapping[str, Tensor] | None = None
     ) -> None:
-        """Keep the networks at these places, in this order, and make room for `capacity` of them.
-
-        The rest is filled with copies of `filler`, or zeros.
-        """
-        chosen = torch.tensor(list(places), dtype=torch.int64, device=self.flat.device)
-        rest = self.flat.new_zeros((capacity - len(chosen), self.width))
+        """Have this many entries: first those `kept`, in this order, then `filler` or zeros."""
+        chosen = torch.tensor(list(kept), dtype=torch.int64, device=self.flat.device)
+        rest = self.flat.new_zeros((entries - len(chosen), self.width))
         momentum = torch.cat([self.momentum.index_select(0, chosen), rest])
         if filler is not None and len(rest):
             rest = self._pack(filler).expand_as(rest)
@@ -68,29 +62,29 @@ class Stack:
         self._view()
 
     def write(
-        self, position: int, values: Mapping[str, Tensor], momentum: Mapping[str, Tensor] | None
+        self, entry: int, values: Mapping[str, Tensor], momentum: Mapping[str, Tensor] | None
     ) -> None:
         """Overwrite one network."""
-        self.flat[position] = self._pack(values)[0]
-        self.momentum[position] = 0 if momentum is None else self._pack(momentum)[0]
+        self.flat[entry] = self._pack(values)[0]
+        self.momentum[entry] = 0 if momentum is None else self._pack(momentum)[0]
         if self.used is not self.flat:
-            self.used[position] = self.flat[position].to(self._compute)
+            self.used[entry] = self.flat[entry].to(self._compute)
 
     def fill(self, networks: Sequence[Mapping[str, Tensor]]) -> None:
-        """Overwrite all networks, at rest, without moving anything."""
+        """Overwrite all networks, at rest, in the memory they have."""
         self.flat.copy_(torch.cat([self._join(values) for values in networks]))
         self.momentum.zero_()
         self.refresh()
 
-    def read(self, position: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def read(self, entry: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return copies of one network's parameters and momentum by name."""
-        parameters, momentum = self.flat[position].clone(), self.momentum[position].clone()
+        parameters, momentum = self.flat[entry].clone(), self.momentum[entry].clone()
         return self._unpack(parameters), self._unpack(momentum)
 
-    def read_at_rest(self, positions: Sequence[int]) -> list[dict[str, Tensor]]:
+    def read_at_rest(self, entries: Sequence[int]) -> list[dict[str, Tensor]]:
         """Return copies of some networks' parameters by name."""
-        chosen = torch.tensor(list(positions), dtype=torch.int64).to(self.flat.device)
-        return [self._unpack(row) for row in self.flat.index_select(0, chosen)]
+        chosen = torch.tensor(list(entries), dtype=torch.int64).to(self.flat.device)
+        return [self._unpack(values) for values in self.flat.index_select(0, chosen)]
 
     def refresh(self) -> None:
         """Bring the leaves up to date after the parameters have moved."""
@@ -108,7 +102,7 @@ class Stack:
     def tensor_norms(self, flat: Tensor) -> Tensor:
         """Return float64 [n, tensors]: the norm of every tensor of flat values [n, width].
 
-        A tensor that is not finite has the norm NaN; the others of its row keep theirs.
+        A tensor that is not finite has the norm NaN; the others of its network keep theirs.
         """
         squares, sums = flat.to(torch.float64).square(), self.norm_matrix()
         finite = torch.isfinite(squares)
@@ -124,7 +118,7 @@ class Stack:
         return matrix.to(self.flat.device)
 
     def _view(self) -> None:
-        """Renew the leaves after the flat tensor was replaced."""
+        """Make the leaves anew after the flat tensor was replaced."""
         same = self._compute == self.flat.dtype
         self.used = self.flat if same else self.flat.to(self._compute)
         self.leaves = {}
@@ -140,17 +134,17 @@ class Stack:
         parts = [values[name].detach().reshape(1, -1) for name in self.shapes]
         return torch.cat(parts, 1) if parts else self.flat.new_zeros((1, 0))
 
-    def _unpack(self, row: Tensor) -> dict[str, Tensor]:
-        parts = row.split([size for _, size in self.columns()])
+    def _unpack(self, values: Tensor) -> dict[str, Tensor]:
+        parts = values.split([size for _, size in self.columns()])
         named = zip(self.shapes.items(), parts, strict=True)
         return {name: part.view(shape) for (name, shape), part in named}
 
 
 def flatten_gradients(leaves: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> Tensor:
     """Return [n, width]: gradients of the leaves side by side, zero where there is none."""
-    rows = leaves[0].shape[0]
+    count = leaves[0].shape[0]
     parts = [
-        torch.zeros_like(leaf).reshape(rows, -1) if grad is None else grad.reshape(rows, -1)
+        torch.zeros_like(leaf).reshape(count, -1) if grad is None else grad.reshape(count, -1)
         for leaf, grad in zip(leaves, gradients, strict=True)
     ]
     return torch.cat(parts, 1)
@@ -168,17 +162,17 @@ def reached_columns(leaves: Sequence[Tensor], gradients: Sequence[Tensor | None]
 
 
 def clip_coefficient(square_norm: Tensor, max_norm: float) -> Tensor:
-    """Return the factor [n] that brings each row's gradient to at most this norm."""
+    """Return the factor [n] that brings each network's gradient to at most this norm."""
     return (max_norm / (square_norm.sqrt() + 1e-6)).clamp(max=1.0)
 
 
 @torch.no_grad()
 def sgd_step(
-    stack: Stack,
+    stack: ParameterStack,
     gradient: Tensor,
     active: Tensor,
     *,
-    learning_rate: float,
+    learning_rate: Tensor | float,
     momentum: float,
     weight_decay: float,
 ) -> None:
@@ -188,5 +182,98 @@ def sgd_step(
     velocity = momentum * stack.momentum + gradient if momentum else gradient
     velocity = torch.where(active, velocity, stack.momentum)
     stack.momentum.copy_(velocity)
-    # `where`, not a product: a row that is not finite must not reach the others, nor itself.
+    # `where`, not a product: zero times NaN would spoil a network that does not learn.
     stack.flat.sub_(torch.where(active, learning_rate * velocity, torch.zeros_like(velocity)))
+
+
+Key = TypeVar("Key")
+
+_FREE_BYTES = 2**19
+"""Activations of so many bytes cost no more than the launch of a kernel."""
+
+_PATIENCE = 8
+"""Epochs for which a third of all entries may be spare; few when the layout changes anyway."""
+
+_PATIENCE_WHEN_CHANGED = 2
+
+
+@dataclass(slots=True)
+class StackCapacity:
+    """How many entries a stack of seeds has: one per seed; with `has_spares`, a few more.
+
+    A captured CUDA graph is void as soon as a stack gets more entries or fewer, so on a device
+    stacks have a few spare ones and keep them for a while. A spare entry costs what a seed costs;
+    that is little where activations are small and steps are short, so there stacks start with more
+    of them and keep them from one episode to the next.
+    """
+
+    has_spares: bool = False
+    rows: int = 1
+    """Rows of the stack: no slot has more seeds."""
+    sample_bytes: int = 4
+    """Bytes of one channel of one position of a batch: batch size times element size."""
+    _epochs_wasted: int = field(default=0, init=False)
+
+    def entries(self, slot: SlotSpec, count: int) -> int:
+        """Return how many entries a stack of `count` seeds at this slot gets."""
+        if not self.has_spares:
+            return count
+        # Where entries are cheap, a stack that grows will not have to grow again soon.
+        wanted = max(_and_more(count), self._least(slot)) if self.is_cheap(slot) else count
+        return max(count, min(_step_up(wanted), self.rows))
+
+    def positions(self, count: int) -> int:
+        """Return how many positions a validation pass of `count` gets, where spares are kept."""
+        return max(count, min(_step_up(count), self.rows))
+
+    def is_cheap(self, slot: SlotSpec) -> bool:
+        """Whether spare entries at this slot cost less than a new capture does."""
+        return self.has_spares and self._least(slot) > 1
+
+    def entries_kept(self, slot: SlotSpec, now: int, peak: int) -> int:
+        """Return how many of a stack's entries stay when other rows begin: none, or some.
+
+        `peak` is how many were in use at once when most were.
+        """
+        if not peak or not self.is_cheap(slot):
+            return 0
+        wanted = min(_step_up(_and_more(peak)), self.rows)
+        return wanted if 2 * now > 3 * wanted else now
+
+    def oversized(
+        self, sizes: Mapping[Key, tuple[int, int]], *, has_changed: bool
+    ) -> Iterator[Key]:
+        """Yield the stacks, by (entries now, entries wanted), that should shrink.
+
+        Without spares all that can; otherwise those with half too many, once too many entries have
+        been spare for too long. `has_changed` says that captures are void in any case.
+        """
+        if not self.has_spares:
+            yield from (key for key, (now, wanted) in sizes.items() if now > wanted)
+            return
+        held = sum(now for now, _ in sizes.values())
+        wasted = 3 * sum(max(0, now - wanted) for now, wanted in sizes.values()) > held
+        self._epochs_wasted = self._epochs_wasted + 1 if wasted else 0
+        if self._epochs_wasted > (_PATIENCE_WHEN_CHANGED if has_changed else _PATIENCE):
+            self._epochs_wasted = 0
+            yield from (key for key, (now, wanted) in sizes.items() if 2 * now > 3 * wanted)
+
+    def _least(self, slot: SlotSpec) -> int:
+        """Return how many entries cost no more than one."""
+        own = prod(slot.shape[1:]) * self.sample_bytes
+        return min(_FREE_BYTES // own, self.rows // 8)
+
+
+def _and_more(count: int) -> int:
+    return count + count // 4
+
+
+def _step_up(count: int) -> int:
+    """Return the least of 1, 2, 3, 4, 6, 8, 12, 16, 24, ... that is not less."""
+    size = 1
+    while size < count:
+        middle = size + size // 2
+        if size > 1 and middle >= count:
+            return middle
+        size *= 2
+    return size

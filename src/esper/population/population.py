@@ -24,33 +24,32 @@ from torch import Tensor
 
 from esper.kasmina.blueprints.registry import blueprint_names
 from esper.leyline.actions import Actions, decode_actions
-from esper.leyline.devices import choose_device
 from esper.leyline.errors import CheckpointError, EsperWarning, UsageError
+from esper.leyline.process import choose_device
 from esper.leyline.randomness import derive_seed
 from esper.leyline.rules import Masks, RuleView, build_masks
 from esper.leyline.signals import Signals
 from esper.leyline.storage import load_tree, save_tree
-from esper.population.cohort import Cohort
+from esper.population.device import naming_rows_that_fit
 from esper.population.engine import EXECUTION_SETTINGS, PopulationConfig, Strategy, StrategyError
-from esper.population.merging import (
-    first_difference,
-    join_rows,
-    merge_signals,
-    merge_views,
-    take_rows,
-)
-from esper.population.out_of_memory import naming_rows_that_fit
-from esper.population.scoring import score_test_split
 from esper.population.stacked import StackedEngine
 from esper.population.strategy import (
     count_processes,
-    fitting_blueprints,
     load_data,
     make_engines,
     pick_strategy,
     share_out,
 )
-from esper.population.workers.client import Workplace
+from esper.population.task_group import (
+    TaskGroup,
+    first_difference,
+    join_rows,
+    merge_signals,
+    merge_views,
+    score_test_split,
+    take_rows,
+)
+from esper.population.workers.client import WorkerClient
 from esper.population.workers.pool import has_pool
 from esper.tasks.dataset import TaskData
 from esper.tasks.task import Task, get_task
@@ -96,6 +95,9 @@ class Population:
         self.device = choose_device(device)
         tasks = [task] if isinstance(task, str | Task) else list(task)
         self.tasks = [get_task(each) if isinstance(each, str) else each for each in tasks]
+        if horizon is not None:
+            # Schedules of the learning rate follow the horizon too.
+            self.tasks = [type(t)(t.config.replace(horizon=horizon)) for t in self.tasks]
         counts = share_out(rows, len(self.tasks))
         self.rows = sum(counts)
         seeds = list(range(self.rows)) if row_seeds is None else list(row_seeds)
@@ -103,13 +105,12 @@ class Population:
             raise UsageError(f"row_seeds must have {self.rows} entries, got {len(seeds)}")
         self.row_seeds = seeds
         self._task_of_row = [index for index, count in enumerate(counts) for _ in range(count)]
-        self._horizon = horizon
         self._data = load_data(self.tasks, data, self.device)
         self.num_slots = max(len(each.slot_paths) for each in self.tasks)
-        self._cohorts: list[Cohort] = []
+        self._groups: list[TaskGroup] = []
         self._is_midway = False
         """Whether a step has begun and not ended."""
-        self._workplace: Workplace | None = None
+        self._worker_client: WorkerClient | None = None
         self._asked: Strategy = strategy
         self._refusal: str | None = None
         self.strategy: Strategy
@@ -122,9 +123,9 @@ class Population:
         return blueprint_names()
 
     @property
-    def cohorts(self) -> tuple[Cohort, ...]:
+    def groups(self) -> tuple[TaskGroup, ...]:
         """The groups of rows that run together."""
-        return tuple(self._cohorts)
+        return tuple(self._groups)
 
     def reset(self, row_seeds: Sequence[int] | None = None) -> Signals:
         """Build every row afresh, train and validate the first epoch.
@@ -141,24 +142,24 @@ class Population:
             self.row_seeds = list(row_seeds)
         self.build()
         self._is_midway = True
-        for cohort in self._cohorts:
-            with self._memory_of(cohort):
-                cohort.assume(cohort.state)
+        for group in self._groups:
+            with self._memory_of(group):
+                group.assume(group.state)
         return self._live()
 
     def build(self) -> None:
         """Build every row afresh and train nothing yet, for whoever has a state for them."""
         stacks: list[list[StackedEngine]] = [[] for _ in self.tasks]
-        for mine, cohorts in zip(stacks, self._cohorts_by_task(), strict=True):
-            for engine in (cohort.engine for cohort in cohorts):
+        for mine, groups in zip(stacks, self._groups_by_task(), strict=True):
+            for engine in (group.engine for group in groups):
                 # What an error broke off may have left anything behind.
                 if isinstance(engine, StackedEngine) and not self._is_midway:
                     mine.append(engine)
                 else:
                     engine.close()
-        self._cohorts, self._is_midway = [], False
+        self._groups, self._is_midway = [], False
         try:
-            self._cohorts = self._make_cohorts(stacks)
+            self._groups = self._make_groups(stacks)
         except BaseException:
             for engine in (each for mine in stacks for each in mine):
                 engine.close()
@@ -171,26 +172,31 @@ class Population:
         if len(command.op) != self.rows:
             raise UsageError(f"{self.rows} rows need as many actions, got {len(command.op)}")
         start, self._is_midway = 0, True
-        for cohort in self._cohorts:
-            part = slice(start, start + cohort.rows)
+        for group in self._groups:
+            part = slice(start, start + group.rows)
             own = {
                 field.name: getattr(command, field.name)[part]
                 for field in dataclasses.fields(command)
             }
-            with self._memory_of(cohort):
-                cohort.act(dataclasses.replace(command, **own))
-            start += cohort.rows
+            with self._memory_of(group):
+                group.act(dataclasses.replace(command, **own))
+            start += group.rows
         return self._live()
 
     def signals(self) -> Signals:
         """Return what controllers see now, on the population's device."""
         self._need_rows()
-        return merge_signals([c.signals() for c in self._cohorts], self.num_slots).to(self.device)
+        return merge_signals([c.signals() for c in self._groups], self.num_slots).to(self.device)
+
+    def panics(self) -> Tensor:
+        """Return int64 [R]: why the governor took a row back in the last epoch, a `Panic`."""
+        self._need_rows()
+        return torch.cat([group.panic.to(self.device) for group in self._groups])
 
     def view(self) -> RuleView:
         """Return what legality depends on, for all rows."""
         self._need_rows()
-        return merge_views([cohort.view() for cohort in self._cohorts], self.num_slots)
+        return merge_views([group.view() for group in self._groups], self.num_slots)
 
     def masks(self) -> Masks:
         """Return what is legal now."""
@@ -201,9 +207,9 @@ class Population:
         self._need_rows()
         return torch.cat(
             [
-                score_test_split(cohort, data)
-                for cohorts, data in zip(self._cohorts_by_task(), self._data, strict=True)
-                for cohort in cohorts
+                score_test_split(group, data)
+                for groups, data in zip(self._groups_by_task(), self._data, strict=True)
+                for group in groups
             ]
         )
 
@@ -215,8 +221,8 @@ class Population:
             "seed": self.seed,
             "row_seeds": list(self.row_seeds),
             "rows": [
-                join_rows([cohort.snapshot() for cohort in cohorts])
-                for cohorts in self._cohorts_by_task()
+                join_rows([group.snapshot() for group in groups])
+                for groups in self._groups_by_task()
             ],
         }
 
@@ -252,8 +258,8 @@ class Population:
         twin._task_of_row = [kept.index(self._task_of_row[row]) for row in chosen]
         twin.rows = len(chosen)
         twin.row_seeds = [self.row_seeds[row] for row in chosen]
-        twin._cohorts = []
-        twin._workplace = None if self._workplace is None else self._workplace.share()
+        twin._groups = []
+        twin._worker_client = None if self._worker_client is None else self._worker_client.share()
         twin._pick()
         parts = [[row for row in chosen if self._task_of_row[row] == index] for index in kept]
         twin._fill([join_rows([self._snapshot_of(row) for row in part]) for part in parts])
@@ -271,24 +277,24 @@ class Population:
     def close(self) -> None:
         """Free processes and threads; `reset` starts anew."""
         self._clear()
-        if self._workplace is not None:
-            self._workplace.release()
-        self._workplace = None
+        if self._worker_client is not None:
+            self._worker_client.release()
+        self._worker_client = None
 
     def _clear(self) -> None:
         """Free the rows; processes stay."""
-        for cohort in self._cohorts:
-            cohort.engine.close()
-        self._cohorts = []
+        for group in self._groups:
+            group.engine.close()
+        self._groups = []
 
     def _live(self) -> Signals:
         """Let all rows live through an epoch; what runs elsewhere begins for all tasks at once."""
         self._is_midway = True
-        for cohort in self._cohorts:
-            cohort.announce()
-        for cohort in self._cohorts:
-            with self._memory_of(cohort):
-                cohort.live()
+        for group in self._groups:
+            group.announce()
+        for group in self._groups:
+            with self._memory_of(group):
+                group.live()
         self._is_midway = False
         return self.signals()
 
@@ -298,7 +304,7 @@ class Population:
             self.strategy, self.reason = "sequential", self._refusal
             return
         samples = sum(
-            (self._horizon or self.tasks[index].config.horizon) * self._data[index].samples_per_step
+            self.tasks[index].config.horizon * self._data[index].samples_per_step
             for index in self._task_of_row
         )
         self.strategy, self.reason = pick_strategy(
@@ -311,24 +317,24 @@ class Population:
         )
         _log.info("population of %d rows runs %s: %s", self.rows, self.strategy, self.reason)
 
-    def _prepare_workplace(self) -> Workplace | None:
+    def _prepare_worker_client(self) -> WorkerClient | None:
         """Return processes that know the tasks, where rows run in some; start them if need be."""
         if self.strategy != "workers":
             return None
-        if self._workplace is not None and not self._workplace.is_usable:
-            self._workplace.release()
-            self._workplace = None
-        if self._workplace is None:
+        if self._worker_client is not None and not self._worker_client.is_usable:
+            self._worker_client.release()
+            self._worker_client = None
+        if self._worker_client is None:
             count = count_processes(self.config, self.rows)
             try:
-                self._workplace = Workplace(self.tasks, self._data, self.config, count)
+                self._worker_client = WorkerClient(self.tasks, self._data, self.config, count)
             except StrategyError as error:
                 if self._asked != "auto":
                     raise
                 self._refusal = str(error)
                 self._pick()
                 warnings.warn(f"rows run one after another: {error}", EsperWarning, stacklevel=5)
-        return self._workplace
+        return self._worker_client
 
     def _made(self) -> dict[str, Any]:
         """Return what a snapshot depends on: everything but how the rows are executed."""
@@ -341,63 +347,58 @@ class Population:
         return {
             "tasks": [task.name for task in self.tasks],
             "rows": rows,
-            "horizon": self._horizon,
             "settings": config,
             "task settings": [task.config.to_mapping() for task in self.tasks],
             "blueprints": list(blueprint_names()),
         }
 
-    def _make_cohorts(self, stacks: Sequence[Sequence[StackedEngine]] = ()) -> list[Cohort]:
+    def _make_groups(self, stacks: Sequence[Sequence[StackedEngine]] = ()) -> list[TaskGroup]:
         """Return new rows; `stacks` that held them before, by task, begin again."""
-        cohorts = []
-        place = self._prepare_workplace()
+        groups = []
+        client = self._prepare_worker_client()
         for index, (task, data) in enumerate(zip(self.tasks, self._data, strict=True)):
             mine = [row for row in range(self.rows) if self._task_of_row[row] == index]
             keys = [derive_seed(self.seed, self.row_seeds[row], "row") for row in mine]
-            fits = fitting_blueprints(task)
             with naming_rows_that_fit(len(mine), at_once=False):
                 old = stacks[index] if stacks else ()
-                engines = make_engines(task, data, keys, self.strategy, self.config, place, old)
+                engines = make_engines(task, data, keys, self.strategy, self.config, client, old)
                 for part, engine in engines:
-                    horizon = self._horizon or task.config.horizon
-                    cohorts.append(Cohort(task, part, engine, fits, self.config, horizon))
-        return cohorts
+                    groups.append(TaskGroup(task, part, engine, self.config))
+        return groups
 
-    def _cohorts_by_task(self) -> list[list[Cohort]]:
-        """Return the cohorts of every task."""
-        groups: list[list[Cohort]] = [[] for _ in self.tasks]
+    def _groups_by_task(self) -> list[list[TaskGroup]]:
+        """Return the groups of every task."""
+        groups: list[list[TaskGroup]] = [[] for _ in self.tasks]
         row = 0
-        for cohort in self._cohorts:
-            groups[self._task_of_row[row]].append(cohort)
-            row += cohort.rows
+        for group in self._groups:
+            groups[self._task_of_row[row]].append(group)
+            row += group.rows
         return groups
 
     def _fill(self, saved: Sequence[dict[str, Any]]) -> None:
         """Build every row and bring it into its saved state; `saved` is by task."""
-        self._cohorts = self._make_cohorts()
-        for rows, cohorts in zip(saved, self._cohorts_by_task(), strict=True):
+        self._groups = self._make_groups()
+        for rows, groups in zip(saved, self._groups_by_task(), strict=True):
             start = 0
-            for cohort in cohorts:
-                with self._memory_of(cohort):
-                    cohort.restore(take_rows(rows, start, start + cohort.rows))
-                start += cohort.rows
+            for group in groups:
+                with self._memory_of(group):
+                    group.restore(take_rows(rows, start, start + group.rows))
+                start += group.rows
 
     def _snapshot_of(self, row: int) -> dict[str, Any]:
-        for cohort in self._cohorts:
-            if row < cohort.rows:
-                return cohort.snapshot([row])
-            row -= cohort.rows
+        for group in self._groups:
+            if row < group.rows:
+                return group.snapshot([row])
+            row -= group.rows
         raise IndexError(f"there is no row {row}")
 
-    def _memory_of(self, cohort: Cohort) -> AbstractContextManager[None]:
+    def _memory_of(self, group: TaskGroup) -> AbstractContextManager[None]:
         """Return a block in which running out of memory names the rows that would fit."""
         resident = 0
         if self.device.type == "cuda":
             resident = torch.cuda.memory_allocated(self.device)
-        return naming_rows_that_fit(
-            cohort.rows, at_once=cohort.engine.is_stacked, resident=resident
-        )
+        return naming_rows_that_fit(group.rows, at_once=group.engine.is_stacked, resident=resident)
 
     def _need_rows(self) -> None:
-        if not self._cohorts:
+        if not self._groups:
             raise UsageError("the population has no rows yet; call reset() first")

@@ -11,21 +11,24 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from esper.kasmina.contribution import participating, plan_ablations
+from esper.kasmina.engine import (
+    EpochResult,
+    RowWeights,
+    read_weights,
+    take_samples,
+    write_weights,
+)
 from esper.kasmina.evaluation import BatchEvaluator
 from esper.kasmina.garden import Garden, GardenConfig
 from esper.kasmina.optimizer import CarriedOptimizer
-from esper.kasmina.state import SlotState, empty_state
+from esper.kasmina.state import SlotState
+from esper.kasmina.trainee import Trainee
 from esper.leyline.randomness import drawing
 from esper.population.batches import draw_epoch_crops, gather_batch
-from esper.population.engine import (
-    EpochResult,
-    RowWeights,
-    SlotSpec,
-    TrainSettings,
-    empty_sample,
-)
+from esper.population.engine import SlotSpec
 from esper.tasks.dataset import Crops, TaskData
 from esper.tasks.objective import Objective
+from esper.tasks.task import TrainingConfig, rate_factor
 
 
 class SequentialEngine:
@@ -37,18 +40,19 @@ class SequentialEngine:
         slots: tuple[SlotSpec, ...],
         data: TaskData,
         objective: Objective,
-        settings: TrainSettings,
+        settings: TrainingConfig,
         keys: Sequence[int],
         *,
         config: GardenConfig,
+        horizon: int,
         use_bf16: bool = False,
     ) -> None:
         """Wrap every host in a garden of its own."""
         self.slots = slots
         self.is_stacked = False
         self._data = data
-        self._objective = objective
         self._settings = settings
+        self._horizon = horizon
         self._keys = list(keys)
         self._use_bf16 = use_bf16
         paths = {slot.name: slot.path for slot in slots}
@@ -56,33 +60,36 @@ class SequentialEngine:
         dtype = next(hosts[0].parameters()).dtype
         self._dtype = dtype
         example = example.to(dtype) if example.is_floating_point() else example
-        self._gardens = [
-            Garden(host.to(data.device), paths, example, config=config.replace(seed=key))
-            for host, key in zip(hosts, keys, strict=True)
-        ]
-        self._carried = [
-            CarriedOptimizer(
-                garden,
-                SGD(
-                    garden.parameters(),
-                    lr=settings.learning_rate,
-                    momentum=settings.momentum,
-                    weight_decay=settings.weight_decay,
-                ),
+        self._trainees: list[Trainee] = []
+        for host, key in zip(hosts, keys, strict=True):
+            garden = Garden(host.to(data.device), paths, example, config=config.replace(seed=key))
+            optimizer = SGD(
+                garden.parameters(),
+                lr=settings.learning_rate,
+                momentum=settings.momentum,
+                weight_decay=settings.weight_decay,
             )
-            for garden in self._gardens
-        ]
-        for carried in self._carried:
-            carried.measures_itself = False
-        self.host_params = self._gardens[0].count_host_parameters()
+            self._trainees.append(
+                Trainee(
+                    garden,
+                    CarriedOptimizer(garden, optimizer),
+                    objective,
+                    max_grad_norm=settings.max_grad_norm,
+                    precision=self._precision,
+                )
+            )
+        self.host_params = self._trainees[0].garden.count_host_parameters()
         self.row_seconds = [0.0] * len(self._keys)
         """Processor time that each row took to train and to be evaluated last."""
         self._val = BatchEvaluator(
             _Validation(data, dtype),
             objective,
             precision=self._precision,
-            refuses_non_finite=False,
         )
+
+    @property
+    def _gardens(self) -> list[Garden]:
+        return [trainee.garden for trainee in self._trainees]
 
     def sync(self, state: SlotState) -> Tensor:
         """Build, free and re-aim seeds as the state says; return their sizes, int64 [R, S]."""
@@ -98,12 +105,7 @@ class SequentialEngine:
                 started = time.thread_time()
                 losses.append(self._train_row(row, epoch))
                 self.row_seconds[row] = time.thread_time() - started
-        sample, sampled = empty_sample(len(self._gardens), len(self.slots))
-        for row, garden in enumerate(self._gardens):
-            for slot, one in garden.take_gradients().items():
-                sampled[row, slot] = True
-                for name in ("norm", "health", "vanishing", "exploding", "ratio"):
-                    getattr(sample, name)[row, slot] = getattr(one, name)
+        sample, sampled = take_samples(self._gardens)
         return EpochResult(torch.tensor(losses, dtype=torch.float64), sample, sampled)
 
     def measure(self, plans: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
@@ -126,28 +128,7 @@ class SequentialEngine:
 
     def read(self, row: int) -> RowWeights:
         """Return copies of everything this engine knows about a row."""
-        garden, state = self._gardens[row], self._carried[row].optimizer.state
-
-        def momentum(parameter: nn.Parameter) -> Tensor:
-            buffer = state.get(parameter, {}).get("momentum_buffer")
-            return torch.zeros_like(parameter) if buffer is None else buffer.clone()
-
-        host = dict(garden.model.named_parameters())
-        weights = RowWeights(
-            {name: value.detach().clone() for name, value in host.items()},
-            {name: momentum(value) for name, value in host.items()},
-            host_buffers={name: value.clone() for name, value in garden.model.named_buffers()},
-            germinations=garden.seedbed.germinations,
-        )
-        for index, slot in enumerate(garden.seedbed):
-            own = dict(slot.named_parameters())
-            if slot.seed is not None:
-                weights.seeds[index] = {n: p.detach().clone() for n, p in own.items()}
-                weights.seed_momentum[index] = {n: momentum(p) for n, p in own.items()}
-                buffers = {name: value.clone() for name, value in slot.seed.named_buffers()}
-                if buffers:
-                    weights.seed_buffers[index] = buffers
-        return weights
+        return read_weights(self._trainees[row].garden, self._trainees[row].optimizer)
 
     def read_at_rest(self, rows: Sequence[int], seeds: Tensor) -> list[RowWeights]:
         """Return copies of some rows without momentum, with those of their `seeds`, bool [R, S]."""
@@ -155,52 +136,29 @@ class SequentialEngine:
 
     def write(self, row: int, weights: RowWeights, state: SlotState) -> None:
         """Replace a row; `state` [1, S] says what lives in its slots."""
-        garden, optimizer = self._gardens[row], self._carried[row].optimizer
-        # Through the empty state: another blueprint may live in the same slot by now.
-        garden.assume(empty_state(1, len(self.slots)))
-        garden.assume(state)
-        garden.seedbed.germinations = weights.germinations
-        pairs = [
-            (parameter, weights.host[name], weights.host_momentum.get(name))
-            for name, parameter in garden.model.named_parameters()
-        ]
-        for index, slot in enumerate(garden.seedbed):
-            if index in weights.seeds:
-                pairs += [
-                    (p, weights.seeds[index][n], weights.seed_momentum[index].get(n))
-                    for n, p in slot.named_parameters()
-                ]
-                # How a seed was trained before is not known here; it is no reason for a warning.
-                slot.was_shadowed = True
-        optimizer.state.clear()
-        with torch.no_grad():
-            _copy_buffers(garden.model, weights.host_buffers)
-            for index, values in weights.seed_buffers.items():
-                _copy_buffers(garden.seedbed[index].seed, values)
-            for parameter, value, momentum in pairs:
-                parameter.copy_(value)
-                if momentum is not None and bool((momentum != 0).any()):
-                    optimizer.state[parameter] = {"momentum_buffer": momentum.to(parameter).clone()}
+        trainee = self._trainees[row]
+        write_weights(trainee.garden, trainee.optimizer, weights, state)
 
     def adopt(self, row: int, key: int, weights: RowWeights, state: SlotState) -> None:
         """Put another network in the place of a row: its weights, its life and its streams."""
         self._keys[row] = key
-        self._gardens[row].seedbed.run_seed = key
+        self._trainees[row].garden.seedbed.run_seed = key
         self.write(row, weights, state)
 
     def close(self) -> None:
         """Nothing is held."""
 
     def _train_row(self, row: int, epoch: int) -> float:
-        garden, carried, key = self._gardens[row], self._carried[row], self._keys[row]
+        trainee, key = self._trainees[row], self._keys[row]
         data, size = self._data, self._settings.batch_size
         order = data.order(key, 0, epoch)
         crops = None
         if data.augmentation != "none":
             crops = draw_epoch_crops(data, key, epoch, size)
-        carried.start_epoch()
-        garden.train()
-        losses: list[Tensor] = []
+        trainee.start_epoch()
+        factor = rate_factor(self._settings, epoch, self._horizon)
+        for group in trainee.optimizer.param_groups:
+            group["lr"] = self._settings.learning_rate * factor
         for number, start in enumerate(range(0, len(order), size)):
             part = slice(start, start + size)
             drawn = None
@@ -209,28 +167,14 @@ class SequentialEngine:
                     crops.top[None, part], crops.left[None, part], crops.is_flipped[None, part]
                 )
             x, y = gather_batch(data, order[None, part], drawn)
+            inputs = x[0].to(self._dtype) if x.is_floating_point() else x[0]
             # A module that draws random numbers draws them from its row's own stream, named as
             # for a network that grows alone.
             with drawing(data.device, key, epoch, number, "train"):
-                losses.append(self._step(garden, carried, x[0], y[0]))
-        return float(torch.stack(losses).to(torch.float64).mean())
-
-    def _step(self, garden: Garden, carried: CarriedOptimizer, x: Tensor, y: Tensor) -> Tensor:
-        inputs = x.to(self._dtype) if x.is_floating_point() else x
-
-        def batch_loss(model: nn.Module) -> Tensor:
-            with self._precision():
-                outputs = model(inputs)
-            return self._objective(outputs, y)[0].mean()
-
-        carried.optimizer.zero_grad(set_to_none=True)
-        loss = garden.training_loss(batch_loss)
-        loss.backward()
-        carried.sample_gradients()
-        if self._settings.max_grad_norm:
-            garden.clip_gradients(self._settings.max_grad_norm)
-        carried.optimizer.step()
-        return loss.detach()
+                trainee.train_batch(inputs, y[0])
+        loss = trainee.finish_epoch()
+        assert loss is not None, "a task has at least one batch"
+        return loss
 
     def _precision(self) -> torch.autocast:
         return torch.autocast(self._data.device.type, dtype=torch.bfloat16, enabled=self._use_bf16)
@@ -265,10 +209,3 @@ def one_thread(device: torch.device) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-def _copy_buffers(module: nn.Module | None, values: dict[str, Tensor]) -> None:
-    """Take buffers over; those that are the same in every row need not be given."""
-    for name, buffer in () if module is None else module.named_buffers():
-        if name in values:
-            buffer.copy_(values[name])

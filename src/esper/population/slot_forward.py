@@ -1,48 +1,109 @@
-"""Seeds of many rows at the slots of one stacked host.
+"""What runs at a slot of a stacked host: the seeds of all rows, blended into their activations.
 
-At a slot, places are ordered by blueprint; the seeds of one blueprint run as one stacked module on
-their rows, and all rows are blended together, each by its own stage, style and amplitude, and put
-back. The host runs under `vmap`; `Graft` is the place where a slot leaves it, works on all rows at
-once, and goes back in.
+The seeds of one blueprint at one slot are entries of one stack of parameters; `SlotIndex` says
+which entry belongs to which row. Entries are ordered by blueprint: the seeds of one blueprint run
+as one stacked module on their rows, and all rows are blended together, each by its own stage, style
+and amplitude, and put back. The host runs under `vmap`: a forward hook of `StackedEngine` calls
+`apply_slot`, which leaves `vmap`, works on all rows at once (`SlotForward.run`), and goes back in.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from esper.kasmina.blending import blend_rows
 from esper.leyline.alpha import AlphaAlgorithm
-from esper.population.parameter_stack import Stack
-from esper.population.slot_index import BLENDED, ISOLATED, Seats
-from esper.population.streams import Job, Lanes
+from esper.population.device import CudaStreams, Job
+from esper.population.parameter_stack import ParameterStack
 from esper.population.vmap_rules import has_kernels
+
+Integers = NDArray[np.int64]
+
+EMPTY, ISOLATED, BLENDED = 0, 1, 2
+"""What an entry holds: nothing, a seed that learns apart, a seed whose output is blended in."""
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """Neighbouring places of a slot with the same kind of module."""
+class SlotIndexArrays:
+    """The numbers of a `SlotIndex` on the CPU."""
 
-    stack: Stack
-    places: Tensor | None
-    """int64 [k], their positions in the stack; None when they are the whole stack in order."""
+    row_of_entry: Integers
+    entry_of_row: Integers
+    state: Integers
+    algorithm: Integers
+    gate_of_entry: Integers
+    entry_of_gate: Integers
+    row_of_gate: Integers
+    alpha: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class SlotIndex:
+    """Tensors on the device for n entries, k gates and R stacked rows.
+
+    Entries stay where they are while a CUDA graph captured on them is in use, and some are unused:
+    seeds come and go by changing these numbers in place.
+    """
+
+    row_of_entry: Tensor
+    """int64 [n]; any row where the entry is empty."""
+    entry_of_row: Tensor
+    """int64 [R], -1 where a row has none."""
+    state: Tensor
+    """int64 [n], EMPTY, ISOLATED or BLENDED."""
+    algorithm: Tensor
+    """int64 [n], how it is blended, an `AlphaAlgorithm`."""
+    gate_of_entry: Tensor
+    """int64 [n], -1 where an entry has none."""
+    entry_of_gate: Tensor
+    """int64 [k], -1 where a gate is unused."""
+    row_of_gate: Tensor
+    """int64 [k]; any row where the gate is unused."""
+    alpha: Tensor
+    """float64 [n], 1 where isolated."""
+
+    @classmethod
+    def from_arrays(cls, arrays: SlotIndexArrays, device: torch.device) -> SlotIndex:
+        """Put numbers on a device."""
+        return cls(*(torch.from_numpy(each).to(device) for each in _values(arrays)))
+
+    def copy_(self, arrays: SlotIndexArrays) -> None:
+        """Take over other numbers in place."""
+        for mine, each in zip(_values(self), _values(arrays), strict=True):
+            mine.copy_(torch.from_numpy(each))
+
+
+def _values(numbers: SlotIndex | SlotIndexArrays) -> list[Any]:
+    return [getattr(numbers, field.name) for field in fields(SlotIndex)]
+
+
+@dataclass(frozen=True, slots=True)
+class StackedModule:
+    """The entries of a slot with the same kind of module, run as one."""
+
+    parameters: ParameterStack
+    entries: Tensor | None
+    """int64 [k], which entries of the stack; None when they are the whole stack in order."""
     module: nn.Module
     """Used for its forward alone."""
     count: int
-    """Number of places."""
+    """Number of entries."""
 
     def run(self, x: Tensor, dim: int) -> Tensor:
         """Run k sets of parameters on k activations, which lie along dimension `dim`."""
-        leaves = self.stack.leaves
+        leaves = self.parameters.leaves
         if not leaves:
             result: Tensor = self.module(x.flatten(0, 1))
             return result.reshape(x.shape)
-        if self.places is not None:
-            leaves = {name: leaf.index_select(0, self.places) for name, leaf in leaves.items()}
+        if self.entries is not None:
+            leaves = {name: leaf.index_select(0, self.entries) for name, leaf in leaves.items()}
         out: Tensor = vmap(self._one, in_dims=(0, dim), out_dims=dim)(leaves, x)
         return out
 
@@ -56,74 +117,75 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class SlotGrafts:
-    """All seeds at one slot: places ordered by blueprint, blended together."""
+class SlotForward:
+    """All seeds at one slot: entries ordered by blueprint, blended together."""
 
-    seats: Seats
-    parts: tuple[Part, ...]
-    gates: Part | None
-    lanes: Lanes
-    """Where the parts run: beside one another where that pays."""
+    index: SlotIndex
+    modules: tuple[StackedModule, ...]
+    gates: StackedModule | None
+    streams: CudaStreams
+    """Where the modules run: beside one another where that pays."""
 
-    def join(self, h: Tensor, dim: int) -> tuple[Tensor, int]:
+    def run(self, h: Tensor, dim: int) -> tuple[Tensor, int]:
         """Return the activations behind the slot and the dimension of the rows, 0 or 1.
 
         Convolutions leave rows beside channels, as dimension 1. They stay there: moving them would
         copy every activation.
         """
         if has_kernels(h):
-            return self._join_in_kernels(h.movedim(dim, 0)), 0
-        seats = self.seats
-        here = h.index_select(dim, seats.rows)
-        isolated = _along(seats.state == ISOLATED, here, dim)
-        # Nothing comes back from a seed that learns apart, nor from an empty place.
-        x = torch.where(_along(seats.state == BLENDED, here, dim), here, here.detach())
-        slices = x.split([part.count for part in self.parts], dim)
-        outputs = [part.run(own, dim) for part, own in zip(self.parts, slices, strict=True)]
+            return self._run_kernels(h.movedim(dim, 0)), 0
+        index = self.index
+        here = h.index_select(dim, index.row_of_entry)
+        isolated = _along(index.state == ISOLATED, here, dim)
+        # Nothing comes back from a seed that learns apart, nor from an unused entry.
+        x = torch.where(_along(index.state == BLENDED, here, dim), here, here.detach())
+        inputs = x.split([module.count for module in self.modules], dim)
+        outputs = [module.run(own, dim) for module, own in zip(self.modules, inputs, strict=True)]
         s = torch.cat(outputs, dim)
-        multiplies = _along(seats.algorithm == int(AlphaAlgorithm.MULTIPLY), here, dim)
-        alpha = _along(seats.alpha, here, dim)
-        mixed = blend_rows(x, s, alpha, multiplies, self._opening(x, dim))
-        mixed = _join(here, mixed.to(h.dtype), isolated)
-        back = mixed.index_select(dim, seats.holder.clamp(min=0))
-        return torch.where(_along(seats.holder >= 0, h, dim), back, h), dim
+        multiplies = _along(index.algorithm == int(AlphaAlgorithm.MULTIPLY), here, dim)
+        alpha = _along(index.alpha, here, dim)
+        mixed = blend_rows(x, s, alpha, multiplies, self._gate_values(x, dim))
+        mixed = _keep_isolated(here, mixed.to(h.dtype), isolated)
+        back = mixed.index_select(dim, index.entry_of_row.clamp(min=0))
+        return torch.where(_along(index.entry_of_row >= 0, h, dim), back, h), dim
 
-    def _opening(self, x: Tensor, dim: int) -> Tensor | None:
+    def _gate_values(self, x: Tensor, dim: int) -> Tensor | None:
         if self.gates is None:
             return None
-        seats = self.seats
-        at_gates = x.index_select(dim, seats.gated.clamp(min=0))
-        # Nothing comes back from a gate that is nobody's, whatever its weights are.
-        is_used = _along(seats.gated >= 0, at_gates, dim)
+        index = self.index
+        at_gates = x.index_select(dim, index.entry_of_gate.clamp(min=0))
+        # Nothing comes back from an unused gate, whatever its weights are.
+        is_used = _along(index.entry_of_gate >= 0, at_gates, dim)
         opened = self.gates.run(torch.where(is_used, at_gates, at_gates.detach()), dim)
-        every = opened.index_select(dim, seats.gate.clamp(min=0))
-        return torch.where(_along(seats.gate >= 0, every, dim), every, torch.ones_like(every))
+        every = opened.index_select(dim, index.gate_of_entry.clamp(min=0))
+        has_gate = _along(index.gate_of_entry >= 0, every, dim)
+        return torch.where(has_gate, every, torch.ones_like(every))
 
-    def _join_in_kernels(self, h: Tensor) -> Tensor:
-        from esper.population.kernels.joining import enter, leave
+    def _run_kernels(self, h: Tensor) -> Tensor:
+        from esper.population.kernels.blending import blend_outputs, gather_inputs
 
-        counts = tuple(part.count for part in self.parts)
-        host, x, at_gates, inputs = enter(_flat_rows(h), self.seats, counts)
+        counts = tuple(module.count for module in self.modules)
+        host, x, at_gates, inputs = gather_inputs(_flat_rows(h), self.index, counts)
         jobs: list[Job] = [
-            (part.run_flat, own) for part, own in zip(self.parts, inputs, strict=True)
+            (module.run_flat, own) for module, own in zip(self.modules, inputs, strict=True)
         ]
         if self.gates is not None:
             jobs.append((self.gates.run_flat, at_gates))
-        outputs = self.lanes.run(jobs)
-        opening = None if self.gates is None else outputs.pop().flatten(1)
+        outputs = self.streams.run(jobs)
+        gate_values = None if self.gates is None else outputs.pop().flatten(1)
         s = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-        return _image(leave(host, x, s, opening, self.seats))
+        return _image(blend_outputs(host, x, s, gate_values, self.index))
 
 
-Grafts = tuple[SlotGrafts | None, ...]
-"""What has grown at every slot; None where nothing has."""
+SlotForwards = tuple[SlotForward | None, ...]
+"""What runs at every slot; None where no row has a seed."""
 
 
-class Graft(torch.autograd.Function):
+class _LeaveVmap(torch.autograd.Function):
     """Leaves `vmap` at a slot: the rows become one dimension again, and autograd follows."""
 
     @staticmethod
-    def forward(h: Tensor, row: Tensor, slot: int, grafts: Grafts) -> Tensor:
+    def forward(h: Tensor, row: Tensor, slot: int, forwards: SlotForwards) -> Tensor:
         """Refuse: outside of vmap there is no row dimension to find."""
         raise RuntimeError("a stacked slot runs only inside the population's vmap")
 
@@ -139,29 +201,29 @@ class Graft(torch.autograd.Function):
         h: Tensor,
         row: Tensor,
         slot: int,
-        grafts: Grafts,
+        forwards: SlotForwards,
     ) -> tuple[Tensor, int]:
-        """Join the seeds of all rows and say where the rows are."""
+        """Run the seeds of all rows and say where the rows are."""
         dim = in_dims[0]
         if dim is None:
             h, dim = h.expand(info.batch_size, *h.shape), 0
         elif dim > 1:
             h, dim = h.movedim(dim, 0), 0
-        grown = grafts[slot]
-        return (h, dim) if grown is None else grown.join(h, dim)
+        forward = forwards[slot]
+        return (h, dim) if forward is None else forward.run(h, dim)
 
 
-def graft(h: Tensor, row: Tensor, slot: int, grafts: Grafts) -> Tensor:
-    """Join the seeds of a slot from inside the stacked host.
+def apply_slot(h: Tensor, row: Tensor, slot: int, forwards: SlotForwards) -> Tensor:
+    """Run the seeds of a slot from inside the stacked host.
 
     `row` is any number of this row: the activation itself may be the same for all rows, where
     they share their inputs and nothing has worked on them yet.
     """
-    out: Tensor = Graft.apply(h, row, slot, grafts)  # type: ignore[no-untyped-call]
+    out: Tensor = _LeaveVmap.apply(h, row, slot, forwards)  # type: ignore[no-untyped-call]
     return out
 
 
-class _Join(torch.autograd.Function):
+class _KeepIsolated(torch.autograd.Function):
     """Isolated rows keep the host's value while host and seed get its gradient; others blend."""
 
     @staticmethod
@@ -178,8 +240,8 @@ class _Join(torch.autograd.Function):
         return torch.where(isolated, grads[0], torch.zeros_like(grads[0])), grads[0], None
 
 
-def _join(h: Tensor, mixed: Tensor, isolated: Tensor) -> Tensor:
-    out: Tensor = _Join.apply(h, mixed, isolated)  # type: ignore[no-untyped-call]
+def _keep_isolated(h: Tensor, mixed: Tensor, isolated: Tensor) -> Tensor:
+    out: Tensor = _KeepIsolated.apply(h, mixed, isolated)  # type: ignore[no-untyped-call]
     return out
 
 

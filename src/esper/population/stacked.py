@@ -1,8 +1,14 @@
-"""The stacked strategy: all rows of one architecture trained as one batch of networks."""
+"""The stacked strategy: all rows of one architecture trained as one batch of networks.
+
+The host runs once under `vmap` over the stacked parameters of all rows; at every slot a forward
+hook runs the rows' seeds (`slot_forward`). `train_step` is one optimizer step, `validation` the
+passes over validation data; on CUDA both are captured in graphs (`device`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,33 +16,25 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from esper.kasmina.engine import EpochResult, RowWeights, empty_sample
 from esper.kasmina.gradients import GradientSample, summarise
 from esper.kasmina.optimizer import GRADIENT_STRIDE
 from esper.kasmina.state import SlotState
 from esper.leyline.stages import SeedStage
-from esper.population.batches import Feed, Inputs
-from esper.population.capacity import Room
-from esper.population.cuda_graph import Replay
-from esper.population.engine import (
-    EpochResult,
-    RowWeights,
-    SlotSpec,
-    TrainSettings,
-    empty_sample,
-)
-from esper.population.parameter_stack import Stack
-from esper.population.seed_groups import Group, groups
-from esper.population.seed_stacks import GATE, Nursery
-from esper.population.slot_forward import Grafts, graft
-from esper.population.stackable import stacked_attention
-from esper.population.streams import Lanes
-from esper.population.train_step import Reals, Step
-from esper.population.validation import Passes
-from esper.population.vmap_rules import has_kernels, shorten
+from esper.population.batches import BatchBuffers, EpochSampler
+from esper.population.device import CudaStreams, GraphReplay
+from esper.population.engine import SlotSpec
+from esper.population.parameter_stack import ParameterStack, StackCapacity
+from esper.population.seed_stacks import ABSENT, GATE, SeedStacks
+from esper.population.slot_forward import Integers, SlotForwards, apply_slot
+from esper.population.train_step import Reals, TrainStep, learning_entries
+from esper.population.validation import ValidationPass
+from esper.population.vmap_rules import has_kernels, install_vmap_rules, stacked_attention
 from esper.tasks.dataset import TaskData
 from esper.tasks.objective import Objective
+from esper.tasks.task import TrainingConfig, rate_factor
 
-_LANES = 8
+_STREAMS = 8
 """Streams for seeds of different kinds: seven blueprints and the gates of a slot of images."""
 
 
@@ -49,9 +47,10 @@ class StackedEngine:
         slots: tuple[SlotSpec, ...],
         data: TaskData,
         objective: Objective,
-        settings: TrainSettings,
+        settings: TrainingConfig,
         keys: Sequence[int],
         *,
+        horizon: int,
         use_bf16: bool = False,
         use_graphs: bool = True,
     ) -> None:
@@ -61,6 +60,7 @@ class StackedEngine:
         self._data = data
         self._objective = objective
         self._settings = settings
+        self._horizon = horizon
         self._keys = list(keys)
         self._template = hosts[0]
         first = dict(hosts[0].named_parameters())
@@ -70,42 +70,45 @@ class StackedEngine:
         self._compute = torch.bfloat16 if use_bf16 else self._dtype
         frozen = [name for name, parameter in first.items() if not parameter.requires_grad]
         shapes = {name: parameter.shape for name, parameter in first.items()}
-        self._hosts = Stack(shapes, some.dtype, self._device, frozen, self._compute)
-        self._hosts.arrange([], len(hosts))
+        self._hosts = ParameterStack(shapes, some.dtype, self._device, frozen, self._compute)
+        self._hosts.resize([], len(hosts))
         self._hosts.fill([dict(host.named_parameters()) for host in hosts])
         self.host_params = sum(p.numel() for p in first.values() if p.requires_grad)
-        self._feed = Feed(data, keys, settings.batch_size)
-        self._inputs = Inputs(data, self._compute)
+        self._sampler = EpochSampler(data, keys, settings.batch_size)
+        self._batch = BatchBuffers(data, self._compute)
         self._state: SlotState | None = None
-        self._grafts: Grafts | None = None
+        self._training_forwards: SlotForwards = ()
+        """What runs at every slot in training."""
+        self._active_forwards: SlotForwards | None = None
+        """What the hooks run, while the host is run."""
         self._row: Tensor | None = None
-        self._step: Step | None = None
-        shorten(self._template.to(self._device, self._compute))
+        self._step: TrainStep | None = None
+        install_vmap_rules(self._template.to(self._device, self._compute))
         on_cuda = self._device.type == "cuda"
-        self._replay = Replay() if use_graphs and on_cuda else None
-        lanes = Lanes(_LANES if has_kernels(self._hosts.used) else 0)
-        self._nursery = Nursery(
+        self._replay = GraphReplay() if use_graphs and on_cuda else None
+        streams = CudaStreams(_STREAMS if has_kernels(self._hosts.used) else 0)
+        self._seed_stacks = SeedStacks(
             slots,
             keys,
             self._dtype,
             self._device,
             self._compute,
-            Room(
-                spares=self._replay is not None,
+            StackCapacity(
+                has_spares=self._replay is not None,
                 rows=len(keys),
                 sample_bytes=settings.batch_size * self._compute.itemsize,
             ),
-            lanes,
+            streams,
         )
-        self._passes = Passes(
+        self._validation = ValidationPass(
             self._hosts,
-            self._nursery,
+            self._seed_stacks,
             slots,
             data,
             objective,
             self._compute,
-            lanes,
-            self._forward_grafted,
+            streams,
+            self._forward_with_seeds,
             may_capture=self._replay is not None,
         )
         for index, slot in enumerate(slots):
@@ -125,23 +128,24 @@ class StackedEngine:
         assert len(hosts) == len(self._keys), "a stack is renewed row by row"
         self._keys = list(keys)
         self._hosts.fill([dict(host.named_parameters()) for host in hosts])
-        self._nursery.renew(keys)
-        self._feed.close()
-        self._feed = Feed(self._data, keys, self._settings.batch_size)
+        self._seed_stacks.renew(keys)
+        self._sampler.close()
+        self._sampler = EpochSampler(self._data, keys, self._settings.batch_size)
         self._state = None
 
     def sync(self, state: SlotState) -> Tensor:
         """Build, free and re-aim seeds as the state says; return their sizes, int64 [R, S]."""
         self._state = state
-        self._nursery.sync(state)
-        return self._nursery.sizes(state)
+        self._seed_stacks.sync(state)
+        return self._seed_stacks.sizes(state)
 
     def train(self, epochs: Sequence[int]) -> EpochResult:
         """Train one epoch of every row."""
         assert self._state is not None, "sync comes before train"
-        plan = self._feed.epoch(epochs)
+        plan = self._sampler.epoch(epochs)
         self._template.train()
-        step = self._prepare_step(self._state)
+        rates = np.array([rate_factor(self._settings, epoch, self._horizon) for epoch in epochs])
+        step = self._prepare_step(self._state, self._settings.learning_rate * rates)
         losses = torch.zeros(len(self._keys), dtype=torch.float64, device=self._device)
         total, size = self._data.samples_per_step, self._settings.batch_size
         starts = list(range(0, total, size))
@@ -150,7 +154,7 @@ class StackedEngine:
         with stacked_attention():
             for number, start in enumerate(starts):
                 stop = min(start + size, total)
-                self._inputs.load(plan, start, stop)
+                self._batch.load(plan, start, stop)
                 if self._replay is not None and stop - start == size:
                     self._replay.run(self._run_step)
                 else:
@@ -167,14 +171,14 @@ class StackedEngine:
         assert self._state is not None, "sync comes before measure"
         self._template.eval()
         with torch.no_grad(), stacked_attention():
-            return self._passes.measure(plans, self._state)
+            return self._validation.measure(plans, self._state)
 
     def read(self, row: int) -> RowWeights:
         """Return copies of everything this engine knows about a row."""
         host, momentum = self._hosts.read(row)
-        seeds, seed_momentum = self._nursery.read(row)
+        seeds, seed_momentum = self._seed_stacks.read(row)
         return RowWeights(
-            host, momentum, seeds, seed_momentum, germinations=self._nursery.germinations[row]
+            host, momentum, seeds, seed_momentum, germinations=self._seed_stacks.germinations[row]
         )
 
     def read_at_rest(self, rows: Sequence[int], seeds: Tensor) -> list[RowWeights]:
@@ -184,9 +188,9 @@ class StackedEngine:
             RowWeights(
                 host,
                 {},
-                kept := self._nursery.read_at_rest(row, seeds[row].tolist()),
+                kept := self._seed_stacks.read_at_rest(row, seeds[row].tolist()),
                 {slot: {} for slot in kept},
-                germinations=self._nursery.germinations[row],
+                germinations=self._seed_stacks.germinations[row],
             )
             for row, host in zip(rows, hosts, strict=True)
         ]
@@ -194,11 +198,11 @@ class StackedEngine:
     def write(self, row: int, weights: RowWeights, state: SlotState) -> None:
         """Replace a row; `state` [1, S] says what lives in its slots."""
         self._hosts.write(row, weights.host, weights.host_momentum or None)
-        self._nursery.write(row, weights, state)
+        self._seed_stacks.write(row, weights, state)
 
     def close(self) -> None:
         """Stop drawing epochs."""
-        self._feed.close()
+        self._sampler.close()
 
     def forward(self, leaves: dict[str, Tensor], x: Tensor, x_dim: int | None) -> Tensor:
         """Run every row's host on its inputs, or all on the same inputs (x_dim None)."""
@@ -212,51 +216,56 @@ class StackedEngine:
         out: Tensor = vmap(one, in_dims=(0, x_dim, 0))(leaves, x, which)
         return out
 
-    def _prepare_step(self, state: SlotState) -> Step:
-        """Return the step for this epoch: the one captured before, if everything is in place."""
-        self._seated = self._nursery.seat(state)
-        if self._step is None or self._step.moves != self._nursery.moves:
-            self._step = Step(self._hosts, self._nursery, self._settings, self._losses)
+    def _prepare_step(self, state: SlotState, rates: Reals) -> TrainStep:
+        """Return the step for this epoch: the one captured before, while the layout is the same."""
+        self._training_forwards = self._seed_stacks.slot_forwards(state)
+        if self._step is None or self._step.layout_version != self._seed_stacks.layout_version:
+            self._step = TrainStep(self._hosts, self._seed_stacks, self._settings, self._losses)
             if self._replay is not None:
                 self._replay.forget()
-        self._step.begin(state)
+        self._step.begin(state, rates)
         return self._step
 
     def _run_step(self) -> None:
         assert self._step is not None
-        self._step.run(self._inputs.x, self._inputs.y)
+        self._step.run(self._batch.x, self._batch.y)
 
-    def _forward_grafted(self, leaves: dict[str, Tensor], grafts: Grafts, x: Tensor) -> Tensor:
+    def _forward_with_seeds(
+        self, leaves: dict[str, Tensor], forwards: SlotForwards, x: Tensor
+    ) -> Tensor:
         """Run hosts with seeds on inputs that all share."""
-        self._grafts = grafts
+        self._active_forwards = forwards
         outputs = self.forward(leaves, x, None)
-        self._grafts = None
+        self._active_forwards = None
         return outputs
 
     def _losses(self, x: Tensor, y: Tensor) -> Tensor:
-        self._grafts = self._seated
+        self._active_forwards = self._training_forwards
         outputs = self.forward(self._hosts.leaves, x, 0)
-        self._grafts = None
+        self._active_forwards = None
         loss, _ = self._objective(outputs.flatten(0, 1), y.flatten(0, 1))
         return loss.reshape(x.shape[0], -1).mean(1)
 
     def _hook(self, index: int) -> Any:
-        def attend(module: nn.Module, args: Any, output: Any) -> Any:
-            grafts = self._grafts
-            if grafts is None or grafts[index] is None or self._row is None:
+        def run_slot(module: nn.Module, args: Any, output: Any) -> Any:
+            forwards = self._active_forwards
+            if forwards is None or forwards[index] is None or self._row is None:
                 return None
-            return graft(output, self._row, index, grafts)
+            return apply_slot(output, self._row, index, forwards)
 
-        return attend
+        return run_slot
 
-    def _summarise(self, host: Tensor, beds: list[Tensor]) -> tuple[GradientSample, Tensor]:
+    def _summarise(self, host: Tensor, seeds: list[Tensor]) -> tuple[GradientSample, Tensor]:
         """Turn the norms of gradients into a sample per row and slot."""
         assert self._state is not None
         assert self._step is not None
         sample, sampled = empty_sample(len(self._keys), len(self.slots))
-        norms = {(b.slot, b.kind): n.numpy() for b, n in zip(self._step.beds, beds, strict=True)}
+        norms = {
+            (stack.slot, stack.kind): each.numpy()
+            for stack, each in zip(self._step.stacks, seeds, strict=True)
+        }
         stages = (int(SeedStage.TRAINING), int(SeedStage.BLENDING))
-        alike = list(groups(self._nursery, self._state, stages))
+        alike = list(group_seeds(self._seed_stacks, self._state, stages))
         if not alike:
             return sample, sampled
         found = [_norms_of(group, norms) for group in alike]
@@ -281,16 +290,58 @@ class StackedEngine:
         return sample, sampled
 
 
-def _norms_of(group: Group, norms: Mapping[tuple[int, int], Reals]) -> Reals:
+@dataclass(frozen=True, slots=True)
+class SeedGroup:
+    """Rows whose seeds at a slot are alike: blueprint, gate or none, learning or not."""
+
+    slot: int
+    kind: int
+    rows: Integers
+    entries: Integers
+    gate_entries: Integers | None
+    """Entries of their gates; None where they have none."""
+    size: int
+    """Parameters of a seed with its gate."""
+    is_learning: bool
+
+
+def group_seeds(
+    seed_stacks: SeedStacks, state: SlotState, stages: Sequence[int]
+) -> Iterator[SeedGroup]:
+    """Yield the seeds that are in one of these stages, those that are alike together."""
+    wanted = np.isin(state.stage.numpy(), stages)
+    widths = {(stack.slot, stack.kind): stack.parameters.width for stack in seed_stacks.stacks}
+    for stack in seed_stacks.stacks:
+        if stack.kind == GATE:
+            continue
+        slot, moving = stack.slot, learning_entries(stack, state)
+        rows = np.flatnonzero(wanted[:, slot] & (seed_stacks.kinds[:, slot] == stack.kind))
+        entries, gates = seed_stacks.entries[rows, slot], seed_stacks.gate_entries[rows, slot]
+        for has_gate in (False, True):
+            for is_learning in (False, True):
+                mine = ((gates != ABSENT) == has_gate) & (moving[entries] == is_learning)
+                if mine.any():
+                    yield SeedGroup(
+                        slot,
+                        stack.kind,
+                        rows[mine],
+                        entries[mine],
+                        gates[mine] if has_gate else None,
+                        widths[slot, stack.kind] + (widths[slot, GATE] if has_gate else 0),
+                        is_learning,
+                    )
+
+
+def _norms_of(group: SeedGroup, norms: Mapping[tuple[int, int], Reals]) -> Reals:
     """Return [seeds, tensors]: the norms of a group's seeds and of their gates."""
     nothing = np.zeros((len(group.rows), 0))
     # A frozen seed has no gradient at all: nothing has vanished there.
     if not group.is_learning:
         return nothing
-    both = ((group.kind, group.places), (GATE, group.gates))
+    both = ((group.kind, group.entries), (GATE, group.gate_entries))
     parts = [
-        norms[group.slot, kind][places]
-        for kind, places in both
-        if places is not None and (group.slot, kind) in norms
+        norms[group.slot, kind][entries]
+        for kind, entries in both
+        if entries is not None and (group.slot, kind) in norms
     ]
     return np.concatenate([nothing, *parts], 1)

@@ -13,12 +13,11 @@ from esper.kasmina.blueprints.registry import blueprint_by_id, blueprint_names, 
 from esper.kasmina.garden import GardenConfig
 from esper.kasmina.placement import place_slots
 from esper.leyline.errors import EsperWarning, UsageError
-from esper.population.engine import Engine, PopulationConfig, SlotSpec, Strategy, TrainSettings
+from esper.population.engine import PopulationConfig, PopulationEngine, SlotSpec, Strategy
 from esper.population.sequential import SequentialEngine
-from esper.population.stackable import host_problem, seed_problem
 from esper.population.stacked import StackedEngine
-from esper.population.workers.client import Workplace
-from esper.population.workers.engine import WorkersEngine
+from esper.population.vmap_rules import host_problem, seed_problem
+from esper.population.workers.client import WorkerClient, WorkersEngine
 from esper.population.workers.pool import may_start_processes, usable_cores
 from esper.tasks.dataset import TaskData
 from esper.tasks.task import Task
@@ -85,17 +84,17 @@ def make_engines(
     keys: Sequence[int],
     strategy: Strategy,
     config: PopulationConfig,
-    place: Workplace | None = None,
+    client: WorkerClient | None = None,
     stacks: Sequence[StackedEngine] = (),
-) -> Iterator[tuple[list[int], Engine]]:
-    """Yield (keys, engine) for the rows of one task, in order; workers run at a `place`.
+) -> Iterator[tuple[list[int], PopulationEngine]]:
+    """Yield (keys, engine) for the rows of one task, in order; workers need a `client`.
 
     Where `stacks` are given, those that held as many rows of the task before, they begin again.
     """
-    settings = train_settings(task)
+    settings = task.config.training
     if strategy == "workers":
-        assert place is not None, "the workers strategy needs a place for its rows"
-        yield list(keys), WorkersEngine(place, task, keys)
+        assert client is not None, "the workers strategy needs processes that know the task"
+        yield list(keys), WorkersEngine(client, task, keys)
         return
     if strategy == "stacked":
         # Blueprints may have been registered since the stacks were made.
@@ -116,6 +115,7 @@ def make_engines(
                         task.objective,
                         settings,
                         part,
+                        horizon=task.config.horizon,
                         use_bf16=config.use_bf16,
                         use_graphs=config.use_graphs,
                     )
@@ -142,9 +142,10 @@ def make_sequential(
         find_slots(hosts[0], task, config),
         data,
         task.objective,
-        train_settings(task),
+        task.config.training,
         keys,
         config=garden,
+        horizon=task.config.horizon,
         use_bf16=config.use_bf16,
     )
 
@@ -162,25 +163,13 @@ def find_slots(host: nn.Module, task: Task, config: PopulationConfig) -> tuple[S
         example = example.double()
     return tuple(
         SlotSpec(
-            place.name,
-            place.path,
-            place.topology,
-            place.shape,
-            place.shape[1] if place.topology == "cnn" else place.shape[-1],
+            slot.name,
+            slot.path,
+            slot.topology,
+            slot.shape,
+            slot.shape[1] if slot.topology == "cnn" else slot.shape[-1],
         )
-        for place in place_slots(host, task.slot_paths, example)
-    )
-
-
-def train_settings(task: Task) -> TrainSettings:
-    """Return how a task trains its rows."""
-    config = task.config
-    return TrainSettings(
-        batch_size=config.batch_size,
-        learning_rate=config.learning_rate,
-        momentum=config.momentum,
-        weight_decay=config.weight_decay,
-        max_grad_norm=config.max_grad_norm,
+        for slot in place_slots(host, task.slot_paths, example)
     )
 
 

@@ -1,12 +1,13 @@
 """One optimizer step of all rows: forward, backward, clipping and SGD over every stack.
 
 Everything a step reads or writes stays where it is from batch to batch and from epoch to epoch, as
-long as no stack gets more places or fewer; so a step can be captured once and replayed.
+long as no stack gets more entries or fewer; so `StackedEngine` can capture a step in a CUDA graph
+once and replay it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,18 +16,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.kasmina.state import SlotState
-from esper.population.engine import TrainSettings
+from esper.leyline.alpha import AlphaMode
+from esper.leyline.stages import SeedStage
 from esper.population.parameter_stack import (
-    Stack,
+    ParameterStack,
     clip_coefficient,
     flatten_gradients,
     reached_columns,
     sgd_step,
 )
-from esper.population.seed_groups import learning, pairs
-from esper.population.seed_stacks import Nursery
-from esper.population.slot_index import Integers
+from esper.population.seed_stacks import ABSENT, GATE, IS_BLENDED, SeedStack, SeedStacks
+from esper.population.slot_forward import Integers
 from esper.population.vmap_rules import has_kernels
+from esper.tasks.task import TrainingConfig
 
 if TYPE_CHECKING:
     from esper.population.kernels.optimizer import Optimizer
@@ -38,77 +40,85 @@ Losses = Callable[[Tensor, Tensor], Tensor]
 """Maps inputs and targets to the mean loss [R] of every row, with autograd."""
 
 
-class Step:
-    """Steps of hosts and of the seeds that a nursery holds, for the places it has now."""
+class TrainStep:
+    """Steps of hosts and of their seeds, for the layout that the stacks of seeds have now."""
 
     def __init__(
-        self, hosts: Stack, nursery: Nursery, settings: TrainSettings, losses: Losses
+        self,
+        hosts: ParameterStack,
+        seed_stacks: SeedStacks,
+        settings: TrainingConfig,
+        losses: Losses,
     ) -> None:
         """Take in every stack; `losses` runs them."""
-        self._nursery = nursery
+        self._seed_stacks = seed_stacks
         self._losses = losses
-        self._rates = {
-            "learning_rate": settings.learning_rate,
-            "momentum": settings.momentum,
-            "weight_decay": settings.weight_decay,
-        }
+        self._factors = {"momentum": settings.momentum, "weight_decay": settings.weight_decay}
         self._max_norm = settings.max_grad_norm
-        self.moves = nursery.moves
-        self.beds = [bed for bed in nursery.beds if bed.stack.width]
-        self._stacks = [hosts, *(bed.stack for bed in self.beds)]
-        sizes = [len(stack) for stack in self._stacks]
+        self.layout_version = seed_stacks.layout_version
+        self.stacks = [stack for stack in seed_stacks.stacks if stack.parameters.width]
+        self._parameters = [hosts, *(stack.parameters for stack in self.stacks)]
+        sizes = [len(stack) for stack in self._parameters]
         self._first = np.cumsum([0, *sizes])
         owners = int(self._first[-1])
         device = hosts.flat.device
         self._active = torch.ones(owners, dtype=torch.int64, device=device)
+        self._rates = torch.zeros(owners, dtype=hosts.flat.dtype, device=device)
+        """Learning rate of every owner: that of its row."""
         self._partner = torch.full((owners,), -1, dtype=torch.int64, device=device)
         self._reached: list[list[bool]] = []
         self._gradients: list[Tensor] = []
         self._uses_kernels = has_kernels(hosts.used) and hosts.flat.dtype == torch.float32
         self._optimizer: Optimizer | None = None
-        self._spots: Integers = np.zeros(0, dtype=np.int64)
+        self._piece_spots: Integers = np.zeros(0, dtype=np.int64)
         self.loss = torch.zeros(len(hosts), dtype=torch.float32, device=device)
         """Mean loss of every row in the last step."""
 
-    def begin(self, state: SlotState) -> None:
-        """Take over who learns in this epoch and which gate belongs to which seed."""
-        numbers = {id(bed): number for number, bed in enumerate(self.beds, start=1)}
+    def begin(self, state: SlotState, row_rates: Reals) -> None:
+        """Take over which seeds learn in this epoch, at what rates, and whose gate is whose."""
+        numbers = {id(stack): number for number, stack in enumerate(self.stacks, start=1)}
         active = np.ones(self._first[-1], dtype=np.int64)
         partner = np.full(self._first[-1], -1, dtype=np.int64)
-        for number, bed in enumerate(self.beds, start=1):
-            active[self._places(number)] = learning(bed, state)
-        for gates, seeds, here, there in pairs(self._nursery):
+        rates = np.zeros(self._first[-1])
+        rates[self._entries(0)] = row_rates
+        for number, stack in enumerate(self.stacks, start=1):
+            active[self._entries(number)] = learning_entries(stack, state)
+            # An unused entry belongs to no row, and does not learn.
+            rows = np.maximum(np.array(stack.rows, dtype=np.int64), 0)
+            rates[self._entries(number)] = row_rates[rows]
+        for gates, seeds, here, there in gate_pairs(self._seed_stacks):
             if id(gates) in numbers and id(seeds) in numbers:
                 one = self._first[numbers[id(gates)]] + here
                 other = self._first[numbers[id(seeds)]] + there
                 partner[one], partner[other] = other, one
         self._active.copy_(torch.from_numpy(active))
         self._partner.copy_(torch.from_numpy(partner))
-        for stack in self._stacks:
-            stack.refresh()
+        self._rates.copy_(torch.from_numpy(rates))
+        for parameters in self._parameters:
+            parameters.refresh()
 
     def run(self, x: Tensor, y: Tensor) -> None:
         """Take one step on these inputs and targets."""
-        leaves = [list(stack.leaves.values()) for stack in self._stacks]
-        moving = [leaf for each in leaves for leaf in each if leaf.requires_grad]
+        leaves = [list(stack.leaves.values()) for stack in self._parameters]
+        learning = [leaf for each in leaves for leaf in each if leaf.requires_grad]
         with torch.enable_grad():
             per_row = self._losses(x, y)
-            given = iter(torch.autograd.grad(per_row.sum(), moving, allow_unused=True))
+            given = iter(torch.autograd.grad(per_row.sum(), learning, allow_unused=True))
         self.loss.copy_(per_row.detach())
         found = [[next(given) if leaf.requires_grad else None for leaf in s] for s in leaves]
         if not self._reached:
             self._reached = [[grad is not None for grad in each] for each in found]
         if self._uses_kernels:
-            self._move_in_kernels(found)
+            self._update_by_kernels(found)
         else:
-            self._keep(list(map(flatten_gradients, leaves, found)))
-            self._move(leaves, found)
+            self._store_gradients(list(map(flatten_gradients, leaves, found)))
+            self._update(leaves, found)
 
     def keep_gradients(self) -> Callable[[], tuple[Tensor, list[Tensor]]]:
         """Return a function that says how large the gradients of the last step were.
 
         They are those before clipping: float64 [R], norms of the hosts' gradients, and for every
-        bed float64 [places, tensors], norms of all tensors that the loss reaches.
+        stack float64 [entries, tensors], norms of all tensors that the loss reaches.
         """
         if self._optimizer is not None:
             squares = self._optimizer.squares.clone()
@@ -117,30 +127,31 @@ class Step:
         gradients = [gradient.clone() for gradient in self._gradients]
         return lambda: self._norms_of_stacks(gradients)
 
-    def _places(self, number: int) -> slice:
+    def _entries(self, number: int) -> slice:
         return slice(int(self._first[number]), int(self._first[number + 1]))
 
     # -- in PyTorch ----------------------------------------------------------------------------
 
-    def _move(self, leaves: Sequence[list[Tensor]], found: Sequence[list[Tensor | None]]) -> None:
+    def _update(self, leaves: Sequence[list[Tensor]], found: Sequence[list[Tensor | None]]) -> None:
         """Clip each row's host and each of its seeds (with its gate) apart, then step."""
         own = torch.cat([gradient.square().sum(1) for gradient in self._gradients])
         both = own + own.index_select(0, self._partner.clamp(min=0))
         squares = torch.where(self._partner >= 0, both, own)
         learns = (self._active > 0)[:, None]
-        for number, stack in enumerate(self._stacks):
-            places = self._places(number)
-            gradient, active = self._gradients[number], learns[places]
+        for number, stack in enumerate(self._parameters):
+            entries = self._entries(number)
+            gradient, active = self._gradients[number], learns[entries]
             # What no gradient reaches stays as it is, without decay, as in `torch.optim`.
             reached = reached_columns(leaves[number], found[number])
             active = active if reached is None else active & reached
             if self._max_norm:
-                gradient = gradient * clip_coefficient(squares[places], self._max_norm)[:, None]
-            sgd_step(stack, gradient, active, **self._rates)
+                gradient = gradient * clip_coefficient(squares[entries], self._max_norm)[:, None]
+            rate = self._rates[entries][:, None]
+            sgd_step(stack, gradient, active, learning_rate=rate, **self._factors)
             stack.refresh()
 
-    def _keep(self, gradients: list[Tensor]) -> None:
-        """Take gradients over where those before were: a replay runs no Python to say where."""
+    def _store_gradients(self, gradients: list[Tensor]) -> None:
+        """Write gradients where those before were: a replay runs no Python to say where."""
         if not self._gradients:
             self._gradients = gradients
             return
@@ -152,52 +163,78 @@ class Step:
         norms = [
             stack.tensor_norms(gradient).cpu()[:, torch.tensor(reached)]
             for stack, gradient, reached in zip(
-                self._stacks[1:], gradients[1:], self._reached[1:], strict=True
+                self._parameters[1:], gradients[1:], self._reached[1:], strict=True
             )
         ]
         return host, norms
 
     # -- in kernels ----------------------------------------------------------------------------
 
-    def _move_in_kernels(self, found: Sequence[list[Tensor | None]]) -> None:
+    def _update_by_kernels(self, found: Sequence[list[Tensor | None]]) -> None:
         gradients = [grad for each in found for grad in each if grad is not None]
         if self._optimizer is None:
             self._make_optimizer()
         assert self._optimizer is not None
         whole = torch.cat([gradient.reshape(-1) for gradient in gradients])
-        self._optimizer.step(whole, **self._rates, max_norm=self._max_norm)
+        self._optimizer.step(whole, **self._factors, max_norm=self._max_norm)
 
     def _make_optimizer(self) -> None:
         from esper.population.kernels.optimizer import Optimizer, Owners
 
         stacks = []
-        for stack, reached in zip(self._stacks, self._reached, strict=True):
+        for stack, reached in zip(self._parameters, self._reached, strict=True):
             copy = None if stack.used is stack.flat else stack.used
             columns = [
                 c for c, is_reached in zip(stack.columns(), reached, strict=True) if is_reached
             ]
             stacks.append(Owners(stack.flat, stack.momentum, copy, columns))
-        self._optimizer = Optimizer(stacks, self._active, self._partner)
-        self._spots = self._place_pieces(self._optimizer)
+        self._optimizer = Optimizer(stacks, self._active, self._partner, self._rates)
+        self._piece_spots = self._find_piece_spots(self._optimizer)
 
-    def _place_pieces(self, optimizer: Optimizer) -> Integers:
-        """Return where every piece belongs: stack by stack, owner by owner, tensor by tensor."""
+    def _find_piece_spots(self, optimizer: Optimizer) -> Integers:
+        """Return where every piece belongs: stack by stack, entry by entry, tensor by tensor."""
         tensors = np.array([sum(reached) for reached in self._reached])
         sizes = np.diff(self._first) * tensors
         first_spot, first_tensor = np.cumsum(sizes) - sizes, np.cumsum(tensors) - tensors
-        owner = optimizer.entry_owner
+        owner = optimizer.piece_owner
         stack = np.searchsorted(self._first, owner, side="right") - 1
-        row = owner - self._first[stack]
-        column = optimizer.entry_tensor - first_tensor[stack]
-        spots: Integers = first_spot[stack] + row * tensors[stack] + column
+        entry = owner - self._first[stack]
+        column = optimizer.piece_tensor - first_tensor[stack]
+        spots: Integers = first_spot[stack] + entry * tensors[stack] + column
         return spots
 
     def _norms_of_pieces(self, squares: Tensor) -> tuple[Tensor, list[Tensor]]:
-        shapes = [(len(s), sum(r)) for s, r in zip(self._stacks, self._reached, strict=True)]
-        sizes = [places * tensors for places, tensors in shapes]
+        shapes = [(len(s), sum(r)) for s, r in zip(self._parameters, self._reached, strict=True)]
+        sizes = [entries * tensors for entries, tensors in shapes]
         values = squares.cpu().to(torch.float64).numpy()
-        sums = np.bincount(self._spots, weights=values, minlength=sum(sizes))
+        sums = np.bincount(self._piece_spots, weights=values, minlength=sum(sizes))
         parts = torch.from_numpy(np.sqrt(sums)).split(sizes)
         host, *seeds = (part.view(shape) for part, shape in zip(parts, shapes, strict=True))
         spoiled = [torch.where(torch.isfinite(each), each, torch.nan) for each in seeds]
         return host.square().sum(1).sqrt(), spoiled
+
+
+def learning_entries(stack: SeedStack, state: SlotState) -> NDArray[np.bool_]:
+    """Return bool [entries]: the parameters of which seeds move in this epoch."""
+    rows = np.array(stack.rows, dtype=np.int64)
+    stage, alpha = state.stage.numpy()[:, stack.slot], state.alpha.numpy()[:, stack.slot]
+    moving = IS_BLENDED[stage] & (alpha > 0)
+    moving |= stage == int(SeedStage.TRAINING)
+    moving &= state.alpha_mode.numpy()[:, stack.slot] != int(AlphaMode.DOWN)
+    return np.where(rows == ABSENT, False, moving[np.maximum(rows, 0)])
+
+
+def gate_pairs(
+    seed_stacks: SeedStacks,
+) -> Iterator[tuple[SeedStack, SeedStack, Integers, Integers]]:
+    """Yield (gates, seeds, gates' entries, seeds' entries): pairs are clipped together."""
+    for gates in seed_stacks.stacks:
+        if gates.kind != GATE:
+            continue
+        slot = gates.slot
+        for seeds in seed_stacks.at_slot(slot):
+            rows = np.array(seeds.rows, dtype=np.int64)
+            has_gate = seed_stacks.gate_entries[np.maximum(rows, 0), slot] != ABSENT
+            there = np.flatnonzero((rows != ABSENT) & has_gate)
+            if len(there):
+                yield gates, seeds, seed_stacks.gate_entries[rows[there], slot], there

@@ -1,15 +1,21 @@
-"""Shorter ways for modules that `vmap` handles with extra passes over the activation.
+"""How modules run under `vmap`: whether they can, and rules of our own where it costs extra passes.
 
 GroupNorm under `vmap` is a normalisation, a product and a sum, and it and the pools copy every
 activation to bring rows to the front. Both treat every sample alike, so here they leave `vmap` and
 work on rows and samples as one batch, in whatever order they lie; autograd follows. What stands
 behind a norm in a sequence (ReLU, a residual sum) goes with it. On a CUDA device all of these, and
 plain convolutions, are kernels of this package.
+
+Nothing is asked of a host or a blueprint beyond being an ordinary module: `host_problem` and
+`seed_problem` try it out, and say in one sentence why it cannot be stacked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache, partial
 from importlib.util import find_spec
 from typing import Any
@@ -19,6 +25,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from esper.kasmina.blueprints.conv import ConvBranch
+from esper.kasmina.blueprints.registry import Blueprint
+from esper.kasmina.seedbed import draw_probe, draw_seed
+from esper.leyline.blueprints import Topology
+from esper.population.engine import SlotSpec
 
 _POOLS = (nn.MaxPool2d, nn.AvgPool2d)
 
@@ -131,7 +141,7 @@ class _KernelPool(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], x: Tensor) -> tuple[Tensor, int]:
-        from esper.population.kernels.pooling import pool_max
+        from esper.population.kernels.images import pool_max
 
         x = _first(x, in_dims[0], info.batch_size)
         return pool_max(x.movedim(2, -1)).movedim(-1, 2), 0
@@ -158,7 +168,7 @@ class _KernelConvolution(torch.autograd.Function):
         groups: int,
     ) -> tuple[Tensor, int]:
         from esper.population.kernels.convolution import convolve
-        from esper.population.kernels.depthwise import filter_depthwise
+        from esper.population.kernels.images import filter_depthwise
 
         x = _first(x, in_dims[0], info.batch_size).movedim(2, -1)
         weight = _first(weight, in_dims[1], info.batch_size)
@@ -166,8 +176,8 @@ class _KernelConvolution(torch.autograd.Function):
         return out.movedim(-1, 2), 0
 
 
-def shorten(module: nn.Module) -> nn.Module:
-    """Let the norms, pools and convolutions of a module that runs under `vmap` take a short way.
+def install_vmap_rules(module: nn.Module) -> nn.Module:
+    """Make norms, pools and convolutions of a module that runs under `vmap` use the rules here.
 
     Only those of PyTorch itself: what a user made of them may do something else.
     """
@@ -256,19 +266,19 @@ def _convolve(conv: nn.Conv2d, plain: SampleWise, x: Tensor) -> Tensor:
 def _run_sequence(sequence: nn.Sequential, x: Tensor, residual: Tensor | None = None) -> Tensor:
     """Run modules one after another, a norm together with the ReLU and the sum behind it."""
     parts = list(sequence)
-    place = 0
-    while place < len(parts):
-        part, following = parts[place], parts[place + 1 : place + 2]
+    at = 0
+    while at < len(parts):
+        part, following = parts[at], parts[at + 1 : at + 2]
         if type(part) is nn.GroupNorm and part.affine and not _is_watched(part):
             relu = bool(following) and type(following[0]) is nn.ReLU
             relu = relu and not _is_watched(following[0])
-            place += 2 if relu else 1
-            last = residual if place == len(parts) else None
+            at += 2 if relu else 1
+            last = residual if at == len(parts) else None
             x = _normalise(part, x, relu, last)
             residual = None if last is not None else residual
         else:
             x = part(x)
-            place += 1
+            at += 1
     return x if residual is None else x + residual
 
 
@@ -283,3 +293,99 @@ def _run_branch(branch: ConvBranch, x: Tensor) -> Tensor:
 def _is_watched(module: nn.Module) -> bool:
     """Whether somebody looks at what a module gets or returns, so that it must be called."""
     return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+_LONGEST_REASON = 200
+
+_NO_RULE_YET = (
+    r"There is a performance drop because we have not yet implemented the batching rule for "
+    r"aten::_scaled_dot_product"
+)
+
+
+@contextmanager
+def stacked_attention() -> Iterator[None]:
+    """Within the block PyTorch does not complain about attention under `vmap`.
+
+    Where it has no rule for attention of many networks at once it loops over them: slower, and
+    right. Whoever runs a population can do nothing about it.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", _NO_RULE_YET, UserWarning)
+        yield
+
+
+def host_problem(
+    hosts: Sequence[nn.Module], example: Tensor, *, in_bf16: bool = False
+) -> str | None:
+    """Return why hosts of one architecture cannot be stacked, or None; two of them will do."""
+    return _problem(hosts, example, in_bf16, keeps_shape=False)
+
+
+def seed_problem(blueprint: Blueprint, slot: SlotSpec, *, in_bf16: bool = False) -> str | None:
+    """Return why seeds of a blueprint cannot be stacked in a slot, or None."""
+    return _seed_problem(blueprint, slot.channels, slot.topology, slot.shape, in_bf16)
+
+
+@lru_cache(maxsize=1024)
+def _seed_problem(
+    blueprint: Blueprint, channels: int, topology: Topology, shape: tuple[int, ...], in_bf16: bool
+) -> str | None:
+    # A seed may say so itself, by the attribute that `esper.testing.check_blueprint` knows.
+    reason = getattr(blueprint.module, "no_vmap", "")
+    if reason:
+        return str(reason)
+    seeds = [draw_seed(blueprint, channels, topology, (0, 0, number)) for number in range(2)]
+    return _problem(seeds, draw_probe(shape, (0, 0, 0)), in_bf16, keeps_shape=True)
+
+
+def _problem(
+    modules: Sequence[nn.Module], x: Tensor, in_bf16: bool, *, keeps_shape: bool
+) -> str | None:
+    if in_bf16:
+        modules = [copy.deepcopy(module).to(torch.bfloat16) for module in modules]
+        x = x.to(torch.bfloat16) if x.is_floating_point() else x
+    first = modules[0]
+    for name, module in first.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            return f"{name or 'it'!r} is a BatchNorm, whose statistics change in place"
+        if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
+            return (
+                f"{name or 'it'!r} draws random numbers, which must come from each row's own stream"
+            )
+    buffers = [{name: b.clone() for name, b in each.named_buffers()} for each in modules]
+    for name, buffer in buffers[0].items():
+        if not all(torch.equal(buffer, other[name]) for other in buffers[1:]):
+            return f"its buffer {name!r} differs between rows, which share all buffers"
+    problem = _try_out(modules, x, keeps_shape=keeps_shape)
+    if problem is not None:
+        return problem
+    for name, buffer in first.named_buffers():
+        if not torch.equal(buffer, buffers[0][name]):
+            return f"its buffer {name!r} changes in a forward pass, and rows share all buffers"
+    return None
+
+
+def _try_out(modules: Sequence[nn.Module], x: Tensor, *, keeps_shape: bool) -> str | None:
+    """Run the modules as one stack, in training mode, each on inputs of its own."""
+    first = modules[0].train()
+    parameters = {
+        name: torch.stack([each.get_parameter(name).detach() for each in modules])
+        for name, _ in first.named_parameters()
+    }
+    inputs = torch.stack([x] * len(modules))
+
+    def one(own: dict[str, Tensor], own_x: Tensor) -> Tensor:
+        result: Tensor = torch.func.functional_call(first, own, (own_x,))
+        return result
+
+    try:
+        with torch.no_grad(), stacked_attention():
+            # A module without parameters needs no stacking: it runs on all rows as one batch.
+            out = torch.func.vmap(one)(parameters, inputs) if parameters else first(x)[None]
+    except Exception as error:  # a user's own module may raise anything
+        reason = " ".join(str(error).split())
+        return f"{type(error).__name__}: {reason}"[:_LONGEST_REASON]
+    if keeps_shape and out.shape[1:] != x.shape:
+        return f"it turns {list(x.shape)} into {list(out.shape[1:])}"
+    return None

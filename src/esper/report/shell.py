@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from esper.leyline.storage import atomic_write_text
+from esper.leyline.files import atomic_write_text
 from esper.report.style import PAGE_STYLE
 from esper.report.text import escaped
 

@@ -136,8 +136,8 @@ def verdict(interval: Any, has_grown: bool = True) -> str:
 
 
 def _config(run: Path) -> Any:
-    from esper.nissa.folder import RunFolder
-    from esper.simic.training.run import read_run_config
+    from esper.runs.folder import RunFolder
+    from esper.runs.training import read_run_config
 
     return read_run_config(RunFolder(run))
 

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from esper.leyline.files import atomic_write_text
 from esper.leyline.slots import SlotConfig
-from esper.leyline.storage import atomic_write_text
 from esper.tamiyo.policy.layout import (
     BASE_FEATURES,
     FEATURE_NAMES,

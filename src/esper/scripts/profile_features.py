@@ -22,7 +22,7 @@ from esper.leyline.errors import UsageError
 from esper.leyline.signals import Signals
 from esper.leyline.slots import SlotConfig
 from esper.tamiyo.policy.features import batch_obs_to_features
-from esper.testing.imagined_hosts import middle_aged_hosts
+from esper.testing.imagined import middle_aged_hosts
 
 
 def where_time_goes(signals: Signals, calls: int = 500) -> list[tuple[str, float]]:

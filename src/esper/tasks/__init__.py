@@ -6,7 +6,16 @@ its network. To add one: docs/how-to/add-a-task.md. Where data comes from: docs/
 
 from esper.tasks import presets as _presets  # importing them registers them
 from esper.tasks.data import Source, open_data
-from esper.tasks.dataset import Augmentation, Crops, TaskData, crop_flip, draw_crops, make_data
+from esper.tasks.dataset import (
+    SPLITS,
+    Augmentation,
+    Crops,
+    Split,
+    TaskData,
+    crop_flip,
+    draw_crops,
+    make_data,
+)
 from esper.tasks.family import FAMILIES, Family, FamilyConfig, make_family, register_family
 from esper.tasks.objective import (
     OBJECTIVES,
@@ -18,8 +27,15 @@ from esper.tasks.objective import (
     per_sample_language,
     per_sample_regression,
 )
-from esper.tasks.splits import SPLITS, Split
-from esper.tasks.task import TASKS, Task, TaskConfig, describe_task, get_task, register_task
+from esper.tasks.task import (
+    TASKS,
+    Task,
+    TaskConfig,
+    TrainingConfig,
+    describe_task,
+    get_task,
+    register_task,
+)
 
 del _presets
 
@@ -41,6 +57,7 @@ __all__ = [
     "Task",
     "TaskConfig",
     "TaskData",
+    "TrainingConfig",
     "crop_flip",
     "describe_task",
     "draw_crops",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,9 +25,58 @@ from esper.tasks.data.source import Source
 from esper.tasks.dataset import OBJECTIVE_FOR, VALIDATION_SAMPLES, Augmentation, TaskData, make_data
 from esper.tasks.objective import OBJECTIVES, SCORE_KINDS, Objective, ObjectiveName, ScoreKind
 
+Schedule = Literal["constant", "cosine", "wsd"]
+
 
 @dataclass(frozen=True, kw_only=True)
-class TaskConfig(Config):
+class TrainingConfig(Config):
+    """How a network is trained: the one declaration, for growing and for populations alike."""
+
+    batch_size: int = option(
+        64, "Samples in one optimizer step, where Esper draws the batches.", minimum=1
+    )
+    learning_rate: float = option(0.01, "Learning rate of SGD.", above=0.0)
+    momentum: float = option(0.9, "Momentum of SGD.", minimum=0.0, maximum=0.9999)
+    weight_decay: float = option(5e-4, "Weight decay of SGD.", minimum=0.0)
+    max_grad_norm: float = option(
+        1.0,
+        "Gradient norm to which the host and each seed are clipped, apart; 0 is off.",
+        minimum=0.0,
+    )
+    schedule: Schedule = option(
+        "constant",
+        "How the learning rate moves over a run: not at all; up and down along a cosine; or up, "
+        "level, and down at the end (wsd).",
+    )
+    warmup: float = option(
+        0.05, "Share of a run in which a rate that moves goes up.", minimum=0.0, maximum=0.5
+    )
+    decay: float = option(
+        0.2, "Share of a run at the end of wsd in which the rate goes down.", above=0.0, maximum=0.5
+    )
+
+
+def rate_factor(training: TrainingConfig, epoch: int, horizon: int) -> float:
+    """Return the share of the learning rate that an epoch (1 is the first) trains with.
+
+    The rate moves from epoch to epoch. It is above 0 in the last one, and after the horizon it
+    stays what it was there.
+    """
+    if training.schedule == "constant":
+        return 1.0
+    epoch = min(epoch, horizon)
+    rising = math.ceil(training.warmup * horizon)
+    if epoch <= rising:
+        return epoch / (rising + 1)
+    if training.schedule == "cosine":
+        passed = (epoch - rising - 1) / (horizon - rising)
+        return 0.5 * (1 + math.cos(math.pi * passed))
+    falling = math.ceil(training.decay * horizon)
+    return min(1.0, (horizon - epoch + 1) / (falling + 1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskConfig(TrainingConfig):
     """A host, how it is trained, and how its data is prepared."""
 
     host: str = option(help="Name of the host.")
@@ -38,15 +89,8 @@ class TaskConfig(Config):
     )
     objective: ObjectiveName = option("classification", "What is predicted.")
 
-    batch_size: int = option(64, "Samples in one optimizer step.", minimum=1)
     samples_per_step: int = option(4096, "Samples in one epoch, that is, one decision.", minimum=1)
     horizon: int = option(150, "Epochs of one whole run.", minimum=1)
-    learning_rate: float = option(0.01, "Learning rate of SGD.", above=0.0)
-    momentum: float = option(0.9, "Momentum of SGD.", minimum=0.0, maximum=0.9999)
-    weight_decay: float = option(5e-4, "Weight decay of SGD.", minimum=0.0)
-    max_grad_norm: float = option(
-        1.0, "Gradient norm to which the host and each seed are clipped, apart.", above=0.0
-    )
 
     augment: Augmentation = option("none", "How training images are varied.")
     train_size: int | None = option(
@@ -91,6 +135,12 @@ class TaskConfig(Config):
                 f"TaskConfig.target_loss must be below baseline_loss ({self.baseline_loss}), "
                 f"got {self.target_loss}"
             )
+
+    @property
+    def training(self) -> TrainingConfig:
+        """How the host is trained, alone."""
+        names = (field.name for field in dataclasses.fields(TrainingConfig))
+        return TrainingConfig(**{name: getattr(self, name) for name in names})
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from esper.testing.blueprints import check_blueprint
 from esper.testing.controllers import check_controller
-from esper.testing.episodes import ImaginedRows, random_episode
 from esper.testing.hosts import check_host
+from esper.testing.imagined import ImaginedRows, random_episode
 from esper.testing.rewards import check_reward
 from esper.testing.signals import random_signals
 from esper.testing.sinks import check_sink

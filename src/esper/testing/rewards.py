@@ -12,11 +12,10 @@ from torch import Tensor
 
 from esper.leyline.randomness import generator
 from esper.leyline.signals import Signals
-from esper.nissa.schema import DecisionRow
 from esper.simic.rewards.contract import Reward, RewardStep, Transition
 from esper.testing._comparing import require, same
 from esper.testing.controllers import check_plain
-from esper.testing.episodes import random_episode
+from esper.testing.imagined import random_episode
 
 T = TypeVar("T", Signals, Transition)
 
@@ -35,7 +34,7 @@ def check_reward(
 ) -> None:
     """Run a reward over random episodes and raise where it breaks the protocol.
 
-    Checked are: terms that are finite float32 [rows] under names that can be recorded, and their
+    Checked are: terms that are finite float32 [rows] under the same names in every step, and their
     sum as the total; exactly 0 in rows whose episode is over; transitions left as they were; a
     memory of plain data and tensors that, loaded into a fresh reward in mid-episode, gives the
     same payments from then on; `reset`, after which everything repeats; and rows that do not
@@ -80,6 +79,7 @@ def _check_run(
             check_plain(state)
             saved = copy.deepcopy(state)
         paid.append(_checked_step(reward, transition, index))
+        _check_names(paid[0], paid[-1], index)
     require(same(state, saved), "state_dict() changed while the reward went on; return copies")
     restored = factory()
     restored.load_state_dict(copy.deepcopy(saved))
@@ -100,8 +100,8 @@ def _checked_step(reward: Reward, transition: Transition, index: int) -> RewardS
     for name, values in step.terms.items():
         where = f"step {index}, term {name!r}"
         require(
-            f"reward_{name}" in DecisionRow.__dataclass_fields__,
-            f"{where}: there is no column reward_{name} to record it in; use a name that has one",
+            isinstance(name, str) and bool(name) and name.isprintable(),
+            f"{where}: the name of a term must be printable text, for it is shown to people",
         )
         _check_values(values, len(transition.active), where)
         require(bool(values.isfinite().all()), f"{where} is not finite: {values.tolist()}")
@@ -112,6 +112,17 @@ def _checked_step(reward: Reward, transition: Transition, index: int) -> RewardS
     total = torch.stack(list(step.terms.values())).sum(0)
     require(torch.equal(step.total, total), f"step {index}: the total is not the sum of the terms")
     return step
+
+
+def _check_names(first: RewardStep, step: RewardStep, index: int) -> None:
+    """Check that a step has the terms and details that the first one had."""
+    for what in ("terms", "details"):
+        before, now = tuple(getattr(first, what)), tuple(getattr(step, what))
+        require(
+            now == before,
+            f"step {index} has the {what} {', '.join(now)}, the first had {', '.join(before)}; "
+            "give the same ones in every step, 0 where there is nothing",
+        )
 
 
 def _check_values(values: Tensor, rows: int, where: str) -> None:

@@ -6,10 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
-
 from esper.nissa.columns import TABLES, Row
-from esper.nissa.metrics import Histogram
 from esper.nissa.schema import (
     AlarmRow,
     DecisionRow,
@@ -21,7 +18,7 @@ from esper.nissa.schema import (
     UpdateHeadRow,
     UpdateRow,
 )
-from esper.nissa.sinks.contract import Sink, SinkContext
+from esper.nissa.sinks.sink import Sink, SinkContext
 
 HOSTILE = "<script>alert(1)</script> '); DROP TABLE runs; -- \x1b[31m\x00 \udcff \u202e"
 
@@ -75,11 +72,14 @@ def sample_records() -> list[Row]:
         UpdateHeadRow(head="op", entropy=0.5, ratio_max=1.1, env_steps=600),
         UpdateRow(approx_kl=0.01, clipfrac=0.1, explained_variance=0.5, env_steps=600),
         EpisodeRow(episodic_return=1.5, final_score=80.0, env_steps=600),
-        RoundRow(return_mean=1.5, wait_share_free=0.99, env_steps=600),
+        RoundRow(
+            return_mean=1.5,
+            wait_share_free=0.99,
+            env_steps=600,
+            reward_terms={HOSTILE: {"mean": 0.5, "share": 1.0}},
+        ),
         AlarmRow(step=2, monitor=HOSTILE, severity="critical", message=HOSTILE, advice=HOSTILE),
         EventRow(step=2, kind="note", message=HOSTILE, data={HOSTILE: [1, None, HOSTILE]}),
-        Histogram(name="histograms/weights", step=2, values=np.linspace(-1.0, 1.0, 50)),
-        Histogram(name=HOSTILE, step=2, values=np.zeros(3)),
     ]
     return records
 

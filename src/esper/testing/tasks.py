@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from esper.leyline.errors import UsageError
-from esper.tasks.splits import SPLITS
+from esper.tasks.dataset import SPLITS
 from esper.tasks.task import DataPath, Task, TaskConfig, get_task
 from esper.testing.hosts import check_host
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from esper.leyline.actions import HEAD_NAMES, HEAD_SIZES
 from esper.nissa.columns import Row
-from esper.nissa.monitors.table import MONITORS, Finding, Recent
+from esper.nissa.monitors.monitor import MONITORS, Finding, Recent
 from esper.nissa.schema import (
     EpisodeRow,
     EpochRow,
@@ -79,7 +79,7 @@ def healthy_round(round_number: int, **changes: Any) -> RoundRow:
         "wait_share_free": 0.99,
         "idle_share_free": 0.99,
         "growth_ratio": 1.4,
-        "pbrs_share": 0.2,
+        "reward_terms": {"gain": {"share": 0.7}, "pbrs": {"share": 0.2}, "rent": {"share": 0.1}},
         "anti_gaming_share": 0.01,
         "attribution_ratio_max": 2.0,
         "ransomware_count": 0,
@@ -133,7 +133,6 @@ def healthy_epochs(count: int = 60) -> list[Row]:
                 step=step,
                 val_loss=2.0 / (1 + 0.1 * step),
                 val_score=60.0 + 10 * math.log(step),
-                grad_norm=1.0,
                 parameters=7_000,
                 host_parameters=6_418,
             )

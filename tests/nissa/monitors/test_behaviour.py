@@ -11,17 +11,9 @@ from esper.nissa.monitors.behaviour import (
     check_wait_share,
     check_wasted,
     find_stillborn,
-    wait_share,
 )
 from esper.nissa.schema import EpisodeRow, EpochRow, RunRow
 from tests.nissa.monitors.series_of import findings, healthy_round, healthy_update, levels
-
-
-def test_only_free_decisions_count() -> None:
-    ops = ["WAIT"] * 98 + ["GERMINATE", "WAIT"]
-    forced = [True] * 90 + [False] * 10
-    assert wait_share(ops, forced) == (0.9, 10)
-    assert wait_share(["WAIT"] * 5, [True] * 5) == (None, 0)
 
 
 @pytest.mark.parametrize(
@@ -138,3 +130,11 @@ def test_seeds_that_are_thrown_away(
         for n, (begun, kept) in enumerate(zip(germinated, fossilized, strict=True))
     ]
     assert levels("wasted_seeds", *rows) == ({None: "warning"} if is_found else {})
+
+
+def test_a_rollback_of_one_network_is_told_with_its_reason() -> None:
+    quiet, bad = EpochRow(step=2), EpochRow(step=3, rollback_reason="not_finite")
+    assert levels("rollback", quiet, run=RunRow()) == {}
+    (found,) = findings("rollback", quiet, bad, run=RunRow())
+    assert (found.subject, found.severity) == ("not_finite", "warning")
+    assert found.message == "the network was rolled back: its loss was not finite"

@@ -15,19 +15,10 @@ from tests.nissa.monitors.series_of import healthy_round, levels
 
 
 @pytest.mark.parametrize(
-    ("ratio", "penalty", "is_found"),
-    [
-        (5.0, -0.1, True),
-        (4.9, -0.1, False),
-        (9.0, 0.0, False),
-        (9.0, None, True),
-        (None, -1, False),
-    ],
+    ("ratio", "is_found"), [(5.0, True), (4.9, False), (9.0, True), (None, False)]
 )
-def test_seeds_that_claim_more_than_there_is(
-    ratio: float | None, penalty: float | None, is_found: bool
-) -> None:
-    assert (check_attribution(ratio, penalty) is not None) is is_found
+def test_seeds_that_claim_more_than_there_is(ratio: float | None, is_found: bool) -> None:
+    assert (check_attribution(ratio) is not None) is is_found
 
 
 @pytest.mark.parametrize(
@@ -56,8 +47,8 @@ def test_ransomware(
     ("pbrs", "gaming", "subjects"),
     [
         (0.2, 0.01, []),
-        (0.05, 0.01, ["pbrs_share"]),
-        (0.5, 0.05, ["pbrs_share", "anti_gaming_share"]),
+        (0.05, 0.01, ["pbrs"]),
+        (0.5, 0.05, ["pbrs", "anti_gaming_share"]),
         # A reward without shaping has no share of it to watch.
         (0.0, 0.0, []),
         (None, None, []),
@@ -88,6 +79,8 @@ def test_a_term_that_only_steers_must_not_be_most_of_the_reward() -> None:
         "rent": {"mean": -0.1, "share": 0.51},
         "pbrs": {"mean": 0.0, "share": 0.5},
         "shock": {"mean": None, "share": None},
+        # Whoever wrote it knows what it pays for.
+        "somebody's own": {"mean": 1.0, "share": 0.99},
     }
     assert [found.subject for found in check_terms(terms)] == ["rent"]
     assert levels("reward_terms", healthy_round(0, reward_terms=terms)) == {"rent": "info"}

@@ -3,12 +3,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from esper.nissa import open_store
-from esper.nissa.metrics import Histogram
-from esper.nissa.schema import EpochRow, RunRow
+from esper.nissa.schema import EpisodeRow, EpochRow, RoundRow, RunRow, UpdateHeadRow, UpdateRow
 from esper.nissa.sinks import SinkContext
 from esper.nissa.sinks.tensorboard import TensorBoardSink, settings_of
 from esper.testing.sinks import HOSTILE, check_sink
@@ -29,28 +27,17 @@ def test_it_conforms(tmp_path: Path) -> None:
 
 def test_curves_of_a_run_are_in_its_folder(tmp_path: Path) -> None:
     with open_store(tmp_path, run_row()) as store:
-        store.epoch(step=1, val_score=70.0, val_loss=0.5)
-        store.epoch(step=2, val_score=72.0)
-        store.head(head="op", entropy=0.25, env_steps=600)
-        store.update(approx_kl=0.5, env_steps=600)
-        store.episode(episodic_return=2.0, env_steps=600)
+        store.write(EpochRow(step=1, val_score=70.0, val_loss=0.5))
+        store.write(EpochRow(step=2, val_score=72.0))
+        store.write(UpdateHeadRow(head="op", entropy=0.25, env_steps=600))
+        store.write(UpdateRow(approx_kl=0.5, env_steps=600))
+        store.write(EpisodeRow(episodic_return=2.0, env_steps=600))
     found = scalars(tmp_path / "tb")
     assert found["charts/val_score"] == [(1, 70.0), (2, 72.0)]
     assert found["losses/val_loss"] == [(1, 0.5)]
     assert found["losses/entropy/op"] == [(600, 0.25)]
     assert found["losses/approx_kl"] == [(600, 0.5)]
     assert found["charts/episodic_return"] == [(600, 2.0)]
-
-
-def test_histograms_are_drawn(tmp_path: Path) -> None:
-    with open_store(tmp_path, run_row()) as store:
-        store.histogram("histograms/weights", np.arange(100.0), step=3)
-    ((step, value),) = [
-        (step, value) for step, value in values(tmp_path / "tb") if value.tag.startswith("hist")
-    ]
-    assert step == 3
-    assert (value.histo.num, value.histo.min, value.histo.max) == (100.0, 0.0, 99.0)
-    assert sum(value.histo.bucket) == 100.0
 
 
 def test_settings_are_hyper_parameters(tmp_path: Path) -> None:
@@ -161,7 +148,8 @@ def test_hostile_names_become_tags(tmp_path: Path) -> None:
     folder.mkdir()
     sink = TensorBoardSink()
     sink.start(context(folder, run=RunRow(name=HOSTILE, task=HOSTILE)))
-    sink.write([Histogram(name=HOSTILE, step=1, values=np.ones(2))])
+    terms = {HOSTILE: {"mean": 1.0, "share": 1.0}}
+    sink.write([RoundRow(env_steps=1, reward_terms=terms)])
     sink.close("finished")
     tags = [value.tag for _, value in values(folder / "tb")]
     assert all(tag.isprintable() for tag in tags)
@@ -172,10 +160,8 @@ def test_tensorboard_itself_reads_it(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     with open_store(tmp_path, run_row()) as store:
-        store.epoch(step=1, val_score=70.0)
-        store.epoch(step=2, val_score=71.0)
-        store.histogram("histograms/weights", np.arange(10.0), step=2)
+        store.write(EpochRow(step=1, val_score=70.0))
+        store.write(EpochRow(step=2, val_score=71.0))
     loaded = EventAccumulator(str(tmp_path / "tb"))
     loaded.Reload()
     assert [(e.step, e.value) for e in loaded.Scalars("charts/val_score")] == [(1, 70.0), (2, 71.0)]
-    assert loaded.Tags()["histograms"] == ["histograms/weights"]

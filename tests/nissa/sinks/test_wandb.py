@@ -10,7 +10,7 @@ import pytest
 
 from esper.leyline.errors import UsageError
 from esper.nissa import open_store, query_run
-from esper.nissa.schema import RunRow
+from esper.nissa.schema import EpochRow, RunRow
 from esper.nissa.sinks import SinkContext
 from esper.nissa.sinks.wandb import WandbSink
 from tests.nissa.telling import run_row
@@ -24,8 +24,8 @@ needs_wandb = pytest.mark.skipif(
 OFFLINE = """
 import sys
 from pathlib import Path
-import numpy as np
 from esper.nissa import open_run, open_store, RunRow
+from esper.nissa.schema import EpochRow, UpdateHeadRow, UpdateRow
 from esper.testing.sinks import check_sink
 from esper.nissa.sinks.wandb import WandbSink
 
@@ -33,14 +33,13 @@ folder = Path(sys.argv[1])
 run = RunRow(task="digits", name="a <b> \\x1b[31m", config={"growth": {"lr": 0.1}})
 with open_store(folder, run, sinks=[WandbSink(mode="offline")]) as store:
     for step in range(1, 6):
-        store.epoch(step=step, val_score=50.0 + step, val_loss=1.0 / step)
-    store.head(head="op", entropy=0.5, env_steps=600)
-    store.update(approx_kl=0.9, env_steps=600)
-    store.histogram("histograms/weights", np.arange(20.0), step=5)
+        store.write(EpochRow(step=step, val_score=50.0 + step, val_loss=1.0 / step))
+    store.write(UpdateHeadRow(head="op", entropy=0.5, env_steps=600))
+    store.write(UpdateRow(approx_kl=0.9, env_steps=600))
     mark = store.watermark()
     store.finish("finished")
 with open_store(folder, run, resume=mark, sinks=[WandbSink(mode="offline")]) as store:
-    store.epoch(step=6, val_score=60.0)
+    store.write(EpochRow(step=6, val_score=60.0))
     store.finish("finished")
 with open_run(folder) as stored:
     print([row["message"] for row in stored.rows("alarms", where="volatile = 1")])
@@ -75,7 +74,7 @@ def test_it_works_offline(tmp_path: Path) -> None:
     files = list((tmp_path / "run" / "wandb").glob(f"offline-run-*-{run_id}/*.wandb"))
     assert files
     written = b"".join(path.read_bytes() for path in files)
-    for name in (b"charts/val_score", b"losses/entropy/op", b"histograms/weights", b"esper/step"):
+    for name in (b"charts/val_score", b"losses/entropy/op", b"esper/step"):
         assert name in written
 
 
@@ -93,7 +92,7 @@ def test_without_wandb_it_says_what_to_install(
 def test_a_run_goes_on_without_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     with open_store(tmp_path, run_row(), sinks=["wandb"]) as store:
-        store.epoch(step=1)
+        store.write(EpochRow(step=1))
         store.finish("finished")
     assert query_run(tmp_path, "SELECT subject FROM alarms").rows == [("wandb",)]
     assert query_run(tmp_path, "SELECT status FROM runs").rows == [("finished",)]

@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 
-from esper.population.parameter_stack import Stack, clip_coefficient, sgd_step
+from esper.population.parameter_stack import ParameterStack, clip_coefficient, sgd_step
 from tests.population.kernels.agreement import draw, on_cuda
 
 pytestmark = on_cuda
 
-RATES = {"learning_rate": 0.1, "momentum": 0.9, "weight_decay": 0.01}
+RATES = {"momentum": 0.9, "weight_decay": 0.01}
 
 
-def make_stack(rows: int, shapes: dict[str, tuple[int, ...]], seed: int) -> Stack:
+def make_stack(rows: int, shapes: dict[str, tuple[int, ...]], seed: int) -> ParameterStack:
     sizes = {name: torch.Size(shape) for name, shape in shapes.items()}
-    stack = Stack(sizes, torch.float32, torch.device("cuda"), compute=torch.bfloat16)
-    stack.arrange([], rows)
+    stack = ParameterStack(sizes, torch.float32, torch.device("cuda"), compute=torch.bfloat16)
+    stack.resize([], rows)
     stack.flat.copy_(draw(*stack.flat.shape, seed=seed))
     stack.momentum.copy_(draw(*stack.flat.shape, seed=seed + 1))
     stack.refresh()
@@ -24,10 +24,10 @@ def make_stack(rows: int, shapes: dict[str, tuple[int, ...]], seed: int) -> Stac
 
 
 @pytest.mark.parametrize("max_norm", [0.0, 1.0])
-def test_everybody_moves_as_in_pytorch(max_norm: float) -> None:
+def test_everybody_learns_as_in_pytorch(max_norm: float) -> None:
     from esper.population.kernels.optimizer import Optimizer, Owners
 
-    def make() -> list[Stack]:
+    def make() -> list[ParameterStack]:
         return [
             make_stack(4, {"weight": (40, 60), "bias": (3,), "spare": (5,)}, 1),
             make_stack(3, {"weight": (7, 2)}, 3),
@@ -38,12 +38,15 @@ def test_everybody_moves_as_in_pytorch(max_norm: float) -> None:
     # The last stack's networks are gates of the second's: 0 of 2 and 1 of 0.
     partner = torch.tensor([-1, -1, -1, -1, 8, -1, 7, 6, 4], device="cuda")
     active = torch.tensor([1, 1, 0, 1, 1, 1, 1, 1, 1], device="cuda")
+    # Every row has a rate of its own.
+    rates = 0.1 + 0.05 * torch.arange(9, device="cuda", dtype=torch.float32)
     # No gradient reaches the spare tensor of the first stack.
     columns = [stack.columns()[:2] for stack in fast]
     optimizer = Optimizer(
         [Owners(s.flat, s.momentum, s.used, c) for s, c in zip(fast, columns, strict=True)],
         active,
         partner,
+        rates,
     )
     tensors = [
         [draw(len(s), size, seed=20 + n) for n, (_, size) in enumerate(c)]
@@ -61,14 +64,14 @@ def test_everybody_moves_as_in_pytorch(max_norm: float) -> None:
     squares = torch.where(partner >= 0, own + own[partner.clamp(min=0)], own)
     start = 0
     for number, stack in enumerate(plain):
-        places = slice(start, start + len(stack))
+        entries = slice(start, start + len(stack))
         start += len(stack)
-        moves = (active[places] > 0)[:, None].expand_as(stack.flat).clone()
-        moves[:, sum(size for _, size in columns[number]) :] = False
+        learns = (active[entries] > 0)[:, None].expand_as(stack.flat).clone()
+        learns[:, sum(size for _, size in columns[number]) :] = False
         step = flat[number]
         if max_norm:
-            step = step * clip_coefficient(squares[places], max_norm)[:, None]
-        sgd_step(stack, step, moves, **RATES)
+            step = step * clip_coefficient(squares[entries], max_norm)[:, None]
+        sgd_step(stack, step, learns, learning_rate=rates[entries][:, None], **RATES)
     for one, other in zip(fast, plain, strict=True):
         torch.testing.assert_close(one.flat, other.flat, rtol=1e-5, atol=1e-5, equal_nan=True)
         torch.testing.assert_close(

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from esper.nissa import open_store
+from esper.nissa.schema import DecisionRow, RoundRow, UpdateHeadRow, UpdateRow
 from esper.report import report_run
 from esper.report.chart import LONGEST_TITLE, Chart
 from esper.report.training.charts import (
@@ -125,17 +126,23 @@ def test_hostile_values_stay_text(tmp_path: Path) -> None:
     with open_store(tmp_path / "run", row, sinks=(), watch=False) as store:
         fates = {HOSTILE: {"germinated": 1, "fossilized": 1, "pruned": 0}}
         terms = {HOSTILE: {"mean": 1.0, "share": 1.0}}
-        store.round(round=0, episodes=1, blueprint_fates=fates, reward_terms=terms, return_mean=1.0)
-        store.head(round=0, head=HOSTILE, choices=[3], entropy=0.5)
-        store.update(round=0, lstm_by_step=[{"step": HOSTILE}])
-        store.decision(
-            step=1,
-            op=HOSTILE,
-            slot=HOSTILE,
-            blueprint=HOSTILE,
-            reason=HOSTILE,
-            outcome=HOSTILE,
-            alternatives={"op": [[HOSTILE, 0.1]]},
+        store.write(
+            RoundRow(
+                round=0, episodes=1, blueprint_fates=fates, reward_terms=terms, return_mean=1.0
+            )
+        )
+        store.write(UpdateHeadRow(round=0, head=HOSTILE, choices=[3], entropy=0.5))
+        store.write(UpdateRow(round=0, lstm_by_step=[{"step": HOSTILE}]))
+        store.write(
+            DecisionRow(
+                step=1,
+                op=HOSTILE,
+                slot=HOSTILE,
+                blueprint=HOSTILE,
+                reason=HOSTILE,
+                outcome=HOSTILE,
+                alternatives={"op": [[HOSTILE, 0.1]]},
+            )
         )
         store.event("settings_changed", HOSTILE)
     page = report_run(tmp_path / "run").read_text(encoding="utf-8")

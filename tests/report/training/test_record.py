@@ -4,6 +4,7 @@ from pathlib import Path
 
 from esper.leyline.actions import HEAD_NAMES
 from esper.nissa import open_run, open_store
+from esper.nissa.schema import DecisionRow
 from esper.report.training.record import read_training
 from tests.report.training.runs import LENGTH, train_row, write_training
 
@@ -34,7 +35,7 @@ def test_the_best_the_middle_and_the_worst_episode_of_the_latest_round_are_shown
 
 def test_an_episode_without_an_end_is_shown_too(tmp_path: Path) -> None:
     with open_store(tmp_path / "run", train_row(), sinks=(), watch=False) as store:
-        store.decision(round=2, row=3, step=1, op="WAIT")
+        store.write(DecisionRow(round=2, row=3, step=1, op="WAIT"))
     with open_run(tmp_path / "run") as run:
         shown = read_training(run).episodes
     assert [(one.episode.round, one.episode.row, len(one.decisions)) for one in shown] == [

@@ -28,7 +28,7 @@ LENGTHS = [12, 5, 12, 7, 12, 12, 3, 12]
 def round_of(scale: float = 2.0) -> tuple[TamiyoRolloutBuffer, Targets]:
     buffer = collect(small_policy(), rows=8, lengths=LENGTHS)
     targets = make_targets(
-        buffer, PPOConfig(), scale=torch.tensor(scale), progress=0.0, success=0.0
+        buffer, PPOConfig(), scale=torch.tensor(scale), progress=0.0, paid_off=0.0
     )
     return buffer, targets
 
@@ -173,7 +173,7 @@ def test_each_head_is_measured_over_the_steps_at_which_it_mattered() -> None:
 def test_a_round_without_a_choice_has_no_ratios() -> None:
     buffer, _ = round_of()
     buffer.batch().free.zero_()
-    targets = make_targets(buffer, PPOConfig(), scale=torch.ones(()), progress=0.0, success=0.0)
+    targets = make_targets(buffer, PPOConfig(), scale=torch.ones(()), progress=0.0, paid_off=0.0)
     batch = buffer.batch()
     joint, by_head = measure_policy(
         batch,

@@ -124,22 +124,22 @@ def test_what_the_critic_expects_already_is_not_imitated() -> None:
     assert float(loss.detach()) == 0.0
 
 
-def test_success_ends_imitation() -> None:
+def test_paying_off_ends_imitation() -> None:
     agent = make_agent(imitation=ImitationConfig(weight=1.0))
     buffer = collect(agent.policy, rows=3, steps=6)
     paid(buffer, [3.0, 2.0, 1.0])
     buffer.batch().rewards[:, -1] = 1.0
     tasks = ["a", "b", "b"]
-    agent.update(buffer, progress=0.0, success=0.0, round=0, tasks=tasks)
+    agent.update(buffer, progress=0.0, paid_off=0.0, round=0, tasks=tasks)
     assert len(agent.good_episodes) == 3
 
-    def loss(*success: float) -> float:
-        agent._success = dict(zip("ab", success, strict=True))
+    def loss(*paid_off: float) -> float:
+        agent._paid_off = dict(zip("ab", paid_off, strict=True))
         return float(agent.imitate().detach())
 
     losses = [loss(rate, rate) for rate in (0.0, 0.25, 0.5)]
     assert losses[0] > 0
-    # Only where there was success.
+    # Only where episodes paid off.
     assert 0 < loss(0.0, 0.5) < losses[0]
     assert loss(0.0, 0.5) + loss(0.5, 0.0) == pytest.approx(losses[0])
     assert losses[1] == pytest.approx(losses[0] / 2)
@@ -150,7 +150,7 @@ def test_without_weight_nothing_is_kept_and_nothing_imitated() -> None:
     agent = make_agent(imitation=ImitationConfig(weight=0.0))
     buffer = collect(agent.policy, rows=3, steps=6)
     paid(buffer, [3.0, 2.0, 1.0])
-    agent.update(buffer, progress=0.0, success=0.0, round=0)
+    agent.update(buffer, progress=0.0, paid_off=0.0, round=0)
     assert len(agent.good_episodes) == 0
     assert float(agent.imitate()) == 0.0
 
@@ -161,7 +161,7 @@ def test_a_restored_agent_remembers_the_same_episodes() -> None:
     other = make_agent(small_policy(seed=1), imitation=imitation)
     buffer = collect(agent.policy, rows=3, steps=6)
     paid(buffer, [3.0, 2.0, 1.0])
-    agent.update(buffer, progress=0.0, success=0.0, round=0)
+    agent.update(buffer, progress=0.0, paid_off=0.0, round=0)
     other.load_state_dict(agent.state_dict())
     assert len(other.good_episodes) == 3
     assert torch.equal(other.imitate(), agent.imitate())

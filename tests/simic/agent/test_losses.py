@@ -194,18 +194,18 @@ def test_every_head_has_an_entropy_bonus_on_every_valid_step() -> None:
 def test_the_op_is_curious_until_it_succeeds_and_sparse_heads_where_they_could_act() -> None:
     config = PPOConfig(entropy_coef=0.0, entropy_coef_end=0.0)
     valid, free, _ = masks()
-    new = curiosity_weights(config, valid & free, success=torch.tensor([0.0]))
+    new = curiosity_weights(config, valid & free, paid_off=torch.tensor([0.0]))
     assert new[0].tolist() == pytest.approx([0.5, 0.5, 0.0, 0.0])
-    half = curiosity_weights(config, valid & free, success=torch.tensor([0.25]))
+    half = curiosity_weights(config, valid & free, paid_off=torch.tensor([0.25]))
     assert half[0].tolist() == pytest.approx([0.25, 0.25, 0.0, 0.0])
-    assert not curiosity_weights(config, valid & free, success=torch.tensor([0.5])).any()
+    assert not curiosity_weights(config, valid & free, paid_off=torch.tensor([0.5])).any()
     sparse = entropy_weights(config, *masks(), progress=0.0, shares=torch.ones(8))
     assert not sparse[..., OP].any()
     for index in range(len(HEAD_NAMES) - 1):
         assert sparse[0, :, index].tolist() == pytest.approx([0.03, 0.0, 0.0, 0.0])
-    for success, weight in ((0.0, 1.01), (0.05, 0.51), (0.1, 0.01), (0.5, 0.01)):
-        rate = torch.tensor([success])
-        (held,) = exploration_coefficients(config, success=rate, shares=torch.ones(8))
+    for share, weight in ((0.0, 1.01), (0.05, 0.51), (0.1, 0.01), (0.5, 0.01)):
+        rate = torch.tensor([share])
+        (held,) = exploration_coefficients(config, paid_off=rate, shares=torch.ones(8))
         assert held.tolist() == pytest.approx([weight] * (len(HEAD_NAMES) - 1) + [0.01])
 
 

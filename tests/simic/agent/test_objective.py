@@ -19,7 +19,7 @@ def scene(**options: Any) -> tuple[TamiyoRolloutBuffer, Targets, Scored, PPOConf
     policy = small_policy()
     buffer = collect(policy, rows=8, lengths=[12, 5, 12, 7, 12, 12, 3, 12])
     config, batch = PPOConfig(**options), buffer.batch()
-    targets = make_targets(buffer, config, scale=torch.ones(()), progress=0.5, success=0.5)
+    targets = make_targets(buffer, config, scale=torch.ones(()), progress=0.5, paid_off=0.5)
     with torch.no_grad():
         scores = policy.network.score(
             batch.states, batch.blueprint_indices, batch.actions, batch.masks
@@ -127,7 +127,7 @@ def test_scores_are_kept_by_row_and_can_be_forgotten() -> None:
 
 def targets_of(buffer: TamiyoRolloutBuffer, scale: float = 1.0, **options: object) -> Targets:
     return make_targets(
-        buffer, PPOConfig(**options), scale=torch.tensor(scale), progress=0.0, success=0.0
+        buffer, PPOConfig(**options), scale=torch.tensor(scale), progress=0.0, paid_off=0.0
     )
 
 
@@ -225,7 +225,7 @@ def test_a_potential_that_is_known_changes_nothing_but_what_is_paid_when(
 
     def targets(buffer: TamiyoRolloutBuffer) -> Targets:
         return make_targets(
-            buffer, config, scale=scale, progress=0.0, success=0.0, units=std.expand(4)
+            buffer, config, scale=scale, progress=0.0, paid_off=0.0, units=std.expand(4)
         )
 
     policy, lengths = small_policy(), [12, 7, 3, 12]

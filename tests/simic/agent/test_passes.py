@@ -27,7 +27,7 @@ def test_nothing_is_scored_twice(
         return score(states, *rest, **options)
 
     monkeypatch.setattr(agent.network, "score", counted)
-    agent.update(buffer, progress=0.0, success=0.0, round=0)
+    agent.update(buffer, progress=0.0, paid_off=0.0, round=0)
     # One more looks at some rows without their action feedback.
     assert len(calls) == forwards + 1
 
@@ -46,7 +46,7 @@ def test_a_stop_before_the_first_step_of_a_pass_costs_no_pass_of_its_own(
         return score(*arguments, **options)
 
     monkeypatch.setattr(agent.network, "score", counted)
-    report = agent.update(buffer, progress=0.0, success=0.0, round=0)
+    report = agent.update(buffer, progress=0.0, paid_off=0.0, round=0)
     assert len(report.updates) == 1
     assert report.steps == 1
     assert report.updates[0]["stopped_early"]
@@ -67,7 +67,7 @@ def test_weights_that_break_in_mid_update_end_it_and_are_reported() -> None:
                 agent.network.op_head[-1].bias[0] = torch.nan
 
     agent.optimizer.register_step_post_hook(poison)
-    report = agent.update(buffer, progress=0.0, success=0.0, round=0)
+    report = agent.update(buffer, progress=0.0, paid_off=0.0, round=0)
     assert (report.steps, steps) == (2, 2)
     assert [found.heads for found in report.nonfinite] == [("op",)]
     assert [row["ordinal"] for row in report.updates] == [0, 1]
@@ -81,7 +81,7 @@ def test_weights_that_break_in_mid_update_end_it_and_are_reported() -> None:
 
 def test_more_minibatches_than_rows_are_rows() -> None:
     agent = make_agent(minibatches=50, epochs=1)
-    report = agent.update(collect(agent.policy, rows=3), progress=0.0, success=0.0, round=0)
+    report = agent.update(collect(agent.policy, rows=3), progress=0.0, paid_off=0.0, round=0)
     assert report.steps == 3
 
 
@@ -90,7 +90,7 @@ def test_a_round_without_any_choice_still_teaches_the_critic() -> None:
     buffer = collect(agent.policy)
     buffer.batch().free.zero_()
     before = agent.network.value_head[0].weight.detach().clone()
-    report = agent.update(buffer, progress=0.0, success=0.0, round=0)
+    report = agent.update(buffer, progress=0.0, paid_off=0.0, round=0)
     assert report.steps == 4
     assert report.updates[-1]["usable_steps"] == 0
     assert report.updates[-1]["approx_kl"] is None

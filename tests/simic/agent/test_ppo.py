@@ -40,9 +40,9 @@ NOTHING: dict[str, Any] = {**ONLY_ACTOR, "advantage_std_floor": 1e30}
 
 
 def update(
-    agent: PPOAgent, buffer: TamiyoRolloutBuffer, round: int = 0, success: float = 0.0
+    agent: PPOAgent, buffer: TamiyoRolloutBuffer, round: int = 0, paid_off: float = 0.0
 ) -> Any:
-    return agent.update(buffer, progress=0.0, success=success, round=round)
+    return agent.update(buffer, progress=0.0, paid_off=paid_off, round=round)
 
 
 def lose(
@@ -50,7 +50,7 @@ def lose(
 ) -> tuple[Losses, Scores, Targets]:
     """Return the loss of a whole round, ready for `backward`, and what it was made of."""
     config, batch = PPOConfig(**options), buffer.batch()
-    targets = make_targets(buffer, config, scale=torch.ones(()), progress=0.0, success=0.0)
+    targets = make_targets(buffer, config, scale=torch.ones(()), progress=0.0, paid_off=0.0)
     scores = policy.network.score(
         batch.states, batch.blueprint_indices, batch.actions, batch.masks, with_baseline=False
     )
@@ -202,7 +202,7 @@ def test_forced_and_padded_steps_never_enter_the_actor_loss(ratio: str) -> None:
     log_probs = scores.log_probs.detach().requires_grad_()
     entropies = [scores.entropies] * 3
     scored = Scored(log_probs, scores.values, *entropies, torch.zeros_like(scores.values))
-    targets = make_targets(buffer, config, scale=torch.ones(()), progress=0.0, success=0.0)
+    targets = make_targets(buffer, config, scale=torch.ones(()), progress=0.0, paid_off=0.0)
     Objective(config, 0.0)(scored, log_probs.detach(), targets).total.backward()
     assert log_probs.grad is not None
     forced = batch.valid & ~batch.free
@@ -277,14 +277,14 @@ def test_updates_lead_out_of_a_collapse() -> None:
     assert gap_after(exploration_kl=0.01) < 19.9
 
 
-def test_curiosity_ends_with_success() -> None:
+def test_curiosity_ends_when_episodes_pay_off() -> None:
     policy = small_policy()
     buffer = collect(policy, rows=8)
     options = {**NOTHING, "exploration": ExplorationConfig(sparse_entropy=0.0), "target_kl": 0.0}
     before = policy.network.op_head[-1].weight.detach().clone()
-    update(make_agent(policy, **options), buffer, success=1.0)
+    update(make_agent(policy, **options), buffer, paid_off=1.0)
     assert torch.allclose(before, policy.network.op_head[-1].weight, atol=1e-12)
-    report = update(make_agent(policy, **options), buffer, success=0.0)
+    report = update(make_agent(policy, **options), buffer, paid_off=0.0)
     assert not torch.allclose(before, policy.network.op_head[-1].weight, atol=1e-5)
     assert report.updates[-1]["op_entropy_coef"] == pytest.approx(1.0)
 
@@ -608,7 +608,7 @@ def test_tasks_teach_alike_whatever_they_pay() -> None:
         agent = make_agent(small_policy())
         buffer = collect(agent.policy, rows=8)
         buffer.batch().rewards[:4] *= factor
-        agent.update(buffer, progress=0.0, success=0.0, round=0, tasks=["a"] * 4 + ["b"] * 4)
+        agent.update(buffer, progress=0.0, paid_off=0.0, round=0, tasks=["a"] * 4 + ["b"] * 4)
         return weights(agent.policy)
 
     plain, loud = learn(1.0), learn(100.0)

@@ -9,8 +9,8 @@ import torch
 
 from esper.leyline.actions import HEAD_NAMES
 from esper.leyline.slots import SlotConfig
-from esper.nissa.opening import open_store
 from esper.nissa.schema import RunRow, UpdateHeadRow, UpdateRow
+from esper.nissa.store import open_store
 from esper.simic.agent.report import ClampCounter, NonFinite, UpdateReport
 from esper.tamiyo.policy.layout import BASE_INDEX, feature_names, feature_specs
 from tests.simic.agent.rollouts import collect, make_agent
@@ -21,7 +21,7 @@ ONLY_ON_A_GPU = {"gpu_memory_share"}
 def report_of(**options: object) -> UpdateReport:
     agent = make_agent(**options)
     buffer = collect(agent.policy, rows=24, steps=14)
-    return agent.update(buffer, progress=0.3, success=0.4, round=3)
+    return agent.update(buffer, progress=0.3, paid_off=0.4, round=3)
 
 
 @pytest.mark.parametrize("minibatches", [1, 4])
@@ -35,7 +35,7 @@ def test_every_column_of_the_store_is_filled(minibatches: int) -> None:
         absent = {each.name for each in fields(row) if getattr(row, each.name) is None}
         assert absent == ONLY_ON_A_GPU
         assert (row.round, row.env_steps) == (3, 77)
-        assert row.success == pytest.approx(0.4)
+        assert row.paid_off_rolling == pytest.approx(0.4)
         assert row.op_entropy_coef == pytest.approx(0.2)
     assert [row.head for row in heads] == list(HEAD_NAMES) * 3
     for row in heads:
@@ -64,7 +64,7 @@ def test_what_could_not_be_measured_is_absent() -> None:
     agent = make_agent()
     buffer = collect(agent.policy)
     buffer.batch().rewards[0, 0] = math.nan
-    report = agent.update(buffer, progress=0.0, success=0.0, round=0)
+    report = agent.update(buffer, progress=0.0, paid_off=0.0, round=0)
     assert report.skipped
     assert math.isnan(report.approx_kl)
     rows = report.rows(round=0, env_steps=1)

@@ -3,22 +3,37 @@ from __future__ import annotations
 import pytest
 
 from esper.leyline.errors import ConfigError, UsageError
-from esper.simic.training.changes import apply_settings, compare_settings
+from esper.simic.training.changes import (
+    change_settings,
+    compare_settings,
+    parse_settings,
+)
 from tests.simic.training.tiny import tiny_config
 
 
 def test_settings_reach_every_depth() -> None:
-    config = apply_settings(
+    config = change_settings(
         tiny_config(),
-        ["rounds=9", "ppo.clip=0.1", "ppo.exploration.sparse_entropy=0.5", "tasks=[digits]"],
+        parse_settings(
+            ["rounds=9", "ppo.clip=0.1", "ppo.exploration.sparse_entropy=0.5", "tasks=[digits]"]
+        ),
     )
     assert (config.rounds, config.ppo.clip) == (9, 0.1)
     assert config.ppo.exploration.sparse_entropy == 0.5
     assert config.tasks == ("digits",)
 
 
+def test_a_mapping_changes_a_part_of_what_is_nested() -> None:
+    before = tiny_config()
+    config = change_settings(before, {"ppo": {"clip": 0.1, "exploration": {"op_curiosity": 0.5}}})
+    assert (config.ppo.clip, config.ppo.exploration.op_curiosity) == (0.1, 0.5)
+    assert config.ppo.epochs == before.ppo.epochs
+    with pytest.raises(ConfigError, match=r"no setting 'ppo\.clp'.*did you mean 'clip'"):
+        change_settings(before, {"ppo": {"clp": 0.1}})
+
+
 def test_there_is_one_discount() -> None:
-    config = apply_settings(tiny_config(), ["ppo.gamma=0.9"])
+    config = change_settings(tiny_config(), parse_settings(["ppo.gamma=0.9"]))
     assert config.ppo.gamma == config.reward.gamma == 0.9
 
 
@@ -36,7 +51,7 @@ def test_there_is_one_discount() -> None:
 )
 def test_a_setting_that_cannot_be_is_explained(setting: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        apply_settings(tiny_config(), [setting])
+        change_settings(tiny_config(), parse_settings([setting]))
 
 
 def test_nothing_changed_is_no_change() -> None:
@@ -50,7 +65,7 @@ def test_nothing_changed_is_no_change() -> None:
     ["seed=9", "rows=8", "episode_length=3", "policy.lstm_hidden_dim=16", "policy.critic=state"],
 )
 def test_what_makes_a_run_stays(setting: str) -> None:
-    changed = apply_settings(tiny_config(), [setting])
+    changed = change_settings(tiny_config(), parse_settings([setting]))
     with pytest.raises(ConfigError, match=rf"^{setting.partition('=')[0]} .*start a new run"):
         compare_settings(tiny_config(), changed)
 
@@ -70,7 +85,9 @@ def test_what_makes_a_run_stays(setting: str) -> None:
 )
 def test_a_round_is_played_again_where_it_is_another(setting: str, restarts: bool) -> None:
     key = setting.partition("=")[0]
-    changes = compare_settings(tiny_config(), apply_settings(tiny_config(), [setting]))
+    changes = compare_settings(
+        tiny_config(), change_settings(tiny_config(), parse_settings([setting]))
+    )
     assert list(changes.settings) == [key]
     assert changes.restarts_round == restarts
     assert key in changes.describe()

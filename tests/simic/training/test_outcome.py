@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from esper.kasmina.governor import Panic
 from esper.leyline.actions import LifecycleOp
 from esper.leyline.stages import SeedStage
 from esper.simic.training.outcome import RoundOutcome, find_seed_events
@@ -108,8 +109,21 @@ def test_terms_have_their_shares_of_the_absolute_reward() -> None:
     table = outcome().term_table()
     assert table["gain"]["share"] == pytest.approx(12 / 15)
     assert table["rent"] == {"mean": pytest.approx(-3 / 6), "share": pytest.approx(3 / 15)}
-    assert outcome().term("rent") is not None
-    assert outcome().term("pbrs") is None
+
+
+def test_terms_of_an_episode_add_up_to_its_return() -> None:
+    sums = outcome().term_sums()
+    assert [sorted(row) for row in sums] == [["gain", "rent"]] * 2
+    for row, terms in zip(sums, outcome().decisions["terms"], strict=True):
+        assert sum(row.values()) == pytest.approx(float(terms.sum()))
+
+
+def test_a_rollback_has_a_reason_where_the_rows_say_one() -> None:
+    assert outcome().rollback_reasons == [None, None]
+    panic = torch.zeros((2, 5), dtype=torch.int64)
+    panic[1, 2] = int(Panic.LOBOTOMY)
+    found = outcome(states={**outcome().states, "panic": panic})
+    assert found.rollback_reasons == [None, "lobotomy"]
 
 
 def test_fates_are_read_off_the_stages() -> None:

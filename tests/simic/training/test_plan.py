@@ -57,23 +57,23 @@ def test_a_plan_survives_being_written_down() -> None:
 
 STAGES = (
     StageConfig(tasks=("a",), rounds=2),
-    StageConfig(tasks=("b",), success=0.5),
-    StageConfig(tasks=("c",), rounds=3, success=0.9),
+    StageConfig(tasks=("b",), paid_off=0.5),
+    StageConfig(tasks=("c",), rounds=3, paid_off=0.9),
     StageConfig(tasks=("d",), rounds=1),
 )
 
 
-def stages_after(*successes: float) -> list[int]:
+def stages_after(*shares: float) -> list[int]:
     """Return the stage that follows each of these rounds."""
     curriculum = Curriculum(STAGES)
     found = []
-    for success in successes:
-        curriculum.add_round(success)
+    for paid_off in shares:
+        curriculum.add_round(paid_off)
         found.append(curriculum.stage)
     return found
 
 
-def test_a_stage_ends_by_rounds_or_by_success_and_the_last_never() -> None:
+def test_a_stage_ends_by_rounds_or_by_what_pays_off_and_the_last_never() -> None:
     assert stages_after(1.0, 1.0) == [0, 1]
     assert stages_after(0.0, 0.0, 0.4, 0.5) == [0, 1, 1, 2]
     assert stages_after(0.0, 0.0, 0.5, 0.9) == [0, 1, 2, 3]
@@ -87,7 +87,7 @@ def test_rounds_ahead_are_known_as_long_as_only_their_number_ends_a_stage() -> N
     curriculum.add_round(0.0)
     assert curriculum.known_rounds(9) == 1
     curriculum.add_round(0.0)
-    assert curriculum.known_rounds(9) == 1, "success may end it after any round"
+    assert curriculum.known_rounds(9) == 1, "paid_off may end it after any round"
     assert Curriculum(STAGES[-2:]).known_rounds(9) == 1
 
 

@@ -6,7 +6,7 @@ from esper.leyline.errors import UsageError
 from esper.simic.rewards import make_reward
 from esper.simic.training.config import TrainConfig
 from esper.simic.training.recipes import LEARNER, RECIPES, describe_recipes, get_recipe
-from esper.simic.training.row_source import TaskWorld
+from esper.simic.training.row_source import TaskRows
 
 OURS = ("smoke", "demo", "digits", "family", "cifar", "stories")
 DOCUMENTS = ("documents-001", "documents-000")
@@ -22,7 +22,7 @@ def test_a_recipe_is_complete(name: str) -> None:
     assert recipe.recipe == name
     assert TrainConfig.from_mapping(recipe.to_mapping()) == recipe
     make_reward(recipe.reward)
-    assert TaskWorld(recipe.replace(device="cpu")).num_slots <= recipe.policy.num_slots
+    assert TaskRows(recipe.replace(device="cpu")).num_slots <= recipe.policy.num_slots
 
 
 @pytest.mark.parametrize("name", OURS)

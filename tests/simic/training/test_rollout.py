@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from esper.kasmina.governor import Panic
 from esper.leyline.actions import Actions, LifecycleOp
 from esper.leyline.errors import UsageError
 from esper.leyline.signals import Signals
@@ -45,9 +46,13 @@ class Scripted(GradedProblem):
     def restore(self, saved: dict[str, Any]) -> Signals:
         return self._changed(super().restore(saved))
 
+    def panics(self) -> Tensor:
+        return torch.where(self._last_back, int(Panic.DIVERGENCE), int(Panic.NONE))
+
     def _changed(self, signals: Signals) -> Signals:
         back = [int(signals.epoch[row]) == self._rollbacks.get(row) for row in range(ROWS)]
-        return replace(signals, max_epochs=self._horizons.clone(), rolled_back=torch.tensor(back))
+        self._last_back = torch.tensor(back)
+        return replace(signals, max_epochs=self._horizons.clone(), rolled_back=self._last_back)
 
 
 class StepCount:
@@ -178,6 +183,7 @@ def test_a_rollback_ends_its_row_and_nothing_else() -> None:
     assert outcome.lengths.tolist() == [6, 3, 6, 6]
     assert outcome.returns.tolist() == [21.0, 6.0, 21.0, 21.0]
     assert outcome.rolled_back.tolist() == [False, True, False, False]
+    assert outcome.rollback_reasons == [None, "divergence", None, None]
 
 
 def test_rows_end_at_their_own_horizons() -> None:

@@ -28,6 +28,8 @@ from tests.simic.training.test_rollout import (
 POTENTIAL = torch.arange(float(ROWS))
 SCALE = 2.5
 
+CALM = torch.zeros(ROWS, dtype=torch.int64)
+
 
 class Keeping:
     """Traces that are filled by hand, and what was put into them."""
@@ -40,7 +42,7 @@ class Keeping:
         self.values: list[Tensor] = []
         self.op_values: list[Tensor] = []
         self.signals = self.environment.reset()
-        self.traces.keep_state(self.signals, self.twin_scores(self.signals))
+        self.traces.keep_state(self.signals, self.twin_scores(self.signals), CALM)
 
     def twin_scores(self, signals: Signals) -> Tensor:
         return 10.0 * signals.epoch + torch.arange(ROWS)
@@ -71,7 +73,7 @@ class Keeping:
             potential=POTENTIAL,
             value_scale=torch.full((ROWS,), SCALE),
         )
-        self.traces.keep_state(self.signals, transition.twin_after)
+        self.traces.keep_state(self.signals, transition.twin_after, CALM)
         self.values.append(decided.value)
         self.op_values.append(decided.op_values[torch.arange(ROWS), decided.op])
 
@@ -95,7 +97,7 @@ def test_states_are_there_before_the_first_decision_and_after_each() -> None:
     assert keeping.traces.length == 2
     assert (outcome.round, outcome.env_seeds) == (3, plan().env_seeds)
     assert outcome.decisions["op"].shape == (ROWS, 2)
-    assert outcome.states.keys() == {*KEPT_STATES, "twin_score"}
+    assert outcome.states.keys() == {*KEPT_STATES, "twin_score", "panic"}
     assert outcome.states["twin_score"][1].tolist() == [11.0, 21.0, 31.0]
     assert outcome.recorded_states["epoch"].tolist() == [[1, 2, 3]] * 2
 
@@ -146,6 +148,18 @@ def test_details_are_kept_where_the_reward_has_any() -> None:
     assert keeping.outcome().decisions["details"].tolist() == [[[3.0]]] * ROWS
     assert without.outcome().detail_names == ()
     assert "details" not in without.outcome().decisions
+
+
+def test_terms_that_come_and_go_within_a_round_are_refused() -> None:
+    keeping = Keeping()
+    keeping.step()
+    keeping.has_details = False
+    with pytest.raises(UsageError, match=r"the same terms and details in every step.*: why"):
+        keeping.step()
+    # Another round may have others.
+    keeping.traces.start()
+    keeping.step()
+    assert keeping.outcome().detail_names == ()
 
 
 def test_a_new_round_starts_empty() -> None:

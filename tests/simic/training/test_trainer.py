@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from esper.leyline.errors import CheckpointError, UsageError
-from esper.nissa.machine import resident_bytes
+from esper.leyline.process import resident_bytes
 from esper.simic.agent import ppo
 from esper.simic.agent.advantages import compute_gae
 from esper.simic.agent.config import PPOConfig
@@ -130,7 +130,7 @@ def test_what_a_rollback_pays_teaches_no_scale() -> None:
     scales = []
     for paid in (0.0, -50.0):
         trainer = make_trainer(rounds=1)
-        step, reward = trainer.world.environment(0, 0).step, trainer.reward
+        step, reward = trainer.row_source.environment(0, 0).step, trainer.reward
 
         def roll_back(actions: Any, step: Any = step) -> Any:
             signals = step(actions)
@@ -142,7 +142,7 @@ def test_what_a_rollback_pays_teaches_no_scale() -> None:
             terms["rollback"] = torch.where(transition.after.rolled_back, paid, 1.0)
             return RewardStep(terms=terms)
 
-        trainer.world.environment(0, 0).step = roll_back  # type: ignore[method-assign]
+        trainer.row_source.environment(0, 0).step = roll_back  # type: ignore[method-assign]
         trainer.reward.step = pay  # type: ignore[method-assign]
         list(trainer.run())
         scales.append(trainer.agent.reward_scales.state_dict())
@@ -158,7 +158,7 @@ def test_reports_say_where_the_run_stands() -> None:
         assert report.score_rolling == standing.score_rolling
         assert report.merit_rolling == standing.merit_rolling
         assert report.is_best
-        assert (report.env_steps, report.success) == (tally.env_steps, tally.success)
+        assert (report.env_steps, report.paid_off) == (tally.env_steps, tally.paid_off)
     assert trainer.tally.state_dict() == tally.state_dict()
     assert tally.fates
 
@@ -220,17 +220,17 @@ def test_a_policy_with_too_few_slots_is_refused_before_anything_is_trained() -> 
         Trainer(tiny_config(tasks=("digits",)))
 
 
-def test_a_curriculum_moves_on_by_rounds_and_by_success() -> None:
+def test_a_curriculum_moves_on_by_rounds_and_by_what_pays_off() -> None:
     stages = (
         StageConfig(tasks=("a",), rounds=2),
-        StageConfig(tasks=("b",), success=1e-9),
+        StageConfig(tasks=("b",), paid_off=1e-9),
         StageConfig(tasks=("c",)),
     )
     trainer = make_trainer(rounds=6, curriculum=stages)
     reports = list(trainer.run())
     assert [report.stage for report in reports[:3]] == [0, 0, 1]
     for before, after in itertools.pairwise(reports[2:]):
-        assert after.stage == (2 if before.success > 0 else 1)
+        assert after.stage == (2 if before.paid_off > 0 else 1)
     state = trainer.state_dict()
     other = make_trainer(rounds=6, curriculum=stages)
     other.load_state_dict(state)
@@ -346,7 +346,7 @@ def test_fifty_rounds_on_networks_leave_nothing_behind(mode: str) -> None:
         germinated += int(report.outcome.seeds.germinated.sum())
         if report.round in (19, 49):
             # Fresh rows: how many seeds the last round has left must not matter.
-            trainer.world.environment(report.round, 0).reset()
+            trainer.row_source.environment(report.round, 0).reset()
             gc.collect()
             tensors.append(sum(issubclass(type(each), torch.Tensor) for each in gc.get_objects()))
             sizes.append(resident_bytes() or 0)

@@ -8,20 +8,20 @@ import torch
 from esper.leyline.actions import placeholder_actions
 from esper.leyline.errors import UsageError
 from esper.population.population import Population
-from esper.simic.training.row_source import TaskWorld
+from esper.simic.training.row_source import TaskRows
 from esper.simic.training.twins import TwinCurves
 from tests.simic.training.tiny import NAME, tiny_config
 
 
-def make_twins(**changes: Any) -> tuple[TwinCurves, TaskWorld]:
+def make_twins(**changes: Any) -> tuple[TwinCurves, TaskRows]:
     config = tiny_config(episode_length=3, **changes)
-    world = TaskWorld(config)
-    return TwinCurves(world, config), world
+    row_source = TaskRows(config)
+    return TwinCurves(row_source, config), row_source
 
 
 def test_a_twin_is_the_row_that_only_waits() -> None:
-    twins, world = make_twins()
-    plan = world.plan(0, 0)
+    twins, row_source = make_twins()
+    plan = row_source.plan(0, 0)
     assert list(twins.prepare([plan])) == [(1, 4), (2, 4), (3, 4), (4, 4)]
     curves = twins.scores(plan)
     population = Population(NAME, 4, seed=3, device="cpu", strategy="sequential", horizon=4)
@@ -32,8 +32,8 @@ def test_a_twin_is_the_row_that_only_waits() -> None:
 
 
 def test_rows_that_share_a_seed_share_their_twin() -> None:
-    twins, world = make_twins()
-    plan = world.plan(0, 0)
+    twins, row_source = make_twins()
+    plan = row_source.plan(0, 0)
     list(twins.prepare([plan]))
     curves = twins.scores(plan)
     assert torch.equal(curves[0], curves[1])
@@ -42,8 +42,8 @@ def test_rows_that_share_a_seed_share_their_twin() -> None:
 
 
 def test_rounds_ahead_are_trained_together_and_once() -> None:
-    twins, world = make_twins()
-    plans = [world.plan(number, 0) for number in range(2)]
+    twins, row_source = make_twins()
+    plans = [row_source.plan(number, 0) for number in range(2)]
     list(twins.prepare(plans))
     assert list(twins.prepare(plans[1:])) == []
     alone, other_world = make_twins()
@@ -52,32 +52,32 @@ def test_rounds_ahead_are_trained_together_and_once() -> None:
 
 
 def test_twins_of_rounds_that_are_over_are_forgotten() -> None:
-    twins, world = make_twins()
-    list(twins.prepare([world.plan(0, 0)]))
-    list(twins.prepare([world.plan(1, 0)]))
+    twins, row_source = make_twins()
+    list(twins.prepare([row_source.plan(0, 0)]))
+    list(twins.prepare([row_source.plan(1, 0)]))
     assert len(twins.state_dict()["curves"]) == 2
     with pytest.raises(UsageError, match="not trained yet"):
-        twins.scores(world.plan(0, 0))
+        twins.scores(row_source.plan(0, 0))
 
 
 def test_a_pool_of_seeds_is_trained_once() -> None:
-    twins, world = make_twins(seed_pool=2)
-    trained = sum(len(list(twins.prepare([world.plan(number, 0)]))) for number in range(6))
+    twins, row_source = make_twins(seed_pool=2)
+    trained = sum(len(list(twins.prepare([row_source.plan(number, 0)]))) for number in range(6))
     assert trained <= 2 * 4
     assert len(twins.state_dict()["curves"]) <= 2
 
 
 def test_twins_cut_short_leave_nothing() -> None:
-    twins, world = make_twins()
-    for step, _ in twins.prepare([world.plan(0, 0)]):
+    twins, row_source = make_twins()
+    for step, _ in twins.prepare([row_source.plan(0, 0)]):
         if step == 2:
             break
     assert twins.state_dict()["curves"] == {}
 
 
 def test_curves_are_kept_in_a_state() -> None:
-    twins, world = make_twins()
-    plan = world.plan(0, 0)
+    twins, row_source = make_twins()
+    plan = row_source.plan(0, 0)
     list(twins.prepare([plan]))
     other, _ = make_twins()
     other.load_state_dict(twins.state_dict())
@@ -86,8 +86,8 @@ def test_curves_are_kept_in_a_state() -> None:
 
 
 def test_every_member_of_a_family_has_its_twin() -> None:
-    twins, world = make_twins(tasks=("digits_family",), variants_per_round=2)
-    plan = world.plan(0, 0)
+    twins, row_source = make_twins(tasks=("digits_family",), variants_per_round=2)
+    plan = row_source.plan(0, 0)
     list(twins.prepare([plan]))
     assert twins.scores(plan).isfinite().all()
 

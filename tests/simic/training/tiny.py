@@ -19,9 +19,9 @@ from esper.leyline.rules import RulesConfig
 from esper.nissa.columns import TABLES
 from esper.nissa.reader import open_run
 from esper.population.engine import PopulationConfig
+from esper.runs.training import resume_training, start_training
 from esper.simic.agent.config import PPOConfig
 from esper.simic.training.config import TrainConfig
-from esper.simic.training.run import resume_run, start_run
 from esper.tamiyo.networks.config import PolicyConfig
 from esper.tasks.presets import Digits
 from esper.tasks.task import TASKS, register_task
@@ -89,11 +89,12 @@ def main() -> None:
     folder = Path(sys.argv[1])
     config = tiny_config(checkpoint_seconds=0.01)
     if (folder / "config.yaml").exists():
-        run = resume_run(folder, sinks=())
+        run = resume_training(folder, sinks=())
     else:
-        run = start_run(folder, config, sinks=())
+        run = start_training(folder, config, sinks=())
     with run:
-        run.carry_out()
+        if run.carry_out():
+            run.finish()
 
 
 if __name__ == "__main__":

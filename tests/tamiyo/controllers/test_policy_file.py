@@ -8,8 +8,9 @@ import torch
 
 from esper.leyline.blueprints import BUILTIN_BLUEPRINTS
 from esper.leyline.errors import CheckpointError, UsageError
+from esper.leyline.manifest import MANIFEST_FILE
 from esper.leyline.slots import SlotConfig
-from esper.leyline.storage import MANIFEST_FILE, load_tree, save_tree
+from esper.leyline.storage import load_tree, save_tree
 from esper.tamiyo.controllers.policy_file import (
     POLICY_VERSION,
     Policy,

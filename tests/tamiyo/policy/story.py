@@ -54,7 +54,7 @@ class Story:
         self.state = self.state.where(
             self.state.has_module, params=100 * self.state.blueprint.clamp(min=1)
         )
-        self.last_op, self.success = int(op), bool(applied.success[0])
+        self.last_op, self.success = int(op), bool(applied.took_effect[0])
         self.state = tick(self.state, self.lifecycle)
         return self.success
 

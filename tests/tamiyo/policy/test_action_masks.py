@@ -32,7 +32,7 @@ from esper.tamiyo.policy.action_masks import (
     head_sizes,
     heads_mask,
 )
-from esper.testing.imagined_hosts import ImaginedHosts
+from esper.testing.imagined import ImaginedHosts
 from esper.testing.signals import random_signals
 from tests.kasmina.gardens import measure, same_state, stack_garden
 

@@ -14,7 +14,7 @@ from esper.tamiyo.policy.checks import (
     refuse_strangers,
     refuse_unknown_stages,
 )
-from esper.testing.imagined_hosts import middle_aged_hosts
+from esper.testing.imagined import middle_aged_hosts
 
 
 def test_debugging_is_a_matter_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

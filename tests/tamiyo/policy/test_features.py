@@ -34,7 +34,7 @@ from esper.tamiyo.policy.layout import SLOT_INDEX, feature_specs
 from esper.tamiyo.policy.reference import plain_reports
 from esper.tasks import get_task
 from esper.tasks.objective import per_sample_classification
-from esper.testing.imagined_hosts import ImaginedHosts
+from esper.testing.imagined import ImaginedHosts
 from esper.testing.signals import random_signals
 from tests.tamiyo.policy.story import Plan, Story
 

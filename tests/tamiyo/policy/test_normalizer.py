@@ -11,7 +11,7 @@ from esper.leyline.storage import load_tree, save_tree
 from esper.tamiyo.policy.features import batch_obs_to_features
 from esper.tamiyo.policy.layout import FEATURE_NAMES, feature_specs
 from esper.tamiyo.policy.normalizer import ObservationNormalizer
-from esper.testing.imagined_hosts import ImaginedHosts
+from esper.testing.imagined import ImaginedHosts
 
 SLOTS = SlotConfig.default()
 CONTINUOUS = torch.tensor([spec.kind == "continuous" for spec in feature_specs(SLOTS)])

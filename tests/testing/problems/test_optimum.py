@@ -103,21 +103,23 @@ def search(problem: Problem) -> float:
         wide.step(dict(zip(HEAD_NAMES, chosen.unbind(1), strict=True)))
         total = earned[spread] + wide.paid.sum(1)
         wide.paid = torch.zeros_like(wide.paid)
-        wide.last_op, wide.last_success = spread * 0, spread >= 0
+        wide.group.last_op, wide.group.last_success = spread * 0, spread >= 0
         saved, earned = _merge(wide.snapshot(), total)
     return float(earned.max())
 
 
 def _map(tree: dict[str, Any], change: Any) -> dict[str, Any]:
+    """Change every tensor of a snapshot; the imagined rows have no weights to choose from."""
     return {
         name: _map(value, change) if isinstance(value, dict) else change(value)
         for name, value in tree.items()
-    }
+        if not isinstance(value, list)
+    } | {name: [] for name, value in tree.items() if isinstance(value, list)}
 
 
 def _merge(saved: dict[str, Any], earned: Tensor) -> tuple[dict[str, Any], Tensor]:
     """Keep one row per distinct state, with the highest return that led to it."""
-    state = saved["state"]
+    state = saved["rows"]["state"]
     parts = [state[name] for name in LEADS_ON] + [torch.isfinite(state["contribution"])]
     parts += [saved["worth"], saved["scaffolded"][:, None], saved["pending"][:, None]]
     keys = torch.cat([each.double() for each in parts], 1)

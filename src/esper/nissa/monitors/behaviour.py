@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from esper.nissa.monitors.table import Finding, Recent, Series, findings, measured, register_monitor
+from esper.nissa.monitors.monitor import (
+    Finding,
+    Recent,
+    Series,
+    findings,
+    measured,
+    register_monitor,
+)
 from esper.nissa.schema import EpisodeRow, EpochRow, RoundRow, UpdateRow
 
 FREE_STEPS = 100
@@ -19,14 +26,6 @@ SHORTCUT_UPDATES = 3
 WASTED_ROUNDS = 10
 WASTED_SEEDS = 100
 WASTED_RATE = 0.05
-
-
-def wait_share(ops: Sequence[str], forced: Sequence[bool]) -> tuple[float | None, int]:
-    """Return the share of WAIT among the free decisions, and how many of these there were."""
-    free = [op for op, is_forced in zip(ops, forced, strict=True) if not is_forced]
-    if not free:
-        return None, 0
-    return sum(op == "WAIT" for op in free) / len(free), len(free)
 
 
 def check_wait_share(share: float | None, free_steps: int | None) -> Finding | None:
@@ -231,6 +230,17 @@ def stillborn_blueprint(recent: Recent) -> Iterator[Finding]:
         yield from find_stillborn(fates)
 
 
+_ROLLBACK = {
+    "not_finite": "its loss was not finite",
+    "lobotomy": "it fell back to chance",
+    "divergence": "its loss exploded",
+}
+
+
+def _reason(rollback: str | None) -> str:
+    return _ROLLBACK.get(rollback or "", rollback or "the reason was not recorded")
+
+
 @register_monitor(
     "governor_rollback",
     reads=EpisodeRow,
@@ -246,5 +256,24 @@ def governor_rollback(recent: Recent) -> Iterator[Finding]:
         yield Finding(
             severity="warning",
             subject=newest.rollback_reason,
-            message=f"row {newest.row} was rolled back ({newest.rollback_reason or 'no reason'})",
+            message=f"row {newest.row} was rolled back: {_reason(newest.rollback_reason)}",
+        )
+
+
+@register_monitor(
+    "rollback",
+    reads=EpochRow,
+    thresholds="every rollback: warning",
+    meaning="The governor took the network back to its last good state.",
+    advice="One is bad luck; several mean that the learning rate is too high or blends too sudden.",
+    is_event=True,
+)
+def rollback(recent: Recent) -> Iterator[Finding]:
+    """Look at the newest epoch of one network."""
+    newest = recent.epochs[-1]
+    if newest.rollback_reason is not None:
+        yield Finding(
+            severity="warning",
+            subject=newest.rollback_reason,
+            message=f"the network was rolled back: {_reason(newest.rollback_reason)}",
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from esper.nissa.monitors.table import Finding, Recent, findings, register_monitor
+from esper.nissa.monitors.monitor import Finding, Recent, findings, register_monitor
 from esper.nissa.schema import UpdateRow
 
 EXPLAINED_VARIANCE: tuple[tuple[float, float], ...] = (

@@ -1,11 +1,9 @@
-"""The documents' measurements on a batch of tensors, and the traffic lights of a page."""
+"""The documents' measurements on a batch of tensors, for whoever has the tensors at hand."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -123,55 +121,3 @@ def monitor_critic_op_sensitivity(q_values: Tensor) -> dict[str, Any]:
         "q_op_spread": float(per_op.max() - per_op.min()),
         "q_per_op_mean": per_op.tolist(),
     }
-
-
-Light = Literal["good", "watch", "bad", "unknown"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Band:
-    """Where a number stops being good and starts being bad."""
-
-    watch: float
-    bad: float
-    meaning: str
-    is_high_good: bool = False
-    least: float | None = None
-    """Below this it is to be watched as well."""
-
-
-BANDS: dict[str, Band] = {
-    "explained_variance": Band(
-        watch=0.3, bad=0.0, is_high_good=True, meaning="how much of the returns the critic explains"
-    ),
-    "clipfrac": Band(watch=0.25, bad=0.3, meaning="how many decisions were clipped"),
-    "approx_kl": Band(watch=0.015, bad=0.03, meaning="how far an update moved the policy"),
-    "grad_norm": Band(watch=5.0, bad=10.0, meaning="size of the learner's gradient"),
-    "ratio_max": Band(watch=1.5, bad=2.0, meaning="greatest joint ratio"),
-    "wait_share_free": Band(watch=1.0, bad=1.0, meaning="waiting where it could act; 99 % is fine"),
-    "pbrs_share": Band(watch=0.40, bad=1.0, least=0.10, meaning="shaping in the reward"),
-    "anti_gaming_share": Band(watch=0.05, bad=0.10, meaning="decisions penalised for gaming"),
-    "growth_ratio": Band(watch=2.0, bad=5.0, meaning="parameters over those of the host"),
-    "obs_clamp_share": Band(watch=0.05, bad=0.10, meaning="observation entries at their clamp"),
-    "feedback_dependence": Band(
-        watch=0.3, bad=0.6, meaning="op probability that hangs on the last action alone"
-    ),
-    "stale_s": Band(watch=2.0, bad=5.0, meaning="seconds since the last record of a running run"),
-}
-"""By metric; a metric without a band has no colour."""
-
-
-def light(metric: str, value: float | None) -> Light:
-    """Return the colour of a number: unknown where it was not measured or has no band."""
-    band = BANDS.get(metric)
-    if band is None or value is None or math.isnan(value):
-        return "unknown"
-    if band.is_high_good:
-        if value >= band.watch:
-            return "good"
-        return "watch" if value >= band.bad else "bad"
-    if value >= band.bad:
-        return "bad"
-    if value >= band.watch or (band.least is not None and value < band.least):
-        return "watch"
-    return "good"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
-from esper.nissa.monitors.table import (
+from esper.nissa.monitors.monitor import (
     Finding,
     Recent,
     Series,
@@ -24,7 +24,6 @@ PLATEAU = 0.5
 TREND = 2.0
 LOSS_SPIKE = 2.0
 SCORE_DROP = 5.0
-GRADIENT_SPIKE = 100.0
 TRACE_MEMORY = 0.9
 TRACE_WARMUP = 3
 TRACE_WINDOW = 32
@@ -67,24 +66,17 @@ def find_trend(rolling: Series) -> tuple[Trend, float] | None:
     return ("degradation", change) if change <= -TREND else None
 
 
-def trace_reasons(
-    losses: Series, scores: Series, grad_norms: Series = ()
-) -> dict[str, tuple[float, float]]:
+def trace_reasons(losses: Series, scores: Series) -> dict[str, tuple[float, float]]:
     """Return why the newest epoch deserves a close look, as {reason: (value, threshold)}.
 
-    A loss twice its average, a score five points below the one before, a gradient a hundred times
-    its average. A failed gate and a change of stage are the other two reasons to look closely;
-    those are rows of their own.
+    A loss twice its average, or a score five points below the one before. A failed gate and a
+    change of stage are the other two reasons to look closely; those are rows of their own.
     """
     reasons: dict[str, tuple[float, float]] = {}
-    for name, series, factor in (
-        ("loss_spike", losses, LOSS_SPIKE),
-        ("gradient_spike", grad_norms, GRADIENT_SPIKE),
-    ):
-        values = measured(series)
-        average = smoothed(values[:-1], TRACE_MEMORY)
-        if len(values) > TRACE_WARMUP and average and values[-1] > factor * average > 0:
-            reasons[name] = (values[-1], factor * average)
+    values = measured(losses)
+    average = smoothed(values[:-1], TRACE_MEMORY)
+    if len(values) > TRACE_WARMUP and average and values[-1] > LOSS_SPIKE * average > 0:
+        reasons["loss_spike"] = (values[-1], LOSS_SPIKE * average)
     points = measured(scores)
     if len(points) > 1 and points[-1] <= points[-2] - SCORE_DROP:
         reasons["score_drop"] = (points[-1], points[-2] - SCORE_DROP)
@@ -130,8 +122,7 @@ def trend(recent: Recent) -> Iterator[Finding]:
 @register_monitor(
     "sudden_change",
     reads=EpochRow,
-    thresholds="validation loss > 2 times its average, score 5 points below the last, gradient "
-    "> 100 times its average: warning",
+    thresholds="validation loss > 2 times its average, score 5 points below the last: warning",
     meaning="Something happened to the network in this epoch.",
     advice="Look at the decision before it: a blend that is too fast, or a prune of a seed that "
     "was needed; a slower alpha schedule is smoother.",
@@ -141,11 +132,7 @@ def sudden_change(recent: Recent) -> Iterator[Finding]:
     if (recent.run.rows or 1) > 1:
         return
     rows = list(recent.epochs)[-TRACE_WINDOW:]
-    reasons = trace_reasons(
-        [row.val_loss for row in rows],
-        [row.val_score for row in rows],
-        [row.grad_norm for row in rows],
-    )
+    reasons = trace_reasons([row.val_loss for row in rows], [row.val_score for row in rows])
     for reason, (value, threshold) in reasons.items():
         yield Finding(
             severity="warning",

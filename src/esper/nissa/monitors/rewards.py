@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from esper.nissa.monitors.table import Finding, Recent, findings, register_monitor
+from esper.nissa.monitors.monitor import Finding, Recent, findings, register_monitor
 from esper.nissa.schema import EpochRow, RoundRow
 
 ATTRIBUTION_RATIO = 5.0
@@ -15,17 +15,24 @@ RANSOM_CRITICAL = 1.0
 PBRS_SHARE = (0.10, 0.40)
 ANTI_GAMING_SHARE = 0.05
 TERM_SHARE = 0.5
-RESULTS = frozenset({"gain", "attribution", "terminal", "escrow"})
-"""Terms that pay for what a network became; the others only steer."""
+SHAPING = "pbrs"
+"""The term that shapes by potentials."""
+STEERING = frozenset(
+    {
+        *("blending", "holding", SHAPING, "synergy", "rent", "shock", "occupancy"),
+        *("first_germination", "action", "clawback", "auto_prune", "hindsight", "rollback"),
+    }
+)
+"""Our terms that steer and do not pay for what a network became; others' are theirs to judge."""
 HINDSIGHT_ROUNDS = 10
 HINDSIGHT_SEEDS = 50
 HINDSIGHT_CAP = 0.2
 HINDSIGHT_PAID = 10
 
 
-def check_attribution(ratio: float | None, penalty: float | None = None) -> Finding | None:
+def check_attribution(ratio: float | None) -> Finding | None:
     """Find a seed credited with far more than the network gained, where a penalty applied."""
-    if ratio is None or ratio < ATTRIBUTION_RATIO or penalty == 0:
+    if ratio is None or ratio < ATTRIBUTION_RATIO:
         return None
     return Finding(
         severity="warning",
@@ -54,20 +61,20 @@ def check_ransomware(
     )
 
 
-def check_shares(pbrs_share: float | None, anti_gaming_share: float | None) -> Iterator[Finding]:
+def check_shares(shaping: float | None, anti_gaming_share: float | None) -> Iterator[Finding]:
     """Find rewards that are mostly shaping, or often a penalty for gaming.
 
     A share of exactly 0 says that the reward has no shaping, which is no fault.
     """
     low, high = PBRS_SHARE
-    if pbrs_share and not low <= pbrs_share <= high:
-        limit = low if pbrs_share < low else high
+    if shaping and not low <= shaping <= high:
+        limit = low if shaping < low else high
         yield Finding(
             severity="info",
-            subject="pbrs_share",
-            value=pbrs_share,
+            subject=SHAPING,
+            value=shaping,
             threshold=limit,
-            message=f"shaping is {pbrs_share:.0%} of the reward (healthy: {low:.0%} to {high:.0%})",
+            message=f"shaping is {shaping:.0%} of the reward (healthy: {low:.0%} to {high:.0%})",
         )
     if anti_gaming_share is not None and anti_gaming_share >= ANTI_GAMING_SHARE:
         yield Finding(
@@ -83,7 +90,7 @@ def check_terms(terms: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
     """Find a term that only steers and yet makes up most of what is paid."""
     for term, numbers in terms.items():
         share = numbers.get("share")
-        if term in RESULTS or share is None or share <= TERM_SHARE:
+        if term not in STEERING or share is None or share <= TERM_SHARE:
             continue
         yield Finding(
             severity="info",
@@ -155,22 +162,21 @@ def reward_hacking(recent: Recent) -> Iterator[Finding]:
 def reward_shares(recent: Recent) -> Iterator[Finding]:
     """Look at the newest round."""
     newest = recent.rounds[-1]
-    yield from check_shares(newest.pbrs_share, newest.anti_gaming_share)
+    shaping = _terms(newest).get(SHAPING, {}).get("share")
+    yield from check_shares(shaping, newest.anti_gaming_share)
 
 
 @register_monitor(
     "reward_terms",
     reads=RoundRow,
-    thresholds="a term other than gain, attribution, terminal and escrow > 50 % of the absolute "
-    "reward: info",
+    thresholds="a built-in term that only steers (not gain, attribution, terminal, escrow) > 50 % "
+    "of the absolute reward: info",
     meaning="The controller is paid for the way, not for where it leads.",
     advice="Scale that term down, or leave it out: compare with the `twin` reward.",
 )
 def reward_terms(recent: Recent) -> Iterator[Finding]:
     """Look at the newest round."""
-    terms = recent.rounds[-1].reward_terms
-    if isinstance(terms, Mapping):
-        yield from check_terms(terms)
+    yield from check_terms(_terms(recent.rounds[-1]))
 
 
 @register_monitor(
@@ -198,3 +204,7 @@ def ransomware(recent: Recent) -> Iterator[Finding]:
     """Look at the seeds of one network."""
     for slot, stage in recent.stages.items():
         yield from findings(check_ransomware(slot, stage.contribution, stage.improvement))
+
+
+def _terms(row: RoundRow) -> Mapping[str, Any]:
+    return row.reward_terms if isinstance(row.reward_terms, Mapping) else {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from esper.nissa.sinks import tensorboard as _tensorboard
 from esper.nissa.sinks import wandb as _wandb
-from esper.nissa.sinks.contract import SINKS, Sink, SinkContext, register_sink
+from esper.nissa.sinks.sink import SINKS, Sink, SinkContext, register_sink
 
 __all__ = ["SINKS", "Sink", "SinkContext", "register_sink"]
 

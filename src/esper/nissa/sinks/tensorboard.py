@@ -1,4 +1,4 @@
-"""TensorBoard: scalars, histograms and hyper-parameters in `tb/` of the run folder.
+"""TensorBoard: scalars and hyper-parameters in `tb/` of the run folder.
 
 One event file per run. A resume cuts it back to where the checkpoint left it and goes on in the
 same file, so that the curves of an interrupted run are those of an uninterrupted one. The message
@@ -15,17 +15,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import numpy as np
-
 from esper.nissa.columns import Row, storable_text
-from esper.nissa.metrics import Histogram, Point, points_of
+from esper.nissa.metrics import Point, points_of
 from esper.nissa.schema import RunRow
-from esper.nissa.sinks.contract import SinkContext, register_sink
+from esper.nissa.sinks.sink import SinkContext, register_sink
 
 FOLDER = "tb"
 
 _SUFFIX = ".esper"
-_BINS = 64
 _MAX_SETTINGS = 500
 _MAX_TEXT = 500
 
@@ -60,7 +57,7 @@ class TensorBoardSink:
             self._write_settings()
 
     def write(self, records: Sequence[Row]) -> None:
-        """Write the points and histograms of records, one event per step."""
+        """Write the points of records, one event per step."""
         step: int | None = None
         values: list[Any] = []
         for record in records:
@@ -92,27 +89,11 @@ class TensorBoardSink:
         return self._file
 
     def _values(self, record: Row) -> Iterator[tuple[int, Any]]:
-        if isinstance(record, Histogram):
-            yield record.step, self._histogram(record)
         for point in points_of(record, self._run):
             yield point.step, self._scalar(point)
 
     def _scalar(self, point: Point) -> Any:
         return self._summary.Summary.Value(tag=_tag(point.name), simple_value=point.value)
-
-    def _histogram(self, record: Histogram) -> Any:
-        values = record.values
-        counts, edges = np.histogram(values, bins=_BINS)
-        histogram = self._summary.HistogramProto(
-            min=float(values.min()),
-            max=float(values.max()),
-            num=float(values.size),
-            sum=float(values.sum()),
-            sum_squares=float((values * values).sum()),
-            bucket_limit=edges[1:].tolist(),
-            bucket=counts.tolist(),
-        )
-        return self._summary.Summary.Value(tag=_tag(record.name), histo=histogram)
 
     def _write_settings(self) -> None:
         hparams = importlib.import_module("tensorboardX.summary").hparams

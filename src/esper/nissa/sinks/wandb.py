@@ -13,9 +13,9 @@ from typing import Any
 
 from esper.leyline.errors import UsageError
 from esper.nissa.columns import Row, storable_text
-from esper.nissa.metrics import Histogram, points_of
+from esper.nissa.metrics import points_of
 from esper.nissa.schema import AlarmRow, RunRow
-from esper.nissa.sinks.contract import SinkContext, register_sink
+from esper.nissa.sinks.sink import SinkContext, register_sink
 from esper.nissa.sinks.tensorboard import settings_of
 
 STEP = "esper/step"
@@ -24,7 +24,7 @@ PROJECT = "esper"
 
 @register_sink("wandb")
 class WandbSink:
-    """Sends points, histograms and alarms to one W&B run."""
+    """Sends points and alarms to one W&B run."""
 
     def __init__(self, *, project: str = PROJECT, mode: str | None = None) -> None:
         """Create an idle sink; `mode` is W&B's own, such as "offline", and its default if None."""
@@ -62,12 +62,14 @@ class WandbSink:
         for record in records:
             if isinstance(record, AlarmRow):
                 self._alarm(record)
-            for at, name, value in self._values(record):
-                if entry and (at != step or name in entry):
+            for point in points_of(record, self._run):
+                # A reward's author names its terms, and may name them as he likes.
+                name = storable_text(point.name)
+                if entry and (point.step != step or name in entry):
                     self._logger.log({STEP: step, **entry})
                     entry = {}
-                step = at
-                entry[name] = value
+                step = point.step
+                entry[name] = point.value
         if entry:
             self._logger.log({STEP: step, **entry})
 
@@ -80,12 +82,6 @@ class WandbSink:
         if self._logger is not None:
             self._logger.finish(exit_code=0 if status == "finished" else 1)
             self._logger = None
-
-    def _values(self, record: Row) -> list[tuple[int, str, Any]]:
-        if isinstance(record, Histogram):
-            values = self._wandb.Histogram(record.values.tolist())
-            return [(record.step, storable_text(record.name), values)]
-        return [(point.step, point.name, point.value) for point in points_of(record, self._run)]
 
     def _alarm(self, record: AlarmRow) -> None:
         if record.state == "raised" and record.severity in ("warning", "critical"):

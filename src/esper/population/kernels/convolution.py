@@ -3,7 +3,7 @@
 For one row, output [pixels, O] is the patches [pixels, k·k·C] times the weight [k·k·C, O]; patches
 are gathered while they are multiplied and never written. Channels lie innermost, so that a patch is
 read in a few wide pieces. The gradient of the input is the same product with the kernel turned
-round, the gradient of the weight the product over pixels.
+round, the gradient of the weight the product over pixels, in shares that `fold` sums.
 """
 
 from __future__ import annotations
@@ -15,14 +15,47 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from esper.population.kernels.folding import each_in_order, fold
-
 _PROGRAMS_WANTED = 1056
 """Eight for every multiprocessor of the largest devices: fewer leave some idle."""
 
 _MOST_SPLITS = 64
 _REORDERED_FROM = 1024
 """Products of channels from which weights are laid out anew, for wide reads."""
+
+_FOLD_BLOCK = 128
+_FOLD_AT_ONCE = 16
+
+
+@triton.jit
+def _fold(parts, out, splits, size, BLOCK: tl.constexpr, AT_ONCE: tl.constexpr):
+    """Sum a block of one row over all its splits, always in the same order."""
+    row = tl.program_id(1).to(tl.int64)
+    e = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), dtype=tl.float32)
+    for start in range(0, splits, AT_ONCE):
+        n = start + tl.arange(0, AT_ONCE)
+        where = (row * splits + n)[:, None] * size + e[None, :]
+        inside = (n < splits)[:, None] & (e < size)[None, :]
+        total += tl.sum(tl.load(parts + where, mask=inside, other=0.0), 0)
+    tl.store(out + row * size + e, total.to(out.dtype.element_ty), mask=e < size)
+
+
+def fold(parts: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the sum of parts [n, splits, ...] over the splits, in the precision `dtype`."""
+    if parts.shape[1] == 1 and parts.dtype == dtype:
+        return parts[:, 0]
+    out = torch.empty((len(parts), *parts.shape[2:]), dtype=dtype, device=parts.device)
+    size = out[0].numel()
+    block = min(_FOLD_BLOCK, triton.next_power_of_2(size))
+    _fold[(triton.cdiv(size, block), len(parts))](
+        parts, out, parts.shape[1], size, BLOCK=block, AT_ONCE=_FOLD_AT_ONCE, num_warps=4
+    )
+    return out
+
+
+def each_in_order(parameters: Tensor) -> Tensor:
+    """Return parameters [R, ...] of which each row is contiguous: views of a stack are already."""
+    return parameters if parameters[0].is_contiguous() else parameters.contiguous()
 
 
 @triton.jit

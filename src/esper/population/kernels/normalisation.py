@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from esper.population.kernels.folding import each_in_order, fold
+from esper.population.kernels.convolution import each_in_order, fold
 
 LARGEST_GROUP = 32_768
 """Elements of the largest group that one program can hold."""

@@ -40,7 +40,7 @@ def _move(
     first,
     partner,
     active,
-    learning_rate,
+    rates,
     momentum,
     weight_decay,
     max_norm,
@@ -76,7 +76,7 @@ def _move(
         g += weight_decay * value
         if momentum != 0.0:
             g += momentum * speed
-        value -= learning_rate * g
+        value -= tl.load(rates + owner) * g
         tl.store(speeds + e, g, mask=inside)
         tl.store(values + e, value, mask=inside)
         if COPIES:
@@ -100,13 +100,16 @@ class Owners:
 class Optimizer:
     """The table for some stacks; owners are numbered stack by stack."""
 
-    def __init__(self, stacks: Sequence[Owners], active: Tensor, partner: Tensor) -> None:
+    def __init__(
+        self, stacks: Sequence[Owners], active: Tensor, partner: Tensor, rates: Tensor
+    ) -> None:
         """List every piece; addresses hold as long as the stacks are not moved.
 
         Args:
             stacks: Whose parameters move.
             active: int64 [owners], 1 where an owner learns.
             partner: int64 [owners], whose gradient is clipped together with this one's, or -1.
+            rates: float32 [owners], the learning rate of everyone.
         """
         device = stacks[0].flat.device
         lines, position, owner, start, tensor = [], 0, 0, 0, 0
@@ -148,20 +151,19 @@ class Optimizer:
         first.append(position)
         table = np.concatenate(lines)
         tensors = table[:, _COLUMNS]
-        self.entry_owner, self.entry_tensor = table[:, 5].copy(), tensors.copy()
+        self.piece_owner, self.piece_tensor = table[:, 5].copy(), tensors.copy()
         self._table = torch.from_numpy(np.ascontiguousarray(table[:, :_COLUMNS])).to(device)
         self._first = torch.tensor(first, device=device)
         longest = int(np.diff(np.array(first)).max())
         self._pieces = triton.next_power_of_2(max(1, longest))
         self._copy = next((s.copy.dtype for s in stacks if s.copy is not None), None)
         self.squares = torch.zeros(position, dtype=torch.float32, device=device)
-        self._active, self._partner = active, partner
+        self._active, self._partner, self._rates = active, partner, rates
 
     def step(
         self,
         gradient: Tensor,
         *,
-        learning_rate: float,
         momentum: float,
         weight_decay: float,
         max_norm: float,
@@ -176,7 +178,7 @@ class Optimizer:
             self._first,
             self._partner,
             self._active,
-            learning_rate,
+            self._rates,
             momentum,
             weight_decay,
             max_norm,

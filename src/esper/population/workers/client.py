@@ -1,7 +1,14 @@
-"""What a population has in worker processes: its tasks with their data, loaded once.
+"""The workers strategy as the program sees it: rows shared out among CPU processes.
 
-A workplace is shared by a population and its forks, and outlives every reset: rows come and go in
-it, processes and data stay.
+Every process holds a plain sequential engine; what travels between them is lifecycle state,
+per-sample results and, when asked for, a row's weights. A process that has trained its rows goes
+on to evaluate them before it is asked to: what will be asked follows from their state, and the
+others may still be training. Rows grow apart and so does their cost; processes exchange rows when
+one of them has become the slowest by far.
+
+A `WorkerClient` leases processes of the program's pool (`pool`), loads a population's tasks with
+their data into them once, and is shared with its forks. It outlives every reset: rows come and go
+as `WorkersEngine`s, processes and data stay.
 """
 
 from __future__ import annotations
@@ -9,19 +16,29 @@ from __future__ import annotations
 import copy
 import pickle
 import sys
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
 from multiprocessing.reduction import ForkingPickler
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from esper.kasmina.blueprints.registry import BLUEPRINTS, blueprint_names
+from esper.kasmina.engine import EpochResult, RowWeights
+from esper.kasmina.gradients import GradientSample
 from esper.kasmina.hosts import HOSTS
-from esper.population.engine import PopulationConfig, StrategyError
+from esper.kasmina.state import SlotState
+from esper.population.engine import PopulationConfig, SlotSpec, StrategyError
 from esper.population.workers.pool import WorkerError, WorkerPool, lease_pool
 from esper.tasks.dataset import TaskData
 from esper.tasks.task import Task
 
 
-class Workplace:
-    """Some processes of the program's pool that know the tasks of a population.
+class WorkerClient:
+    """Processes of the program's pool that have the tasks of a population loaded.
 
     Args:
         tasks: what rows may be of.
@@ -48,10 +65,10 @@ class Workplace:
             _check_classes(task, config)
         self.pool: WorkerPool = lease_pool(count)
         self._users = [1]
-        self._worlds = [self.pool.next_serial() for _ in tasks]
+        self._task_ids = [self.pool.next_serial() for _ in tasks]
         try:
-            for task, own, world in zip(tasks, data, self._worlds, strict=True):
-                self._load(task, own, config, world)
+            for task, own, task_id in zip(tasks, data, self._task_ids, strict=True):
+                self._load(task, own, config, task_id)
         except BaseException:
             self.release()
             raise
@@ -61,12 +78,12 @@ class Workplace:
         """Whether all processes are there, as far as is known."""
         return self._users[0] > 0 and self.pool.is_usable
 
-    def world(self, task: Task) -> int:
-        """Return the number under which processes know a task."""
-        return self._worlds[self._tasks.index(task)]
+    def id_of(self, task: Task) -> int:
+        """Return the number under which processes have a task."""
+        return self._task_ids[self._tasks.index(task)]
 
-    def share(self) -> Workplace:
-        """Return the same place for another population, which has engines of its own."""
+    def share(self) -> WorkerClient:
+        """Return the same processes for another population, which has engines of its own."""
         other = copy.copy(self)
         other.rows, other.seconds = {}, {}
         self._users[0] += 1
@@ -78,20 +95,20 @@ class Workplace:
         if self._users[0]:
             return
         try:
-            for world in self._worlds:
-                asked = [self.pool.ask(process, "unload", world) for process in range(self.count)]
+            for task_id in self._task_ids:
+                asked = [self.pool.ask(process, "unload", task_id) for process in range(self.count)]
                 self.pool.answers(dict(enumerate(asked)))
         except WorkerError:
             pass  # what is gone has forgotten it
         self.pool.release()
 
-    def _load(self, task: Task, data: TaskData, config: PopulationConfig, world: int) -> None:
+    def _load(self, task: Task, data: TaskData, config: PopulationConfig, task_id: int) -> None:
         asked = {}
         for process in range(self.count):
             # The data are not copied but shared, which must be arranged with each process.
             packed = ForkingPickler.dumps((_classes(task), task.config, data, config))
             asked[process] = self.pool.ask(
-                process, "load", world, list(sys.path), blueprint_names(), bytes(packed)
+                process, "load", task_id, list(sys.path), blueprint_names(), bytes(packed)
             )
         try:
             self.pool.answers(asked)
@@ -123,3 +140,222 @@ def _refused(task: Task, error: Exception | str) -> StrategyError:
         f"task {task.name!r} cannot be sent to worker processes: {error}; define its classes in a "
         "module of their own or use strategy='sequential'"
     )
+
+
+_WORTH_MOVING = 0.02
+"""Share of an epoch that the slowest process must gain before rows are exchanged."""
+
+_LEAST_GAIN_S = 0.003
+
+_EPOCHS_SEEN = 3
+"""Epochs whose median is the cost of a row: a single one says more about the machine."""
+
+
+class WorkersEngine:
+    """Rows shared out among the processes of a pool; the same numbers as one after another."""
+
+    def __init__(self, client: WorkerClient, task: Task, keys: Sequence[int]) -> None:
+        """Let every process build its share of the rows."""
+        self.is_stacked = False
+        self._client = client
+        self._pool = client.pool
+        self._number = self._pool.next_serial()
+        self._keys = list(keys)
+        self._parts = split_rows(len(keys), client.count, list(client.rows.values()))
+        """The rows of every process, in the order they have there."""
+        self._costs: list[deque[float]] = [deque(maxlen=_EPOCHS_SEEN) for _ in keys]
+        self._state: SlotState | None = None
+        self._announced: tuple[list[int], dict[int, int]] | None = None
+        client.rows[self._number] = [len(part) for part in self._parts]
+        task_id = client.id_of(task)
+        asked = {
+            process: self._pool.ask(
+                process, "open", self._number, task_id, [self._keys[row] for row in part]
+            )
+            for process, part in self._busy()
+        }
+        self.slots: tuple[SlotSpec, ...]
+        self.host_params: int
+        self.slots, self.host_params = next(iter(self._pool.answers(asked).values()))
+
+    def sync(self, state: SlotState) -> Tensor:
+        """Build, free and re-aim seeds as the state says; return their sizes, int64 [R, S]."""
+        self._state = state
+        sizes = self._all("change", "sync", argument=state.select)
+        return torch.cat(sizes)[self._order()]
+
+    def announce(self, epochs: Sequence[int]) -> None:
+        """Let the epoch begin; `train` waits for its end."""
+        given = list(epochs)
+        self._announced = (
+            given,
+            self._ask("train", argument=lambda part: [given[row] for row in part]),
+        )
+
+    def train(self, epochs: Sequence[int]) -> EpochResult:
+        """Train one epoch of every row."""
+        if self._announced is None or self._announced[0] != list(epochs):
+            self.announce(epochs)
+        assert self._announced is not None
+        serials, self._announced = self._announced[1], None
+        results: list[EpochResult] = list(self._pool.answers(serials).values())
+        order = self._order()
+        names = ("norm", "health", "vanishing", "exploding", "ratio")
+        gradients = GradientSample(
+            *(torch.cat([getattr(r.gradients, name) for r in results])[order] for name in names)
+        )
+        return EpochResult(
+            torch.cat([r.loss for r in results])[order],
+            gradients,
+            torch.cat([r.sampled for r in results])[order],
+        )
+
+    def measure(self, plans: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
+        """Evaluate every configuration of every row."""
+        results = self._all("measure", argument=lambda part: [plans[row] for row in part])
+        losses: list[Tensor] = [torch.empty(0)] * len(self._keys)
+        corrects: list[Tensor] = []
+        order = [row for part in self._parts for row in part]
+        counts = [len(plans[row]) for row in order]
+        for row, loss in zip(order, torch.cat([r[0] for r in results]).split(counts), strict=True):
+            losses[row] = loss
+        found = [correct for _, correct, _ in results if correct is not None]
+        if found:
+            corrects = [torch.empty(0)] * len(self._keys)
+            for row, correct in zip(order, torch.cat(found).split(counts), strict=True):
+                corrects[row] = correct
+        for row, spent in zip(order, (each for r in results for each in r[2]), strict=True):
+            self._costs[row].append(spent)
+        self._balance()
+        return torch.cat(losses), torch.cat(corrects) if corrects else None
+
+    def read(self, row: int) -> RowWeights:
+        """Return copies of everything a worker knows about a row."""
+        return self.read_rows([row])[0]
+
+    def read_rows(self, rows: Sequence[int]) -> list[RowWeights]:
+        """Return what `read` does of several rows, all processes at once."""
+        wanted = [[row for row in part if row in rows] for part in self._parts]
+        serials = {
+            process: self._pool.ask(
+                process, "read", self._number, [self._parts[process].index(row) for row in part]
+            )
+            for process, part in enumerate(wanted)
+            if part
+        }
+        found: dict[int, RowWeights] = {}
+        for process, weights in self._pool.answers(serials).items():
+            found.update(zip(wanted[process], weights, strict=True))
+        return [found[row] for row in rows]
+
+    def read_at_rest(self, rows: Sequence[int], seeds: Tensor) -> list[RowWeights]:
+        """Return copies of some rows without momentum, with those of their `seeds`, bool [R, S]."""
+        found = zip(rows, self.read_rows(rows), strict=True)
+        return [weights.at_rest(seeds[row].tolist()) for row, weights in found]
+
+    def write(self, row: int, weights: RowWeights, state: SlotState) -> None:
+        """Replace a row; `state` [1, S] says what lives in its slots."""
+        self._state = None
+        process, position = self._find(row)
+        serial = self._pool.ask(process, "change", self._number, "write", position, weights, state)
+        self._pool.answer(process, serial)
+
+    def close(self) -> None:
+        """Let the processes forget these rows; they themselves belong to the pool."""
+        self._client.rows.pop(self._number, None)
+        self._client.seconds.pop(self._number, None)
+        try:
+            self._pool.answers(
+                {
+                    process: self._pool.ask(process, "close", self._number)
+                    for process, _ in self._busy()
+                }
+            )
+        except WorkerError:
+            return  # what is gone has forgotten them
+
+    def _balance(self) -> None:
+        """Let the slowest and the fastest process exchange rows while that pays."""
+        if self._state is None or any(len(seen) < _EPOCHS_SEEN for seen in self._costs):
+            return
+        cost = [median(seen) for seen in self._costs]
+        for _ in self._parts:
+            own = [sum(cost[row] for row in part) for part in self._parts]
+            self._client.seconds[self._number] = own
+            loads = [sum(column) for column in zip(*self._client.seconds.values(), strict=True)]
+            heavy, light = loads.index(max(loads)), loads.index(min(loads))
+            gap = loads[heavy] - loads[light]
+            pairs = [(i, j) for i in self._parts[heavy] for j in self._parts[light]]
+            if heavy == light or not pairs:
+                return
+            one, other = min(pairs, key=lambda p: abs(gap / 2 - (cost[p[0]] - cost[p[1]])))
+            moved = cost[one] - cost[other]
+            if min(moved, gap - moved) < max(_WORTH_MOVING * loads[heavy], _LEAST_GAIN_S):
+                return
+            self._exchange((heavy, one), (light, other))
+
+    def _exchange(self, one: tuple[int, int], other: tuple[int, int]) -> None:
+        """Let two processes exchange rows, given as (process, row)."""
+        assert self._state is not None
+        weights = dict(zip((one[1], other[1]), self.read_rows([one[1], other[1]]), strict=True))
+        serials = {}
+        for (process, old), (_, row) in ((one, other), (other, one)):
+            position = self._parts[process].index(old)
+            state = self._state.select([row])
+            serials[process] = self._pool.ask(
+                process,
+                "change",
+                self._number,
+                "adopt",
+                position,
+                self._keys[row],
+                weights[row],
+                state,
+            )
+        self._pool.answers(serials)
+        here, there = (self._parts[process].index(row) for process, row in (one, other))
+        self._parts[one[0]][here], self._parts[other[0]][there] = other[1], one[1]
+
+    def _order(self) -> Tensor:
+        """Return int64 [R]: where each row stands when the answers are put side by side."""
+        order = torch.tensor([row for part in self._parts for row in part])
+        return order.argsort()
+
+    def _busy(self) -> list[tuple[int, list[int]]]:
+        """Return (process, its rows) of those that have any."""
+        return [(process, part) for process, part in enumerate(self._parts) if part]
+
+    def _find(self, row: int) -> tuple[int, int]:
+        """Return where a row is: the process and its position there."""
+        for process, part in self._busy():
+            if row in part:
+                return process, part.index(row)
+        raise IndexError(f"there is no row {row}")
+
+    def _ask(self, *words: str, argument: Callable[[list[int]], Any]) -> dict[int, int]:
+        """Send a request to every process; `argument` makes the last of it from the rows there."""
+        name, *rest = words
+        return {
+            process: self._pool.ask(process, name, self._number, *rest, argument(part))
+            for process, part in self._busy()
+        }
+
+    def _all(self, *words: str, argument: Callable[[list[int]], Any]) -> list[Any]:
+        """Send a request to every process at once and wait for all answers."""
+        return list(self._pool.answers(self._ask(*words, argument=argument)).values())
+
+
+def split_rows(rows: int, processes: int, others: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Return the rows of every process.
+
+    Args:
+        rows: how many there are.
+        processes: how many share them.
+        others: how many rows of other tasks every process has, one sequence for each task.
+    """
+    taken = [sum(column) for column in zip(*others, strict=True)] or [0] * processes
+    counts = [0] * processes
+    for _ in range(rows):
+        counts[min(range(processes), key=lambda p: taken[p] + counts[p])] += 1
+    bounds = [0, *accumulate(counts)]
+    return [list(range(start, stop)) for start, stop in pairwise(bounds)]

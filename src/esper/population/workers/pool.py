@@ -82,18 +82,18 @@ def lease_pool(count: int = 0) -> WorkerPool:
 
 
 class WorkerPool:
-    """Processes and the way to talk to them; what they are asked for is in `worker.py`."""
+    """Processes and the way to talk to them; what they can be asked for is in `process.py`."""
 
     def __init__(self) -> None:
         """Start with no process at all."""
         self.users = 0
         self._serial = 0
         self._is_broken = False
-        self._desks: list[_Desk] = []
+        self._workers: list[_WorkerHandle] = []
 
     def __len__(self) -> int:
         """Return the number of processes."""
-        return len(self._desks)
+        return len(self._workers)
 
     @property
     def is_usable(self) -> bool:
@@ -103,18 +103,18 @@ class WorkerPool:
     @property
     def process_ids(self) -> list[int]:
         """The processes, as the system knows them."""
-        return [desk.process.pid for desk in self._desks if desk.process.pid is not None]
+        return [worker.process.pid for worker in self._workers if worker.process.pid is not None]
 
     def grow(self, count: int) -> None:
         """Start processes until there are `count` of them, and wait until they are ready."""
-        first = len(self._desks)
+        first = len(self._workers)
         if count > first and not may_start_processes():
             raise StrategyError(
                 "this is a daemonic process, which may not start others; "
                 "use strategy='sequential' in it"
             )
         for _ in range(first, count):
-            self._desks.append(_Desk())
+            self._workers.append(_WorkerHandle())
         for number in range(first, count):
             self.answer(number, 0)
 
@@ -131,11 +131,11 @@ class WorkerPool:
     def end(self) -> None:
         """End the processes, whoever uses them."""
         self._is_broken = True
-        for desk in self._desks:
-            desk.say_goodbye()
-        for desk in self._desks:
-            desk.end()
-        self._desks = []
+        for worker in self._workers:
+            worker.ask_to_end()
+        for worker in self._workers:
+            worker.end()
+        self._workers = []
 
     def next_serial(self) -> int:
         """Return a number that nothing else has in this pool."""
@@ -147,17 +147,17 @@ class WorkerPool:
         """Send a request to a process and return the serial number of its answer."""
         serial = self.next_serial()
         try:
-            self._desks[number].send((serial, name, arguments))
+            self._workers[number].send((serial, name, arguments))
         except (OSError, IndexError):
-            raise self._gone(number) from None
+            raise self._lost(number) from None
         return serial
 
     def answer(self, number: int, serial: int) -> Any:
         """Wait for the answer of a process to a request."""
         try:
-            status, value = self._desks[number].receive(serial)
+            status, value = self._workers[number].receive(serial)
         except (EOFError, OSError, IndexError):
-            raise self._gone(number) from None
+            raise self._lost(number) from None
         if status == "error":
             raise WorkerError(f"a worker process failed: {value}")
         return value
@@ -174,11 +174,11 @@ class WorkerPool:
             raise failure
         return found
 
-    def _gone(self, number: int) -> WorkerError:
+    def _lost(self, number: int) -> WorkerError:
         self._is_broken = True
-        if number >= len(self._desks):
+        if number >= len(self._workers):
             return WorkerError("the worker processes have been ended; reset the population")
-        process = self._desks[number].process
+        process = self._workers[number].process
         process.join(timeout=_PATIENCE_S)
         return WorkerError(
             f"worker process {number} ended unexpectedly with exit code {process.exitcode} (out of "
@@ -186,17 +186,17 @@ class WorkerPool:
         )
 
 
-class _Desk:
-    """One process and the line to it."""
+class _WorkerHandle:
+    """One process and the connection to it."""
 
     def __init__(self) -> None:
-        from esper.population.workers.process import work
+        from esper.population.workers.process import serve
 
         context = mp.get_context("spawn")
-        self._line, theirs = context.Pipe()
-        self._early: dict[int, tuple[str, Any]] = {}
+        self._connection, theirs = context.Pipe()
+        self._received: dict[int, tuple[str, Any]] = {}
         self._sending, self._receiving = threading.Lock(), threading.Lock()
-        self.process: BaseProcess = context.Process(target=work, args=(theirs,), daemon=True)
+        self.process: BaseProcess = context.Process(target=serve, args=(theirs,), daemon=True)
         try:
             with _without_script(), _holding_signals_back():
                 self.process.start()
@@ -205,19 +205,19 @@ class _Desk:
 
     def send(self, message: Any) -> None:
         with self._sending:
-            send_message(self._line, message)
+            send_message(self._connection, message)
 
     def receive(self, serial: int) -> tuple[str, Any]:
         with self._receiving:
-            while serial not in self._early:
-                came, status, value = receive_message(self._line)
-                self._early[came] = status, value
-            return self._early.pop(serial)
+            while serial not in self._received:
+                came, status, value = receive_message(self._connection)
+                self._received[came] = status, value
+            return self._received.pop(serial)
 
-    def say_goodbye(self) -> None:
+    def ask_to_end(self) -> None:
         try:
             self.send(None)
-            self._line.close()
+            self._connection.close()
         except (OSError, ValueError):
             return  # it is gone already
 
@@ -249,16 +249,16 @@ def _end_pools() -> None:
             pool.end()
 
 
-def send_message(line: Connection, message: Any) -> None:
+def send_message(connection: Connection, message: Any) -> None:
     """Send plain data and tensors through a pipe."""
     buffer = io.BytesIO()
     _Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(message)
-    line.send_bytes(buffer.getbuffer())
+    connection.send_bytes(buffer.getbuffer())
 
 
-def receive_message(line: Connection) -> Any:
+def receive_message(connection: Connection) -> Any:
     """Return what `send_message` sent at the other end."""
-    return pickle.loads(line.recv_bytes())
+    return pickle.loads(connection.recv_bytes())
 
 
 class _Pickler(pickle.Pickler):

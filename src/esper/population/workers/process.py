@@ -1,4 +1,7 @@
-"""What a worker process does: it keeps tasks with their data, and rows of networks on them."""
+"""What runs in a worker process: it keeps tasks with their data, and rows of networks on them.
+
+`pool` starts `serve` in every process; requests are the public methods of `_Worker`, by name.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from esper.tasks.dataset import TaskData
 from esper.tasks.task import Task
 
 
-def work(line: Connection) -> None:
+def serve(connection: Connection) -> None:
     """Answer requests until told to stop."""
     for number in PARENTS_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
@@ -33,8 +36,8 @@ def work(line: Connection) -> None:
     torch.set_num_threads(1)
     worker = _Worker()
     try:
-        send_message(line, (0, "done", None))
-        while (message := receive_message(line)) is not None:
+        send_message(connection, (0, "done", None))
+        while (message := receive_message(connection)) is not None:
             serial, name, arguments = message
             try:
                 answer = "done", getattr(worker, name)(*arguments)
@@ -43,7 +46,7 @@ def work(line: Connection) -> None:
                 if not isinstance(error, EsperError):
                     traceback.print_exc()
                 answer = "error", " ".join(str(error).split()) or type(error).__name__
-            send_message(line, (serial, *answer))
+            send_message(connection, (serial, *answer))
             worker.go_on()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # nobody listens any more
@@ -57,12 +60,14 @@ class _Worker:
     """Tasks and engines of one process; every public method but `go_on` is a request."""
 
     def __init__(self) -> None:
-        self._worlds: dict[int, tuple[Task, TaskData, PopulationConfig]] = {}
+        self._tasks: dict[int, tuple[Task, TaskData, PopulationConfig]] = {}
         self._engines: dict[int, SequentialEngine] = {}
         self._ahead: dict[int, tuple[list[Tensor], tuple[Tensor, Tensor | None]]] = {}
         self._trained: list[int] = []
 
-    def load(self, world: int, path: list[str], blueprints: tuple[str, ...], packed: bytes) -> None:
+    def load(
+        self, task_id: int, path: list[str], blueprints: tuple[str, ...], packed: bytes
+    ) -> None:
         """Keep a task and its data under a number."""
         sys.path[:] = path
         try:
@@ -76,15 +81,15 @@ class _Worker:
                 "the blueprints registered here are not those of the population "
                 f"({', '.join(sorted(unknown))}); register them where their modules are imported"
             )
-        self._worlds[world] = task_class(task_config), data, config
+        self._tasks[task_id] = task_class(task_config), data, config
 
-    def unload(self, world: int) -> None:
+    def unload(self, task_id: int) -> None:
         """Forget a task and its data."""
-        self._worlds.pop(world, None)
+        self._tasks.pop(task_id, None)
 
-    def open(self, engine: int, world: int, keys: list[int]) -> Any:
+    def open(self, engine: int, task_id: int, keys: list[int]) -> Any:
         """Build rows under a number; return their slots and the size of their host."""
-        task, data, config = self._worlds[world]
+        task, data, config = self._tasks[task_id]
         made = self._engines[engine] = make_sequential(task, data, keys, config)
         return made.slots, made.host_params
 

@@ -52,11 +52,11 @@ def gain_charts(record: TrainingRecord) -> Iterator[Chart]:
 
 
 def behaviour_charts(record: TrainingRecord) -> Iterator[Chart]:
-    """Return what the controller did: waiting, keeping seeds, succeeding, growing."""
+    """Return what the controller did: waiting, keeping seeds, paying off, growing."""
     rounds = record.rounds
     yield _share("WAIT on free decisions", rounds, "wait_share_free")
     yield _share("Early seeds fossilized", rounds, "fossilization_rate")
-    yield _share("Episodes that paid", rounds, "success_share", average="success")
+    yield _share("Episodes that paid off", rounds, "paid_off_share", average="paid_off_rolling")
     yield Chart(
         title="Seeds in a round",
         lines=[

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
 from typing import Any
 
 from esper.leyline.actions import HEAD_NAMES
@@ -16,11 +15,6 @@ from esper.report.training.tables import number_text
 
 WAIT = "WAIT"
 
-_TERMS = tuple(
-    column.name
-    for column in fields(DecisionRow)
-    if column.name.startswith("reward_") and column.name != "reward_normalized"
-)
 _MOST_TERMS = 3
 _ARGUMENTS = tuple(head for head in HEAD_NAMES if head not in ("op", "slot"))
 
@@ -55,7 +49,8 @@ def tell_episode(shown: ShownEpisode) -> str:
     acted = sum(row.op != WAIT for row in shown.decisions)
     parts.append(f"{acted} of {counted(len(shown.decisions), 'decision')} acted")
     if episode.rolled_back:
-        parts.append("rolled back")
+        why = "" if episode.rollback_reason is None else f" ({visible(episode.rollback_reason)})"
+        parts.append(f"rolled back{why}")
     return ", ".join(parts)
 
 
@@ -186,9 +181,7 @@ def _tell_others(decision: DecisionRow) -> str:
 
 
 def _pairs(others: Any) -> list[tuple[Any, float | None]]:
-    """Return alternatives as (name, probability), whichever way they were written down."""
-    if isinstance(others, Mapping):
-        return [(name, likely) for name, likely in others.items()]
+    """Return alternatives as (name, probability)."""
     if isinstance(others, Sequence) and not isinstance(others, str):
         return [(one[0], one[1]) for one in others if isinstance(one, Sequence) and len(one) == 2]
     return []
@@ -196,19 +189,18 @@ def _pairs(others: Any) -> list[tuple[Any, float | None]]:
 
 def _tell_terms(group: Sequence[DecisionRow]) -> str:
     """Return the terms that made up most of the reward."""
-    sums = {
-        name: sum(getattr(row, name) or 0.0 for row in group)
-        for name in _TERMS
-        if any(getattr(row, name) for row in group)
-    }
+    sums: dict[str, float] = {}
+    for row in group:
+        if isinstance(row.reward_terms, Mapping):
+            for term, value in row.reward_terms.items():
+                sums[str(term)] = sums.get(str(term), 0.0) + (value or 0.0)
     most = sorted(sums.items(), key=lambda item: -abs(item[1]))[:_MOST_TERMS]
-    return (
-        ", ".join(
-            f"{name.removeprefix('reward_').replace('_', ' ')} {number_text(value)}"
-            for name, value in most
-        )
-        or NOTHING
-    )
+    told = [
+        f"{visible(term, limit=40).replace('_', ' ')} {number_text(value)}"
+        for term, value in most
+        if value
+    ]
+    return ", ".join(told) or NOTHING
 
 
 def _tell_outcome(decision: DecisionRow) -> str:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from esper.nissa.monitors import BANDS
-from esper.nissa.monitors.measures import light
+from esper.nissa.monitors.bands import BANDS, light
 from esper.nissa.schema import RoundRow, UpdateRow
 from esper.report.origin import About
 from esper.report.shell import render_tiles

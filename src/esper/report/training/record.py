@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from esper.leyline.actions import HEAD_NAMES, LifecycleOp
-from esper.leyline.alpha import ALPHA_TARGETS, SPEED_TICKS, TEMPO_EPOCHS, AlphaCurve, BlendStyle
+from esper.leyline.actions import HEAD_NAMES, HEAD_VALUES, choice_text
 from esper.nissa import StoredRun
-from esper.nissa.events import EventKind
 from esper.nissa.schema import (
     DecisionRow,
     EpisodeRow,
+    EventKind,
     EventRow,
     RoundRow,
     UpdateHeadRow,
@@ -23,18 +22,8 @@ TOLD_EVENTS = (
     EventKind.SETTINGS_CHANGED,
     EventKind.CHECKPOINT_LOADED,
     EventKind.STORE_RESTARTED,
-    EventKind.SINK_FAILED,
+    EventKind.GOVERNOR_ROLLBACK,
 )
-_CHOICES: Mapping[str, Sequence[object]] = {
-    "op": [op.name for op in LifecycleOp],
-    "style": [style.name for style in BlendStyle],
-    "tempo": TEMPO_EPOCHS,
-    "alpha_target": ALPHA_TARGETS,
-    "alpha_speed": SPEED_TICKS,
-    "alpha_curve": [curve.name for curve in AlphaCurve],
-}
-"""What the choices of a head mean, where that is the same in every run."""
-
 _HEAD_COLUMNS = (
     *("round", "ordinal", "head", "usage", "free_steps", "valid_actions", "entropy"),
     *("entropy_conditional", "entropy_nats", "ratio_max", "approx_kl", "clipfrac", "grad_norm"),
@@ -94,7 +83,9 @@ def read_training(run: StoredRun) -> TrainingRecord:
 
 def _choice_names(run: StoredRun) -> dict[str, list[str]]:
     """Return what the choices of every head are called in this run."""
-    names = {head: [str(choice) for choice in choices] for head, choices in _CHOICES.items()}
+    names = {
+        head: [choice_text(head, value) for value in values] for head, values in HEAD_VALUES.items()
+    }
     slots = run.info.slots
     if isinstance(slots, Sequence):
         names["slot"] = [str(slot) for slot in slots]

@@ -52,12 +52,12 @@ OpReference = Literal["prior", "uniform"]
 
 @dataclass(frozen=True, kw_only=True)
 class ExplorationConfig(Config):
-    """What keeps the policy curious until it has succeeded."""
+    """What keeps the policy curious until its episodes pay off."""
 
     op_curiosity: float = option(
         1.0,
-        "Weight of the op's closeness to its reference on free steps; success on a row's task "
-        "takes it to 0.",
+        "Weight of the op's closeness to its reference on free steps; until episodes of "
+        "the row's task pay off.",
         minimum=0,
     )
     op_reference: OpReference = option(
@@ -70,26 +70,29 @@ class ExplorationConfig(Config):
     )
     sparse_curiosity: float = option(
         1.0,
-        "Weight of KL(uniform, policy) of every other head there, until there is some success.",
+        "Weight of KL(uniform, policy) of every other head there, until some episodes pay off.",
         minimum=0,
     )
-    sparse_success_target: float = option(
+    sparse_paid_off_target: float = option(
         0.1,
-        "Rate of success at which that has ended; they settle before the op does.",
+        "Share of episodes that pay off at which that has ended; they settle before the op does.",
         above=0,
         maximum=1,
     )
-    success_return: float = option(
-        0.0, "An episode whose raw return exceeds this is a success; 0 is better than waiting."
+    paid_off_return: float = option(
+        0.0, "An episode whose raw return exceeds this pays off; 0 is better than waiting."
     )
-    success_target: float = option(
-        0.5, "Rate of success at which curiosity and imitation have ended.", above=0, maximum=1
+    paid_off_target: float = option(
+        0.5,
+        "Share of episodes that pay off at which curiosity and imitation have ended.",
+        above=0,
+        maximum=1,
     )
-    success_momentum: float = option(
-        0.9, "Share of a task's old success rate that a round keeps.", minimum=0, maximum=1
+    paid_off_momentum: float = option(
+        0.9, "Share of a task's old average that a round keeps.", minimum=0, maximum=1
     )
     patience: int = option(
-        8192,
+        16384,
         "Acting episodes of a task, in rounds that did worse than waiting, after which waiting "
         "counts as right there and its curiosity ends too.",
         minimum=1,
@@ -106,7 +109,9 @@ class ImitationConfig(Config):
     """How the best episodes so far are learned from again."""
 
     weight: float = option(
-        0.5, "Weight of imitating them; success takes it to 0. With 0 none are kept.", minimum=0
+        0.5,
+        "Weight of imitating them, until episodes pay off. With 0 none are kept.",
+        minimum=0,
     )
     capacity: int = option(16, "Most episodes that are kept.", minimum=1)
 
@@ -177,5 +182,5 @@ class PPOConfig(Config):
     exploration_kl: float = option(
         0.01, "Weight of KL(uniform, policy) on free steps: the pull out of a collapse.", minimum=0
     )
-    exploration: ExplorationConfig = option(ExplorationConfig, "Curiosity that success ends.")
+    exploration: ExplorationConfig = option(ExplorationConfig, "Curiosity, until episodes pay off.")
     imitation: ImitationConfig = option(ImitationConfig, "Learning again from rare good episodes.")

@@ -1,9 +1,9 @@
-"""Self-imitation: the best episodes so far are learned from until success is common.
+"""Self-imitation: the best episodes so far are learned from until most pay off.
 
 Where one episode in thousands finds what pays, a round's gradient shows it once and forgets it. So
 the best episodes are kept, and every update also raises the likelihood of what was done in them,
-as far as it paid more than the critic expects (Oh et al. 2018). The weight falls as successes
-become common: then the rounds themselves teach enough.
+as far as it paid more than the critic expects (Oh et al. 2018). The weight falls as such
+episodes become common: then the rounds themselves teach enough.
 """
 
 from __future__ import annotations

@@ -170,38 +170,38 @@ def entropy_weights(
     return weights * shares
 
 
-def not_yet(config: PPOConfig, success: Tensor) -> Tensor:
-    """Return the share of the op's curiosity that is left at these rates of success, 1 to 0."""
-    return remaining(success, config.exploration.success_target)
+def not_yet(config: PPOConfig, paid_off: Tensor) -> Tensor:
+    """Return the share of the op's curiosity that is left at these rates of paid_off, 1 to 0."""
+    return remaining(paid_off, config.exploration.paid_off_target)
 
 
-def remaining(success: Tensor, target: float) -> Tensor:
-    """Return what is left of something that ends when success reaches a target, from 1 to 0."""
-    return 1.0 - (success / target).clamp(0.0, 1.0)
+def remaining(paid_off: Tensor, target: float) -> Tensor:
+    """Return what is left of something that ends when enough episodes pay off, from 1 to 0."""
+    return 1.0 - (paid_off / target).clamp(0.0, 1.0)
 
 
-def exploration_coefficients(config: PPOConfig, *, success: Tensor, shares: Tensor) -> Tensor:
+def exploration_coefficients(config: PPOConfig, *, paid_off: Tensor, shares: Tensor) -> Tensor:
     """Return the weight of KL(uniform, policy) of every head, [R, 8], times what the head counts.
 
-    Until there is success a seed's choices only ever cost, and the heads would learn whatever keeps
+    Until episodes pay off a seed's choices only ever cost, and the heads would learn whatever keeps
     it from being judged; so every head but the op, which has `curiosity`, is held near uniform.
     """
     exploration = config.exploration
-    sparse = exploration.sparse_curiosity * remaining(success, exploration.sparse_success_target)
+    sparse = exploration.sparse_curiosity * remaining(paid_off, exploration.sparse_paid_off_target)
     coefficients = config.exploration_kl + sparse.unsqueeze(-1).expand(-1, len(HEAD_NAMES))
     is_op = torch.arange(len(HEAD_NAMES), device=shares.device) == OP
     return torch.where(is_op, config.exploration_kl, coefficients) * shares
 
 
-def curiosity_weights(config: PPOConfig, usable: Tensor, *, success: Tensor) -> Tensor:
-    """Return the weight of the op's curiosity at every usable step, [R, T]; success ends it.
+def curiosity_weights(config: PPOConfig, usable: Tensor, *, paid_off: Tensor) -> Tensor:
+    """Return the weight of the op's curiosity at every usable step, [R, T]; what pays ends it.
 
     Args:
         config: the coefficients.
         usable: bool [R, T].
-        success: [R], share of the episodes of a row's task that succeed by now.
+        paid_off: [R], share of the episodes of a row's task that pay off by now.
     """
-    weight = config.exploration.op_curiosity * not_yet(config, success)
+    weight = config.exploration.op_curiosity * not_yet(config, paid_off)
     return weight.unsqueeze(-1) * mean_weights(usable.unsqueeze(-1)).squeeze(-1)
 
 

@@ -118,7 +118,7 @@ def make_targets(
     *,
     scale: Tensor,
     progress: float,
-    success: Tensor | float,
+    paid_off: Tensor | float,
     units: Tensor | None = None,
     groups: Tensor | None = None,
 ) -> Targets:
@@ -133,12 +133,12 @@ def make_targets(
         config: the learner's constants.
         scale: what the critic's values are multiplied by to be rewards.
         progress: share of the training that is done.
-        success: [R], share of the episodes of a row's task that succeed by now; or one for all.
+        paid_off: [R], share of the episodes of a row's task that pay off by now; or one for all.
         units: [R], what raw rewards and potentials of a row are divided by; 1 by default.
         groups: int64 [R], the task of every row, by number; one by default.
     """
     batch = buffer.batch()
-    success = torch.as_tensor(success, device=scale.device).to(scale).expand(batch.rows)
+    paid_off = torch.as_tensor(paid_off, device=scale.device).to(scale).expand(batch.rows)
     unit = torch.ones_like(scale) if units is None else units.to(scale).unsqueeze(1)
     paid, paid_next = batch.potentials / unit, buffer.next_potentials() / unit
     rewards = clip_rewards(batch.rewards / unit, config.gamma * paid_next - paid)
@@ -187,9 +187,9 @@ def make_targets(
         entropy_weights=entropy_weights(
             config, batch.valid, batch.free, batch.available, progress=progress, shares=shares
         ),
-        curiosity_weights=curiosity_weights(config, usable, success=success),
+        curiosity_weights=curiosity_weights(config, usable, paid_off=paid_off),
         exploration_weights=mean_weights(could_use),
-        exploration_coefficients=exploration_coefficients(config, success=success, shares=shares),
+        exploration_coefficients=exploration_coefficients(config, paid_off=paid_off, shares=shares),
         floor_counts=could_use,
         shares=shares,
     )

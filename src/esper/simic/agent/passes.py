@@ -11,7 +11,7 @@ from torch import Tensor
 
 from esper.leyline.actions import HEAD_NAMES, LifecycleOp
 from esper.leyline.errors import NonFiniteError
-from esper.nissa.machine import gpu_memory_share, resident_bytes
+from esper.leyline.process import gpu_memory_share, resident_bytes
 from esper.simic.agent.diagnostics import (
     FEEDBACK_ROWS,
     OP,
@@ -53,7 +53,7 @@ class Passes:
         batch: the round.
         targets: what it teaches.
         progress: share of the training that is done.
-        success: [R], running share of the episodes of a row's task that succeed.
+        paid_off: [R], running share of the episodes of a row's task that pay off.
     """
 
     def __init__(
@@ -63,12 +63,12 @@ class Passes:
         targets: Targets,
         *,
         progress: float,
-        success: Tensor,
+        paid_off: Tensor,
     ) -> None:
         """Prepare the objective; nothing is scored yet."""
         self._agent, self._config, self._network = agent, agent.config, agent.network
         self._batch, self._targets = batch, targets
-        self._progress, self._success = progress, success
+        self._progress, self._paid_off = progress, paid_off
         self._reference = agent.op_reference
         self._objective = Objective(agent.config, progress, targets.shares)
         self._count = min(agent.config.minibatches, batch.rows)
@@ -317,8 +317,8 @@ class Passes:
             "learning_rate": learning_rate(config, self._progress),
             "entropy_coef": entropy_coefficient(config, self._progress),
             "op_entropy_coef": config.exploration.op_curiosity
-            * float(not_yet(config, self._success).mean()),
-            "success": float(self._success.mean()),
+            * float(not_yet(config, self._paid_off).mean()),
+            "paid_off_rolling": float(self._paid_off.mean()),
             "feedback_dependence": self._feedback,
             "obs_clamp_share": self._clamp_share(),
             "nonfinite": len(self.nonfinite),

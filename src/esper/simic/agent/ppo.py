@@ -90,12 +90,12 @@ class PPOAgent:
         """Times that heads were started afresh."""
         self.norms = GradientNorms(self.optimizer)
         self.good_episodes = GoodEpisodes(
-            config.imitation.capacity, config.exploration.success_return, self.device
+            config.imitation.capacity, config.exploration.paid_off_return, self.device
         )
         """The best episodes so far."""
         self.reward_scales = RewardScales()
         """The units that rewards are learned in."""
-        self._success: dict[str, float] = {}
+        self._paid_off: dict[str, float] = {}
         bias = torch.tensor(self.network.config.initial_op_bias, device=self.device)
         is_prior = config.exploration.op_reference == "prior"
         self.op_reference = bias if is_prior else torch.zeros_like(bias)
@@ -110,7 +110,7 @@ class PPOAgent:
         buffer: TamiyoRolloutBuffer,
         *,
         progress: float,
-        success: Tensor | float,
+        paid_off: Tensor | float,
         round: int,
         tasks: Sequence[str] | None = None,
         counts: Tensor | None = None,
@@ -120,7 +120,7 @@ class PPOAgent:
         Args:
             buffer: the round; every row has terminated or was truncated.
             progress: share of the training that is done, from 0 to 1.
-            success: [R], running share of the episodes of a row's task that succeed, from 0 to 1;
+            paid_off: [R], running share of the episodes of a row's task that pay off, from 0 to 1;
                 or one for all.
             round: number of the round, which the order of rows is drawn from.
             tasks: names of the tasks of all rows; one task by default.
@@ -138,8 +138,8 @@ class PPOAgent:
             raise UsageError("the buffer holds no step to learn from; collect a round first")
         with torch.no_grad():
             names = [""] * batch.rows if tasks is None else list(tasks)
-            rates = torch.as_tensor(success, device=self.device).float().expand(batch.rows)
-            self._success |= dict(zip(names, rates.tolist(), strict=True))
+            rates = torch.as_tensor(paid_off, device=self.device).float().expand(batch.rows)
+            self._paid_off |= dict(zip(names, rates.tolist(), strict=True))
             was = self.reward_scales.common
             self._learn_units(batch, names, counts)
             units = self.reward_scales.units(names, self.device)
@@ -150,7 +150,7 @@ class PPOAgent:
                 self.config,
                 scale=old_scale,
                 progress=progress,
-                success=rates,
+                paid_off=rates,
                 units=units,
                 groups=_numbers(names, self.device),
             )
@@ -165,7 +165,7 @@ class PPOAgent:
         set_learning_rate(self.optimizer, self.config, progress)
         order = generator(self.seed, "minibatches", round)
         with _tensor_cores(self.device):
-            passes = Passes(self, batch, targets, progress=progress, success=rates)
+            passes = Passes(self, batch, targets, progress=progress, paid_off=rates)
             if wrong:
                 passes.nonfinite += [NonFinite(0, name) for name in wrong]
             else:
@@ -185,8 +185,8 @@ class PPOAgent:
             parts: how many parts there are.
         """
         names = self.good_episodes.tasks
-        success = torch.tensor([self._success[name] for name in names])
-        weights = self.config.imitation.weight * not_yet(self.config, success)
+        paid_off = torch.tensor([self._paid_off[name] for name in names])
+        weights = self.config.imitation.weight * not_yet(self.config, paid_off)
         if not bool((weights > 0).any()):
             return torch.zeros((), device=self.device)
         return self.good_episodes.loss(
@@ -237,7 +237,7 @@ class PPOAgent:
             "skips_in_a_row": self.skips_in_a_row,
             "resets": self.resets,
             "good_episodes": self.good_episodes.state_dict(),
-            "success": dict(self._success),
+            "paid_off": dict(self._paid_off),
             "reward_scales": self.reward_scales.state_dict(),
         }
 
@@ -251,7 +251,7 @@ class PPOAgent:
         self.skips_in_a_row = int(state["skips_in_a_row"])
         self.resets = int(state["resets"])
         self.good_episodes.load_state_dict(state["good_episodes"])
-        self._success = dict(state["success"])
+        self._paid_off = dict(state["paid_off"])
         self.reward_scales.load_state_dict(state["reward_scales"])
 
     def _learn_units(

@@ -41,7 +41,7 @@ class ComposedReward:
 
     Args:
         config: the constants.
-        terms: what is paid, by the name of the column it is recorded in.
+        terms: what is paid, by the name it is recorded under.
         updates: what is remembered beside the seeds' own story.
         details: what explains the terms beside the seeds' counts.
         settled: the terms that are due even where a rollback replaces everything else.

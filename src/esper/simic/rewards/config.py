@@ -300,10 +300,10 @@ class LossConfig(Config):
     rent_free: int = option(3, "Age up to which a seed pays no rent.", minimum=0)
     potential_scale: float = option(0.1, "Reward per unit of potential.", minimum=0.0)
     baseline: float = option(2.3, "Loss of a network that knows nothing (10.8 for text).")
-    target: float = option(0.3, "Loss that counts as success (3.5 for text).")
+    target: float = option(0.3, "Loss that counts as solved (3.5 for text).")
 
     def __post_init__(self) -> None:
-        """Check that success is below chance."""
+        """Check that the target is below chance."""
         super().__post_init__()
         if self.target >= self.baseline:
             raise ConfigError(

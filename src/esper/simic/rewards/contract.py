@@ -56,7 +56,8 @@ class RewardStep:
     """What one step paid; tensors float32 [R]."""
 
     terms: Mapping[str, Tensor]
-    """Every term by name; the names are those of the columns `reward_<name>` of `decisions`."""
+    """Every term by name, the same ones in every step; 0 where there is nothing to pay. They are
+    recorded, drawn and reported under these names, whatever they are."""
     potential: Tensor | None = None
     """float32 [R], after the step: what has been paid for and is taken back unless it lasts.
 
@@ -64,8 +65,8 @@ class RewardStep:
     The critic then has to foresee only what is still to come: the rest is known.
     """
     details: Mapping[str, Tensor] = field(default_factory=dict)
-    """What explains the terms and is not paid: columns of `decisions` under their own names, or
-    figures for the tables of rounds and episodes; NaN where there is nothing to say."""
+    """What explains the terms and is not paid, by name, the same ones in every step; NaN where
+    there is nothing to say. They are recorded beside the terms of each decision."""
 
     @property
     def total(self) -> Tensor:

@@ -122,7 +122,7 @@ def follow_seeds(view: StepView) -> Changes:
     first = torch.where(new, after.val_score[:, None], memory.score_first)
     start = torch.where(new, before.val_score[:, None], memory.score_before)
     fossilize = view.did(LifecycleOp.FOSSILIZE)
-    # The contribution must be there and not negative: a fossil that harms is no success.
+    # The contribution must be there and not negative: a fossil that harms helped nobody.
     least = view.config.terminal.min_improvement
     contributes = fossilize & (view.improvement >= least) & (view.contribution >= 0)
     removed = view.had_module & ~view.has_module

@@ -1,4 +1,4 @@
-"""Changing the settings of a run: from KEY=VALUE on a command line, and when a run is continued.
+"""Changing the settings of a run: by dotted keys, from a command line, when a run is continued.
 
 Some settings make a run what it is and stay as they are; others can change between rounds, so that
 a round in progress is played again from its beginning; all others take effect at once.
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from esper.leyline.config import Config
+from esper.leyline.config import Config, flat_settings
 from esper.leyline.errors import ConfigError, UsageError, nearest
 from esper.population.engine import EXECUTION_SETTINGS
 from esper.simic.training.config import TrainConfig
@@ -62,25 +62,33 @@ class SettingChanges:
         return ", ".join(parts) or "nothing"
 
 
-def apply_settings(config: TrainConfig, settings: Sequence[str]) -> TrainConfig:
+def change_settings(config: TrainConfig, settings: Mapping[str, Any]) -> TrainConfig:
     """Return a configuration with some settings changed.
 
     Args:
         config: what to start from.
-        settings: each 'KEY=VALUE' with a dotted key, as in 'ppo.exploration.sparse_entropy=0.05';
-            the value is read as YAML.
+        settings: values by dotted key, as in {'ppo.exploration.sparse_entropy': 0.05}; a mapping
+            changes some of a nested configuration, as in {'ppo': {'clip': 0.1}}.
     """
+    for key, value in settings.items():
+        config = _set(config, key.split("."), value, key)
+    return config
+
+
+def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
+    """Return settings by dotted key from texts 'KEY=VALUE'; values are read as YAML."""
+    found = {}
     for setting in settings:
         key, sign, text = setting.partition("=")
         if not sign or not key.strip():
             raise UsageError(f"a setting is KEY=VALUE, as in ppo.clip=0.1; got {setting!r}")
-        config = _set(config, key.strip().split("."), _parse(text, setting), key.strip())
-    return config
+        found[key.strip()] = _parse(text, setting)
+    return found
 
 
 def compare_settings(old: TrainConfig, new: TrainConfig) -> SettingChanges:
     """Return what changed, or raise where a run cannot be continued with it."""
-    before, after = _flat(old.to_mapping()), _flat(new.to_mapping())
+    before, after = flat_settings(old.to_mapping()), flat_settings(new.to_mapping())
     changed = {
         key: (before.get(key), after.get(key))
         for key in {**before, **after}
@@ -108,8 +116,12 @@ def _set(config: Any, path: Sequence[str], value: Any, key: str) -> Any:
             f"there is no setting {key!r}: {type(config).__name__} has no key "
             f"{name!r}{nearest(name, known) or ';'} known: {', '.join(sorted(known))}"
         )
+    inner = getattr(config, name)
+    if isinstance(value, Mapping) and isinstance(inner, Config) and len(path) == 1:
+        for part, one in value.items():
+            config = _set(config, [name, *str(part).split(".")], one, f"{key}.{part}")
+        return config
     if len(path) > 1:
-        inner = getattr(config, name)
         if not isinstance(inner, Config):
             raise ConfigError(f"there is no setting {key!r}: {name} has no parts of its own")
         value = _set(inner, path[1:], value, key)
@@ -126,16 +138,6 @@ def _parse(text: str, setting: str) -> Any:
         return yaml.safe_load(text)
     except yaml.YAMLError:
         raise UsageError(f"the value of {setting!r} cannot be read; quote it as YAML") from None
-
-
-def _flat(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in mapping.items():
-        if isinstance(value, Mapping):
-            found |= _flat(value, f"{prefix}{name}.")
-        else:
-            found[f"{prefix}{name}"] = value
-    return found
 
 
 def _is_within(key: str, names: Sequence[str]) -> bool:

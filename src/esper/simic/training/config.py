@@ -19,12 +19,15 @@ Horizon = Literal["terminate", "bootstrap"]
 
 @dataclass(frozen=True, kw_only=True)
 class StageConfig(Config):
-    """One stage of a curriculum; it ends by rounds or by success, whichever comes first."""
+    """One stage of a curriculum; it ends by rounds or by what pays off, whichever comes first."""
 
     tasks: tuple[str, ...] = option(help="Tasks and families of the stage.")
     rounds: int = option(0, "Rounds after which the stage ends; 0 is no limit.", minimum=0)
-    success: float = option(
-        0.0, "Running share of successes that ends the stage; 0 is no limit.", minimum=0, maximum=1
+    paid_off: float = option(
+        0.0,
+        "Running share of episodes that pay off that ends the stage; 0 is no limit.",
+        minimum=0,
+        maximum=1,
     )
 
     def __post_init__(self) -> None:
@@ -95,12 +98,12 @@ class TrainConfig(Config):
         if not self.tasks:
             raise ConfigError("TrainConfig.tasks must name at least one task or family")
         check_gamma(self.reward, self.ppo.gamma)
-        open_ended = [not (stage.rounds or stage.success) for stage in self.curriculum]
+        open_ended = [not (stage.rounds or stage.paid_off) for stage in self.curriculum]
         if any(open_ended[:-1]):
             number = open_ended.index(True)
             raise ConfigError(
                 f"TrainConfig.curriculum[{number}] never ends, so what follows is never reached; "
-                "give it rounds or success"
+                "give it rounds or paid_off"
             )
 
     @property

@@ -23,7 +23,7 @@ from esper.simic.training.config import TrainConfig
 from esper.simic.training.outcome import RoundOutcome
 from esper.simic.training.plan import RoundPlan
 from esper.simic.training.rollout import masks_to, twin_scores_at
-from esper.simic.training.row_source import Environment, TaskWorld
+from esper.simic.training.row_source import Environment, TaskRows
 from esper.simic.training.traces import Trace, decision_columns, state_columns
 from esper.tamiyo.controllers import LearnedController, WaitController, make_controller
 from esper.tamiyo.controllers.policy_file import Policy
@@ -260,7 +260,7 @@ class Evaluator:
         seeds: how many seeds of every task or family.
         first_seed: number of the first of them.
         touch_test: whether the test split is scored at the end.
-        world: where the populations come from, to share the data it has read.
+        row_source: where the populations come from, to share the data it has read.
     """
 
     def __init__(
@@ -270,11 +270,11 @@ class Evaluator:
         *,
         first_seed: int = 0,
         touch_test: bool = True,
-        world: TaskWorld | None = None,
+        row_source: TaskRows | None = None,
     ) -> None:
         """Look the tasks up; nothing is played yet."""
         self.config = config
-        self._world = world or TaskWorld(config)
+        self._row_source = row_source or TaskRows(config)
         self._numbers = range(first_seed, first_seed + seeds)
         self._touch_test = touch_test
         self._twins: tuple[Tensor, RoundOutcome, Tensor] | None = None
@@ -287,7 +287,7 @@ class Evaluator:
             greedy: whether a policy takes its likeliest actions or draws.
         """
         curves, waiting, twin_test = self._play_twins()
-        plan, population = self._world.evaluation(self._numbers)
+        plan, population = self._row_source.evaluation(self._numbers)
         try:
             chosen = self._controller(controller, population, greedy)
             outcome = play_episodes(
@@ -318,7 +318,7 @@ class Evaluator:
     def _play_twins(self) -> tuple[Tensor, RoundOutcome, Tensor]:
         """Return the twins' curves [N, epochs], what waiting paid, and the twins' test scores."""
         if self._twins is None:
-            plan, population = self._world.evaluation(self._numbers)
+            plan, population = self._row_source.evaluation(self._numbers)
             try:
                 # A waiting row is its own twin, so whatever it scores is no gain; the curve is
                 # known only afterwards, and a reward that needs it is paid none.
@@ -341,7 +341,7 @@ class Evaluator:
     ) -> Controller:
         context = ControllerContext(
             slot_names=SlotConfig.of(environment.num_slots).slot_ids,
-            blueprint_names=self._world.blueprint_names,
+            blueprint_names=self._row_source.blueprint_names,
             seed=self.config.seed,
         )
         if isinstance(controller, Policy):

@@ -15,6 +15,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from esper.kasmina.governor import Panic
 from esper.leyline.actions import LifecycleOp
 from esper.leyline.rules import is_in
 from esper.leyline.stages import COOLDOWN_STAGES, SeedStage
@@ -66,6 +67,11 @@ def find_seed_events(stage: Tensor, blueprint: Tensor, active: Tensor) -> SeedEv
         pruned=removed,
         blueprint=torch.where(happened, kind, -1),
     )
+
+
+def panic_names(codes: Tensor) -> list[str | None]:
+    """Return why rows were taken back, by int64 [N] of `Panic`; None where they were not."""
+    return [None if code == Panic.NONE else Panic(code).name.lower() for code in codes.tolist()]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +135,11 @@ class RoundOutcome:
         """float64 [rows], sums of raw rewards."""
         return self.decisions["reward"].double().sum(1)
 
+    @property
+    def rewards_in_units(self) -> Tensor:
+        """[rows, steps], rewards in the learner's units."""
+        return self.decisions["reward"] / self.reward_units.reshape(-1, 1)
+
     @cached_property
     def normalized_returns(self) -> Tensor:
         """float64 [rows], the same in the learner's unit."""
@@ -153,6 +164,11 @@ class RoundOutcome:
     def rolled_back(self) -> Tensor:
         """Bool [rows], the governor ended the episode."""
         return self.at_end("rolled_back")
+
+    @property
+    def rollback_reasons(self) -> list[str | None]:
+        """Why the governor ended each episode; None where it did not, or nobody asked."""
+        return panic_names(self.at_end("panic")) if "panic" in self.states else [None] * self.rows
 
     @property
     def parameters(self) -> Tensor:
@@ -316,6 +332,11 @@ class RoundOutcome:
             for name, total in zip(self.term_names, sums, strict=True)
         }
 
+    def term_sums(self) -> list[dict[str, float]]:
+        """Return what every reward term paid in the whole of each episode."""
+        sums = self.decisions["terms"].double().sum(1).tolist()
+        return [dict(zip(self.term_names, row, strict=True)) for row in sums]
+
     def term_shares(self) -> dict[str, float]:
         """Return every reward term's share of the sum of all absolute terms."""
         sizes = self.decisions["terms"].double().abs().sum((0, 1))
@@ -324,12 +345,6 @@ class RoundOutcome:
             name: float(size) / whole if whole else 0.0
             for name, size in zip(self.term_names, sizes, strict=True)
         }
-
-    def term(self, name: str) -> Tensor | None:
-        """Return one reward term [rows, steps], None where the reward has no such term."""
-        if name not in self.term_names:
-            return None
-        return self.decisions["terms"][..., list(self.term_names).index(name)]
 
     def detail(self, name: str) -> Tensor | None:
         """Return one detail of the reward [rows, steps], None where it has none."""

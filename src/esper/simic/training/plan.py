@@ -103,22 +103,22 @@ class Curriculum:
             left: rounds to be played, at least one.
         """
         stage = self._stages[self.stage]
-        if stage.success:
+        if stage.paid_off:
             return 1
         if stage.rounds:
             return max(1, min(left, stage.rounds - self._rounds_in_stage))
         return left
 
-    def add_round(self, success: float) -> None:
+    def add_round(self, paid_off: float) -> None:
         """Count a finished round, and go on to the next stage where this one is over.
 
         Args:
-            success: running share of episodes that paid, after the round.
+            paid_off: running share of episodes that paid off, after the round.
         """
         self._rounds_in_stage += 1
         stage = self._stages[self.stage]
         is_over = 0 < stage.rounds <= self._rounds_in_stage
-        is_over = is_over or 0 < stage.success <= success
+        is_over = is_over or 0 < stage.paid_off <= paid_off
         if is_over and self.stage + 1 < len(self._stages):
             self.stage += 1
             self._rounds_in_stage = 0

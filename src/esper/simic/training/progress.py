@@ -37,8 +37,8 @@ class RoundReport:
     """The episodes."""
     update: UpdateReport
     """The learner's own report."""
-    success: float
-    """Running share of episodes that paid, after this round."""
+    paid_off: float
+    """Running share of episodes that paid off, after this round."""
     score_rolling: float
     """Mean final score of the last ten rounds."""
     merit_rolling: float
@@ -167,17 +167,22 @@ class Standing:
 class TaskStanding:
     """How far a task is settled."""
 
-    success: float = 0.0
+    paid_off: float = 0.0
     """Running share of its episodes that paid."""
     doubt: float = 0.0
-    """From 0 to 1, how sure it is that waiting is right."""
+    """From 0 to 1, how much of what it takes to believe that waiting is right was seen."""
+
+    @property
+    def belief(self) -> float:
+        """From 0 to 1, how far waiting counts as right: not at all up to half of the evidence."""
+        return max(0.0, 2.0 * self.doubt - 1.0)
 
 
 class Tally:
     """Adds up finished rounds.
 
     Args:
-        exploration: says what a success is, and how fast its share follows the rounds.
+        exploration: says which episodes pay off, and how fast their share follows the rounds.
         blueprint_names: names of the blueprints, in action order.
     """
 
@@ -186,7 +191,7 @@ class Tally:
         self._exploration, self._blueprint_names = exploration, tuple(blueprint_names)
         self.env_steps = 0
         """Decisions of all rows."""
-        self.success = 0.0
+        self.paid_off = 0.0
         """Running share of episodes that paid, over all tasks."""
         self._tasks: dict[str, TaskStanding] = {}
         self.fates: dict[str, dict[str, int]] = {}
@@ -208,7 +213,7 @@ class Tally:
     def add(self, outcome: RoundOutcome) -> Standing:
         """Count a finished round; return where the run stands after it."""
         self.env_steps += outcome.env_steps
-        self._follow_success(outcome)
+        self._follow_payers(outcome)
         self._count_fates(outcome)
         gain = outcome.gain_mean
         _push(self._scores, outcome.score_mean)
@@ -235,7 +240,7 @@ class Tally:
         """Return all counts as plain data."""
         return {
             "env_steps": self.env_steps,
-            "success": self.success,
+            "paid_off": self.paid_off,
             "task_standings": {name: dataclasses.asdict(one) for name, one in self._tasks.items()},
             "merits": list(self._merits),
             "scores": list(self._scores),
@@ -245,7 +250,7 @@ class Tally:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned; other entries are left alone."""
-        self.env_steps, self.success = int(state["env_steps"]), float(state["success"])
+        self.env_steps, self.paid_off = int(state["env_steps"]), float(state["paid_off"])
         standings = state["task_standings"].items()
         self._tasks = {name: TaskStanding(**one) for name, one in standings}
         self._merits, self._scores = list(state["merits"]), list(state["scores"])
@@ -253,23 +258,23 @@ class Tally:
         self.fates = {name: dict(counts) for name, counts in state["fates"].items()}
 
     def settled(self, tasks: Sequence[str]) -> Tensor:
-        """Return float32 [R]: how far the tasks of rows are settled, as a rate of success.
+        """Return float32 [R]: how far the tasks of rows are settled, as a share of payers.
 
-        It is the rate of success, or as much as the belief that waiting is right stands for: what
+        It is the rate of paid_off, or as much as the belief that waiting is right stands for: what
         curiosity ends by, either way.
         """
-        target, new = self._exploration.success_target, TaskStanding()
+        target, new = self._exploration.paid_off_target, TaskStanding()
         known = {name: self._tasks.get(name, new) for name in set(tasks)}
-        rates = {name: max(one.success, target * one.doubt) for name, one in known.items()}
+        rates = {name: max(one.paid_off, target * one.belief) for name, one in known.items()}
         return torch.tensor([rates[name] for name in tasks])
 
-    def _follow_success(self, outcome: RoundOutcome) -> None:
+    def _follow_payers(self, outcome: RoundOutcome) -> None:
         exploration = self._exploration
-        keep, least = exploration.success_momentum, exploration.success_return
+        keep, least = exploration.paid_off_momentum, exploration.paid_off_return
         paid = outcome.returns > least
         # The first round has no share before it to be averaged with.
         kept = keep if outcome.round else 0.0
-        self.success = kept * self.success + (1.0 - kept) * float(paid.double().mean())
+        self.paid_off = kept * self.paid_off + (1.0 - kept) * float(paid.double().mean())
         acts = (outcome.decisions["effective_op"] != int(LifecycleOp.WAIT)) & outcome.active
         acted = acts.any(1)
         before = dict(self._tasks)
@@ -277,7 +282,7 @@ class Tally:
             own = torch.tensor([task == name for task in outcome.tasks])
             old = before.get(name)
             share = float(paid[own].double().mean())
-            success = share if old is None else keep * old.success + (1.0 - keep) * share
+            paid_off = share if old is None else keep * old.paid_off + (1.0 - keep) * share
             doubt = 0.0 if old is None else old.doubt
             tried = own & acted
             if bool(tried.any()):
@@ -287,7 +292,7 @@ class Tally:
                     doubt = min(
                         1.0, doubt + int(tried.sum()) * self._weight_of_failure(name, before)
                     )
-            self._tasks[name] = TaskStanding(success=success, doubt=doubt)
+            self._tasks[name] = TaskStanding(paid_off=paid_off, doubt=doubt)
 
     def _weight_of_failure(self, name: str, standings: Mapping[str, TaskStanding]) -> float:
         """Return how much an episode that acted and lost says for waiting on a task.
@@ -296,8 +301,8 @@ class Tally:
         to grow, and where it still fails there is nothing to be had.
         """
         exploration = self._exploration
-        others = [one.success for other, one in standings.items() if other != name]
-        skill = min(1.0, max(others, default=0.0) / exploration.success_target)
+        others = [one.paid_off for other, one in standings.items() if other != name]
+        skill = min(1.0, max(others, default=0.0) / exploration.paid_off_target)
         return (1.0 - skill) / exploration.patience + skill / exploration.skilled_patience
 
     def _count_fates(self, outcome: RoundOutcome) -> None:

@@ -38,7 +38,7 @@ from esper.tamiyo.controllers.policy_file import Policy
 from esper.tamiyo.networks.decision import PolicyStep
 from esper.tamiyo.networks.head_table import OP_ROW
 from esper.tamiyo.networks.layers import Hidden
-from esper.tamiyo.networks.rollout_step import rollout_step
+from esper.tamiyo.networks.policy_step import rollout_step
 from esper.tamiyo.policy.features import batch_obs_to_features
 
 PHASES = ("population", "policy", "reward")
@@ -178,7 +178,7 @@ class Rollout:
         self._is_done = False
         self._decided = 0
         self.reward.reset(self._signals)
-        self._traces.keep_state(self._signals, self._twin_at(self._signals))
+        self._keep_state(self._signals, self._twin_at(self._signals))
 
     def step(self) -> Tensor:
         """Let every row decide and live one epoch; return what was decided, int64 [R]."""
@@ -326,6 +326,10 @@ class Rollout:
             head: torch.where(active, chosen, self._wait[head]) for head, chosen in decided.items()
         }
 
+    def _keep_state(self, signals: Signals, twin_scores: Tensor) -> None:
+        panics = self.environment.panics().to(self.device)
+        self._traces.keep_state(signals, twin_scores, panics)
+
     def _take_over(self, transition: Transition, decided: PolicyStep, paid: RewardStep) -> None:
         """Put what came of a decision into the buffer and the traces, and see who goes on."""
         active, after, ended = transition.active, transition.after, transition.ended
@@ -348,7 +352,7 @@ class Rollout:
         )
         if paid.potential is not None:
             self._potential = paid.potential.to(torch.float32)
-        self._traces.keep_state(after, self._twin_at(after))
+        self._keep_state(after, self._twin_at(after))
         self._active = active & ~ended
         if is_cut:
             self._bootstrap(truncated)

@@ -1,4 +1,8 @@
-"""Where rows come from: populations on tasks and families, or one environment that was given."""
+"""Where the rows of a round come from: populations on tasks and families, or a given environment.
+
+The trainer asks a `RowSource` for the plan and the environment of every round; twins and
+evaluations take their populations from the same `TaskRows`, and so share the data it has read.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from esper.leyline.actions import Actions
 from esper.leyline.blueprints import BUILTIN_BLUEPRINTS
-from esper.leyline.devices import choose_device
+from esper.leyline.process import choose_device
 from esper.leyline.randomness import derive_seed
 from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
@@ -46,6 +51,10 @@ class Environment(Protocol):
         """Return what is legal now."""
         ...
 
+    def panics(self) -> Tensor:
+        """Return int64 [R]: why the governor took a row back in the last epoch, a `Panic`."""
+        ...
+
     def snapshot(self) -> dict[str, Any]:
         """Return the state of every row as plain data and tensors."""
         ...
@@ -63,7 +72,7 @@ EVALUATION_SEEDS = 1 << 31
 """First environment seed of evaluations; those of training are all below."""
 
 
-class World(Protocol):
+class RowSource(Protocol):
     """Plans and makes the rows of rounds."""
 
     device: torch.device
@@ -86,7 +95,7 @@ class World(Protocol):
         ...
 
 
-class GivenWorld:
+class GivenRows:
     """The same environment in every round, such as a problem whose optimum is known."""
 
     def __init__(self, environment: Environment, config: TrainConfig) -> None:
@@ -133,7 +142,7 @@ class RowGroup:
     rows: int
 
 
-class TaskWorld:
+class TaskRows:
     """Populations on the tasks and families of a configuration."""
 
     def __init__(self, config: TrainConfig) -> None:
@@ -243,7 +252,7 @@ class TaskWorld:
             row_seeds=row_seeds,
         )
         if population.strategy == "workers" and self._pool is None:
-            # Populations come and go; their processes stay until the world is closed.
+            # Populations come and go; their processes stay until this is closed.
             self._pool = lease_pool()
         return population
 

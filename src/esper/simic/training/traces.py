@@ -149,7 +149,7 @@ class RoundTraces:
                 rewards.
         """
         number = self.length
-        self._term_names, self._detail_names = tuple(paid.terms), tuple(paid.details)
+        self._follow_names(paid)
         kept = decision_columns(transition, decided.op, paid, free=free)
         if paid.details:
             kept["details"] = torch.stack([each.float() for each in paid.details.values()], dim=1)
@@ -171,10 +171,28 @@ class RoundTraces:
             },
         )
 
-    def keep_state(self, signals: Signals, twin_scores: Tensor) -> None:
-        """Keep what is seen before the first decision, or after the one that was kept last."""
+    def _follow_names(self, paid: RewardStep) -> None:
+        """Remember what the terms and details of the round are called."""
+        names = tuple(paid.terms), tuple(paid.details)
+        if self.length and names != (self._term_names, self._detail_names):
+            was = (*self._term_names, *self._detail_names)
+            changed = sorted({*was} ^ {*names[0], *names[1]}) or ["their order"]
+            raise UsageError(
+                "a reward must pay the same terms and details in every step of a round, 0 where "
+                f"there is nothing to pay; these came or went: {', '.join(changed)}"
+            )
+        self._term_names, self._detail_names = names
+
+    def keep_state(self, signals: Signals, twin_scores: Tensor, panics: Tensor) -> None:
+        """Keep what is seen before the first decision, or after the one that was kept last.
+
+        Args:
+            signals: of all rows.
+            twin_scores: float32 [R], the waiting twin's at the same epoch.
+            panics: int64 [R], why the governor took a row back, a `Panic`.
+        """
         number = self.length
-        kept = state_columns(signals, twin_scores)
+        kept = {**state_columns(signals, twin_scores), "panic": panics}
         self._states.put(number, kept)
         if self.recorded_rows:
             every = {
@@ -228,7 +246,7 @@ def decision_columns(
     return {
         "op": op,
         "effective_op": transition.effective_op,
-        "success": transition.after.last_success,
+        "took_effect": transition.after.last_success,
         "free": free,
         "active": transition.active,
         "reward": paid.total,

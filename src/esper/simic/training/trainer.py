@@ -31,7 +31,7 @@ from esper.simic.training.evaluation import SELECT_SEEDS, Evaluation, Evaluator
 from esper.simic.training.plan import Curriculum, RoundPlan
 from esper.simic.training.progress import Progress, RoundReport, Tally
 from esper.simic.training.rollout import Rollout
-from esper.simic.training.row_source import Environment, GivenWorld, TaskWorld, World
+from esper.simic.training.row_source import Environment, GivenRows, RowSource, TaskRows
 from esper.simic.training.twins import TwinCurves
 from esper.tamiyo.controllers.policy_file import new_policy
 
@@ -54,22 +54,23 @@ class Trainer:
     ) -> None:
         """Build policy and learner; no row is built yet."""
         self.config = config
-        self.world: World
+        self.row_source: RowSource
         if environment is None:
-            self.world = TaskWorld(config)
+            self.row_source = TaskRows(config)
             rows = config.rows
         else:
-            self.world = GivenWorld(environment, config)
+            self.row_source = GivenRows(environment, config)
             rows = environment.rows
-        self.device = self.world.device
+        self.device = self.row_source.device
         self.reward = make_reward(config.reward) if reward is None else reward
-        names = self.world.blueprint_names
+        names = self.row_source.blueprint_names
         # A registered blueprint is one choice more, whatever the configuration counted.
         network = config.policy.replace(num_blueprints=len(names))
-        if self.world.num_slots > network.num_slots:
+        slots = self.row_source.num_slots
+        if slots > network.num_slots:
             raise UsageError(
                 f"the policy serves {network.num_slots} slots and the rows have up to "
-                f"{self.world.num_slots}; set policy.num_slots to {self.world.num_slots} or more"
+                f"{slots}; set policy.num_slots to {slots} or more"
             )
         self.policy = new_policy(network, blueprint_names=names, seed=config.seed)
         self.policy.network.to(self.device)
@@ -77,8 +78,8 @@ class Trainer:
         self.agent = PPOAgent(self.policy, config.ppo, self.device, config.seed)
         self.buffer = TamiyoRolloutBuffer(rows, config.episode_length, network, self.device)
         self.twins: TwinCurves | None = None
-        if self.reward.needs_twin and isinstance(self.world, TaskWorld):
-            self.twins = TwinCurves(self.world, config)
+        if self.reward.needs_twin and isinstance(self.row_source, TaskRows):
+            self.twins = TwinCurves(self.row_source, config)
         self.round = 0
         """Round in progress, or next."""
         self.tally = Tally(config.ppo.exploration, self.policy.blueprint_names)
@@ -131,12 +132,12 @@ class Trainer:
 
     def close(self) -> None:
         """Free processes and memory of the rows."""
-        self.world.close()
+        self.row_source.close()
 
     def _open_round(self) -> Iterator[Progress]:
         """Plan the rows, train twins that are missing, and live every row's first epoch."""
         stage = self.curriculum.stage
-        plan = self.world.plan(self.round, stage)
+        plan = self.row_source.plan(self.round, stage)
         curves = regression = None
         if self.twins is not None:
             self._twin_seconds = 0.0
@@ -188,7 +189,7 @@ class Trainer:
         update = self.agent.update(
             self.buffer,
             progress=self.round / self.config.rounds,
-            success=self.tally.settled(outcome.tasks),
+            paid_off=self.tally.settled(outcome.tasks),
             round=self.round,
             tasks=outcome.tasks,
             # What a rollback costs says nothing of what rewards are like.
@@ -205,7 +206,7 @@ class Trainer:
             env_steps=self.tally.env_steps,
             outcome=outcome,
             update=update,
-            success=self.tally.success,
+            paid_off=self.tally.paid_off,
             score_rolling=standing.score_rolling,
             merit_rolling=standing.merit_rolling,
             is_best=self.tally.judge(None if evaluation is None else self._merit(evaluation)),
@@ -221,7 +222,7 @@ class Trainer:
         self.round += 1
         self._in_round = False
         self._twin_seconds = 0.0
-        self.curriculum.add_round(self.tally.success)
+        self.curriculum.add_round(self.tally.paid_off)
         return self._progress("update", 1, 1, updated, report=report)
 
     def _evaluate(self) -> Evaluation | None:
@@ -229,7 +230,7 @@ class Trainer:
         every, done = self.config.evaluate_every, self.round + 1
         if not every or (done % every and done < self.config.rounds):
             return None
-        if not isinstance(self.world, TaskWorld):
+        if not isinstance(self.row_source, TaskRows):
             raise UsageError("evaluate_every needs tasks; a given environment is evaluated by hand")
         if self._evaluator is None:
             self._evaluator = Evaluator(
@@ -237,7 +238,7 @@ class Trainer:
                 self.config.evaluation_seeds,
                 first_seed=SELECT_SEEDS,
                 touch_test=False,
-                world=self.world,
+                row_source=self.row_source,
             )
         return self._evaluator.evaluate(self.policy)
 
@@ -251,11 +252,11 @@ class Trainer:
         known = self.curriculum.known_rounds(self.config.rounds - self.round)
         ahead = min(known, twins.rounds_ahead)
         stage = self.curriculum.stage
-        return [self.world.plan(self.round + number, stage) for number in range(ahead)]
+        return [self.row_source.plan(self.round + number, stage) for number in range(ahead)]
 
     def _make_rollout(self) -> Rollout:
         """Return the rollout, on the environment of the round."""
-        environment = self.world.environment(self.round, self.curriculum.stage)
+        environment = self.row_source.environment(self.round, self.curriculum.stage)
         if self._rollout is None:
             rows = self.buffer.rows
             recorded = min(self.config.recorded_rows, rows)

@@ -18,7 +18,7 @@ from esper.leyline.errors import UsageError
 from esper.simic.training.config import TrainConfig
 from esper.simic.training.evaluation import live_episodes
 from esper.simic.training.plan import RoundPlan
-from esper.simic.training.row_source import RowGroup, TaskWorld
+from esper.simic.training.row_source import RowGroup, TaskRows
 from esper.simic.training.twin_regression import TwinRegression
 from esper.tamiyo.controllers import WaitController
 
@@ -33,13 +33,13 @@ class TwinCurves:
     """Scores of waiting twins, by task and environment seed.
 
     Args:
-        world: makes the populations.
+        row_source: makes the populations.
         config: the run.
     """
 
-    def __init__(self, world: TaskWorld, config: TrainConfig) -> None:
+    def __init__(self, row_source: TaskRows, config: TrainConfig) -> None:
         """Start without any curve."""
-        self._world, self._config = world, config
+        self._row_source, self._config = row_source, config
         self._curves: dict[str, Tensor] = {}
         self._by_task: dict[str, list[list[float]]] = {}
 
@@ -50,7 +50,8 @@ class TwinCurves:
         if config.twin_rounds:
             return config.twin_rounds
         # On a CPU rows run one after another, and training them early only delays the first round.
-        return min(config.rows_per_seed, config.rows) if self._world.device.type == "cuda" else 1
+        on_cuda = self._row_source.device.type == "cuda"
+        return min(config.rows_per_seed, config.rows) if on_cuda else 1
 
     def prepare(self, plans: Sequence[RoundPlan], stage: int = 0) -> Iterator[tuple[int, int]]:
         """Train the twins that these rounds need and that are not known; yield after each epoch.
@@ -109,7 +110,7 @@ class TwinCurves:
         """Return a population of these twins, and which of them each row is."""
         found: dict[str, tuple[RowGroup, list[int]]] = {}
         for plan in plans:
-            groups = {group.label: group for group in self._world.groups(plan.round, stage)}
+            groups = {group.label: group for group in self._row_source.groups(plan.round, stage)}
             for label, seed in dict.fromkeys(_rows(plan)):
                 if _key(label, seed) in wanted:
                     _, seeds = found.setdefault(label, (groups[label], []))
@@ -118,7 +119,7 @@ class TwinCurves:
         parts = [RowGroup(group.task, label, len(seeds)) for label, (group, seeds) in found.items()]
         seeds = [seed for _, own in found.values() for seed in own]
         order = [_key(label, seed) for label, (_, own) in found.items() for seed in own]
-        return self._world.make(parts, seeds), order
+        return self._row_source.make(parts, seeds), order
 
     def _forget(self, needed: dict[str, None]) -> None:
         """Drop curves that no round ahead needs; those of a pool may come back."""

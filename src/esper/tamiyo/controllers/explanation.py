@@ -17,8 +17,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from esper.leyline.actions import CAUSAL_HEADS, HEAD_NAMES, LifecycleOp
-from esper.leyline.alpha import ALPHA_TARGETS, SPEED_TICKS, TEMPO_EPOCHS, AlphaCurve, BlendStyle
+from esper.leyline.actions import (
+    CAUSAL_HEADS,
+    HEAD_NAMES,
+    LifecycleOp,
+    choice_text,
+    head_values,
+)
 from esper.leyline.slots import SlotConfig
 from esper.tamiyo.networks.decision import PolicyStep
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCriticV2
@@ -86,22 +91,6 @@ class Explanation:
         return [*lines, f"because of (on {about}): {', '.join(because)}"]
 
 
-def choice_names(
-    slot_names: Sequence[str], blueprint_names: Sequence[str]
-) -> dict[str, tuple[str, ...]]:
-    """Return the name of every choice of every head."""
-    return {
-        "slot": tuple(slot_names),
-        "blueprint": tuple(blueprint_names),
-        "style": tuple(style.name for style in BlendStyle),
-        "tempo": tuple(f"{epochs} epochs" for epochs in TEMPO_EPOCHS),
-        "alpha_target": tuple(f"{target:g}" for target in ALPHA_TARGETS),
-        "alpha_speed": tuple(f"{ticks} ticks" for ticks in SPEED_TICKS),
-        "alpha_curve": tuple(curve.name for curve in AlphaCurve),
-        "op": tuple(op.name for op in LifecycleOp),
-    }
-
-
 @torch.no_grad()
 def explain_step(
     network: FactoredRecurrentActorCriticV2,
@@ -126,7 +115,10 @@ def explain_step(
         slot_names: of the host's slots.
         blueprint_names: as the network numbers them.
     """
-    names = choice_names(slot_names, blueprint_names)
+    names = {
+        head: [choice_text(head, value) for value in values]
+        for head, values in head_values(slot_names, blueprint_names).items()
+    }
     probs = probabilities(step.choice_log_probs)
     by_head = {
         head: dict(zip(names[head], probs[index].tolist(), strict=False))

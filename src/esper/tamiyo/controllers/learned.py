@@ -11,10 +11,10 @@ from torch import Tensor
 from esper.leyline.actions import HEAD_NAMES
 from esper.leyline.controller import ControllerContext
 from esper.leyline.errors import CheckpointError, UsageError
+from esper.leyline.manifest import MANIFEST_FILE
 from esper.leyline.randomness import generator
 from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
-from esper.leyline.storage import MANIFEST_FILE
 from esper.tamiyo.controllers.explanation import Explanation, explain_step
 from esper.tamiyo.controllers.policy_file import Policy, find_policy, load_policy
 from esper.tamiyo.controllers.registry import register_controller

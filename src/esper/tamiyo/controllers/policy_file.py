@@ -16,9 +16,10 @@ import torch
 
 from esper.leyline.blueprints import BUILTIN_BLUEPRINTS, NOOP
 from esper.leyline.errors import CheckpointError, ConfigError, UsageError
+from esper.leyline.manifest import MANIFEST_FILE
 from esper.leyline.randomness import seeded
 from esper.leyline.slots import SlotConfig
-from esper.leyline.storage import MANIFEST_FILE, load_tree, save_tree
+from esper.leyline.storage import load_tree, save_tree
 from esper.tamiyo.networks.config import PolicyConfig
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCriticV2
 from esper.tamiyo.policy.layout import feature_names, get_feature_size

@@ -12,15 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esper.leyline.actions import CAUSAL_HEADS, PLACEHOLDERS, LifecycleOp
-from esper.leyline.alpha import (
-    ALPHA_TARGETS,
-    SPEED_TICKS,
-    TEMPO_EPOCHS,
-    AlphaAlgorithm,
-    AlphaCurve,
-    BlendStyle,
-)
+from esper.leyline.actions import CAUSAL_HEADS, HEAD_VALUES, PLACEHOLDERS, LifecycleOp
+from esper.leyline.alpha import AlphaAlgorithm, BlendStyle
 from esper.leyline.blueprints import NOOP
 from esper.leyline.controller import ControllerContext
 from esper.leyline.errors import EsperWarning, UsageError, nearest
@@ -157,15 +150,17 @@ def _blueprint(where: str, value: Any, context: ControllerContext) -> int:
     return names.index(_name(where, "blueprint", value, known))
 
 
-def _style(where: str, value: Any, context: ControllerContext) -> int:
-    return BlendStyle[_name(where, "style", value, _names(BlendStyle)).upper()]
+_Read = Callable[[str, Any, ControllerContext], int]
 
 
-def _curve(where: str, value: Any, context: ControllerContext) -> int:
-    return AlphaCurve[_name(where, "curve", value, _names(AlphaCurve)).upper()]
+def _named(key: str, head: str) -> _Read:
+    names = [str(value).lower() for value in HEAD_VALUES[head]]
+    return lambda where, value, context: names.index(_name(where, key, value, names))
 
 
-def _number(key: str, allowed: Sequence[float]) -> Callable[[str, Any, ControllerContext], int]:
+def _number(key: str, head: str) -> _Read:
+    allowed = HEAD_VALUES[head]
+
     def index(where: str, value: Any, context: ControllerContext) -> int:
         if isinstance(value, bool) or not isinstance(value, int | float) or value not in allowed:
             raise UsageError(
@@ -177,19 +172,15 @@ def _number(key: str, allowed: Sequence[float]) -> Callable[[str, Any, Controlle
     return index
 
 
-_FIELDS: dict[str, Callable[[str, Any, ControllerContext], int]] = {
+_FIELDS: dict[str, _Read] = {
     "slot": _slot,
     "blueprint": _blueprint,
-    "style": _style,
-    "tempo": _number("tempo", TEMPO_EPOCHS),
-    "alpha_target": _number("alpha_target", ALPHA_TARGETS),
-    "speed": _number("speed", SPEED_TICKS),
-    "curve": _curve,
+    "style": _named("style", "style"),
+    "tempo": _number("tempo", "tempo"),
+    "alpha_target": _number("alpha_target", "alpha_target"),
+    "speed": _number("speed", "alpha_speed"),
+    "curve": _named("curve", "alpha_curve"),
 }
-
-
-def _names(kind: type[BlendStyle] | type[AlphaCurve]) -> list[str]:
-    return [member.name.lower() for member in kind]
 
 
 def _name(where: str, key: str, value: Any, known: Sequence[str]) -> str:

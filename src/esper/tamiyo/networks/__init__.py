@@ -5,7 +5,7 @@ from esper.tamiyo.networks.decision import Evaluation, PolicyStep, Scores
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCriticV2
 from esper.tamiyo.networks.head_table import HeadTable, MaskSource
 from esper.tamiyo.networks.layers import BlueprintEmbedding, Hidden, clear_rows
-from esper.tamiyo.networks.rollout_step import CapturedPolicyStep, PackedPolicyStep, rollout_step
+from esper.tamiyo.networks.policy_step import CapturedPolicyStep, PackedPolicyStep, rollout_step
 
 __all__ = [
     "SENTINEL_PRIOR",

@@ -1,12 +1,13 @@
 """Observation V3 computed one row at a time from plain records: slow, short, easy to read.
 
 This is the form of the design documents: a list of records about hosts and, for each, its slots by
-id (`reports.py`). It shares no arithmetic with `features.py`, and puts every feature under its name
+id. It shares no arithmetic with `features.py`, and puts every feature under its name
 before it is put into order: tests hold the two against each other, names included.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -89,25 +90,12 @@ def plain_reports(
     for row in range(signals.rows):
         values = {name: column[row] for name, column in plain.items()}
         enabled = tuple(name for name, on in zip(names, values["enabled"], strict=True) if on)
-        hosts.append(
-            HostReport(
-                epoch=values["epoch"],
-                max_epochs=values["max_epochs"],
-                val_loss=values["val_loss"],
-                val_score=values["val_score"],
-                best_loss=values["best_loss"],
-                best_score=values["best_score"],
-                loss_history=tuple(x for x in values["loss_history"] if not math.isnan(x)),
-                score_history=tuple(x for x in values["score_history"] if not math.isnan(x)),
-                plateau_epochs=values["plateau_epochs"],
-                stabilized=values["stabilized"],
-                params=values["params"],
-                budget=values["budget"],
-                last_op=values["last_op"],
-                last_success=values["last_success"],
-                enabled=enabled,
-            )
-        )
+        given = {
+            "loss_history": tuple(x for x in values["loss_history"] if not math.isnan(x)),
+            "score_history": tuple(x for x in values["score_history"] if not math.isnan(x)),
+            "enabled": enabled,
+        }
+        hosts.append(HostReport(**{name: values[name] for name in _HOST_FIELDS} | given))
         slots.append(
             {
                 name: _slot_report(values, index, names)
@@ -118,22 +106,14 @@ def plain_reports(
     return hosts, slots
 
 
-_SLOT_FIELDS = (
-    "stage",
-    "blueprint",
-    "alpha",
-    "alpha_target",
-    "alpha_mode",
-    "alpha_velocity",
-    "time_to_target",
-    "algorithm",
-    "epochs_in_stage",
-    "grad_norm",
-    "grad_health",
-    "grad_health_prev",
-    "vanishing",
-    "exploding",
+_HOST_FIELDS = tuple(field.name for field in dataclasses.fields(HostReport))
+_SLOT_FIELDS = tuple(
+    field.name
+    for field in dataclasses.fields(SlotReport)
+    if field.name
+    not in ("contribution", "contribution_velocity", "counterfactual_age", "interactions")
 )
+"""Fields that are signals of the same name, as they are."""
 
 
 def _slot_report(values: Mapping[str, Any], index: int, names: Sequence[str]) -> SlotReport:

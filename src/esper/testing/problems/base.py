@@ -15,28 +15,20 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from esper.kasmina.contribution import participating, record_contributions
-from esper.kasmina.lifecycle import (
-    LifecycleConfig,
-    apply_command,
-    record_epoch,
-    rule_view,
-    tick,
-)
-from esper.kasmina.signals import (
-    TrackerConfig,
-    TrackerState,
-    read_signals,
-    start_tracking,
-    track_epoch,
-)
-from esper.kasmina.state import SlotState, empty_state
+from esper.kasmina.contribution import Measured
+from esper.kasmina.engine import Engine
+from esper.kasmina.governor import GovernorConfig
+from esper.kasmina.lifecycle import LifecycleConfig
+from esper.kasmina.row_group import RowConfig, RowGroup
+from esper.kasmina.signals import TrackerState
+from esper.kasmina.state import SlotState
 from esper.leyline.actions import Actions, LifecycleOp, decode_actions
 from esper.leyline.blueprints import NUM_BLUEPRINTS
 from esper.leyline.errors import UsageError
-from esper.leyline.rules import Masks, build_masks
+from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
 from esper.simic.rewards.contract import RewardStep, Transition
+from esper.testing.imagined import ImaginedEngine
 
 BLUEPRINTS: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7)
 """The blueprints that fit a slot: the seven of a convolutional host."""
@@ -91,21 +83,14 @@ class Problem(ABC):
         self.fee = fee
         self.reward = ProblemReward(self)
         """What the rows are paid; a reward like any other."""
-        self._tracking = TrackerConfig()
-        self._enabled = torch.ones((rows, slots), dtype=torch.bool, device=self.device)
-        self._fits = torch.zeros((rows, slots, NUM_BLUEPRINTS), dtype=torch.bool)
-        self._fits[..., list(self.blueprints)] = True
-        self._fits = self._fits.to(self.device)
-        self._started = False
+        self._group: RowGroup | None = None
 
     def with_rows(self, rows: int) -> Self:
         """Return the same problem with another number of rows, not started yet."""
         other = copy.copy(self)
         other.rows = rows
-        other._enabled = self._enabled[:1].expand(rows, -1)
-        other._fits = self._fits[:1].expand(rows, -1, -1)
         other.reward = ProblemReward(other)
-        other._started = False
+        other._group = None
         return other
 
     # ------------------------------------------------------------------- what a problem decides
@@ -126,6 +111,10 @@ class Problem(ABC):
             scaffolded: int64 [N], the decision at which the first scaffold had ended, -1 for none.
         """
 
+    def seed_sizes(self) -> Tensor:
+        """Return int64 [B]: the parameters of a seed, by its blueprint."""
+        return torch.full((NUM_BLUEPRINTS,), _SEED_PARAMS, dtype=torch.int64)
+
     def payoff(self, worth: Tensor) -> Tensor:
         """Return all that is ever paid for fossilizing seeds of this worth."""
         return worth
@@ -145,30 +134,18 @@ class Problem(ABC):
         """Start every row afresh and live one epoch; rows are alike, whatever their seeds."""
         if row_seeds is not None and len(row_seeds) != self.rows:
             raise UsageError(f"row_seeds must have {self.rows} entries, got {len(row_seeds)}")
-        rows, device = self.rows, self.device
-        self.state: SlotState = empty_state(rows, self.num_slots, device)
-        self.tracker: TrackerState = start_tracking(rows, self._tracking, device)
-        self.worth = torch.zeros((rows, self.num_slots), dtype=torch.float64, device=device)
-        self.scaffolded = torch.full((rows,), -1, dtype=torch.int64, device=device)
-        self.pending = torch.zeros(rows, dtype=torch.float64, device=device)
-        self.last_op = torch.full((rows,), int(LifecycleOp.WAIT), device=device)
-        self.last_success = torch.ones(rows, dtype=torch.bool, device=device)
-        self.paid = torch.zeros((rows, len(TERMS)), dtype=torch.float64, device=device)
-        self._started = True
-        self._live()
+        self._start()
+        self.group.live()
         return self.signals()
 
     def step(self, actions: Actions) -> Signals:
         """Carry out one action per row and live through the epoch that follows."""
-        self._need_start()
+        group = self.group
         command = decode_actions(actions)
         if len(command.op) != self.rows:
             raise UsageError(f"{self.rows} rows need as many actions, got {len(command.op)}")
-        before, now = self.state, self.tracker.epoch - 1
-        state, applied = apply_command(
-            before, command, enabled=self._enabled, fits=self._fits, config=self.lifecycle
-        )
-        done = applied.success
+        before, now = group.state, group.tracker.epoch - 1
+        done = group.act(command).took_effect
         slot = command.slot.clamp(0, self.num_slots - 1)
         germinated = done & (command.op == int(LifecycleOp.GERMINATE))
         fossilized = done & (command.op == int(LifecycleOp.FOSSILIZE))
@@ -176,60 +153,52 @@ class Problem(ABC):
         price = self.price(command.blueprint, slot, now, self.scaffolded)
         self.worth.scatter_(1, slot[:, None], torch.where(germinated, price, own)[:, None])
         self.paid = self.pay(germinated, fossilized, own)
-        self.last_op, self.last_success = command.op.clone(), done
-        state = tick(state, self.lifecycle)
-        has_module = state.has_module
-        self.state = state.where(has_module, params=_SEED_PARAMS)
         self.remember(before, now)
-        self._live()
+        group.live()
         return self.signals()
+
+    @property
+    def group(self) -> RowGroup:
+        """The rows themselves."""
+        if self._group is None:
+            raise UsageError("the problem has no rows yet; call reset() first")
+        return self._group
+
+    @property
+    def state(self) -> SlotState:
+        """The lifecycle of every row."""
+        return self.group.state
+
+    @property
+    def tracker(self) -> TrackerState:
+        """What is remembered of every host."""
+        return self.group.tracker
 
     def signals(self) -> Signals:
         """Return what a controller sees."""
-        self._need_start()
-
-        def full(value: int) -> Tensor:
-            return torch.full((self.rows,), value, dtype=torch.int64, device=self.device)
-
-        return read_signals(
-            self.state,
-            self.tracker,
-            enabled=self._enabled,
-            max_epochs=full(self.steps + 1),
-            host_params=full(_HOST_PARAMS),
-            budget=full(10 * _HOST_PARAMS),
-            last_op=self.last_op,
-            last_success=self.last_success,
-            rolled_back=torch.zeros_like(self.last_success),
-            twin_score=self._host_score(),
-        )
+        return self.group.signals(self._host_score(self.tracker.epoch))
 
     def masks(self) -> Masks:
         """Return what is legal now."""
-        self._need_start()
-        view = rule_view(self.state, self._enabled, self._fits)
-        return build_masks(view, self.lifecycle.effective_rules)
+        return self.group.masks()
+
+    def panics(self) -> Tensor:
+        """Return int64 [R]: why the governor took a row back in the last epoch, a `Panic`."""
+        return self.group.panic
 
     def snapshot(self) -> dict[str, Any]:
         """Return the state of every row as plain data and tensors."""
-        self._need_start()
         tensors = {name: getattr(self, name).clone() for name in _TENSORS}
-        return {
-            "state": {name: value.clone() for name, value in self.state.state_dict().items()},
-            "tracker": {name: value.clone() for name, value in self.tracker.state_dict().items()},
-            **tensors,
-        }
+        return {"rows": self.group.snapshot(), **tensors}
 
     def restore(self, saved: dict[str, Any]) -> Signals:
         """Go back to a snapshot."""
         if len(saved["worth"]) != self.rows:
             raise UsageError(f"the snapshot has {len(saved['worth'])} rows, not {self.rows}")
-        self.state = SlotState.from_state_dict(saved["state"]).to(self.device)
-        tracker = {name: value.to(self.device) for name, value in saved["tracker"].items()}
-        self.tracker = TrackerState.from_state_dict(tracker)
+        self._start()
+        self.group.restore(saved["rows"])
         for name in _TENSORS:
             setattr(self, name, saved[name].clone().to(self.device))
-        self._started = True
         return self.signals()
 
     def close(self) -> None:  # noqa: B027  (there is nothing to close)
@@ -237,29 +206,46 @@ class Problem(ABC):
 
     # --------------------------------------------------------------------------------- internals
 
-    def _live(self) -> None:
+    def _start(self) -> None:
+        """Lay the rows out, with nothing grown and nothing lived yet."""
+        rows, slots, device = self.rows, self.num_slots, self.device
+        fits = torch.zeros((slots, NUM_BLUEPRINTS), dtype=torch.bool, device=device)
+        fits[:, list(self.blueprints)] = True
+        self._group = RowGroup(
+            ImaginedEngine(rows, slots, _HOST_PARAMS, self.seed_sizes(), device),
+            range(rows),
+            RowConfig(lifecycle=self.lifecycle, governor=GovernorConfig(is_on=False)),
+            fits=fits,
+            horizon=self.steps + 1,
+            budget=10 * _HOST_PARAMS,
+            measure=self._measure,
+            device=device,
+        )
+        self.worth = torch.zeros((rows, slots), dtype=torch.float64, device=device)
+        self.scaffolded = torch.full((rows,), -1, dtype=torch.int64, device=device)
+        self.pending = torch.zeros(rows, dtype=torch.float64, device=device)
+        self.paid = torch.zeros((rows, len(TERMS)), dtype=torch.float64, device=device)
+
+    def _measure(self, engine: Engine, members: Tensor, which: Tensor | None) -> Measured:
         """Imagine an epoch: the host learns a little, and every blended seed shows its worth."""
-        shown = POINTS * self.worth * self.state.alpha * self.state.has_module
-        members = participating(self.state)
+        state = self.state
+        shown = POINTS * self.worth * state.alpha * state.has_module
         score = self._host_score(self.tracker.epoch + 1) + shown.sum(1)
-        self.state = record_epoch(self.state, score)
-        error = torch.full_like(shown, _CONTRIBUTION_ERROR)
-        none = torch.zeros_like(self.state.interaction)
-        self.state = record_contributions(self.state, members, shown, error, none)
-        self.tracker = track_epoch(self.tracker, 1 - score / 100, score, self._tracking)
+        return Measured(
+            loss=1 - score / 100,
+            score=score,
+            worth=shown,
+            error=torch.full_like(shown, _CONTRIBUTION_ERROR),
+            interaction=torch.zeros_like(state.interaction),
+        )
 
-    def _host_score(self, epoch: Tensor | None = None) -> Tensor:
-        """Return float64 [R]: what the host alone scores at an epoch, by default now."""
+    def _host_score(self, epoch: Tensor) -> Tensor:
+        """Return float64 [R]: what the host alone scores at an epoch."""
         low, high = _HOST_RANGE
-        passed = (self.tracker.epoch if epoch is None else epoch).to(torch.float64)
-        return high - (high - low) * torch.exp(-passed / 10)
-
-    def _need_start(self) -> None:
-        if not self._started:
-            raise UsageError("the problem has no rows yet; call reset() first")
+        return high - (high - low) * torch.exp(-epoch.to(torch.float64) / 10)
 
 
-_TENSORS = ("worth", "scaffolded", "last_op", "last_success", "paid", "pending")
+_TENSORS = ("worth", "scaffolded", "paid", "pending")
 TERMS = ("gain", "action", "hindsight")
 """What pays, under the names that rewards have in the store."""
 

@@ -43,7 +43,7 @@ class Mark:
     """Mean return of the round, exploration included."""
     explained_variance: float | None
     """Share of the variance of returns that the critic foresaw."""
-    success: float
+    paid_off: float
     """Running share of episodes that paid."""
 
 
@@ -114,5 +114,5 @@ def _mark(report: RoundReport, share: float) -> Mark:
         share=share,
         return_mean=report.outcome.return_mean,
         explained_variance=report.update.explained_variance,
-        success=report.success,
+        paid_off=report.paid_off,
     )

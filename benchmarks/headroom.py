@@ -1,0 +1,454 @@
+"""How much growing is worth on every task of the arena: the best of 16 plans over waiting.
+
+All plans with all seeds are rows of one population, the waiting host among them, so every row has a
+twin with the same initial weights and batches. The learning rate is the one at which the waiting
+host does best (`python -m benchmarks tune_hosts`), whose file also says how good wider hosts are.
+
+The best plan is chosen on one half of the seeds and its gain taken on the other; the second
+estimate leaves out one seed at a time, chooses on all others, and is as fair but uses every seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+
+from benchmarks._arena import (
+    MEMBERS,
+    STATIC_FACTORS,
+    Member,
+    host_flops,
+    is_cuda,
+    load,
+    read_lines,
+    work_through,
+)
+from benchmarks.table import print_table
+from benchmarks.tune_hosts import best_by_member
+from esper.kasmina.blueprints.registry import blueprint_by_id, blueprint_names
+from esper.kasmina.costs import seed_flops
+from esper.kasmina.placement import place_slots
+from esper.leyline.actions import LifecycleOp
+from esper.leyline.alpha import ALPHA_TARGETS, TEMPO_EPOCHS, BlendStyle
+from esper.leyline.rules import Masks
+from esper.leyline.signals import Signals
+from esper.leyline.stages import SeedStage
+from esper.simic.training.evaluation import Interval, paired_interval
+from esper.tamiyo.controllers.choices import WAIT, Choice, is_legal, pack_choices
+from esper.tasks.task import Schedule, Task
+
+FIRST, MIDDLE, LAST = 0, 1, 2
+ALL = (FIRST, MIDDLE, LAST)
+_FULL = 1.0 - 1e-6
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Seeds to germinate, one after another, from some share of the horizon on."""
+
+    name: str
+    seeds: tuple[tuple[int, str], ...]
+    start: float = 0.0
+
+
+def _same(blueprint: str, slots: Sequence[int]) -> tuple[tuple[int, str], ...]:
+    return tuple((slot, blueprint) for slot in slots)
+
+
+PLANS: tuple[Plan, ...] = (
+    Plan("conv_heavy last", _same("conv_heavy", (LAST,))),
+    Plan("conv_heavy first", _same("conv_heavy", (FIRST,))),
+    Plan("conv_heavy last, middle", _same("conv_heavy", (LAST, MIDDLE))),
+    Plan("conv_heavy all", _same("conv_heavy", (LAST, MIDDLE, FIRST))),
+    Plan("conv_light last", _same("conv_light", (LAST,))),
+    Plan("conv_light first", _same("conv_light", (FIRST,))),
+    Plan("conv_light all", _same("conv_light", ALL)),
+    Plan("bottleneck last", _same("bottleneck", (LAST,))),
+    Plan("bottleneck all", _same("bottleneck", ALL)),
+    Plan("norm all", _same("norm", ALL)),
+    Plan("depthwise all", _same("depthwise", ALL)),
+    Plan("attention last", _same("attention", (LAST,))),
+    Plan("attention all", _same("attention", ALL)),
+    Plan("conv_heavy last, late", _same("conv_heavy", (LAST,)), 1 / 3),
+    Plan("conv_light all, late", _same("conv_light", ALL), 1 / 3),
+    Plan("bottleneck all, late", _same("bottleneck", ALL), 1 / 3),
+)
+
+
+class PlannedRows:
+    """Carries out one plan per row: germinates, advances and fossilizes as soon as it may.
+
+    A seed that its gate holds back does not keep the others of its row waiting.
+    """
+
+    def __init__(self, plans: Sequence[Plan | None], min_training: int) -> None:
+        """Take the plan of every row, None where it only waits."""
+        self._plans = plans
+        self._min_training = min_training
+        self._names = blueprint_names()
+        self._done: list[set[int]] = [set() for _ in plans]
+        self._tried: list[Choice] = [WAIT for _ in plans]
+
+    def act(self, signals: Signals, masks: Masks) -> dict[str, Tensor]:
+        """Return one legal action per row."""
+        signals = signals.to("cpu")
+        stages, alphas = signals.stage.tolist(), signals.alpha.tolist()
+        ages, epochs = signals.epochs_in_stage.tolist(), signals.epoch.tolist()
+        horizons, successes = signals.max_epochs.tolist(), signals.last_success.tolist()
+        choices: list[Choice] = []
+        for row, plan in enumerate(self._plans):
+            if plan is None:
+                choices.append(WAIT)
+                continue
+            tried = self._tried[row]
+            if successes[row] and tried["op"] == LifecycleOp.GERMINATE:
+                self._done[row].add(int(tried["slot"]))
+            wishes = self._wishes(row, plan, stages[row], ages[row], alphas[row])
+            if epochs[row] >= max(1, round(plan.start * horizons[row])):
+                wishes += self._germinations(row, plan)
+            if not successes[row]:
+                # What has just failed comes last.
+                wishes.sort(key=lambda wish: wish == tried)
+            choice = next((wish for wish in wishes if is_legal(wish, masks, row)), WAIT)
+            self._tried[row] = choice
+            choices.append(choice)
+        return pack_choices(choices, masks)
+
+    def _wishes(
+        self, row: int, plan: Plan, stages: list[int], ages: list[int], alphas: list[float]
+    ) -> list[Choice]:
+        """Return the operations that bring a seed of the row further."""
+        wishes: list[Choice] = []
+        for slot, _ in plan.seeds:
+            stage = stages[slot]
+            ready = (
+                stage == SeedStage.GERMINATED
+                or (stage == SeedStage.TRAINING and ages[slot] >= self._min_training)
+                or (stage == SeedStage.BLENDING and alphas[slot] >= _FULL)
+            )
+            if ready:
+                wishes.append({"op": LifecycleOp.ADVANCE, "slot": slot})
+        for slot, _ in plan.seeds:
+            if stages[slot] == SeedStage.HOLDING:
+                wishes.append({"op": LifecycleOp.FOSSILIZE, "slot": slot})
+        return wishes
+
+    def _germinations(self, row: int, plan: Plan) -> list[Choice]:
+        """Return the germination that is next; the slots come in the plan's order."""
+        for slot, blueprint in plan.seeds:
+            if slot not in self._done[row]:
+                return [
+                    {
+                        "op": LifecycleOp.GERMINATE,
+                        "slot": slot,
+                        "blueprint": self._names.index(blueprint),
+                        "style": BlendStyle.SIGMOID_ADD,
+                        "tempo": TEMPO_EPOCHS.index(3),
+                        "alpha_target": ALPHA_TARGETS.index(1.0),
+                    }
+                ]
+        return []
+
+
+@dataclass(frozen=True)
+class Job:
+    """One member with all its plans."""
+
+    member: Member
+    learning_rate: float
+    schedule: Schedule
+    plans: tuple[Plan, ...]
+    seeds: tuple[int, ...]
+    horizon: int
+    samples: int
+    batch: int
+    min_training: int
+    folder: Path
+    device: str
+    strategy: str
+    bf16: bool
+    test_limit: int | None
+    deadline: float
+
+
+def run(job: Job) -> dict[str, Any]:
+    """Let every plan grow every seed's network, and return all scores."""
+    from esper.population.engine import PopulationConfig
+    from esper.population.population import Population
+
+    started = time.perf_counter()
+    task = job.member.task(
+        learning_rate=job.learning_rate,
+        schedule=job.schedule,
+        horizon=job.horizon,
+        samples=job.samples,
+        batch=job.batch,
+    )
+    arms: tuple[Plan | None, ...] = (None, *job.plans)
+    plan_of_row = [arm for arm in arms for _ in job.seeds]
+    config = PopulationConfig(use_bf16=job.bf16, rows_per_stack=len(plan_of_row))
+    gates = config.lifecycle.gates.replace(min_training_epochs=job.min_training)
+    config = config.replace(lifecycle=config.lifecycle.replace(gates=gates))
+    population = Population(
+        task,
+        len(plan_of_row),
+        device=job.device,
+        strategy=job.strategy,  # type: ignore[arg-type]
+        data=[load(job.member, job.folder, job.samples, job.test_limit)],
+        config=config,
+        row_seeds=list(job.seeds) * len(arms),
+    )
+    try:
+        controller = PlannedRows(plan_of_row, job.min_training)
+        signals = population.reset()
+        epochs = 1
+        while epochs < job.horizon and time.time() < job.deadline:
+            signals = population.step(controller.act(signals, population.masks()))
+            epochs += 1
+            if epochs % 10 == 0:
+                spent = time.perf_counter() - started
+                print(f"  {job.member.label}: epoch {epochs}, {spent:.0f} s", flush=True)
+        trained = time.perf_counter()
+        signals = signals.to("cpu")
+        test = population.test_scores().tolist()
+        captures = sum(getattr(group.engine, "captures", 0) for group in population.groups)
+    finally:
+        population.close()
+    count = len(job.seeds)
+    base, extra = host_flops(task), flops_by_seed(task)
+    found = {}
+    for number, arm in enumerate(arms):
+        rows = slice(number * count, (number + 1) * count)
+        seeds = () if arm is None else arm.seeds
+        grown = signals.stage[rows] == SeedStage.FOSSILIZED
+        found["waiting" if arm is None else arm.name] = {
+            "test": test[rows],
+            "val": signals.val_score[rows].tolist(),
+            "parameters": fmean(signals.params[rows].tolist()),
+            "flops": base + sum(extra[seed] for seed in seeds),
+            "fossilized": float(grown.sum()) / (count * len(seeds)) if seeds else 1.0,
+            "rolled_back_last": int(signals.rolled_back[rows].sum()),
+        }
+    return {
+        "member": job.member.label,
+        "data": job.member.data,
+        "width": job.member.width,
+        "learning_rate": job.learning_rate,
+        "schedule": job.schedule,
+        "epochs": epochs,
+        "horizon": job.horizon,
+        "seeds": list(job.seeds),
+        "strategy": population.strategy,
+        "captures": captures,
+        "train_s": round(trained - started, 1),
+        "test_s": round(time.perf_counter() - trained, 1),
+        "arms": found,
+    }
+
+
+def flops_by_seed(task: Task) -> dict[tuple[int, str], int]:
+    """Return the operations of one sample through every seed in every slot."""
+    places = place_slots(task.build_host(0), task.slot_paths, task.example_input())
+    wanted = {seed for plan in PLANS for seed in plan.seeds}
+    names = blueprint_names()
+    return {
+        (slot, name): seed_flops(
+            blueprint_by_id(names.index(name)), places[slot].topology, places[slot].shape
+        )
+        for slot, name in wanted
+    }
+
+
+def gains(record: dict[str, Any]) -> tuple[Tensor, list[str]]:
+    """Return float64 [plans, seeds]: test points over the waiting twin; and the plans' names."""
+    arms = dict(record["arms"])
+    waiting = torch.tensor(arms.pop("waiting")["test"], dtype=torch.float64)
+    table = [torch.tensor(arm["test"], dtype=torch.float64) - waiting for arm in arms.values()]
+    return torch.stack(table), list(arms)
+
+
+def by_halves(table: Tensor) -> tuple[int, Interval]:
+    """Choose the best plan on every other seed, and return it with its gain on the others."""
+    best = int(table[:, 0::2].mean(1).argmax())
+    return best, paired_interval(table[best, 1::2])
+
+
+def leaving_one_out(table: Tensor) -> tuple[list[int], Interval]:
+    """Choose for each seed the plan that is best on all others, and return choices and gain."""
+    seeds = table.shape[1]
+    rest = (table.sum(1, keepdim=True) - table) / (seeds - 1)
+    chosen = rest.argmax(0)
+    return chosen.tolist(), paired_interval(table[chosen, torch.arange(seeds)])
+
+
+def print_summary(records: list[dict[str, Any]], tuned: dict[str, dict[str, Any]]) -> None:
+    """Print the gains of every member, then every plan of every member."""
+    good = [record for record in records if "error" not in record]
+    for record in records:
+        if "error" in record:
+            print(f"failed: {record['item']}: {record['error']}\n{record['traceback']}")
+    rows = []
+    for record in good:
+        table, names = gains(record)
+        waiting = record["arms"]["waiting"]
+        chosen, fair = leaving_one_out(table)
+        usual = max(set(chosen), key=chosen.count)
+        arm = record["arms"][names[usual]]
+        halves = "–"
+        if table.shape[1] >= 4:
+            best, interval = by_halves(table)
+            halves = f"{names[best]} {interval}"
+        rows.append(
+            [
+                record["member"],
+                f"{record['learning_rate']:g}",
+                f"{record['epochs']}",
+                f"{fmean(waiting['test']):.2f}",
+                f"{names[usual]} ({chosen.count(usual)} of {len(chosen)})",
+                str(fair),
+                halves,
+                f"{waiting['parameters']:,.0f} → {arm['parameters']:,.0f}",
+                f"{waiting['flops'] / 1e6:.2f} → {arm['flops'] / 1e6:.2f}",
+                *(_static(record, factor, tuned) for factor in STATIC_FACTORS),
+            ]
+        )
+    if rows:
+        header = ["member", "rate", "epochs", "waiting", "best plan", "gain, one left out"]
+        header += ["gain, by halves", "parameters", "MFLOP"]
+        header += [f"{factor:g} × width" for factor in STATIC_FACTORS]
+        print_table(header, rows)
+        above = sum(leaving_one_out(gains(record)[0])[1].low > 0 for record in good)
+        print(f"\n{above} of {len(good)} members have an interval above 0 (one left out)\n")
+    for record in good:
+        print(f"{record['member']}: gain in test points over the twin, {record['train_s']} s")
+        table, names = gains(record)
+        order = table.mean(1).argsort(descending=True).tolist()
+        lines = []
+        for index in order:
+            arm = record["arms"][names[index]]
+            lines.append(
+                [
+                    names[index],
+                    str(paired_interval(table[index])),
+                    f"{arm['parameters']:,.0f}",
+                    f"{arm['flops'] / 1e6:.2f}",
+                    f"{arm['fossilized']:.0%}",
+                ]
+            )
+        print_table(["plan", "gain", "parameters", "MFLOP", "fossilized"], lines)
+        print()
+
+
+def _static(record: dict[str, Any], factor: float, tuned: dict[str, dict[str, Any]]) -> str:
+    """Say how much better the wider host is at its own rate than the waiting one at its own."""
+    name = f"width {record['width']},"
+    wide = tuned.get(record["member"].replace(name, f"width {round(factor * record['width'])},"))
+    own = tuned.get(record["member"])
+    if wide is None or own is None:
+        return "–"
+    difference = torch.tensor(wide["test"]) - torch.tensor(own["test"])
+    if len(difference) < 2:
+        return "–"
+    return (
+        f"{paired_interval(difference)}, {wide['parameters']:,} parameters, "
+        f"{wide['flops'] / 1e6:.2f} MFLOP"
+    )
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks headroom",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--data", type=Path, default=Path("campaign_data"), help="folder")
+    parser.add_argument("--out", type=Path, default=Path("headroom.jsonl"))
+    parser.add_argument("--tuned", type=Path, help="what tune_hosts wrote")
+    parser.add_argument("--summary", type=Path, help="print the tables of this file and end")
+    parser.add_argument("--seconds", type=float, default=500.0, help="stop by then")
+    parser.add_argument("--members", nargs="+", help="parts of labels; all by default")
+    parser.add_argument("--plans", nargs="+", help="parts of names; all by default")
+    parser.add_argument("--learning-rate", type=float, default=0.1, help="where none is tuned")
+    parser.add_argument("--seeds", type=int, default=8)
+    parser.add_argument("--first-seed", type=int, default=100)
+    parser.add_argument("--horizon", type=int, default=61)
+    parser.add_argument("--schedule", default="cosine", choices=get_args(Schedule))
+    parser.add_argument("--samples", type=int, default=4096, help="samples of an epoch")
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--min-training", type=int, default=10, help="epochs before blending")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--strategy", default=None, help="stacked on a CUDA device by default")
+    parser.add_argument("--fp32", action="store_true", help="no BF16 on a CUDA device")
+    parser.add_argument("--jobs", type=int, default=0, help="processes; 0 chooses")
+    parser.add_argument("--test-limit", type=int, help="only so many test images, for trials")
+    options = parser.parse_args(arguments)
+    tuned = best_by_member(read_lines(options.tuned)) if options.tuned else {}
+    if options.summary is not None:
+        print_summary(read_lines(options.summary), tuned)
+        return 0
+    if options.seeds < 2:
+        parser.error("an interval needs at least 2 seeds")
+    started = time.time()
+    on_cuda = is_cuda(options.device)
+    plans = tuple(
+        plan
+        for plan in PLANS
+        if options.plans is None or any(part in plan.name for part in options.plans)
+    )
+    jobs = []
+    for member in MEMBERS:
+        if options.members and not any(part in member.label for part in options.members):
+            continue
+        rate = options.learning_rate
+        if member.label in tuned:
+            rate = tuned[member.label]["learning_rate"]
+        jobs.append(
+            Job(
+                member=member,
+                learning_rate=rate,
+                schedule=options.schedule,
+                plans=plans,
+                seeds=tuple(range(options.first_seed, options.first_seed + options.seeds)),
+                horizon=options.horizon,
+                samples=options.samples,
+                batch=options.batch,
+                min_training=options.min_training,
+                folder=options.data,
+                device=options.device,
+                strategy=options.strategy or ("stacked" if on_cuda else "sequential"),
+                bf16=on_cuda and not options.fp32,
+                test_limit=options.test_limit,
+                # Rows that are cut short are still scored, which takes a while.
+                deadline=started + options.seconds - min(45.0, options.seconds / 4),
+            )
+        )
+    processes = options.jobs or (4 if on_cuda else 1)
+    rows = options.seeds * (len(plans) + 1)
+    print(f"{len(jobs)} members with {rows} rows each, {processes} at once", flush=True)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    records = []
+    with options.out.open("a", encoding="utf-8") as file:
+        for record in work_through(run, jobs, processes, started + options.seconds):
+            records.append(record)
+            file.write(json.dumps(record) + "\n")
+            file.flush()
+            name = record.get("member") or f"failed: {record.get('error')}"
+            spent = time.time() - started
+            print(f"[{spent:4.0f} s] {len(records)}/{len(jobs)} {name}", flush=True)
+    print(f"{len(records)} of {len(jobs)} done after {time.time() - started:.0f} s\n")
+    print_summary(records, tuned)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,182 @@
+"""Building a `GrowthRun`: of a model with its owner's batches, of data Esper holds, of a task."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD
+from torch.optim.lr_scheduler import LambdaLR
+
+from esper.growth.gardener import DEFAULT_CONTROLLER
+from esper.growth.run import Batches, GrowthConfig, GrowthRun, OptimizerFactory
+from esper.kasmina.trainee import SchedulerFactory
+from esper.leyline.controller import Controller
+from esper.leyline.errors import UsageError, unknown_name
+from esper.leyline.randomness import generator
+from esper.tasks.dataset import Split, TaskData
+from esper.tasks.objective import OBJECTIVES, Objective
+from esper.tasks.task import Task, TrainingConfig, rate_factor
+
+
+class TrainingBatches:
+    """One epoch of training batches after another; each epoch depends on its number alone."""
+
+    def __init__(self, data: TaskData, batch_size: int, seed: int) -> None:
+        """Serve `samples_per_step` samples per epoch."""
+        self._data = data
+        self._batch_size = batch_size
+        self._seed = seed
+        self._epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose which epoch the next iteration is."""
+        self._epoch = epoch
+
+    def __len__(self) -> int:
+        return -(-self._data.samples_per_step // self._batch_size)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        order = self._data.order(self._seed, 0, self._epoch)
+        augment = generator(self._seed, 0, self._epoch, "augment")
+        for indices in order.split(self._batch_size):
+            yield self._data.batch("train", indices, augment)
+
+
+class FixedBatches:
+    """The same samples in the same order each time."""
+
+    def __init__(
+        self, data: TaskData, split: Split, *, subset: bool = False, batch_size: int = 256
+    ) -> None:
+        """Serve a whole split, or the fixed validation subset used while growing."""
+        whole = torch.arange(data.size(split), device=data.device)
+        self._indices = data.subset if subset else whole
+        self._data = data
+        self._split: Split = split
+        self._batch_size = batch_size
+
+    def __len__(self) -> int:
+        return -(-len(self._indices) // self._batch_size)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for indices in self._indices.split(self._batch_size):
+            yield self._data.batch(self._split, indices)
+
+
+def model_run(
+    model: nn.Module,
+    slots: Sequence[str] | Mapping[str, str],
+    *,
+    train: Batches,
+    val: Batches,
+    test: Batches | None = None,
+    config: GrowthConfig,
+    loss: str | Objective = "classification",
+    optimizer: OptimizerFactory | None = None,
+    scheduler: SchedulerFactory | None = None,
+    controller: str | Controller = DEFAULT_CONTROLLER,
+    device: torch.device | str | None = None,
+) -> GrowthRun:
+    """Return the run that grows somebody's model on somebody's batches."""
+    return GrowthRun(
+        model,
+        slots=slots,
+        train=train,
+        val=val,
+        test=test,
+        objective=find_objective(loss),
+        optimizer=optimizer or plain_sgd(config.training),
+        scheduler=scheduler or (scheduled(config) if optimizer is None else None),
+        controller=controller,
+        config=config,
+        name=type(model).__name__,
+        device=device,
+    )
+
+
+def data_run(
+    model: nn.Module,
+    slots: Sequence[str] | Mapping[str, str],
+    data: TaskData,
+    *,
+    config: GrowthConfig,
+    controller: str | Controller = DEFAULT_CONTROLLER,
+    name: str = "model",
+) -> GrowthRun:
+    """Return the run that grows a model on data held by Esper: reproducible and resumable."""
+    return GrowthRun(
+        model,
+        slots=slots,
+        train=TrainingBatches(data, config.training.batch_size, config.seed),
+        val=FixedBatches(data, "val", subset=True),
+        test=FixedBatches(data, "test"),
+        objective=OBJECTIVES[data.objective],
+        optimizer=plain_sgd(config.training),
+        scheduler=scheduled(config),
+        config=config,
+        controller=controller,
+        name=name,
+        device=data.device,
+    )
+
+
+def task_run(
+    task: Task,
+    data: TaskData,
+    *,
+    config: GrowthConfig,
+    controller: str | Controller = DEFAULT_CONTROLLER,
+) -> GrowthRun:
+    """Return the run that grows a task's host on its data."""
+    return data_run(
+        task.build_host(config.seed),
+        task.slot_paths,
+        data,
+        config=config,
+        controller=controller,
+        name=task.name,
+    )
+
+
+def task_config(task: Task, **changes: Any) -> GrowthConfig:
+    """Return the settings a task asks for, with some changed; its twin runs by default."""
+    settings = task.config
+    base = GrowthConfig(epochs=settings.horizon, twin=True, training=settings.training)
+    gardener = base.gardener.replace(param_budget=settings.param_budget)
+    return base.replace(gardener=gardener, **changes)
+
+
+def plain_sgd(training: TrainingConfig) -> OptimizerFactory:
+    """Return the factory of the optimizer that these settings describe."""
+    return partial(
+        SGD,
+        lr=training.learning_rate,
+        momentum=training.momentum,
+        weight_decay=training.weight_decay,
+    )
+
+
+def scheduled(config: GrowthConfig) -> SchedulerFactory | None:
+    """Return the schedule of the learning rate that these settings describe, None for none."""
+    if config.training.schedule == "constant":
+        return None
+    training, horizon = config.training, config.epochs
+    return lambda optimizer: LambdaLR(
+        optimizer, lambda epoch: rate_factor(training, epoch + 1, horizon)
+    )
+
+
+def find_objective(loss: str | Objective) -> Objective:
+    """Return the per-sample objective of this name, or the function itself."""
+    if callable(loss):
+        return loss
+    for name, objective in OBJECTIVES.items():
+        if name == loss:
+            return objective
+    if not isinstance(loss, str):
+        raise UsageError(f"loss must be a name or a function, got {loss!r}")
+    raise unknown_name("loss", loss, OBJECTIVES)

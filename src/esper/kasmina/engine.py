@@ -1,0 +1,237 @@
+"""What carries out the step of growth: the owner of rows' modules, weights and optimizer state.
+
+An engine owns those and nothing else. Lifecycle, measurement, governor and signals belong to the
+row group (`esper.kasmina.row_group`); they are the same functions whatever the engine. Here is also
+the form in which a row's weights travel between engines, and how a garden's are read and written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from esper.kasmina.garden import Garden
+from esper.kasmina.gradients import GradientSample
+from esper.kasmina.state import SlotState, empty_state
+
+
+@dataclass(frozen=True, slots=True)
+class EpochResult:
+    """What training one epoch said; tensors where the rows are remembered."""
+
+    loss: Tensor
+    """float64 [R], mean training loss; NaN where nobody said."""
+    gradients: GradientSample
+    """[R, S], of the last sampled batch."""
+    sampled: Tensor
+    """bool [R, S], where `gradients` holds."""
+
+
+@dataclass(slots=True)
+class RowWeights:
+    """Everything an engine knows about one row, in a form every engine can take over."""
+
+    host: dict[str, Tensor]
+    host_momentum: dict[str, Tensor]
+    """Empty for a network at rest; so is `seed_momentum` of a seed at rest."""
+    seeds: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+    """By slot: parameters of the seed under 'seed.' and of its gate under 'gate.'."""
+    seed_momentum: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+    host_buffers: dict[str, Tensor] = field(default_factory=dict)
+    """What is no parameter and yet part of the network, such as running statistics."""
+    seed_buffers: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+    germinations: int = 0
+
+    def at_rest(self, seeds: Sequence[bool]) -> RowWeights:
+        """Return the same without momentum, and of the seeds by slot only those named."""
+
+        def kept(values: dict[int, Any]) -> dict[int, Any]:
+            return {slot: value for slot, value in values.items() if seeds[slot]}
+
+        own = kept(self.seeds)
+        return replace(
+            self,
+            host_momentum={},
+            seeds=own,
+            seed_momentum={slot: {} for slot in own},
+            seed_buffers=kept(self.seed_buffers),
+        )
+
+    def to_tree(self) -> dict[str, Any]:
+        """Return plain data and tensors for a checkpoint."""
+        return {
+            "host": self.host,
+            "host_momentum": self.host_momentum,
+            "seeds": {str(slot): values for slot, values in self.seeds.items()},
+            "seed_momentum": {str(slot): values for slot, values in self.seed_momentum.items()},
+            "host_buffers": self.host_buffers,
+            "seed_buffers": {str(slot): values for slot, values in self.seed_buffers.items()},
+            "germinations": self.germinations,
+        }
+
+    @classmethod
+    def from_tree(cls, tree: dict[str, Any]) -> RowWeights:
+        """Rebuild what `to_tree` returned."""
+        return cls(
+            host=tree["host"],
+            host_momentum=tree["host_momentum"],
+            seeds={int(slot): values for slot, values in tree["seeds"].items()},
+            seed_momentum={int(slot): values for slot, values in tree["seed_momentum"].items()},
+            host_buffers=tree["host_buffers"],
+            seed_buffers={int(slot): values for slot, values in tree["seed_buffers"].items()},
+            germinations=int(tree["germinations"]),
+        )
+
+
+class Engine(Protocol):
+    """Trains and evaluates rows that share host architecture and data."""
+
+    @property
+    def host_params(self) -> int:
+        """Trainable parameters of the host of every row."""
+        ...
+
+    @property
+    def slots(self) -> Sequence[Any]:
+        """One entry for every slot of the host."""
+        ...
+
+    def sync(self, state: SlotState) -> Tensor:
+        """Build, free and re-aim seeds as the state says; return their sizes, int64 [R, S]."""
+        ...
+
+    def train(self, epochs: Sequence[int]) -> EpochResult:
+        """Train one epoch; `epochs` says which one it is for every row."""
+        ...
+
+    def measure(self, plans: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
+        """Evaluate plans[r] (bool [K_r, S]) of every row; return loss and correct [sum K, M].
+
+        A row whose plan is empty is left out.
+        """
+        ...
+
+    def read(self, row: int) -> RowWeights:
+        """Return copies of everything this engine knows about a row."""
+        ...
+
+    def read_at_rest(self, rows: Sequence[int], seeds: Tensor) -> list[RowWeights]:
+        """Return copies of some rows without momentum, with those of their `seeds`, bool [R, S].
+
+        They may share memory with each other, not with the engine.
+        """
+        ...
+
+    def write(self, row: int, weights: RowWeights, state: SlotState) -> None:
+        """Replace a row; `state` [1, S] says what lives in its slots."""
+        ...
+
+
+@runtime_checkable
+class RemoteEngine(Protocol):
+    """An engine whose rows live elsewhere: it need not be waited for at once."""
+
+    def announce(self, epochs: Sequence[int]) -> None:
+        """Let the epoch begin that `train` is going to be asked for."""
+        ...
+
+    def read_rows(self, rows: Sequence[int]) -> list[RowWeights]:
+        """Return what `read` does of several rows at once."""
+        ...
+
+
+def empty_sample(rows: int, slots: int) -> tuple[GradientSample, Tensor]:
+    """Return a gradient sample in which nothing was sampled."""
+
+    def none() -> Tensor:
+        return torch.zeros((rows, slots), dtype=torch.bool)
+
+    def zero() -> Tensor:
+        return torch.zeros((rows, slots), dtype=torch.float64)
+
+    return GradientSample(zero(), zero() + 1, none(), none(), zero()), none()
+
+
+def take_samples(gardens: Sequence[Garden]) -> tuple[GradientSample, Tensor]:
+    """Return the gradients that gardens sampled since they were asked last, and where, [R, S]."""
+    sample, sampled = empty_sample(len(gardens), len(gardens[0].slot_names))
+    for row, garden in enumerate(gardens):
+        for slot, one in garden.take_gradients().items():
+            sampled[row, slot] = True
+            for name in ("norm", "health", "vanishing", "exploding", "ratio"):
+                getattr(sample, name)[row, slot] = getattr(one, name)
+    return sample, sampled
+
+
+def read_weights(garden: Garden, optimizer: Optimizer | None) -> RowWeights:
+    """Return copies of a garden's weights and buffers, with the momentum of SGD."""
+    state = {} if optimizer is None else optimizer.state
+
+    def momentum(parameter: nn.Parameter) -> Tensor:
+        buffer = state.get(parameter, {}).get("momentum_buffer")
+        return torch.zeros_like(parameter) if buffer is None else buffer.clone()
+
+    host = dict(garden.model.named_parameters())
+    weights = RowWeights(
+        {name: value.detach().clone() for name, value in host.items()},
+        {name: momentum(value) for name, value in host.items()},
+        host_buffers={name: value.clone() for name, value in garden.model.named_buffers()},
+        germinations=garden.seedbed.germinations,
+    )
+    for index, slot in enumerate(garden.seedbed):
+        own = dict(slot.named_parameters())
+        if slot.seed is not None:
+            weights.seeds[index] = {n: p.detach().clone() for n, p in own.items()}
+            weights.seed_momentum[index] = {n: momentum(p) for n, p in own.items()}
+            buffers = {name: value.clone() for name, value in slot.seed.named_buffers()}
+            if buffers:
+                weights.seed_buffers[index] = buffers
+    return weights
+
+
+def write_weights(
+    garden: Garden, optimizer: Optimizer | None, weights: RowWeights, state: SlotState
+) -> None:
+    """Put weights into a garden; `state` [1, S] says what lives in its slots.
+
+    Whatever the optimizer remembered of the garden is forgotten, apart from the momentum given.
+    """
+    # Through the empty state: another blueprint may live in the same slot by now.
+    garden.assume(empty_state(1, len(garden.slot_names)))
+    garden.assume(state)
+    garden.seedbed.germinations = weights.germinations
+    pairs = [
+        (parameter, weights.host[name], weights.host_momentum.get(name))
+        for name, parameter in garden.model.named_parameters()
+    ]
+    for index, slot in enumerate(garden.seedbed):
+        if index in weights.seeds:
+            pairs += [
+                (p, weights.seeds[index][n], weights.seed_momentum[index].get(n))
+                for n, p in slot.named_parameters()
+            ]
+            # How a seed was trained before is not known here; it is no reason for a warning.
+            slot.was_shadowed = True
+    with torch.no_grad():
+        _copy_buffers(garden.model, weights.host_buffers)
+        for index, values in weights.seed_buffers.items():
+            _copy_buffers(garden.seedbed[index].seed, values)
+        for parameter, value, momentum in pairs:
+            parameter.copy_(value)
+            if optimizer is None:
+                continue
+            optimizer.state.pop(parameter, None)
+            if momentum is not None and bool((momentum != 0).any()):
+                optimizer.state[parameter] = {"momentum_buffer": momentum.to(parameter).clone()}
+
+
+def _copy_buffers(module: nn.Module | None, values: dict[str, Tensor]) -> None:
+    """Take buffers over; those that are the same in every row need not be given."""
+    for name, buffer in () if module is None else module.named_buffers():
+        if name in values:
+            buffer.copy_(values[name])

@@ -1,0 +1,344 @@
+"""The one step of growth, over rows: apply, tick, train, measure, govern, signals.
+
+A `RowGroup` is networks that grow side by side, with everything remembered about them; all of it is
+pure functions over [rows, slots], and an `Engine` underneath moves the weights. `RowGroup.step` is
+the only step there is. A population is one group for each stack of rows. A `Gardener` is a group of
+one row whose owner trains it, between the two halves of the step: `act` and `live`. Twins and
+evaluation episodes are populations; tests and synthetic problems give the group an engine that
+imagines its measurements.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from esper.kasmina.contribution import (
+    Measured,
+    compare_rows,
+    participating,
+    plan_ablations,
+    record_contributions,
+    values_in_points,
+)
+from esper.kasmina.engine import Engine, RemoteEngine, RowWeights
+from esper.kasmina.governor import GovernorConfig, GovernorState, Panic, govern, start_governing
+from esper.kasmina.gradients import record_gradients
+from esper.kasmina.lifecycle import (
+    Applied,
+    LifecycleConfig,
+    apply_command,
+    record_epoch,
+    remove_seeds,
+    rule_view,
+    tick,
+)
+from esper.kasmina.signals import (
+    TrackerConfig,
+    TrackerState,
+    read_signals,
+    start_tracking,
+    track_epoch,
+)
+from esper.kasmina.state import SlotState, empty_state
+from esper.leyline.actions import Command, LifecycleOp
+from esper.leyline.config import Config, option
+from esper.leyline.rules import Masks, RuleView, build_masks
+from esper.leyline.signals import Signals
+from esper.leyline.stages import SeedStage
+
+Measure = Callable[[Engine, Tensor, Tensor | None], Measured]
+"""(engine, participating seeds bool [R, S], rows bool [R] or None for all) -> what they show."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowConfig(Config):
+    """How rows live, are measured and watched over, whoever trains them."""
+
+    lifecycle: LifecycleConfig = option(LifecycleConfig, "The life of a seed.")
+    tracker: TrackerConfig = option(TrackerConfig, "When a host counts as stuck or settled.")
+    governor: GovernorConfig = option(GovernorConfig, "When a row is rolled back.")
+    ablate_every: int = option(1, "Measure contributions at every this many epochs.", minimum=1)
+
+
+def measure_by_ablation(engine: Engine, members: Tensor, which: Tensor | None) -> Measured:
+    """Evaluate networks in every configuration of their participating seeds, and compare."""
+    rows = members.tolist()
+    chosen = [True] * len(rows) if which is None else which.tolist()
+    plans = [plan_ablations(row)[: None if c else 0] for row, c in zip(rows, chosen, strict=True)]
+    loss, correct = engine.measure(plans)
+    return compare_rows(members, plans, loss, values_in_points(loss, correct))
+
+
+class RowGroup:
+    """Rows on one engine.
+
+    Args:
+        engine: trains the rows and moves their weights.
+        keys: names of the rows' random streams, one for each.
+        config: how they live.
+        fits: bool [S, B] or [R, S, B], the blueprints that may be germinated; or a function that
+            says so, where that depends on what has grown.
+        horizon: epochs of an episode, one number or int64 [R].
+        budget: parameters that count as a full budget.
+        chance_loss: loss of a network that knows nothing; NaN where nobody can say.
+        measure: how rows are measured.
+        device: where everything remembered is kept.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        keys: Sequence[int],
+        config: RowConfig,
+        *,
+        fits: Tensor | Callable[[], Tensor],
+        horizon: int | Tensor,
+        budget: int,
+        chance_loss: float = math.nan,
+        measure: Measure = measure_by_ablation,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        """Start at epoch 0, with nothing grown."""
+        self.engine = engine
+        self.keys = list(keys)
+        self.config = config
+        self.budget = budget
+        self.chance_loss = chance_loss
+        self.device = torch.device(device)
+        rows, slots = len(self.keys), len(engine.slots)
+        self.horizon = torch.as_tensor(horizon, device=self.device).expand(rows).clone()
+        self.enabled = torch.ones((rows, slots), dtype=torch.bool, device=self.device)
+        self.state: SlotState = empty_state(rows, slots, self.device)
+        self.tracker: TrackerState = start_tracking(rows, config.tracker, self.device)
+        self.governor: GovernorState = start_governing(rows, config.governor, self.device)
+        self.last_op = self._full(int(LifecycleOp.WAIT))
+        self.last_success = torch.ones(rows, dtype=torch.bool, device=self.device)
+        self.panic = self._full(int(Panic.NONE))
+        """int64 [R], a `Panic`: why the governor acted in the last step."""
+        self.train_loss = torch.full((rows,), math.nan, dtype=torch.float64, device=self.device)
+        self.measured: Measured | None = None
+        """What the last epoch showed; not remembered in snapshots."""
+        self._fits = fits
+        self._measure = measure
+        self._safe: list[RowWeights] = []
+        self.safe_epoch = self._full(0)
+        """int64 [R], the epoch after which each row was last known to be safe."""
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return len(self.keys)
+
+    @property
+    def rolled_back(self) -> Tensor:
+        """Bool [R], the rows that went back to their last safe state in the last step."""
+        return self.panic != int(Panic.NONE)
+
+    @property
+    def fits(self) -> Tensor:
+        """Bool [R, S, B], the blueprints that may be germinated now."""
+        found = self._fits() if callable(self._fits) else self._fits
+        return found.expand(self.rows, *found.shape[-2:])
+
+    # -- the step ----------------------------------------------------------------------------------
+
+    def step(self, command: Command) -> Signals:
+        """Carry out one action per row, live through the epoch that follows, say what there is."""
+        self.act(command)
+        self.live()
+        return self.signals()
+
+    def act(self, command: Command) -> Applied:
+        """Apply one action per row, and tick: amplitudes, cooldowns and automatic gates move on."""
+        before = self.state
+        state, applied = apply_command(
+            before, command, enabled=self.enabled, fits=self.fits, config=self.config.lifecycle
+        )
+        try:
+            self.state = self._sized(tick(state, self.config.lifecycle))
+        except BaseException:
+            # A seed that cannot be built was never germinated.
+            self.state = self._sized(before)
+            raise
+        self.last_op, self.last_success = command.op.clone(), applied.took_effect
+        fossil = int(SeedStage.FOSSILIZED)
+        self._keep_safe(((state.stage == fossil) & (before.stage != fossil)).any(1))
+        return applied
+
+    def live(self) -> None:
+        """Train one epoch, measure it, go back where it went wrong, and remember the rest."""
+        result = self.engine.train(self._next_epochs())
+        due = self.tracker.epoch % self.config.ablate_every == 0
+        members = participating(self.state) & due[:, None]
+        measured = self._measure(self.engine, members, None)
+        # From here on nothing of a user's can fail: what is remembered changes as a whole.
+        measured, good = self._govern(measured)
+        members, sampled = members & good[:, None], result.sampled & good[:, None]
+        self.train_loss = result.loss
+        self.state = record_epoch(self.state, measured.score)
+        self.state = record_gradients(self.state, sampled, result.gradients)
+        # Also without members: what two seeds once gained together is not true for ever.
+        interaction = torch.where(due[:, None, None], measured.interaction, self.state.interaction)
+        self.state = record_contributions(
+            self.state, members, measured.worth, measured.error, interaction
+        )
+        self.tracker = track_epoch(self.tracker, measured.loss, measured.score, self.config.tracker)
+        self.measured = measured
+        if self.config.governor.is_on:
+            due = self.tracker.epoch % self.config.governor.snapshot_every == 0
+            self._keep_safe(due & good)
+
+    def signals(self, twin_score: Tensor | None = None) -> Signals:
+        """Return what a controller sees, where the rows are remembered."""
+        unknown = torch.full((self.rows,), math.nan, device=self.device)
+        return read_signals(
+            self.state,
+            self.tracker,
+            enabled=self.enabled,
+            max_epochs=self.horizon,
+            host_params=self._full(self.engine.host_params),
+            budget=self._full(self.budget),
+            last_op=self.last_op,
+            last_success=self.last_success,
+            rolled_back=self.rolled_back,
+            twin_score=unknown if twin_score is None else twin_score,
+        )
+
+    # -- what is legal -----------------------------------------------------------------------------
+
+    def view(self) -> RuleView:
+        """Return what legality depends on."""
+        return rule_view(self.state, self.enabled, self.fits)
+
+    def masks(self) -> Masks:
+        """Return what is legal now."""
+        return build_masks(self.view(), self.config.lifecycle.effective_rules)
+
+    # -- what is remembered ------------------------------------------------------------------------
+
+    def assume(self, state: SlotState) -> None:
+        """Take over a lifecycle state; seeds that are new in it are drawn, and rows are safe."""
+        self.state = self._sized(state)
+        if self.config.governor.is_on:
+            self._safe = self._read_at_rest(range(self.rows))
+            self.safe_epoch = self.tracker.epoch.clone()
+
+    def announce(self) -> None:
+        """Let the next epoch begin elsewhere, so that other groups need not wait for its end."""
+        if isinstance(self.engine, RemoteEngine):
+            self.engine.announce(self._next_epochs())
+
+    def memory(self, rows: Sequence[int] | None = None) -> dict[str, Any]:
+        """Return what is remembered about some rows (all by default), apart from their weights."""
+        chosen = list(range(self.rows)) if rows is None else list(rows)
+        index = torch.tensor(chosen, dtype=torch.int64, device=self.device)
+        return {
+            "keys": [self.keys[row] for row in chosen],
+            "state": self.state.select(index).state_dict(),
+            "tracker": {k: v[index] for k, v in self.tracker.state_dict().items()},
+            "governor": self.governor.select(index).state_dict(),
+            "last_op": self.last_op[index],
+            "last_success": self.last_success[index],
+            "panic": self.panic[index],
+            "safe_epoch": self.safe_epoch[index],
+            "train_loss": self.train_loss[index],
+            "safe": [self._safe[row].to_tree() for row in chosen if self._safe],
+        }
+
+    def recall(self, saved: dict[str, Any]) -> None:
+        """Take over what `memory` returned for as many rows; the engine is left alone."""
+
+        def here(tree: dict[str, Tensor]) -> dict[str, Tensor]:
+            return {name: value.clone().to(self.device) for name, value in tree.items()}
+
+        self.state = SlotState.from_state_dict(here(saved["state"]))
+        self.tracker = TrackerState.from_state_dict(here(saved["tracker"]))
+        self.governor = GovernorState.from_state_dict(here(saved["governor"]))
+        for name in ("last_op", "last_success", "panic", "safe_epoch", "train_loss"):
+            setattr(self, name, saved[name].clone().to(self.device))
+        self._safe = [RowWeights.from_tree(tree) for tree in saved["safe"]]
+
+    def snapshot(self, rows: Sequence[int] | None = None) -> dict[str, Any]:
+        """Return everything about some rows (all by default) as plain data and tensors."""
+        chosen = list(range(self.rows)) if rows is None else list(rows)
+        return {
+            **self.memory(chosen),
+            "weights": [weights.to_tree() for weights in self._read(chosen)],
+        }
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Take over what `snapshot` returned for as many rows as there are here."""
+        self.recall(saved)
+        for row, tree in enumerate(saved["weights"]):
+            self.engine.write(row, RowWeights.from_tree(tree), self.state.select([row]))
+        self.state = self._sized(self.state)
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def _full(self, value: int) -> Tensor:
+        return torch.full((self.rows,), value, dtype=torch.int64, device=self.device)
+
+    def _next_epochs(self) -> list[int]:
+        epochs: list[int] = (self.tracker.epoch + 1).tolist()
+        return epochs
+
+    def _govern(self, measured: Measured) -> tuple[Measured, Tensor]:
+        """Return what rows show after those that panicked went back, and bool [R], the others."""
+        if not self.config.governor.is_on:
+            return measured, torch.ones_like(self.last_success)
+        self.governor, self.panic = govern(
+            self.governor, measured.loss, self.chance_loss, self.config.governor
+        )
+        bad = self.rolled_back
+        if bool(bad.any()):
+            measured = self._roll_back(bad, measured)
+        return measured, ~bad
+
+    def _roll_back(self, bad: Tensor, measured: Measured) -> Measured:
+        """Bring rows back to host and fossils as they were, at rest; return what they show now."""
+        fossil = self.state.stage == int(SeedStage.FOSSILIZED)
+        self.state = remove_seeds(self.state, bad[:, None] & ~fossil)
+        for row in bad.nonzero().flatten().tolist():
+            # New seeds go on drawing from new streams: that count does not go back.
+            count = self.engine.read(row).germinations
+            weights = dataclasses.replace(self._safe[row], germinations=count)
+            self.engine.write(row, weights, self.state.select([row]))
+        self.state = self._sized(self.state)
+        nobody = torch.zeros_like(self.state.occupied)
+        again = self._measure(self.engine, nobody, bad)
+        return dataclasses.replace(
+            measured,
+            loss=torch.where(bad, again.loss, measured.loss),
+            score=torch.where(bad, again.score, measured.score),
+            interaction=torch.where(bad[:, None, None], 0.0, measured.interaction),
+        )
+
+    def _keep_safe(self, which: Tensor) -> None:
+        """Take copies of rows, bool [R], to go back to."""
+        if not self.config.governor.is_on:
+            return
+        rows = which.nonzero().flatten().tolist()
+        for row, weights in zip(rows, self._read_at_rest(rows), strict=True):
+            self._safe[row] = weights
+        self.safe_epoch = torch.where(which, self.tracker.epoch, self.safe_epoch)
+
+    def _read_at_rest(self, rows: Sequence[int]) -> list[RowWeights]:
+        """Return host and fossils of rows: what a rollback goes back to."""
+        return self.engine.read_at_rest(rows, self.state.stage == int(SeedStage.FOSSILIZED))
+
+    def _read(self, rows: Sequence[int]) -> list[RowWeights]:
+        if isinstance(self.engine, RemoteEngine):
+            return self.engine.read_rows(rows)
+        return [self.engine.read(row) for row in rows]
+
+    def _sized(self, state: SlotState) -> SlotState:
+        """Let the engine follow the state and take over the sizes of what lives."""
+        sizes = self.engine.sync(state)
+        return state.where(torch.ones_like(state.occupied), params=sizes)

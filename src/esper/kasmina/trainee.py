@@ -1,0 +1,122 @@
+"""One network being trained: a garden, its optimizer, its schedule, and a step of all three."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from esper.kasmina.evaluation import Objective, apply_objective
+from esper.kasmina.garden import Garden
+from esper.kasmina.optimizer import CarriedOptimizer
+from esper.kasmina.placement import call_arguments
+from esper.leyline.errors import UsageError
+
+SchedulerFactory = Callable[[Optimizer], LRScheduler]
+
+
+class Trainee:
+    """A garden with its optimizer and schedule: everything one training step changes."""
+
+    def __init__(
+        self,
+        garden: Garden,
+        carried: CarriedOptimizer,
+        objective: Objective,
+        *,
+        max_grad_norm: float,
+        scheduler: SchedulerFactory | None = None,
+        precision: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> None:
+        """Bind the parts; the optimizer is told that gradients are measured before clipping."""
+        self.garden = garden
+        self.carried = carried
+        self.objective = objective
+        self.max_grad_norm = max_grad_norm
+        self._precision = precision
+        self._make_scheduler = scheduler
+        self.scheduler = None if scheduler is None else scheduler(carried.optimizer)
+        if isinstance(self.scheduler, ReduceLROnPlateau):
+            raise UsageError(
+                "ReduceLROnPlateau waits for a metric, but a schedule is stepped by epochs alone; "
+                "use one such as CosineAnnealingLR"
+            )
+        self._losses: list[Tensor] = []
+        carried.measures_itself = False
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer itself."""
+        return self.carried.optimizer
+
+    def start_epoch(self) -> None:
+        """Get ready for the batches of an epoch."""
+        self.carried.start_epoch()
+        self.garden.train()
+
+    def train_batch(self, inputs: Any, targets: Any) -> None:
+        """Take one optimizer step."""
+        args, kwargs = call_arguments(inputs)
+
+        def batch_loss(model: nn.Module) -> Tensor:
+            with self._precision():
+                outputs = model(*args, **kwargs)
+            return apply_objective(self.objective, outputs, targets)[0].mean()
+
+        optimizer = self.carried.optimizer
+        optimizer.zero_grad(set_to_none=True)
+        loss = self.garden.training_loss(batch_loss)
+        loss.backward()
+        self.carried.sample_gradients()
+        if self.max_grad_norm:
+            self.garden.clip_gradients(self.max_grad_norm)
+        optimizer.step()
+        self._losses.append(loss.detach())
+
+    def finish_epoch(self) -> float | None:
+        """Step the schedule and return the mean training loss, None without batches.
+
+        It need not be finite: that is for the governor to judge.
+        """
+        if self.scheduler is not None:
+            self.scheduler.step()
+        losses, self._losses = self._losses, []
+        return float(torch.stack(losses).to(torch.float64).mean()) if losses else None
+
+    def fork(self, factory: Callable[[list[nn.Parameter]], Optimizer]) -> Trainee:
+        """Return an independent copy in exactly this state."""
+        garden = copy.deepcopy(self.garden)
+        twin = Trainee(
+            garden,
+            CarriedOptimizer(garden, factory(list(garden.parameters()))),
+            self.objective,
+            max_grad_norm=self.max_grad_norm,
+            scheduler=self._make_scheduler,
+            precision=self._precision,
+        )
+        # Only now: to make a schedule sets the learning rates back to its beginning.
+        twin.carried.load_state_dict(copy.deepcopy(self.carried.state_dict()))
+        if twin.scheduler is not None and self.scheduler is not None:
+            twin.scheduler.load_state_dict(copy.deepcopy(self.scheduler.state_dict()))
+        return twin
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return garden, optimizer and schedule as plain data and tensors."""
+        return {
+            "garden": dict(self.garden.state_dict()),
+            "optimizer": self.carried.state_dict(),
+            "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self.garden.load_state_dict(state["garden"])
+        self.carried.load_state_dict(state["optimizer"])
+        if self.scheduler is not None and state["scheduler"] is not None:
+            self.scheduler.load_state_dict(state["scheduler"])

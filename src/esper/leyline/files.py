@@ -1,0 +1,240 @@
+"""Files and folders that are written whole or not at all.
+
+A reader finds what was there before or what is there now, never a part: what is new is written
+beside its place, made durable, and renamed in, whatever interrupts it. One process at a time may
+write to a place; any number may read it meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+from esper.leyline.errors import CheckpointError
+
+T = TypeVar("T")
+
+_READ_ATTEMPTS = 20
+
+_ADVICE = {
+    errno.ENOSPC: "free some space or save elsewhere",
+    errno.EDQUOT: "free some space or save elsewhere",
+    errno.EROFS: "save to a place that is not read-only",
+    errno.EACCES: "make it writable or save elsewhere",
+    errno.EPERM: "make it writable or save elsewhere",
+    errno.ENOTDIR: "a part of the path is a file; save elsewhere",
+    errno.EEXIST: "a file is in the way; save elsewhere",
+    errno.ENAMETOOLONG: "choose a shorter name",
+}
+
+
+def atomic_write_text(path: Path, text: str) -> None:
+    """Write a UTF-8 text file so that a reader finds the old text or the new one, never a part.
+
+    Raises:
+        CheckpointError: The disk refused; the file that was there before is untouched.
+    """
+    target = _real(path)
+    data = text.encode()
+    fresh = _temporary(target)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _sweep(target)
+        try:
+            _write_bytes(fresh, data)
+            os.replace(fresh, target)
+            sync_folder(target.parent)
+        finally:
+            with contextlib.suppress(OSError):
+                fresh.unlink(missing_ok=True)
+    except OSError as error:
+        raise _cannot_save(target, error) from error
+
+
+def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write a folder of exactly these files; one that holds any other is refused, never deleted.
+
+    Raises:
+        CheckpointError: The disk refused; what was there before is untouched.
+    """
+    target = _real(folder)
+    try:
+        _replace_folder(target, files)
+    except CheckpointError:
+        raise
+    except OSError as error:
+        raise _cannot_save(target, error) from error
+
+
+def read_folder(folder: Path, read: Callable[[Path], T]) -> T:
+    """Return what `read` makes of a folder that `write_folder` may be replacing meanwhile."""
+    target = _real(folder)
+    for _ in range(_READ_ATTEMPTS - 1):
+        place = _locate(target)
+        stamp = _stamp(place)
+        try:
+            return read(place)
+        except CheckpointError:
+            # A write may have moved the folder between two of its files: look again.
+            now = _locate(target)
+            if now == place and _stamp(now) == stamp:
+                raise
+    return read(_locate(target))
+
+
+def _real(path: Path) -> Path:
+    # A link stays a link: what it points to is replaced.
+    return Path(os.path.realpath(path))
+
+
+def _aside(target: Path) -> Path:
+    """Where the old state waits while the new one takes its place; always a complete one."""
+    return target.with_name(f".{target.name}.old")
+
+
+def _temporary(target: Path) -> Path:
+    return target.with_name(f".{target.name}.tmp-{os.getpid()}-{secrets.token_hex(4)}")
+
+
+def _locate(target: Path) -> Path:
+    """Return the folder to read: the target, or the old state if a crash left only that."""
+    # The target is looked for again, as a save may end between the two looks.
+    for place in (target, _aside(target), target):
+        if place.exists():
+            return place
+    return target
+
+
+def _stamp(place: Path) -> tuple[int, int] | None:
+    try:
+        status = place.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns
+
+
+def _replace_folder(target: Path, files: Mapping[str, bytes]) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    _recover(target)
+    _refuse_foreign(target, set(files))
+    fresh = _temporary(target)
+    try:
+        fresh.mkdir()
+        for name, data in files.items():
+            _write_bytes(fresh / name, data)
+        sync_folder(fresh)
+        _swap(fresh, target)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _swap(fresh: Path, target: Path) -> None:
+    """Put `fresh` in the place of `target`; afterwards `fresh` is the old state, if any."""
+    aside = _aside(target)
+    replaces = target.exists()
+    try:
+        if replaces:
+            os.rename(target, aside)
+        os.rename(fresh, target)
+        sync_folder(target.parent)
+    except BaseException:
+        # Back to how it was, seen from the disk: an interrupt may come anywhere. Should that
+        # fail too, the old state is still aside, where `read_folder` finds it.
+        with contextlib.suppress(OSError):
+            if not fresh.exists():
+                os.rename(target, fresh)
+            if aside.exists():
+                os.rename(aside, target)
+        raise
+    # The new state is safe; if this fails the next save tidies up.
+    with contextlib.suppress(OSError):
+        if replaces:
+            os.rename(aside, fresh)
+
+
+def _recover(target: Path) -> None:
+    """Tidy up after a save that was killed."""
+    aside = _aside(target)
+    if aside.exists() and target.exists():
+        stale = _temporary(target)
+        os.rename(aside, stale)
+        shutil.rmtree(stale, ignore_errors=True)
+    elif aside.exists():
+        os.rename(aside, target)
+    _sweep(target)
+
+
+def _sweep(target: Path) -> None:
+    """Remove what killed processes left half-written beside the target."""
+    prefix = f".{target.name}.tmp-"
+    for path in target.parent.iterdir():
+        if not path.name.startswith(prefix):
+            continue
+        writer = path.name.removeprefix(prefix).partition("-")[0]
+        if not writer.isdecimal() or _is_running(int(writer)):
+            continue
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+def _is_running(process: int) -> bool:
+    if os.name == "nt":  # there, signal 0 is not a question
+        return True
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _refuse_foreign(target: Path, ours: set[str]) -> None:
+    """A folder with anything but these files in it is somebody's, and stays."""
+    if not target.exists():
+        return
+    if not target.is_dir():
+        raise CheckpointError(f"cannot save to {target}: a file is there; choose another folder")
+    others = sorted(entry.name for entry in target.iterdir() if entry.name not in ours)
+    if others:
+        raise CheckpointError(
+            f"cannot save to {target}: it holds other files ({', '.join(others[:3])}"
+            f"{', ...' if len(others) > 3 else ''}); choose a new or empty folder"
+        )
+
+
+def _write_bytes(path: Path, data: bytes) -> None:
+    with open(path, "xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames and new names in a folder durable, where the system can."""
+    if os.name == "nt":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(handle)
+
+
+def _cannot_save(target: Path, error: OSError) -> CheckpointError:
+    reason = error.strerror or str(error)
+    advice = _ADVICE.get(error.errno or 0, "check the disk or save elsewhere")
+    kept = "; what was saved there before is untouched" if _locate(target).exists() else ""
+    return CheckpointError(f"cannot save to {target}: {reason}; {advice}{kept}")

@@ -1,0 +1,279 @@
+"""What a monitor is, the one table of them, the records they look at, and the watch that runs them.
+
+An alarm is raised when a finding appears or changes its severity, and cleared when it is gone;
+it is not repeated meanwhile. After a resume, what is active is read from the store.
+"""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from esper.leyline.registry import Registry
+from esper.nissa.columns import Row
+from esper.nissa.inserts import read_records
+from esper.nissa.schema import (
+    AlarmRow,
+    EpisodeRow,
+    EpochRow,
+    RoundRow,
+    RunRow,
+    StageRow,
+    UpdateHeadRow,
+    UpdateRow,
+)
+
+WINDOW = 256
+"""Records of each kind that are kept."""
+
+
+class Recent:
+    """The last records of a run, newest last."""
+
+    def __init__(self, run: RunRow | None = None) -> None:
+        """Start with nothing."""
+        self.run = run or RunRow()
+        self.rounds: deque[RoundRow] = deque(maxlen=WINDOW)
+        self.updates: deque[UpdateRow] = deque(maxlen=WINDOW)
+        """The last optimisation epoch of each update."""
+        self.heads: dict[str, deque[UpdateHeadRow]] = {}
+        """Per head, its state at the end of each update."""
+        self.epochs: deque[EpochRow] = deque(maxlen=WINDOW)
+        self.episodes: deque[EpisodeRow] = deque(maxlen=WINDOW)
+        self.stages: dict[str, StageRow] = {}
+        """The occupied slots at the last epoch, by name."""
+        self._stages_at = (-1, -1)
+
+    @property
+    def progress(self) -> float | None:
+        """Share of the planned rounds that the newest update or round has reached."""
+        if not self.run.rounds:
+            return None
+        newest = [rows[-1].round for rows in (self.rounds, self.updates) if rows]
+        return (max(newest) + 1) / self.run.rounds if newest else None
+
+    def add(self, record: Row) -> None:
+        """Take in a record."""
+        if isinstance(record, EpochRow):
+            self.epochs.append(record)
+        elif isinstance(record, StageRow):
+            if self._stages_at != (record.round, record.step):
+                self._stages_at = (record.round, record.step)
+                self.stages.clear()
+            self.stages[str(record.slot)] = record
+        elif isinstance(record, UpdateHeadRow):
+            rows = self.heads.setdefault(record.head, deque(maxlen=WINDOW))
+            if rows and rows[-1].round == record.round:
+                rows.pop()
+            rows.append(record)
+        elif isinstance(record, UpdateRow):
+            if record.is_last:
+                self.updates.append(record)
+        elif isinstance(record, RoundRow):
+            self.rounds.append(record)
+        elif isinstance(record, EpisodeRow):
+            self.episodes.append(record)
+
+
+Severity = Literal["info", "warning", "critical"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Something a monitor found."""
+
+    severity: Severity
+    message: str
+    value: float | None = None
+    """What was measured."""
+    threshold: float | None = None
+    """What it was compared with."""
+    subject: str | None = None
+    """The head, op, slot or blueprint it is about, where there are several."""
+
+
+def findings(*found: Finding | None) -> Iterator[Finding]:
+    """Return those that are findings; a check that finds nothing returns None."""
+    return (each for each in found if each is not None)
+
+
+Check = Callable[[Recent], Iterable[Finding]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Monitor:
+    """A check with everything a person needs to act on it."""
+
+    name: str
+    reads: type[Row]
+    """The check runs after every record of this class."""
+    thresholds: str
+    """When it alarms, in words."""
+    meaning: str
+    advice: str
+    check: Check
+    is_event: bool = False
+    """Every finding is news by itself, and nothing is ever cleared."""
+    is_volatile: bool = False
+    """It watches the machine, so identical runs may differ in it."""
+
+
+MONITORS: Registry[Monitor] = Registry("monitor")
+"""Monitors by name; a third party adds its own with `register_monitor`."""
+
+
+def register_monitor(
+    name: str,
+    *,
+    reads: type[Row],
+    thresholds: str,
+    meaning: str,
+    advice: str,
+    is_event: bool = False,
+    is_volatile: bool = False,
+) -> Callable[[Check], Check]:
+    """Return a decorator that adds a check to the table."""
+
+    def register(check: Check) -> Check:
+        monitor = Monitor(
+            name=name,
+            reads=reads,
+            thresholds=thresholds,
+            meaning=meaning,
+            advice=advice,
+            check=check,
+            is_event=is_event,
+            is_volatile=is_volatile,
+        )
+        MONITORS.register(name, monitor)
+        return check
+
+    return register
+
+
+Series = Sequence[float | None]
+
+
+def measured(values: Series) -> list[float]:
+    """Return the values that were measured and are finite, in order."""
+    return [value for value in values if value is not None and math.isfinite(value)]
+
+
+def smoothed(values: Sequence[float], decay: float) -> float | None:
+    """Return the exponential moving average after the last value, None of nothing."""
+    average: float | None = None
+    for value in values:
+        average = value if average is None else decay * average + (1 - decay) * value
+    return average
+
+
+def mean(values: Sequence[float]) -> float | None:
+    """Return the mean, None of nothing."""
+    return sum(values) / len(values) if values else None
+
+
+def is_latched(values: Series, *, enter: float, leave: float, consecutive: int) -> bool:
+    """Return whether a series has fallen below `enter` and not recovered above `leave`.
+
+    It takes `consecutive` values in a row to fall and one to recover. A value that was not
+    measured is no news: it neither counts nor breaks a row.
+    """
+    latched, below = False, 0
+    for value in measured(values):
+        if latched:
+            latched = value <= leave
+            below = 0
+        else:
+            below = below + 1 if value < enter else 0
+            latched = below >= consecutive
+    return latched
+
+
+_Key = tuple[str, str | None]
+
+
+class Watch:
+    """Looks at every record of one run."""
+
+    def __init__(self, run: RunRow | None = None) -> None:
+        """Start with nothing recorded and all quiet."""
+        self._recent = Recent(run)
+        self._active: dict[_Key, str] = {}
+        self._monitors: dict[type[Row], list[Monitor]] = {}
+        for name in MONITORS.names():
+            monitor = MONITORS.get(name)
+            self._monitors.setdefault(monitor.reads, []).append(monitor)
+
+    def observe(self, record: Row) -> list[AlarmRow]:
+        """Take in a record and return the alarms it sets off."""
+        self._recent.add(record)
+        alarms: list[AlarmRow] = []
+        if isinstance(record, UpdateRow) and not record.is_last:
+            return alarms
+        for monitor in self._monitors.get(type(record), ()):
+            found = list(monitor.check(self._recent))
+            if monitor.is_event:
+                alarms += [_alarm(monitor, finding, record) for finding in found]
+            else:
+                alarms += self._compare(monitor, found, record)
+        return alarms
+
+    def load(self, connection: sqlite3.Connection) -> None:
+        """Take in what a store holds already, without alarms."""
+        for table in ("rounds", "updates", "update_heads", "episodes"):
+            condition = f'WHERE round > (SELECT MAX(round) FROM "{table}") - {WINDOW}'
+            for record in read_records(connection, table, condition):
+                self._recent.add(record)
+        last = f"WHERE id > (SELECT MAX(id) FROM epochs) - {WINDOW}"
+        for record in read_records(connection, "epochs", last):
+            self._recent.add(record)
+        for alarm in read_records(connection, "alarms", "WHERE volatile = 0"):
+            assert isinstance(alarm, AlarmRow)
+            key = (str(alarm.monitor), alarm.subject)
+            if alarm.state == "cleared":
+                self._active.pop(key, None)
+            elif str(alarm.monitor) in MONITORS and not MONITORS.get(str(alarm.monitor)).is_event:
+                self._active[key] = str(alarm.severity)
+
+    def _compare(self, monitor: Monitor, found: list[Finding], record: Row) -> list[AlarmRow]:
+        alarms = []
+        now = {finding.subject: finding for finding in found}
+        for subject, finding in now.items():
+            key = (monitor.name, subject)
+            if self._active.get(key) != finding.severity:
+                self._active[key] = finding.severity
+                alarms.append(_alarm(monitor, finding, record))
+        gone = [key for key in self._active if key[0] == monitor.name and key[1] not in now]
+        for key in gone:
+            quiet = Finding(
+                severity="info",
+                subject=key[1],
+                message=f"{monitor.name}{f' ({key[1]})' if key[1] else ''} is over",
+            )
+            del self._active[key]
+            alarms.append(_alarm(monitor, quiet, record, state="cleared"))
+        return alarms
+
+
+def _alarm(monitor: Monitor, finding: Finding, record: Row, *, state: str = "raised") -> AlarmRow:
+    place = {
+        name: getattr(record, name)
+        for name in ("round", "row", "step")
+        if name in type(record).__dataclass_fields__
+    }
+    return AlarmRow(
+        **place,
+        volatile=monitor.is_volatile,
+        monitor=monitor.name,
+        severity=finding.severity,
+        state=state,
+        subject=finding.subject,
+        value=finding.value,
+        threshold=finding.threshold,
+        message=finding.message,
+        advice=monitor.advice if state == "raised" else None,
+    )

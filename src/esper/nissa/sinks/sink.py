@@ -1,0 +1,214 @@
+"""What a sink is, the table of those there are, and the pump that feeds one.
+
+A sink shows a run somewhere else: TensorBoard, W&B, a chat. It gets every record after the store
+has committed it, on a thread of its own, so a slow or failing sink never holds up a run; the
+store keeps everything whatever becomes of it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+from esper.leyline.errors import UsageError
+from esper.leyline.registry import Registry
+from esper.nissa.columns import Row
+from esper.nissa.schema import RunRow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkContext:
+    """Where a sink starts from."""
+
+    folder: Path
+    """The run folder; a sink writes below it, under a name of its own."""
+    run: RunRow
+    """What is being run."""
+    is_resumed: bool
+    """The run goes on from a checkpoint."""
+    cursor: Mapping[str, Any] | None
+    """What `mark` returned at that checkpoint; None when there is nothing to keep."""
+
+
+@runtime_checkable
+class Sink(Protocol):
+    """Takes records and shows them; all methods are called on one thread.
+
+    Any exception ends the sink: it is reported once, and the run goes on without it.
+    """
+
+    def start(self, context: SinkContext) -> None:
+        """Begin, or go on from `context.cursor` and forget what came after it."""
+
+    def write(self, records: Sequence[Row]) -> None:
+        """Take records in order; `esper.nissa.metrics.points_of` turns one into points."""
+
+    def mark(self) -> Mapping[str, Any]:
+        """Hand everything so far over; return plain data to go on from here later."""
+
+    def close(self, status: str) -> None:
+        """End; the run is `finished`, `interrupted` or `failed`."""
+
+
+SinkFactory = Callable[[], Sink]
+F = TypeVar("F", bound=SinkFactory)
+
+SINKS: Registry[SinkFactory] = Registry("sink")
+"""Sinks by name; a third party adds its own through `register_sink` or the group `esper.sinks`."""
+
+
+def register_sink(name: str) -> Callable[[F], F]:
+    """Return a decorator that registers a class, or a function that makes a sink, under a name."""
+
+    def register(factory: F) -> F:
+        SINKS.register(name, factory)
+        return factory
+
+    return register
+
+
+def make_sink(sink: str | Sink) -> tuple[str, Sink]:
+    """Return a sink with its name, made by name or taken as it is."""
+    if isinstance(sink, str):
+        return sink, SINKS.get(sink)()
+    if not isinstance(sink, Sink) or isinstance(sink, type):
+        raise UsageError(
+            f"a sink is a name ({', '.join(SINKS.names())}) or an object with start, write, mark "
+            f"and close, got {sink!r}"
+        )
+    return type(sink).__name__, sink
+
+
+# ----------------------------------------------------------------------------------- feeding one
+
+QUEUE_RECORDS = 20_000
+MARK_TIMEOUT_S = 2.0
+CLOSE_TIMEOUT_S = 10.0
+
+Report = Callable[[str, str], None]
+"""Called with the sink's name and one line about what happened to it, once or twice in its life."""
+
+
+@dataclass(slots=True)
+class _Mark:
+    done: threading.Event = field(default_factory=threading.Event)
+
+
+class SinkPump:
+    """Feeds one sink; every method returns at once, or within its timeout, whatever it does."""
+
+    def __init__(self, name: str, sink: Sink, context: SinkContext, report: Report) -> None:
+        """Start the thread, which starts the sink."""
+        self.name = name
+        self.dropped = 0
+        self._sink = sink
+        self._report = report
+        self._queue: deque[Row | _Mark] = deque()
+        self._changed = threading.Condition()
+        self._status: str | None = None
+        self._is_failed = False
+        self._has_complained = False
+        self._pending: _Mark | None = None
+        self._cursor: Mapping[str, Any] | None = context.cursor
+        self._thread = threading.Thread(
+            target=self._run, args=(context,), name=f"esper-sink-{name}", daemon=True
+        )
+        self._thread.start()
+
+    def offer(self, records: Sequence[Row]) -> None:
+        """Queue records; those for which there is no room are dropped and counted."""
+        with self._changed:
+            if self._is_failed:
+                return
+            room = QUEUE_RECORDS - len(self._queue)
+            self._queue.extend(records[: max(0, room)])
+            self.dropped += max(0, len(records) - max(0, room))
+            is_late = self.dropped > 0
+            self._changed.notify()
+        if is_late:
+            self._complain("it is too slow; some of its points are left out")
+
+    def mark(self, timeout_s: float = MARK_TIMEOUT_S) -> Mapping[str, Any] | None:
+        """Return the sink's cursor after everything offered so far.
+
+        One that does not answer in time is waited for once; until it does, its last cursor stands,
+        so that a resume takes it back further than it must, never less.
+        """
+        with self._changed:
+            if self._is_failed or (self._pending is not None and not self._pending.done.is_set()):
+                return self._cursor
+            mark = self._pending = _Mark()
+            self._queue.append(mark)
+            self._changed.notify()
+        until = time.monotonic() + timeout_s
+        while not mark.done.wait(0.1):
+            if self._is_failed:
+                break
+            if time.monotonic() > until:
+                self._complain(f"it did not answer within {timeout_s:g} s")
+                break
+        return self._cursor
+
+    def close(self, status: str, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
+        """Let the sink finish what is queued and end it; leave it behind if it hangs."""
+        with self._changed:
+            self._status = status
+            self._changed.notify()
+        self._thread.join(timeout_s)
+        if self._thread.is_alive() and not self._is_failed:
+            self._fail(f"it did not end within {timeout_s:g} s")
+
+    def _run(self, context: SinkContext) -> None:
+        # Foreign code: whatever it raises must end here.
+        try:
+            self._sink.start(context)
+            while (batch := self._take()) is not None:
+                self._hand_over(batch)
+            self._sink.close(self._status or "finished")
+        except BaseException as error:
+            self._fail(f"{type(error).__name__}: {error}")
+
+    def _take(self) -> list[Row | _Mark] | None:
+        with self._changed:
+            while not self._queue:
+                if self._status is not None or self._is_failed:
+                    return None
+                self._changed.wait()
+            batch = list(self._queue)
+            self._queue.clear()
+            return batch
+
+    def _hand_over(self, batch: list[Row | _Mark]) -> None:
+        records: list[Row] = []
+        for item in batch:
+            if isinstance(item, _Mark):
+                if records:
+                    self._sink.write(records)
+                    records = []
+                self._cursor = dict(self._sink.mark())
+                item.done.set()
+            else:
+                records.append(item)
+        if records:
+            self._sink.write(records)
+
+    def _complain(self, why: str) -> None:
+        with self._changed:
+            if self._has_complained:
+                return
+            self._has_complained = True
+        self._report(self.name, why)
+
+    def _fail(self, why: str) -> None:
+        with self._changed:
+            if self._is_failed:
+                return
+            self._is_failed = True
+            self._queue.clear()
+            self._changed.notify()
+        self._report(self.name, " ".join(why.split()))

@@ -1,0 +1,1 @@
+"""Runs: a run in its folder, recorded, checkpointed, stopped and resumed."""

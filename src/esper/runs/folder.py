@@ -1,0 +1,147 @@
+"""A run folder: settings, log, and what else a run leaves behind.
+
+`config.yaml` is complete and resolved; `log.txt` has one line per entry; checkpoints, the store and
+what sinks write lie beside them. A folder is refused rather than overwritten unless the caller says
+so, and nothing in it that a run did not write is ever removed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from esper.leyline.errors import CheckpointError, EsperError, UsageError
+from esper.leyline.files import atomic_write_text
+from esper.nissa.database import LOCK_FILE, STORE_FILES
+from esper.nissa.lock import is_locked
+
+SETTINGS = "config.yaml"
+CHECKPOINTS = "checkpoints"
+"""Where checkpoints lie in a run folder."""
+
+# The settings come last: while they are there, the folder is known to be a run's.
+_OWN = (
+    CHECKPOINTS,
+    "log.txt",
+    "report.html",
+    "grown",
+    "grown.onnx",
+    "grown.pt2",
+    "summary.json",
+    "tb",
+    *STORE_FILES,
+    SETTINGS,
+)
+
+
+class RunFolder:
+    """Creates one run folder, reads its settings and writes its log."""
+
+    def __init__(self, path: str | Path) -> None:
+        """Look at a folder; nothing is created yet."""
+        self.path = Path(path)
+
+    @property
+    def is_run(self) -> bool:
+        """Whether a run was started here."""
+        return (self.path / SETTINGS).is_file()
+
+    def create(self, config: Mapping[str, Any], *, overwrite: bool) -> None:
+        """Make the folder and write the settings; refuse one that is in use."""
+        try:
+            if self.path.exists() and not self.path.is_dir():
+                raise UsageError(f"{self.path} is a file; give a folder for the run with --out")
+            if self.path.exists() and any(self.path.iterdir()):
+                if not overwrite:
+                    raise UsageError(self._in_use())
+                self._remove_own()
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.write_config(config)
+            (self.path / CHECKPOINTS).mkdir(exist_ok=True)
+        except EsperError:
+            raise
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise UsageError(
+                f"cannot create the run folder {self.path}: {reason}; "
+                "give a folder you may write to with --out"
+            ) from None
+
+    def read_config(self) -> dict[str, Any]:
+        """Return the settings of an existing run."""
+        import yaml
+
+        if not os.path.isdir(self.path):
+            what = "is a file, not" if os.path.exists(self.path) else "is not there, so it is not"
+            raise UsageError(
+                f"{self.path} {what} a run folder; give the --out of a run that was started"
+            )
+        path = self.path / SETTINGS
+        try:
+            data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise UsageError(
+                f"{self.path} is not a run folder (it has no config.yaml); "
+                "give the --out of a run that was started"
+            ) from None
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            reason = " ".join(str(error).split())
+            raise CheckpointError(f"{path} cannot be read: {reason}") from None
+        if not isinstance(data, dict):
+            raise CheckpointError(f"{path} is not a mapping of settings; the run cannot continue")
+        return data
+
+    def write_config(self, config: Mapping[str, Any]) -> None:
+        """Write the settings, in the place of those that were there."""
+        atomic_write_text(self.path / SETTINGS, dump_settings(config))
+
+    def log(self, line: str) -> None:
+        """Append one line with the time to log.txt."""
+        stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        line = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in line)
+        try:
+            with (self.path / "log.txt").open("a", encoding="utf-8") as file:
+                file.write(f"{stamp} {line}\n")
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot write {self.path / 'log.txt'}: {error.strerror}; free some space or make "
+                "the folder writable, then continue with --resume"
+            ) from None
+
+    def _in_use(self) -> str:
+        if not self.is_run:
+            return f"{self.path} is not empty and no run folder; give another folder with --out"
+        return (
+            f"{self.path} is not empty; continue it with --resume, replace it with --overwrite, or "
+            "give another folder with --out (in Python: resume=True, overwrite=True, out=...)"
+        )
+
+    def _remove_own(self) -> None:
+        """Remove what a run writes, and nothing else that may lie there."""
+        if not self.is_run:
+            raise UsageError(
+                f"{self.path} is not a run folder, so it is not overwritten; give another --out"
+            )
+        if is_locked(self.path / LOCK_FILE):
+            raise UsageError(
+                f"{self.path} is being written by another process, so it is not overwritten; "
+                "wait for it or give another --out"
+            )
+        for name in _OWN:
+            item = self.path / name
+            if item.is_dir() and not item.is_symlink():
+                shutil.rmtree(item)
+            else:
+                item.unlink(missing_ok=True)
+
+
+def dump_settings(config: Mapping[str, Any]) -> str:
+    """Return settings as the text of `config.yaml`."""
+    import yaml
+
+    text: str = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
+    return text

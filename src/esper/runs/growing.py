@@ -1,0 +1,449 @@
+"""A growing run in its folder, and `esper.grow`: a network of your own, grown in one call.
+
+    grown = esper.grow(model, slots, train=..., val=..., out="runs/mine", resume=True)
+
+A checkpoint is saved every few seconds, between epochs, and at the end. `checkpoints/best` is the
+network with the best validation score so far, for `esper.load_garden`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from esper.growth.build import model_run
+from esper.growth.gardener import DEFAULT_CONTROLLER
+from esper.growth.grown import Format, Grown, export_model
+from esper.growth.run import Batches, GrowthConfig, GrowthRun
+from esper.kasmina.contribution import Contributions
+from esper.kasmina.trainee import SchedulerFactory
+from esper.leyline.config import flat_settings
+from esper.leyline.controller import Controller
+from esper.leyline.errors import UsageError
+from esper.leyline.files import atomic_write_text
+from esper.leyline.records import EpochRecord
+from esper.nissa.database import STORE_FILE
+from esper.nissa.sinks.sink import Sink
+from esper.nissa.store import DEFAULT_SINKS, OnAlarm, RunStore, open_store
+from esper.report import report_run
+from esper.runs.checkpoint import GROWING, Checkpoints, Which, Write, resume_command
+from esper.runs.folder import RunFolder
+from esper.runs.record_growing import (
+    record_end,
+    record_history,
+    record_interruption,
+    record_newest,
+    record_start,
+    run_row,
+)
+from esper.runs.recorded import RecordedRun, carry_out_or_raise
+from esper.runs.request import STARTED_BY
+from esper.tasks.objective import Objective
+
+SAVE_EVERY_S = 2.0
+"""Least time from one checkpoint to the next."""
+
+Shapes = dict[str, list[int]]
+
+
+class GrowingRun(RecordedRun[EpochRecord]):
+    """A growing run that is open for writing; made by `start_growing` and `resume_growing`.
+
+    Args:
+        folder: where it lies.
+        growth: what is grown, in the state to go on from.
+        store: where it is written down.
+        command: the command that started it.
+        shapes: of the host's weights before it grew.
+        best_score: the best validation score so far.
+        is_saved: whether the newest checkpoint holds the state to go on from.
+    """
+
+    kind = GROWING
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        growth: GrowthRun,
+        store: RunStore,
+        command: str,
+        shapes: Shapes,
+        *,
+        best_score: float = -math.inf,
+        is_saved: bool = False,
+    ) -> None:
+        """Bring the parts together; nothing is written yet."""
+        super().__init__(folder, store, command, save_every_s=SAVE_EVERY_S, is_saved=is_saved)
+        self.growth = growth
+        # Whatever an epoch takes, the first is saved.
+        self._saved_at = -math.inf
+        self._shapes = shapes
+        self._best_score = best_score
+        self._best: tuple[dict[str, Any], int] | None = None
+        """The best network and its epoch, where it is not saved yet."""
+
+    def steps(self) -> Iterator[EpochRecord]:
+        """Train, measure and decide, one epoch after another."""
+        return self.growth.epochs()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all epochs are trained."""
+        return self.growth.gardener.epoch >= self.growth.config.epochs
+
+    def is_due(self, step: EpochRecord) -> bool:
+        """Return whether a checkpoint is to be saved after an epoch."""
+        return self.is_done or super().is_due(step)
+
+    def record(self, step: EpochRecord) -> None:
+        """Write an epoch into the store and the log, and keep the network if it is the best."""
+        record_newest(self.store, self.growth)
+        self.folder.log(f"epoch {step.epoch} {epoch_line(step)}")
+        if step.val_score > self._best_score:
+            self._best_score = step.val_score
+            weights = self.growth.garden.state_dict()
+            self._best = {name: _copy(value) for name, value in weights.items()}, step.epoch
+
+    def snapshot(self) -> tuple[dict[str, Any], dict[str, Any], Mapping[str, Write]]:
+        """Return the state and what its manifest says; the best network is saved first."""
+        growth = self.growth
+        if self._best is not None:
+            weights, epoch = self._best
+            growth.garden.save(self.checkpoints.best, state=weights, epoch=epoch)
+            self._best = None
+        state = {**growth.state_dict(), "shapes": self._shapes, "best_score": self._best_score}
+        meta = {
+            "task": growth.name,
+            "controller": growth.controller_name,
+            "seed": growth.config.seed,
+            "epoch": growth.gardener.epoch,
+            "epochs": growth.config.epochs,
+            "best_score": self._best_score,
+        }
+        return state, meta, {}
+
+    def record_stop(self) -> str:
+        """Write down that the run stops before its end; return where it stopped, in words."""
+        record_interruption(self.store, self.growth)
+        return f"after epoch {self.growth.gardener.epoch}"
+
+    def finish(self, export: Format | None = None) -> tuple[Grown, dict[str, Any]]:
+        """Write what a finished run leaves behind; return what was grown, and its summary."""
+        path = self.folder.path
+        grown = dataclasses.replace(self.growth.finish(), folder=path)
+        grown.model.save(path / "grown")
+        record_end(self.store, grown)
+        report = report_run(path)
+        exported = None
+        if export is not None:
+            example = self.growth.example_input
+            exported = export_model(grown.model, example, path / f"grown.{export}", export)
+        summary = {
+            **grown.summary.to_mapping(),
+            "contributions": describe_contributions(grown.contributions),
+            "run": str(path),
+            "report": str(report),
+            "exported": None if exported is None else str(exported),
+        }
+        atomic_write_text(path / "summary.json", json.dumps(summary, indent=2) + "\n")
+        self.folder.log("finished")
+        return grown, summary
+
+
+def start_growing(
+    path: str | Path,
+    growth: GrowthRun,
+    settings: Mapping[str, Any],
+    *,
+    overwrite: bool = False,
+    command: str = "",
+    sinks: Iterable[str | Sink] = DEFAULT_SINKS,
+    on_alarm: OnAlarm | None = None,
+) -> GrowingRun:
+    """Create a run folder and open it; nothing is trained yet.
+
+    Args:
+        path: the run folder.
+        growth: what is grown.
+        settings: what `config.yaml` says.
+        overwrite: replace a run that is there.
+        command: the command that started it.
+        sinks: where records are shown beside the store.
+        on_alarm: called with every alarm.
+    """
+    folder = RunFolder(path)
+    folder.create(settings, overwrite=overwrite)
+    folder.log(f"started: {command}" if command else "started")
+    name = folder.path.absolute().name
+    row = run_row(
+        growth, name=name, controller=growth.controller_name, config=settings, command=command
+    )
+    store = open_store(folder.path, row, sinks=sinks, on_alarm=on_alarm)
+    record_start(store, growth)
+    return GrowingRun(folder, growth, store, command, shapes_of(growth))
+
+
+def resume_growing(
+    path: str | Path,
+    growth: GrowthRun,
+    settings: Mapping[str, Any],
+    *,
+    checkpoint: Which = "latest",
+    command: str = "",
+    sinks: Iterable[str | Sink] = DEFAULT_SINKS,
+    on_alarm: OnAlarm | None = None,
+) -> GrowingRun:
+    """Open a run to go on exactly from its last checkpoint, or from its beginning without one.
+
+    Args:
+        path: the run folder.
+        growth: the run, made as it was when it was started.
+        settings: what `config.yaml` says.
+        checkpoint: which checkpoint to go on from.
+        command: the command that started it, where no checkpoint says so.
+        sinks: where records are shown beside the store.
+        on_alarm: called with every alarm.
+
+    Raises:
+        CheckpointError: The checkpoint is damaged or foreign, or of another model.
+    """
+    folder = RunFolder(path)
+    shapes = shapes_of(growth)
+    state = Checkpoints(folder.path, GROWING).load(checkpoint)
+    if state is not None:
+        _refuse_other_model(folder.path, shapes, state["shapes"])
+        growth.load_state_dict(state)
+        command = str(state["command"])
+    name = folder.path.absolute().name
+    row = run_row(
+        growth, name=name, controller=growth.controller_name, config=settings, command=command
+    )
+    # Without a mark, or without the store it speaks of, everything is written down anew.
+    has_store = (folder.path / STORE_FILE).exists()
+    mark = state["telemetry"] if state is not None and has_store else None
+    store = open_store(
+        folder.path, row, resume=True if mark is None else mark, sinks=sinks, on_alarm=on_alarm
+    )
+    if mark is None:
+        record_start(store, growth)
+        record_history(store, growth)
+    if state is None:
+        return GrowingRun(folder, growth, store, command, shapes)
+    return GrowingRun(
+        folder,
+        growth,
+        store,
+        command,
+        shapes,
+        best_score=float(state["best_score"]),
+        is_saved=checkpoint == "latest",
+    )
+
+
+def grow(
+    model: nn.Module,
+    slots: Sequence[str] | Mapping[str, str],
+    *,
+    train: Batches,
+    val: Batches,
+    epochs: int | None = None,
+    controller: str | Controller = DEFAULT_CONTROLLER,
+    loss: str | Objective = "classification",
+    optimizer: Callable[..., Optimizer] | None = None,
+    scheduler: SchedulerFactory | None = None,
+    test: Batches | None = None,
+    max_seeds: int | None = None,
+    max_parameters: int | None = None,
+    max_added_flops: int | None = None,
+    ablate_every: int | None = None,
+    twin: bool | None = None,
+    seed: int | None = None,
+    device: torch.device | str | None = None,
+    config: GrowthConfig | None = None,
+    out: str | Path | None = None,
+    resume: bool | Which = False,
+    overwrite: bool = False,
+    on_epoch: Callable[[EpochRecord], None] | None = None,
+) -> Grown:
+    """Train a model for some epochs while a controller grows it.
+
+    Args:
+        model: any module; it is trained in place.
+        slots: names of submodules whose output may be augmented.
+        train: (inputs, targets) batches, iterated anew each epoch; where it has `set_epoch(n)`,
+            that is called first.
+        val: (inputs, targets) batches in a fixed order.
+        epochs: length of the run, 60 by default.
+        controller: 'heuristic', 'wait', 'random', 'schedule:FILE', or an object.
+        loss: 'classification', 'language', 'regression', or a function from (outputs, targets) to
+            per-sample (loss, correct or None).
+        optimizer: takes the parameters and returns an optimizer; SGD as in `config.training` by
+            default.
+        scheduler: takes the optimizer and returns a schedule, stepped once per epoch.
+        test: batches touched once, at the end.
+        max_seeds: most seeds alive or fossilized at once; 0 is no limit.
+        max_parameters: most trainable parameters; 0 is no limit.
+        max_added_flops: most operations per sample that seeds may add; 0 is no limit.
+        ablate_every: measure contributions at every this many epochs, 1 by default.
+        twin: also train the un-grown twin on the same batches (twice the cost); off by default.
+        seed: seed of new seeds, of controllers that draw and of dropout; 0 by default.
+        device: where to train; by default where the model is.
+        config: all settings and their defaults; the arguments above win over it.
+        out: folder for the run's record, TensorBoard, checkpoints and report; without one, nothing
+            is written.
+        resume: go on with the run in `out`, called as when it was started, or start it where there
+            is none; 'previous' goes on from the checkpoint before the latest. On the CPU the result
+            is that of an uninterrupted run, provided that `train` depends on nothing but the epoch.
+        overwrite: replace the run in `out`.
+        on_epoch: called with the record of every epoch.
+
+    Raises:
+        UsageError: Something about the request is wrong; one line says what would be right.
+        KeyboardInterrupt: Ctrl-C. With `out`, the epoch in progress was finished and saved.
+    """
+    base = config or GrowthConfig()
+    chosen = {"epochs": epochs, "seed": seed, "twin": twin}
+    gardener = base.gardener
+    if ablate_every is not None:
+        gardener = gardener.replace(ablate_every=ablate_every)
+    settings = base.replace(
+        **{name: value for name, value in chosen.items() if value is not None},
+        garden=base.garden.limited(
+            max_seeds=max_seeds, max_parameters=max_parameters, max_added_flops=max_added_flops
+        ),
+        gardener=gardener,
+    )
+
+    def build() -> GrowthRun:
+        return model_run(
+            model,
+            slots,
+            train=train,
+            val=val,
+            test=test,
+            config=settings,
+            loss=loss,
+            optimizer=optimizer,
+            scheduler=scheduler,
+            controller=controller,
+            device=device,
+        )
+
+    if out is None:
+        if resume or overwrite:
+            raise UsageError("resume and overwrite are about a run folder; name it by out=...")
+        growth = build()
+        for record in growth.epochs():
+            if on_epoch is not None:
+                on_epoch(record)
+        return growth.finish()
+    if resume and overwrite:
+        raise UsageError("resume continues a run and overwrite replaces it; give one of them")
+    told = {
+        STARTED_BY: "esper.grow",
+        "model": type(model).__name__,
+        "slots": dict(slots) if isinstance(slots, Mapping) else list(slots),
+        "controller": _told(controller),
+        "loss": _told(loss),
+        "optimizer": _told(optimizer),
+        "scheduler": _told(scheduler),
+        "growth": settings.to_mapping(),
+    }
+    folder = RunFolder(out)
+    is_resumed = bool(resume) and folder.is_run
+    if is_resumed:
+        _refuse_other_settings(folder, told)
+        which: Which = "previous" if resume == "previous" else "latest"
+        run = resume_growing(out, build(), told, checkpoint=which, command="esper.grow(...)")
+    else:
+        run = start_growing(out, build(), told, overwrite=overwrite, command="esper.grow(...)")
+    with run:
+        carry_out_or_raise(run, on_epoch)
+        return run.finish()[0]
+
+
+def epoch_line(record: EpochRecord) -> str:
+    """Return an epoch's metrics in one line."""
+    parts = [f"val score {record.val_score:.2f}", f"val loss {record.val_loss:.4f}"]
+    if record.twin_score is not None:
+        parts.append(f"twin {record.twin_score:.2f}")
+    if record.train_loss is not None:
+        parts.append(f"train loss {record.train_loss:.4f}")
+    parts.append(f"{record.parameters:,} parameters")
+    return "  ".join(parts)
+
+
+def describe_contributions(result: Contributions) -> dict[str, Any]:
+    """Return measured contributions as plain data."""
+
+    def plain(estimates: Mapping[Any, Any]) -> dict[str, Any]:
+        return {
+            " + ".join(key) if isinstance(key, tuple) else key: {"value": e.value, "se": e.se}
+            for key, e in estimates.items()
+        }
+
+    return {
+        "all_off": {"value": result.all_off.value, "se": result.all_off.se},
+        "leave_one_out": plain(result.leave_one_out),
+        "solo_on": plain(result.solo_on),
+        "pairs": plain(result.pairs),
+        "interactions": plain(result.interactions),
+        "shapley": plain(result.shapley),
+    }
+
+
+def shapes_of(growth: GrowthRun) -> Shapes:
+    """Return the shape of every weight of a host that has not grown yet."""
+    weights = growth.garden.model.state_dict()
+    return {name: list(value.shape) for name, value in weights.items() if hasattr(value, "shape")}
+
+
+def _refuse_other_settings(folder: RunFolder, told: Mapping[str, Any]) -> None:
+    saved = folder.read_config()
+    if saved.get(STARTED_BY) != told[STARTED_BY]:
+        raise UsageError(
+            f"{folder.path} was not started by {told[STARTED_BY]}; continue it with: "
+            f"{resume_command(folder.path, GROWING)}"
+        )
+    before, now = flat_settings(saved), flat_settings(told)
+    for key in {**before, **now}:
+        if before.get(key) != now.get(key):
+            Checkpoints(folder.path, GROWING).refuse_other_format()
+            raise UsageError(
+                f"{key} is {before.get(key)!r} in {folder.path} and cannot become "
+                f"{now.get(key)!r} when it is continued; start a new run for that"
+            )
+
+
+def _refuse_other_model(path: Path, own: Shapes, saved: Shapes) -> None:
+    for name in {**saved, **own}:
+        if own.get(name) != saved.get(name):
+            there, here = (shapes.get(name, "missing") for shapes in (saved, own))
+            raise UsageError(
+                f"{path} was started with another model: its {name} is {there} there and {here} "
+                "here; continue it with the model it was started with"
+            )
+
+
+def _told(value: Any) -> str | None:
+    """Return what can be written down of a function, a class or a name."""
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, partial):
+        given = [repr(one) for one in value.args]
+        given += [f"{name}={one!r}" for name, one in value.keywords.items()]
+        return f"{_told(value.func)}({', '.join(given)})"
+    return str(getattr(value, "__qualname__", type(value).__qualname__))
+
+
+def _copy(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, Tensor) else value

@@ -1,0 +1,278 @@
+"""What a growing run writes into its store: the run itself, its host, every epoch and its end.
+
+Everything but times and memory is a function of the run alone, so that a resumed run leaves what
+an uninterrupted one does. `esper.nissa.history` reads the same records back.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from esper.growth.grown import Grown
+from esper.growth.run import GrowthRun
+from esper.kasmina.contribution import Contributions, Estimate
+from esper.leyline.process import gpu_memory_share, resident_bytes, software_versions
+from esper.leyline.records import EpochRecord, SeedRecord, copy_fields, seed_records
+from esper.leyline.stages import MODULE_STAGES, SeedStage
+from esper.nissa.columns import Row
+from esper.nissa.schema import (
+    ContributionRow,
+    DecisionRow,
+    EpochRow,
+    EventKind,
+    EventRow,
+    RunRow,
+    SeedRow,
+    StageRow,
+)
+from esper.nissa.store import RunStore
+
+_EMPTY = (SeedStage.DORMANT.name, SeedStage.UNKNOWN.name)
+_MEASURED = (SeedStage.BLENDING.name, SeedStage.HOLDING.name)
+_WITH_MODULE = tuple(stage.name for stage in MODULE_STAGES)
+
+
+def run_row(
+    run: GrowthRun, *, name: str, controller: str, config: Mapping[str, Any], command: str
+) -> RunRow:
+    """Return what the store says of a run that begins."""
+    return RunRow(
+        kind="grow",
+        name=name,
+        task=run.name,
+        controller=controller,
+        seed=run.config.seed,
+        device=run.device.type,
+        rows=1,
+        epochs=run.config.epochs,
+        slots=list(run.garden.slot_names),
+        host_parameters=run.parameters_before,
+        config=config,
+        command=command,
+        versions=software_versions(),
+    )
+
+
+def record_start(store: RunStore, run: GrowthRun) -> None:
+    """Write down the host, which a report draws."""
+    store.event(
+        EventKind.TRAINING_STARTED,
+        "the host before growth",
+        data={"modules": [module.to_mapping() for module in run.modules]},
+    )
+
+
+def record_history(store: RunStore, run: GrowthRun) -> None:
+    """Write every epoch so far into a store that knows none of them."""
+    for count in range(1, len(run.history) + 1):
+        store.write(*epoch_rows(run.history[:count], **_circumstances(run)))
+
+
+def record_newest(store: RunStore, run: GrowthRun) -> None:
+    """Write the epoch that was just finished, all of it in one transaction."""
+    store.write(
+        *epoch_rows(
+            run.history,
+            **_circumstances(run),
+            memory_bytes=resident_bytes(),
+            gpu_memory_share=gpu_memory_share(run.device),
+        )
+    )
+
+
+def _circumstances(run: GrowthRun) -> dict[str, Any]:
+    return {
+        "host_parameters": run.parameters_before,
+        "ablate_every": run.config.gardener.ablate_every,
+    }
+
+
+def record_interruption(store: RunStore, run: GrowthRun) -> None:
+    """Write down that the run stops before its end, to be continued."""
+    store.finish("interrupted", seconds=run.seconds)
+
+
+def record_end(store: RunStore, grown: Grown) -> None:
+    """Write down how the run ended and what every seed was worth then."""
+    summary = grown.summary
+    rows = list(_final_contributions(grown))
+    if rows:
+        store.write(*rows)
+    store.finish(
+        "finished",
+        val_score=summary.val_score,
+        test_score=summary.test_score,
+        twin_val_score=summary.twin_val_score,
+        twin_test_score=summary.twin_test_score,
+        parameters=summary.parameters_after,
+        seconds=summary.seconds,
+    )
+
+
+def _final_contributions(grown: Grown) -> Iterator[ContributionRow]:
+    """Return the last measurement; what its epoch has recorded already is not repeated."""
+    last = grown.history[-1]
+    told = {
+        slot.name
+        for slot in last.slots
+        if slot.contribution is not None and slot.stage in ("BLENDING", "HOLDING")
+    }
+
+    def row(kind: str, found: Estimate, slot: str | None = None, other: str | None = None) -> Any:
+        return ContributionRow(
+            step=last.epoch, kind=kind, slot=slot, other=other, value=found.value, se=found.se
+        )
+
+    result: Contributions = grown.contributions
+    if not result.leave_one_out:
+        return
+    yield row("all_off", result.all_off)
+    for slot, found in result.leave_one_out.items():
+        if slot not in told:
+            yield row("leave_one_out", found, slot)
+    for kind, single in (("solo_on", result.solo_on), ("shapley", result.shapley)):
+        for slot, found in single.items():
+            yield row(kind, found, slot)
+    pairs = itertools.chain(
+        (("pair", key, found) for key, found in result.pairs.items()),
+        (("interaction", key, found) for key, found in result.interactions.items()),
+    )
+    for kind, (slot, other), found in pairs:
+        yield row(kind, found, slot, other)
+
+
+# -------------------------------------------------------------------------------------- one epoch
+
+
+def epoch_rows(
+    history: Sequence[EpochRecord],
+    *,
+    host_parameters: int | None = None,
+    ablate_every: int = 1,
+    **columns: Any,
+) -> list[Row]:
+    """Return the rows of the newest epoch; the epoch itself comes last, after what explains it.
+
+    Args:
+        history: Every epoch so far, the newest last.
+        host_parameters: Trainable parameters before growth.
+        ablate_every: Contributions were measured at every this many epochs.
+        columns: Further columns of `epochs`, such as `memory_bytes`.
+    """
+    record = history[-1]
+    before = history[-2] if len(history) > 1 else None
+    seeds, earlier = seed_records(list(history)), seed_records(list(history[:-1]))
+    scores = {one.epoch: one.val_score for one in history}
+    return [
+        *_stage_rows(record, before, seeds, scores),
+        *_contribution_rows(record, ablate_every),
+        *_seed_rows(record, seeds, earlier, scores),
+        *_decision_rows(record),
+        *_event_rows(record, before, seeds, earlier),
+        copy_fields(
+            EpochRow,
+            record,
+            step=record.epoch,
+            best_score=max(scores.values()),
+            host_parameters=host_parameters,
+            live_seeds=sum(slot.stage in _WITH_MODULE for slot in record.slots),
+            rollback_reason=record.rollback,
+            **columns,
+        ),
+    ]
+
+
+def _stage_rows(
+    record: EpochRecord,
+    before: EpochRecord | None,
+    seeds: Sequence[SeedRecord],
+    scores: Mapping[int, float],
+) -> Iterator[Row]:
+    previous = {slot.name: slot.stage for slot in before.slots} if before else {}
+    # The last seed of a slot is the one in it; a pruned one only cools down.
+    living = {seed.slot: seed for seed in seeds if seed.fate != "pruned"}
+    for index, slot in enumerate(record.slots):
+        if slot.stage in _EMPTY and slot.blueprint is None:
+            continue
+        seed = living.get(slot.name)
+        yield copy_fields(
+            StageRow,
+            slot,
+            step=record.epoch,
+            ordinal=index,
+            slot=slot.name,
+            entered=previous.get(slot.name) != slot.stage,
+            improvement=None if seed is None else record.val_score - scores[seed.germinated],
+        )
+
+
+def _contribution_rows(record: EpochRecord, ablate_every: int) -> Iterator[Row]:
+    if (record.epoch - 1) % ablate_every:
+        return
+    for slot in record.slots:
+        if slot.contribution is not None and slot.stage in _MEASURED and slot.alpha > 0:
+            yield ContributionRow(
+                step=record.epoch,
+                kind="leave_one_out",
+                slot=slot.name,
+                value=slot.contribution,
+                se=slot.contribution_se,
+            )
+
+
+def _seed_rows(
+    record: EpochRecord,
+    seeds: Sequence[SeedRecord],
+    earlier: Sequence[SeedRecord],
+    scores: Mapping[int, float],
+) -> Iterator[Row]:
+    for ordinal, seed in enumerate(seeds):
+        if seed.ended is None or ordinal >= len(earlier) or earlier[ordinal] != seed:
+            until = record.epoch if seed.ended is None else seed.ended
+            improvement = scores[until] - scores[seed.germinated]
+            yield copy_fields(SeedRow, seed, ordinal=ordinal, improvement=improvement)
+
+
+def _decision_rows(record: EpochRecord) -> Iterator[Row]:
+    decision = record.decision
+    if decision is not None:
+        took_effect = decision.outcome == "done"
+        yield copy_fields(
+            DecisionRow,
+            decision,
+            step=record.epoch,
+            took_effect=took_effect,
+            effective_op=decision.op if took_effect else "WAIT",
+        )
+
+
+def _event_rows(
+    record: EpochRecord,
+    before: EpochRecord | None,
+    seeds: Sequence[SeedRecord],
+    earlier: Sequence[SeedRecord],
+) -> Iterator[Row]:
+    def event(kind: EventKind, message: str, slot: str | None = None) -> Row:
+        return EventRow(step=record.epoch, kind=kind, message=message, slot=slot)
+
+    if record.rollback is not None:
+        yield event(EventKind.GOVERNOR_ROLLBACK, f"back to the last good state: {record.rollback}")
+    if record.stabilized and not (before and before.stabilized):
+        yield event(EventKind.TAMIYO_INITIATED, "the host has settled")
+    for ordinal, seed in enumerate(seeds):
+        old = earlier[ordinal] if ordinal < len(earlier) else None
+        what = f"{seed.blueprint} in {seed.slot}"
+        if old is None:
+            yield event(EventKind.SEED_GERMINATED, f"{what} germinated", seed.slot)
+        elif old.fate != seed.fate:
+            kind = {
+                "fossilized": EventKind.SEED_FOSSILIZED,
+                "pruned": EventKind.SEED_PRUNED,
+            }.get(seed.fate, EventKind.SEED_STAGE_CHANGED)
+            yield event(kind, f"{what}: {old.fate} to {seed.fate}", seed.slot)
+    decision = record.decision
+    if decision is not None and decision.outcome == "gate_failed":
+        reason = decision.reason or f"{decision.op} was refused"
+        yield event(EventKind.SEED_GATE_EVALUATED, reason, decision.slot)

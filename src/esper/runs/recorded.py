@@ -1,0 +1,191 @@
+"""RecordedRun: the loop of every run, which records, saves, shows, and stops when it is asked to.
+
+After each step the run is written down, a checkpoint saved where one is due, and whoever watches is
+shown the step. A checkpoint holds the watermark of the store, so that a run which was killed at any
+moment goes on from its last checkpoint and leaves, on the CPU, what an uninterrupted run leaves.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import FrameType, TracebackType
+from typing import Any, ClassVar, Generic, Self, TypeVar
+
+from esper.nissa.store import RunStore
+from esper.runs.checkpoint import Checkpoints, RunKind, Write
+from esper.runs.folder import RunFolder
+
+Step = TypeVar("Step")
+
+INTERRUPTED = 130
+"""Exit code of a run that was stopped and can be continued."""
+
+SAME_REQUEST_S = 1.0
+"""Signals this close to the first are the same request: `timeout` sends one to a process and one to
+its group, batch systems one to every process.
+"""
+
+
+class RecordedRun(ABC, Generic[Step]):
+    """A run that is open for writing in its folder; use it as a context manager.
+
+    Args:
+        folder: where it lies.
+        store: where it is written down.
+        command: the command that started it.
+        save_every_s: most time from one checkpoint to the next.
+        is_saved: whether the newest checkpoint holds the state to go on from.
+    """
+
+    kind: ClassVar[RunKind]
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        store: RunStore,
+        command: str,
+        *,
+        save_every_s: float,
+        is_saved: bool,
+    ) -> None:
+        """Bring the parts together; nothing is written yet."""
+        self.folder, self.store, self.command = folder, store, command
+        self.checkpoints = Checkpoints(folder.path, self.kind)
+        self.telemetry_seconds = 0.0
+        """Time spent on records and checkpoints since the run was opened."""
+        self._save_every_s = save_every_s
+        self._saved_at = time.monotonic()
+        self._is_saved = is_saved
+
+    @abstractmethod
+    def steps(self) -> Iterator[Step]:
+        """Do what is left, one step after another."""
+
+    @property
+    @abstractmethod
+    def is_done(self) -> bool:
+        """Whether nothing is left to do."""
+
+    @abstractmethod
+    def record(self, step: Step) -> None:
+        """Write one step down."""
+
+    def is_due(self, step: Step) -> bool:
+        """Return whether a checkpoint is to be saved after a step."""
+        return time.monotonic() - self._saved_at >= self._save_every_s
+
+    @abstractmethod
+    def snapshot(self) -> tuple[dict[str, Any], dict[str, Any], Mapping[str, Write]]:
+        """Return the state, what its manifest says, and the other parts of a checkpoint."""
+
+    @abstractmethod
+    def record_stop(self) -> str:
+        """Write down that the run stops before its end; return where it stopped, in words."""
+
+    def carry_out(
+        self,
+        show: Callable[[Step], None] | None = None,
+        is_stopped: Callable[[], bool] = lambda: False,
+    ) -> bool:
+        """Go on to the end, or until asked to stop; return whether the end was reached.
+
+        Args:
+            show: called after every step.
+            is_stopped: asked after every step; the state is then saved.
+        """
+        for step in self.steps():
+            started = time.perf_counter()
+            self._is_saved = False
+            self.record(step)
+            if self.is_due(step):
+                self.save()
+            self.telemetry_seconds += time.perf_counter() - started
+            if show is not None:
+                show(step)
+            if is_stopped():
+                break
+        # Not twice: `previous` is to be older than `latest`.
+        if not self._is_saved:
+            self.save()
+        if self.is_done:
+            return True
+        self.folder.log(f"interrupted {self.record_stop()}")
+        return False
+
+    def save(self) -> None:
+        """Save a checkpoint of the state as it is now."""
+        # The mark is in the store before the checkpoint that speaks of it exists.
+        mark = self.store.watermark()
+        state, meta, parts = self.snapshot()
+        self.checkpoints.save({**state, "telemetry": mark, "command": self.command}, meta, parts)
+        self._saved_at = time.monotonic()
+        self._is_saved = True
+
+    def close(self) -> None:
+        """Close the store."""
+        self.store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.store.__exit__(kind, error, trace)
+
+
+def carry_out_or_raise(run: RecordedRun[Step], show: Callable[[Step], None] | None) -> None:
+    """Carry a run out to its end within a program that does other things too.
+
+    Raises:
+        KeyboardInterrupt: A signal came; the run is saved and can be continued.
+    """
+    with stop_signals() as noted:
+        is_done = run.carry_out(show, lambda: bool(noted))
+    if is_done:
+        return
+    if noted[0] != signal.SIGINT:
+        # What this program does on such a signal is its own affair; usually it ends here.
+        run.close()
+        signal.raise_signal(noted[0])
+    raise KeyboardInterrupt(f"{run.folder.path} is saved; continue it with resume=True")
+
+
+@contextmanager
+def stop_signals() -> Iterator[list[int]]:
+    """Within the block SIGINT and SIGTERM are noted in the list, and work goes on until it looks.
+
+    Only the main thread may listen; elsewhere nothing is noted.
+
+    Raises:
+        KeyboardInterrupt: Another signal came later: whoever sent it does not want to wait.
+    """
+    noted: list[int] = []
+    first = 0.0
+
+    def note(number: int, frame: FrameType | None) -> None:
+        nonlocal first
+        now = time.monotonic()
+        if not noted:
+            noted.append(number)
+            first = now
+        elif now - first > SAME_REQUEST_S:
+            raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield noted
+        return
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield noted
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,167 @@
+"""What `esper grow` was asked for, resolved into `config.yaml`, and how to carry it out."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import nn
+
+from esper.growth.build import data_run, task_config
+from esper.growth.gardener import DEFAULT_CONTROLLER
+from esper.growth.run import GrowthConfig, GrowthRun
+from esper.leyline.config import Config, option
+from esper.leyline.errors import CheckpointError, ConfigError, UsageError, nearest
+from esper.leyline.process import choose_device
+from esper.leyline.randomness import seeded
+from esper.runs.checkpoint import GROWING, TRAINING, Checkpoints, resume_command
+from esper.runs.folder import SETTINGS, RunFolder
+from esper.tasks import Task, get_task, make_data, open_data
+
+STARTED_BY = "started_by"
+"""Key in the settings of a run that only a program can continue, with the function it called."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrowRequest(Config):
+    """Everything that defines one `esper grow`."""
+
+    task: str | None = option(None, "Task to grow; empty when a model is given.")
+    model: str | None = option(None, "MODULE:FACTORY of the model to grow.")
+    slots: tuple[str, ...] = option((), "Submodules whose output may grow; the task's if empty.")
+    data: str | None = option(None, "File or folder of the data.")
+    controller: str = option(DEFAULT_CONTROLLER, "Who decides what grows.")
+    device: Literal["cpu", "cuda"] = option("cpu", "Where it runs.")
+    growth: GrowthConfig = option(GrowthConfig, "How the network is trained and grown.")
+
+    def __post_init__(self) -> None:
+        """Check what no single field can."""
+        super().__post_init__()
+        if (self.task is None) == (self.model is None):
+            raise UsageError("give either --task T or --model MODULE:FACTORY with --data PATH")
+        if self.model is not None and self.data is None:
+            raise UsageError("--model needs --data PATH: the file or folder it is trained on")
+
+    def build(self) -> GrowthRun:
+        """Load the data, build the network and return the run."""
+        choose_device(self.device)
+        seed = self.growth.seed
+        if self.task is not None:
+            task = get_task(self.task)
+            data = task.load(self.data, device=self.device)
+            model, name = task.build_host(seed), task.name
+            slots = task.slot_paths
+            if self.slots:
+                slots = task_slots(task, model, self.slots)
+        else:
+            assert self.model is not None
+            assert self.data is not None
+            data = make_data(open_data(self.data), device=self.device)
+            model, name = build_model(self.model, seed), self.model
+            slots = dict(model_slots(model, self.slots))
+        return data_run(
+            model,
+            slots,
+            data,
+            config=self.growth,
+            controller=self.controller,
+            name=name,
+        )
+
+
+def read_request(folder: RunFolder) -> GrowRequest:
+    """Return what the run in a folder was asked for."""
+    settings = folder.read_config()
+    if STARTED_BY in settings:
+        raise UsageError(
+            f"{folder.path} grows a model that only the program knows which started it; continue "
+            f"it there: {settings[STARTED_BY]}(model, ..., out={str(folder.path)!r}, resume=True)"
+        )
+    if "ppo" in settings:
+        again = resume_command(folder.path, TRAINING)
+        raise UsageError(f"{folder.path} is a training run; continue it with: {again}")
+    try:
+        return GrowRequest.from_mapping(settings)
+    except ConfigError as error:
+        Checkpoints(folder.path, GROWING).refuse_other_format()
+        raise CheckpointError(f"{folder.path / SETTINGS}: {error}") from None
+
+
+def growth_of(task: str | None) -> GrowthConfig:
+    """Return the growth settings to start from; a task's twin runs by default."""
+    return GrowthConfig(twin=True) if task is None else task_config(get_task(task))
+
+
+def build_model(spec: str, seed: int) -> nn.Module:
+    """Import MODULE:FACTORY, from the current folder too, and call it."""
+    module_name, separator, factory_name = spec.partition(":")
+    if not separator or not module_name or not factory_name:
+        raise UsageError(f"--model must look like MODULE:FACTORY, got {spec!r}")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        is_itself = error.name is not None and f"{module_name}.".startswith(f"{error.name}.")
+        advice = "run from the folder that holds it" if is_itself else "install what it needs"
+        raise UsageError(f"cannot import {module_name!r}: {error}; {advice}") from None
+    except Exception as error:
+        raise UsageError(f"cannot import {module_name!r}: {_explain(error)}") from error
+    factory = vars(module).get(factory_name)
+    if not callable(factory):
+        known = [name for name, item in vars(module).items() if callable(item)]
+        raise UsageError(
+            f"{module_name!r} has no callable {factory_name!r}"
+            f"{nearest(factory_name, known) or ';'} it has: {', '.join(known) or 'none'}"
+        )
+    try:
+        with seeded(seed, "host"):
+            model = factory()
+    except Exception as error:
+        raise UsageError(
+            f"{spec} failed: {_explain(error)}; it is called without arguments"
+        ) from error
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"{spec} returned {type(model).__name__}, not a torch.nn.Module")
+    return model
+
+
+def _explain(error: Exception) -> str:
+    """Return what a user's own code raised, and where, in one line."""
+    reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    if isinstance(error, SyntaxError):  # its text names the place
+        return reason if error.filename is None else f"{reason} in {error.filename}"
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    inside = last.filename == __file__ or last.filename.startswith("<")
+    return reason if inside else f"{reason} ({last.filename}, line {last.lineno})"
+
+
+def task_slots(task: Task, model: nn.Module, chosen: tuple[str, ...]) -> dict[str, str]:
+    """Return the chosen slots of a task: its own by their ids, others by their submodules."""
+    own = task.slot_paths
+    submodules = dict(model.named_modules())
+    for slot in chosen:
+        if slot not in own and (not slot or slot not in submodules):
+            raise UsageError(
+                f"task {task.name!r} has no slot {slot!r}{nearest(slot, own) or ';'} "
+                f"slots: {', '.join(own)} (or name a submodule of its host)"
+            )
+    return {slot: own.get(slot, slot) for slot in chosen}
+
+
+def model_slots(model: nn.Module, chosen: tuple[str, ...]) -> Mapping[str, str]:
+    """Return the slots named on the command line, or those the model names itself."""
+    if chosen:
+        return {path: path for path in chosen}
+    own: Any = vars(model).get("slot_paths")
+    if isinstance(own, Mapping) and own:
+        return dict(own)
+    names = [name for name, _ in model.named_modules() if name]
+    shown = ", ".join(names[:12]) + (", …" if len(names) > 12 else "")
+    raise UsageError(f"--model needs --slots NAME,NAME; this model has the submodules {shown}")

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import torch
+
+from esper.growth.build import (
+    FixedBatches,
+    TrainingBatches,
+    data_run,
+    find_objective,
+    plain_sgd,
+    task_config,
+    task_run,
+)
+from esper.kasmina.garden import GardenConfig
+from esper.tasks import TrainingConfig, get_task
+from esper.tasks.dataset import TaskData
+from esper.tasks.objective import OBJECTIVES
+from tests.plots import EAGER, plain_history
+
+
+def test_the_plain_optimizer_is_what_the_settings_say() -> None:
+    training = TrainingConfig(learning_rate=0.3, momentum=0.5, weight_decay=0.1)
+    (group,) = plain_sgd(training)([torch.nn.Parameter(torch.zeros(2))]).param_groups
+    assert (group["lr"], group["momentum"], group["weight_decay"]) == (0.3, 0.5, 0.1)
+
+
+def test_objectives_are_found_by_name() -> None:
+    for name, objective in OBJECTIVES.items():
+        assert find_objective(name) is objective
+    assert find_objective(test_objectives_are_found_by_name) is test_objectives_are_found_by_name  # type: ignore[arg-type, comparison-overlap]
+
+
+def test_a_task_trains_with_its_own_settings() -> None:
+    task = get_task("digits", learning_rate=0.02, batch_size=32, momentum=0.5, weight_decay=0.0)
+    config = task_config(task, seed=4)
+    assert config.training == TrainingConfig(
+        batch_size=32, learning_rate=0.02, momentum=0.5, weight_decay=0.0
+    )
+    assert (config.epochs, config.twin, config.seed) == (60, True, 4)
+    assert config.gardener.param_budget == task.config.param_budget
+
+
+def test_a_task_is_grown_and_repeats() -> None:
+    task = get_task("digits_mlp", samples_per_step=128, validation_samples=64)
+    data = task.load()
+    config = task_config(task, epochs=3, garden=GardenConfig(lifecycle=EAGER.lifecycle))
+    histories = []
+    for _ in range(2):
+        run = task_run(task, data, config=config, controller="random")
+        histories.append(plain_history(list(run.epochs())))
+        assert run.name == "digits_mlp"
+        assert run.garden.slot_names == tuple(task.slot_paths)
+    assert histories[0] == histories[1]
+    assert run.finish().summary.test_score is not None
+
+
+def test_another_batch_size_trains_otherwise() -> None:
+    task = get_task("digits_mlp", samples_per_step=128, validation_samples=64)
+    data = task.load()
+    losses = []
+    for batch_size in (16, 64):
+        run = data_run(
+            task.build_host(0),
+            task.slot_paths,
+            data,
+            config=task_config(task, epochs=1, training=TrainingConfig(batch_size=batch_size)),
+            controller="wait",
+        )
+        losses += [record.train_loss for record in run.epochs()]
+    assert losses[0] != losses[1]
+
+
+def small_data() -> TaskData:
+    return get_task("digits", samples_per_step=100, validation_samples=50).load()
+
+
+def test_an_epoch_is_named_by_seed_and_number_alone() -> None:
+    data = small_data()
+    batches, others = TrainingBatches(data, 32, seed=1), TrainingBatches(data, 32, seed=2)
+    drawn = {}
+    for epoch in (1, 2, 1):
+        batches.set_epoch(epoch)
+        x = torch.cat([inputs for inputs, _ in batches])
+        assert torch.equal(drawn.setdefault(epoch, x), x)
+    assert not torch.equal(drawn[1], drawn[2])
+    others.set_epoch(1)
+    assert not torch.equal(drawn[1], torch.cat([inputs for inputs, _ in others]))
+
+
+def test_an_epoch_has_the_samples_of_a_step() -> None:
+    batches = TrainingBatches(small_data(), 32, seed=1)
+    sizes = [len(targets) for _, targets in batches]
+    assert sizes == [32, 32, 32, 4]
+    assert len(batches) == 4
+
+
+def test_augmentation_repeats_with_the_epoch() -> None:
+    task = get_task("digits", samples_per_step=64, augment="crop_flip")
+    batches = TrainingBatches(task.load(), 64, seed=1)
+    plain = TrainingBatches(get_task("digits", samples_per_step=64).load(), 64, seed=1)
+    batches.set_epoch(3)
+    plain.set_epoch(3)
+    first, again = next(iter(batches)), next(iter(batches))
+    assert torch.equal(first[0], again[0])
+    assert torch.equal(first[1], next(iter(plain))[1])
+    assert not torch.equal(first[0], next(iter(plain))[0])
+
+
+def test_validation_is_the_same_each_time() -> None:
+    data = small_data()
+    subset = FixedBatches(data, "val", subset=True, batch_size=20)
+    assert [len(y) for _, y in subset] == [20, 20, 10]
+    assert len(subset) == 3
+    for (x, y), (again, labels) in zip(subset, subset, strict=True):
+        assert torch.equal(x, again)
+        assert torch.equal(y, labels)
+    whole = FixedBatches(data, "val")
+    assert sum(len(y) for _, y in whole) == data.size("val") > 50
+    everything = torch.cat([x for x, _ in whole])
+    assert torch.equal(everything[data.subset], torch.cat([x for x, _ in subset]))
+
+
+def test_splits_do_not_overlap() -> None:
+    data = small_data()
+    seen = [
+        {x.numpy().tobytes() for batch, _ in FixedBatches(data, split) for x in batch}
+        for split in ("val", "test")
+    ]
+    assert not seen[0] & seen[1]

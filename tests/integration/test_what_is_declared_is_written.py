@@ -1,0 +1,80 @@
+"""Every column of every table is written by some run, or says here why it may stay empty."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from esper.growth.build import task_config, task_run
+from esper.growth.run import GrowthRun
+from esper.kasmina.gates import GateConfig
+from esper.kasmina.lifecycle import LifecycleConfig
+from esper.nissa import open_run, open_store
+from esper.nissa.columns import TABLES
+from esper.runs.record_growing import record_end, record_newest, record_start, run_row
+from esper.runs.training import start_training
+from esper.simic.rewards import RewardConfig
+from esper.tasks import get_task
+from tests.simic.training.tiny import tiny_config
+
+RARE = {
+    "runs.note": "a run that stops for a reason worth words",
+    "rounds.gpu_memory_share": "a GPU",
+    "updates.gpu_memory_share": "a GPU",
+    "epochs.gpu_memory_share": "a GPU",
+    "updates.lstm_c_rms_late": "an episode of more than 100 epochs",
+    "rounds.attribution_ratio_max": "a seed that is credited with far more than was gained",
+    "rounds.hindsight_mean": "a scaffold that is credited",
+    "rounds.hindsight_delay": "a scaffold that is credited",
+    "rounds.hindsight_quantiles": "a scaffold that is credited",
+    "episodes.rollback_reason": "a network beyond saving",
+    "epochs.rollback_reason": "a network beyond saving",
+}
+"""What a column waits for that no run of seconds has."""
+
+
+def grow(folder: Path) -> None:
+    """Grow a network whose seeds come, blend and go quickly."""
+    task = get_task("digits_mlp")
+    quick = LifecycleConfig(
+        gates=GateConfig(min_training_epochs=1, min_gradient_health=0.0),
+        embargo_ticks=1,
+        auto_training=True,
+        auto_blending=True,
+        auto_holding=True,
+    )
+    config = task_config(task, epochs=24, seed=1)
+    config = config.replace(garden=config.garden.replace(lifecycle=quick))
+    run: GrowthRun = task_run(task, task.load(), config=config, controller="random")
+    row = run_row(run, name="x", controller="random", config={"a": 1}, command="esper grow")
+    with open_store(folder, row, sinks=()) as store:
+        record_start(store, run)
+        for _ in run.epochs():
+            record_newest(store, run)
+        record_end(store, run.finish())
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    base = tmp_path_factory.mktemp("runs")
+    grow(base / "grow")
+    shaped = tiny_config(reward=RewardConfig(mode="shaped"), evaluate_every=1, evaluation_seeds=1)
+    for name, config in {"twin": tiny_config(), "shaped": shaped}.items():
+        with start_training(base / name, config, command="esper train", sinks=()) as run:
+            run.carry_out()
+    return [base / "grow", base / "twin", base / "shaped"]
+
+
+def test_every_column_is_written_by_some_run_or_waits_for_something_named(
+    folders: list[Path],
+) -> None:
+    written: set[str] = set()
+    for folder in folders:
+        with open_run(folder) as run:
+            for table in TABLES.values():
+                for row in run.rows(table.name):
+                    written |= {f"{table.name}.{name}" for name in row if row[name] is not None}
+    declared = {f"{table.name}.{name}" for table in TABLES.values() for name in table.names}
+    assert declared - written - RARE.keys() == set(), "write them truly, or delete them"
+    assert RARE.keys() <= declared

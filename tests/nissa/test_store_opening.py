@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from esper.nissa import StoreError, open_store, query_run
+from esper.nissa.schema import EpochRow
+from tests.nissa.telling import hold_lock, run_row
+
+
+def test_a_second_writer_is_refused_by_name(tmp_path: Path) -> None:
+    with open_store(tmp_path, run_row(), sinks=()) as store:
+        with pytest.raises(StoreError, match=rf"another process \(process {os.getpid()}\)"):
+            open_store(tmp_path, run_row(), resume=True)
+        store.write(EpochRow(step=1))
+    assert query_run(tmp_path, "SELECT COUNT(*) FROM epochs").rows == [(1,)]
+
+
+def test_a_run_is_not_overwritten(tmp_path: Path) -> None:
+    open_store(tmp_path, run_row(), sinks=()).close()
+    with pytest.raises(StoreError, match="already holds a run; continue it"):
+        open_store(tmp_path, run_row(), sinks=())
+    open_store(tmp_path, run_row(), resume=True, sinks=()).close()
+
+
+def test_a_held_store_cannot_be_opened_either(tmp_path: Path) -> None:
+    holder = hold_lock(tmp_path, run_row())
+    holder.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StoreError, match="another program holds it"):
+        open_store(tmp_path, run_row(), resume=True, sinks=(), busy_timeout_s=0.1)
+    holder.rollback()
+    holder.close()
+    open_store(tmp_path, run_row(), resume=True, sinks=()).close()
+
+
+READ_ONLY = """
+import os, sys
+from pathlib import Path
+from esper.nissa import RunRow, StoreError, open_store, query_run
+
+folder = Path(sys.argv[1])
+if os.geteuid() == 0:
+    os.setgid(65534)
+    os.setuid(65534)
+for target in (folder, folder / "new"):
+    try:
+        open_store(target, RunRow(), resume=target == folder, sinks=())
+    except StoreError as error:
+        print(error)
+print(query_run(folder, "SELECT COUNT(*) FROM epochs").rows)
+"""
+
+
+def test_a_read_only_folder_is_one_clear_line_and_can_still_be_read(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with open_store(folder, run_row(), sinks=()) as store:
+        store.write(EpochRow(step=1))
+    # Whoever is not the owner must be able to get there.
+    ways = [path for path in (tmp_path, *tmp_path.parents) if path.stat().st_uid == os.getuid()]
+    modes = {path: path.stat().st_mode for path in ways}
+    for path, mode in modes.items():
+        path.chmod(mode | 0o055)
+    for path in folder.iterdir():
+        path.chmod(0o444)
+    folder.chmod(0o555)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", READ_ONLY, str(folder)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    finally:
+        folder.chmod(0o755)
+        for path, mode in modes.items():
+            path.chmod(mode)
+    assert done.returncode == 0, done.stderr
+    first, second, count = done.stdout.splitlines()
+    assert first == f"cannot write to {folder}: Permission denied; make the folder writable or " + (
+        "choose another"
+    )
+    assert "cannot create the run folder" in second
+    assert count == "[(1,)]"

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import esper
+from esper.growth.build import task_config, task_run
+from esper.growth.run import GrowthRun
+from esper.leyline.records import ModuleRecord
+from esper.nissa import open_store, read_history
+from esper.runs.record_growing import (
+    record_end,
+    record_history,
+    record_interruption,
+    record_newest,
+    record_start,
+    run_row,
+)
+from esper.tasks import get_task
+
+
+def make_run(epochs: int = 3) -> GrowthRun:
+    task = get_task("digits_mlp")
+    config = task_config(task, epochs=epochs, seed=1)
+    return task_run(task, task.load(), config=config, controller="random")
+
+
+def test_a_run_is_written_from_its_start_to_its_end(tmp_path: Path) -> None:
+    run = make_run()
+    row = run_row(run, name="x", controller="random", config={"a": 1}, command="esper grow")
+    with open_store(tmp_path, row, sinks=()) as store:
+        record_start(store, run)
+        for _ in run.epochs():
+            record_newest(store, run)
+        grown = run.finish()
+        record_end(store, grown)
+    with esper.open_run(tmp_path) as stored:
+        info = stored.info
+        assert read_history(stored) == run.history
+        (event,) = stored.rows("events", where="kind = 'training_started'")
+        memory = [row["memory_bytes"] for row in stored.rows("epochs")]
+    assert (info.status, info.config, info.command) == ("finished", {"a": 1}, "esper grow")
+    assert info.test_score == grown.summary.test_score
+    assert info.parameters == grown.summary.parameters_after
+    assert info.host_parameters == run.parameters_before
+    modules = tuple(map(ModuleRecord.from_mapping, event["data"]["modules"]))
+    assert modules == run.modules == grown.modules
+    assert all(size is None or size > 1e6 for size in memory)
+    json.dumps(info.versions)
+
+
+def test_a_history_can_be_written_at_once(tmp_path: Path) -> None:
+    run = make_run()
+    list(run.epochs())
+    row = run_row(run, name="x", controller="random", config={}, command="")
+    with open_store(tmp_path, row, sinks=()) as store:
+        record_history(store, run)
+        record_interruption(store, run)
+    with esper.open_run(tmp_path) as stored:
+        assert read_history(stored) == run.history
+        assert stored.info.status == "interrupted"
+        assert stored.info.seconds == run.seconds
