@@ -49,7 +49,7 @@ class RunKind:
 
 
 GROWING = RunKind("growing run", 2, "esper grow")
-TRAINING = RunKind("training run", 2, "esper train")
+TRAINING = RunKind("training run", 3, "esper train")
 
 
 class Checkpoints:

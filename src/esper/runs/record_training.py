@@ -293,7 +293,6 @@ def detail_columns(outcome: RoundOutcome, blueprints: Sequence[str]) -> dict[str
 def _decisions(outcome: RoundOutcome, rows: Tensor, blueprints: Sequence[str]) -> dict[str, Any]:
     """Return what was decided, why and what it paid, one value per decision."""
     detail, decisions = outcome.recorded_decisions, outcome.decisions
-    units = outcome.reward_units.reshape(-1, 1)
     active = outcome.active[rows]
     row_index, step_index = active.nonzero(as_tuple=True)
     actions = detail["actions"][active]
@@ -313,7 +312,7 @@ def _decisions(outcome: RoundOutcome, rows: Tensor, blueprints: Sequence[str]) -
         "value": detail["value"][active].tolist(),
         "q_taken": detail["q_taken"][active].tolist(),
         "reward": decisions["reward"][rows][active].tolist(),
-        "reward_normalized": (decisions["reward"] / units)[rows][active].tolist(),
+        "reward_normalized": outcome.rewards_in_units[rows][active].tolist(),
         "reward_terms": _by_name(outcome.term_names, decisions["terms"][rows][active]),
     }
     if outcome.detail_names:

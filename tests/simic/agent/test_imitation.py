@@ -139,7 +139,7 @@ def test_paying_off_ends_imitation() -> None:
 
     losses = [loss(rate, rate) for rate in (0.0, 0.25, 0.5)]
     assert losses[0] > 0
-    # Only where there was paid_off.
+    # Only where episodes paid off.
     assert 0 < loss(0.0, 0.5) < losses[0]
     assert loss(0.0, 0.5) + loss(0.5, 0.0) == pytest.approx(losses[0])
     assert losses[1] == pytest.approx(losses[0] / 2)

@@ -203,8 +203,8 @@ def test_the_op_is_curious_until_it_succeeds_and_sparse_heads_where_they_could_a
     assert not sparse[..., OP].any()
     for index in range(len(HEAD_NAMES) - 1):
         assert sparse[0, :, index].tolist() == pytest.approx([0.03, 0.0, 0.0, 0.0])
-    for paid_off, weight in ((0.0, 1.01), (0.05, 0.51), (0.1, 0.01), (0.5, 0.01)):
-        rate = torch.tensor([paid_off])
+    for share, weight in ((0.0, 1.01), (0.05, 0.51), (0.1, 0.01), (0.5, 0.01)):
+        rate = torch.tensor([share])
         (held,) = exploration_coefficients(config, paid_off=rate, shares=torch.ones(8))
         assert held.tolist() == pytest.approx([weight] * (len(HEAD_NAMES) - 1) + [0.01])
 

@@ -56,8 +56,8 @@ class ExplorationConfig(Config):
 
     op_curiosity: float = option(
         1.0,
-        "Weight of the op's closeness to its reference on free steps; paid_off on a row's task "
-        "takes it to 0.",
+        "Weight of the op's closeness to its reference on free steps; until episodes of "
+        "the row's task pay off.",
         minimum=0,
     )
     op_reference: OpReference = option(
@@ -89,10 +89,10 @@ class ExplorationConfig(Config):
         maximum=1,
     )
     paid_off_momentum: float = option(
-        0.9, "Share of a task's old paid_off rate that a round keeps.", minimum=0, maximum=1
+        0.9, "Share of a task's old average that a round keeps.", minimum=0, maximum=1
     )
     patience: int = option(
-        8192,
+        16384,
         "Acting episodes of a task, in rounds that did worse than waiting, after which waiting "
         "counts as right there and its curiosity ends too.",
         minimum=1,

@@ -135,6 +135,11 @@ class RoundOutcome:
         """float64 [rows], sums of raw rewards."""
         return self.decisions["reward"].double().sum(1)
 
+    @property
+    def rewards_in_units(self) -> Tensor:
+        """[rows, steps], rewards in the learner's units."""
+        return self.decisions["reward"] / self.reward_units.reshape(-1, 1)
+
     @cached_property
     def normalized_returns(self) -> Tensor:
         """float64 [rows], the same in the learner's unit."""
