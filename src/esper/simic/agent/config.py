@@ -92,7 +92,7 @@ class ExplorationConfig(Config):
         0.9, "Share of a task's old paid_off rate that a round keeps.", minimum=0, maximum=1
     )
     patience: int = option(
-        8192,
+        16384,
         "Acting episodes of a task, in rounds that did worse than waiting, after which waiting "
         "counts as right there and its curiosity ends too.",
         minimum=1,

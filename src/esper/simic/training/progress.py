@@ -170,7 +170,12 @@ class TaskStanding:
     paid_off: float = 0.0
     """Running share of its episodes that paid."""
     doubt: float = 0.0
-    """From 0 to 1, how sure it is that waiting is right."""
+    """From 0 to 1, how much of what it takes to believe that waiting is right was seen."""
+
+    @property
+    def belief(self) -> float:
+        """From 0 to 1, how far waiting counts as right: not at all up to half of the evidence."""
+        return max(0.0, 2.0 * self.doubt - 1.0)
 
 
 class Tally:
@@ -253,14 +258,14 @@ class Tally:
         self.fates = {name: dict(counts) for name, counts in state["fates"].items()}
 
     def settled(self, tasks: Sequence[str]) -> Tensor:
-        """Return float32 [R]: how far the tasks of rows are settled, as a rate of paid_off.
+        """Return float32 [R]: how far the tasks of rows are settled, as a share of payers.
 
-        It is the rate of paid_off, or as much as the belief that waiting is right stands for: what
-        curiosity ends by, either way.
+        It is the share of episodes that pay off, or as much as the belief that waiting is right
+        stands for: what curiosity ends by, either way.
         """
         target, new = self._exploration.paid_off_target, TaskStanding()
         known = {name: self._tasks.get(name, new) for name in set(tasks)}
-        rates = {name: max(one.paid_off, target * one.doubt) for name, one in known.items()}
+        rates = {name: max(one.paid_off, target * one.belief) for name, one in known.items()}
         return torch.tensor([rates[name] for name in tasks])
 
     def _follow_paid_off(self, outcome: RoundOutcome) -> None:
