@@ -260,8 +260,8 @@ class Tally:
     def settled(self, tasks: Sequence[str]) -> Tensor:
         """Return float32 [R]: how far the tasks of rows are settled, as a share of payers.
 
-        It is the rate of paid_off, or as much as the belief that waiting is right stands for: what
-        curiosity ends by, either way.
+        It is the share of episodes that pay off, or as much as the belief that waiting is right
+        stands for: what curiosity ends by, either way.
         """
         target, new = self._exploration.paid_off_target, TaskStanding()
         known = {name: self._tasks.get(name, new) for name in set(tasks)}
