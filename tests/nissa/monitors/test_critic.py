@@ -88,7 +88,9 @@ def test_a_critic_that_says_the_same_of_everything_is_found() -> None:
     assert check_value_collapse(0.1, 1.5) is None
     assert check_value_collapse(0.0, 1e-5) is None
     assert check_value_collapse(None, 1.5) is None
-    assert levels("value_collapse", healthy_update(0, value_std=0.001)) == {None: "warning"}
+    assert levels("value_collapse", healthy_update(1, value_std=0.001)) == {None: "warning"}
+    # A critic that has learned nothing yet says nothing.
+    assert levels("value_collapse", healthy_update(0, value_std=0.001)) == {}
     assert levels("value_collapse", healthy_update(0)) == {}
 
 

@@ -418,15 +418,35 @@ def test_the_critic_explains_a_stationary_target(critic: str) -> None:
 def test_the_critic_means_the_same_after_its_scale_has_changed() -> None:
     policy = small_policy()
     agent = make_agent(policy, learning_rate=1e-30, value_momentum=0.0)
+    update(agent, collect(policy, pay=lambda state, step, at: 0.1 * torch.randn(len(state))))
     buffer = collect(policy, pay=lambda state, step, at: 100.0 * torch.randn(len(state)))
     batch = buffer.batch()
     before = agent.value_units([""]) * batch.values
-    update(agent, buffer)
+    update(agent, buffer, round=1)
     assert float(agent.value_units([""])) > 10
     after = policy.network.score(
         batch.states, batch.blueprint_indices, batch.actions, batch.masks
     ).baseline
     assert torch.allclose(after * agent.value_units([""]), before, atol=1e-3)
+
+
+def test_the_first_round_is_learned_alike_however_large_its_rewards_are() -> None:
+    def learn(size: float) -> tuple[float, Tensor]:
+        policy = small_policy()
+        agent = make_agent(policy)
+
+        def pay(state: Tensor, step: Any, at: int) -> Tensor:
+            return size * pay_for_the_clock(state, step, at)
+
+        report = update(agent, collect(policy, pay=pay))
+        return report.explained_variance, policy.network.value_head[-1].weight.detach()
+
+    # Powers of two: nothing is rounded differently.
+    explained, weights = learn(1.0)
+    for size in (1 / 64, 32.0):
+        other_explained, other_weights = learn(size)
+        assert other_explained == pytest.approx(explained, rel=1e-4)
+        assert torch.allclose(other_weights, weights, atol=1e-6)
 
 
 # --------------------------------------------------------------------------- numbers gone wrong

@@ -163,7 +163,8 @@ def explained_variance(recent: Recent) -> Iterator[Finding]:
 @register_monitor(
     "critic_op_sensitivity",
     reads=UpdateRow,
-    thresholds="variance of Q over ops < 0.01, spread of mean Q < 0.1: warning",
+    thresholds="from the second round on, variance of Q over ops < 0.01, spread of mean Q < 0.1: "
+    "warning",
     meaning="Q(s, op) has become V(s): conditioning on the op has no effect.",
     advice="Look whether rewards differ by op at all; if they do, strengthen the op's input "
     "(an embedding, or a small encoder before it joins the state).",
@@ -171,7 +172,8 @@ def explained_variance(recent: Recent) -> Iterator[Finding]:
 def critic_op_sensitivity(recent: Recent) -> Iterator[Finding]:
     """Look at the newest update."""
     newest = recent.updates[-1]
-    yield from check_q_sensitivity(newest.q_variance, newest.q_op_spread)
+    if newest.round:
+        yield from check_q_sensitivity(newest.q_variance, newest.q_op_spread)
 
 
 @register_monitor(
@@ -207,14 +209,15 @@ def value_loss_by_op(recent: Recent) -> Iterator[Finding]:
 @register_monitor(
     "value_collapse",
     reads=UpdateRow,
-    thresholds="deviation of values < 1 % of that of returns: warning",
+    thresholds="from the second round on, deviation of values < 1 % of that of returns: warning",
     meaning="The critic says the same of every state.",
     advice="Look at the critic's gradient norm and at the scale of its targets.",
 )
 def value_collapse(recent: Recent) -> Iterator[Finding]:
     """Look at the newest update."""
     newest = recent.updates[-1]
-    yield from findings(check_value_collapse(newest.value_std, newest.return_std))
+    if newest.round:
+        yield from findings(check_value_collapse(newest.value_std, newest.return_std))
 
 
 @register_monitor(

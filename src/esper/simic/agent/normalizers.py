@@ -44,6 +44,11 @@ class RewardScales:
         """Episodes of every task whose returns were not all 0, and the sum of their squares."""
 
     @property
+    def is_known(self) -> bool:
+        """Whether any return but 0 was seen."""
+        return any(self._size(name)[0] for name in self._known)
+
+    @property
     def common(self) -> float:
         """The unit of a task that nothing is known of; 1 while all returns are 0."""
         sizes = [self._size(name) for name in self._known]

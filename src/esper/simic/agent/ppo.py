@@ -58,6 +58,11 @@ __all__ = [
     "compute_ppo_loss",
 ]
 
+FIRST_GUESS = 1e-3
+"""What a critic that has learned nothing says counts for, in units of a typical return: hardly
+anything. Its random outputs would be noise in the first advantages, the larger the smaller the
+returns are."""
+
 SKIPS_ALLOWED = 3
 """So many updates in a row may meet numbers that are not finite; then training stops."""
 
@@ -140,11 +145,12 @@ class PPOAgent:
             names = [""] * batch.rows if tasks is None else list(tasks)
             rates = torch.as_tensor(paid_off, device=self.device).float().expand(batch.rows)
             self._paid_off |= dict(zip(names, rates.tolist(), strict=True))
-            was = self.reward_scales.common
+            was = self.reward_scales.common if self.reward_scales.is_known else None
             self._learn_units(batch, names, counts)
             units = self.reward_scales.units(names, self.device)
             # What the critic said when it acted was in the units of that time.
-            old_scale = self.value_normalizer.scale * (was / self.reward_scales.common)
+            now = self.reward_scales.common
+            old_scale = self.value_normalizer.scale * (FIRST_GUESS if was is None else was / now)
             targets = make_targets(
                 buffer,
                 self.config,
