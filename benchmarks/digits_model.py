@@ -20,7 +20,6 @@ from torch import Tensor
 from benchmarks.table import print_table
 from esper.kasmina.blueprints import blueprint_by_id, count_parameters
 from esper.kasmina.contribution import Measured
-from esper.kasmina.engine import Engine
 from esper.kasmina.lifecycle import LifecycleConfig
 from esper.leyline.actions import LifecycleOp
 from esper.leyline.blueprints import BUILTIN_BLUEPRINTS, NUM_BLUEPRINTS
@@ -137,7 +136,7 @@ class DigitsModel(Problem):
         """Return int64 [B]: the parameters of real seeds of this width."""
         return self._parameters
 
-    def _measure(self, engine: Engine, members: Tensor, which: Tensor | None) -> Measured:
+    def _measure(self, members: Tensor, which: Tensor | None) -> Measured:
         """Imagine an epoch: the host learns, seeds grow, and validation is noisy."""
         state = self.state
         grown = 1 - torch.exp(-(state.age.double() - IDLE_EPOCHS).clamp(min=0) / GROWING_EPOCHS)

@@ -33,6 +33,8 @@ def test_objectives_are_found_by_name() -> None:
 def test_a_task_trains_with_its_own_settings() -> None:
     task = get_task("digits", learning_rate=0.02, batch_size=32, momentum=0.5, weight_decay=0.0)
     config = task_config(task, seed=4)
+    # So that a network that falls back to guessing is noticed when it grows alone, too.
+    assert config.gardener.chance_loss == task.config.baseline_loss > 0
     assert config.training == TrainingConfig(
         batch_size=32, learning_rate=0.02, momentum=0.5, weight_decay=0.0
     )

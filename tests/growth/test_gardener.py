@@ -300,7 +300,7 @@ def test_rollbacks_that_do_not_help_end_in_an_error() -> None:
 
 
 def test_a_loss_that_falls_back_to_guessing_is_noticed_where_guessing_is_known() -> None:
-    gardener = Gardener(make_garden(), "wait", 30, chance_loss=1.0)
+    gardener = Gardener(make_garden(), "wait", 30, config=GardenerConfig(chance_loss=1.0))
     for _ in range(12):
         gardener.step(lambda model: (torch.full((4,), 0.2), None))
     with pytest.warns(EsperWarning, match="fell back to the loss of guessing"):

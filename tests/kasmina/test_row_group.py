@@ -61,7 +61,7 @@ class World:
         self.group.assume(self.group.state)
         self.engine.events.clear()
 
-    def measure(self, engine: object, members: Tensor, which: Tensor | None) -> Measured:
+    def measure(self, members: Tensor, which: Tensor | None) -> Measured:
         self.engine.events.append("measure" if which is None else "measure again")
         self.asked.append((members.any(1).tolist(), which is not None))
         again = torch.full((ROWS,), 0.4, dtype=torch.float64)

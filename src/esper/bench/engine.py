@@ -22,7 +22,7 @@ from esper.bench.timing import now
 from esper.kasmina.blueprints.registry import blueprint_by_id
 from esper.kasmina.contribution import participating, plan_ablations
 from esper.kasmina.costs import seed_flops
-from esper.kasmina.engine import Engine, EpochResult
+from esper.kasmina.engine import EpochResult, EvaluatedEngine
 from esper.kasmina.hosts import CnnConfig
 from esper.kasmina.state import SlotState
 from esper.leyline.actions import placeholder_actions
@@ -303,7 +303,7 @@ def measure_matmul(
 class PhaseClock:
     """Times the phases of an engine: its `train` and `measure`, from now on."""
 
-    def __init__(self, engine: Engine, device: torch.device) -> None:
+    def __init__(self, engine: EvaluatedEngine, device: torch.device) -> None:
         """Wrap the engine's two methods; times include what the device was given."""
         self._engine, self._device = engine, device
         self.train_s = self.validate_s = 0.0

@@ -146,7 +146,9 @@ def task_config(task: Task, **changes: Any) -> GrowthConfig:
     """Return the settings a task asks for, with some changed; its twin runs by default."""
     settings = task.config
     base = GrowthConfig(epochs=settings.horizon, twin=True, training=settings.training)
-    gardener = base.gardener.replace(param_budget=settings.param_budget)
+    gardener = base.gardener.replace(
+        param_budget=settings.param_budget, chance_loss=settings.baseline_loss
+    )
     return base.replace(gardener=gardener, **changes)
 
 

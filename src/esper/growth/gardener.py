@@ -14,6 +14,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ from esper.kasmina.garden import Garden
 from esper.kasmina.governor import PANIC_TEXTS, GovernorConfig, Panic
 from esper.kasmina.operations import OperationResult, describe_result
 from esper.kasmina.optimizer import CarriedOptimizer, make_optimizer
-from esper.kasmina.row_group import RowConfig, RowGroup
+from esper.kasmina.row_group import RowConfig, RowGroup, measure_by_ablation
 from esper.kasmina.signals import TrackerConfig
 from esper.kasmina.state import SlotState
 from esper.leyline.actions import (
@@ -82,6 +83,9 @@ class GardenerConfig(Config):
         500_000, "Parameters that count as a full budget in the observation.", minimum=1
     )
     tracker: TrackerConfig = option(TrackerConfig, "When a host counts as stuck or settled.")
+    chance_loss: float = option(
+        0.0, "Loss of a network that only guesses; 0 where nobody knows.", minimum=0.0
+    )
     governor: GovernorConfig = option(
         GovernorConfig, "When the network goes back to its last safe state."
     )
@@ -158,7 +162,6 @@ class Gardener:
         max_parameters: most trainable parameters of the grown network, 0 without a limit.
         max_added_flops: most operations per sample that seeds may add, 0 without a limit.
         ablate_every: measure contributions at every this many epochs.
-        chance_loss: loss of a network that only guesses, where the owner knows it.
         seed: seed of controllers that draw.
         config: further settings.
     """
@@ -173,7 +176,6 @@ class Gardener:
         max_parameters: int | None = None,
         max_added_flops: int | None = None,
         ablate_every: int | None = None,
-        chance_loss: float = math.nan,
         seed: int = 0,
         config: GardenerConfig | None = None,
     ) -> None:
@@ -204,9 +206,10 @@ class Gardener:
                 ablate_every=self.config.ablate_every,
             ),
             fits=garden.fits,
+            measure=partial(measure_by_ablation, self._engine),
             horizon=horizon,
             budget=self.config.param_budget,
-            chance_loss=chance_loss,
+            chance_loss=self.config.chance_loss,
         )
         self._group.assume(garden.state)
         self._rollbacks = 0

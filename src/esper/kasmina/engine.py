@@ -89,7 +89,7 @@ class RowWeights:
 
 
 class Engine(Protocol):
-    """Trains and evaluates rows that share host architecture and data."""
+    """Trains rows that share host architecture and data, and owns their weights."""
 
     @property
     def host_params(self) -> int:
@@ -109,13 +109,6 @@ class Engine(Protocol):
         """Train one epoch; `epochs` says which one it is for every row."""
         ...
 
-    def measure(self, plans: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
-        """Evaluate plans[r] (bool [K_r, S]) of every row; return loss and correct [sum K, M].
-
-        A row whose plan is empty is left out.
-        """
-        ...
-
     def read(self, row: int) -> RowWeights:
         """Return copies of everything this engine knows about a row."""
         ...
@@ -129,6 +122,17 @@ class Engine(Protocol):
 
     def write(self, row: int, weights: RowWeights, state: SlotState) -> None:
         """Replace a row; `state` [1, S] says what lives in its slots."""
+        ...
+
+
+class EvaluatedEngine(Engine, Protocol):
+    """An engine whose rows are measured by evaluating them."""
+
+    def measure(self, plans: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
+        """Evaluate plans[r] (bool [K_r, S]) of every row; return loss and correct [sum K, M].
+
+        A row whose plan is empty is left out.
+        """
         ...
 
 

@@ -27,7 +27,7 @@ from esper.kasmina.contribution import (
     record_contributions,
     values_in_points,
 )
-from esper.kasmina.engine import Engine, RemoteEngine, RowWeights
+from esper.kasmina.engine import Engine, EvaluatedEngine, RemoteEngine, RowWeights
 from esper.kasmina.governor import GovernorConfig, GovernorState, Panic, govern, start_governing
 from esper.kasmina.gradients import record_gradients
 from esper.kasmina.lifecycle import (
@@ -53,8 +53,8 @@ from esper.leyline.rules import Masks, RuleView, build_masks
 from esper.leyline.signals import Signals
 from esper.leyline.stages import SeedStage
 
-Measure = Callable[[Engine, Tensor, Tensor | None], Measured]
-"""(engine, participating seeds bool [R, S], rows bool [R] or None for all) -> what they show."""
+Measure = Callable[[Tensor, Tensor | None], Measured]
+"""(participating seeds bool [R, S], rows bool [R] or None for all) -> what the rows show."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,7 @@ class RowConfig(Config):
     ablate_every: int = option(1, "Measure contributions at every this many epochs.", minimum=1)
 
 
-def measure_by_ablation(engine: Engine, members: Tensor, which: Tensor | None) -> Measured:
+def measure_by_ablation(engine: EvaluatedEngine, members: Tensor, which: Tensor | None) -> Measured:
     """Evaluate networks in every configuration of their participating seeds, and compare."""
     rows = members.tolist()
     chosen = [True] * len(rows) if which is None else which.tolist()
@@ -87,8 +87,8 @@ class RowGroup:
             says so, where that depends on what has grown.
         horizon: epochs of an episode, one number or int64 [R].
         budget: parameters that count as a full budget.
-        chance_loss: loss of a network that knows nothing; NaN where nobody can say.
-        measure: how rows are measured.
+        chance_loss: loss of a network that knows nothing; 0 where nobody can say.
+        measure: how rows are measured; `measure_by_ablation` for networks.
         device: where everything remembered is kept.
     """
 
@@ -99,10 +99,10 @@ class RowGroup:
         config: RowConfig,
         *,
         fits: Tensor | Callable[[], Tensor],
+        measure: Measure,
         horizon: int | Tensor,
         budget: int,
-        chance_loss: float = math.nan,
-        measure: Measure = measure_by_ablation,
+        chance_loss: float = 0.0,
         device: torch.device | str = "cpu",
     ) -> None:
         """Start at epoch 0, with nothing grown."""
@@ -177,7 +177,7 @@ class RowGroup:
         result = self.engine.train(self._next_epochs())
         due = self.tracker.epoch % self.config.ablate_every == 0
         members = participating(self.state) & due[:, None]
-        measured = self._measure(self.engine, members, None)
+        measured = self._measure(members, None)
         # From here on nothing of a user's can fail: what is remembered changes as a whole.
         measured, good = self._govern(measured)
         members, sampled = members & good[:, None], result.sampled & good[:, None]
@@ -312,7 +312,7 @@ class RowGroup:
             self.engine.write(row, weights, self.state.select([row]))
         self.state = self._sized(self.state)
         nobody = torch.zeros_like(self.state.occupied)
-        again = self._measure(self.engine, nobody, bad)
+        again = self._measure(nobody, bad)
         return dataclasses.replace(
             measured,
             loss=torch.where(bad, again.loss, measured.loss),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from esper.kasmina.engine import Engine
+from esper.kasmina.engine import EvaluatedEngine
 from esper.kasmina.row_group import RowConfig
 from esper.kasmina.seedbed import TrainingMode
 from esper.leyline.blueprints import Topology
@@ -32,7 +32,7 @@ class SlotSpec:
     channels: int
 
 
-class PopulationEngine(Engine, Protocol):
+class PopulationEngine(EvaluatedEngine, Protocol):
     """An engine over rows of one task."""
 
     @property

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.contribution import values_in_points
-from esper.kasmina.row_group import RowGroup
+from esper.kasmina.row_group import RowGroup, measure_by_ablation
 from esper.leyline.alpha import AlphaMode
 from esper.leyline.rules import RuleView
 from esper.leyline.signals import Signals
@@ -51,6 +51,7 @@ class TaskGroup(RowGroup):
             keys,
             config,
             fits=fitting_blueprints(task),
+            measure=lambda members, which: measure_by_ablation(self.engine, members, which),
             horizon=task.config.horizon,
             budget=task.config.param_budget,
             chance_loss=task.config.baseline_loss,

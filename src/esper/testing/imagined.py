@@ -95,10 +95,6 @@ class ImaginedEngine:
         """Train nothing."""
         return self.epoch
 
-    def measure(self, plans: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
-        """There are no samples: whoever imagines rows says what they show."""
-        raise NotImplementedError("imagined rows are not evaluated; give the group a measure")
-
     def read(self, row: int) -> RowWeights:
         """Return no weights."""
         return RowWeights({}, {})
@@ -222,7 +218,7 @@ class ImaginedRows:
         nobody = torch.zeros(self.rows, dtype=torch.bool)
         self._failed = nobody if rolled_back is None else rolled_back
 
-    def _measure(self, engine: object, members: Tensor, which: Tensor | None) -> Measured:
+    def _measure(self, members: Tensor, which: Tensor | None) -> Measured:
         told = self._told
         loss = told.loss if which is not None else torch.where(self._failed, math.nan, told.loss)
         pairs = members[:, :, None] & members[:, None, :]
@@ -337,7 +333,7 @@ class ImaginedHosts:
         self._engine.epoch = EpochResult(unknown, self._gradients(), learning)
         self.group.live()
 
-    def _measure(self, engine: object, members: Tensor, which: Tensor | None) -> Measured:
+    def _measure(self, members: Tensor, which: Tensor | None) -> Measured:
         state, epoch = self.state, self.group.tracker.epoch.to(torch.float64) + 1
         self._worth = torch.where(
             state.has_module, self._worth + self._normal(0.3), self._normal(1.0)

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.contribution import Measured
-from esper.kasmina.engine import Engine
 from esper.kasmina.governor import GovernorConfig
 from esper.kasmina.lifecycle import LifecycleConfig
 from esper.kasmina.row_group import RowConfig, RowGroup
@@ -226,7 +225,7 @@ class Problem(ABC):
         self.pending = torch.zeros(rows, dtype=torch.float64, device=device)
         self.paid = torch.zeros((rows, len(TERMS)), dtype=torch.float64, device=device)
 
-    def _measure(self, engine: Engine, members: Tensor, which: Tensor | None) -> Measured:
+    def _measure(self, members: Tensor, which: Tensor | None) -> Measured:
         """Imagine an epoch: the host learns a little, and every blended seed shows its worth."""
         state = self.state
         shown = POINTS * self.worth * state.alpha * state.has_module
