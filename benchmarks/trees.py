@@ -4,7 +4,8 @@
 
 Each case is TASK:STRATEGY:ROWS[:bf16]. Every tree runs in a process of its own that lives one step
 (one random action per row and the epoch that follows) whenever it is asked to; the trees are asked
-in turns, so that whatever else the machine does falls on both.
+in turns, so that whatever else the machine does falls on both. Both act alike: the last column says
+in how many steps all rows had the same validation loss, bit for bit.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ for line in sys.stdin:
     signals = population.step(controller.act(signals, population.masks()))
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-    print(time.perf_counter() - started, flush=True)
+    seconds = time.perf_counter() - started
+    print(seconds, *(loss.hex() for loss in signals.val_loss.tolist()), flush=True)
 population.close()
 """
 
@@ -85,12 +87,13 @@ class Tree:
         """Return when the process has built its rows."""
         self._read()
 
-    def step(self) -> float:
-        """Live one step and return its seconds."""
+    def step(self) -> tuple[float, list[str]]:
+        """Live one step and return its seconds, and every row's validation loss to the bit."""
         assert self._process.stdin is not None
         self._process.stdin.write("\n")
         self._process.stdin.flush()
-        return float(self._read())
+        seconds, *losses = self._read().split()
+        return float(seconds), losses
 
     def close(self) -> None:
         """End the process."""
@@ -120,11 +123,12 @@ def compare(
         for _ in range(max(2, steps // 10)):
             for tree in trees:
                 tree.step()
-        pairs = []
+        pairs, same = [], 0
         for number in range(steps):
             order = (0, 1) if number % 2 == 0 else (1, 0)
-            times = {which: trees[which].step() for which in order}
-            pairs.append((times[0], times[1]))
+            steps_of = {which: trees[which].step() for which in order}
+            pairs.append((steps_of[0][0], steps_of[1][0]))
+            same += steps_of[0][1] == steps_of[1][1]
     finally:
         for tree in trees:
             tree.close()
@@ -132,7 +136,8 @@ def compare(
     ratios = sorted(this / that for this, that in pairs)
     low, high = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
     ratio = f"{here / other:.3f}"
-    return [case, f"{1e3 * here:.1f}", f"{1e3 * other:.1f}", ratio, f"{low:.3f} to {high:.3f}"]
+    spread, agree = f"{low:.3f} to {high:.3f}", f"{same} of {steps}"
+    return [case, f"{1e3 * here:.1f}", f"{1e3 * other:.1f}", ratio, spread, agree]
 
 
 def main(arguments: list[str]) -> int:
@@ -161,6 +166,14 @@ def main(arguments: list[str]) -> int:
         rows.append(compare(case, roots, options.device, options.steps, options.samples))
         print("  " + "  ".join(rows[-1][1:]), file=sys.stderr, flush=True)
     print_table(
-        ["case", "ms a step here", "ms a step there", "here / there", "ratios, middle half"], rows
+        [
+            "case",
+            "ms a step here",
+            "ms a step there",
+            "here / there",
+            "ratios, middle half",
+            "same losses",
+        ],
+        rows,
     )
     return 0
