@@ -253,3 +253,69 @@ def test_the_help_of_every_command_tells_every_option_with_its_default(
         assert action.help
     told = text.count("(default: ") + text.count("(required)")
     assert told == len(actions), text
+
+
+PLUGIN = """
+from esper.kasmina.hosts import CnnConfig
+from esper.tasks import register_task
+from esper.tasks.presets import Digits
+
+
+@register_task("{name}")
+class Mine(Digits):
+    \"\"\"Digits of somebody's own.\"\"\"
+
+    defaults = Digits.defaults.replace(host_options=CnnConfig(channels=(2, 2), in_channels=1))
+"""
+
+
+@pytest.mark.parametrize("place", ["before", "after", "equals"])
+def test_a_local_file_can_be_imported(tmp_path: Path, place: str) -> None:
+    file = tmp_path / "my_plugin.py"
+    file.write_text(PLUGIN.format(name="mine"))
+    words = {
+        "before": ["--import", str(file), "tasks", "--json"],
+        "after": ["tasks", "--json", "--import", str(file)],
+        "equals": [f"--import={file}", "tasks", "--json"],
+    }[place]
+    done = subprocess.run([sys.executable, "-m", "esper", *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert '"mine"' in done.stdout
+
+
+def test_a_plugin_reaches_worker_processes(tmp_path: Path) -> None:
+    file = tmp_path / "my_workers_plugin.py"
+    file.write_text(PLUGIN.format(name="mine_too"))
+    words = ["train", "smoke", "--task", "mine_too", "--import", str(file), "--rounds", "1"]
+    words += ["--set", "strategy=workers", "--out", str(tmp_path / "run"), "--device", "cpu"]
+    done = subprocess.run([sys.executable, "-m", "esper", *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        (None, "no such file"),
+        ("raise RuntimeError('not today')", "RuntimeError: not today"),
+        ("def broken(:", "SyntaxError"),
+    ],
+)
+def test_a_plugin_that_cannot_be_imported_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], source: str | None, told: str
+) -> None:
+    file = tmp_path / f"plugin_{told[:2].strip().lower()}.py"
+    if source is not None:
+        file.write_text(source)
+    said = esper(capsys, "--import", str(file), "tasks")
+    assert said.code == 2
+    assert told in said.err
+    assert said.err.count("\n") == 1
+
+
+def test_a_plugin_does_not_shadow_a_module(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "json.py").write_text("")
+    said = esper(capsys, "--import", str(tmp_path / "json.py"), "tasks")
+    assert said.code == 2
+    assert "rename the file" in said.err

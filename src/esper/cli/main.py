@@ -116,6 +116,15 @@ def build_parser(arguments: Sequence[str] = ()) -> Parser:
     """Return the parser of the command line; only the command asked for knows its options."""
     parser = Parser(prog="esper", description=_DESCRIPTION, epilog=_EPILOG)
     parser.add_argument("--version", action="version", version=f"esper {__version__}")
+    parser.add_argument(
+        "--import",
+        dest="plugins",
+        default=argparse.SUPPRESS,
+        metavar="MODULE",
+        help="import a module or a .py file first, so that the tasks, families, blueprints, "
+        "controllers and rewards it registers can be used by name; also after the command, and "
+        "several times",
+    )
     verbs = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     asked = next((word for word in arguments if not word.startswith("-")), None)
     for name, line in VERBS.items():
@@ -125,6 +134,55 @@ def build_parser(arguments: Sequence[str] = ()) -> Parser:
     return parser
 
 
+def take_plugins(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the modules that `--import` names, before or after the command, and all the rest."""
+    found, rest, words = [], [], iter(arguments)
+    for word in words:
+        if word == "--import":
+            found.append(next(words, ""))
+        elif word.startswith("--import="):
+            found.append(word.partition("=")[2])
+        else:
+            rest.append(word)
+    return found, rest
+
+
+def import_plugin(name: str) -> None:
+    """Import a module by its dotted name or by the path of its file; importing it registers.
+
+    The folder of a file goes onto the path, as Python does for a script, so that processes which
+    are given its classes find them by name too.
+    """
+    from esper.leyline.errors import UsageError
+
+    if not name:
+        raise UsageError("--import needs the name of a module or the path of a .py file")
+    module, folder, path = name, os.getcwd(), ""
+    if name.endswith(".py") or os.sep in name:
+        path = os.path.abspath(name)
+        if not os.path.isfile(path):
+            raise UsageError(f"--import {name}: there is no such file")
+        folder, file = os.path.split(path)
+        module = file.removesuffix(".py")
+        if not module.isidentifier():
+            raise UsageError(f"--import {name}: {module!r} cannot be the name of a module")
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        found = import_module(module)
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError(
+            f"--import {name}: {type(error).__name__}: {error}; it must import without errors"
+        ) from error
+    origin = getattr(found, "__file__", None)
+    if path and origin and not os.path.samefile(origin, path):
+        raise UsageError(
+            f"--import {name}: a module {module!r} exists already ({origin}); rename the file"
+        )
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     from esper.leyline.errors import DataError, EsperError, UsageError
@@ -132,7 +190,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        options = build_parser(given).parse_args(given)
+        # Before anything else: help texts and choices list what the modules register.
+        plugins, asked = take_plugins(given)
+        for plugin in plugins:
+            import_plugin(plugin)
+        options = build_parser(asked).parse_args(asked)
         options.arguments = given
         if not getattr(options, "needs_no_torch", False):
             _limit_threads()
