@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from esper.kasmina.hosts import CnnConfig, doubling
 from esper.tasks.data import Source, open_data
@@ -118,14 +117,6 @@ def load(member: Member, folder: Path, samples: int, test_limit: int | None) -> 
 def _load(member: Member, folder: Path, samples: int) -> TaskData:
     task = member.task(learning_rate=0.1, horizon=1, samples=samples, batch=1)
     return task.load(folder / f"{member.data}.npz")
-
-
-def host_flops(task: Task) -> int:
-    """Return the floating-point operations of one sample's forward pass through the bare host."""
-    host = task.build_host(0).eval()
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        host(task.example_input(1))
-    return int(counter.get_total_flops())
 
 
 def pick_jobs(asked: int, device: str) -> int:

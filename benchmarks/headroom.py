@@ -27,7 +27,6 @@ from benchmarks._arena import (
     MEMBERS,
     STATIC_FACTORS,
     Member,
-    host_flops,
     is_cuda,
     load,
     read_lines,
@@ -225,7 +224,7 @@ def run(job: Job) -> dict[str, Any]:
     finally:
         population.close()
     count = len(job.seeds)
-    base, extra = host_flops(task), flops_by_seed(task)
+    base, extra = task.host_flops, flops_by_seed(task)
     found = {}
     for number, arm in enumerate(arms):
         rows = slice(number * count, (number + 1) * count)

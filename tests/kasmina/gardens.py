@@ -9,9 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.garden import Garden, GardenConfig
+from esper.kasmina.signals import RowFacts, row_facts
 from esper.kasmina.state import SlotState, empty_state
+from esper.leyline.blueprints import NUM_BLUEPRINTS
 from esper.leyline.errors import EsperWarning
 from esper.leyline.stages import SeedStage
+from esper.testing.imagined import imagined_costs
 
 STYLES = ("linear_add", "linear_multiply", "sigmoid_add", "gated_gate")
 MODES = ("straight_through", "shadow")
@@ -124,3 +127,10 @@ def same_state(one: SlotState, other: SlotState) -> bool:
         torch.equal(value.nan_to_num(1e30), other.state_dict()[name].nan_to_num(1e30))
         for name, value in one.state_dict().items()
     )
+
+
+def plain_facts(rows: int, slots: int, *, horizon: int = 60, budget: int = 500) -> RowFacts:
+    """Facts of rows whose seeds of any blueprint cost 7 parameters and nothing else is known."""
+    sizes = torch.full((NUM_BLUEPRINTS,), 7)
+    costs = imagined_costs(slots, sizes, range(NUM_BLUEPRINTS))
+    return row_facts(rows, costs, horizon=horizon, budget=budget)

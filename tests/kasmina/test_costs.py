@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from esper.kasmina.blending import GateNetwork
-from esper.kasmina.blueprints.registry import BLUEPRINTS, blueprint_by_id, selectable
-from esper.kasmina.costs import fitting_blueprints, gate_parameters, seed_flops, seed_parameters
+from esper.kasmina.blueprints.registry import BLUEPRINTS, blueprint_names, selectable
+from esper.kasmina.costs import (
+    NO_LIMIT,
+    SlotCosts,
+    fitting_blueprints,
+    flop_counter,
+    gate_flops,
+    gate_parameters,
+    seed_flops,
+    seed_parameters,
+    slot_costs,
+    slot_flops,
+)
 from esper.kasmina.garden import Garden
 from esper.kasmina.slot import Slot
+from esper.kasmina.state import SlotState, empty_state
 from esper.leyline.actions import LifecycleOp
+from esper.leyline.alpha import AlphaAlgorithm
+from esper.leyline.blueprints import TOPOLOGIES, Topology
 from esper.leyline.rules import REFUSAL_TEXTS, Refusal
 from esper.leyline.stages import SeedStage
 from tests.kasmina.gardens import bring, quick_config, stack_garden
@@ -36,31 +50,101 @@ def test_operations_are_counted_per_sample() -> None:
     assert seed_flops(conv, "cnn", (8, 4, 5, 5)) == 2 * 9 * 4 * 4 * 25
 
 
+@pytest.mark.parametrize(
+    ("topology", "shape"), [("vector", (1, 4)), ("sequence", (1, 6, 8)), ("cnn", (1, 8, 5, 4))]
+)
+def test_what_costs_say_is_what_networks_have(topology: Topology, shape: tuple[int, ...]) -> None:
+    slot = Slot("a", topology, (3, *shape[1:]))
+    costs = slot_costs([slot])
+    gate = GateNetwork(slot.channels, topology)
+    assert int(costs.slot_channels) == slot.channels
+    assert int(costs.slot_positions) == {"vector": 1, "sequence": 6, "cnn": 20}[topology]
+    assert TOPOLOGIES[int(costs.slot_topology)] == topology
+    assert int(costs.gate_params) == sum(p.numel() for p in gate.parameters())
+    assert int(costs.gate_flops) == flops_of(gate, shape) > 0
+    for choice, name in enumerate(blueprint_names()):
+        if choice not in selectable(topology):
+            assert int(costs.seed_params[0, choice]) == int(costs.seed_flops[0, choice]) == -1
+            continue
+        seed = BLUEPRINTS.get(name).build(slot.channels, topology)
+        size = sum(p.numel() for p in seed.parameters() if p.requires_grad)
+        assert int(costs.seed_params[0, choice]) == size + int(costs.gate_params), name
+        used = flops_of(seed, shape) + int(costs.gate_flops)
+        assert int(costs.seed_flops[0, choice]) == used, name
+
+
+def flops_of(module: nn.Module, shape: tuple[int, ...]) -> int:
+    """Counted on real numbers."""
+    with flop_counter() as counter, torch.no_grad():
+        module.eval()(torch.randn(shape))
+    return int(counter.get_total_flops())
+
+
+def test_attention_counts_on_a_cpu_as_it_does_without_numbers() -> None:
+    attention = BLUEPRINTS.get("attention")
+    seed = attention.build(8, "sequence")
+    # Four projections, and two products of every token with every token.
+    expected = 2 * (4 * 6 * 8 * 8 + 2 * 6 * 6 * 8)
+    assert flops_of(seed, (1, 6, 8)) == expected == seed_flops(attention, "sequence", (1, 6, 8))
+
+
+def rows_of(blueprints: list[list[int]], algorithm: AlphaAlgorithm) -> SlotState:
+    """Rows with holding seeds of these blueprints, -1 for none."""
+    chosen = torch.tensor(blueprints)
+    state = empty_state(*chosen.shape)
+    return state.where(
+        chosen >= 0,
+        stage=torch.full_like(chosen, int(SeedStage.HOLDING)),
+        blueprint=chosen,
+        algorithm=torch.full_like(chosen, int(algorithm)),
+    )
+
+
+def fits_of(state: SlotState, costs: SlotCosts, **limits: list[int]) -> Tensor:
+    """What fits hosts of 100 parameters and 1000 operations."""
+    given = {
+        "host_params": [100] * state.rows,
+        "host_flops": [1_000] * state.rows,
+        "param_limit": [NO_LIMIT] * state.rows,
+        "flop_limit": [NO_LIMIT] * state.rows,
+        **limits,
+    }
+    tensors = {name: torch.tensor(value) for name, value in given.items()}
+    return fitting_blueprints(state, costs, **tensors)
+
+
 def test_without_limits_everything_for_the_topology_fits() -> None:
     slots = [Slot("a", "vector", (2, 4)), Slot("b", "cnn", (2, 4, 3, 3))]
-    fits = fitting_blueprints(slots, [-1, -1], parameters=None, flops=None)
+    fits = fits_of(empty_state(2, 2), slot_costs(slots))
     for index, slot in enumerate(slots):
         assert fits[0, index].nonzero().flatten().tolist() == list(selectable(slot.topology))
-    assert not bool(fits[0, :, 0].any())
+    assert torch.equal(fits[0], fits[1])
 
 
-def test_a_limit_of_parameters_lets_in_exactly_what_fits() -> None:
-    slots = [Slot("a", "vector", (2, 4))]
-    size = seed_parameters(LORA, 4, "vector")
-    for room, fitting in ((size - 1, False), (size, True)):
-        fits = fitting_blueprints(slots, [-1], parameters=room, flops=None)
-        assert bool(fits[0, 0, LORA.id]) is fitting
-        for choice in selectable("vector"):
-            needed = seed_parameters(blueprint_by_id(choice), 4, "vector")
-            assert bool(fits[0, 0, choice]) == (needed <= room)
+@pytest.mark.parametrize("what", ["param", "flop"])
+def test_a_limit_lets_in_exactly_what_fits_row_by_row(what: str) -> None:
+    costs = slot_costs([Slot("a", "vector", (2, 4))])
+    host, table = (100, costs.seed_params) if what == "param" else (1_000, costs.seed_flops)
+    needed = int(table[0, LORA.id])
+    limits = [host + needed - 1, host + needed, NO_LIMIT]
+    fits = fits_of(empty_state(3, 1), costs, **{f"{what}_limit": limits})
+    assert fits[:, 0, LORA.id].tolist() == [False, True, True]
+    for choice in selectable("vector"):
+        assert bool(fits[0, 0, choice]) == (int(table[0, choice]) < needed)
 
 
-def test_a_limit_of_operations_counts_what_has_grown_already() -> None:
-    slots = [Slot("a", "vector", (2, 4)), Slot("b", "vector", (2, 4))]
-    one = seed_flops(LORA, "vector", (2, 4))
-    for limit, fitting in ((2 * one - 1, False), (2 * one, True)):
-        fits = fitting_blueprints(slots, [LORA.id, -1], parameters=None, flops=limit)
-        assert bool(fits[0, 1, LORA.id]) is fitting
+@pytest.mark.parametrize("algorithm", [AlphaAlgorithm.ADD, AlphaAlgorithm.GATE])
+def test_a_limit_of_operations_counts_what_has_grown_and_every_gate(
+    algorithm: AlphaAlgorithm,
+) -> None:
+    costs = slot_costs([Slot("a", "vector", (2, 4)), Slot("b", "vector", (2, 4))])
+    one = seed_flops(LORA, "vector", (2, 4)) + gate_flops("vector", (2, 4))
+    state = rows_of([[LORA.id, -1], [LORA.id, -1]], algorithm)
+    fits = fits_of(state, costs, flop_limit=[1_000 + 2 * one - 1, 1_000 + 2 * one])
+    assert fits[:, 1, LORA.id].tolist() == [False, True]
+    has_gate = algorithm is AlphaAlgorithm.GATE
+    grown = seed_flops(LORA, "vector", (2, 4)) + has_gate * gate_flops("vector", (2, 4))
+    assert slot_flops(state, costs).tolist() == [[grown, 0]] * 2
 
 
 def test_a_garden_never_grows_beyond_its_parameters_even_when_a_gate_is_added_later() -> None:
@@ -85,12 +169,18 @@ def test_a_garden_says_that_a_blueprint_does_not_fit() -> None:
 
 
 def test_a_garden_never_uses_more_operations_than_allowed() -> None:
-    one = seed_flops(LORA, "vector", (2, 4))
-    garden = stack_garden(max_added_flops=one)
+    gate = gate_flops("vector", (2, 4))
+    one = seed_flops(LORA, "vector", (2, 4)) + gate
+    # A norm costs no multiplications that are counted, but the gate it may be given does.
+    garden = stack_garden(max_added_flops=one + gate)
+    host = garden.count_flops()
+    assert host == garden.host_flops > 0
     bring(garden, "a", SeedStage.BLENDING, "lora")
-    assert not garden.germinate("b", "lora")
-    # A norm costs no multiplications that are counted.
+    refused = garden.germinate("b", "lora")
+    assert REFUSAL_TEXTS[Refusal.BLUEPRINT_DOES_NOT_FIT] in refused.reason
     assert garden.germinate("b", "norm")
+    assert garden.set_alpha_target("a", 0.5, speed=0, style="gated_gate")
+    assert garden.count_flops() == host + one
 
 
 def test_frozen_host_parameters_do_not_count() -> None:

@@ -16,6 +16,7 @@ from esper.leyline.actions import Command, LifecycleOp, decode_actions, placehol
 from esper.leyline.blueprints import NUM_BLUEPRINTS
 from esper.leyline.stages import SeedStage
 from esper.testing.imagined import ImaginedEngine
+from tests.kasmina.gardens import plain_facts
 from tests.plots import same
 
 ROWS, SLOTS = 3, 2
@@ -53,9 +54,7 @@ class World:
             self.engine,
             range(ROWS),
             config,
-            fits=torch.ones((SLOTS, NUM_BLUEPRINTS), dtype=torch.bool),
-            horizon=60,
-            budget=1_000,
+            facts=plain_facts(ROWS, SLOTS),
             measure=self.measure,
         )
         self.group.assume(self.group.state)

@@ -14,12 +14,13 @@ from esper.kasmina.signals import (
     read_signals,
     start_tracking,
     track_epoch,
+    unknown_rates,
 )
 from esper.kasmina.state import SlotState, empty_state
 from esper.leyline.alpha import AlphaMode
 from esper.leyline.signals import Signals
 from esper.leyline.stages import SeedStage
-from tests.kasmina.gardens import one_slot
+from tests.kasmina.gardens import one_slot, plain_facts
 
 
 def read(state: SlotState, losses: list[float] | None = None, **changes: Any) -> Signals:
@@ -31,16 +32,16 @@ def read(state: SlotState, losses: list[float] | None = None, **changes: Any) ->
     ones = torch.ones(state.rows, dtype=torch.int64)
     given = {
         "enabled": torch.ones(state.rows, state.num_slots, dtype=torch.bool),
-        "max_epochs": 60 * ones,
         "host_params": 100 * ones,
-        "budget": 500 * ones,
+        "train_loss": torch.full((state.rows,), math.nan),
+        "rates": unknown_rates,
         "last_op": ones,
         "last_success": ones.bool(),
         "rolled_back": ~ones.bool(),
         "twin_score": torch.full((state.rows,), math.nan),
         **changes,
     }
-    return read_signals(state, tracker, **given)
+    return read_signals(state, tracker, plain_facts(state.rows, state.num_slots), **given)
 
 
 def test_an_empty_slot_shows_the_absent_value_of_each_field() -> None:

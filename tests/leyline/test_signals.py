@@ -12,22 +12,30 @@ from torch import Tensor
 from esper.leyline import signals
 from esper.leyline.signals import HISTORY, Signals
 
-ROWS, SLOTS = 2, 3
+ROWS, SLOTS, BLUEPRINTS = 2, 3, 4
 
 FIELDS = {
-    "int64 [R]": ("epoch max_epochs plateau_epochs params host_params budget last_op"),
-    "float32 [R]": "val_loss val_score best_loss best_score twin_score",
+    "int64 [R]": (
+        "epoch max_epochs plateau_epochs params host_params budget last_op flops host_flops "
+        "param_limit flop_limit train_samples samples_per_epoch num_classes"
+    ),
+    "float32 [R]": (
+        "val_loss val_score best_loss best_score twin_score train_loss rate_factor learning_rate "
+        "chance_loss"
+    ),
     "float32 [R, 5]": "loss_history score_history",
     "bool [R]": "stabilized last_success rolled_back",
     "bool [R, S]": "enabled occupied vanishing exploding",
     "int64 [R, S]": (
-        "stage blueprint alpha_mode algorithm epochs_in_stage age counterfactual_age slot_params"
+        "stage blueprint alpha_mode algorithm epochs_in_stage age counterfactual_age slot_params "
+        "slot_flops slot_channels slot_positions slot_topology"
     ),
     "float32 [R, S]": (
         "alpha alpha_target alpha_velocity time_to_target contribution contribution_se "
         "contribution_velocity grad_norm grad_health grad_health_prev"
     ),
     "float32 [R, S, S]": "interaction",
+    "int64 [R, S, B]": "seed_params seed_flops",
 }
 
 
@@ -47,7 +55,7 @@ def documented() -> dict[str, str]:
 
 
 def make_signals() -> Signals:
-    sizes = {"R": ROWS, "S": SLOTS}
+    sizes = {"R": ROWS, "S": SLOTS, "B": BLUEPRINTS}
     values = {}
     for kind, names in FIELDS.items():
         dtype, axes = re.fullmatch(r"(\w+) \[(.*)\]", kind).groups()  # type: ignore[union-attr]

@@ -8,14 +8,12 @@ import multiprocessing
 import pytest
 import torch
 
-from esper.kasmina.blueprints.registry import BLUEPRINTS, blueprint_names
 from esper.leyline.errors import EsperWarning, UsageError
 from esper.population.engine import PopulationConfig, Strategy, StrategyError
 from esper.population.population import Population
 from esper.population.strategy import (
     count_processes,
     find_slots,
-    fitting_blueprints,
     load_data,
     pick_strategy,
     share_out,
@@ -188,16 +186,6 @@ def test_rows_are_shared_out_evenly_or_as_asked_for() -> None:
     for rows, tasks in ((1, 2), ([3], 2), ([3, 0], 2)):
         with pytest.raises(UsageError, match=f"every one of {tasks} tasks needs at least one row"):
             share_out(rows, tasks)
-
-
-def test_blueprints_fit_slots_of_their_topology() -> None:
-    images, text = fitting_blueprints(TinyImages()), fitting_blueprints(TinyText())
-    assert images.shape == (3, len(blueprint_names()))
-    assert text.shape == (2, len(blueprint_names()))
-    heavy, noop = BLUEPRINTS.get("conv_heavy").id, BLUEPRINTS.get("noop").id
-    assert images[:, heavy].all()
-    assert not text[:, heavy].any()
-    assert not images[:, noop].any()
 
 
 def test_data_is_read_once_or_taken_as_it_is() -> None:

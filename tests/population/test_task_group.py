@@ -326,6 +326,7 @@ ABSENT = {
     "contribution": math.nan,
     "contribution_se": math.nan,
     "contribution_velocity": math.nan,
+    "slot_topology": -1,
 }
 
 
@@ -345,6 +346,9 @@ def test_a_slot_that_a_row_does_not_have_looks_like_an_empty_one_that_is_off() -
             if tensor.dim() == 2 and tensor.shape[1] == 3 and field.name != "interaction":
                 wanted = torch.full_like(tensor[empty], ABSENT.get(field.name, 0))
                 assert same(tensor[empty], wanted), field.name
+        for cost in (signals.seed_params, signals.seed_flops):
+            assert bool((cost[empty] == -1).all())
+            assert bool((cost[~empty] > 0).any())
         assert signals.interaction.shape == (6, 3, 3)
         parts = [group.signals() for group in population.groups]
         assert same(signals.val_loss, torch.cat([part.val_loss for part in parts]))

@@ -16,12 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
 from esper.bench.timing import now
-from esper.kasmina.blueprints.registry import blueprint_by_id
 from esper.kasmina.contribution import participating, plan_ablations
-from esper.kasmina.costs import seed_flops
 from esper.kasmina.engine import EpochResult, EvaluatedEngine
 from esper.kasmina.hosts import CnnConfig
 from esper.kasmina.state import SlotState
@@ -269,20 +266,10 @@ def half_grown(group: TaskGroup) -> SlotState:
 
 def step_flops(group: TaskGroup, validation_samples: int) -> int:
     """Return the operations of one step: three forward passes for training, one per ablation."""
-    task, state = group.task, group.state
-    host = _host_flops(task)
-    total = 0
-    for row, members in enumerate(participating(state).tolist()):
-        passes = 3 * task.config.samples_per_step + validation_samples * len(
-            plan_ablations(members)
-        )
-        seeds = sum(
-            seed_flops(blueprint_by_id(int(state.blueprint[row, index])), slot.topology, slot.shape)
-            for index, slot in enumerate(group.engine.slots)
-            if bool(state.has_module[row, index])
-        )
-        total += passes * (host + seeds)
-    return total
+    trained = 3 * group.task.config.samples_per_step
+    members = participating(group.state).tolist()
+    passes = [trained + validation_samples * len(plan_ablations(row)) for row in members]
+    return sum(a * b for a, b in zip(passes, group.signals().flops.tolist(), strict=True))
 
 
 def measure_matmul(
@@ -332,11 +319,3 @@ class PhaseClock:
     def reset(self) -> None:
         """Forget the times."""
         self.train_s = self.validate_s = 0.0
-
-
-def _host_flops(task: Task) -> int:
-    """Return the operations of one sample's forward pass through a task's host."""
-    host = task.build_host(0).eval()
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        host(task.example_input(1))
-    return int(counter.get_total_flops())

@@ -108,6 +108,11 @@ def data_run(
     name: str = "model",
 ) -> GrowthRun:
     """Return the run that grows a model on data held by Esper: reproducible and resumable."""
+    config = config.replace(
+        gardener=config.gardener.replace(
+            train_samples=data.size("train"), samples_per_epoch=data.samples_per_step
+        )
+    )
     return GrowthRun(
         model,
         slots=slots,
@@ -147,7 +152,9 @@ def task_config(task: Task, **changes: Any) -> GrowthConfig:
     settings = task.config
     base = GrowthConfig(epochs=settings.horizon, twin=True, training=settings.training)
     gardener = base.gardener.replace(
-        param_budget=settings.param_budget, chance_loss=settings.baseline_loss
+        param_budget=settings.param_budget,
+        chance_loss=settings.baseline_loss,
+        num_classes=settings.num_classes or 0,
     )
     return base.replace(gardener=gardener, **changes)
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from esper.kasmina.blueprints.registry import blueprint_names
+from esper.kasmina.costs import slot_costs
 from esper.kasmina.engine import (
     EpochResult,
     RowWeights,
@@ -35,7 +36,7 @@ from esper.kasmina.governor import PANIC_TEXTS, GovernorConfig, Panic
 from esper.kasmina.operations import OperationResult, describe_result
 from esper.kasmina.optimizer import CarriedOptimizer, make_optimizer
 from esper.kasmina.row_group import RowConfig, RowGroup, measure_by_ablation
-from esper.kasmina.signals import TrackerConfig
+from esper.kasmina.signals import RowFacts, TrackerConfig, row_facts, unknown_rates
 from esper.kasmina.state import SlotState
 from esper.leyline.actions import (
     HEAD_NAMES,
@@ -86,8 +87,32 @@ class GardenerConfig(Config):
     chance_loss: float = option(
         0.0, "Loss of a network that only guesses; 0 where nobody knows.", minimum=0.0
     )
+    train_samples: int = option(0, "Samples of the training set; 0 where nobody knows.", minimum=0)
+    samples_per_epoch: int = option(
+        0, "Samples trained on in one epoch; 0 where nobody knows.", minimum=0
+    )
+    num_classes: int = option(
+        0, "Classes or distinct tokens; 0 where there are none or nobody knows.", minimum=0
+    )
     governor: GovernorConfig = option(
         GovernorConfig, "When the network goes back to its last safe state."
+    )
+
+
+def garden_facts(garden: Garden, config: GardenerConfig, horizon: int) -> RowFacts:
+    """Return what is known of a garden before it is trained."""
+    return row_facts(
+        1,
+        slot_costs(list(garden.seedbed)),
+        horizon=horizon,
+        budget=config.param_budget,
+        chance_loss=config.chance_loss or math.nan,
+        train_samples=config.train_samples,
+        samples_per_epoch=config.samples_per_epoch,
+        num_classes=config.num_classes,
+        host_flops=garden.host_flops,
+        param_limit=garden.param_limit,
+        flop_limit=garden.flop_limit,
     )
 
 
@@ -110,6 +135,19 @@ class OwnersEngine:
     def host_params(self) -> int:
         """Trainable parameters of the model itself."""
         return self.garden.count_host_parameters()
+
+    def rates(self, epochs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the share of the peak learning rate, and the rate, that the optimizer has now.
+
+        That is the next epoch's, where the schedule is stepped before the gardener is.
+        """
+        if self.carried is None:
+            return unknown_rates(epochs)
+        group = self.carried.optimizer.param_groups[0]
+        rate = float(group["lr"])
+        # Schedules of PyTorch leave the rate they start from, or rise to, in the group.
+        peak = float(group.get("max_lr", group.get("initial_lr", rate)))
+        return torch.tensor([rate / peak if peak > 0 else 1.0]), torch.tensor([rate])
 
     def finish_epoch(self, evaluator: Evaluator, train_loss: float | None) -> None:
         """Say that the owner has trained an epoch, with what loss, and how it is evaluated."""
@@ -205,11 +243,9 @@ class Gardener:
                 governor=self.config.governor,
                 ablate_every=self.config.ablate_every,
             ),
-            fits=garden.fits,
+            facts=garden_facts(garden, self.config, horizon),
+            rates=self._engine.rates,
             measure=partial(measure_by_ablation, self._engine),
-            horizon=horizon,
-            budget=self.config.param_budget,
-            chance_loss=self.config.chance_loss,
         )
         self._group.assume(garden.state)
         self._rollbacks = 0

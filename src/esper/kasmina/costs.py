@@ -1,13 +1,17 @@
-"""What a seed would cost in a slot, and which seeds fit within the growth limits."""
+"""What networks cost in parameters and operations, and which seeds fit within the limits."""
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from esper.kasmina.blending import GateNetwork
 from esper.kasmina.blueprints.registry import (
@@ -17,8 +21,48 @@ from esper.kasmina.blueprints.registry import (
     count_parameters,
     selectable,
 )
-from esper.kasmina.slot import Slot
-from esper.leyline.blueprints import Topology
+from esper.kasmina.state import SlotState
+from esper.leyline.alpha import AlphaAlgorithm
+from esper.leyline.blueprints import TOPOLOGIES, Topology, channel_axis
+
+NOT_FOR_THE_SLOT = -1
+"""Cost of a seed whose blueprint is not for the slot's topology."""
+
+NO_LIMIT = -1
+"""Limit of a network that may grow as far as it likes."""
+
+
+class SlotShape(Protocol):
+    """Whatever says what flows at a slot."""
+
+    @property
+    def topology(self) -> Topology:
+        """Kind of activation."""
+        ...
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the activation, batch first."""
+        ...
+
+
+def flop_counter() -> FlopCounterMode:
+    """Return a block that counts floating-point operations: of matrix products and the like."""
+    # The kernel that attention runs in on a CPU is not in the counter's own list.
+    attention = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops}
+    return FlopCounterMode(display=False, custom_mapping=attention)
+
+
+def _attention_flops(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
+    """Return the operations of attention from the shapes of its arguments."""
+    return int(sdpa_flop_count(q, k, v))
+
+
+def outline_flops(outline: nn.Module, example: Tensor) -> int:
+    """Return the operations of one sample's forward pass through a network on the meta device."""
+    with flop_counter() as counter, torch.no_grad():
+        outline(example[:1].to("meta"))
+    return int(counter.get_total_flops())
 
 
 def seed_parameters(blueprint: Blueprint, channels: int, topology: Topology) -> int:
@@ -38,52 +82,131 @@ def gate_parameters(channels: int, topology: Topology) -> int:
 
 
 def seed_flops(blueprint: Blueprint, topology: Topology, shape: tuple[int, ...]) -> int:
-    """Return the floating-point operations of one sample's forward pass through such a seed."""
-    return _flops(blueprint, topology, (1, *shape[1:]))
+    """Return the operations of one sample's forward pass through such a seed, without a gate."""
+    return _seed_flops(blueprint, topology, (1, *shape[1:]))
 
 
 @lru_cache(maxsize=4096)
-def _flops(blueprint: Blueprint, topology: Topology, shape: tuple[int, ...]) -> int:
-    channels = shape[1] if topology == "cnn" else shape[-1]
+def _seed_flops(blueprint: Blueprint, topology: Topology, shape: tuple[int, ...]) -> int:
     with torch.device("meta"):
-        seed = blueprint.build(channels, topology).eval()
-        x = torch.empty(shape)
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        seed(x)
-    return int(counter.get_total_flops())
+        seed = blueprint.build(shape[channel_axis(topology)], topology).eval()
+    return outline_flops(seed, torch.empty(shape, device="meta"))
+
+
+def gate_flops(topology: Topology, shape: tuple[int, ...]) -> int:
+    """Return the operations of one sample's forward pass through a gate network."""
+    return _gate_flops(topology, (1, *shape[1:]))
+
+
+@lru_cache(maxsize=1024)
+def _gate_flops(topology: Topology, shape: tuple[int, ...]) -> int:
+    with torch.device("meta"):
+        gate = GateNetwork(shape[channel_axis(topology)], topology)
+    return outline_flops(gate, torch.empty(shape, device="meta"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotCosts:
+    """What flows at slots, and what anything in them costs; int64 tensors.
+
+    They are [S] and [S, B] for one host, and have a leading dimension R for rows. Any style may be
+    set later, so what a seed would cost always includes its gate.
+    """
+
+    slot_channels: Tensor
+    """[S], width of the activation, 0 where unknown."""
+    slot_positions: Tensor
+    """[S], pixels or tokens, 1 for vectors, 0 where unknown."""
+    slot_topology: Tensor
+    """[S], index into `TOPOLOGIES`, -1 where unknown."""
+    gate_params: Tensor
+    """[S], parameters of a gate."""
+    gate_flops: Tensor
+    """[S], operations per sample of a gate."""
+    seed_params: Tensor
+    """[S, B], parameters of a seed with a gate, -1 where the blueprint is not for the slot."""
+    seed_flops: Tensor
+    """[S, B], operations per sample of a seed with a gate, -1 likewise."""
+
+    def over(self, rows: int, device: torch.device | str = "cpu") -> SlotCosts:
+        """Return the same for rows with the same host, on a device; no memory is used per row."""
+        values = (
+            (field.name, getattr(self, field.name).to(device)) for field in dataclasses.fields(self)
+        )
+        return SlotCosts(**{name: value.expand(rows, *value.shape) for name, value in values})
+
+
+def slot_costs(slots: Sequence[SlotShape]) -> SlotCosts:
+    """Return the costs at these slots, for the blueprints there are now."""
+    known = tuple((slot.topology, (1, *slot.shape[1:])) for slot in slots)
+    return _slot_costs(known, blueprint_names())
+
+
+@lru_cache(maxsize=256)
+def _slot_costs(
+    slots: tuple[tuple[Topology, tuple[int, ...]], ...], blueprints: tuple[str, ...]
+) -> SlotCosts:
+    channels = [shape[channel_axis(topology)] for topology, shape in slots]
+    params = torch.full((len(slots), len(blueprints)), NOT_FOR_THE_SLOT)
+    flops = torch.full_like(params, NOT_FOR_THE_SLOT)
+    gates = [gate_flops(topology, shape) for topology, shape in slots]
+    for index, (topology, shape) in enumerate(slots):
+        for choice in selectable(topology):
+            blueprint = blueprint_by_id(choice)
+            params[index, choice] = seed_parameters(blueprint, channels[index], topology)
+            flops[index, choice] = seed_flops(blueprint, topology, shape) + gates[index]
+    return SlotCosts(
+        slot_channels=torch.tensor(channels),
+        slot_positions=torch.tensor(
+            [math.prod(shape) // c for c, (_, shape) in zip(channels, slots, strict=True)]
+        ),
+        slot_topology=torch.tensor([TOPOLOGIES.index(topology) for topology, _ in slots]),
+        gate_params=torch.tensor(
+            [gate_parameters(c, t) for c, (t, _) in zip(channels, slots, strict=True)]
+        ),
+        gate_flops=torch.tensor(gates),
+        seed_params=params,
+        seed_flops=flops,
+    )
+
+
+def slot_flops(state: SlotState, costs: SlotCosts) -> Tensor:
+    """Return int64 [R, S]: operations per sample of every seed and its gate, 0 where is none."""
+    choice = state.blueprint.clamp(min=0)[..., None]
+    table = costs.seed_flops.expand(*state.blueprint.shape, -1)
+    with_gate = table.gather(2, choice).squeeze(2)
+    return torch.where(state.has_module, with_gate - _missing(state, costs.gate_flops), 0)
 
 
 def fitting_blueprints(
-    slots: Sequence[Slot], grown: Sequence[int], *, parameters: int | None, flops: int | None
+    state: SlotState,
+    costs: SlotCosts,
+    *,
+    host_params: Tensor,
+    host_flops: Tensor,
+    param_limit: Tensor,
+    flop_limit: Tensor,
 ) -> Tensor:
-    """Return bool [1, S, B]: the blueprints that fit each slot.
+    """Return bool [R, S, B]: the blueprints that each slot can take within the limits of its row.
 
-    Args:
-        slots: the slots of one garden.
-        grown: blueprint id of the seed in each slot, -1 where there is none.
-        parameters: parameters that may still be added, None without a limit.
-        flops: operations per sample that all seeds together may use, None without a limit.
+    Limits are of the whole network, `NO_LIMIT` for none, and so are all costs: those of what lives,
+    of the new seed, and of the gates that either may be given later. A network that fits now can
+    therefore never come to exceed its limits. All arguments after `costs` are int64 [R].
     """
-    result = torch.zeros((1, len(slots), len(blueprint_names())), dtype=torch.bool)
-    if parameters is not None:
-        # A seed without a gate may be given one later: its room is always reserved.
-        parameters -= sum(
-            gate_parameters(slot.channels, slot.topology)
-            for slot in slots
-            if slot.seed is not None and slot.gate is None
-        )
-    if flops is not None:
-        flops -= sum(
-            seed_flops(blueprint_by_id(choice), slot.topology, slot.shape)
-            for slot, choice in zip(slots, grown, strict=True)
-            if choice >= 0
-        )
-    for index, slot in enumerate(slots):
-        for choice in selectable(slot.topology):
-            blueprint = blueprint_by_id(choice)
-            size = seed_parameters(blueprint, slot.channels, slot.topology)
-            fits = parameters is None or size <= parameters
-            if fits and flops is not None:
-                fits = seed_flops(blueprint, slot.topology, slot.shape) <= flops
-            result[0, index, choice] = fits
-    return result
+
+    def within(host: Tensor, grown: Tensor, gate: Tensor, seed: Tensor, limit: Tensor) -> Tensor:
+        used = host + (grown + _missing(state, gate)).sum(1)
+        fits = used[:, None, None] + seed <= limit[:, None, None]
+        return fits | (limit == NO_LIMIT)[:, None, None]
+
+    is_possible = costs.seed_params != NOT_FOR_THE_SLOT
+    params = within(host_params, state.params, costs.gate_params, costs.seed_params, param_limit)
+    grown = slot_flops(state, costs)
+    flops = within(host_flops, grown, costs.gate_flops, costs.seed_flops, flop_limit)
+    return is_possible & params & flops
+
+
+def _missing(state: SlotState, gate: Tensor) -> Tensor:
+    """Return int64 [R, S]: what a gate costs, where a seed has none yet."""
+    has_none = state.has_module & (state.algorithm != int(AlphaAlgorithm.GATE))
+    return torch.where(has_none, gate, 0)

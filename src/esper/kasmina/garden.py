@@ -19,7 +19,13 @@ from torch import Tensor, nn
 from esper.kasmina import contribution as worth
 from esper.kasmina.blending import straight_through
 from esper.kasmina.blueprints.registry import BLUEPRINTS
-from esper.kasmina.costs import fitting_blueprints
+from esper.kasmina.costs import (
+    NO_LIMIT,
+    fitting_blueprints,
+    flop_counter,
+    slot_costs,
+    slot_flops,
+)
 from esper.kasmina.gradients import GradientSample, record_gradients, sample_gradients
 from esper.kasmina.lifecycle import LifecycleConfig, apply_command, record_epoch, rule_view, tick
 from esper.kasmina.operations import (
@@ -105,9 +111,12 @@ class Garden(nn.Module):
                 "the model already grows in another Garden, whose seeds stay active in it; "
                 "use that garden or build the model anew"
             )
-        placements = place_slots(model, slots, example_input)
+        with flop_counter() as counter:
+            placements = place_slots(model, slots, example_input)
         self.config = config or GardenConfig()
         self.model = model
+        self.host_flops = int(counter.get_total_flops()) // placements[0].shape[0]
+        """Operations of one sample's forward pass through the model alone."""
         self.seedbed = Seedbed(placements, self.config.training_mode, self.config.seed)
         self.slot_names = tuple(p.name for p in placements)
         self.slot_paths = {p.name: p.path for p in placements}
@@ -151,6 +160,10 @@ class Garden(nn.Module):
         """Return the trainable parameters of the model itself."""
         return sum(p.numel() for p in self.host_parameters() if p.requires_grad)
 
+    def count_flops(self) -> int:
+        """Return the operations of one sample's forward pass now; `host_flops` is the model's."""
+        return self.host_flops + int(slot_flops(self._state, slot_costs(list(self.seedbed))).sum())
+
     def masks(self) -> Masks:
         """Return what is legal now, for a controller of one row."""
         view = rule_view(self._state, self._enabled(), self.fits())
@@ -158,15 +171,25 @@ class Garden(nn.Module):
 
     def fits(self) -> Tensor:
         """Return bool [1, S, B]: the blueprints that fit each slot within the limits."""
-        limits = self.config
         return fitting_blueprints(
-            list(self.seedbed),
-            torch.where(self._state.has_module, self._state.blueprint, -1)[0].tolist(),
-            parameters=limits.max_parameters - self.count_parameters()
-            if limits.max_parameters
-            else None,
-            flops=limits.max_added_flops or None,
+            self._state,
+            slot_costs(list(self.seedbed)),
+            host_params=torch.tensor([self.count_host_parameters()]),
+            host_flops=torch.tensor([self.host_flops]),
+            param_limit=torch.tensor([self.param_limit]),
+            flop_limit=torch.tensor([self.flop_limit]),
         )
+
+    @property
+    def param_limit(self) -> int:
+        """Most parameters of the whole network, -1 without a limit."""
+        return self.config.max_parameters or NO_LIMIT
+
+    @property
+    def flop_limit(self) -> int:
+        """Most operations per sample of the whole network, -1 without a limit."""
+        added = self.config.max_added_flops
+        return self.host_flops + added if added else NO_LIMIT
 
     # -- operations ------------------------------------------------------------------------------
 

@@ -93,9 +93,13 @@ def start_governing(
 
 
 def govern(
-    state: GovernorState, loss: Tensor, chance_loss: float, config: GovernorConfig
+    state: GovernorState, loss: Tensor, chance_loss: Tensor | float, config: GovernorConfig
 ) -> tuple[GovernorState, Tensor]:
-    """Take over one epoch's validation loss [R]; return the state and int64 [R], a `Panic`."""
+    """Take over one epoch's validation loss [R]; return the state and int64 [R], a `Panic`.
+
+    `chance_loss` (one number or [R]) is that of a network that only guesses; where nobody knows it
+    is NaN, which compares false.
+    """
     known = torch.isfinite(state.losses)
     count = known.sum(1)
     filled = torch.where(known, state.losses, torch.zeros_like(state.losses))

@@ -27,6 +27,7 @@ from esper.kasmina.contribution import (
     record_contributions,
     values_in_points,
 )
+from esper.kasmina.costs import fitting_blueprints
 from esper.kasmina.engine import Engine, EvaluatedEngine, RemoteEngine, RowWeights
 from esper.kasmina.governor import GovernorConfig, GovernorState, Panic, govern, start_governing
 from esper.kasmina.gradients import record_gradients
@@ -40,11 +41,14 @@ from esper.kasmina.lifecycle import (
     tick,
 )
 from esper.kasmina.signals import (
+    Rates,
+    RowFacts,
     TrackerConfig,
     TrackerState,
     read_signals,
     start_tracking,
     track_epoch,
+    unknown_rates,
 )
 from esper.kasmina.state import SlotState, empty_state
 from esper.leyline.actions import Command, LifecycleOp
@@ -83,11 +87,8 @@ class RowGroup:
         engine: trains the rows and moves their weights.
         keys: names of the rows' random streams, one for each.
         config: how they live.
-        fits: bool [S, B] or [R, S, B], the blueprints that may be germinated; or a function that
-            says so, where that depends on what has grown.
-        horizon: epochs of an episode, one number or int64 [R].
-        budget: parameters that count as a full budget.
-        chance_loss: loss of a network that knows nothing; 0 where nobody can say.
+        facts: what is known of every row before it lives.
+        rates: the learning rates of epochs to come.
         measure: how rows are measured; `measure_by_ablation` for networks.
         device: where everything remembered is kept.
     """
@@ -98,22 +99,18 @@ class RowGroup:
         keys: Sequence[int],
         config: RowConfig,
         *,
-        fits: Tensor | Callable[[], Tensor],
         measure: Measure,
-        horizon: int | Tensor,
-        budget: int,
-        chance_loss: float = 0.0,
+        facts: RowFacts,
+        rates: Rates = unknown_rates,
         device: torch.device | str = "cpu",
     ) -> None:
         """Start at epoch 0, with nothing grown."""
         self.engine = engine
         self.keys = list(keys)
         self.config = config
-        self.budget = budget
-        self.chance_loss = chance_loss
+        self.facts = facts
         self.device = torch.device(device)
         rows, slots = len(self.keys), len(engine.slots)
-        self.horizon = torch.as_tensor(horizon, device=self.device).expand(rows).clone()
         self.enabled = torch.ones((rows, slots), dtype=torch.bool, device=self.device)
         self.state: SlotState = empty_state(rows, slots, self.device)
         self.tracker: TrackerState = start_tracking(rows, config.tracker, self.device)
@@ -125,7 +122,7 @@ class RowGroup:
         self.train_loss = torch.full((rows,), math.nan, dtype=torch.float64, device=self.device)
         self.measured: Measured | None = None
         """What the last epoch showed; not remembered in snapshots."""
-        self._fits = fits
+        self._rates = rates
         self._measure = measure
         self._safe: list[RowWeights] = []
         self.safe_epoch = self._full(0)
@@ -137,15 +134,27 @@ class RowGroup:
         return len(self.keys)
 
     @property
+    def host_params(self) -> Tensor:
+        """Trainable parameters of every host alone, int64 [R]."""
+        return self._full(self.engine.host_params)
+
+    @property
     def rolled_back(self) -> Tensor:
         """Bool [R], the rows that went back to their last safe state in the last step."""
         return self.panic != int(Panic.NONE)
 
     @property
     def fits(self) -> Tensor:
-        """Bool [R, S, B], the blueprints that may be germinated now."""
-        found = self._fits() if callable(self._fits) else self._fits
-        return found.expand(self.rows, *found.shape[-2:])
+        """Bool [R, S, B], the blueprints that may be germinated now, within the limits."""
+        facts = self.facts
+        return fitting_blueprints(
+            self.state,
+            facts.costs,
+            host_params=self.host_params,
+            host_flops=facts.host_flops,
+            param_limit=facts.param_limit,
+            flop_limit=facts.flop_limit,
+        )
 
     # -- the step ----------------------------------------------------------------------------------
 
@@ -201,10 +210,11 @@ class RowGroup:
         return read_signals(
             self.state,
             self.tracker,
+            self.facts,
             enabled=self.enabled,
-            max_epochs=self.horizon,
-            host_params=self._full(self.engine.host_params),
-            budget=self._full(self.budget),
+            host_params=self.host_params,
+            train_loss=self.train_loss,
+            rates=self._rates,
             last_op=self.last_op,
             last_success=self.last_success,
             rolled_back=self.rolled_back,
@@ -294,7 +304,7 @@ class RowGroup:
         if not self.config.governor.is_on:
             return measured, torch.ones_like(self.last_success)
         self.governor, self.panic = govern(
-            self.governor, measured.loss, self.chance_loss, self.config.governor
+            self.governor, measured.loss, self.facts.chance_loss, self.config.governor
         )
         bad = self.rolled_back
         if bool(bad.any()):

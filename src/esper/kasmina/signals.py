@@ -1,15 +1,17 @@
-"""What a controller sees of a host: histories, plateau, the stabilisation latch, and every slot."""
+"""What a controller sees of a host: what is fixed, histories, plateau, the latch, every slot."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from esper.kasmina.costs import NO_LIMIT, SlotCosts, slot_flops
 from esper.kasmina.lifecycle import time_to_target, velocity
 from esper.kasmina.state import SlotState
 from esper.leyline.config import Config, option
@@ -77,6 +79,103 @@ class TrackerState:
         return cls(**{field.name: state[field.name] for field in dataclasses.fields(cls)})
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowFacts:
+    """What is known of every row before it lives: its regime, its limits and what seeds cost.
+
+    Nothing here changes while rows live. Everything is per row, because rows that run together may
+    be of different tasks: other data, another horizon, other limits. Unknown values are written as
+    `Signals` writes them; what is the same for all rows costs no memory (`row_facts` expands it).
+    """
+
+    horizon: Tensor
+    """int64 [R], epochs of an episode."""
+    budget: Tensor
+    """int64 [R], parameters that count as a full budget."""
+    chance_loss: Tensor
+    """float64 [R], loss of a network that only guesses, NaN where nobody knows."""
+    train_samples: Tensor
+    """int64 [R], samples of the training set, 0 where unknown."""
+    samples_per_epoch: Tensor
+    """int64 [R], samples trained on in one epoch, 0 where unknown."""
+    num_classes: Tensor
+    """int64 [R], classes or distinct tokens, 0 where there are none or nobody knows."""
+    host_flops: Tensor
+    """int64 [R], operations of one sample's forward pass through the bare host."""
+    param_limit: Tensor
+    """int64 [R], most parameters of the whole network, -1 without a limit."""
+    flop_limit: Tensor
+    """int64 [R], most operations per sample of the whole network, -1 without a limit."""
+    costs: SlotCosts
+    """[R, S] and [R, S, B], what flows at the slots and what seeds cost there."""
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return len(self.horizon)
+
+
+def row_facts(
+    rows: int,
+    costs: SlotCosts,
+    *,
+    horizon: int | Tensor,
+    budget: int | Tensor,
+    chance_loss: float | Tensor = math.nan,
+    train_samples: int | Tensor = 0,
+    samples_per_epoch: int | Tensor = 0,
+    num_classes: int | Tensor = 0,
+    host_flops: int | Tensor = 0,
+    param_limit: int | Tensor = NO_LIMIT,
+    flop_limit: int | Tensor = NO_LIMIT,
+    device: torch.device | str = "cpu",
+) -> RowFacts:
+    """Return the facts of rows with the same host; every other one is for all of them or [R]."""
+
+    def each(value: float | Tensor, dtype: torch.dtype = torch.int64) -> Tensor:
+        return torch.as_tensor(value, dtype=dtype, device=device).expand(rows)
+
+    return RowFacts(
+        horizon=each(horizon),
+        budget=each(budget),
+        chance_loss=each(chance_loss, torch.float64),
+        train_samples=each(train_samples),
+        samples_per_epoch=each(samples_per_epoch),
+        num_classes=each(num_classes),
+        host_flops=each(host_flops),
+        param_limit=each(param_limit),
+        flop_limit=each(flop_limit),
+        costs=costs.over(rows, device),
+    )
+
+
+Rates = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""Epochs int64 [R] (1 is the first) to the share of the peak learning rate that each row trains
+with in its epoch, and that rate itself, NaN where nobody knows; both [R]."""
+
+
+def unknown_rates(epochs: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what there is to say of rows that nobody trains, or of whose rates nobody knows."""
+    ones = torch.ones(len(epochs), device=epochs.device)
+    return ones, ones * math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class RateTable:
+    """`Rates` that are known beforehand; rows may have different schedules and horizons."""
+
+    factors: Tensor
+    """float32 [R, E], share of the peak in epoch 1, 2, ...; the last holds ever after."""
+    peak: Tensor
+    """float32 [R], the learning rate at its highest."""
+
+    def __call__(self, epochs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the shares and rates of these epochs."""
+        column = (epochs - 1).clamp(0, self.factors.shape[1] - 1)
+        factor = self.factors.gather(1, column[:, None]).squeeze(1)
+        return factor, factor * self.peak
+
+
 def start_tracking(
     rows: int, config: TrackerConfig, device: torch.device | str = "cpu"
 ) -> TrackerState:
@@ -133,11 +232,12 @@ def track_epoch(
 def read_signals(
     state: SlotState,
     tracker: TrackerState,
+    facts: RowFacts,
     *,
     enabled: Tensor,
-    max_epochs: Tensor,
     host_params: Tensor,
-    budget: Tensor,
+    train_loss: Tensor,
+    rates: Rates,
     last_op: Tensor,
     last_success: Tensor,
     rolled_back: Tensor,
@@ -146,6 +246,8 @@ def read_signals(
     """Return the signals of every row; empty slots hold the absent value of each field."""
     occupied = state.occupied
     measured = torch.isfinite(state.contribution)
+    in_slots = slot_flops(state, facts.costs)
+    rate_factor, learning_rate = rates(tracker.epoch + 1)
 
     def or_absent(value: Tensor) -> Tensor:
         """-1 where the slot is empty."""
@@ -161,18 +263,29 @@ def read_signals(
 
     return Signals(
         epoch=tracker.epoch,
-        max_epochs=max_epochs,
+        max_epochs=facts.horizon,
         val_loss=tracker.loss_history[:, -1].to(torch.float32),
         val_score=tracker.score_history[:, -1].to(torch.float32),
         best_loss=tracker.best_loss.to(torch.float32),
         best_score=tracker.best_score.to(torch.float32),
+        train_loss=train_loss.to(torch.float32),
         loss_history=tracker.loss_history.to(torch.float32),
         score_history=tracker.score_history.to(torch.float32),
         plateau_epochs=tracker.plateau_epochs,
         stabilized=tracker.stabilized,
         params=host_params + state.params.sum(1),
         host_params=host_params,
-        budget=budget,
+        budget=facts.budget,
+        flops=facts.host_flops + in_slots.sum(1),
+        host_flops=facts.host_flops,
+        param_limit=facts.param_limit,
+        flop_limit=facts.flop_limit,
+        rate_factor=rate_factor.to(torch.float32),
+        learning_rate=learning_rate.to(torch.float32),
+        train_samples=facts.train_samples,
+        samples_per_epoch=facts.samples_per_epoch,
+        num_classes=facts.num_classes,
+        chance_loss=facts.chance_loss.to(torch.float32),
         last_op=last_op,
         last_success=last_success,
         rolled_back=rolled_back,
@@ -199,5 +312,11 @@ def read_signals(
         exploding=state.exploding & occupied,
         interaction=state.interaction.to(torch.float32),
         slot_params=state.params,
+        slot_flops=in_slots,
+        slot_channels=facts.costs.slot_channels,
+        slot_positions=facts.costs.slot_positions,
+        slot_topology=facts.costs.slot_topology,
+        seed_params=facts.costs.seed_params,
+        seed_flops=facts.costs.seed_flops,
         twin_score=twin_score.to(torch.float32),
     )

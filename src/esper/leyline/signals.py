@@ -32,6 +32,8 @@ class Signals:
     """float32 [R], lowest validation loss so far."""
     best_score: Tensor
     """float32 [R], highest score so far."""
+    train_loss: Tensor
+    """float32 [R], mean training loss of the last epoch, NaN where unknown."""
     loss_history: Tensor
     """float32 [R, 5], newest last, NaN where not yet there."""
     score_history: Tensor
@@ -46,6 +48,26 @@ class Signals:
     """int64 [R], trainable parameters of the host alone."""
     budget: Tensor
     """int64 [R], parameter budget."""
+    flops: Tensor
+    """int64 [R], operations of one sample's forward pass now, with every seed and gate."""
+    host_flops: Tensor
+    """int64 [R], operations of one sample's forward pass through the host alone."""
+    param_limit: Tensor
+    """int64 [R], most parameters the whole network may have, -1 without a limit."""
+    flop_limit: Tensor
+    """int64 [R], most operations per sample the whole network may take, -1 without a limit."""
+    rate_factor: Tensor
+    """float32 [R], share of the peak learning rate that the next epoch trains with."""
+    learning_rate: Tensor
+    """float32 [R], learning rate that the next epoch trains with, NaN where unknown."""
+    train_samples: Tensor
+    """int64 [R], samples of the training set, 0 where unknown."""
+    samples_per_epoch: Tensor
+    """int64 [R], samples trained on in one epoch, 0 where unknown."""
+    num_classes: Tensor
+    """int64 [R], classes or distinct tokens, 0 where there are none or nobody knows."""
+    chance_loss: Tensor
+    """float32 [R], loss of a network that only guesses, NaN where unknown."""
     last_op: Tensor
     """int64 [R], previous op, WAIT at the start."""
     last_success: Tensor
@@ -98,6 +120,24 @@ class Signals:
     """float32 [R, S, S], points two seeds gain together beyond their sum; 0 on the diagonal."""
     slot_params: Tensor
     """int64 [R, S], parameters of the seed and its gate."""
+    slot_flops: Tensor
+    """int64 [R, S], operations per sample of the seed and its gate, 0 where empty."""
+    slot_channels: Tensor
+    """int64 [R, S], width of the activation at the slot, 0 where absent or unknown."""
+    slot_positions: Tensor
+    """int64 [R, S], pixels or tokens at the slot, 1 for vectors, 0 where absent or unknown."""
+    slot_topology: Tensor
+    """int64 [R, S], index into `TOPOLOGIES`, -1 where absent or unknown."""
+    seed_params: Tensor
+    """int64 [R, S, B], most parameters a seed of every blueprint can come to have, gate included.
+
+    -1 where the blueprint is not for the slot.
+    """
+    seed_flops: Tensor
+    """int64 [R, S, B], most operations per sample such a seed can come to take, gate included.
+
+    -1 where the blueprint is not for the slot.
+    """
     twin_score: Tensor
     """float32 [R], the waiting twin's score, NaN where none runs; never an input of the actor."""
 

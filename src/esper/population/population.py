@@ -363,7 +363,7 @@ class Population:
                 old = stacks[index] if stacks else ()
                 engines = make_engines(task, data, keys, self.strategy, self.config, client, old)
                 for part, engine in engines:
-                    groups.append(TaskGroup(task, part, engine, self.config))
+                    groups.append(TaskGroup(task, data, part, engine, self.config))
         return groups
 
     def _groups_by_task(self) -> list[list[TaskGroup]]:

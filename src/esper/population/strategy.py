@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from esper.kasmina.blueprints.registry import blueprint_by_id, blueprint_names, selectable
+from esper.kasmina.blueprints.registry import blueprint_by_id, selectable
 from esper.kasmina.garden import GardenConfig
 from esper.kasmina.placement import place_slots
 from esper.leyline.errors import EsperWarning, UsageError
@@ -199,13 +199,6 @@ def load_data(
     if len(data) != len(tasks):
         raise UsageError(f"{len(tasks)} tasks need as many data sets, got {len(data)}")
     return [each.to(device) for each in data]
-
-
-def fitting_blueprints(task: Task) -> Tensor:
-    """Return bool [S, B]: the blueprints that may be germinated in each slot of a task."""
-    fits = torch.zeros((len(task.slot_paths), len(blueprint_names())), dtype=torch.bool)
-    fits[:, list(selectable(task.topology))] = True
-    return fits
 
 
 def share_out(rows: int | Sequence[int], tasks: int) -> list[int]:

@@ -14,15 +14,17 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.contribution import values_in_points
+from esper.kasmina.costs import NOT_FOR_THE_SLOT, slot_costs
 from esper.kasmina.row_group import RowGroup, measure_by_ablation
+from esper.kasmina.signals import RateTable, RowFacts, row_facts
 from esper.leyline.alpha import AlphaMode
 from esper.leyline.rules import RuleView
 from esper.leyline.signals import Signals
 from esper.leyline.stages import SeedStage
-from esper.population.engine import PopulationConfig, PopulationEngine
-from esper.population.strategy import fitting_blueprints, make_sequential
+from esper.population.engine import PopulationConfig, PopulationEngine, SlotSpec
+from esper.population.strategy import make_sequential
 from esper.tasks.dataset import TaskData
-from esper.tasks.task import Task
+from esper.tasks.task import Task, rate_factor
 
 
 class TaskGroup(RowGroup):
@@ -30,6 +32,7 @@ class TaskGroup(RowGroup):
 
     Args:
         task: what the rows are networks for.
+        data: what they are trained on.
         keys: names of the rows' random streams.
         engine: trains the rows.
         config: the settings of the population.
@@ -41,6 +44,7 @@ class TaskGroup(RowGroup):
     def __init__(
         self,
         task: Task,
+        data: TaskData,
         keys: Sequence[int],
         engine: PopulationEngine,
         config: PopulationConfig,
@@ -50,13 +54,37 @@ class TaskGroup(RowGroup):
             engine,
             keys,
             config,
-            fits=fitting_blueprints(task),
             measure=lambda members, which: measure_by_ablation(self.engine, members, which),
-            horizon=task.config.horizon,
-            budget=task.config.param_budget,
-            chance_loss=task.config.baseline_loss,
+            facts=task_facts(task, data, engine.slots, len(keys)),
+            rates=task_rates(task, len(keys)),
         )
         self.task = task
+
+
+def task_facts(task: Task, data: TaskData, slots: Sequence[SlotSpec], rows: int) -> RowFacts:
+    """Return what is known beforehand of rows of a task."""
+    config = task.config
+    return row_facts(
+        rows,
+        slot_costs(slots),
+        horizon=config.horizon,
+        budget=config.param_budget,
+        chance_loss=config.baseline_loss,
+        train_samples=data.size("train"),
+        samples_per_epoch=data.samples_per_step,
+        num_classes=config.num_classes or 0,
+        host_flops=task.host_flops,
+    )
+
+
+def task_rates(task: Task, rows: int) -> RateTable:
+    """Return the learning rates of rows of a task."""
+    config = task.config
+    factors = [rate_factor(config, epoch + 1, config.horizon) for epoch in range(config.horizon)]
+    return RateTable(
+        factors=torch.tensor(factors).expand(rows, -1),
+        peak=torch.tensor(config.learning_rate).expand(rows),
+    )
 
 
 def score_test_split(group: TaskGroup, data: TaskData) -> Tensor:
@@ -94,6 +122,7 @@ _ABSENT = {
     "contribution": torch.nan,
     "contribution_se": torch.nan,
     "contribution_velocity": torch.nan,
+    "slot_topology": -1,
 }
 """What a slot that a row does not have looks like; every other field is 0 or False."""
 
@@ -114,6 +143,9 @@ _PER_SLOT = tuple(
         "vanishing",
         "exploding",
         "slot_params",
+        "slot_flops",
+        "slot_channels",
+        "slot_positions",
         *_ABSENT,
     }
 )
@@ -130,6 +162,8 @@ def merge_signals(parts: Sequence[Signals], slots: int) -> Signals:
             tensors = [_pad(t, slots, _ABSENT.get(field.name, 0)) for t in tensors]
         elif field.name == "interaction":
             tensors = [_pad(_pad(t, slots, 0).mT, slots, 0).mT for t in tensors]
+        elif field.name in ("seed_params", "seed_flops"):
+            tensors = [_pad(t.mT, slots, NOT_FOR_THE_SLOT).mT for t in tensors]
         merged[field.name] = torch.cat(tensors)
     return Signals(**merged)
 

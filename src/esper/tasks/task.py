@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
+from esper.kasmina.costs import outline_flops
 from esper.kasmina.hosts import HOSTS, build_host, host_slots
 from esper.leyline.blueprints import Topology
 from esper.leyline.config import Config, option
@@ -211,6 +212,11 @@ class Task(ABC):
     def host_parameters(self) -> int:
         """Trainable parameters of the host."""
         return sum(p.numel() for p in self._outline.parameters() if p.requires_grad)
+
+    @cached_property
+    def host_flops(self) -> int:
+        """Operations of one sample's forward pass through the host."""
+        return outline_flops(self._outline, self.example_input(1))
 
     @property
     def topology(self) -> Topology:

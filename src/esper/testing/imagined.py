@@ -15,12 +15,14 @@ from torch import Tensor
 
 from esper.kasmina.blueprints.registry import blueprint_names, selectable
 from esper.kasmina.contribution import Measured
+from esper.kasmina.costs import NOT_FOR_THE_SLOT, SlotCosts
 from esper.kasmina.engine import EpochResult, RowWeights, empty_sample
 from esper.kasmina.gates import GateConfig
 from esper.kasmina.governor import GovernorConfig
 from esper.kasmina.gradients import GradientSample
 from esper.kasmina.lifecycle import Applied, LifecycleConfig
 from esper.kasmina.row_group import RowConfig, RowGroup
+from esper.kasmina.signals import row_facts
 from esper.kasmina.state import SlotState
 from esper.leyline.actions import (
     HEAD_NAMES,
@@ -53,6 +55,29 @@ _SPARED = 0.8
 """Share of random prunes that are left out."""
 _FREE_HEADS = ("style", "tempo", "alpha_target", "alpha_speed", "alpha_curve")
 """The heads whose masks depend on no other choice."""
+
+
+def imagined_costs(slots: int, seed_params: Tensor, fitting: Sequence[int]) -> SlotCosts:
+    """Return the costs at slots that nothing flows through: there are no gates and no operations.
+
+    Args:
+        slots: how many there are.
+        seed_params: int64 [B], parameters of a seed by its blueprint.
+        fitting: ids of the blueprints that fit every slot.
+    """
+    nothing = torch.zeros(slots, dtype=torch.int64)
+    fits = torch.zeros(len(seed_params), dtype=torch.bool)
+    fits[list(fitting)] = True
+    params = torch.where(fits, seed_params, NOT_FOR_THE_SLOT)
+    return SlotCosts(
+        slot_channels=nothing,
+        slot_positions=nothing,
+        slot_topology=nothing - 1,
+        gate_params=nothing,
+        gate_flops=nothing,
+        seed_params=params.expand(slots, -1),
+        seed_flops=params.clamp(max=0).expand(slots, -1),
+    )
 
 
 class ImaginedEngine:
@@ -130,9 +155,11 @@ class ImaginedRows:
     ) -> None:
         """Lay out the rows; `reset` starts them."""
         self.rows, self.num_slots, self.lifecycle = rows, slots, lifecycle
-        self.horizon = torch.as_tensor(horizon).expand(rows).clone()
         sizes = 500 * torch.arange(NUM_BLUEPRINTS) if seed_params is None else seed_params
         self._engine = ImaginedEngine(rows, slots, HOST_PARAMS, sizes)
+        choices = [index for index in range(NUM_BLUEPRINTS) if index != NOOP]
+        costs = imagined_costs(slots, sizes, choices)
+        self._facts = row_facts(rows, costs, horizon=horizon, budget=BUDGET)
         self._told: Measured
         self._failed = torch.zeros(rows, dtype=torch.bool)
         self._group = self._start()
@@ -186,9 +213,7 @@ class ImaginedRows:
             self._engine,
             range(self.rows),
             RowConfig(lifecycle=self.lifecycle),
-            fits=(torch.arange(NUM_BLUEPRINTS) != NOOP).expand(self.num_slots, -1),
-            horizon=self.horizon,
-            budget=BUDGET,
+            facts=self._facts,
             measure=self._measure,
         )
         group.assume(group.state)
@@ -252,17 +277,14 @@ class ImaginedHosts:
         self.rows, self.num_slots = rows, slots
         self._random = generator(seed, "imagined hosts")
         self._worth = torch.zeros(rows, slots, dtype=torch.float64)
-        fits = torch.zeros(slots, len(blueprint_names()), dtype=torch.bool)
-        fits[:, list(selectable(topology))] = True
         sizes = 100 * (1 + torch.arange(len(blueprint_names())))
         self._engine = ImaginedEngine(rows, slots, HOST_PARAMS, sizes)
+        costs = imagined_costs(slots, sizes, selectable(topology))
         self.group = RowGroup(
             self._engine,
             range(rows),
             RowConfig(lifecycle=lifecycle, governor=GovernorConfig(is_on=False)),
-            fits=fits,
-            horizon=HORIZON,
-            budget=BUDGET,
+            facts=row_facts(rows, costs, horizon=HORIZON, budget=BUDGET),
             measure=self._measure,
         )
         if enabled is not None:

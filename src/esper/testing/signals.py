@@ -30,6 +30,7 @@ BLUEPRINTS_BY_TOPOLOGY: dict[Topology, tuple[str, ...]] = {
 """The built-in blueprints that random slots allow, by kind of activation."""
 
 EMPTY = -1
+_VECTOR = TOPOLOGIES.index("vector")
 _OCCUPIED = (*LIVE_STAGES, SeedStage.FOSSILIZED, *COOLDOWN_STAGES)
 
 
@@ -74,7 +75,7 @@ def random_signals(rows: int, slots: int, generator: torch.Generator) -> tuple[S
     enabled[torch.arange(rows), first] = True
     occupied = enabled & draw.chance(0.6, *shape)
     stage = torch.where(occupied, draw.one_of(_OCCUPIED, *shape), EMPTY)
-    fits, blueprint = _random_fits(rows, slots, draw)
+    fits, blueprint, *topologies = _random_fits(rows, slots, draw)
     alpha, target, mode = _random_alpha(stage, draw)
     epoch = draw.integers(1, 61, rows)
     age = draw.below(epoch[:, None].expand(shape))
@@ -101,6 +102,12 @@ def random_signals(rows: int, slots: int, generator: torch.Generator) -> tuple[S
     host = draw.integers(1_000, 100_000, rows)
     grown = is_in(stage, (*LIVE_STAGES, SeedStage.FOSSILIZED))
     slot_params = torch.where(grown, draw.integers(10, 5_000, *shape), 0)
+    host_flops = 50 * host
+    slot_flops = torch.where(grown, 60 * slot_params, 0)
+    topology, fits_topology = topologies
+    seed_params = torch.where(fits_topology, draw.integers(10, 5_000, *fits.shape), -1)
+    peak, factor = draw.one_of((0.01, 0.05, 0.2), rows), draw.uniform(0.01, 1.0, rows)
+    limited = draw.chance(0.5, rows)
     interaction = draw.normal(1.0, rows, slots, slots)
     interaction = torch.where(torch.eye(slots, dtype=torch.bool), 0.0, interaction)
     signals = Signals(
@@ -110,6 +117,7 @@ def random_signals(rows: int, slots: int, generator: torch.Generator) -> tuple[S
         val_score=scores[:, -1],
         best_loss=losses.amin(1),
         best_score=scores.amax(1),
+        train_loss=torch.where(draw.chance(0.9, rows), draw.uniform(0.01, 3.0, rows), torch.nan),
         loss_history=losses.masked_fill(unknown, torch.nan),
         score_history=scores.masked_fill(unknown, torch.nan),
         plateau_epochs=draw.below(epoch.clamp(max=10)),
@@ -117,6 +125,16 @@ def random_signals(rows: int, slots: int, generator: torch.Generator) -> tuple[S
         params=host + slot_params.sum(1),
         host_params=host,
         budget=torch.full((rows,), 500_000),
+        flops=host_flops + slot_flops.sum(1),
+        host_flops=host_flops,
+        param_limit=torch.where(limited, 2 * (host + slot_params.sum(1)), -1),
+        flop_limit=torch.where(limited, 2 * (host_flops + slot_flops.sum(1)), -1),
+        rate_factor=factor,
+        learning_rate=torch.where(draw.chance(0.9, rows), peak * factor, torch.nan),
+        train_samples=draw.integers(0, 50_000, rows),
+        samples_per_epoch=draw.integers(0, 5_000, rows),
+        num_classes=draw.one_of((0, 2, 10, 100), rows),
+        chance_loss=torch.where(draw.chance(0.9, rows), 2.3, torch.nan),
         last_op=draw.integers(0, NUM_OPS, rows),
         last_success=draw.chance(0.8, rows),
         rolled_back=draw.chance(0.05, rows),
@@ -143,22 +161,32 @@ def random_signals(rows: int, slots: int, generator: torch.Generator) -> tuple[S
         exploding=occupied & draw.chance(0.1, *shape),
         interaction=torch.where(measured[:, :, None] & measured[:, None], interaction, 0.0),
         slot_params=slot_params,
+        slot_flops=slot_flops,
+        slot_channels=draw.integers(2, 129, *shape),
+        slot_positions=torch.where(topology == _VECTOR, 1, draw.integers(1, 1_025, *shape)),
+        slot_topology=topology,
+        seed_params=seed_params,
+        seed_flops=torch.where(fits_topology, 60 * seed_params, -1),
         twin_score=torch.where(draw.chance(0.5, rows), scores[:, 0], torch.nan),
     )
     return signals, masks
 
 
-def _random_fits(rows: int, slots: int, draw: _Draws) -> tuple[Tensor, Tensor]:
-    """Return which blueprints fit each slot [R, S, B], and one [R, S] that a seed may have."""
+def _random_fits(rows: int, slots: int, draw: _Draws) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return which blueprints fit each slot [R, S, B], and one [R, S] that a seed may have.
+
+    Then the slots' topologies [R, S], and which blueprints are for those [R, S, B].
+    """
     table = torch.zeros(len(TOPOLOGIES), len(BUILTIN_BLUEPRINTS), dtype=torch.bool)
-    for index, topology in enumerate(TOPOLOGIES):
-        for name in BLUEPRINTS_BY_TOPOLOGY[topology]:
+    for index, kind in enumerate(TOPOLOGIES):
+        for name in BLUEPRINTS_BY_TOPOLOGY[kind]:
             table[index, BUILTIN_BLUEPRINTS.index(name)] = True
-    fits = table[draw.integers(0, len(TOPOLOGIES), rows, slots)]
+    topology = draw.integers(0, len(TOPOLOGIES), rows, slots)
+    fits = table[topology]
     weight = draw.uniform(0.1, 1.0, rows, slots, len(BUILTIN_BLUEPRINTS))
     blueprint = (weight * fits).argmax(-1)
     # Now and then nothing fits, as when a limit of parameters is reached.
-    return fits & ~draw.chance(0.05, rows, slots, 1), blueprint
+    return fits & ~draw.chance(0.05, rows, slots, 1), blueprint, topology, fits
 
 
 def _random_alpha(stage: Tensor, draw: _Draws) -> tuple[Tensor, Tensor, Tensor]:

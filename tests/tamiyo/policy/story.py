@@ -12,7 +12,13 @@ from esper.kasmina.contribution import record_contributions
 from esper.kasmina.gates import GateConfig
 from esper.kasmina.gradients import GradientSample, record_gradients
 from esper.kasmina.lifecycle import LifecycleConfig, apply_command, record_epoch, tick
-from esper.kasmina.signals import TrackerConfig, read_signals, start_tracking, track_epoch
+from esper.kasmina.signals import (
+    TrackerConfig,
+    read_signals,
+    start_tracking,
+    track_epoch,
+    unknown_rates,
+)
 from esper.kasmina.state import empty_state
 from esper.leyline.actions import LifecycleOp, decode_actions, placeholder_actions
 from esper.leyline.blueprints import NUM_BLUEPRINTS
@@ -21,6 +27,7 @@ from esper.leyline.signals import Signals
 from esper.leyline.slots import SlotConfig
 from esper.tamiyo.controllers.choices import WAIT, Choice, pack_choices
 from esper.tamiyo.policy.features import FEATURE_NAMES, batch_obs_to_features
+from tests.kasmina.gardens import plain_facts
 
 SLOTS = 3
 HOST_PARAMS = 1_000
@@ -104,10 +111,11 @@ class Story:
         return read_signals(
             self.state,
             self.tracker,
+            plain_facts(1, SLOTS, horizon=self.horizon, budget=BUDGET),
             enabled=torch.ones(1, SLOTS, dtype=torch.bool),
-            max_epochs=one(self.horizon),
             host_params=one(HOST_PARAMS),
-            budget=one(BUDGET),
+            train_loss=torch.tensor([math.nan]),
+            rates=unknown_rates,
             last_op=one(self.last_op),
             last_success=torch.tensor([self.success]),
             rolled_back=torch.tensor([False]),

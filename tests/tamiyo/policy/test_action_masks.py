@@ -9,7 +9,7 @@ from torch import Tensor
 
 from esper.kasmina.garden import Garden
 from esper.kasmina.lifecycle import LifecycleConfig, Outcome, check_command
-from esper.kasmina.signals import TrackerConfig, read_signals, start_tracking
+from esper.kasmina.signals import TrackerConfig, read_signals, start_tracking, unknown_rates
 from esper.leyline.actions import (
     CAUSAL_HEADS,
     HEAD_NAMES,
@@ -34,7 +34,7 @@ from esper.tamiyo.policy.action_masks import (
 )
 from esper.testing.imagined import ImaginedHosts
 from esper.testing.signals import random_signals
-from tests.kasmina.gardens import measure, same_state, stack_garden
+from tests.kasmina.gardens import measure, plain_facts, same_state, stack_garden
 
 OP, SLOT, BLUEPRINT = (HEAD_NAMES.index(head) for head in ("op", "slot", "blueprint"))
 
@@ -58,10 +58,11 @@ def garden_signals(garden: Garden) -> Signals:
     return read_signals(
         garden.state,
         start_tracking(1, TrackerConfig()),
+        plain_facts(1, slots),
         enabled=torch.ones(1, slots, dtype=torch.bool),
-        max_epochs=one(60),
         host_params=one(100),
-        budget=one(1_000),
+        train_loss=torch.tensor([math.nan]),
+        rates=unknown_rates,
         last_op=one(0),
         last_success=torch.tensor([True]),
         rolled_back=torch.tensor([False]),

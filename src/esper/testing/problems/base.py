@@ -19,7 +19,7 @@ from esper.kasmina.contribution import Measured
 from esper.kasmina.governor import GovernorConfig
 from esper.kasmina.lifecycle import LifecycleConfig
 from esper.kasmina.row_group import RowConfig, RowGroup
-from esper.kasmina.signals import TrackerState
+from esper.kasmina.signals import TrackerState, row_facts
 from esper.kasmina.state import SlotState
 from esper.leyline.actions import Actions, LifecycleOp, decode_actions
 from esper.leyline.blueprints import NUM_BLUEPRINTS
@@ -27,7 +27,7 @@ from esper.leyline.errors import UsageError
 from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
 from esper.simic.rewards.contract import RewardStep, Transition
-from esper.testing.imagined import ImaginedEngine
+from esper.testing.imagined import ImaginedEngine, imagined_costs
 
 BLUEPRINTS: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7)
 """The blueprints that fit a slot: the seven of a convolutional host."""
@@ -208,15 +208,14 @@ class Problem(ABC):
     def _start(self) -> None:
         """Lay the rows out, with nothing grown and nothing lived yet."""
         rows, slots, device = self.rows, self.num_slots, self.device
-        fits = torch.zeros((slots, NUM_BLUEPRINTS), dtype=torch.bool, device=device)
-        fits[:, list(self.blueprints)] = True
+        costs = imagined_costs(slots, self.seed_sizes(), self.blueprints)
         self._group = RowGroup(
             ImaginedEngine(rows, slots, _HOST_PARAMS, self.seed_sizes(), device),
             range(rows),
             RowConfig(lifecycle=self.lifecycle, governor=GovernorConfig(is_on=False)),
-            fits=fits,
-            horizon=self.steps + 1,
-            budget=10 * _HOST_PARAMS,
+            facts=row_facts(
+                rows, costs, horizon=self.steps + 1, budget=10 * _HOST_PARAMS, device=device
+            ),
             measure=self._measure,
             device=device,
         )
