@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from esper.leyline.randomness import derive_seed, generator, seeded
+from esper.leyline.randomness import derive_seed, generator, random_orders, random_words, seeded
 
 KEYS = st.lists(st.one_of(st.integers(-(2**70), 2**70), st.text(max_size=5)), max_size=4)
 
@@ -122,3 +122,44 @@ def test_seeded_nests() -> None:
     with seeded(1):
         assert torch.equal(torch.rand(2), first)
         assert torch.equal(torch.rand(2), rest)
+
+
+def test_words_depend_on_seed_and_index_alone() -> None:
+    seeds = torch.tensor([derive_seed(7, row) for row in range(5)])
+    together = random_words(seeds, 1000)
+    assert together.shape == (5, 1000)
+    for row, seed in enumerate(seeds):
+        assert torch.equal(random_words(seed[None], 600)[0], together[row, :600])
+
+
+def test_words_are_spread_evenly_and_every_bit_of_a_seed_counts() -> None:
+    words = random_words(torch.tensor([derive_seed("even")]), 1 << 16)[0]
+    assert int(words.min()) >= 0
+    assert int(words.max()) < 1 << 32
+    counts = torch.bincount(words >> 24, minlength=256).double()
+    # A chi-square of 255 degrees of freedom: mean 255, deviation 22.6.
+    assert float(((counts - 256) ** 2 / 256).sum()) < 255 + 5 * 22.6
+    base = derive_seed("bits")
+    flipped = torch.tensor([base, *(base ^ (1 << bit) for bit in range(63))])
+    rows = random_words(flipped, 4096)
+    for other in rows[1:]:
+        changed = (rows[0] ^ other).unsqueeze(-1).bitwise_and(1 << torch.arange(32)) != 0
+        assert 0.47 < float(changed.double().mean()) < 0.53
+
+
+def test_orders_are_permutations_that_differ() -> None:
+    seeds = torch.tensor([derive_seed("order", row) for row in range(64)])
+    orders = random_orders(seeds, 101)
+    everything = torch.arange(101).expand(64, 101)
+    assert torch.equal(orders.sort(1).values, everything)
+    # Where an index lands is even: the mean place over seeds is near the middle for all.
+    places = orders.argsort(1).double().mean(0)
+    assert float((places - 50).abs().max()) < 6 * 29.2 / 8
+    assert not torch.equal(orders[0], orders[1])
+    assert random_orders(seeds[:1], 1).tolist() == [[0]]
+
+
+@pytest.mark.gpu
+def test_a_device_draws_the_same_words() -> None:
+    seeds = torch.tensor([derive_seed("device", row) for row in range(9)])
+    assert torch.equal(random_orders(seeds.cuda(), 5000).cpu(), random_orders(seeds, 5000))

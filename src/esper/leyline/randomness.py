@@ -13,6 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor
+
+_WORD = 0xFFFF_FFFF
 
 
 def derive_seed(*keys: int | str) -> int:
@@ -29,6 +32,31 @@ def derive_seed(*keys: int | str) -> int:
 def generator(*keys: int | str, device: torch.device | str = "cpu") -> torch.Generator:
     """Return a fresh generator for the stream these keys name."""
     return torch.Generator(device=device).manual_seed(derive_seed(*keys))
+
+
+def random_words(seeds: Tensor, count: int) -> Tensor:
+    """Return int64 [R, count]: 32 random bits for every index of every seed, int64 [R].
+
+    Word i of a seed is a hash of both, whatever else is drawn and wherever: the CPU and a device
+    give the same bits, for one seed or for a thousand at once, without a generator to carry along.
+    """
+    index = torch.arange(count, device=seeds.device) * 0x9E37_79B9
+    low, high = seeds[:, None] & _WORD, (seeds[:, None] >> 32) & _WORD
+    return _mix((_mix((index + low) & _WORD) + high) & _WORD)
+
+
+def random_orders(seeds: Tensor, count: int) -> Tensor:
+    """Return int64 [R, count]: a permutation of 0, ..., count - 1 for every seed, int64 [R]."""
+    # The index in the low bits keeps keys apart, so that every sort gives the same order.
+    keys = (random_words(seeds, count) << 31) | torch.arange(count, device=seeds.device)
+    return keys.sort(1).values & 0x7FFF_FFFF
+
+
+def _mix(word: Tensor) -> Tensor:
+    """Return 32 bits that all depend on all 32 bits of a word (a bijection of them)."""
+    word = ((word ^ (word >> 16)) * 0x7FEB_352D) & _WORD
+    word = ((word ^ (word >> 15)) * 0x846C_A68B) & _WORD
+    return word ^ (word >> 16)
 
 
 @contextmanager
