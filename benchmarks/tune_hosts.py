@@ -29,7 +29,7 @@ from benchmarks._arena import (
     work_through,
 )
 from benchmarks.table import print_table
-from esper.tasks.task import Schedule
+from esper.tasks.training import Schedule
 
 RATES = (0.1, 0.2, 0.05, 0.4, 0.02, 0.8)
 """The learning rates tried, the likely ones first: a run may be cut short."""

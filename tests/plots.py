@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from esper.growth.gardener import GardenerConfig
 from esper.growth.run import GrowthConfig
 from esper.kasmina.blueprints.registry import BLUEPRINTS
+from esper.kasmina.engine import Moments
 from esper.kasmina.evaluation import BatchEvaluator, evaluate_contributions
 from esper.kasmina.garden import Garden, GardenConfig
 from esper.kasmina.gates import GateConfig
@@ -212,6 +213,8 @@ def same(one: Any, other: Any) -> bool:
             and bool(torch.equal(torch.nan_to_num(one), torch.nan_to_num(other)))
             and bool(torch.equal(torch.isnan(one), torch.isnan(other)))
         )
+    if isinstance(one, Moments) and isinstance(other, Moments):
+        return same(one.to_tree(), other.to_tree())
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):

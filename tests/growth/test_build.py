@@ -7,7 +7,6 @@ from esper.growth.build import (
     TrainingBatches,
     data_run,
     find_objective,
-    plain_sgd,
     task_config,
     task_run,
 )
@@ -16,12 +15,6 @@ from esper.tasks import TrainingConfig, get_task
 from esper.tasks.dataset import TaskData
 from esper.tasks.objective import OBJECTIVES
 from tests.plots import EAGER, plain_history
-
-
-def test_the_plain_optimizer_is_what_the_settings_say() -> None:
-    training = TrainingConfig(learning_rate=0.3, momentum=0.5, weight_decay=0.1)
-    (group,) = plain_sgd(training)([torch.nn.Parameter(torch.zeros(2))]).param_groups
-    assert (group["lr"], group["momentum"], group["weight_decay"]) == (0.3, 0.5, 0.1)
 
 
 def test_objectives_are_found_by_name() -> None:

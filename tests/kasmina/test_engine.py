@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from esper.kasmina.engine import RowWeights, empty_sample
+from esper.kasmina.engine import Moments, RowWeights, empty_sample
 from esper.leyline.storage import load_tree, save_tree
 from tests.plots import same
 
@@ -12,9 +12,14 @@ from tests.plots import same
 def test_a_row_survives_being_written_down(tmp_path: Path) -> None:
     row = RowWeights(
         host={"a.weight": torch.randn(2, 3)},
-        host_momentum={"a.weight": torch.zeros(2, 3)},
+        host_moments=Moments(
+            {"a.weight": torch.ones(2, 3)}, {"a.weight": torch.ones(2, 3)}, {"a.weight": 7}
+        ),
         seeds={2: {"seed.w": torch.ones(2), "gate.w": torch.ones(1)}, 0: {}},
-        seed_momentum={2: {"seed.w": torch.zeros(2), "gate.w": torch.zeros(1)}, 0: {}},
+        seed_moments={
+            2: Moments({"seed.w": torch.zeros(2), "gate.w": torch.zeros(1)}),
+            0: Moments(),
+        },
         host_buffers={"norm.count": torch.tensor(3)},
         seed_buffers={2: {"b": torch.ones(1)}},
         germinations=4,
@@ -22,8 +27,10 @@ def test_a_row_survives_being_written_down(tmp_path: Path) -> None:
     save_tree(tmp_path / "row", row.to_tree(), kind="row", version=1)
     tree, _ = load_tree(tmp_path / "row", kind="row", version=1)
     again = RowWeights.from_tree(tree)
-    for name in RowWeights.__slots__:
-        assert same(getattr(again, name), getattr(row, name)), name
+    assert again.to_tree().keys() == set(RowWeights.__slots__)
+    assert same(again.to_tree(), row.to_tree())
+    assert again.host_moments.steps == {"a.weight": 7}
+    assert again.seed_moments[0].are_at_rest
 
 
 def test_nothing_was_sampled() -> None:

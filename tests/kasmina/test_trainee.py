@@ -157,7 +157,7 @@ def test_a_fork_trains_on_exactly_like_its_original(schedule: str | None, factor
         scheduler=None if schedule is None else SCHEDULES[schedule],
     )
     run_epochs(trainee, 3)
-    fork = trainee.fork(factory)
+    fork = trainee.fork(lambda garden: factory(list(garden.parameters())))
     assert not {id(p) for p in trainee.garden.parameters()} & set(map(id, fork.garden.parameters()))
     for _ in range(3):
         groups = (trainee.carried.optimizer.param_groups, fork.carried.optimizer.param_groups)
@@ -169,7 +169,7 @@ def test_a_fork_trains_on_exactly_like_its_original(schedule: str | None, factor
 def test_a_fork_goes_its_own_way() -> None:
     trainee = make_trainee()
     run_epochs(trainee, 1)
-    fork = trainee.fork(FACTORY)
+    fork = trainee.fork(lambda garden: FACTORY(list(garden.parameters())))
     before = parameters_by_name(fork.garden)
     raise_seed(trainee.garden, "stem", "BLENDING")
     run_epochs(trainee, 2)

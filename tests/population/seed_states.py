@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.blueprints.registry import BLUEPRINTS
+from esper.kasmina.engine import Moments
 from esper.kasmina.placement import Placement
 from esper.kasmina.seedbed import Seedbed
 from esper.kasmina.slot import Slot
@@ -102,4 +103,4 @@ def stir(slots: list[Slot], seed_stacks: SeedStacks) -> None:
             if row in stack.rows:
                 prefix = "gate." if stack.kind == -1 else "seed."
                 own = {k.removeprefix(prefix): v for k, v in values.items() if k.startswith(prefix)}
-                stack.parameters.write(stack.rows.index(row), own, None)
+                stack.parameters.write(stack.rows.index(row), own, Moments())

@@ -1,19 +1,18 @@
-"""Stacked parameters against PyTorch's own clipping and SGD."""
+"""Many networks in one tensor: what is written, kept and read."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from esper.kasmina.engine import Moments
 from esper.population.engine import SlotSpec
 from esper.population.parameter_stack import (
     ParameterStack,
     StackCapacity,
-    clip_coefficient,
     flatten_gradients,
     reached_columns,
-    sgd_step,
 )
 
 SHAPES = {"weight": torch.Size((3, 2)), "bias": torch.Size((3,)), "scale": torch.Size(())}
@@ -32,7 +31,7 @@ def make_stack(rows: int) -> ParameterStack:
     stack = ParameterStack(SHAPES, torch.float64, CPU)
     stack.resize([], rows)
     for row in range(rows):
-        stack.write(row, make_values(row), make_values(100 + row) if row % 2 else None)
+        stack.write(row, make_values(row), Moments(make_values(100 + row) if row % 2 else {}))
     return stack
 
 
@@ -43,14 +42,7 @@ def test_leaves_are_views_of_the_flat_tensor() -> None:
     stack.flat[1].fill_(7.0)
     assert bool((stack.leaves["weight"][1] == 7).all())
     assert bool((stack.leaves["scale"][1] == 7).all())
-    sgd_step(
-        stack,
-        torch.ones_like(stack.flat),
-        torch.ones((3, 1), dtype=torch.bool),
-        learning_rate=0.5,
-        momentum=0.0,
-        weight_decay=0.0,
-    )
+    stack.flat.sub_(0.5)
     assert bool((stack.leaves["bias"][1] == 6.5).all())
     for name, leaf in stack.leaves.items():
         assert leaf.data_ptr() >= stack.flat.data_ptr(), name
@@ -62,24 +54,26 @@ def test_networks_come_and_go() -> None:
     stack.resize([0, 2, 3], 3)
     assert len(stack) == 3
     for place, seed in enumerate((0, 2, 3)):
-        values, momentum = stack.read(place)
+        values, moments = stack.read(place)
         rest = make_values(100 + seed) if seed % 2 else None
         for name, expected in make_values(seed).items():
             assert torch.equal(values[name], expected)
             still = torch.zeros_like(expected) if rest is None else rest[name]
-            assert torch.equal(momentum[name], still)
-    stack.write(0, make_values(9), make_values(10))
-    values, momentum = stack.read(0)
+            assert torch.equal(moments.momentum[name], still)
+        assert not moments.squares
+        assert not moments.steps
+    stack.write(0, make_values(9), Moments(make_values(10)))
+    values, moments = stack.read(0)
     assert torch.equal(values["bias"], make_values(9)["bias"])
-    assert torch.equal(momentum["bias"], make_values(10)["bias"])
-    stack.write(0, make_values(9), None)
+    assert torch.equal(moments.momentum["bias"], make_values(10)["bias"])
+    stack.write(0, make_values(9), Moments())
     assert not bool(stack.momentum[0].any())
     stack.resize([2, 0], 4, make_values(7))
     assert torch.equal(stack.read(0)[0]["bias"], make_values(3)["bias"])
     for place in (2, 3):
-        values, momentum = stack.read(place)
+        values, moments = stack.read(place)
         assert torch.equal(values["weight"], make_values(7)["weight"])
-        assert not bool(momentum["weight"].any())
+        assert not bool(moments.momentum["weight"].any())
     stack.resize([], 0)
     assert len(stack) == 0
     assert stack.leaves["weight"].shape == (0, 3, 2)
@@ -100,11 +94,37 @@ def test_leaves_may_have_a_precision_of_their_own() -> None:
 
 def test_what_is_read_is_a_copy() -> None:
     stack = make_stack(2)
-    values, momentum = stack.read(1)
-    before = stack.flat.clone()
-    for tensor in (*values.values(), *momentum.values()):
+    values, moments = stack.read(1)
+    before, speed = stack.flat.clone(), stack.momentum.clone()
+    for tensor in (*values.values(), *moments.momentum.values()):
         tensor.zero_()
     assert torch.equal(stack.flat, before)
+    assert torch.equal(stack.momentum, speed)
+
+
+def test_what_adamw_remembers_moves_with_its_network() -> None:
+    stack = ParameterStack(SHAPES, torch.float64, CPU, has_squares=True)
+    stack.resize([], 3)
+    for row in range(3):
+        steps = dict.fromkeys(SHAPES, 10 + row)
+        moments = Moments(make_values(100 + row), make_values(200 + row), steps)
+        stack.write(row, make_values(row), moments)
+    stack.resize([2, 0], 4, make_values(7))
+    for place, row in enumerate((2, 0)):
+        values, moments = stack.read(place)
+        assert torch.equal(values["bias"], make_values(row)["bias"])
+        assert torch.equal(moments.momentum["weight"], make_values(100 + row)["weight"])
+        assert torch.equal(moments.squares["scale"], make_values(200 + row)["scale"])
+        assert moments.steps == dict.fromkeys(SHAPES, 10 + row)
+    spare = stack.read(3)[1]
+    assert not any(bool(value.any()) for value in spare.squares.values())
+    assert spare.steps == dict.fromkeys(SHAPES, 0)
+    stack.write(0, make_values(5), Moments())
+    assert stack.steps.tolist() == [0, 10, 0, 0]
+    stack.fill([make_values(row) for row in range(4)])
+    assert not bool(stack.steps.any())
+    assert stack.squares is not None
+    assert not bool(stack.squares.any())
 
 
 def test_a_stack_without_parameters() -> None:
@@ -112,61 +132,7 @@ def test_a_stack_without_parameters() -> None:
     stack.resize([], 2)
     stack.fill([{}, {}])
     assert (len(stack), stack.width, stack.leaves) == (2, 0, {})
-    assert stack.read(0) == ({}, {})
-
-
-@pytest.mark.parametrize("max_norm", [0.1, 1.0, 100.0])
-def test_clipping_per_row_is_that_of_pytorch(max_norm: float) -> None:
-    rows = [make_values(seed) for seed in range(4)]
-    flat = torch.stack([torch.cat([v.flatten() for v in row.values()]) for row in rows])
-    clipped = flat * clip_coefficient(flat.square().sum(1), max_norm)[:, None]
-    for row, values in enumerate(rows):
-        parameters = [nn.Parameter(torch.zeros_like(value)) for value in values.values()]
-        for parameter, value in zip(parameters, values.values(), strict=True):
-            parameter.grad = value.clone()
-        nn.utils.clip_grad_norm_(parameters, max_norm)
-        expected = torch.cat([p.grad.flatten() for p in parameters if p.grad is not None])
-        torch.testing.assert_close(clipped[row], expected, rtol=1e-14, atol=0)
-
-
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.parametrize("weight_decay", [0.0, 0.05])
-def test_several_steps_are_those_of_pytorchs_sgd(momentum: float, weight_decay: float) -> None:
-    rates = {"momentum": momentum, "weight_decay": weight_decay}
-    stack = ParameterStack(SHAPES, torch.float64, CPU)
-    stack.resize([], 3)
-    stack.fill([make_values(row) for row in range(3)])
-    networks, optimizers = [], []
-    for row in range(3):
-        network = [nn.Parameter(value) for value in make_values(row).values()]
-        networks.append(network)
-        optimizers.append(torch.optim.SGD(network, lr=0.1, **rates))
-    for step in range(5):
-        # The last row learns only in some steps, as a seed does that is frozen in between.
-        active = torch.tensor([[True], [True], [step in (0, 3)]])
-        gradients = [make_values(10 * step + row) for row in range(3)]
-        flat = torch.stack([torch.cat([v.flatten() for v in g.values()]) for g in gradients])
-        sgd_step(stack, flat, active, learning_rate=0.1, **rates)
-        for row, (network, optimizer) in enumerate(zip(networks, optimizers, strict=True)):
-            for parameter, value in zip(network, gradients[row].values(), strict=True):
-                parameter.grad = value.clone() if bool(active[row, 0]) else None
-            optimizer.step()
-    for row, network in enumerate(networks):
-        for parameter, value in zip(network, stack.read(row)[0].values(), strict=True):
-            torch.testing.assert_close(value, parameter.detach(), rtol=1e-13, atol=1e-15)
-
-
-def test_rows_that_do_not_learn_are_not_touched_by_what_is_not_finite() -> None:
-    stack = make_stack(3)
-    before, rest = stack.flat.clone(), stack.momentum.clone()
-    gradient = torch.full_like(stack.flat, torch.nan)
-    gradient[2] = 1.0
-    active = torch.tensor([[False], [True], [True]])
-    sgd_step(stack, gradient, active, learning_rate=0.1, momentum=0.9, weight_decay=0.1)
-    assert torch.equal(stack.flat[0], before[0])
-    assert torch.equal(stack.momentum[0], rest[0])
-    assert bool(torch.isnan(stack.flat[1]).all())
-    assert bool(torch.isfinite(stack.flat[2]).all())
+    assert stack.read(0) == ({}, Moments())
 
 
 def test_gradients_stand_side_by_side_and_absent_ones_are_zero() -> None:

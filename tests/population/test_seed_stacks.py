@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from esper.kasmina.blueprints.registry import BLUEPRINTS
-from esper.kasmina.engine import RowWeights
+from esper.kasmina.engine import Moments, RowWeights
 from esper.kasmina.seedbed import draw_gate, draw_seed
 from esper.kasmina.state import SlotState
 from esper.leyline.stages import SeedStage
@@ -36,7 +36,7 @@ def test_seeds_are_drawn_from_the_streams_of_their_rows() -> None:
     state = put(put(state, 1, "lora", algorithm=GATE), 2, "mlp", slot=1)
     seed_stacks.sync(state)
     assert seed_stacks.germinations == [0, 2, 1]
-    values, momenta = seed_stacks.read(1)
+    values, moments = seed_stacks.read(1)
     expected = {
         0: draw_seed(LORA, CHANNELS, "vector", (KEYS[1], 0, 1)),
         1: draw_seed(MLP, CHANNELS, "vector", (KEYS[1], 1, 0)),
@@ -44,7 +44,7 @@ def test_seeds_are_drawn_from_the_streams_of_their_rows() -> None:
     for slot, seed in expected.items():
         for name, parameter in seed.named_parameters():
             assert torch.equal(values[slot][f"seed.{name}"], parameter.detach().double())
-            assert not bool(momenta[slot][f"seed.{name}"].any())
+            assert not bool(moments[slot].momentum[f"seed.{name}"].any())
     gate = draw_gate(CHANNELS, "vector", (KEYS[1], 0, 2))
     for name, parameter in gate.named_parameters():
         assert torch.equal(values[0][f"gate.{name}"], parameter.detach().double())
@@ -176,9 +176,12 @@ def test_rows_move_between_sets_of_stacks() -> None:
     state = put(put(make_state(3), 0, "mlp", algorithm=GATE), 1, "lora")
     one.sync(state)
     other.sync(put(make_state(3), 2, "mlp"))
-    values, momenta = one.read(0)
-    moving = {slot: {k: v + 1 for k, v in m.items()} for slot, m in momenta.items()}
-    other.write(2, RowWeights({}, {}, values, moving, germinations=7), state.select([0]))
+    values, moments = one.read(0)
+    moving = {
+        slot: Moments({name: value + 1 for name, value in each.momentum.items()})
+        for slot, each in moments.items()
+    }
+    other.write(2, RowWeights({}, Moments(), values, moving, germinations=7), state.select([0]))
     assert same(other.read(2), (values, moving))
     assert other.germinations == [0, 0, 7]
     # The state agrees already: nothing is drawn anew.

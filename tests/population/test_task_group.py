@@ -73,10 +73,10 @@ def spoil(weights: RowWeights, where: str) -> None:
     """Make one number of a row infinite or NaN."""
     places = {
         "host": weights.host["blocks.0.0.weight"],
-        "host momentum": weights.host_momentum["classifier.weight"],
+        "host momentum": weights.host_moments.momentum["classifier.weight"],
         "fossil": weights.seeds[FOSSIL],
         "seed": weights.seeds[LIVE],
-        "seed momentum": weights.seed_momentum[LIVE],
+        "seed momentum": weights.seed_moments[LIVE].momentum,
         "young seed": weights.seeds[YOUNG],
         "nothing": torch.zeros(1),
     }
@@ -184,8 +184,8 @@ def test_a_rollback_brings_back_host_and_fossils_at_rest(
         assert row.seeds.keys() == {FOSSIL}
         assert same(row.seeds[FOSSIL], safe.seeds[FOSSIL])
         assert row.germinations == germinations
-        for momentum in (row.host_momentum, row.seed_momentum[FOSSIL]):
-            assert not any(bool(value.any()) for value in momentum.values())
+        for moments in (row.host_moments, row.seed_moments[FOSSIL]):
+            assert not any(bool(value.any()) for value in moments.momentum.values())
         assert signals.stage[VICTIM].tolist() == [
             SeedStage.FOSSILIZED,
             SeedStage.PRUNED,

@@ -331,9 +331,9 @@ def assert_rows_agree(
                 assert_close(a[name], b[name], tolerance, f"row {mine}, {name}", scale)
         x, y = read_row(one, mine), read_row(other, theirs)
         assert x.germinations == y.germinations
-        for name in ("host", "host_momentum", "seeds", "seed_momentum"):
-            what = f"row {mine}, {name}"
-            _assert_weights(getattr(x, name), getattr(y, name), tolerance, what, least)
+        a, b = x.to_tree(), y.to_tree()
+        for name in ("host", "host_moments", "seeds", "seed_moments"):
+            _assert_weights(a[name], b[name], tolerance, f"row {mine}, {name}", least)
 
 
 def _assert_weights(one: Any, other: Any, tolerance: float, what: str, least: float) -> None:
@@ -341,5 +341,7 @@ def _assert_weights(one: Any, other: Any, tolerance: float, what: str, least: fl
     for name, value in one.items():
         if isinstance(value, Tensor):
             assert_close(value, other[name], tolerance, f"{what} {name}", least)
+        elif isinstance(value, int):
+            assert value == other[name], f"{what} {name}"
         else:
             _assert_weights(value, other[name], tolerance, f"{what} {name}", least)

@@ -8,7 +8,8 @@ import pytest
 
 from esper.kasmina.hosts import CnnConfig, MlpConfig
 from esper.leyline.errors import ConfigError, UsageError
-from esper.tasks.task import TaskConfig, TrainingConfig, rate_factor
+from esper.tasks.task import TaskConfig
+from esper.tasks.training import TrainingConfig
 
 BASE: dict[str, Any] = {
     "host": "mlp",
@@ -65,30 +66,3 @@ def test_an_unknown_host_option_is_refused() -> None:
 
 def test_every_field_has_a_sentence() -> None:
     assert all(sentence.endswith(".") for sentence in TaskConfig.describe().values())
-
-
-def test_a_constant_rate_does_not_move() -> None:
-    assert [rate_factor(TrainingConfig(), epoch, 10) for epoch in (1, 5, 10, 11)] == [1.0] * 4
-
-
-@pytest.mark.parametrize("horizon", [1, 2, 7, 60, 150])
-@pytest.mark.parametrize("schedule", ["cosine", "wsd"])
-def test_a_rate_goes_up_and_comes_down_and_never_ends(schedule: Any, horizon: int) -> None:
-    training = TrainingConfig(schedule=schedule)
-    factors = [rate_factor(training, epoch, horizon) for epoch in range(1, horizon + 1)]
-    assert all(0 < factor <= 1 for factor in factors)
-    top = factors.index(max(factors))
-    assert factors[: top + 1] == sorted(factors[: top + 1])
-    assert factors[top:] == sorted(factors[top:], reverse=True)
-    assert rate_factor(training, horizon + 5, horizon) == factors[-1]
-    if horizon >= 60:
-        assert max(factors) == 1.0
-        assert factors[0] < 0.3
-        assert factors[-1] < 0.1
-
-
-def test_a_stable_rate_is_level_between_rise_and_fall() -> None:
-    training = TrainingConfig(schedule="wsd", warmup=0.1, decay=0.2)
-    factors = [rate_factor(training, epoch, 100) for epoch in range(1, 101)]
-    assert factors[10:80] == [1.0] * 70
-    assert factors[9] < 1 > factors[80]

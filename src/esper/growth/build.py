@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD
-from torch.optim.lr_scheduler import LambdaLR
 
 from esper.growth.gardener import DEFAULT_CONTROLLER
 from esper.growth.run import Batches, GrowthConfig, GrowthRun, OptimizerFactory
@@ -19,7 +16,7 @@ from esper.leyline.errors import UsageError, unknown_name
 from esper.leyline.randomness import generator
 from esper.tasks.dataset import Split, TaskData
 from esper.tasks.objective import OBJECTIVES, Objective
-from esper.tasks.task import Task, TrainingConfig, rate_factor
+from esper.tasks.task import Task
 
 
 class TrainingBatches:
@@ -89,8 +86,8 @@ def model_run(
         val=val,
         test=test,
         objective=find_objective(loss),
-        optimizer=optimizer or plain_sgd(config.training),
-        scheduler=scheduler or (scheduled(config) if optimizer is None else None),
+        optimizer=optimizer,
+        scheduler=scheduler,
         controller=controller,
         config=config,
         name=type(model).__name__,
@@ -120,8 +117,6 @@ def data_run(
         val=FixedBatches(data, "val", subset=True),
         test=FixedBatches(data, "test"),
         objective=OBJECTIVES[data.objective],
-        optimizer=plain_sgd(config.training),
-        scheduler=scheduled(config),
         config=config,
         controller=controller,
         name=name,
@@ -157,26 +152,6 @@ def task_config(task: Task, **changes: Any) -> GrowthConfig:
         num_classes=settings.num_classes or 0,
     )
     return base.replace(gardener=gardener, **changes)
-
-
-def plain_sgd(training: TrainingConfig) -> OptimizerFactory:
-    """Return the factory of the optimizer that these settings describe."""
-    return partial(
-        SGD,
-        lr=training.learning_rate,
-        momentum=training.momentum,
-        weight_decay=training.weight_decay,
-    )
-
-
-def scheduled(config: GrowthConfig) -> SchedulerFactory | None:
-    """Return the schedule of the learning rate that these settings describe, None for none."""
-    if config.training.schedule == "constant":
-        return None
-    training, horizon = config.training, config.epochs
-    return lambda optimizer: LambdaLR(
-        optimizer, lambda epoch: rate_factor(training, epoch + 1, horizon)
-    )
 
 
 def find_objective(loss: str | Objective) -> Objective:

@@ -23,6 +23,7 @@ from esper.growth.grown import Grown
 from esper.kasmina.contribution import values_in_points
 from esper.kasmina.evaluation import BatchEvaluator, apply_objective, evaluate_contributions
 from esper.kasmina.garden import Garden, GardenConfig
+from esper.kasmina.optimizer import slot_groups
 from esper.kasmina.placement import call_arguments, evaluating
 from esper.kasmina.trainee import SchedulerFactory, Trainee
 from esper.leyline.config import Config, option
@@ -31,12 +32,13 @@ from esper.leyline.errors import EsperError, UsageError
 from esper.leyline.randomness import drawing
 from esper.leyline.records import EpochRecord, RunSummary, seed_records
 from esper.tasks.objective import Objective
-from esper.tasks.task import TrainingConfig
+from esper.tasks.training import TrainingConfig, build_optimizer, epoch_rates
 
 Batches = Iterable[tuple[Any, Any]]
 """(inputs, targets) batches, iterated anew each epoch; `set_epoch(n)` is called where it exists."""
 
 OptimizerFactory = Callable[[list[nn.Parameter]], Optimizer]
+"""Takes all parameters of a network that has not grown yet; those of seeds join by themselves."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +64,7 @@ class GrowthRun:
         train: Batches,
         val: Batches,
         objective: Objective,
-        optimizer: OptimizerFactory,
+        optimizer: OptimizerFactory | None = None,
         config: GrowthConfig,
         controller: str | Controller = DEFAULT_CONTROLLER,
         test: Batches | None = None,
@@ -70,7 +72,11 @@ class GrowthRun:
         name: str = "model",
         device: torch.device | str | None = None,
     ) -> None:
-        """Wrap the model; nothing is trained yet."""
+        """Wrap the model; nothing is trained yet.
+
+        Without an optimizer it is the one of `config.training`, and its learning rates are those of
+        `config.training` too, unless a scheduler sets them.
+        """
         self.config = config
         self.name = name
         self.controller_name = (
@@ -95,11 +101,10 @@ class GrowthRun:
             garden, controller, config.epochs, seed=config.seed, config=config.gardener
         )
         self.modules = describe_host(garden, self.example_input)
-        self._optimizer = optimizer
-        self.gardener.optimizer(optimizer)
+        self._make_optimizer = optimizer
+        self._sets_rates = optimizer is None and scheduler is None
+        self.gardener.optimizer(lambda _: self._optimizer_of(garden))
         assert self.gardener.carried is not None
-        self._objective = objective
-        self._scheduler = scheduler
         self.trainee = Trainee(
             garden,
             self.gardener.carried,
@@ -192,7 +197,7 @@ class GrowthRun:
         self.twin = None
         if state["twin"] is not None:
             # Forked while this run is still un-grown: the twin never grows.
-            self.twin = self.trainee.fork(self._optimizer)
+            self.twin = self.trainee.fork(self._optimizer_of)
             self.twin.load_state_dict(state["twin"])
         self.gardener.load_state_dict(state["gardener"])
         if self.trainee.scheduler is not None and state["scheduler"] is not None:
@@ -206,6 +211,8 @@ class GrowthRun:
         for one in (self.trainee, self.twin):
             if one is not None:
                 one.start_epoch()
+                if self._sets_rates:
+                    one.set_rates(*self._rates(epoch, one.garden))
         number = -1
         for number, (inputs, targets) in enumerate(_Moved(self._train, self.device)):
             for one in (self.trainee, self.twin):
@@ -220,8 +227,17 @@ class GrowthRun:
             self.twin.finish_epoch()
         return self.trainee.finish_epoch()
 
+    def _optimizer_of(self, garden: Garden) -> Optimizer:
+        if self._make_optimizer is None:
+            return build_optimizer(self.config.training, slot_groups(garden))
+        return self._make_optimizer(list(garden.parameters()))
+
+    def _rates(self, epoch: int, garden: Garden) -> tuple[float, list[float]]:
+        learned = garden.state.learned[0].tolist()
+        return epoch_rates(self.config.training, epoch, self.config.epochs, learned)
+
     def _fork_twin(self) -> None:
-        self.twin = self.trainee.fork(self._optimizer)
+        self.twin = self.trainee.fork(self._optimizer_of)
 
 
 class _Moved:

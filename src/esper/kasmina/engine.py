@@ -7,17 +7,19 @@ the form in which a row's weights travel between engines, and how a garden's are
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import AdamW, Optimizer
 
 from esper.kasmina.garden import Garden
 from esper.kasmina.gradients import GradientSample
 from esper.kasmina.state import SlotState, empty_state
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,22 +35,64 @@ class EpochResult:
 
 
 @dataclass(slots=True)
+class Moments:
+    """What an optimizer remembers of some parameters, by name: of those at rest, nothing."""
+
+    momentum: dict[str, Tensor] = field(default_factory=dict)
+    """Momentum of SGD; the mean of gradients of AdamW."""
+    squares: dict[str, Tensor] = field(default_factory=dict)
+    """The mean of squared gradients of AdamW; SGD has none."""
+    steps: dict[str, int] = field(default_factory=dict)
+    """How many steps of AdamW were taken; SGD does not count."""
+
+    @property
+    def are_at_rest(self) -> bool:
+        """Whether nothing is remembered."""
+        return not self.momentum
+
+    def under(self, prefix: str) -> Moments:
+        """Return those of parameters whose names begin so, by the rest of their names."""
+        return Moments(*(without_prefix(prefix, part) for part in self._parts()))
+
+    def behind(self, prefix: str) -> Moments:
+        """Return the same by names that begin with a prefix."""
+        return Moments(*({prefix + k: v for k, v in part.items()} for part in self._parts()))
+
+    def update(self, other: Moments) -> None:
+        """Take those of other parameters over."""
+        for mine, theirs in zip(self._parts(), other._parts(), strict=True):
+            mine.update(theirs)
+
+    def to_tree(self) -> dict[str, Any]:
+        """Return plain data and tensors for a checkpoint."""
+        return {"momentum": self.momentum, "squares": self.squares, "steps": self.steps}
+
+    @classmethod
+    def from_tree(cls, tree: dict[str, Any]) -> Moments:
+        """Rebuild what `to_tree` returned."""
+        return cls(tree["momentum"], tree["squares"], tree["steps"])
+
+    def _parts(self) -> tuple[dict[str, Any], ...]:
+        return self.momentum, self.squares, self.steps
+
+
+@dataclass(slots=True)
 class RowWeights:
     """Everything an engine knows about one row, in a form every engine can take over."""
 
     host: dict[str, Tensor]
-    host_momentum: dict[str, Tensor]
-    """Empty for a network at rest; so is `seed_momentum` of a seed at rest."""
+    host_moments: Moments = field(default_factory=Moments)
     seeds: dict[int, dict[str, Tensor]] = field(default_factory=dict)
     """By slot: parameters of the seed under 'seed.' and of its gate under 'gate.'."""
-    seed_momentum: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+    seed_moments: dict[int, Moments] = field(default_factory=dict)
+    """By slot, for every one that has a seed."""
     host_buffers: dict[str, Tensor] = field(default_factory=dict)
     """What is no parameter and yet part of the network, such as running statistics."""
     seed_buffers: dict[int, dict[str, Tensor]] = field(default_factory=dict)
     germinations: int = 0
 
     def at_rest(self, seeds: Sequence[bool]) -> RowWeights:
-        """Return the same without momentum, and of the seeds by slot only those named."""
+        """Return the same without moments, and of the seeds by slot only those named."""
 
         def kept(values: dict[int, Any]) -> dict[int, Any]:
             return {slot: value for slot, value in values.items() if seeds[slot]}
@@ -56,19 +100,20 @@ class RowWeights:
         own = kept(self.seeds)
         return replace(
             self,
-            host_momentum={},
+            host_moments=Moments(),
             seeds=own,
-            seed_momentum={slot: {} for slot in own},
+            seed_moments={slot: Moments() for slot in own},
             seed_buffers=kept(self.seed_buffers),
         )
 
     def to_tree(self) -> dict[str, Any]:
         """Return plain data and tensors for a checkpoint."""
+        moments = {str(slot): each.to_tree() for slot, each in self.seed_moments.items()}
         return {
             "host": self.host,
-            "host_momentum": self.host_momentum,
+            "host_moments": self.host_moments.to_tree(),
             "seeds": {str(slot): values for slot, values in self.seeds.items()},
-            "seed_momentum": {str(slot): values for slot, values in self.seed_momentum.items()},
+            "seed_moments": moments,
             "host_buffers": self.host_buffers,
             "seed_buffers": {str(slot): values for slot, values in self.seed_buffers.items()},
             "germinations": self.germinations,
@@ -77,11 +122,12 @@ class RowWeights:
     @classmethod
     def from_tree(cls, tree: dict[str, Any]) -> RowWeights:
         """Rebuild what `to_tree` returned."""
+        moments = {int(slot): Moments.from_tree(m) for slot, m in tree["seed_moments"].items()}
         return cls(
             host=tree["host"],
-            host_momentum=tree["host_momentum"],
+            host_moments=Moments.from_tree(tree["host_moments"]),
             seeds={int(slot): values for slot, values in tree["seeds"].items()},
-            seed_momentum={int(slot): values for slot, values in tree["seed_momentum"].items()},
+            seed_moments=moments,
             host_buffers=tree["host_buffers"],
             seed_buffers={int(slot): values for slot, values in tree["seed_buffers"].items()},
             germinations=int(tree["germinations"]),
@@ -114,7 +160,7 @@ class Engine(Protocol):
         ...
 
     def read_at_rest(self, rows: Sequence[int], seeds: Tensor) -> list[RowWeights]:
-        """Return copies of some rows without momentum, with those of their `seeds`, bool [R, S].
+        """Return copies of some rows without moments, with those of their `seeds`, bool [R, S].
 
         They may share memory with each other, not with the engine.
         """
@@ -173,17 +219,11 @@ def take_samples(gardens: Sequence[Garden]) -> tuple[GradientSample, Tensor]:
 
 
 def read_weights(garden: Garden, optimizer: Optimizer | None) -> RowWeights:
-    """Return copies of a garden's weights and buffers, with the momentum of SGD."""
-    state = {} if optimizer is None else optimizer.state
-
-    def momentum(parameter: nn.Parameter) -> Tensor:
-        buffer = state.get(parameter, {}).get("momentum_buffer")
-        return torch.zeros_like(parameter) if buffer is None else buffer.clone()
-
+    """Return copies of a garden's weights and buffers, with what SGD or AdamW remembers of them."""
     host = dict(garden.model.named_parameters())
     weights = RowWeights(
         {name: value.detach().clone() for name, value in host.items()},
-        {name: momentum(value) for name, value in host.items()},
+        read_moments(optimizer, host),
         host_buffers={name: value.clone() for name, value in garden.model.named_buffers()},
         germinations=garden.seedbed.germinations,
     )
@@ -191,11 +231,30 @@ def read_weights(garden: Garden, optimizer: Optimizer | None) -> RowWeights:
         own = dict(slot.named_parameters())
         if slot.seed is not None:
             weights.seeds[index] = {n: p.detach().clone() for n, p in own.items()}
-            weights.seed_momentum[index] = {n: momentum(p) for n, p in own.items()}
+            weights.seed_moments[index] = read_moments(optimizer, own)
             buffers = {name: value.clone() for name, value in slot.seed.named_buffers()}
             if buffers:
                 weights.seed_buffers[index] = buffers
     return weights
+
+
+def read_moments(optimizer: Optimizer | None, parameters: Mapping[str, nn.Parameter]) -> Moments:
+    """Return copies of what SGD or AdamW remembers of parameters; without either, nothing."""
+    if optimizer is None:
+        return Moments()
+
+    def found(key: str) -> dict[str, Tensor]:
+        kept = {name: optimizer.state.get(p, {}).get(key) for name, p in parameters.items()}
+        # No buffer yet is a buffer of zeros.
+        return {
+            name: torch.zeros_like(p) if kept[name] is None else kept[name].clone()
+            for name, p in parameters.items()
+        }
+
+    if not isinstance(optimizer, AdamW):
+        return Moments(found("momentum_buffer"))
+    steps = {n: int(optimizer.state.get(p, {}).get("step", 0)) for n, p in parameters.items()}
+    return Moments(found("exp_avg"), found("exp_avg_sq"), steps)
 
 
 def write_weights(
@@ -203,35 +262,58 @@ def write_weights(
 ) -> None:
     """Put weights into a garden; `state` [1, S] says what lives in its slots.
 
-    Whatever the optimizer remembered of the garden is forgotten, apart from the momentum given.
+    Whatever the optimizer remembered of the garden is forgotten, apart from the moments given.
     """
     # Through the empty state: another blueprint may live in the same slot by now.
     garden.assume(empty_state(1, len(garden.slot_names)))
     garden.assume(state)
     garden.seedbed.germinations = weights.germinations
-    pairs = [
-        (parameter, weights.host[name], weights.host_momentum.get(name))
-        for name, parameter in garden.model.named_parameters()
-    ]
+    parts = [(dict(garden.model.named_parameters()), weights.host, weights.host_moments)]
     for index, slot in enumerate(garden.seedbed):
         if index in weights.seeds:
-            pairs += [
-                (p, weights.seeds[index][n], weights.seed_momentum[index].get(n))
-                for n, p in slot.named_parameters()
-            ]
+            own = dict(slot.named_parameters())
+            parts.append((own, weights.seeds[index], weights.seed_moments[index]))
             # How a seed was trained before is not known here; it is no reason for a warning.
             slot.was_shadowed = True
     with torch.no_grad():
         _copy_buffers(garden.model, weights.host_buffers)
         for index, values in weights.seed_buffers.items():
             _copy_buffers(garden.seedbed[index].seed, values)
-        for parameter, value, momentum in pairs:
-            parameter.copy_(value)
-            if optimizer is None:
-                continue
-            optimizer.state.pop(parameter, None)
-            if momentum is not None and bool((momentum != 0).any()):
-                optimizer.state[parameter] = {"momentum_buffer": momentum.to(parameter).clone()}
+        for parameters, values, moments in parts:
+            for name, parameter in parameters.items():
+                parameter.copy_(values[name])
+                if optimizer is not None:
+                    optimizer.state.pop(parameter, None)
+            if optimizer is not None:
+                write_moments(optimizer, parameters, moments)
+
+
+def write_moments(
+    optimizer: Optimizer, parameters: Mapping[str, nn.Parameter], moments: Moments
+) -> None:
+    """Let SGD or AdamW remember what was read of parameters; copies are taken."""
+    for name, momentum in moments.momentum.items():
+        parameter = parameters[name]
+        mine = momentum.to(parameter, copy=True)
+        if name not in moments.steps:
+            # Zeros are no buffer yet: to PyTorch the two are the same.
+            if bool((momentum != 0).any()):
+                optimizer.state[parameter] = {"momentum_buffer": mine}
+        elif moments.steps[name]:
+            optimizer.state[parameter] = {
+                "step": torch.tensor(float(moments.steps[name])),
+                "exp_avg": mine,
+                "exp_avg_sq": moments.squares[name].to(parameter, copy=True),
+            }
+
+
+def without_prefix(prefix: str, values: Mapping[str, T]) -> dict[str, T]:
+    """Return what is named under a prefix, without it."""
+    return {
+        name.removeprefix(prefix): value
+        for name, value in values.items()
+        if name.startswith(prefix)
+    }
 
 
 def _copy_buffers(module: nn.Module | None, values: dict[str, Tensor]) -> None:

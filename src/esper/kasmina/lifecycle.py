@@ -246,6 +246,7 @@ def record_epoch(state: SlotState, score: Tensor) -> SlotState:
         present,
         score_now=current,
         age=state.age + 1,
+        learned=state.learned + (state.stage != int(SeedStage.GERMINATED)),
         epochs_in_stage=state.epochs_in_stage + 1,
         counterfactual_age=torch.where(
             state.counterfactual_age >= 0, state.counterfactual_age + 1, state.counterfactual_age

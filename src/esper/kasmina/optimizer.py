@@ -1,9 +1,9 @@
 """Keeping an optimizer in step with a network that grows.
 
 The optimizer stays the user's own `torch.optim` object, with its own groups: parameters of a new
-seed join the group of the host module they stand behind, those of a removed seed leave with their
-state, and everybody else's state is untouched. So schedulers, gradient accumulation and gradient
-scaling work as if nothing had happened.
+seed join the group that names their slot (`slot_groups`), else that of the host module they stand
+behind; those of a removed seed leave with their state, and everybody else's state is untouched. So
+schedulers, gradient accumulation and gradient scaling work as if nothing had happened.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from torch.optim import Optimizer
 
 from esper.kasmina.garden import Garden
 from esper.leyline.errors import CheckpointError
+
+SLOT = "slot"
+"""The option by which a parameter group names the slot whose seed it is for."""
 
 GRADIENT_STRIDE = 10
 """Seeds' gradients are sampled at every this many optimizer steps."""
@@ -126,7 +129,10 @@ class CarriedOptimizer:
             self.sample_gradients()
 
     def _home(self, slot: str) -> dict[str, Any]:
-        """Return the group that holds the host module behind the slot, else the first group."""
+        """Return the group of the slot, else of the host module behind it, else the first."""
+        for group in self.optimizer.param_groups:
+            if group.get(SLOT) == slot:
+                return group
         host = self.garden.model.get_submodule(self.garden.slot_paths[slot])
         behind = {id(parameter) for parameter in host.parameters()}
         for group in self.optimizer.param_groups:
@@ -160,6 +166,17 @@ class CarriedOptimizer:
 
     def _names(self) -> dict[int, str]:
         return {id(parameter): name for parameter, name in self._named()}
+
+
+def slot_groups(garden: Garden) -> list[dict[str, Any]]:
+    """Return a garden's parameters as groups: the host's, and those of every slot, now and later.
+
+    So a seed may learn at a rate of its own, whenever it comes.
+    """
+    slots = [
+        {"params": list(garden.slot_parameters(name)), SLOT: name} for name in garden.slot_names
+    ]
+    return [{"params": list(garden.host_parameters())}, *slots]
 
 
 def make_optimizer(

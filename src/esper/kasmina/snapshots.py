@@ -16,7 +16,7 @@ from esper.leyline.errors import CheckpointError
 from esper.leyline.storage import load_tree, save_tree
 
 KIND = "garden"
-VERSION = 1
+VERSION = 2
 
 
 def encode_lifecycle(names: tuple[str, ...], state: SlotState, germinations: int) -> Tensor:

@@ -54,6 +54,8 @@ class SlotState:
     """int64, epochs recorded since the stage began."""
     age: Tensor
     """int64, epochs recorded since germination."""
+    learned: Tensor
+    """int64, epochs recorded since it began to learn, that is, since it entered TRAINING."""
     previous_stage: Tensor
     """int64, the stage before this one."""
     previous_epochs: Tensor
@@ -180,6 +182,7 @@ EMPTY: dict[str, float | int | bool] = {
     "steps_done": 0,
     "epochs_in_stage": 0,
     "age": 0,
+    "learned": 0,
     "previous_stage": int(SeedStage.UNKNOWN),
     "previous_epochs": 0,
     "cooldown": 0,

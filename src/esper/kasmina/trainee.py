@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from esper.kasmina.evaluation import Objective, apply_objective
 from esper.kasmina.garden import Garden
-from esper.kasmina.optimizer import CarriedOptimizer
+from esper.kasmina.optimizer import SLOT, CarriedOptimizer
 from esper.kasmina.placement import call_arguments
 from esper.leyline.errors import UsageError
 
@@ -55,6 +55,15 @@ class Trainee:
         """The optimizer itself."""
         return self.carried.optimizer
 
+    def set_rates(self, host: float, seeds: Sequence[float]) -> None:
+        """Let the host learn at a rate, and the seed in every slot at its own.
+
+        The optimizer has groups by slot: `slot_groups`.
+        """
+        by_slot = dict(zip(self.garden.slot_names, seeds, strict=True))
+        for group in self.optimizer.param_groups:
+            group["lr"] = by_slot[group[SLOT]] if SLOT in group else host
+
     def start_epoch(self) -> None:
         """Get ready for the batches of an epoch."""
         self.carried.start_epoch()
@@ -89,12 +98,12 @@ class Trainee:
         losses, self._losses = self._losses, []
         return float(torch.stack(losses).to(torch.float64).mean()) if losses else None
 
-    def fork(self, factory: Callable[[list[nn.Parameter]], Optimizer]) -> Trainee:
+    def fork(self, make_optimizer: Callable[[Garden], Optimizer]) -> Trainee:
         """Return an independent copy in exactly this state."""
         garden = copy.deepcopy(self.garden)
         twin = Trainee(
             garden,
-            CarriedOptimizer(garden, factory(list(garden.parameters()))),
+            CarriedOptimizer(garden, make_optimizer(garden)),
             self.objective,
             max_grad_norm=self.max_grad_norm,
             scheduler=self._make_scheduler,

@@ -1,10 +1,10 @@
-"""Stacked parameters: many networks of one architecture in one flat tensor, with their momentum.
+"""Stacked parameters: many networks of one architecture in one flat tensor, with their moments.
 
 Entry n of `flat` holds all parameters of network n one after another; `leaves` are views with the
 shapes modules expect, of `flat` itself or of a copy in the precision that is computed in. Norms,
-clipping and the optimizer work on the flat tensor in a handful of operations, whatever the number
-of parameters. A stacked engine has one stack for its hosts and one per slot and blueprint;
-`StackCapacity` says how many entries those of seeds have.
+clipping and the optimizer (`updates`) work on the flat tensor in a handful of operations, whatever
+the number of parameters. A stacked engine has one stack for its hosts and one per slot and
+blueprint; `StackCapacity` says how many entries those of seeds have.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from esper.kasmina.engine import Moments
 from esper.population.engine import SlotSpec
 
 
 class ParameterStack:
-    """Parameters and momentum of n networks with the same parameter shapes."""
+    """Parameters of n networks with the same parameter shapes, and what is remembered of them."""
 
     def __init__(
         self,
@@ -30,17 +31,23 @@ class ParameterStack:
         device: torch.device,
         frozen: Collection[str] = (),
         compute: torch.dtype | None = None,
+        *,
+        has_squares: bool = False,
     ) -> None:
         """Create an empty stack for networks with parameters of these shapes.
 
         Those named in `frozen` belong to each network but never learn. Leaves have the precision
-        `compute`, that of the parameters by default.
+        `compute`, that of the parameters by default. With `has_squares` the mean of squared
+        gradients is kept beside the momentum, as AdamW needs it.
         """
         self.shapes = dict(shapes)
         self.frozen = frozenset(frozen)
         self.width = sum(prod(shape) for shape in self.shapes.values())
         self.flat = torch.zeros((0, self.width), dtype=dtype, device=device)
         self.momentum = torch.zeros_like(self.flat)
+        self.squares = torch.zeros_like(self.flat) if has_squares else None
+        self.steps = torch.zeros(0, dtype=torch.int64, device=device)
+        """[n], how many steps of AdamW every network has taken."""
         self.leaves: dict[str, Tensor] = {}
         self._compute = compute or dtype
         self._view()
@@ -53,20 +60,28 @@ class ParameterStack:
     ) -> None:
         """Have this many entries: first those `kept`, in this order, then `filler` or zeros."""
         chosen = torch.tensor(list(kept), dtype=torch.int64, device=self.flat.device)
-        rest = self.flat.new_zeros((entries - len(chosen), self.width))
-        momentum = torch.cat([self.momentum.index_select(0, chosen), rest])
-        if filler is not None and len(rest):
-            rest = self._pack(filler).expand_as(rest)
-        self.flat = torch.cat([self.flat.index_select(0, chosen), rest])
-        self.momentum = momentum
+        zeros = self.flat.new_zeros((entries - len(chosen), self.width))
+
+        def resized(values: Tensor, rest: Tensor) -> Tensor:
+            return torch.cat([values.index_select(0, chosen), rest])
+
+        self.momentum = resized(self.momentum, zeros)
+        if self.squares is not None:
+            self.squares = resized(self.squares, zeros)
+        self.steps = resized(self.steps, self.steps.new_zeros(len(zeros)))
+        if filler is not None and len(zeros):
+            zeros = self._pack(filler).expand_as(zeros)
+        self.flat = resized(self.flat, zeros)
         self._view()
 
-    def write(
-        self, entry: int, values: Mapping[str, Tensor], momentum: Mapping[str, Tensor] | None
-    ) -> None:
+    def write(self, entry: int, values: Mapping[str, Tensor], moments: Moments) -> None:
         """Overwrite one network."""
         self.flat[entry] = self._pack(values)[0]
-        self.momentum[entry] = 0 if momentum is None else self._pack(momentum)[0]
+        at_rest = moments.are_at_rest
+        self.momentum[entry] = 0 if at_rest else self._pack(moments.momentum)[0]
+        if self.squares is not None:
+            self.squares[entry] = 0 if at_rest else self._pack(moments.squares)[0]
+            self.steps[entry] = max(moments.steps.values(), default=0)
         if self.used is not self.flat:
             self.used[entry] = self.flat[entry].to(self._compute)
 
@@ -74,12 +89,19 @@ class ParameterStack:
         """Overwrite all networks, at rest, in the memory they have."""
         self.flat.copy_(torch.cat([self._join(values) for values in networks]))
         self.momentum.zero_()
+        self.steps.zero_()
+        if self.squares is not None:
+            self.squares.zero_()
         self.refresh()
 
-    def read(self, entry: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return copies of one network's parameters and momentum by name."""
-        parameters, momentum = self.flat[entry].clone(), self.momentum[entry].clone()
-        return self._unpack(parameters), self._unpack(momentum)
+    def read(self, entry: int) -> tuple[dict[str, Tensor], Moments]:
+        """Return copies of one network's parameters by name, and of what is remembered of them."""
+        values = self._unpack(self.flat[entry].clone())
+        moments = Moments(self._unpack(self.momentum[entry].clone()))
+        if self.squares is not None:
+            moments.squares = self._unpack(self.squares[entry].clone())
+            moments.steps = dict.fromkeys(self.shapes, int(self.steps[entry]))
+        return values, moments
 
     def read_at_rest(self, entries: Sequence[int]) -> list[dict[str, Tensor]]:
         """Return copies of some networks' parameters by name."""
@@ -159,31 +181,6 @@ def reached_columns(leaves: Sequence[Tensor], gradients: Sequence[Tensor | None]
         for leaf, grad in zip(leaves, gradients, strict=True)
     ]
     return torch.cat(parts)
-
-
-def clip_coefficient(square_norm: Tensor, max_norm: float) -> Tensor:
-    """Return the factor [n] that brings each network's gradient to at most this norm."""
-    return (max_norm / (square_norm.sqrt() + 1e-6)).clamp(max=1.0)
-
-
-@torch.no_grad()
-def sgd_step(
-    stack: ParameterStack,
-    gradient: Tensor,
-    active: Tensor,
-    *,
-    learning_rate: Tensor | float,
-    momentum: float,
-    weight_decay: float,
-) -> None:
-    """Move what is `active` ([n, 1] or [n, width]) by one step of SGD; the rest stays as it is."""
-    if weight_decay:
-        gradient = gradient + weight_decay * stack.flat
-    velocity = momentum * stack.momentum + gradient if momentum else gradient
-    velocity = torch.where(active, velocity, stack.momentum)
-    stack.momentum.copy_(velocity)
-    # `where`, not a product: zero times NaN would spoil a network that does not learn.
-    stack.flat.sub_(torch.where(active, learning_rate * velocity, torch.zeros_like(velocity)))
 
 
 Key = TypeVar("Key")

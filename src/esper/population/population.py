@@ -55,7 +55,7 @@ from esper.tasks.dataset import TaskData
 from esper.tasks.task import Task, get_task
 
 KIND = "population"
-VERSION = 3
+VERSION = 4
 
 _log = logging.getLogger(__name__)
 

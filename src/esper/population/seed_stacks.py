@@ -7,7 +7,7 @@ where every row's seed is (`kinds`, `entries`), and hands out what runs at each 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints.registry import blueprint_by_id
-from esper.kasmina.engine import RowWeights
+from esper.kasmina.engine import Moments, RowWeights, without_prefix
 from esper.kasmina.seedbed import draw_gate, draw_seed
 from esper.kasmina.state import SlotState
 from esper.leyline.alpha import AlphaAlgorithm
@@ -87,12 +87,14 @@ class SeedStacks:
         compute: torch.dtype | None = None,
         capacity: StackCapacity | None = None,
         streams: CudaStreams | None = None,
+        *,
+        has_squares: bool = False,
     ) -> None:
         """Start without seeds; `keys` name the rows' random streams.
 
         Weights have the precision `dtype`, activations `compute` (the same by default). `capacity`
         says how many entries a stack has for some seeds (just as many by default), `streams` where
-        seeds of different kinds run.
+        seeds of different kinds run, `has_squares` whether stacks keep what AdamW needs.
         """
         self._slots = slots
         self._keys = list(keys)
@@ -101,6 +103,7 @@ class SeedStacks:
         self._compute = compute or dtype
         self._capacity = capacity or StackCapacity()
         self._streams = streams or CudaStreams()
+        self._has_squares = has_squares
         self._stacks: dict[tuple[int, int], SeedStack] = {}
         self.kinds = np.full((len(keys), len(slots)), ABSENT, dtype=np.int64)
         """[R, S], blueprint id of every row's seed, ABSENT where there is none."""
@@ -232,16 +235,16 @@ class SeedStacks:
             forward.index.copy_(index)
         return forward
 
-    def read(self, row: int) -> tuple[dict[int, dict[str, Tensor]], dict[int, dict[str, Tensor]]]:
-        """Return parameters and momentum of a row's seeds by slot."""
+    def read(self, row: int) -> tuple[dict[int, dict[str, Tensor]], dict[int, Moments]]:
+        """Return parameters of a row's seeds by slot, and what is remembered of them."""
         values: dict[int, dict[str, Tensor]] = {}
-        momenta: dict[int, dict[str, Tensor]] = {}
+        moments: dict[int, Moments] = {}
         for slot in range(len(self._slots)):
             for parameters, entry, prefix in self._parameters_of(row, slot):
                 found, moving = parameters.read(entry)
                 values.setdefault(slot, {}).update({prefix + k: v for k, v in found.items()})
-                momenta.setdefault(slot, {}).update({prefix + k: v for k, v in moving.items()})
-        return values, momenta
+                moments.setdefault(slot, Moments()).update(moving.behind(prefix))
+        return values, moments
 
     def read_at_rest(self, row: int, wanted: Sequence[bool]) -> dict[int, dict[str, Tensor]]:
         """Return parameters of a row's seeds at the slots that are wanted."""
@@ -268,12 +271,12 @@ class SeedStacks:
             if self.gate_entries[row, slot] != ABSENT:
                 self._remove(row, slot, GATE)
         for slot, values in weights.seeds.items():
-            momentum = weights.seed_momentum[slot]
+            moments = weights.seed_moments[slot]
             kind = int(state.blueprint[0, slot])
-            self._add(row, slot, kind, _under(_SEED, values), _under(_SEED, momentum) or None)
-            gate = _under(_GATE, values)
+            self._add(row, slot, kind, without_prefix(_SEED, values), moments.under(_SEED))
+            gate = without_prefix(_GATE, values)
             if gate:
-                self._add(row, slot, GATE, gate, _under(_GATE, momentum) or None)
+                self._add(row, slot, GATE, gate, moments.under(_GATE))
         self.germinations[row] = weights.germinations
 
     def _germinate(self, row: int, slot: int, kind: int) -> None:
@@ -281,13 +284,13 @@ class SeedStacks:
         key = (self._keys[row], slot, self.germinations[row])
         seed = draw_seed(blueprint_by_id(kind), spec.channels, spec.topology, key)
         self.germinations[row] += 1
-        self._add(row, slot, kind, dict(seed.named_parameters()), None)
+        self._add(row, slot, kind, dict(seed.named_parameters()), Moments())
 
     def _add_gate(self, row: int, slot: int) -> None:
         spec = self._slots[slot]
         key = (self._keys[row], slot, self.germinations[row])
         gate = draw_gate(spec.channels, spec.topology, key)
-        self._add(row, slot, GATE, dict(gate.named_parameters()), None)
+        self._add(row, slot, GATE, dict(gate.named_parameters()), Moments())
 
     def _add(
         self,
@@ -295,7 +298,7 @@ class SeedStacks:
         slot: int,
         kind: int,
         values: dict[str, Tensor],
-        momentum: dict[str, Tensor] | None,
+        moments: Moments,
     ) -> None:
         if (slot, kind) not in self._stacks:
             self._stacks[slot, kind] = self._make_stack(slot, kind)
@@ -303,7 +306,7 @@ class SeedStacks:
         if ABSENT not in stack.rows:
             self._resize(stack, self._capacity.entries(self._slots[slot], stack.count + 1))
         entry = stack.rows.index(ABSENT)
-        stack.parameters.write(entry, values, momentum)
+        stack.parameters.write(entry, values, moments)
         stack.rows[entry] = row
         stack.peak = max(stack.peak, stack.count)
         self._record_entry(stack, row, entry)
@@ -320,7 +323,14 @@ class SeedStacks:
         frozen = [name for name, p in parameters.items() if not p.requires_grad]
         filler = {name: p.detach().clone() for name, p in parameters.items()}
         module = install_vmap_rules(module.to(device=self._device, dtype=self._compute))
-        stacked = ParameterStack(shapes, self._dtype, self._device, frozen, self._compute)
+        stacked = ParameterStack(
+            shapes,
+            self._dtype,
+            self._device,
+            frozen,
+            self._compute,
+            has_squares=self._has_squares,
+        )
         return SeedStack(slot, kind, module, stacked, filler, [])
 
     def _remove(self, row: int, slot: int, kind: int) -> None:
@@ -359,12 +369,3 @@ class SeedStacks:
         for entry, row in enumerate(rows):
             self._record_entry(stack, row, entry)
         self.layout_version += 1
-
-
-def _under(prefix: str, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return what is named under a prefix, without it."""
-    return {
-        name.removeprefix(prefix): value
-        for name, value in values.items()
-        if name.startswith(prefix)
-    }

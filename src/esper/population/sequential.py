@@ -8,7 +8,6 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD
 
 from esper.kasmina.contribution import participating, plan_ablations
 from esper.kasmina.engine import (
@@ -20,15 +19,16 @@ from esper.kasmina.engine import (
 )
 from esper.kasmina.evaluation import BatchEvaluator
 from esper.kasmina.garden import Garden, GardenConfig
-from esper.kasmina.optimizer import CarriedOptimizer
+from esper.kasmina.optimizer import CarriedOptimizer, slot_groups
 from esper.kasmina.state import SlotState
 from esper.kasmina.trainee import Trainee
 from esper.leyline.randomness import drawing
 from esper.population.batches import draw_epoch_crops, gather_batch
 from esper.population.engine import SlotSpec
+from esper.population.train_step import RowTraining
 from esper.tasks.dataset import Crops, TaskData
 from esper.tasks.objective import Objective
-from esper.tasks.task import TrainingConfig, rate_factor
+from esper.tasks.training import TrainingConfig, build_optimizer
 
 
 class SequentialEngine:
@@ -63,12 +63,7 @@ class SequentialEngine:
         self._trainees: list[Trainee] = []
         for host, key in zip(hosts, keys, strict=True):
             garden = Garden(host.to(data.device), paths, example, config=config.replace(seed=key))
-            optimizer = SGD(
-                garden.parameters(),
-                lr=settings.learning_rate,
-                momentum=settings.momentum,
-                weight_decay=settings.weight_decay,
-            )
+            optimizer = build_optimizer(settings, slot_groups(garden))
             self._trainees.append(
                 Trainee(
                     garden,
@@ -100,9 +95,17 @@ class SequentialEngine:
     def train(self, epochs: Sequence[int]) -> EpochResult:
         """Train one epoch of every row, one row after another."""
         losses = []
+        rows = len(self._keys)
+        training = RowTraining.of(
+            [self._settings] * rows,
+            epochs,
+            [self._horizon] * rows,
+            [garden.state.learned[0].tolist() for garden in self._gardens],
+        )
         with one_thread(self._data.device):
             for row, epoch in enumerate(epochs):
                 started = time.thread_time()
+                self._prepare_row(row, training)
                 losses.append(self._train_row(row, epoch))
                 self.row_seconds[row] = time.thread_time() - started
         sample, sampled = take_samples(self._gardens)
@@ -131,7 +134,7 @@ class SequentialEngine:
         return read_weights(self._trainees[row].garden, self._trainees[row].optimizer)
 
     def read_at_rest(self, rows: Sequence[int], seeds: Tensor) -> list[RowWeights]:
-        """Return copies of some rows without momentum, with those of their `seeds`, bool [R, S]."""
+        """Return copies of some rows without moments, with those of their `seeds`, bool [R, S]."""
         return [self.read(row).at_rest(seeds[row].tolist()) for row in rows]
 
     def write(self, row: int, weights: RowWeights, state: SlotState) -> None:
@@ -148,6 +151,18 @@ class SequentialEngine:
     def close(self) -> None:
         """Nothing is held."""
 
+    def _prepare_row(self, row: int, training: RowTraining) -> None:
+        """Let a row learn as it should in this epoch."""
+        trainee = self._trainees[row]
+        trainee.set_rates(float(training.rates[row]), training.seed_rates[row].tolist())
+        trainee.max_grad_norm = float(training.clips[row])
+        for group in trainee.optimizer.param_groups:
+            group["weight_decay"] = float(training.decays[row])
+            if "betas" in group:
+                group["betas"] = (float(training.momenta[row]), group["betas"][1])
+            else:
+                group["momentum"] = float(training.momenta[row])
+
     def _train_row(self, row: int, epoch: int) -> float:
         trainee, key = self._trainees[row], self._keys[row]
         data, size = self._data, self._settings.batch_size
@@ -156,9 +171,6 @@ class SequentialEngine:
         if data.augmentation != "none":
             crops = draw_epoch_crops(data, key, epoch, size)
         trainee.start_epoch()
-        factor = rate_factor(self._settings, epoch, self._horizon)
-        for group in trainee.optimizer.param_groups:
-            group["lr"] = self._settings.learning_rate * factor
         for number, start in enumerate(range(0, len(order), size)):
             part = slice(start, start + size)
             drawn = None

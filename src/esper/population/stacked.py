@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from esper.kasmina.engine import EpochResult, RowWeights, empty_sample
+from esper.kasmina.engine import EpochResult, Moments, RowWeights, empty_sample
 from esper.kasmina.gradients import GradientSample, summarise
 from esper.kasmina.optimizer import GRADIENT_STRIDE
 from esper.kasmina.state import SlotState
@@ -27,12 +27,12 @@ from esper.population.engine import SlotSpec
 from esper.population.parameter_stack import ParameterStack, StackCapacity
 from esper.population.seed_stacks import ABSENT, GATE, SeedStacks
 from esper.population.slot_forward import Integers, SlotForwards, apply_slot
-from esper.population.train_step import Reals, TrainStep, learning_entries
+from esper.population.train_step import Reals, RowTraining, TrainStep, learning_entries
 from esper.population.validation import ValidationPass
 from esper.population.vmap_rules import has_kernels, install_vmap_rules, stacked_attention
 from esper.tasks.dataset import TaskData
 from esper.tasks.objective import Objective
-from esper.tasks.task import TrainingConfig, rate_factor
+from esper.tasks.training import TrainingConfig
 
 _STREAMS = 8
 """Streams for seeds of different kinds: seven blueprints and the gates of a slot of images."""
@@ -70,7 +70,10 @@ class StackedEngine:
         self._compute = torch.bfloat16 if use_bf16 else self._dtype
         frozen = [name for name, parameter in first.items() if not parameter.requires_grad]
         shapes = {name: parameter.shape for name, parameter in first.items()}
-        self._hosts = ParameterStack(shapes, some.dtype, self._device, frozen, self._compute)
+        has_squares = settings.optimizer == "adamw"
+        self._hosts = ParameterStack(
+            shapes, some.dtype, self._device, frozen, self._compute, has_squares=has_squares
+        )
         self._hosts.resize([], len(hosts))
         self._hosts.fill([dict(host.named_parameters()) for host in hosts])
         self.host_params = sum(p.numel() for p in first.values() if p.requires_grad)
@@ -99,6 +102,7 @@ class StackedEngine:
                 sample_bytes=settings.batch_size * self._compute.itemsize,
             ),
             streams,
+            has_squares=has_squares,
         )
         self._validation = ValidationPass(
             self._hosts,
@@ -144,8 +148,11 @@ class StackedEngine:
         assert self._state is not None, "sync comes before train"
         plan = self._sampler.epoch(epochs)
         self._template.train()
-        rates = np.array([rate_factor(self._settings, epoch, self._horizon) for epoch in epochs])
-        step = self._prepare_step(self._state, self._settings.learning_rate * rates)
+        rows = len(self._keys)
+        training = RowTraining.of(
+            [self._settings] * rows, epochs, [self._horizon] * rows, self._state.learned.tolist()
+        )
+        step = self._prepare_step(self._state, training)
         losses = torch.zeros(len(self._keys), dtype=torch.float64, device=self._device)
         total, size = self._data.samples_per_step, self._settings.batch_size
         starts = list(range(0, total, size))
@@ -175,21 +182,21 @@ class StackedEngine:
 
     def read(self, row: int) -> RowWeights:
         """Return copies of everything this engine knows about a row."""
-        host, momentum = self._hosts.read(row)
-        seeds, seed_momentum = self._seed_stacks.read(row)
+        host, moments = self._hosts.read(row)
+        seeds, seed_moments = self._seed_stacks.read(row)
         return RowWeights(
-            host, momentum, seeds, seed_momentum, germinations=self._seed_stacks.germinations[row]
+            host, moments, seeds, seed_moments, germinations=self._seed_stacks.germinations[row]
         )
 
     def read_at_rest(self, rows: Sequence[int], seeds: Tensor) -> list[RowWeights]:
-        """Return copies of some rows without momentum, with those of their `seeds`, bool [R, S]."""
+        """Return copies of some rows without moments, with those of their `seeds`, bool [R, S]."""
         hosts = self._hosts.read_at_rest(rows)
         return [
             RowWeights(
                 host,
-                {},
+                Moments(),
                 kept := self._seed_stacks.read_at_rest(row, seeds[row].tolist()),
-                {slot: {} for slot in kept},
+                {slot: Moments() for slot in kept},
                 germinations=self._seed_stacks.germinations[row],
             )
             for row, host in zip(rows, hosts, strict=True)
@@ -197,7 +204,7 @@ class StackedEngine:
 
     def write(self, row: int, weights: RowWeights, state: SlotState) -> None:
         """Replace a row; `state` [1, S] says what lives in its slots."""
-        self._hosts.write(row, weights.host, weights.host_momentum or None)
+        self._hosts.write(row, weights.host, weights.host_moments)
         self._seed_stacks.write(row, weights, state)
 
     def close(self) -> None:
@@ -216,14 +223,14 @@ class StackedEngine:
         out: Tensor = vmap(one, in_dims=(0, x_dim, 0))(leaves, x, which)
         return out
 
-    def _prepare_step(self, state: SlotState, rates: Reals) -> TrainStep:
+    def _prepare_step(self, state: SlotState, training: RowTraining) -> TrainStep:
         """Return the step for this epoch: the one captured before, while the layout is the same."""
         self._training_forwards = self._seed_stacks.slot_forwards(state)
         if self._step is None or self._step.layout_version != self._seed_stacks.layout_version:
-            self._step = TrainStep(self._hosts, self._seed_stacks, self._settings, self._losses)
+            self._step = TrainStep(self._hosts, self._seed_stacks, self._losses)
             if self._replay is not None:
                 self._replay.forget()
-        self._step.begin(state, rates)
+        self._step.begin(state, training)
         return self._step
 
     def _run_step(self) -> None:

@@ -1,4 +1,4 @@
-"""One optimizer step of all rows: forward, backward, clipping and SGD over every stack.
+"""One optimizer step of all rows: forward, backward, clipping and SGD or AdamW over every stack.
 
 Everything a step reads or writes stays where it is from batch to batch and from epoch to epoch, as
 long as no stack gets more entries or fewer; so `StackedEngine` can capture a step in a CUDA graph
@@ -8,6 +8,7 @@ once and replay it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,17 +19,12 @@ from torch import Tensor
 from esper.kasmina.state import SlotState
 from esper.leyline.alpha import AlphaMode
 from esper.leyline.stages import SeedStage
-from esper.population.parameter_stack import (
-    ParameterStack,
-    clip_coefficient,
-    flatten_gradients,
-    reached_columns,
-    sgd_step,
-)
+from esper.population.parameter_stack import ParameterStack, flatten_gradients, reached_columns
 from esper.population.seed_stacks import ABSENT, GATE, IS_BLENDED, SeedStack, SeedStacks
 from esper.population.slot_forward import Integers
+from esper.population.updates import OwnerTraining, clip_coefficient, move
 from esper.population.vmap_rules import has_kernels
-from esper.tasks.task import TrainingConfig
+from esper.tasks.training import TrainingConfig, epoch_rates
 
 if TYPE_CHECKING:
     from esper.population.kernels.optimizer import Optimizer
@@ -40,6 +36,40 @@ Losses = Callable[[Tensor, Tensor], Tensor]
 """Maps inputs and targets to the mean loss [R] of every row, with autograd."""
 
 
+@dataclass(frozen=True, slots=True)
+class RowTraining:
+    """How every row learns in an epoch: float64 [R]."""
+
+    rates: Reals
+    """Learning rate of the host."""
+    decays: Reals
+    """Weight decay."""
+    momenta: Reals
+    """Momentum of SGD, first beta of AdamW."""
+    clips: Reals
+    """Norm to which gradients are clipped; 0 is off."""
+    seed_rates: Reals
+    """[R, S], learning rate of the seed in every slot and of its gate."""
+
+    @classmethod
+    def of(
+        cls,
+        settings: Sequence[TrainingConfig],
+        epochs: Sequence[int],
+        horizons: Sequence[int],
+        learned: Sequence[Sequence[int]],
+    ) -> RowTraining:
+        """Return what settings mean in these epochs; `learned` [R, S] is how long seeds have."""
+        rates = list(map(epoch_rates, settings, epochs, horizons, learned))
+        return cls(
+            rates=np.array([host for host, _ in rates]),
+            decays=np.array([each.weight_decay for each in settings]),
+            momenta=np.array([each.momentum for each in settings]),
+            clips=np.array([each.max_grad_norm for each in settings]),
+            seed_rates=np.array([seeds for _, seeds in rates]),
+        )
+
+
 class TrainStep:
     """Steps of hosts and of their seeds, for the layout that the stacks of seeds have now."""
 
@@ -47,14 +77,11 @@ class TrainStep:
         self,
         hosts: ParameterStack,
         seed_stacks: SeedStacks,
-        settings: TrainingConfig,
         losses: Losses,
     ) -> None:
-        """Take in every stack; `losses` runs them."""
+        """Take in every stack; `losses` runs them. Stacks that keep squares learn by AdamW."""
         self._seed_stacks = seed_stacks
         self._losses = losses
-        self._factors = {"momentum": settings.momentum, "weight_decay": settings.weight_decay}
-        self._max_norm = settings.max_grad_norm
         self.layout_version = seed_stacks.layout_version
         self.stacks = [stack for stack in seed_stacks.stacks if stack.parameters.width]
         self._parameters = [hosts, *(stack.parameters for stack in self.stacks)]
@@ -63,8 +90,12 @@ class TrainStep:
         owners = int(self._first[-1])
         device = hosts.flat.device
         self._active = torch.ones(owners, dtype=torch.int64, device=device)
-        self._rates = torch.zeros(owners, dtype=hosts.flat.dtype, device=device)
-        """Learning rate of every owner: that of its row."""
+        self._training = OwnerTraining.zeros(owners, hosts.flat)
+        self._counts_steps = hosts.squares is not None
+        self._steps = torch.cat([stack.steps for stack in self._parameters])
+        # One tensor that stacks share, so that all owners' steps are counted by one addition.
+        for stack, steps in zip(self._parameters, self._steps.split(sizes), strict=True):
+            stack.steps = steps
         self._partner = torch.full((owners,), -1, dtype=torch.int64, device=device)
         self._reached: list[list[bool]] = []
         self._gradients: list[Tensor] = []
@@ -74,18 +105,20 @@ class TrainStep:
         self.loss = torch.zeros(len(hosts), dtype=torch.float32, device=device)
         """Mean loss of every row in the last step."""
 
-    def begin(self, state: SlotState, row_rates: Reals) -> None:
-        """Take over which seeds learn in this epoch, at what rates, and whose gate is whose."""
+    def begin(self, state: SlotState, rows: RowTraining) -> None:
+        """Take over which seeds learn in this epoch, how they do, and whose gate is whose."""
         numbers = {id(stack): number for number, stack in enumerate(self.stacks, start=1)}
         active = np.ones(self._first[-1], dtype=np.int64)
         partner = np.full(self._first[-1], -1, dtype=np.int64)
+        row_of = np.arange(self._first[-1])
         rates = np.zeros(self._first[-1])
-        rates[self._entries(0)] = row_rates
+        rates[self._entries(0)] = rows.rates
         for number, stack in enumerate(self.stacks, start=1):
-            active[self._entries(number)] = learning_entries(stack, state)
+            entries = self._entries(number)
+            active[entries] = learning_entries(stack, state)
             # An unused entry belongs to no row, and does not learn.
-            rows = np.maximum(np.array(stack.rows, dtype=np.int64), 0)
-            rates[self._entries(number)] = row_rates[rows]
+            row_of[entries] = np.maximum(np.array(stack.rows, dtype=np.int64), 0)
+            rates[entries] = rows.seed_rates[row_of[entries], stack.slot]
         for gates, seeds, here, there in gate_pairs(self._seed_stacks):
             if id(gates) in numbers and id(seeds) in numbers:
                 one = self._first[numbers[id(gates)]] + here
@@ -93,7 +126,11 @@ class TrainStep:
                 partner[one], partner[other] = other, one
         self._active.copy_(torch.from_numpy(active))
         self._partner.copy_(torch.from_numpy(partner))
-        self._rates.copy_(torch.from_numpy(rates))
+        mine = self._training
+        mine.rates.copy_(torch.from_numpy(rates))
+        mine.decays.copy_(torch.from_numpy(rows.decays[row_of]))
+        mine.momenta.copy_(torch.from_numpy(rows.momenta[row_of]))
+        mine.clips.copy_(torch.from_numpy(rows.clips[row_of]))
         for parameters in self._parameters:
             parameters.refresh()
 
@@ -108,6 +145,9 @@ class TrainStep:
         found = [[next(given) if leaf.requires_grad else None for leaf in s] for s in leaves]
         if not self._reached:
             self._reached = [[grad is not None for grad in each] for each in found]
+        if self._counts_steps:
+            self._steps += self._active
+            self._training.correct(self._steps)
         if self._uses_kernels:
             self._update_by_kernels(found)
         else:
@@ -141,13 +181,12 @@ class TrainStep:
         for number, stack in enumerate(self._parameters):
             entries = self._entries(number)
             gradient, active = self._gradients[number], learns[entries]
+            clips = self._training.clips[entries]
             # What no gradient reaches stays as it is, without decay, as in `torch.optim`.
             reached = reached_columns(leaves[number], found[number])
             active = active if reached is None else active & reached
-            if self._max_norm:
-                gradient = gradient * clip_coefficient(squares[entries], self._max_norm)[:, None]
-            rate = self._rates[entries][:, None]
-            sgd_step(stack, gradient, active, learning_rate=rate, **self._factors)
+            gradient = gradient * clip_coefficient(squares[entries], clips)[:, None]
+            move(stack, gradient, active, self._training.of(entries))
             stack.refresh()
 
     def _store_gradients(self, gradients: list[Tensor]) -> None:
@@ -176,7 +215,7 @@ class TrainStep:
             self._make_optimizer()
         assert self._optimizer is not None
         whole = torch.cat([gradient.reshape(-1) for gradient in gradients])
-        self._optimizer.step(whole, **self._factors, max_norm=self._max_norm)
+        self._optimizer.step(whole)
 
     def _make_optimizer(self) -> None:
         from esper.population.kernels.optimizer import Optimizer, Owners
@@ -187,8 +226,8 @@ class TrainStep:
             columns = [
                 c for c, is_reached in zip(stack.columns(), reached, strict=True) if is_reached
             ]
-            stacks.append(Owners(stack.flat, stack.momentum, copy, columns))
-        self._optimizer = Optimizer(stacks, self._active, self._partner, self._rates)
+            stacks.append(Owners(stack.flat, stack.momentum, stack.squares, copy, columns))
+        self._optimizer = Optimizer(stacks, self._active, self._partner, self._training)
         self._piece_spots = self._find_piece_spots(self._optimizer)
 
     def _find_piece_spots(self, optimizer: Optimizer) -> Integers:

@@ -48,7 +48,7 @@ class RunKind:
     command: str
 
 
-GROWING = RunKind("growing run", 2, "esper grow")
+GROWING = RunKind("growing run", 3, "esper grow")
 TRAINING = RunKind("training run", 3, "esper train")
 
 

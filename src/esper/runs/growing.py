@@ -286,9 +286,10 @@ def grow(
         controller: 'heuristic', 'wait', 'random', 'schedule:FILE', or an object.
         loss: 'classification', 'language', 'regression', or a function from (outputs, targets) to
             per-sample (loss, correct or None).
-        optimizer: takes the parameters and returns an optimizer; SGD as in `config.training` by
-            default.
-        scheduler: takes the optimizer and returns a schedule, stepped once per epoch.
+        optimizer: takes the parameters and returns an optimizer; by default the one that
+            `config.training` describes, with its learning rates for host and seeds.
+        scheduler: takes the optimizer and returns a schedule, stepped once per epoch; the learning
+            rates are then its own, and those of `config.training` are not used.
         test: batches touched once, at the end.
         max_seeds: most seeds alive or fossilized at once; 0 is no limit.
         max_parameters: most trainable parameters; 0 is no limit.

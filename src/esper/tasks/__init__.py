@@ -31,11 +31,11 @@ from esper.tasks.task import (
     TASKS,
     Task,
     TaskConfig,
-    TrainingConfig,
     describe_task,
     get_task,
     register_task,
 )
+from esper.tasks.training import TrainingConfig
 
 del _presets
 

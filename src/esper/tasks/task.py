@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Literal, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -25,55 +24,7 @@ from esper.tasks.data.locate import existing
 from esper.tasks.data.source import Source
 from esper.tasks.dataset import OBJECTIVE_FOR, VALIDATION_SAMPLES, Augmentation, TaskData, make_data
 from esper.tasks.objective import OBJECTIVES, SCORE_KINDS, Objective, ObjectiveName, ScoreKind
-
-Schedule = Literal["constant", "cosine", "wsd"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingConfig(Config):
-    """How a network is trained: the one declaration, for growing and for populations alike."""
-
-    batch_size: int = option(
-        64, "Samples in one optimizer step, where Esper draws the batches.", minimum=1
-    )
-    learning_rate: float = option(0.01, "Learning rate of SGD.", above=0.0)
-    momentum: float = option(0.9, "Momentum of SGD.", minimum=0.0, maximum=0.9999)
-    weight_decay: float = option(5e-4, "Weight decay of SGD.", minimum=0.0)
-    max_grad_norm: float = option(
-        1.0,
-        "Gradient norm to which the host and each seed are clipped, apart; 0 is off.",
-        minimum=0.0,
-    )
-    schedule: Schedule = option(
-        "constant",
-        "How the learning rate moves over a run: not at all; up and down along a cosine; or up, "
-        "level, and down at the end (wsd).",
-    )
-    warmup: float = option(
-        0.05, "Share of a run in which a rate that moves goes up.", minimum=0.0, maximum=0.5
-    )
-    decay: float = option(
-        0.2, "Share of a run at the end of wsd in which the rate goes down.", above=0.0, maximum=0.5
-    )
-
-
-def rate_factor(training: TrainingConfig, epoch: int, horizon: int) -> float:
-    """Return the share of the learning rate that an epoch (1 is the first) trains with.
-
-    The rate moves from epoch to epoch. It is above 0 in the last one, and after the horizon it
-    stays what it was there.
-    """
-    if training.schedule == "constant":
-        return 1.0
-    epoch = min(epoch, horizon)
-    rising = math.ceil(training.warmup * horizon)
-    if epoch <= rising:
-        return epoch / (rising + 1)
-    if training.schedule == "cosine":
-        passed = (epoch - rising - 1) / (horizon - rising)
-        return 0.5 * (1 + math.cos(math.pi * passed))
-    falling = math.ceil(training.decay * horizon)
-    return min(1.0, (horizon - epoch + 1) / (falling + 1))
+from esper.tasks.training import TrainingConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -328,6 +279,7 @@ def describe_task(name: str, data_path: DataPath | None = None) -> dict[str, Any
         "samples_per_step": config.samples_per_step,
         "batch_size": config.batch_size,
         "horizon": config.horizon,
+        "optimizer": config.optimizer,
         "learning_rate": config.learning_rate,
         "param_budget": config.param_budget,
         "data": data,

@@ -249,7 +249,7 @@ class WorkersEngine:
         return [found[row] for row in rows]
 
     def read_at_rest(self, rows: Sequence[int], seeds: Tensor) -> list[RowWeights]:
-        """Return copies of some rows without momentum, with those of their `seeds`, bool [R, S]."""
+        """Return copies of some rows without moments, with those of their `seeds`, bool [R, S]."""
         found = zip(rows, self.read_rows(rows), strict=True)
         return [weights.at_rest(seeds[row].tolist()) for row, weights in found]
 
