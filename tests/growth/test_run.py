@@ -18,6 +18,7 @@ from esper.leyline.errors import EsperWarning, NonFiniteError, SlotError, UsageE
 from esper.leyline.storage import load_tree, save_tree
 from esper.tasks import TrainingConfig
 from esper.tasks.objective import per_sample_classification
+from esper.tasks.training import rate_factor, seed_rate_factor
 from tests.plots import (
     EAGER,
     FEATURES,
@@ -67,6 +68,11 @@ _PARTS = (
 )
 
 
+OWN_RATES = TrainingConfig(
+    optimizer="adamw", learning_rate=0.01, schedule="cosine", seed_rate="own", seed_warmup=2
+)
+
+
 def finish(run: GrowthRun) -> GrowthRun:
     for _ in run.epochs():
         pass
@@ -88,6 +94,7 @@ def warm_up(optimizer: Any) -> LambdaLR:
         {"optimizer": partial(AdamW, lr=0.01)},
         {"garden": EAGER.replace(training_mode="shadow")},
         {"training": TrainingConfig(max_grad_norm=0.05)},
+        {"optimizer": None, "training": OWN_RATES},
         {"dropout": 0.5},
     ],
     ids=lambda options: next(iter(options), "plain"),
@@ -103,6 +110,21 @@ def test_the_twin_is_a_run_that_only_waits_bit_for_bit(options: dict[str, Any]) 
     assert grown.finish().summary.twin_test_score == alone.finish().summary.test_score
     # The grown network did become another one.
     assert not same(grown.garden.model.state_dict(), alone.garden.model.state_dict())
+
+
+def test_every_seed_learns_at_its_own_rate_and_the_twin_at_the_hosts() -> None:
+    run = make_run(twin=True, optimizer=None, training=OWN_RATES)
+    horizon, learned = run.config.epochs, [0] * len(SLOTS)
+    for record in run.epochs():
+        host, *seeds = [group["lr"] for group in run.trainee.optimizer.param_groups]
+        assert host == 0.01 * rate_factor(OWN_RATES, record.epoch, horizon)
+        for rate, passed in zip(seeds, learned, strict=True):
+            assert rate == 0.01 * seed_rate_factor(OWN_RATES, record.epoch, horizon, passed)
+        if run.twin is not None and run.twin.optimizer.state:
+            assert run.twin.optimizer.param_groups[0]["lr"] == host
+        learned = run.garden.state.learned[0].tolist()
+    assert max(learned) > 2
+    assert max(seeds) > host
 
 
 def test_training_a_twin_beside_it_does_not_change_the_network() -> None:
@@ -170,9 +192,20 @@ def test_the_global_random_numbers_are_left_alone() -> None:
 
 
 @pytest.mark.parametrize("stop", [1, 3, 5, 8])
-@pytest.mark.parametrize("dropout", [0.0, 0.5], ids=["plain", "dropout"])
-def test_a_restored_run_ends_bit_identical(stop: int, dropout: float, tmp_path: Path) -> None:
-    options = {"twin": True, "test": TEST, "scheduler": warm_up, "dropout": dropout}
+@pytest.mark.parametrize(
+    "learning",
+    [
+        {"scheduler": warm_up},
+        {"scheduler": warm_up, "dropout": 0.5},
+        {"optimizer": None, "training": OWN_RATES},
+    ],
+    ids=["plain", "dropout", "settings"],
+)
+def test_a_restored_run_ends_bit_identical(
+    stop: int, learning: dict[str, Any], tmp_path: Path
+) -> None:
+    options = {"twin": True, "test": TEST, **learning}
+    dropout = learning.get("dropout", 0.0)
     whole = finish(make_run(**options))
     first = make_run(**options)
     for record in first.epochs():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -77,9 +78,28 @@ def test_a_seed_lives_on_the_device_as_on_the_cpu(blueprint: str, topology: str)
     assert torch.allclose(outputs[0], outputs[1], rtol=tolerance, atol=tolerance)
 
 
+TRAININGS: dict[str, dict[str, Any]] = {
+    "sgd": {},
+    "adamw": {
+        "optimizer": "adamw",
+        "learning_rate": 0.003,
+        "schedule": "cosine",
+        "seed_rate": "own",
+        "seed_warmup": 2,
+    },
+}
+
+
+@pytest.mark.parametrize("training", TRAININGS)
 @pytest.mark.parametrize("use_graphs", [False, True])
-def test_stacked_rows_equal_rows_one_after_another(use_graphs: bool) -> None:
-    task = get_task("digits", samples_per_step=128, batch_size=16, validation_samples=64)
+def test_stacked_rows_equal_rows_one_after_another(use_graphs: bool, training: str) -> None:
+    task = get_task(
+        "digits",
+        samples_per_step=128,
+        batch_size=16,
+        validation_samples=64,
+        **TRAININGS[training],
+    )
     config = PopulationConfig(
         precision="float64",
         use_graphs=use_graphs,
@@ -137,8 +157,14 @@ def test_a_garden_grows_under_bf16_autocast() -> None:
     assert garden.slots["0"].alpha == 1.0
 
 
-def small_digits(rows: int = 6, **config: object) -> esper.Population:
-    task = get_task("digits", samples_per_step=128, batch_size=16, validation_samples=64)
+def small_digits(rows: int = 6, training: str = "sgd", **config: object) -> esper.Population:
+    task = get_task(
+        "digits",
+        samples_per_step=128,
+        batch_size=16,
+        validation_samples=64,
+        **TRAININGS[training],
+    )
     settings = PopulationConfig(
         lifecycle=LifecycleConfig(gates=GateConfig(min_training_epochs=1)),
         **config,  # type: ignore[arg-type]
@@ -148,15 +174,16 @@ def small_digits(rows: int = 6, **config: object) -> esper.Population:
     )
 
 
+@pytest.mark.parametrize("training", TRAININGS)
 @pytest.mark.parametrize(("use_bf16", "tolerance"), [(False, 2e-3), (True, 0.08)])
 def test_kernels_give_the_trajectory_of_plain_pytorch(
-    use_bf16: bool, tolerance: float, monkeypatch: pytest.MonkeyPatch
+    use_bf16: bool, tolerance: float, training: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fast = small_digits(use_bf16=use_bf16)
+    fast = small_digits(training=training, use_bf16=use_bf16)
     with monkeypatch.context() as without:
         for name in ("vmap_rules", "slot_forward", "batches", "train_step", "stacked"):
             without.setattr(f"esper.population.{name}.has_kernels", lambda x: False)
-        plain = small_digits(use_bf16=use_bf16, use_graphs=False)
+        plain = small_digits(training=training, use_bf16=use_bf16, use_graphs=False)
         plain.reset()
     controller = RandomController(5)
     controller.reset(6, "cuda")

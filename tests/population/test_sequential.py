@@ -145,7 +145,8 @@ def test_a_row_can_be_replaced_by_one_with_another_seed_in_the_same_slot() -> No
         other = group.engine.read(1)
         group.engine.write(0, other, group.state.select([1]))
         assert same(group.engine.read(0).to_tree(), other.to_tree())
-        parameters = group.engine._trainees[0].optimizer.param_groups[0]["params"]  # type: ignore[attr-defined]
+        groups = group.engine._trainees[0].optimizer.param_groups  # type: ignore[attr-defined]
+        parameters = [p for each in groups for p in each["params"]]
         assert (
             len(parameters)
             == len({id(p) for p in parameters})

@@ -95,9 +95,36 @@ def test_in_single_precision_every_step_agrees_from_the_same_state() -> None:
             assert_rows_agree(plain, together, 1e-4, least=1e-3)
 
 
-@pytest.mark.parametrize("strategy", ["stacked", "workers"])
-def test_a_rate_that_moves_does_so_in_every_strategy(strategy: Strategy) -> None:
-    tasks = [task(task.defaults.replace(schedule="cosine", warmup=0.2)) for task in MIXED]
+TRAININGS: dict[str, dict[str, Any]] = {
+    "a rate that moves": {"schedule": "cosine", "warmup": 0.2},
+    "a schedule for seeds": {
+        "schedule": "cosine",
+        "seed_rate": "own",
+        "seed_warmup": 2,
+        "seed_factor": 0.5,
+    },
+    "adamw": {"optimizer": "adamw", "learning_rate": 0.003, "weight_decay": 0.05},
+    "adamw with a schedule for seeds": {
+        "optimizer": "adamw",
+        "learning_rate": 0.003,
+        "schedule": "wsd",
+        "decay": 0.4,
+        "seed_rate": "own",
+        "seed_warmup": 3,
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "training"),
+    [
+        *(("stacked", training) for training in TRAININGS),
+        # Processes run the plain strategy: one that uses everything is enough.
+        ("workers", "adamw with a schedule for seeds"),
+    ],
+)
+def test_rows_are_trained_alike_in_every_strategy(strategy: Strategy, training: str) -> None:
+    tasks = [task(task.defaults.replace(**TRAININGS[training])) for task in MIXED]
     level = make_population(rows=3, precision="float64")
     plain = make_population(tasks, 3, precision="float64")
     other = make_population(tasks, 3, strategy, precision="float64")
@@ -107,6 +134,25 @@ def test_a_rate_that_moves_does_so_in_every_strategy(strategy: Strategy) -> None
             assert_close(here.val_loss, there.val_loss, 2e-7, "val_loss")
         assert_rows_agree(plain, other, 1e-9)
         assert not torch.allclose(level.reset().val_loss, script.seen[0].val_loss)
+
+
+def test_a_seed_counts_its_own_steps() -> None:
+    task = TinyValues(TinyValues.defaults.replace(optimizer="adamw", learning_rate=0.003))
+    for strategy in ("sequential", "stacked"):
+        with populations(make_population([task], 2, strategy)) as (population,):
+            population.reset()
+            do(population)
+            do(population, germinate("mlp"))
+            do(population, advance())
+            do(population, advance())
+            row, other = read_row(population, 0), read_row(population, 1)
+            # Two batches an epoch; the seed learns from the fourth on.
+            assert set(row.host_moments.steps.values()) == {10}
+            assert set(row.seed_moments[0].steps.values()) == {4}
+            assert set(other.host_moments.steps.values()) == {10}
+            (group,) = population.groups
+            assert group.state.learned.tolist() == [[2], [0]]
+            assert group.state.age.tolist() == [[3], [0]]
 
 
 @pytest.mark.parametrize("rows", [7, 64])

@@ -224,7 +224,7 @@ def test_a_checkpoint_of_the_old_format_is_refused_in_one_line(tmp_path: Path, p
             attempt()
 
 
-@pytest.mark.parametrize(("kind", "version"), [("training run", 1), ("growing run", 2)])
+@pytest.mark.parametrize(("kind", "version"), [("training run", 1), ("growing run", 3)])
 def test_a_checkpoint_of_another_kind_or_version_is_refused(
     tmp_path: Path, kind: str, version: int
 ) -> None:

@@ -47,7 +47,7 @@ class OwnerTraining:
         # not learn, and is spared an infinity.
         taken = steps.clamp(min=1).to(torch.float64)
         self.first.copy_(1 / (1 - self.momenta.to(torch.float64) ** taken))
-        self.second.copy_((1 - SECOND_BETA**taken).rsqrt())
+        self.second.copy_((1 - torch.full_like(taken, SECOND_BETA) ** taken).rsqrt())
 
 
 def clip_coefficient(square_norm: Tensor, max_norm: Tensor) -> Tensor:

@@ -122,11 +122,11 @@ class ImaginedEngine:
 
     def read(self, row: int) -> RowWeights:
         """Return no weights."""
-        return RowWeights({}, {})
+        return RowWeights({})
 
     def read_at_rest(self, rows: Sequence[int], seeds: Tensor) -> list[RowWeights]:
         """Return no weights."""
-        return [RowWeights({}, {}) for _ in rows]
+        return [RowWeights({}) for _ in rows]
 
     def write(self, row: int, weights: RowWeights, state: SlotState) -> None:
         """Replace nothing."""
