@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import multiprocessing
@@ -11,18 +12,58 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 import torch
 
 from esper.kasmina.hosts import CnnConfig, doubling
 from esper.tasks.data import Source, open_data
 from esper.tasks.dataset import TaskData
-from esper.tasks.task import DataPath, Schedule, Task, TaskConfig
+from esper.tasks.task import DataPath, Task, TaskConfig
+from esper.tasks.training import OptimizerName, Schedule, SeedRate
 
 DEPTH = 3
 SHAPES: dict[str, tuple[int, int, int]] = {"cifar16": (3, 16, 16), "fashion14": (1, 14, 14)}
 """Shape of an image of every data set, which is `NAME.npz` in the data folder."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How the networks of the arena are trained, apart from the learning rate."""
+
+    optimizer: OptimizerName = "sgd"
+    weight_decay: float = 5e-4
+    schedule: Schedule = "constant"
+    seed_rate: SeedRate = "host"
+    seed_factor: float = 1.0
+    seed_warmup: int = 0
+
+    @classmethod
+    def of(cls, options: argparse.Namespace) -> Recipe:
+        """Return what the command line says; what it has no option for is left as it is."""
+        names = [field.name for field in dataclasses.fields(cls) if field.name in vars(options)]
+        return cls(**{name: vars(options)[name] for name in names})
+
+
+PLAIN = Recipe()
+
+
+def add_recipe_options(parser: argparse.ArgumentParser, *, for_seeds: bool) -> None:
+    """Add what a `Recipe` is made of to a command line."""
+    parser.add_argument("--schedule", default="cosine", choices=get_args(Schedule))
+    parser.add_argument("--optimizer", default="sgd", choices=get_args(OptimizerName))
+    parser.add_argument("--weight-decay", type=float, default=5e-4)
+    if for_seeds:
+        parser.add_argument(
+            "--seed-rate",
+            default="host",
+            choices=get_args(SeedRate),
+            help="what the rates of seeds follow",
+        )
+        parser.add_argument("--seed-factor", type=float, default=1.0, help="of the rates of seeds")
+        parser.add_argument(
+            "--seed-warmup", type=int, default=0, help="epochs in which a seed's rate goes up"
+        )
 
 
 class SmallImages(Task):
@@ -63,7 +104,7 @@ class Member:
         horizon: int,
         samples: int,
         batch: int,
-        schedule: Schedule = "constant",
+        recipe: Recipe = PLAIN,
     ) -> Task:
         """Return the task, trained in this way."""
         shape = SHAPES[self.data]
@@ -78,7 +119,7 @@ class Member:
                 samples_per_step=samples,
                 horizon=horizon,
                 learning_rate=learning_rate,
-                schedule=schedule,
+                **dataclasses.asdict(recipe),
                 train_size=self.train_size,
                 label_noise=self.label_noise,
             )

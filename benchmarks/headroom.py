@@ -11,6 +11,7 @@ estimate leaves out one seed at a time, chooses on all others, and is as fair bu
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
 import time
@@ -18,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,13 +28,15 @@ from benchmarks._arena import (
     MEMBERS,
     STATIC_FACTORS,
     Member,
+    Recipe,
+    add_recipe_options,
     is_cuda,
     load,
     read_lines,
     work_through,
 )
 from benchmarks.table import print_table
-from benchmarks.tune_hosts import best_by_member
+from benchmarks.tune_hosts import RATES, best_by_member
 from esper.kasmina.blueprints.registry import blueprint_by_id, blueprint_names
 from esper.kasmina.costs import seed_flops
 from esper.kasmina.placement import place_slots
@@ -44,7 +47,7 @@ from esper.leyline.signals import Signals
 from esper.leyline.stages import SeedStage
 from esper.simic.training.evaluation import Interval, paired_interval
 from esper.tamiyo.controllers.choices import WAIT, Choice, is_legal, pack_choices
-from esper.tasks.task import Schedule, Task
+from esper.tasks.task import Task
 
 FIRST, MIDDLE, LAST = 0, 1, 2
 ALL = (FIRST, MIDDLE, LAST)
@@ -165,7 +168,7 @@ class Job:
 
     member: Member
     learning_rate: float
-    schedule: Schedule
+    recipe: Recipe
     plans: tuple[Plan, ...]
     seeds: tuple[int, ...]
     horizon: int
@@ -188,7 +191,7 @@ def run(job: Job) -> dict[str, Any]:
     started = time.perf_counter()
     task = job.member.task(
         learning_rate=job.learning_rate,
-        schedule=job.schedule,
+        recipe=job.recipe,
         horizon=job.horizon,
         samples=job.samples,
         batch=job.batch,
@@ -243,7 +246,7 @@ def run(job: Job) -> dict[str, Any]:
         "data": job.member.data,
         "width": job.member.width,
         "learning_rate": job.learning_rate,
-        "schedule": job.schedule,
+        **dataclasses.asdict(job.recipe),
         "epochs": epochs,
         "horizon": job.horizon,
         "seeds": list(job.seeds),
@@ -377,11 +380,11 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seconds", type=float, default=500.0, help="stop by then")
     parser.add_argument("--members", nargs="+", help="parts of labels; all by default")
     parser.add_argument("--plans", nargs="+", help="parts of names; all by default")
-    parser.add_argument("--learning-rate", type=float, default=0.1, help="where none is tuned")
+    parser.add_argument("--learning-rate", type=float, help="where none is tuned")
     parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--first-seed", type=int, default=100)
     parser.add_argument("--horizon", type=int, default=61)
-    parser.add_argument("--schedule", default="cosine", choices=get_args(Schedule))
+    add_recipe_options(parser, for_seeds=True)
     parser.add_argument("--samples", type=int, default=4096, help="samples of an epoch")
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--min-training", type=int, default=10, help="epochs before blending")
@@ -391,7 +394,17 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--jobs", type=int, default=0, help="processes; 0 chooses")
     parser.add_argument("--test-limit", type=int, help="only so many test images, for trials")
     options = parser.parse_args(arguments)
-    tuned = best_by_member(read_lines(options.tuned)) if options.tuned else {}
+    tuned = {}
+    if options.tuned:
+        lines = read_lines(options.tuned)
+        tuned = best_by_member(
+            [each for each in lines if each.get("optimizer") == options.optimizer]
+        )
+        if not tuned:
+            parser.error(
+                f"{options.tuned} has no hosts tuned by {options.optimizer}; "
+                f"run tune_hosts --optimizer {options.optimizer} first"
+            )
     if options.summary is not None:
         print_summary(read_lines(options.summary), tuned)
         return 0
@@ -408,14 +421,14 @@ def main(arguments: list[str]) -> int:
     for member in MEMBERS:
         if options.members and not any(part in member.label for part in options.members):
             continue
-        rate = options.learning_rate
+        rate = options.learning_rate or RATES[options.optimizer][0]
         if member.label in tuned:
             rate = tuned[member.label]["learning_rate"]
         jobs.append(
             Job(
                 member=member,
                 learning_rate=rate,
-                schedule=options.schedule,
+                recipe=Recipe.of(options),
                 plans=plans,
                 seeds=tuple(range(options.first_seed, options.first_seed + options.seeds)),
                 horizon=options.horizon,

@@ -8,6 +8,7 @@ alike: they are what a grown network is compared with. Every run is a line of JS
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import math
 import sys
@@ -16,12 +17,14 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any, get_args
+from typing import Any
 
 from benchmarks._arena import (
     MEMBERS,
     STATIC_FACTORS,
     Member,
+    Recipe,
+    add_recipe_options,
     is_cuda,
     load,
     pick_jobs,
@@ -29,9 +32,12 @@ from benchmarks._arena import (
     work_through,
 )
 from benchmarks.table import print_table
-from esper.tasks.training import Schedule
+from esper.tasks.training import OptimizerName
 
-RATES = (0.1, 0.2, 0.05, 0.4, 0.02, 0.8)
+RATES: dict[OptimizerName, tuple[float, ...]] = {
+    "sgd": (0.1, 0.2, 0.05, 0.4, 0.02, 0.8),
+    "adamw": (0.003, 0.006, 0.0015, 0.012, 0.0008, 0.025),
+}
 """The learning rates tried, the likely ones first: a run may be cut short."""
 
 LAST = 3
@@ -44,7 +50,7 @@ class Job:
 
     member: Member
     learning_rate: float
-    schedule: Schedule
+    recipe: Recipe
     seeds: tuple[int, ...]
     horizon: int
     samples: int
@@ -66,7 +72,7 @@ def run(job: Job) -> dict[str, Any]:
     started = time.perf_counter()
     task = job.member.task(
         learning_rate=job.learning_rate,
-        schedule=job.schedule,
+        recipe=job.recipe,
         horizon=job.horizon,
         samples=job.samples,
         batch=job.batch,
@@ -98,7 +104,7 @@ def run(job: Job) -> dict[str, Any]:
         "data": job.member.data,
         "width": job.member.width,
         "learning_rate": job.learning_rate,
-        "schedule": job.schedule,
+        **dataclasses.asdict(job.recipe),
         "horizon": job.horizon,
         "seeds": list(job.seeds),
         "parameters": task.host_parameters,
@@ -177,11 +183,13 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seconds", type=float, default=240.0, help="stop by then")
     parser.add_argument("--members", nargs="+", help="parts of labels; all by default")
     parser.add_argument("--no-wider", action="store_true", help="leave the wider hosts out")
-    parser.add_argument("--rates", type=float, nargs="+", default=list(RATES))
+    parser.add_argument(
+        "--rates", type=float, nargs="+", help="learning rates (default: some for the optimizer)"
+    )
     parser.add_argument("--seeds", type=int, default=6, help="rows of every population")
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--horizon", type=int, default=61)
-    parser.add_argument("--schedule", default="cosine", choices=get_args(Schedule))
+    add_recipe_options(parser, for_seeds=False)
     parser.add_argument("--samples", type=int, default=4096, help="samples of an epoch")
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--device", default="auto")
@@ -202,7 +210,7 @@ def main(arguments: list[str]) -> int:
         Job(
             member=member,
             learning_rate=rate,
-            schedule=options.schedule,
+            recipe=Recipe.of(options),
             seeds=tuple(range(options.first_seed, options.first_seed + options.seeds)),
             horizon=options.horizon,
             samples=options.samples,
@@ -215,7 +223,7 @@ def main(arguments: list[str]) -> int:
             deadline=started + options.seconds,
         )
         # Rates outside: hosts of different shape come first, each in a process that compiles it.
-        for rate in options.rates
+        for rate in options.rates or RATES[options.optimizer]
         for member in members
     ]
     processes = pick_jobs(options.jobs, options.device)

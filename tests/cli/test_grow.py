@@ -138,7 +138,8 @@ def test_the_settings_are_complete_and_make_the_same_run_again(
     arguments = (
         *("grow", "--task", "digits_mlp", "--slots", "r0c0, r0c1", "--epochs", 3, "--seed", 5),
         *("--controller", "schedule:plan.yaml", "--learning-rate", 0.02, "--batch-size", 48),
-        *("--schedule", "cosine"),
+        *("--schedule", "cosine", "--optimizer", "adamw", "--weight-decay", 0.05),
+        *("--seed-rate", "own", "--seed-warmup", 3),
         *("--training-mode", "shadow", "--gates", "strict", "--no-twin", "--max-seeds", 2),
         *("--max-parameters", 9000, "--max-added-flops", 8000, "--ablate-every", 2),
     )
@@ -150,13 +151,17 @@ def test_the_settings_are_complete_and_make_the_same_run_again(
     assert request.slots == ("r0c0", "r0c1")
     assert request.growth.training.to_mapping() == {
         "batch_size": 48,
+        "optimizer": "adamw",
         "learning_rate": 0.02,
         "momentum": 0.9,
-        "weight_decay": 5e-4,
+        "weight_decay": 0.05,
         "max_grad_norm": 1.0,
         "schedule": "cosine",
         "warmup": 0.05,
         "decay": 0.2,
+        "seed_rate": "own",
+        "seed_factor": 1.0,
+        "seed_warmup": 3,
     }
     growth, garden = request.growth, request.growth.garden
     assert (growth.epochs, growth.seed, growth.twin) == (3, 5, False)
@@ -412,6 +417,14 @@ MISTAKES: dict[str, tuple[tuple[object, ...], str]] = {
     "no learning rate": (
         (*FAST, "--learning-rate", "nan", "--out", "run"),
         "learning_rate must be finite and above 0.0, got nan",
+    ),
+    "the rate of another optimizer": (
+        (*FAST, "--optimizer", "adamw", "--out", "run"),
+        "--optimizer adamw needs a --learning-rate of its own (0.001 to 0.005 are good ones)",
+    ),
+    "negative warm-up": (
+        (*FAST, "--seed-warmup", -1, "--out", "run"),
+        "seed_warmup must be at least 0, got -1",
     ),
     "no batch": ((*FAST, "--batch-size", 0, "--out", "run"), "batch_size must be at least 1"),
     "unknown format": ((*FAST, "--export", "onx", "--out", "run"), "did you mean 'onnx'?"),

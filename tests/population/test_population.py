@@ -204,6 +204,22 @@ def test_a_saved_population_goes_on_in_another(
         assert same(go_on(loaded), go_on(forked))
 
 
+@pytest.mark.parametrize("strategy", ["sequential", "stacked"])
+def test_what_adamw_remembers_is_saved_to_the_bit(strategy: Strategy, tmp_path: Path) -> None:
+    changes = {"optimizer": "adamw", "learning_rate": 0.003, "seed_rate": "own", "seed_warmup": 3}
+    tasks = [task(task.defaults.replace(schedule="cosine", **changes)) for task in MIXED]
+    whole, loaded = make_population(tasks, 3, strategy), make_population(tasks, 3, strategy)
+    with populations(whole, loaded):
+        # Seeds of several ages, some gone again.
+        explore(whole, 9, seed=2)
+        assert any(bool(group.state.learned.any()) for group in whole.groups)
+        whole.save(tmp_path / "state")
+        loaded.load(tmp_path / "state")
+        assert same(trees(loaded), trees(whole))
+        assert same(go_on(loaded), go_on(whole))
+        assert same(trees(loaded), trees(whole))
+
+
 @pytest.mark.parametrize(
     ("made", "reason"),
     [

@@ -13,6 +13,7 @@ from esper.cli.output import err_console, out_console, points, print_json, safe
 _EPILOG = """\
 examples:
   esper grow --task digits --out runs/first
+  esper grow --task digits --optimizer adamw --learning-rate 0.003 --seed-warmup 2 --out runs/adamw
   esper grow --task cifar_baseline --data ~/cifar-10-batches-py --device cuda --out runs/cifar
   esper grow --model mynet:make --slots layer1,layer2 --data images.npz --out runs/mine
   esper grow --resume --out runs/first
@@ -44,13 +45,43 @@ def set_up(parser: Parser) -> None:
     how.add_argument("--seed", type=int, metavar="S", help="seed of the run (default: 0)")
     how.add_argument("--device", choices=("auto", "cpu", "cuda"), help="where (default: auto)")
     how.add_argument(
-        "--learning-rate", type=float, metavar="LR", help="of SGD (default: the task's, or 0.01)"
+        "--optimizer",
+        choices=("sgd", "adamw"),
+        help="what moves the weights; adamw needs a --learning-rate of its own, such as 0.003 "
+        "(default: the task's, or sgd)",
+    )
+    how.add_argument(
+        "--learning-rate",
+        type=float,
+        metavar="LR",
+        help="where it is highest; good ones are 0.01 to 0.2 for sgd, 0.001 to 0.005 for adamw "
+        "(default: the task's, or 0.01)",
+    )
+    how.add_argument(
+        "--weight-decay",
+        type=float,
+        metavar="W",
+        help="how much weights shrink; 0.01 to 0.1 is usual for adamw "
+        "(default: the task's, or 0.0005)",
     )
     how.add_argument(
         "--schedule",
         choices=("constant", "cosine", "wsd"),
         help="how the learning rate moves over the run: not, along a cosine, or up, level and down "
         "(default: the task's, or constant)",
+    )
+    how.add_argument(
+        "--seed-rate",
+        choices=("host", "own"),
+        help="what a seed's learning rate follows: the host's, or a schedule of its own from the "
+        "epoch it begins to learn in to the end (default: the task's, or host)",
+    )
+    how.add_argument(
+        "--seed-warmup",
+        type=int,
+        metavar="N",
+        help="epochs in which the rate of a seed that begins to learn goes up "
+        "(default: the task's, or 0)",
     )
     how.add_argument(
         "--batch-size", type=int, metavar="B", help="samples in a step (default: the task's, or 64)"
@@ -183,7 +214,19 @@ def resolve(options: argparse.Namespace) -> Any:
     if name == "schedule" and argument:
         controller = f"{name}{colon}{_absolute(argument)}"
     growth = growth_of(options.task)
-    training = growth.training.replace(**_given(options, "learning_rate", "batch_size", "schedule"))
+    given = _given(
+        options,
+        "optimizer",
+        "learning_rate",
+        "weight_decay",
+        "batch_size",
+        "schedule",
+        "seed_rate",
+        "seed_warmup",
+    )
+    if given.get("optimizer", growth.training.optimizer) != growth.training.optimizer:
+        _need_rate(options, growth.training)
+    training = growth.training.replace(**given)
     growth = growth.replace(training=training, **_given(options, "epochs", "seed", "twin"))
     garden = growth.garden.limited(
         max_seeds=options.max_seeds,
@@ -203,6 +246,19 @@ def resolve(options: argparse.Namespace) -> Any:
         device="cuda" if choose_device(options.device or "auto").type == "cuda" else "cpu",
         growth=growth.replace(garden=garden, gardener=gardener),
     )
+
+
+def _need_rate(options: argparse.Namespace, training: Any) -> None:
+    """Refuse to train by one optimizer at the learning rate of another."""
+    from esper.leyline.errors import UsageError
+    from esper.tasks.training import GOOD_RATES
+
+    if options.learning_rate is None:
+        raise UsageError(
+            f"--optimizer {options.optimizer} needs a --learning-rate of its own "
+            f"({GOOD_RATES[options.optimizer]} are good ones); {training.learning_rate:g} is for "
+            f"{training.optimizer}"
+        )
 
 
 def _given(options: argparse.Namespace, *names: str) -> dict[str, Any]:
