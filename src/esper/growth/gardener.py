@@ -36,7 +36,7 @@ from esper.kasmina.governor import PANIC_TEXTS, GovernorConfig, Panic
 from esper.kasmina.operations import OperationResult, describe_result
 from esper.kasmina.optimizer import CarriedOptimizer, make_optimizer
 from esper.kasmina.row_group import RowConfig, RowGroup, measure_by_ablation
-from esper.kasmina.signals import RowFacts, TrackerConfig, row_facts, unknown_rates
+from esper.kasmina.signals import Rates, RowFacts, TrackerConfig, row_facts, unknown_rates
 from esper.kasmina.state import SlotState
 from esper.leyline.actions import (
     HEAD_NAMES,
@@ -202,6 +202,8 @@ class Gardener:
         ablate_every: measure contributions at every this many epochs.
         seed: seed of controllers that draw.
         config: further settings.
+        rates: the learning rates that the owner's epochs will have; by default what the optimizer
+            has when it is looked at.
     """
 
     def __init__(
@@ -216,6 +218,7 @@ class Gardener:
         ablate_every: int | None = None,
         seed: int = 0,
         config: GardenerConfig | None = None,
+        rates: Rates | None = None,
     ) -> None:
         """Bring controller and garden together; nothing is measured yet."""
         if horizon < 1:
@@ -244,7 +247,7 @@ class Gardener:
                 ablate_every=self.config.ablate_every,
             ),
             facts=garden_facts(garden, self.config, horizon),
-            rates=self._engine.rates,
+            rates=rates or self._engine.rates,
             measure=partial(measure_by_ablation, self._engine),
         )
         self._group.assume(garden.state)

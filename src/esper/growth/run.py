@@ -25,6 +25,7 @@ from esper.kasmina.evaluation import BatchEvaluator, apply_objective, evaluate_c
 from esper.kasmina.garden import Garden, GardenConfig
 from esper.kasmina.optimizer import slot_groups
 from esper.kasmina.placement import call_arguments, evaluating
+from esper.kasmina.signals import RateTable
 from esper.kasmina.trainee import SchedulerFactory, Trainee
 from esper.leyline.config import Config, option
 from esper.leyline.controller import Controller
@@ -32,7 +33,7 @@ from esper.leyline.errors import EsperError, UsageError
 from esper.leyline.randomness import drawing
 from esper.leyline.records import EpochRecord, RunSummary, seed_records
 from esper.tasks.objective import Objective
-from esper.tasks.training import TrainingConfig, build_optimizer, epoch_rates
+from esper.tasks.training import TrainingConfig, build_optimizer, epoch_rates, rate_factor
 
 Batches = Iterable[tuple[Any, Any]]
 """(inputs, targets) batches, iterated anew each epoch; `set_epoch(n)` is called where it exists."""
@@ -97,12 +98,17 @@ class GrowthRun:
             )
         _try_objective(garden, objective, self.example_input, targets)
         self.parameters_before = garden.count_parameters()
-        self.gardener = Gardener(
-            garden, controller, config.epochs, seed=config.seed, config=config.gardener
-        )
-        self.modules = describe_host(garden, self.example_input)
         self._make_optimizer = optimizer
         self._sets_rates = optimizer is None and scheduler is None
+        self.gardener = Gardener(
+            garden,
+            controller,
+            config.epochs,
+            seed=config.seed,
+            config=config.gardener,
+            rates=_rates_to_come(config) if self._sets_rates else None,
+        )
+        self.modules = describe_host(garden, self.example_input)
         self.gardener.optimizer(lambda _: self._optimizer_of(garden))
         assert self.gardener.carried is not None
         self.trainee = Trainee(
@@ -238,6 +244,13 @@ class GrowthRun:
 
     def _fork_twin(self) -> None:
         self.twin = self.trainee.fork(self._optimizer_of)
+
+
+def _rates_to_come(config: GrowthConfig) -> RateTable:
+    """Return the host's learning rates in all epochs of a run."""
+    epochs = range(1, config.epochs + 1)
+    factors = [rate_factor(config.training, epoch, config.epochs) for epoch in epochs]
+    return RateTable(torch.tensor([factors]), torch.tensor([config.training.learning_rate]))
 
 
 class _Moved:

@@ -24,7 +24,8 @@ from esper.leyline.stages import SeedStage
 from esper.population.engine import PopulationConfig, PopulationEngine, SlotSpec
 from esper.population.strategy import make_sequential
 from esper.tasks.dataset import TaskData
-from esper.tasks.task import Task, rate_factor
+from esper.tasks.task import Task
+from esper.tasks.training import rate_factor
 
 
 class TaskGroup(RowGroup):
