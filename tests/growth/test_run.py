@@ -123,6 +123,10 @@ def test_every_seed_learns_at_its_own_rate_and_the_twin_at_the_hosts() -> None:
         if run.twin is not None and run.twin.optimizer.state:
             assert run.twin.optimizer.param_groups[0]["lr"] == host
         learned = run.garden.state.learned[0].tolist()
+        # The controller sees the rate of the epoch to come.
+        share = rate_factor(OWN_RATES, record.epoch + 1, horizon)
+        assert float(run.gardener.signals().rate_factor) == pytest.approx(share)
+        assert float(run.gardener.signals().learning_rate) == pytest.approx(0.01 * share)
     assert max(learned) > 2
     assert max(seeds) > host
 

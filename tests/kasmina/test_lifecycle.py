@@ -455,3 +455,17 @@ def test_a_record_ages_the_last_ablation_and_remembers_the_last_health() -> None
     assert (int(state.counterfactual_age), float(state.grad_health_prev)) == (1, 0.4)
     never = record_epoch(one_slot(SeedStage.BLENDING), score(1.0))
     assert int(never.counterfactual_age) == -1
+
+
+def test_a_seed_counts_the_epochs_since_it_began_to_learn() -> None:
+    state = done(empty_state(1, 1), LifecycleOp.GERMINATE, blueprint=0)
+    for _ in range(3):
+        state = record_epoch(state, score(50.0))
+    assert (int(state.age), int(state.learned)) == (3, 0)
+    state = record_epoch(done(state, LifecycleOp.ADVANCE), score(50.0))
+    assert stage_of(state) is SeedStage.TRAINING
+    assert (int(state.age), int(state.learned)) == (4, 1)
+    state = record_epoch(enter_stage(state, HERE, SeedStage.FOSSILIZED), score(50.0))
+    assert (int(state.age), int(state.learned)) == (5, 2)
+    # The next seed in the slot starts anew.
+    assert int(state.clear(HERE).learned) == 0
