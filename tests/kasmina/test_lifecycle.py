@@ -458,7 +458,7 @@ def test_a_record_ages_the_last_ablation_and_remembers_the_last_health() -> None
 
 
 def test_a_seed_counts_the_epochs_since_it_began_to_learn() -> None:
-    state = done(empty_state(1, 1), LifecycleOp.GERMINATE, blueprint=0)
+    state = done(empty_state(1, 1), LifecycleOp.GERMINATE, blueprint=1)
     for _ in range(3):
         state = record_epoch(state, score(50.0))
     assert (int(state.age), int(state.learned)) == (3, 0)
