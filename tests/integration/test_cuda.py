@@ -179,6 +179,9 @@ def small_digits(rows: int = 6, training: str = "sgd", **config: object) -> espe
 def test_kernels_give_the_trajectory_of_plain_pytorch(
     use_bf16: bool, tolerance: float, training: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if training.startswith("adamw"):
+        # Where gradients are small, a division by the root of their squares enlarges rounding.
+        tolerance *= 4
     fast = small_digits(training=training, use_bf16=use_bf16)
     with monkeypatch.context() as without:
         for name in ("vmap_rules", "slot_forward", "batches", "train_step", "stacked"):
