@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from esper.growth.gardener import DEFAULT_CONTROLLER
 from esper.growth.run import Batches, GrowthConfig, GrowthRun, OptimizerFactory
+from esper.kasmina.costs import NO_LIMIT
 from esper.kasmina.trainee import SchedulerFactory
 from esper.leyline.controller import Controller
 from esper.leyline.errors import UsageError, unknown_name
@@ -79,6 +81,8 @@ def model_run(
     device: torch.device | str | None = None,
 ) -> GrowthRun:
     """Return the run that grows somebody's model on somebody's batches."""
+    samples = count_samples(train)
+    config = _told_of_data(config, train_samples=samples, samples_per_epoch=samples)
     return GrowthRun(
         model,
         slots=slots,
@@ -105,10 +109,8 @@ def data_run(
     name: str = "model",
 ) -> GrowthRun:
     """Return the run that grows a model on data held by Esper: reproducible and resumable."""
-    config = config.replace(
-        gardener=config.gardener.replace(
-            train_samples=data.size("train"), samples_per_epoch=data.samples_per_step
-        )
+    config = _told_of_data(
+        config, train_samples=data.size("train"), samples_per_epoch=data.samples_per_step
     )
     return GrowthRun(
         model,
@@ -151,7 +153,31 @@ def task_config(task: Task, **changes: Any) -> GrowthConfig:
         chance_loss=settings.baseline_loss,
         num_classes=settings.num_classes or 0,
     )
-    return base.replace(gardener=gardener, **changes)
+    limits = {}
+    if task.param_limit != NO_LIMIT:
+        limits["max_parameters"] = task.param_limit
+    if task.flop_limit != NO_LIMIT:
+        # 0 would be no limit; nothing that is counted costs as little as 1.
+        limits["max_added_flops"] = max(1, task.flop_limit - task.host_flops)
+    chosen = {"gardener": gardener, "garden": base.garden.limited(**limits), **changes}
+    return base.replace(**chosen)
+
+
+def count_samples(batches: Batches) -> int:
+    """Return how many samples an epoch of somebody's batches has; 0 where they do not say."""
+    if isinstance(batches, DataLoader):
+        return len(batches.dataset) if isinstance(batches.dataset, Sized) else 0
+    if not isinstance(batches, Sequence):
+        return 0
+    # What is wrong with a batch is said when it is trained on.
+    targets = [batch[1] for batch in batches if isinstance(batch, tuple | list) and len(batch) == 2]
+    return sum(len(each) for each in targets if isinstance(each, Tensor) and each.dim())
+
+
+def _told_of_data(config: GrowthConfig, **found: int) -> GrowthConfig:
+    """Return the settings with what was found out about the data where they do not say it."""
+    unsaid = {name: value for name, value in found.items() if not getattr(config.gardener, name)}
+    return config.replace(gardener=config.gardener.replace(**unsaid))
 
 
 def find_objective(loss: str | Objective) -> Objective:

@@ -75,6 +75,8 @@ def task_facts(task: Task, data: TaskData, slots: Sequence[SlotSpec], rows: int)
         samples_per_epoch=data.samples_per_step,
         num_classes=config.num_classes or 0,
         host_flops=task.host_flops,
+        param_limit=task.param_limit,
+        flop_limit=task.flop_limit,
     )
 
 

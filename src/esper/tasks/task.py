@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina.costs import outline_flops
+from esper.kasmina.costs import NO_LIMIT, outline_flops
 from esper.kasmina.hosts import HOSTS, build_host, host_slots
 from esper.leyline.blueprints import Topology
 from esper.leyline.config import Config, option
@@ -65,6 +65,17 @@ class TaskConfig(TrainingConfig):
     )
 
     param_budget: int = option(500_000, "Parameters that count as a full budget.", minimum=1)
+    param_limit: float | None = option(
+        None,
+        "Most parameters of the grown network, in units of the bare host's: 2 lets it double. A "
+        "seed that could come to exceed it cannot be germinated. Empty is no limit.",
+        minimum=1.0,
+    )
+    flop_limit: float | None = option(
+        None,
+        "Most operations per sample of the grown network, in units of the bare host's; likewise.",
+        minimum=1.0,
+    )
     baseline_loss: float = option(2.3, "Loss of a network that knows nothing.", above=0.0)
     target_loss: float = option(0.3, "Loss that counts as solved.", minimum=0.0)
 
@@ -170,6 +181,18 @@ class Task(ABC):
         return outline_flops(self._outline, self.example_input(1))
 
     @property
+    def param_limit(self) -> int:
+        """Most parameters of the grown network, -1 without a limit."""
+        ratio = self.config.param_limit
+        return NO_LIMIT if ratio is None else math.floor(ratio * self.host_parameters)
+
+    @property
+    def flop_limit(self) -> int:
+        """Most operations per sample of the grown network, -1 without a limit."""
+        ratio = self.config.flop_limit
+        return NO_LIMIT if ratio is None else math.floor(ratio * self.host_flops)
+
+    @property
     def topology(self) -> Topology:
         """Kind of activation at the slots."""
         return HOSTS.get(self.config.host).topology
@@ -271,6 +294,7 @@ def describe_task(name: str, data_path: DataPath | None = None) -> dict[str, Any
         "host_options": config.host_options.to_mapping(),
         "topology": task.topology,
         "parameters": task.host_parameters,
+        "flops": task.host_flops,
         "slots": dict(task.slot_paths),
         "input_shape": list(config.input_shape),
         "num_classes": config.num_classes,
@@ -282,5 +306,7 @@ def describe_task(name: str, data_path: DataPath | None = None) -> dict[str, Any
         "optimizer": config.optimizer,
         "learning_rate": config.learning_rate,
         "param_budget": config.param_budget,
+        "param_limit": config.param_limit,
+        "flop_limit": config.flop_limit,
         "data": data,
     }

@@ -42,6 +42,7 @@ from esper.simic.rewards.contract import Transition
 from esper.tamiyo.controllers.random import RandomController
 
 HOST_PARAMS = 10_000
+HOST_FLOPS = 1_000_000
 BUDGET = 500_000
 HORIZON = 60
 
@@ -57,18 +58,22 @@ _FREE_HEADS = ("style", "tempo", "alpha_target", "alpha_speed", "alpha_curve")
 """The heads whose masks depend on no other choice."""
 
 
-def imagined_costs(slots: int, seed_params: Tensor, fitting: Sequence[int]) -> SlotCosts:
-    """Return the costs at slots that nothing flows through: there are no gates and no operations.
+def imagined_costs(
+    slots: int, seed_params: Tensor, fitting: Sequence[int], *, seed_flops: Tensor | None = None
+) -> SlotCosts:
+    """Return the costs at slots that nothing flows through; gates are free.
 
     Args:
         slots: how many there are.
         seed_params: int64 [B], parameters of a seed by its blueprint.
         fitting: ids of the blueprints that fit every slot.
+        seed_flops: int64 [B], operations per sample of a seed by its blueprint; none by default.
     """
     nothing = torch.zeros(slots, dtype=torch.int64)
     fits = torch.zeros(len(seed_params), dtype=torch.bool)
     fits[list(fitting)] = True
     params = torch.where(fits, seed_params, NOT_FOR_THE_SLOT)
+    flops = torch.zeros_like(seed_params) if seed_flops is None else seed_flops
     return SlotCosts(
         slot_channels=nothing,
         slot_positions=nothing,
@@ -76,7 +81,7 @@ def imagined_costs(slots: int, seed_params: Tensor, fitting: Sequence[int]) -> S
         gate_params=nothing,
         gate_flops=nothing,
         seed_params=params.expand(slots, -1),
-        seed_flops=params.clamp(max=0).expand(slots, -1),
+        seed_flops=torch.where(fits, flops, NOT_FOR_THE_SLOT).expand(slots, -1),
     )
 
 
@@ -142,6 +147,7 @@ class ImaginedRows:
         lifecycle: the constants of a seed's life.
         seed_params: int64 [B], parameters of a seed by its blueprint; by default they grow with
             the id.
+        seed_flops: int64 [B], operations per sample of a seed; by default they do likewise.
     """
 
     def __init__(
@@ -152,14 +158,16 @@ class ImaginedRows:
         *,
         lifecycle: LifecycleConfig = LIVELY,
         seed_params: Tensor | None = None,
+        seed_flops: Tensor | None = None,
     ) -> None:
         """Lay out the rows; `reset` starts them."""
         self.rows, self.num_slots, self.lifecycle = rows, slots, lifecycle
         sizes = 500 * torch.arange(NUM_BLUEPRINTS) if seed_params is None else seed_params
         self._engine = ImaginedEngine(rows, slots, HOST_PARAMS, sizes)
         choices = [index for index in range(NUM_BLUEPRINTS) if index != NOOP]
-        costs = imagined_costs(slots, sizes, choices)
-        self._facts = row_facts(rows, costs, horizon=horizon, budget=BUDGET)
+        flops = 20_000 * torch.arange(NUM_BLUEPRINTS) if seed_flops is None else seed_flops
+        costs = imagined_costs(slots, sizes, choices, seed_flops=flops)
+        self._facts = row_facts(rows, costs, horizon=horizon, budget=BUDGET, host_flops=HOST_FLOPS)
         self._told: Measured
         self._failed = torch.zeros(rows, dtype=torch.bool)
         self._group = self._start()

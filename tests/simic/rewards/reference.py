@@ -82,10 +82,12 @@ class RowReference:
             terms = {"gain": -self.gain / config.scale, "rent": 0.0}
         else:
             added = (self.after.params - self.after.host_params) / self.after.host_params
+            flops = (self.after.flops - self.after.host_flops) / self.after.host_flops
+            points = config.rent_points * added + config.flop_rent_points * flops
             steps = self.after.max_epochs - 1
             terms = {
                 "gain": (self.config.gamma * counted - self.gain) / config.scale,
-                "rent": -config.rent_points * added / steps / config.scale,
+                "rent": -points / steps / config.scale,
             }
         undecided = sum(stage in LIVE for stage in self.after.stage)
         settles = self.is_last and not self.rolled_back
@@ -154,14 +156,15 @@ class RowReference:
         fall = max(-config.limit, min(config.limit, fall))
         if fall < 0:
             fall *= config.regress_share
-        grown = sum(
-            size
-            for stage, age, size in zip(
-                self.after.stage, self.after.age, self.after.slot_params, strict=True
-            )
+        paying = [
+            slot
+            for slot, (stage, age) in enumerate(zip(self.after.stage, self.after.age, strict=True))
             if stage in MODULE and age > config.rent_free
-        )
+        ]
+        grown = sum(self.after.slot_params[slot] for slot in paying)
+        flops = sum(self.after.slot_flops[slot] for slot in paying)
         rent = config.rent_weight * math.log1p(grown / self.after.host_params)
+        rent += config.flop_rent_weight * math.log1p(flops / self.after.host_flops)
         terminal = 0.0
         if self.is_last:
             share = (config.baseline - self.after.val_loss) / (config.baseline - config.target)
@@ -373,8 +376,16 @@ class RowReference:
 
     def rent(self) -> float:
         config = self.config.rent
-        growth = self.effective_params() / max(self.after.host_params, config.min_host, 1)
-        return -min(config.weight * math.log1p(growth), config.limit)
+        after = self.after
+        growth = self.effective_params() / max(after.host_params, config.min_host, 1)
+        flops = sum(
+            alpha * flops
+            for stage, alpha, flops in zip(after.stage, after.alpha, after.slot_flops, strict=True)
+            if stage in BLENDED
+        )
+        rent = config.weight * math.log1p(growth)
+        rent += config.flop_weight * math.log1p(flops / after.host_flops)
+        return -min(rent, config.limit)
 
     def shock(self) -> float:
         config = self.config.shock

@@ -33,10 +33,18 @@ class Story:
         horizon: int = 60,
         score: float = 50.0,
         seed_params: Tensor | None = None,
+        seed_flops: Tensor | None = None,
         lifecycle: LifecycleConfig = QUICK,
     ) -> None:
         self.config = config
-        self.world = ImaginedRows(1, slots, horizon, seed_params=seed_params, lifecycle=lifecycle)
+        self.world = ImaginedRows(
+            1,
+            slots,
+            horizon,
+            seed_params=seed_params,
+            seed_flops=seed_flops,
+            lifecycle=lifecycle,
+        )
         self.reward = make_reward(config)
         self.score = self.twin = score
         self.contribution = torch.zeros(1, slots)

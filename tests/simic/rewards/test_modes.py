@@ -18,7 +18,13 @@ from esper.simic.rewards import (
     december_config,
     make_reward,
 )
-from esper.simic.rewards.config import AttributionConfig, OperationConfig
+from esper.simic.rewards.config import (
+    AttributionConfig,
+    LossConfig,
+    OperationConfig,
+    RentConfig,
+    TwinConfig,
+)
 from esper.tamiyo.controllers.random import RandomController
 from esper.testing import random_episode, random_signals
 from tests.simic.rewards.comparing import assert_matches_reference
@@ -86,8 +92,14 @@ def test_every_mode_agrees_with_the_reference_on_whatever_signals(
         RewardConfig(mode="shaped", attribution=AttributionConfig(combination="minimum")),
         RewardConfig(mode="shaped", attribution=AttributionConfig(settles_prunes=False)),
         RewardConfig(mode="shaped", operation=OperationConfig(punish_refusals=True)),
+        RewardConfig(mode="twin", twin=TwinConfig(flop_rent_points=0.25)),
+        RewardConfig(mode="shaped", rent=RentConfig(flop_weight=0.3)),
+        RewardConfig(mode="loss", loss=LossConfig(flop_rent_weight=0.02)),
     ],
-    ids=["december", "hindsight", "bare", "trusting", "minimum", "unsettled", "refusals"],
+    ids=[
+        *("december", "hindsight", "bare", "trusting", "minimum", "unsettled", "refusals"),
+        *("twin flops", "shaped flops", "loss flops"),
+    ],
 )
 def test_variants_agree_with_the_reference(config: RewardConfig) -> None:
     assert_matches_reference(config, *random_episode(8, 3, 24, generator(0, "variants")))

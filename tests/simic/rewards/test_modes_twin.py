@@ -215,6 +215,16 @@ def test_rent_is_calibrated_by_the_whole_episode() -> None:
     assert close(story.sum("rent"), -0.5)
 
 
+def test_rent_for_operations_is_calibrated_likewise() -> None:
+    # A seed that takes as many operations as the host, and hardly a parameter.
+    config = TWIN.replace(twin=TwinConfig(flop_rent_points=0.25))
+    sizes, operations = torch.full((13,), 1), torch.full((13,), 1_000_000)
+    story = Story(config, horizon=41, seed_params=sizes, seed_flops=operations)
+    story.germinate()
+    story.finish()
+    assert close(story.sum("rent"), -0.25 - 0.5 / 10_000)
+
+
 def test_rent_grows_with_the_blueprint() -> None:
     rents = []
     for blueprint in (1, 2, 5, 9):

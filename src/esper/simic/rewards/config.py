@@ -32,6 +32,11 @@ class TwinConfig(Config):
     rent_points: float = option(
         0.5, "Points that twice the parameters cost over a whole episode.", minimum=0.0
     )
+    flop_rent_points: float = option(
+        0.0,
+        "Points that twice the operations per sample cost over a whole episode.",
+        minimum=0.0,
+    )
     final_epochs: int = option(5, "Last epochs whose mean is the final gain.", minimum=1)
     rollback_penalty: float = option(
         1.0, "Cost of a rollback beside the gain that is lost.", minimum=0.0
@@ -134,9 +139,12 @@ class SynergyConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class RentConfig(Config):
-    """Cost of the parameters in use."""
+    """Cost of the parameters in use, and of the operations if they are to count."""
 
     weight: float = option(0.5, "Factor of the logarithm of the growth.", minimum=0.0)
+    flop_weight: float = option(
+        0.0, "Factor of the logarithm of the growth in operations per sample.", minimum=0.0
+    )
     limit: float = option(1.5, "Largest rent of one step.", minimum=0.0)
     min_host: float = option(200.0, "Host parameters that are assumed at least.", minimum=0.0)
     slot_share: float = option(
@@ -295,6 +303,9 @@ class LossConfig(Config):
     regress_share: float = option(0.5, "Share of a rise of the loss that counts.", minimum=0.0)
     rent_weight: float = option(
         0.05, "Factor of the logarithm of the growth (0.01 for text).", minimum=0.0
+    )
+    flop_rent_weight: float = option(
+        0.0, "Factor of the logarithm of the growth in operations per sample.", minimum=0.0
     )
     rent_limit: float = option(5.0, "Largest rent of one step.", minimum=0.0)
     rent_free: int = option(3, "Age up to which a seed pays no rent.", minimum=0)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from esper.leyline.errors import unknown_name
 from esper.population.engine import PopulationConfig
 from esper.simic.agent.config import ExplorationConfig, ImitationConfig, PerHead, PPOConfig
-from esper.simic.rewards.config import RewardConfig
+from esper.simic.rewards.config import RewardConfig, TwinConfig
 from esper.simic.training.config import TrainConfig
 from esper.tamiyo.networks.config import PolicyConfig
 from esper.tamiyo.policy.distribution import FloorConfig
@@ -28,7 +28,8 @@ LEARNER = PPOConfig(
 )
 """The learner's settings: those that learn the problems whose optimum is known."""
 
-_REWARD = RewardConfig(gamma=LEARNER.gamma)
+_REWARD = RewardConfig(gamma=LEARNER.gamma, twin=TwinConfig(flop_rent_points=0.25))
+"""Operations cost half of what parameters do: enough to prefer the cheaper of two equal seeds."""
 
 _POLICY = PolicyConfig(
     lstm_hidden_dim=128,

@@ -4,15 +4,16 @@ import torch
 
 from esper.simic.rewards import RewardConfig
 from esper.simic.rewards.config import RentConfig
-from esper.simic.rewards.terms.costs import effective_params
+from esper.simic.rewards.terms.costs import effective_flops, effective_params
 from tests.simic.rewards.stories import Story, close, term
 
 SHAPED = RewardConfig(mode="shaped")
 HOST = 10_000
 
 
-def held(config: RewardConfig, size: int, slots: int = 1) -> Story:
-    story = Story(config, slots=slots, seed_params=torch.full((13,), size))
+def held(config: RewardConfig, size: int, slots: int = 1, flops: int = 0) -> Story:
+    sizes, operations = torch.full((13,), size), torch.full((13,), flops)
+    story = Story(config, slots=slots, seed_params=sizes, seed_flops=operations)
     story.hold()
     return story
 
@@ -26,6 +27,24 @@ def test_rent_has_a_limit() -> None:
     assert term(held(SHAPED, 10_000_000).wait(), "rent") == -1.5
     far = SHAPED.replace(rent=RentConfig(limit=8.0))
     assert close(term(held(far, 10_000_000).wait(), "rent"), -0.5 * math.log1p(1_000.0039))
+
+
+def test_operations_cost_only_where_they_have_a_weight() -> None:
+    story = held(SHAPED, 5_000, flops=750_000)
+    without = term(story.wait(), "rent")
+    assert close(without, -0.5 * math.log1p(0.0039 + 0.5))
+    weighed = SHAPED.replace(rent=RentConfig(flop_weight=0.2))
+    assert close(
+        term(held(weighed, 5_000, flops=750_000).wait(), "rent"), without - 0.2 * math.log1p(0.75)
+    )
+    assert term(held(weighed, 5_000, flops=10**12).wait(), "rent") == -1.5
+
+
+def test_operations_count_by_amplitude() -> None:
+    story = held(SHAPED, 5_000, flops=750_000)
+    assert float(effective_flops(story.signals)) == 750_000
+    story.set_alpha(0)
+    assert close(float(effective_flops(story.signals)), 375_000)
 
 
 def test_amplitude_counts_and_fossils_go_on_paying() -> None:

@@ -22,21 +22,33 @@ def effective_params(signals: Signals, config: RentConfig) -> Tensor:
     return torch.where(blended, used, 0.0).sum(1)
 
 
+def effective_flops(signals: Signals) -> Tensor:
+    """Return float32 [R]: operations per sample of blended seeds by amplitude."""
+    blended = is_in(signals.stage, BLENDED_STAGES)
+    return torch.where(blended, signals.alpha * signals.slot_flops.float(), 0.0).sum(1)
+
+
 def rent(view: StepView) -> Tensor:
     """Return [R], 0 or less: logarithm of the growth in use in the epoch of the step."""
-    config = view.config.rent
-    host = view.after.host_params.float().clamp(min=max(config.min_host, 1.0))
-    growth = effective_params(view.after, config) / host
-    return -(config.weight * torch.log1p(growth)).clamp(max=config.limit)
+    config, after = view.config.rent, view.after
+    host = after.host_params.float().clamp(min=max(config.min_host, 1.0))
+    growth = effective_params(after, config) / host
+    flop_growth = effective_flops(after) / after.host_flops.float().clamp(min=1)
+    owed = config.weight * torch.log1p(growth) + config.flop_weight * torch.log1p(flop_growth)
+    return -owed.clamp(max=config.limit)
 
 
 def twin_rent(view: StepView) -> Tensor:
-    """Return [R], 0 or less: added parameters, so that doubling them costs a number of points."""
-    config = view.config.twin
-    after = view.after
+    """Return [R], 0 or less: added parameters and operations per sample.
+
+    Doubling either costs a number of points over a whole episode.
+    """
+    config, after = view.config.twin, view.after
     steps = (after.max_epochs - 1).clamp(min=1)
     added = (after.params - after.host_params) / after.host_params.clamp(min=1)
-    return -config.rent_points / config.scale * added / steps
+    added_flops = (after.flops - after.host_flops) / after.host_flops.clamp(min=1)
+    by_params = -config.rent_points / config.scale * added / steps
+    return by_params - config.flop_rent_points / config.scale * added_flops / steps
 
 
 def budget_rent(view: StepView) -> Tensor:
@@ -57,9 +69,11 @@ def growth_rent(view: StepView) -> Tensor:
     """Return [R], 0 or less: logarithm of the growth by seeds past their grace (`loss`)."""
     config, after = view.config.loss, view.after
     pays = view.has_module & (after.age > config.rent_free)
-    added = torch.where(pays, after.slot_params, 0).sum(1)
-    growth = added / after.host_params.clamp(min=1)
-    return -(config.rent_weight * torch.log1p(growth)).clamp(max=config.rent_limit)
+    growth = torch.where(pays, after.slot_params, 0).sum(1) / after.host_params.clamp(min=1)
+    flop_growth = torch.where(pays, after.slot_flops, 0).sum(1) / after.host_flops.clamp(min=1)
+    owed = config.rent_weight * torch.log1p(growth)
+    owed = owed + config.flop_rent_weight * torch.log1p(flop_growth)
+    return -owed.clamp(max=config.rent_limit)
 
 
 def shock(view: StepView) -> Tensor:
