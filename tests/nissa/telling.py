@@ -61,6 +61,7 @@ def made_up_epoch(epoch: int) -> EpochRecord:
         alpha=min(1.0, 0.2 * (epoch - 10)) if blended else 0.0,
         alpha_target=1.0 if blended else 0.0,
         parameters=0 if empty else 592,
+        flops=0 if empty else 41_472,
         epochs_in_stage=0 if empty else epoch % 5,
         age=0 if empty else epoch - 4,
         contribution=0.1 * epoch if blended else None,
@@ -73,6 +74,7 @@ def made_up_epoch(epoch: int) -> EpochRecord:
         alpha=0.0,
         alpha_target=0.0,
         parameters=0,
+        flops=0,
         epochs_in_stage=0,
         age=0,
         contribution=None,
@@ -90,6 +92,7 @@ def made_up_epoch(epoch: int) -> EpochRecord:
         stabilized=epoch > 3,
         plateau_epochs=epoch % 3,
         parameters=6_418 + (0 if empty else 592),
+        flops=1_622_656 + (0 if empty else 41_472),
         slots=(grown, never),
         decision=None
         if epoch == EPOCHS

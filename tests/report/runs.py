@@ -16,6 +16,7 @@ from esper.leyline.records import (
 
 SLOTS = ("r0c0", "r0c1", "r0c2")
 HOST_PARAMETERS = 4_210
+HOST_FLOPS = 84_000
 
 # Stage and alpha at the end of each epoch from the first to the last one named.
 Life = Sequence[tuple[int, int, str, float, float]]
@@ -45,6 +46,7 @@ def make_slot(name: str, **changes: object) -> SlotRecord:
         alpha=0.0,
         alpha_target=0.0,
         parameters=0,
+        flops=0,
         epochs_in_stage=-1,
         age=-1,
         contribution=None,
@@ -79,6 +81,7 @@ def make_epoch(epoch: int, score: float, **changes: object) -> EpochRecord:
         stabilized=False,
         plateau_epochs=0,
         parameters=HOST_PARAMETERS,
+        flops=HOST_FLOPS,
         slots=tuple(make_slot(name) for name in SLOTS),
         decision=make_decision("WAIT"),
         seconds=0.25,
@@ -153,6 +156,7 @@ def growing_run(*, with_twin: bool = True) -> list[EpochRecord]:
                 twin + kept + pruned,
                 twin_score=twin if with_twin else None,
                 parameters=HOST_PARAMETERS + sum(slot.parameters for slot in slots),
+                flops=HOST_FLOPS + sum(slot.flops for slot in slots),
                 slots=slots,
                 decision=None if epoch == 60 else decision,
             )
@@ -169,6 +173,8 @@ def summary_of(history: Sequence[EpochRecord], **changes: object) -> RunSummary:
         epochs=len(history),
         parameters_before=HOST_PARAMETERS,
         parameters_after=last.parameters,
+        flops_before=HOST_FLOPS,
+        flops_after=last.flops,
         val_score=last.val_score,
         test_score=None,
         twin_val_score=last.twin_score,
@@ -212,6 +218,7 @@ def _living(
             blueprint=blueprint,
             alpha=begin + share * (end - begin),
             parameters=0 if is_gone else parameters,
+            flops=0 if is_gone else 20 * parameters,
             contribution=contribution[0] if known else None,
             contribution_se=contribution[1] if known else None,
         )

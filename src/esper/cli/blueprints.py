@@ -9,6 +9,7 @@ from esper.cli.main import Parser
 from esper.cli.output import name_width, out_console, print_json, safe
 
 _WIDTHS = (8, 64)
+_WIDE = 140
 
 
 def set_up(parser: Parser) -> None:
@@ -26,30 +27,53 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print_json({"blueprints": rows})
         return 0
-    table = Table(title="Blueprints (parameters at 8 and 64 channels)", title_justify="left")
-    for column in ("id", "blueprint", "topologies", "at 8", "at 64", "what it is"):
+    console = out_console()
+    # A narrow terminal keeps the parameters, a wide one shows the operations as well.
+    costs = ("parameters", "flops") if console.width >= _WIDE else ("parameters",)
+    table = Table(title=_TITLES[costs], title_justify="left")
+    numbers = [f"{_SHORT[cost]}at {width}" for cost in costs for width in _WIDTHS]
+    for column in ("id", "blueprint", "topologies", *numbers, "what it is"):
         table.add_column(
             column,
-            justify="right" if column in ("id", "at 8", "at 64") else "left",
+            justify="right" if column in ("id", *numbers) else "left",
             no_wrap=column == "blueprint",
             min_width=name_width(row["name"] for row in rows) if column == "blueprint" else None,
         )
     for row in rows:
-        sizes = [list(by_width.values()) for by_width in row["parameters"].values()]
         table.add_row(
             str(row["id"]),
             safe(row["name"]),
             ", ".join(row["topologies"]),
-            *(" / ".join(f"{n:,}" for n in sorted({size[i] for size in sizes})) for i in (0, 1)),
+            *(_over_topologies(row[cost], width) for cost in costs for width in _WIDTHS),
             safe(row["note"]),
         )
-    out_console().print(table)
+    console.print(table)
     return 0
 
 
+_SHORT = {"parameters": "", "flops": "FLOPs "}
+_TITLES = {
+    ("parameters",): "Blueprints (parameters at 8 and 64 channels)",
+    ("parameters", "flops"): (
+        "Blueprints (parameters, and FLOPs for 8 x 8 pixels or 64 tokens, at 8 and 64 channels)"
+    ),
+}
+
+
+def _over_topologies(cost: dict[str, dict[str, int]], width: int) -> str:
+    """Return the different costs of a blueprint at one width."""
+    return " / ".join(f"{n:,}" for n in sorted({sizes[str(width)] for sizes in cost.values()}))
+
+
+def _shapes(width: int) -> dict[str, tuple[int, ...]]:
+    """Return what operations are counted for: an image of 8 x 8, 64 tokens, one vector."""
+    return {"cnn": (1, width, 8, 8), "sequence": (1, 64, width), "vector": (1, width)}
+
+
 def describe_blueprints() -> list[dict[str, Any]]:
-    """Return every blueprint with its sizes, as plain data."""
+    """Return every blueprint with its costs, as plain data."""
     from esper.kasmina.blueprints import BLUEPRINTS, blueprint_names, count_parameters
+    from esper.kasmina.costs import seed_flops
 
     rows = []
     for index, name in enumerate(blueprint_names()):
@@ -63,6 +87,13 @@ def describe_blueprints() -> list[dict[str, Any]]:
                 "parameters": {
                     topology: {
                         str(width): count_parameters(blueprint, width, topology)
+                        for width in _WIDTHS
+                    }
+                    for topology in blueprint.topologies
+                },
+                "flops": {
+                    topology: {
+                        str(width): seed_flops(blueprint, topology, _shapes(width)[topology])
                         for width in _WIDTHS
                     }
                     for topology in blueprint.topologies

@@ -316,18 +316,20 @@ def print_summary(grown: Any, document: dict[str, Any]) -> None:
 
     console, summary = out_console(), grown.summary
     result = Table(title=safe(f"Grown: {summary.task}"), title_justify="left")
-    for column in ("", "parameters", "validation", "test"):
+    for column in ("", "parameters", "FLOPs", "validation", "test"):
         result.add_column(column, justify="left" if not column else "right")
     if summary.twin_val_score is not None:
         result.add_row(
             "twin (only waits)",
             f"{summary.parameters_before:,}",
+            f"{summary.flops_before:,}",
             points(summary.twin_val_score),
             points(summary.twin_test_score),
         )
     result.add_row(
         "grown",
         f"{summary.parameters_after:,}",
+        f"{summary.flops_after:,}",
         points(summary.val_score),
         points(summary.test_score),
     )
@@ -345,8 +347,9 @@ def _seed_table(grown: Any) -> Any:
     from rich.table import Table
 
     table = Table(title="Seeds (contribution in points ± standard error)", title_justify="left")
-    for column in ("slot", "seed", "germinated", "ended", "fate", "parameters", "contribution"):
-        table.add_column(column)
+    costs = ("parameters", "FLOPs")
+    for column in ("slot", "seed", "germinated", "ended", "fate", *costs, "contribution"):
+        table.add_column(column, justify="right" if column in costs else "left")
     worth = grown.contributions.leave_one_out
     for seed in grown.summary.seeds:
         measured = worth.get(seed.slot) if seed.fate != "pruned" else None
@@ -358,6 +361,7 @@ def _seed_table(grown: Any) -> Any:
             "–" if seed.ended is None else f"epoch {seed.ended}",
             seed.fate,
             f"{seed.parameters:,}",
+            f"{seed.flops:,}",
             shown,
         )
     return table

@@ -7,7 +7,7 @@ import argparse
 from esper.cli.main import Parser
 from esper.cli.output import name_width, out_console, print_json, safe
 
-_COLUMNS = ("task", "host", "parameters", "input", "slots", "data", "what it is")
+_COLUMNS = ("task", "host", "parameters", "FLOPs", "input", "slots", "data", "what it is")
 _WIDE = 110
 
 
@@ -36,11 +36,11 @@ def run(options: argparse.Namespace) -> int:
     table = Table(title="Tasks", title_justify="left")
     least = {"task": name_width(TASKS.names()), "parameters": 10, "data": len(EMBEDDED)}
     # A narrow terminal keeps what one chooses a task by.
-    columns = [c for c in _COLUMNS if console.width >= _WIDE or c not in ("host", "input")]
+    columns = [c for c in _COLUMNS if console.width >= _WIDE or c not in ("host", "FLOPs", "input")]
     for column in columns:
         table.add_column(
             column,
-            justify="right" if column == "parameters" else "left",
+            justify="right" if column in ("parameters", "FLOPs") else "left",
             no_wrap=column == "task",
             min_width=least.get(column),
         )
@@ -49,6 +49,7 @@ def run(options: argparse.Namespace) -> int:
             "task": safe(row["name"]),
             "host": safe(row["host"]),
             "parameters": safe(f"{row['parameters']:,}"),
+            "FLOPs": safe(f"{row['flops']:,}"),
             "input": safe("x".join(str(size) for size in row["input_shape"])),
             "slots": safe(", ".join(row["slots"])),
             "data": safe(row["data"]["where"] or row["data"]["status"]),

@@ -316,7 +316,7 @@ class Gardener:
         loss, score = float(measured.loss), float(measured.score)
         twin_score = score if is_own_twin else twin_score
         slots = slot_records(self.garden)
-        parameters = self.garden.count_parameters()
+        parameters, flops = self.garden.count_parameters(), self.garden.count_flops()
         decision = None
         if self.epoch < self.horizon:
             decision = self._decide(self.signals(twin_score), before_action)
@@ -330,6 +330,7 @@ class Gardener:
             stabilized=bool(group.tracker.stabilized[0]),
             plateau_epochs=int(group.tracker.plateau_epochs[0]),
             parameters=parameters,
+            flops=flops,
             slots=slots,
             decision=decision,
             seconds=now - self._clock,

@@ -169,6 +169,8 @@ class GrowthRun:
             epochs=self.gardener.epoch,
             parameters_before=self.parameters_before,
             parameters_after=self.garden.count_parameters(),
+            flops_before=self.garden.host_flops,
+            flops_after=self.garden.count_flops(),
             val_score=last.val_score,
             test_score=test,
             twin_val_score=last.twin_score,

@@ -162,7 +162,11 @@ class Garden(nn.Module):
 
     def count_flops(self) -> int:
         """Return the operations of one sample's forward pass now; `host_flops` is the model's."""
-        return self.host_flops + int(slot_flops(self._state, slot_costs(list(self.seedbed))).sum())
+        return self.host_flops + int(self.slot_flops().sum())
+
+    def slot_flops(self) -> Tensor:
+        """Return int64 [1, S]: operations per sample of the seed and the gate in every slot."""
+        return slot_flops(self._state, slot_costs(list(self.seedbed)))
 
     def masks(self) -> Masks:
         """Return what is legal now, for a controller of one row."""

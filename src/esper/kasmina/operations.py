@@ -204,6 +204,11 @@ class SlotView:
         return int(self._value("params"))
 
     @property
+    def flops(self) -> int:
+        """Operations per sample of the seed and its gate."""
+        return int(self._garden.slot_flops()[0, self._index])
+
+    @property
     def contribution(self) -> float | None:
         """Points the network would lose without the seed, None before it was measured."""
         return self._measured("contribution")

@@ -38,6 +38,8 @@ class SlotRecord:
     alpha: float
     alpha_target: float
     parameters: int
+    flops: int
+    """Operations per sample of the seed and its gate."""
     epochs_in_stage: int
     age: int
     contribution: float | None
@@ -78,6 +80,8 @@ class EpochRecord:
     stabilized: bool
     plateau_epochs: int
     parameters: int
+    flops: int
+    """Operations of one sample's forward pass."""
     slots: tuple[SlotRecord, ...]
     decision: DecisionRecord | None
     """None after the last epoch, when the controller only observes."""
@@ -111,6 +115,8 @@ class SeedRecord:
     fate: str
     """fossilized, pruned, or the name of the stage it is in."""
     parameters: int
+    flops: int
+    """Operations per sample."""
     contribution: float | None
     """Last measured, in points."""
     contribution_se: float | None
@@ -126,6 +132,9 @@ class RunSummary:
     epochs: int
     parameters_before: int
     parameters_after: int
+    flops_before: int
+    """Operations of one sample's forward pass."""
+    flops_after: int
     val_score: float
     test_score: float | None
     twin_val_score: float | None
@@ -169,6 +178,7 @@ def seed_records(history: list[EpochRecord] | tuple[EpochRecord, ...]) -> tuple[
             life.update(
                 fate="fossilized" if slot.stage == "FOSSILIZED" else slot.stage.lower(),
                 parameters=slot.parameters,
+                flops=slot.flops,
             )
             if slot.contribution is not None:
                 life.update(contribution=slot.contribution, contribution_se=slot.contribution_se)

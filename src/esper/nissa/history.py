@@ -68,6 +68,7 @@ def _empty_slot(name: str) -> SlotRecord:
         alpha=0.0,
         alpha_target=0.0,
         parameters=0,
+        flops=0,
         epochs_in_stage=0,
         age=0,
         contribution=None,

@@ -26,13 +26,16 @@ from typing import Any
 
 from esper.nissa.columns import Row, column, key, table, unfold
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 _ROUND = "Round of training, from 0; 0 when one network is grown."
 _ROW = "Row of the population; 0 for one network."
 _STEP = "Epochs done in the episode when it happened, from 1."
 _COUNT = "Number within the same round, row and step, from 0."
 _TIME = "When it was recorded, seconds since 1970 (UTC)."
+_FLOPS = "Operations of one sample's forward pass, seeds and gates included."
+_FLOPS_OF_HOST = "Operations of one sample's forward pass through the host alone."
+_FLOPS_OF_SEED = "Operations per sample of the seed and its gate."
 _ENV_STEPS = "Decisions of all rows since the start of the run; the x axis of training curves."
 _ROLLBACK = "Why the governor acted: not_finite, lobotomy or divergence; absent where it did not."
 _VOLATILE_ROW = "The row speaks of the machine (memory, a sink, a resume), not of the run."
@@ -57,6 +60,7 @@ class RunRow(Row):
     epochs: int | None = column("epochs", "Epochs planned per episode.")
     slots: Json | None = column("", "Names of the slots, in action order.", json=True)
     host_parameters: int | None = column("parameters", "Trainable parameters before growth.")
+    host_flops: int | None = column("operations", _FLOPS_OF_HOST)
     config: Json | None = column("", "The complete resolved configuration.", json=True)
     command: str | None = column("", "The command that started the run.")
     status: str = column("", "running, interrupted, failed or finished.", default="running")
@@ -66,6 +70,7 @@ class RunRow(Row):
     twin_val_score: float | None = column("points", "Validation score of the waiting twin.")
     twin_test_score: float | None = column("points", "Test score of the waiting twin.")
     parameters: int | None = column("parameters", "Trainable parameters at the end.")
+    flops: int | None = column("operations", _FLOPS)
     run_id: str | None = column("", "Random name of this store.", volatile=True)
     versions: Json | None = column("", "Versions of the software.", json=True, volatile=True)
     host: str | None = column("", "Name of the machine.", volatile=True)
@@ -306,6 +311,9 @@ class EpisodeRow(Row):
     parameters: int | None = column("parameters", "Trainable parameters at the end.")
     host_parameters: int | None = column("parameters", "Trainable parameters of the host.")
     parameter_ratio: float | None = column("ratio", "Added over host parameters.")
+    flops: int | None = column("operations", _FLOPS)
+    host_flops: int | None = column("operations", _FLOPS_OF_HOST)
+    flop_ratio: float | None = column("ratio", "Added over host operations.")
     seeds_germinated: int | None = column("seeds", "Seeds germinated.")
     seeds_fossilized: int | None = column("seeds", "Seeds fossilized.")
     seeds_contributing: int | None = column("seeds", "Fossilized seeds that improved the host.")
@@ -336,6 +344,8 @@ class EpochRow(Row):
     plateau_epochs: int | None = column("epochs", "Epochs without half a point of progress.")
     parameters: int | None = column("parameters", "Trainable parameters.")
     host_parameters: int | None = column("parameters", "Trainable parameters of the host.")
+    flops: int | None = column("operations", _FLOPS)
+    host_flops: int | None = column("operations", _FLOPS_OF_HOST)
     live_seeds: int | None = column("seeds", "Seeds with a module, fossilized ones included.")
     rollback_reason: str | None = column("", _ROLLBACK)
     seconds: float | None = column("s", "Time of the epoch.", volatile=True)
@@ -419,6 +429,7 @@ class SeedRow(Row):
     ended: int | None = column("epochs", "Epoch of its fossilization or removal.")
     fate: str | None = column("", "fossilized, pruned, or the stage it is in.")
     parameters: int | None = column("parameters", "Parameters of the seed and its gate.")
+    flops: int | None = column("operations", _FLOPS_OF_SEED)
     contribution: float | None = column("points", "Points lost without it, last measured.")
     contribution_se: float | None = column("points", "Standard error of the contribution.")
     improvement: float | None = column("points", "Score since germination.")
@@ -442,6 +453,7 @@ class StageRow(Row):
     epochs_in_stage: int | None = column("epochs", "Epochs since the stage began.")
     age: int | None = column("epochs", "Epochs since germination.")
     parameters: int | None = column("parameters", "Parameters of the seed and its gate.")
+    flops: int | None = column("operations", _FLOPS_OF_SEED)
     contribution: float | None = column("points", "Points lost without it, last measured.")
     contribution_se: float | None = column("points", "Standard error of the contribution.")
     improvement: float | None = column("points", "Score since germination.")

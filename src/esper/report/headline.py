@@ -31,6 +31,8 @@ class Outcome:
     twin: float | None
     parameters_before: int
     parameters_after: int
+    flops_before: int
+    flops_after: int
     epochs: int
 
     @property
@@ -50,6 +52,8 @@ def read_outcome(history: Sequence[EpochRecord], summary: RunSummary | None) -> 
             twin=summary.twin_test_score if is_tested else summary.twin_val_score,
             parameters_before=summary.parameters_before,
             parameters_after=summary.parameters_after,
+            flops_before=summary.flops_before,
+            flops_after=summary.flops_after,
             epochs=summary.epochs,
         )
     if not history:
@@ -61,6 +65,8 @@ def read_outcome(history: Sequence[EpochRecord], summary: RunSummary | None) -> 
         twin=last.twin_score,
         parameters_before=history[0].parameters,
         parameters_after=last.parameters,
+        flops_before=history[0].flops,
+        flops_after=last.flops,
         epochs=len(history),
     )
 
@@ -111,9 +117,12 @@ def render_figures(
         twin_score = summary.twin_val_score
         twin = "" if twin_score is None else f"twin {format_number(twin_score)}"
         tiles.append(("Score, validation", format_number(summary.val_score), twin))
-    before, after = outcome.parameters_before, outcome.parameters_after
-    sizes = [format_count(size) for size in dict.fromkeys((before, after))]
-    tiles.append(("Parameters", " → ".join(sizes), _change(before, after)))
+    for name, before, after in (
+        ("Parameters", outcome.parameters_before, outcome.parameters_after),
+        ("Operations per sample", outcome.flops_before, outcome.flops_after),
+    ):
+        sizes = [format_count(size) for size in dict.fromkeys((before, after))]
+        tiles.append((name, " → ".join(sizes), _change(before, after)))
     kept = sum(seed.fate == "fossilized" for seed in seeds)
     tiles.append(("Seeds kept", f"{format_count(kept)} of {format_count(len(seeds))}", ""))
     return render_tiles(tiles)

@@ -51,6 +51,8 @@ def render_run(run: StoredRun) -> str:
             epochs=last.epoch,
             parameters_before=info.host_parameters or history[0].parameters,
             parameters_after=info.parameters or last.parameters,
+            flops_before=info.host_flops or history[0].flops,
+            flops_after=info.flops or last.flops,
             val_score=last.val_score if info.val_score is None else info.val_score,
             test_score=info.test_score,
             twin_val_score=info.twin_val_score,

@@ -93,6 +93,7 @@ def render_seeds(
         Column("Ended", "number"),
         Column("Fate"),
         Column("Parameters", "number"),
+        Column("Operations", "number"),
         Column("While growing ± se" if at_end else "Contribution ± se", "number"),
     ]
     rows: list[tuple[object, ...]] = [
@@ -103,6 +104,7 @@ def render_seeds(
             NOTHING if seed.ended is None else seed.ended,
             seed.fate,
             format_count(seed.parameters),
+            format_count(seed.flops),
             format_contribution(seed.contribution, seed.contribution_se),
         )
         for seed in seeds

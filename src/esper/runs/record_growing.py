@@ -49,6 +49,7 @@ def run_row(
         epochs=run.config.epochs,
         slots=list(run.garden.slot_names),
         host_parameters=run.parameters_before,
+        host_flops=run.garden.host_flops,
         config=config,
         command=command,
         versions=software_versions(),
@@ -85,6 +86,7 @@ def record_newest(store: RunStore, run: GrowthRun) -> None:
 def _circumstances(run: GrowthRun) -> dict[str, Any]:
     return {
         "host_parameters": run.parameters_before,
+        "host_flops": run.garden.host_flops,
         "ablate_every": run.config.gardener.ablate_every,
     }
 
@@ -107,6 +109,7 @@ def record_end(store: RunStore, grown: Grown) -> None:
         twin_val_score=summary.twin_val_score,
         twin_test_score=summary.twin_test_score,
         parameters=summary.parameters_after,
+        flops=summary.flops_after,
         seconds=summary.seconds,
     )
 

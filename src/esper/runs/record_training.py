@@ -179,6 +179,9 @@ def episode_rows(report: RoundReport) -> list[EpisodeRow]:
     """Return how every episode ended."""
     outcome, seeds = report.outcome, report.outcome.seeds
     added = (outcome.parameters - outcome.host_parameters).double()
+    flops, host_flops = outcome.at_end("flops"), outcome.at_end("host_flops")
+    # Networks that are only imagined take no operations at all.
+    flop_ratio = (flops - host_flops).double() / host_flops.clamp(min=1).double()
     best = outcome.running_best
     columns: dict[str, list[Any]] = {
         "env_seed": list(outcome.env_seeds),
@@ -194,6 +197,9 @@ def episode_rows(report: RoundReport) -> list[EpisodeRow]:
         "parameters": outcome.parameters.tolist(),
         "host_parameters": outcome.host_parameters.tolist(),
         "parameter_ratio": (added / outcome.host_parameters.double()).tolist(),
+        "flops": flops.tolist(),
+        "host_flops": host_flops.tolist(),
+        "flop_ratio": flop_ratio.tolist(),
         "seeds_germinated": seeds.germinated.sum((1, 2)).tolist(),
         "seeds_fossilized": seeds.fossilized.sum((1, 2)).tolist(),
         "seeds_contributing": outcome.contributing.tolist(),
@@ -361,6 +367,7 @@ def _epochs(outcome: RoundOutcome, rows: Tensor, lived: Tensor) -> dict[str, Any
         "round": outcome.round,
         "row": rows[row_index].tolist(),
         "step": states["epoch"][lived].tolist(),
+        "train_loss": states["train_loss"][lived].tolist(),
         "val_loss": states["val_loss"][lived].tolist(),
         "val_score": states["val_score"][lived].tolist(),
         "best_score": states["best_score"][lived].tolist(),
@@ -369,6 +376,8 @@ def _epochs(outcome: RoundOutcome, rows: Tensor, lived: Tensor) -> dict[str, Any
         "plateau_epochs": states["plateau_epochs"][lived].tolist(),
         "parameters": states["params"][lived].tolist(),
         "host_parameters": states["host_params"][lived].tolist(),
+        "flops": states["flops"][lived].tolist(),
+        "host_flops": states["host_flops"][lived].tolist(),
         "live_seeds": with_module[lived].tolist(),
         "rollback_reason": panic_names(outcome.states["panic"][rows][lived]),
     }
@@ -404,6 +413,7 @@ def _stages(
         "epochs_in_stage": values("epochs_in_stage"),
         "age": values("age"),
         "parameters": values("slot_params"),
+        "flops": values("slot_flops"),
         "contribution": values("contribution"),
         "contribution_se": values("contribution_se"),
         "improvement": improvement[shown].tolist(),
@@ -451,7 +461,7 @@ def _seeds(outcome: RoundOutcome, rows: Tensor, blueprints: Sequence[str]) -> di
         name: []
         for name in (
             *("row", "ordinal", "slot", "blueprint", "germinated", "ended", "fate"),
-            *("parameters", "contribution", "contribution_se", "improvement"),
+            *("parameters", "flops", "contribution", "contribution_se", "improvement"),
         )
     }
     for index, row in enumerate(rows.tolist()):
@@ -481,6 +491,7 @@ def _seeds(outcome: RoundOutcome, rows: Tensor, blueprints: Sequence[str]) -> di
                 "fossilized" if fossil is not None else "pruned" if pruned is not None else fate
             )
             found["parameters"].append(int(states["slot_params"][index, life, slot].max()))
+            found["flops"].append(int(states["slot_flops"][index, life, slot].max()))
             found["contribution"].append(worth)
             found["contribution_se"].append(error)
             found["improvement"].append(float(score[min(stop, length)] - score[step]))

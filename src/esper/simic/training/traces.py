@@ -84,6 +84,8 @@ KEPT_STATES = (
     "val_score",
     "params",
     "host_params",
+    "flops",
+    "host_flops",
     "max_epochs",
     "rolled_back",
     "stage",
