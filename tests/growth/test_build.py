@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import torch
+from torch.utils.data import DataLoader, TensorDataset
 
 from esper.growth.build import (
     FixedBatches,
     TrainingBatches,
+    count_samples,
     data_run,
     find_objective,
     task_config,
@@ -33,6 +35,39 @@ def test_a_task_trains_with_its_own_settings() -> None:
     )
     assert (config.epochs, config.twin, config.seed) == (60, True, 4)
     assert config.gardener.param_budget == task.config.param_budget
+
+
+def test_the_limits_of_a_task_bind_its_network_when_it_grows_alone() -> None:
+    assert task_config(get_task("digits")).garden == GardenConfig()
+    task = get_task("digits", param_limit=1.5, flop_limit=2.0)
+    config = task_config(task)
+    assert config.garden.max_parameters == task.param_limit == int(1.5 * task.host_parameters)
+    run = task_run(task, task.load(), config=config, controller="wait")
+    assert run.garden.flop_limit == task.flop_limit == 2 * task.host_flops
+    signals = run.gardener.signals()
+    assert (int(signals.param_limit), int(signals.flop_limit)) == (
+        task.param_limit,
+        task.flop_limit,
+    )
+    tight = task_config(get_task("digits", flop_limit=1.0)).garden
+    assert tight.max_added_flops == 1
+
+
+def test_signals_know_the_data_where_somebody_does() -> None:
+    task = get_task("digits_mlp", samples_per_step=128, validation_samples=64)
+    data = task.load()
+    run = task_run(task, data, config=task_config(task, epochs=1), controller="wait")
+    signals = run.gardener.signals()
+    assert int(signals.train_samples) == data.size("train")
+    assert int(signals.samples_per_epoch) == 128
+    assert int(signals.num_classes) == 10
+
+
+def test_samples_of_somebodys_batches_are_counted_where_they_say() -> None:
+    x, y = torch.zeros(10, 3), torch.zeros(10)
+    assert count_samples(DataLoader(TensorDataset(x, y), batch_size=4)) == 10
+    assert count_samples([(x, y), (x[:4], y[:4])]) == 14
+    assert count_samples(pair for pair in [(x, y)]) == 0
 
 
 def test_a_task_is_grown_and_repeats() -> None:

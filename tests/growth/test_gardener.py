@@ -14,7 +14,7 @@ from torch.optim import SGD, AdamW
 
 from esper.growth.gardener import Gardener, GardenerConfig, describe_decision, slot_records
 from esper.kasmina.blueprints.registry import blueprint_by_id
-from esper.kasmina.costs import seed_flops
+from esper.kasmina.costs import gate_flops, seed_flops
 from esper.kasmina.garden import Garden
 from esper.kasmina.governor import GovernorConfig
 from esper.kasmina.lifecycle import Outcome
@@ -346,6 +346,44 @@ def test_settings_reach_the_controller() -> None:
     assert isinstance(script.seen[0], Signals)
 
 
+def test_signals_say_what_is_known_of_data_and_limits() -> None:
+    script = Script({})
+    config = GardenerConfig(train_samples=900, samples_per_epoch=300, num_classes=3)
+    garden = make_garden()
+    gardener = Gardener(garden, script, 2, max_parameters=400, max_added_flops=50, config=config)
+    gardener.step(constant, train_loss=0.75)
+    seen = script.seen[0]
+    assert int(seen.train_samples) == 900
+    assert int(seen.samples_per_epoch) == 300
+    assert int(seen.num_classes) == 3
+    assert math.isnan(float(seen.chance_loss))
+    assert float(seen.train_loss) == 0.75
+    assert int(seen.param_limit) == 400
+    assert int(seen.flop_limit) == garden.host_flops + 50
+    assert int(seen.flops) == int(seen.host_flops) == garden.host_flops > 0
+
+
+def test_signals_say_the_rate_that_the_optimizer_has() -> None:
+    gardener = Gardener(make_garden(), "wait", 9)
+    gardener.step(constant)
+    assert float(gardener.signals().rate_factor) == 1.0
+    assert math.isnan(float(gardener.signals().learning_rate))
+    optimizer = gardener.optimizer(SGD, lr=0.2)
+    assert float(gardener.signals().learning_rate) == pytest.approx(0.2)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 1 / (1 + epoch))
+    optimizer.step()
+    schedule.step()
+    assert float(gardener.signals().rate_factor) == pytest.approx(0.5)
+    assert float(gardener.signals().learning_rate) == pytest.approx(0.1)
+
+
+def test_the_peak_of_a_rate_that_first_rises_is_where_it_rises_to() -> None:
+    gardener = Gardener(make_garden(), "wait", 9)
+    optimizer = gardener.optimizer(SGD, lr=0.2)
+    torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.4, total_steps=10, div_factor=8)
+    assert float(gardener.signals().rate_factor) == pytest.approx(1 / 8)
+
+
 def test_a_controller_may_be_any_object_with_the_protocol() -> None:
     script = Script({})
     assert isinstance(script, Controller)
@@ -363,6 +401,7 @@ def added_flops(garden: Garden) -> int:
     blueprints = garden.state.blueprint[0].tolist()
     return sum(
         seed_flops(blueprint_by_id(blueprint), slot.topology, slot.shape)
+        + (0 if slot.gate is None else gate_flops(slot.topology, slot.shape))
         for blueprint, slot in zip(blueprints, garden.seedbed, strict=True)
         if slot.seed is not None
     )
@@ -394,6 +433,7 @@ def test_limits_hold_under_a_random_controller(limits: dict[str, int]) -> None:
             most["parameters"] = max(most["parameters"], counted)
             most["flops"] = max(most["flops"], added_flops(garden))
             assert garden.count_parameters() == counted
+            assert garden.count_flops() == garden.host_flops + added_flops(garden)
             assert record.decision is None or record.decision.outcome != "illegal"
             pruned += record.decision is not None and record.decision.op == "PRUNE"
         fossilized += sum(slot.stage == "FOSSILIZED" for slot in record.slots)

@@ -179,9 +179,6 @@ def episode_rows(report: RoundReport) -> list[EpisodeRow]:
     """Return how every episode ended."""
     outcome, seeds = report.outcome, report.outcome.seeds
     added = (outcome.parameters - outcome.host_parameters).double()
-    flops, host_flops = outcome.at_end("flops"), outcome.at_end("host_flops")
-    # Networks that are only imagined take no operations at all.
-    flop_ratio = (flops - host_flops).double() / host_flops.clamp(min=1).double()
     best = outcome.running_best
     columns: dict[str, list[Any]] = {
         "env_seed": list(outcome.env_seeds),
@@ -197,9 +194,9 @@ def episode_rows(report: RoundReport) -> list[EpisodeRow]:
         "parameters": outcome.parameters.tolist(),
         "host_parameters": outcome.host_parameters.tolist(),
         "parameter_ratio": (added / outcome.host_parameters.double()).tolist(),
-        "flops": flops.tolist(),
-        "host_flops": host_flops.tolist(),
-        "flop_ratio": flop_ratio.tolist(),
+        "flops": outcome.flops.tolist(),
+        "host_flops": outcome.host_flops.tolist(),
+        "flop_ratio": outcome.added_flops.tolist(),
         "seeds_germinated": seeds.germinated.sum((1, 2)).tolist(),
         "seeds_fossilized": seeds.fossilized.sum((1, 2)).tolist(),
         "seeds_contributing": outcome.contributing.tolist(),

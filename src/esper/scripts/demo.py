@@ -94,11 +94,11 @@ def print_comparison(results: dict[str, Any], seeds: int) -> None:
     from esper.simic.training.evaluation import paired_interval
 
     table = Table(title=f"Test score of {seeds} fresh networks", title_justify="left")
-    for name in ("controller", "test", "gain over WAIT-only", "parameters", "seeds kept"):
+    for name in ("controller", "test", "gain over WAIT-only", "parameters", "FLOPs", "seeds kept"):
         table.add_column(name, justify="left" if name == "controller" else "right")
     first = next(iter(results.values()))
     waiting = float(first.twin_test_scores.mean())
-    table.add_row("WAIT-only", f"{waiting:.2f}", "–", "1.00 ×", "–")
+    table.add_row("WAIT-only", f"{waiting:.2f}", "–", "1.00 ×", "1.00 ×", "–")
     intervals = {}
     for name, result in results.items():
         intervals[name] = interval = paired_interval(result.test_gains)
@@ -108,6 +108,7 @@ def print_comparison(results: dict[str, Any], seeds: int) -> None:
             f"{float(result.test_scores.mean()):.2f}",
             f"{interval.mean:+.2f} [{interval.low:+.2f}, {interval.high:+.2f}]",
             f"{float(result.parameter_ratios.mean()):.2f} ×",
+            f"{float(result.flop_ratios.mean()):.2f} ×",
             f"{kept} of {begun}",
         )
     console = out_console()

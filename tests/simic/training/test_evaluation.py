@@ -33,6 +33,7 @@ def test_a_controller_is_compared_with_its_own_twins(evaluator: Evaluator) -> No
     assert torch.equal(found.twin_val_scores, waiting.val_scores)
     assert int(found.germinated.sum()) > 0
     assert (found.parameter_ratios >= 1.0).all()
+    assert (found.flop_ratios >= 1.0).all()
     assert found.test_scores.isfinite().all()
     interval = paired_interval(found.test_gains)
     assert interval.low <= interval.mean <= interval.high

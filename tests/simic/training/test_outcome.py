@@ -52,6 +52,8 @@ def outcome(**changes: Any) -> RoundOutcome:
             "rolled_back": torch.tensor([[False] * 5, [False, False, True, False, False]]),
             "params": torch.tensor([[10, 10, 15, 15, 10], [10] * 5]),
             "host_params": torch.full((2, 5), 10),
+            "flops": torch.tensor([[100, 100, 130, 130, 130], [100] * 5]),
+            "host_flops": torch.full((2, 5), 100),
             "max_epochs": torch.full((2, 5), 5),
             "stage": lanes([-1, -1, G, B, E], [-1, -1, -1, G, G]),
             "blueprint": lanes([-1, -1, 3, 3, 3], [-1, -1, -1, 2, 2]),
@@ -181,3 +183,10 @@ def test_a_calm_end_is_stable() -> None:
     decisions = {**outcome().decisions, "reward": steady}
     assert outcome(decisions=decisions).stability.tolist() == [1.0, 1.0]
     assert float(outcome().stability[0]) == pytest.approx(1 / (1 + 1.25))
+
+
+def test_added_operations_are_relative_to_the_host_and_imagined_hosts_have_none() -> None:
+    assert outcome().added_flops.tolist() == pytest.approx([0.3, 0.0])
+    states = outcome().states
+    nothing = {name: torch.zeros(2, 5, dtype=torch.int64) for name in ("flops", "host_flops")}
+    assert outcome(states={**states, **nothing}).added_flops.tolist() == [0.0, 0.0]

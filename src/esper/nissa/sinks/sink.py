@@ -220,6 +220,7 @@ EPISODES = {
     "final_score": "charts/final_score",
     "gain": "charts/gain",
     "parameter_ratio": "charts/parameter_ratio",
+    "flop_ratio": "charts/flop_ratio",
     "seeds_fossilized": "charts/seeds_fossilized",
     "stability": "charts/stability",
 }

@@ -199,6 +199,8 @@ class Evaluation:
     """int64, those of them that were fossilized."""
     parameter_ratios: Tensor
     """float64, parameters at the end over the host's."""
+    flop_ratios: Tensor
+    """float64, operations per sample at the end over the host's."""
     op_counts: dict[str, int]
     """How often every op was taken."""
 
@@ -235,7 +237,7 @@ class Evaluation:
             for name in (
                 *("val_scores", "twin_val_scores", "test_scores", "twin_test_scores"),
                 *("returns", "twin_returns", "germinated", "fossilized", "pruned"),
-                *("early_germinated", "early_fossilized", "parameter_ratios"),
+                *("early_germinated", "early_fossilized", "parameter_ratios", "flop_ratios"),
             )
         }
         return {
@@ -312,6 +314,7 @@ class Evaluator:
             early_germinated=early[:, 0],
             early_fossilized=early[:, 1],
             parameter_ratios=outcome.parameters.double() / outcome.host_parameters.double(),
+            flop_ratios=1 + outcome.added_flops,
             op_counts=outcome.op_counts(),
         )
 

@@ -180,6 +180,21 @@ class RoundOutcome:
         """int64 [rows]."""
         return self.at_end("host_params")
 
+    @property
+    def flops(self) -> Tensor:
+        """int64 [rows], operations of one sample's forward pass at the end."""
+        return self.at_end("flops")
+
+    @property
+    def host_flops(self) -> Tensor:
+        """int64 [rows], those of the host; 0 where it is only imagined."""
+        return self.at_end("host_flops")
+
+    @property
+    def added_flops(self) -> Tensor:
+        """float64 [rows], added operations over the host's; 0 where it is only imagined."""
+        return (self.flops - self.host_flops).double() / self.host_flops.clamp(min=1).double()
+
     @cached_property
     def stability(self) -> Tensor:
         """float64 [rows], 1 / (1 + variance of the last twenty rewards)."""
