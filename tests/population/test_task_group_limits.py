@@ -21,7 +21,8 @@ from esper.population.population import Population
 from esper.population.strategy import find_slots
 from esper.population.task_group import task_rates
 from esper.tamiyo.controllers.choices import Choice, pack_choices
-from esper.tasks.task import Task, rate_factor
+from esper.tasks.task import Task
+from esper.tasks.training import rate_factor
 from tests.population.tiny_tasks import (
     HORIZON,
     MIXED,
