@@ -1,4 +1,4 @@
-"""Small image tasks on which growth can matter, and how many of them are run side by side."""
+"""Members that benchmarks measure, their data, and how many of them are run side by side."""
 
 from __future__ import annotations
 
@@ -12,19 +12,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, get_args
+from typing import Any, get_args
 
 import torch
 
-from esper.kasmina.hosts import CnnConfig, doubling
-from esper.tasks.data import Source, open_data
 from esper.tasks.dataset import TaskData
-from esper.tasks.task import DataPath, Task, TaskConfig
+from esper.tasks.family import FamilySplit, get_family
+from esper.tasks.member import Member
+from esper.tasks.rates import SCHEDULE
+from esper.tasks.shelf import DataShelf
+from esper.tasks.task import Task
 from esper.tasks.training import OptimizerName, Schedule, SeedRate
-
-DEPTH = 3
-SHAPES: dict[str, tuple[int, int, int]] = {"cifar16": (3, 16, 16), "fashion14": (1, 14, 14)}
-"""Shape of an image of every data set, which is `NAME.npz` in the data folder."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +31,7 @@ class Recipe:
 
     optimizer: OptimizerName = "sgd"
     weight_decay: float = 5e-4
-    schedule: Schedule = "constant"
+    schedule: Schedule = SCHEDULE
     seed_rate: SeedRate = "host"
     seed_factor: float = 1.0
     seed_warmup: int = 0
@@ -44,13 +42,14 @@ class Recipe:
         names = [field.name for field in dataclasses.fields(cls) if field.name in vars(options)]
         return cls(**{name: vars(options)[name] for name in names})
 
-
-PLAIN = Recipe()
+    def task(self, member: Member, learning_rate: float) -> Task:
+        """Return a member's task, trained in this way."""
+        return member.task(learning_rate=learning_rate, **dataclasses.asdict(self))
 
 
 def add_recipe_options(parser: argparse.ArgumentParser, *, for_seeds: bool) -> None:
     """Add what a `Recipe` is made of to a command line."""
-    parser.add_argument("--schedule", default="cosine", choices=get_args(Schedule))
+    parser.add_argument("--schedule", default=SCHEDULE, choices=get_args(Schedule))
     parser.add_argument("--optimizer", default="sgd", choices=get_args(OptimizerName))
     parser.add_argument("--weight-decay", type=float, default=5e-4)
     if for_seeds:
@@ -66,85 +65,58 @@ def add_recipe_options(parser: argparse.ArgumentParser, *, for_seeds: bool) -> N
         )
 
 
-class SmallImages(Task):
-    """Images in one npz file with a plain conv host."""
-
-    name: ClassVar[str] = "small_images"
-
-    def read(self, data_path: DataPath | None) -> Source:
-        """Return the images of the given file."""
-        if data_path is None:
-            raise ValueError("small images need the path of their npz file")
-        return open_data(data_path)
-
-
-@dataclass(frozen=True)
-class Member:
-    """One task of the arena: data, how much and how clean it is, and how wide the host."""
-
-    data: str
-    width: int
-    train_size: int = 20_000
-    label_noise: float = 0.0
-
-    @property
-    def label(self) -> str:
-        """A name that says everything."""
-        noise = f", noise {self.label_noise:g}" if self.label_noise else ""
-        return f"{self.data} width {self.width}, {self.train_size} images{noise}"
-
-    def wider(self, factor: float) -> Member:
-        """Return the same task with a wider host."""
-        return dataclasses.replace(self, width=round(factor * self.width))
-
-    def task(
-        self,
-        *,
-        learning_rate: float,
-        horizon: int,
-        samples: int,
-        batch: int,
-        recipe: Recipe = PLAIN,
-    ) -> Task:
-        """Return the task, trained in this way."""
-        shape = SHAPES[self.data]
-        return SmallImages(
-            TaskConfig(
-                host="cnn",
-                host_options=CnnConfig(
-                    channels=doubling(self.width, DEPTH), in_channels=shape[0], num_classes=10
-                ),
-                input_shape=shape,
-                batch_size=batch,
-                samples_per_step=samples,
-                horizon=horizon,
-                learning_rate=learning_rate,
-                **dataclasses.asdict(recipe),
-                train_size=self.train_size,
-                label_noise=self.label_noise,
-            )
-        )
-
-
 MEMBERS: tuple[Member, ...] = (
-    Member("cifar16", 8),
-    Member("cifar16", 4),
-    Member("cifar16", 16),
-    Member("fashion14", 8),
-    Member("cifar16", 8, train_size=2_000),
-    Member("cifar16", 8, label_noise=0.3),
-    Member("fashion14", 4),
+    Member(data="cifar16", width=8, train_size=20_000),
+    Member(data="cifar16", width=4, train_size=20_000),
+    Member(data="cifar16", width=16, train_size=20_000),
+    Member(data="fashion14", width=8, train_size=20_000),
+    Member(data="cifar16", width=8, train_size=2_000),
+    Member(data="cifar16", width=8, train_size=20_000, label_noise=0.3),
+    Member(data="fashion14", width=4, train_size=20_000),
+    Member(data="cifar16", host="residual", width=8, train_size=20_000),
+    Member(data="fashion14", host="residual", width=8, train_size=20_000),
+    Member(data="cifar16", host="residual", width=8, train_size=2_000),
 )
-"""The members of the arena, those that say most first."""
+"""What is measured where no family is named, those that say most first."""
 
 STATIC_FACTORS = (1.5, 2.0)
 """How much wider the hosts are that growing is compared with."""
 
 
-@lru_cache(maxsize=8)
-def load(member: Member, folder: Path, samples: int, test_limit: int | None) -> TaskData:
-    """Return a member's data, which does not depend on the learning rate or the width."""
-    data = _load(dataclasses.replace(member, width=1), folder, samples)
+def wider(member: Member, factor: float) -> Member:
+    """Return the same task with a wider host."""
+    return member.replace(width=round(factor * member.width))
+
+
+def members_of(family: str | None, split: FamilySplit, parts: Sequence[str] | None) -> list[Member]:
+    """Return members at their tuned rate: of a family's split, or `MEMBERS`.
+
+    Args:
+        family: name of the family; None for `MEMBERS`.
+        split: which of its splits.
+        parts: parts of labels, one of which a member has; all by default.
+    """
+    every = MEMBERS if family is None else get_family(family).members(split)
+    return [
+        member
+        for member in every
+        if member.rate_factor == 1.0
+        and (parts is None or any(part in member.label for part in parts))
+    ]
+
+
+def add_member_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say which members are measured."""
+    parser.add_argument("--family", help="measure members of this family")
+    parser.add_argument(
+        "--split", default="select", choices=("train", "select"), help="which of them"
+    )
+    parser.add_argument("--members", nargs="+", help="parts of labels; all by default")
+
+
+def load(task: Task, folder: Path | None, test_limit: int | None) -> TaskData:
+    """Return the data of a task, which other tasks may share in part."""
+    data = _shelf(folder).load(task)
     if test_limit is None:
         return data
     return dataclasses.replace(
@@ -154,10 +126,9 @@ def load(member: Member, folder: Path, samples: int, test_limit: int | None) -> 
     )
 
 
-@lru_cache(maxsize=8)
-def _load(member: Member, folder: Path, samples: int) -> TaskData:
-    task = member.task(learning_rate=0.1, horizon=1, samples=samples, batch=1)
-    return task.load(folder / f"{member.data}.npz")
+@lru_cache(maxsize=1)
+def _shelf(folder: Path | None) -> DataShelf:
+    return DataShelf(folder, "cpu")
 
 
 def pick_jobs(asked: int, device: str) -> int:

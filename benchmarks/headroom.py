@@ -2,7 +2,9 @@
 
 All plans with all seeds are rows of one population, the waiting host among them, so every row has a
 twin with the same initial weights and batches. The learning rate is the one at which the waiting
-host does best (`python -m benchmarks tune_hosts`), whose file also says how good wider hosts are.
+host does best: that of `esper.tasks.rates`, or of `--tuned`, what `python -m benchmarks tune_hosts`
+wrote, which also says how good wider hosts are. Plans name one of three slots, so members of three
+blocks are measured; what growing brings to residual hosts is left for the claim.
 
 The best plan is chosen on one half of the seeds and its gain taken on the other; the second
 estimate leaves out one seed at a time, chooses on all others, and is as fair but uses every seed.
@@ -25,13 +27,13 @@ import torch
 from torch import Tensor
 
 from benchmarks._arena import (
-    MEMBERS,
     STATIC_FACTORS,
-    Member,
     Recipe,
+    add_member_options,
     add_recipe_options,
     is_cuda,
     load,
+    members_of,
     read_lines,
     work_through,
 )
@@ -47,6 +49,7 @@ from esper.leyline.signals import Signals
 from esper.leyline.stages import SeedStage
 from esper.simic.training.evaluation import Interval, paired_interval
 from esper.tamiyo.controllers.choices import WAIT, Choice, is_legal, pack_choices
+from esper.tasks.member import Member
 from esper.tasks.task import Task
 
 FIRST, MIDDLE, LAST = 0, 1, 2
@@ -171,11 +174,8 @@ class Job:
     recipe: Recipe
     plans: tuple[Plan, ...]
     seeds: tuple[int, ...]
-    horizon: int
-    samples: int
-    batch: int
     min_training: int
-    folder: Path
+    folder: Path | None
     device: str
     strategy: str
     bf16: bool
@@ -189,13 +189,8 @@ def run(job: Job) -> dict[str, Any]:
     from esper.population.population import Population
 
     started = time.perf_counter()
-    task = job.member.task(
-        learning_rate=job.learning_rate,
-        recipe=job.recipe,
-        horizon=job.horizon,
-        samples=job.samples,
-        batch=job.batch,
-    )
+    task = job.recipe.task(job.member, job.learning_rate)
+    horizon = task.config.horizon
     arms: tuple[Plan | None, ...] = (None, *job.plans)
     plan_of_row = [arm for arm in arms for _ in job.seeds]
     config = PopulationConfig(use_bf16=job.bf16, rows_per_stack=len(plan_of_row))
@@ -206,7 +201,7 @@ def run(job: Job) -> dict[str, Any]:
         len(plan_of_row),
         device=job.device,
         strategy=job.strategy,  # type: ignore[arg-type]
-        data=[load(job.member, job.folder, job.samples, job.test_limit)],
+        data=[load(task, job.folder, job.test_limit)],
         config=config,
         row_seeds=list(job.seeds) * len(arms),
     )
@@ -214,7 +209,7 @@ def run(job: Job) -> dict[str, Any]:
         controller = PlannedRows(plan_of_row, job.min_training)
         signals = population.reset()
         epochs = 1
-        while epochs < job.horizon and time.time() < job.deadline:
+        while epochs < horizon and time.time() < job.deadline:
             signals = population.step(controller.act(signals, population.masks()))
             epochs += 1
             if epochs % 10 == 0:
@@ -244,11 +239,13 @@ def run(job: Job) -> dict[str, Any]:
     return {
         "member": job.member.label,
         "data": job.member.data,
+        "host": job.member.host,
+        "train_size": job.member.train_size,
         "width": job.member.width,
         "learning_rate": job.learning_rate,
         **dataclasses.asdict(job.recipe),
         "epochs": epochs,
-        "horizon": job.horizon,
+        "horizon": horizon,
         "seeds": list(job.seeds),
         "strategy": population.strategy,
         "captures": captures,
@@ -353,8 +350,8 @@ def print_summary(records: list[dict[str, Any]], tuned: dict[str, dict[str, Any]
 
 def _static(record: dict[str, Any], factor: float, tuned: dict[str, dict[str, Any]]) -> str:
     """Say how much better the wider host is at its own rate than the waiting one at its own."""
-    name = f"width {record['width']},"
-    wide = tuned.get(record["member"].replace(name, f"width {round(factor * record['width'])},"))
+    width = record["width"]
+    wide = tuned.get(record["member"].replace(f" {width}x", f" {round(factor * width)}x", 1))
     own = tuned.get(record["member"])
     if wide is None or own is None:
         return "–"
@@ -373,20 +370,20 @@ def main(arguments: list[str]) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--data", type=Path, default=Path("campaign_data"), help="folder")
+    parser.add_argument(
+        "--data", type=Path, help="folder of the data; the usual places if not given"
+    )
     parser.add_argument("--out", type=Path, default=Path("headroom.jsonl"))
     parser.add_argument("--tuned", type=Path, help="what tune_hosts wrote")
     parser.add_argument("--summary", type=Path, help="print the tables of this file and end")
     parser.add_argument("--seconds", type=float, default=500.0, help="stop by then")
-    parser.add_argument("--members", nargs="+", help="parts of labels; all by default")
+    add_member_options(parser)
     parser.add_argument("--plans", nargs="+", help="parts of names; all by default")
     parser.add_argument("--learning-rate", type=float, help="where none is tuned")
     parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--first-seed", type=int, default=100)
-    parser.add_argument("--horizon", type=int, default=61)
+    parser.add_argument("--horizon", type=int, help="epochs; the members' own by default")
     add_recipe_options(parser, for_seeds=True)
-    parser.add_argument("--samples", type=int, default=4096, help="samples of an epoch")
-    parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--min-training", type=int, default=10, help="epochs before blending")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--strategy", default=None, help="stacked on a CUDA device by default")
@@ -418,10 +415,14 @@ def main(arguments: list[str]) -> int:
         if options.plans is None or any(part in plan.name for part in options.plans)
     )
     jobs = []
-    for member in MEMBERS:
-        if options.members and not any(part in member.label for part in options.members):
+    for member in members_of(options.family, options.split, options.members):
+        # What growing brings to residual hosts is left for the claim.
+        if member.depth != len(ALL) or member.host == "residual":
             continue
-        rate = options.learning_rate or RATES[options.optimizer][0]
+        if options.horizon:
+            member = member.replace(horizon=options.horizon)
+        own = member.learning_rate if options.optimizer == "sgd" else RATES["adamw"][0]
+        rate = options.learning_rate or own
         if member.label in tuned:
             rate = tuned[member.label]["learning_rate"]
         jobs.append(
@@ -431,9 +432,6 @@ def main(arguments: list[str]) -> int:
                 recipe=Recipe.of(options),
                 plans=plans,
                 seeds=tuple(range(options.first_seed, options.first_seed + options.seeds)),
-                horizon=options.horizon,
-                samples=options.samples,
-                batch=options.batch,
                 min_training=options.min_training,
                 folder=options.data,
                 device=options.device,

@@ -20,22 +20,24 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks._arena import (
-    MEMBERS,
     STATIC_FACTORS,
-    Member,
     Recipe,
+    add_member_options,
     add_recipe_options,
     is_cuda,
     load,
+    members_of,
     pick_jobs,
     read_lines,
+    wider,
     work_through,
 )
 from benchmarks.table import print_table
+from esper.tasks.member import Member
 from esper.tasks.training import OptimizerName
 
 RATES: dict[OptimizerName, tuple[float, ...]] = {
-    "sgd": (0.1, 0.2, 0.05, 0.4, 0.02, 0.8),
+    "sgd": (0.1, 0.2, 0.05, 0.025, 0.4, 0.0125, 0.8),
     "adamw": (0.003, 0.006, 0.0015, 0.012, 0.0008, 0.025),
 }
 """The learning rates tried, the likely ones first: a run may be cut short."""
@@ -52,10 +54,7 @@ class Job:
     learning_rate: float
     recipe: Recipe
     seeds: tuple[int, ...]
-    horizon: int
-    samples: int
-    batch: int
-    folder: Path
+    folder: Path | None
     device: str
     strategy: str
     bf16: bool
@@ -70,28 +69,23 @@ def run(job: Job) -> dict[str, Any]:
     from esper.population.population import Population
 
     started = time.perf_counter()
-    task = job.member.task(
-        learning_rate=job.learning_rate,
-        recipe=job.recipe,
-        horizon=job.horizon,
-        samples=job.samples,
-        batch=job.batch,
-    )
+    task = job.recipe.task(job.member, job.learning_rate)
+    horizon = task.config.horizon
     population = Population(
         task,
         len(job.seeds),
         device=job.device,
         strategy=job.strategy,  # type: ignore[arg-type]
-        data=[load(job.member, job.folder, job.samples, job.test_limit)],
+        data=[load(task, job.folder, job.test_limit)],
         config=PopulationConfig(use_bf16=job.bf16),
         row_seeds=job.seeds,
     )
     try:
         waiting = placeholder_actions(population.rows)
         scores = [population.reset().val_score.tolist()]
-        while len(scores) < job.horizon:
+        while len(scores) < horizon:
             if time.time() > job.deadline:
-                raise TimeoutError(f"out of time after {len(scores)} of {job.horizon} epochs")
+                raise TimeoutError(f"out of time after {len(scores)} of {horizon} epochs")
             scores.append(population.step(waiting).val_score.tolist())
         trained = time.perf_counter()
         test = population.test_scores().tolist()
@@ -102,10 +96,12 @@ def run(job: Job) -> dict[str, Any]:
     return {
         "member": job.member.label,
         "data": job.member.data,
+        "host": job.member.host,
+        "train_size": job.member.train_size,
         "width": job.member.width,
         "learning_rate": job.learning_rate,
         **dataclasses.asdict(job.recipe),
-        "horizon": job.horizon,
+        "horizon": horizon,
         "seeds": list(job.seeds),
         "parameters": task.host_parameters,
         "flops": task.host_flops,
@@ -141,11 +137,25 @@ def _mean(values: list[float]) -> float:
     return fmean(values) if all(map(math.isfinite, values)) else -math.inf
 
 
-def wanted_members(names: list[str] | None) -> list[Member]:
-    """Return members and the wider hosts they are compared with, each once, members first."""
-    chosen = [m for m in MEMBERS if names is None or any(name in m.label for name in names)]
-    wider = [member.wider(factor) for factor in STATIC_FACTORS for member in chosen]
-    return list(dict.fromkeys([*chosen, *wider]))
+def rates_by_size(records: list[dict[str, Any]]) -> list[tuple[str, str, int, dict[float, float]]]:
+    """Return mean validation by rate for every data set, host and number of images.
+
+    That is the resolution of `esper.tasks.rates`; means are over members tried at every rate.
+    """
+    groups: dict[tuple[str, str, int], dict[str, dict[float, float]]] = defaultdict(dict)
+    for record in records:
+        if "error" not in record:
+            key = (record["data"], record["host"], record["train_size"])
+            found = groups[key].setdefault(record["member"], {})
+            found[record["learning_rate"]] = _mean(record["val"])
+    table = []
+    for key, by_member in sorted(groups.items()):
+        shared = set.intersection(*(set(found) for found in by_member.values()))
+        means = {
+            rate: fmean(found[rate] for found in by_member.values()) for rate in sorted(shared)
+        }
+        table.append((*key, means))
+    return table
 
 
 def print_summary(records: list[dict[str, Any]]) -> None:
@@ -170,6 +180,14 @@ def print_summary(records: list[dict[str, Any]]) -> None:
     print_table(
         ["host", "best rate", "test (deviation)", "parameters", "MFLOP", "validation by rate"], rows
     )
+    print("\nBy data, host and images, for esper.tasks.rates:\n")
+    lines = []
+    for data, host, size, means in rates_by_size(records):
+        best = max(means, key=lambda rate: means[rate]) if means else math.nan
+        edge = "*" if means and best in (min(means), max(means)) else ""
+        tried = ", ".join(f"{rate:g}: {value:.1f}" for rate, value in means.items())
+        lines.append([data, host, f"{size}", f"{best:g}{edge}", tried])
+    print_table(["data", "host", "images", "best rate", "mean validation by rate"], lines)
     for record in records:
         if "error" in record:
             print(f"failed: {record['item']}: {record['error']}\n{record['traceback']}")
@@ -177,21 +195,21 @@ def print_summary(records: list[dict[str, Any]]) -> None:
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks tune_hosts", description=__doc__)
-    parser.add_argument("--data", type=Path, default=Path("campaign_data"), help="folder")
+    parser.add_argument(
+        "--data", type=Path, help="folder of the data; the usual places if not given"
+    )
     parser.add_argument("--out", type=Path, default=Path("tune_hosts.jsonl"))
     parser.add_argument("--summary", type=Path, help="print the table of this file and end")
     parser.add_argument("--seconds", type=float, default=240.0, help="stop by then")
-    parser.add_argument("--members", nargs="+", help="parts of labels; all by default")
+    add_member_options(parser)
     parser.add_argument("--no-wider", action="store_true", help="leave the wider hosts out")
     parser.add_argument(
         "--rates", type=float, nargs="+", help="learning rates (default: some for the optimizer)"
     )
     parser.add_argument("--seeds", type=int, default=6, help="rows of every population")
     parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--horizon", type=int, default=61)
+    parser.add_argument("--horizon", type=int, help="epochs; the members' own by default")
     add_recipe_options(parser, for_seeds=False)
-    parser.add_argument("--samples", type=int, default=4096, help="samples of an epoch")
-    parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--strategy", default=None, help="stacked on a CUDA device by default")
     parser.add_argument("--fp32", action="store_true", help="no BF16 on a CUDA device")
@@ -203,18 +221,18 @@ def main(arguments: list[str]) -> int:
         return 0
     started = time.time()
     on_cuda = is_cuda(options.device)
-    members = wanted_members(options.members)
-    if options.no_wider:
-        members = [member for member in members if member in MEMBERS]
+    members = members_of(options.family, options.split, options.members)
+    if options.horizon:
+        members = [member.replace(horizon=options.horizon) for member in members]
+    if not options.no_wider:
+        members += [wider(member, factor) for factor in STATIC_FACTORS for member in members]
+    members = list(dict.fromkeys(members))
     jobs = [
         Job(
             member=member,
             learning_rate=rate,
             recipe=Recipe.of(options),
             seeds=tuple(range(options.first_seed, options.first_seed + options.seeds)),
-            horizon=options.horizon,
-            samples=options.samples,
-            batch=options.batch,
             folder=options.data,
             device=options.device,
             strategy=options.strategy or ("stacked" if on_cuda else "sequential"),

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from esper.tasks import TASKS, get_task
+from esper.tasks import FAMILIES, TASKS, get_family, get_task
 from tests.cli.terminal import esper
 
 
@@ -27,6 +27,41 @@ def test_the_document_has_every_task(capsys: pytest.CaptureFixture[str]) -> None
     assert digits["parameters"] == get_task("digits").host_parameters
     assert digits["data"] == {"status": "found", "where": "embedded", "problem": None}
     assert digits["slots"] == get_task("digits").slot_paths
+
+
+def test_every_family_is_in_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    said = esper(capsys, "tasks")
+    for name in FAMILIES.names():
+        assert name in said.out
+    said = esper(capsys, "tasks", "--json")
+    families = {row["name"]: row for row in json.loads(said.out)["families"]}
+    assert tuple(families) == FAMILIES.names()
+    assert families["image16_family"]["sizes"]["claim"] == 24
+
+
+def test_a_family_lists_its_axes_and_members(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    family = get_family("image16_family")
+    said = esper(capsys, "tasks", "--family", "image16_family")
+    assert (said.code, said.err) == (0, "")
+    for split in ("select", "claim"):
+        for member in family.members(split):
+            assert member.label in said.out
+    assert "lacks capacity" in said.out
+    assert "2000, 6000, 20000" in said.out
+    said = esper(capsys, "tasks", "--family", "image16_family", "--json")
+    members = json.loads(said.out)["family"]["members"]
+    assert len(members) == sum(len(family.members(s)) for s in ("train", "select", "claim"))
+    purposes = [member.get("purpose") for member in members if member["split"] == "claim"]
+    assert purposes.count("neutral") == 6
+
+
+def test_an_unknown_family_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    said = esper(capsys, "tasks", "--family", "image_family")
+    assert said.code == 2
+    assert "did you mean 'image16_family'" in said.err
 
 
 def test_missing_data_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from esper.kasmina.contribution import (
     values_in_points,
 )
 from esper.kasmina.gates import GateConfig, blending_gate, is_healthy
+from esper.kasmina.hosts import ResidualConfig
 from esper.leyline.actions import LifecycleOp
 from esper.leyline.alpha import BlendStyle
 from esper.leyline.errors import EsperWarning
@@ -93,6 +94,21 @@ def test_in_single_precision_every_step_agrees_from_the_same_state() -> None:
             plain.step(actions)
             together.step(actions)
             assert_rows_agree(plain, together, 1e-4, least=1e-3)
+
+
+def test_a_residual_host_gives_the_trajectory_of_rows_one_after_another() -> None:
+    host = ResidualConfig(channels=(4, 8), in_channels=1, num_classes=3)
+    task = TinyImages(TinyImages.defaults.replace(host="residual", host_options=host))
+    plain = make_population([task], 5, precision="float64")
+    together = make_population([task], 5, "stacked", precision="float64")
+    with populations(plain, together):
+        script = explore(plain, 16, seed=4)
+        for here, there in zip(script.seen, script.replay(together), strict=True):
+            assert torch.equal(here.stage, there.stage)
+            assert_close(here.val_loss, there.val_loss, 2e-7, "val_loss")
+            assert_close(here.contribution, there.contribution, 2e-7, "contribution")
+        assert together.groups[0].engine.is_stacked
+        assert_rows_agree(plain, together, 1e-9)
 
 
 TRAININGS: dict[str, dict[str, Any]] = {

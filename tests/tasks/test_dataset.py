@@ -27,6 +27,7 @@ from esper.tasks.dataset import (
     crop_flip,
     draw_crops,
     make_data,
+    select_classes,
     split_source,
     subsample,
 )
@@ -374,3 +375,32 @@ def test_real_cifar_splits(real: Callable[[Callable[[], object]], None]) -> None
     parts = split_source(read_cifar(find_cifar()), 0.1, 0.1)
     counts = [np.bincount(part.y).tolist() for part in parts.values() if part.y is not None]
     assert counts == [[4500] * 10, [500] * 10, [1000] * 10]
+
+
+def test_chosen_classes_are_numbered_anew_in_their_order() -> None:
+    source = read_digits()
+    assert source.y is not None
+    few = select_classes(source, (7, 2))
+    assert few.y is not None
+    assert few.num_classes == 2
+    assert np.array_equal(few.x[few.y == 0], source.x[source.y == 7])
+    assert np.array_equal(few.x[few.y == 1], source.x[source.y == 2])
+    assert len(few.x) == int(np.isin(source.y, (7, 2)).sum())
+
+
+def test_the_official_test_split_has_the_same_classes() -> None:
+    y = np.arange(40) % 4
+    x = y[:, None].astype(np.float32)
+    few = select_classes(Source("s", "here", x, y, x[:8], y[:8], num_classes=4), (3, 1))
+    assert few.x_test is not None
+    assert few.y_test is not None
+    assert few.x_test[:, 0].tolist() == [1, 3, 1, 3]
+    assert few.y_test.tolist() == [1, 0, 1, 0]
+
+
+def test_classes_that_are_not_there_are_refused() -> None:
+    with pytest.raises(ConfigError, match="classes has 10, but digits has only 0 to 9"):
+        select_classes(read_digits(), (0, 10))
+    real = Source("r", "here", np.zeros((9, 2), np.float32), np.zeros((9, 1), np.float32))
+    with pytest.raises(ConfigError, match="labelled data alone"):
+        select_classes(real, (0, 1))

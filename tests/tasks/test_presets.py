@@ -28,11 +28,13 @@ PARAMETERS = {
     "cifar_postpool": 24_346,
     "cifar_highres": 24_346,
     "cifar_deep_impaired": 1_140,
+    "cifar16": 6_418,
+    "fashion14": 6_274,
     "stories": 170_560,
     "tinystories": 2_767_872,
 }
 
-CIFAR = [name for name in PARAMETERS if name.startswith("cifar")]
+CIFAR = [name for name in PARAMETERS if name.startswith("cifar_")]
 
 
 def test_the_table_is_complete() -> None:
@@ -82,6 +84,13 @@ def test_contract_on_small_fashion(tmp_path: Path) -> None:
     check_task("fashion", write_idx(tmp_path / "idx", count=60))
 
 
+@pytest.mark.parametrize("name", ["cifar16", "fashion14"])
+def test_contract_on_images_of_half_the_side(tmp_path: Path, name: str) -> None:
+    write_cifar_python(tmp_path / "cifar-10-batches-py")
+    write_idx(tmp_path / "fashion-mnist", count=60)
+    check_task(name, tmp_path)
+
+
 def test_contract_on_small_text(tmp_path: Path) -> None:
     path = tmp_path / "book.txt"
     path.write_text("Once upon a time there was a seed. " * 400, encoding="utf-8")
@@ -92,13 +101,18 @@ def test_own_files_are_taken(tmp_path: Path) -> None:
     y = np.arange(60) % 10
     np.savez(tmp_path / "grey.npz", x=np.zeros((60, 28, 28), np.uint8), y=y)
     np.savez(tmp_path / "colour.npz", x=np.zeros((60, 32, 32, 3), np.uint8), y=y)
-    for name, file in (("fashion", "grey.npz"), ("cifar_baseline", "colour.npz")):
+    np.savez(tmp_path / "half.npz", x=np.zeros((60, 16, 16, 3), np.uint8), y=y)
+    for name, file in (
+        ("fashion", "grey.npz"),
+        ("cifar_baseline", "colour.npz"),
+        ("cifar16", "half.npz"),
+    ):
         task = get_task(name)
         assert task.find(tmp_path / file) == str(tmp_path / file)
         assert task.load(tmp_path / file).size("test") == 10
 
 
-@pytest.mark.parametrize("name", ["fashion", "stories"])
+@pytest.mark.parametrize("name", ["fashion", "cifar16", "fashion14", "stories"])
 def test_contract_on_real_data(name: str, real: Callable[[Callable[[], object]], None]) -> None:
     real(get_task(name).find)
     check_task(name)

@@ -49,6 +49,9 @@ def test_plain_data_round_trip_builds_the_host_s_own_options() -> None:
         ({"target_loss": 9.0}, "must be below baseline_loss"),
         ({"label_noise": 1.5}, "at most 1.0"),
         ({"learning_rate": 0.0}, "above 0.0"),
+        ({"classes": (1, 2, 3)}, "must be 2 different classes"),
+        ({"classes": (1, 1)}, "must be 2 different classes"),
+        ({"classes": (0, 1), "objective": "language"}, "classes is for classification"),
         ({"augment": "flip"}, "must be one of 'none', 'crop_flip'"),
     ],
 )

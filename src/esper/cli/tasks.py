@@ -1,11 +1,17 @@
-"""`esper tasks`: what can be grown here."""
+"""`esper tasks`: what can be grown here, and what controllers can be trained on."""
 
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING, Any
 
 from esper.cli.main import Parser
 from esper.cli.output import name_width, out_console, print_json, safe
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from esper.tasks import Family, Member
 
 _COLUMNS = ("task", "host", "parameters", "FLOPs", "input", "slots", "data", "what it is")
 _WIDE = 110
@@ -13,7 +19,13 @@ _WIDE = 110
 
 def set_up(parser: Parser) -> None:
     """Describe the verb and its options."""
-    parser.description = "List what can be grown: each task is a data set with a host network."
+    parser.description = (
+        "List what can be grown: each task is a data set with a host network, each family a kind "
+        "of task whose members differ."
+    )
+    parser.add_argument(
+        "--family", metavar="NAME", help="list the axes and members of a family instead"
+    )
     parser.add_argument(
         "--data", metavar="PATH", help="where data files lie (default: the usual places)"
     )
@@ -22,19 +34,35 @@ def set_up(parser: Parser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the table."""
-    from rich.table import Table
+    """Print the tables."""
+    from esper.tasks import FAMILIES, TASKS, describe_task, get_family
 
-    from esper.tasks import TASKS, describe_task
-    from esper.tasks.task import EMBEDDED
-
+    if options.family is not None:
+        family = get_family(options.family)
+        if options.json:
+            print_json({"family": {**_describe(family), "members": _members(family)}})
+        else:
+            _print_family(out_console(), family)
+        return 0
     rows = [describe_task(name, options.data) for name in TASKS.names()]
+    families = [get_family(name) for name in FAMILIES.names()]
     if options.json:
-        print_json({"tasks": rows})
+        print_json({"tasks": rows, "families": [_describe(family) for family in families]})
         return 0
     console = out_console()
+    _print_tasks(console, rows)
+    _print_families(console, families)
+    return 0
+
+
+def _print_tasks(console: Console, rows: list[dict[str, Any]]) -> None:
+    from rich.table import Table
+
+    from esper.tasks.task import EMBEDDED
+
     table = Table(title="Tasks", title_justify="left")
-    least = {"task": name_width(TASKS.names()), "parameters": 10, "data": len(EMBEDDED)}
+    names = [row["name"] for row in rows]
+    least = {"task": name_width(names), "parameters": 10, "data": len(EMBEDDED)}
     # A narrow terminal keeps what one chooses a task by.
     columns = [c for c in _COLUMNS if console.width >= _WIDE or c not in ("host", "FLOPs", "input")]
     for column in columns:
@@ -57,4 +85,77 @@ def run(options: argparse.Namespace) -> int:
         }
         table.add_row(*(cells[column] for column in columns))
     console.print(table)
-    return 0
+
+
+def _print_families(console: Console, families: list[Family]) -> None:
+    from rich.table import Table
+
+    table = Table(title="Families", title_justify="left")
+    table.add_column("family", no_wrap=True, min_width=name_width([f.name for f in families]))
+    for column in ("train", "select", "claim"):
+        table.add_column(column, justify="right")
+    table.add_column("what it is")
+    for family in families:
+        sizes = (f"{len(family.members(split)):,}" for split in ("train", "select", "claim"))
+        table.add_row(safe(family.name), *sizes, safe(family.summary))
+    console.print(table)
+    console.print("Members: esper tasks --family NAME")
+
+
+def _print_family(console: Console, family: Family) -> None:
+    from rich.table import Table
+
+    console.print(safe(f"{family.name}: {family.summary}"))
+    axes = Table(title="Axes", title_justify="left")
+    for column in ("axis", "train", "select"):
+        axes.add_column(column)
+    select = dict(family.select.items())
+    for axis, values in family.train.items():
+        axes.add_row(axis, *(safe(_values(axis, each)) for each in (values, select[axis])))
+    console.print(axes)
+    count = len(family.members("train"))
+    console.print(f"train: {count:,} members of {len(family.architectures('train'))} architectures")
+    for title, members in (("select", family.members("select")), *family.claims.items()):
+        heading = title if title == "select" else f"claim: {title}"
+        table = Table(title=heading, title_justify="left")
+        table.add_column("member")
+        table.add_column("parameters", justify="right")
+        for member in members:
+            table.add_row(safe(member.label), f"{member.task().host_parameters:,}")
+        console.print(table)
+
+
+def _values(axis: str, values: tuple[object, ...]) -> str:
+    """Return the values of an axis; no classes, and no number of images, are all of them."""
+    has_all = axis in ("classes", "train_size")
+    return ", ".join("all" if has_all and not value else str(value) for value in values)
+
+
+def _describe(family: Family) -> dict[str, Any]:
+    return {
+        "name": family.name,
+        "summary": family.summary,
+        "slots": family.max_slots,
+        "sizes": {split: len(family.members(split)) for split in ("train", "select", "claim")},
+        "axes": {
+            split: {name: list(values) for name, values in axes.items()}
+            for split, axes in (("train", family.train), ("select", family.select))
+        },
+    }
+
+
+def _members(family: Family) -> list[dict[str, Any]]:
+    """Return every member with its axis values, its split and, in claim, its purpose."""
+    found = [
+        _member(each, split) for split in ("train", "select") for each in family.members(split)
+    ]
+    for purpose, members in family.claims.items():
+        found += [{**_member(each, "claim"), "purpose": purpose} for each in members]
+    return found
+
+
+def _member(member: Member, split: str) -> dict[str, Any]:
+    import dataclasses
+
+    values = dataclasses.asdict(member)
+    return {"label": member.label, "split": split, **values, "rate": member.learning_rate}

@@ -60,8 +60,14 @@ def _attention_flops(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
 
 def outline_flops(outline: nn.Module, example: Tensor) -> int:
     """Return the operations of one sample's forward pass through a network on the meta device."""
-    with flop_counter() as counter, torch.no_grad():
-        outline(example[:1].to("meta"))
+    was_training = outline.training
+    # One sample has no batch statistics.
+    outline.eval()
+    try:
+        with flop_counter() as counter, torch.no_grad():
+            outline(example[:1].to("meta"))
+    finally:
+        outline.train(was_training)
     return int(counter.get_total_flops())
 
 

@@ -4,7 +4,8 @@
 its network. To add one: docs/how-to/add-a-task.md. Where data comes from: docs/data.md.
 """
 
-from esper.tasks import presets as _presets  # importing them registers them
+from esper.tasks import arena as _arena  # importing them registers them
+from esper.tasks import presets as _presets
 from esper.tasks.data import Source, open_data
 from esper.tasks.dataset import (
     SPLITS,
@@ -16,7 +17,16 @@ from esper.tasks.dataset import (
     draw_crops,
     make_data,
 )
-from esper.tasks.family import FAMILIES, Family, FamilyConfig, make_family, register_family
+from esper.tasks.family import (
+    FAMILIES,
+    Axes,
+    Family,
+    FamilySplit,
+    Purpose,
+    get_family,
+    register_family,
+)
+from esper.tasks.member import Architecture, Member
 from esper.tasks.objective import (
     OBJECTIVES,
     SCORE_KINDS,
@@ -37,7 +47,7 @@ from esper.tasks.task import (
 )
 from esper.tasks.training import TrainingConfig
 
-del _presets
+del _arena, _presets
 
 __all__ = [
     "FAMILIES",
@@ -45,12 +55,16 @@ __all__ = [
     "SCORE_KINDS",
     "SPLITS",
     "TASKS",
+    "Architecture",
     "Augmentation",
+    "Axes",
     "Crops",
     "Family",
-    "FamilyConfig",
+    "FamilySplit",
+    "Member",
     "Objective",
     "ObjectiveName",
+    "Purpose",
     "ScoreKind",
     "Source",
     "Split",
@@ -61,9 +75,9 @@ __all__ = [
     "crop_flip",
     "describe_task",
     "draw_crops",
+    "get_family",
     "get_task",
     "make_data",
-    "make_family",
     "open_data",
     "per_sample_classification",
     "per_sample_language",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -89,6 +90,31 @@ def split_source(source: Source, val_fraction: float, test_fraction: float) -> d
     except DataError as error:
         raise DataError(f"{source.origin}: {error}") from None
     return {"train": train, "val": val, "test": test}
+
+
+def select_classes(source: Source, classes: Sequence[int]) -> Source:
+    """Return the samples of some classes, which are numbered anew in this order."""
+    if source.y is None or source.target != "class":
+        raise ConfigError(f"classes can be chosen of labelled data alone; {source.name} has none")
+    if max(classes) >= (source.num_classes or 0):
+        raise ConfigError(
+            f"classes has {max(classes)}, but {source.name} has only 0 to "
+            f"{(source.num_classes or 0) - 1}"
+        )
+    number = np.full(source.num_classes or 0, -1, dtype=np.int64)
+    number[list(classes)] = np.arange(len(classes))
+
+    def chosen(x: Array, y: Array) -> tuple[Array, Array]:
+        kept = number[y] >= 0
+        return x[kept], number[y[kept]]
+
+    x, y = chosen(source.x, source.y)
+    x_test, y_test = source.x_test, source.y_test
+    if x_test is not None and y_test is not None:
+        x_test, y_test = chosen(x_test, y_test)
+    return dataclasses.replace(
+        source, x=x, y=y, x_test=x_test, y_test=y_test, num_classes=len(classes)
+    )
 
 
 def subsample(part: Part, size: int, *keys: int | str) -> Part:

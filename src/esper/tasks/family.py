@@ -1,138 +1,165 @@
-"""Families: tasks of one kind that differ, drawn by seed.
+"""Families: tasks of one kind that differ along axes, split into those to train, select and claim.
 
-A member differs in the width and depth of its host, in how much training data there is, and in how
-many labels are wrong. So no fixed schedule is right everywhere: a narrow host on clean data should
-grow early, a wide host on few or noisy samples should be left alone.
+No fixed schedule is right for a whole family: a narrow host on clean data should grow early, a wide
+host on few or noisy samples should be left alone. A controller trains on *train* members, the best
+one is chosen on *select* members, and what is said of it is measured on *claim* members.
 
-    label, task = make_family("digits_family").draw(7)
+    family = get_family("image16_family")
+    for members in family.draw(7, architectures=4, conditions=16):
+        tasks = [member.task() for member in members]
+
+The shipped families and their splits: `esper.tasks.arena`.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import Literal
 
 import torch
 
-from esper.kasmina.hosts import CnnConfig
-from esper.leyline.config import Config, option
-from esper.leyline.errors import UsageError
+from esper.leyline.errors import ConfigError
 from esper.leyline.randomness import generator
 from esper.leyline.registry import Registry
-from esper.tasks.task import Task, get_task
+from esper.tasks.member import Architecture, HostKind, Member
 
-F = TypeVar("F", bound="type[Family]")
+FamilySplit = Literal["train", "select", "claim"]
+
+Purpose = Literal["lacks capacity", "neutral", "useless or harmful"]
+"""What growth can bring a claim member, as far as its axis values tell beforehand."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class FamilyConfig(Config):
-    """What members of a family are drawn from, each evenly."""
+class Axes:
+    """The values that each axis of a member may take; a product, less what cannot be."""
 
-    widths: tuple[int, ...] = option((2, 4, 8, 16), "Channels of the first block.", minimum=1)
-    depths: tuple[int, ...] = option((2, 3), "Blocks of the host, one slot each.", minimum=1)
-    train_sizes: tuple[int, ...] = option(
-        (0, 600, 200), "Training samples; 0 is all there are.", minimum=0
-    )
-    label_noises: tuple[float, ...] = option(
-        (0.0, 0.0, 0.1, 0.3), "Share of wrong labels.", minimum=0.0, maximum=0.9
-    )
+    data: tuple[str, ...]
+    host: tuple[HostKind, ...] = ("plain",)
+    width: tuple[int, ...]
+    depth: tuple[int, ...]
+    classes: tuple[tuple[int, ...], ...] = ((),)
+    train_size: tuple[int, ...]
+    label_noise: tuple[float, ...] = (0.0,)
+    horizon: tuple[int, ...] = (60,)
+    rate_factor: tuple[float, ...] = (1.0,)
+
+    def __post_init__(self) -> None:
+        """Refuse an axis without values, or with one twice."""
+        for name, values in self.items():
+            if not values or len(set(values)) != len(values):
+                raise ConfigError(f"Axes.{name} must have values, each once, got {values}")
+
+    def items(self) -> list[tuple[str, tuple[object, ...]]]:
+        """Return every axis with its values."""
+        return [(each.name, getattr(self, each.name)) for each in fields(self)]
+
+    def members(self) -> tuple[Member, ...]:
+        """Return every possible member of the product."""
+        names = [name for name, _ in self.items()]
+        product = itertools.product(*(values for _, values in self.items()))
+        made = (Member(**dict(zip(names, each, strict=True))) for each in product)  # type: ignore[arg-type]
+        return tuple(member for member in made if member.is_possible)
 
 
-class Family(ABC):
-    """A kind of task; a subclass says what a member with these properties is."""
+@dataclass(frozen=True)
+class Family:
+    """A kind of task with its splits.
 
-    name: ClassVar[str]
-    """Set by `register_family`."""
+    Attributes:
+        name: What it is called in configurations.
+        summary: One line for people.
+        train: What training draws.
+        select: What policies are chosen on.
+        claims: What is claimed is measured on these members, by what growth can bring there.
+    """
 
-    defaults: ClassVar[FamilyConfig]
-    """What members are drawn from when nothing else is said."""
+    name: str
+    summary: str
+    train: Axes
+    select: Axes
+    claims: Mapping[Purpose, tuple[Member, ...]] = field(default_factory=dict)
 
-    def __init__(self, config: FamilyConfig | None = None) -> None:
-        """Create the family with its defaults, or with a configuration of the caller's."""
-        self.config = self.defaults if config is None else config
+    def __post_init__(self) -> None:
+        """Refuse splits that share a member."""
+        seen: dict[Member, FamilySplit] = {}
+        for split in ("train", "select", "claim"):
+            for member in self.members(split):
+                if member in seen:
+                    raise ConfigError(
+                        f"family {self.name!r} has {member.label!r} in {seen[member]} and {split}; "
+                        f"a member belongs to one split, once"
+                    )
+                seen[member] = split
+        labels = {member.label for member in seen}
+        assert len(labels) == len(seen), "two members have the same label"
 
-    @abstractmethod
-    def member(self, *, width: int, depth: int, train_size: int, label_noise: float) -> Task:
-        """Return the task with these properties; a train_size of 0 is all there is."""
+    def members(self, split: FamilySplit) -> tuple[Member, ...]:
+        """Return every member of a split."""
+        return tuple(itertools.chain.from_iterable(self._by_architecture[split].values()))
 
-    @property
+    def architectures(self, split: FamilySplit) -> tuple[Architecture, ...]:
+        """Return every architecture of a split."""
+        return tuple(self._by_architecture[split])
+
+    @cached_property
     def max_slots(self) -> int:
-        """Slots of the member with the most of them."""
-        return max(self.config.depths)
+        """Slots of the member with the most of them, in any split."""
+        return max(each.depth for known in self._by_architecture.values() for each in known)
 
-    def draw(self, seed: int) -> tuple[str, Task]:
-        """Return a member and its label; both depend on the seed alone."""
-        config, stream = self.config, generator(seed, self.name, "member")
+    def draw(
+        self, seed: int, split: FamilySplit = "train", *, architectures: int, conditions: int
+    ) -> tuple[tuple[Member, ...], ...]:
+        """Return members by architecture; they depend on the arguments alone.
 
-        def pick(count: int) -> int:
-            return int(torch.randint(count, (), generator=stream))
+        Architectures are drawn evenly, and of each its conditions. Both are distinct, so there are
+        fewer of them where the split has fewer.
 
-        width = config.widths[pick(len(config.widths))]
-        depth = config.depths[pick(len(config.depths))]
-        size = config.train_sizes[pick(len(config.train_sizes))]
-        noise = config.label_noises[pick(len(config.label_noises))]
-        label = f"{self.name}[width {width}, depth {depth}, train {size or 'all'}, noise {noise:g}]"
-        task = self.member(width=width, depth=depth, train_size=size, label_noise=noise)
-        return label, task
+        Args:
+            seed: seed of the draw.
+            split: which members are drawn.
+            architectures: how many architectures.
+            conditions: how many members of each.
+        """
+        stream = generator(seed, self.name, split, "members")
+        known = list(self._by_architecture[split].values())
+        if not known:
+            raise ConfigError(f"family {self.name!r} has no members to {split}")
+        chosen = torch.randperm(len(known), generator=stream)[:architectures].tolist()
+        drawn = []
+        for place in chosen:
+            members = known[place]
+            order = torch.randperm(len(members), generator=stream)[:conditions].tolist()
+            drawn.append(tuple(members[number] for number in order))
+        return tuple(drawn)
 
-
-FAMILIES: Registry[type[Family]] = Registry("task family")
-
-
-def register_family(name: str) -> Callable[[F], F]:
-    """Register a class as the family called `name`; the class is returned with its name set."""
-
-    def decorate(family: F) -> F:
-        if not (isinstance(family, type) and issubclass(family, Family)):
-            raise UsageError(f"family {name!r} must be a class that derives from Family")
-        if not isinstance(getattr(family, "defaults", None), FamilyConfig):
-            raise UsageError(f"family {name!r} needs a class attribute defaults, a FamilyConfig")
-        FAMILIES.register(name, family)
-        family.name = name
-        return family
-
-    return decorate
-
-
-def make_family(name: str) -> Family:
-    """Return the family called `name` with its defaults."""
-    return FAMILIES.get(name)()
-
-
-class _ConvFamily(Family):
-    """Conv hosts on the data of one task."""
-
-    base: ClassVar[str]
-    """The task whose data and settings members have."""
-
-    def member(self, *, width: int, depth: int, train_size: int, label_noise: float) -> Task:
-        """Return the base task with another host and less or worse data."""
-        task = get_task(self.base)
-        options = task.config.host_options
-        assert isinstance(options, CnnConfig), "members of this family are conv hosts"
-        # The first block is the narrowest, as in the base task's host.
-        channels = tuple(width if block == 0 else 2 * width for block in range(depth))
-        config = task.config.replace(
-            host_options=CnnConfig(channels=channels, in_channels=options.in_channels),
-            train_size=train_size or None,
-            label_noise=label_noise,
-        )
-        return type(task)(config)
+    @cached_property
+    def _by_architecture(self) -> dict[FamilySplit, dict[Architecture, list[Member]]]:
+        claims = tuple(itertools.chain.from_iterable(self.claims.values()))
+        splits: dict[FamilySplit, tuple[Member, ...]] = {
+            "train": self.train.members(),
+            "select": self.select.members(),
+            "claim": claims,
+        }
+        found: dict[FamilySplit, dict[Architecture, list[Member]]] = {}
+        for split, members in splits.items():
+            groups: dict[Architecture, list[Member]] = {}
+            for member in members:
+                groups.setdefault(member.architecture, []).append(member)
+            found[split] = groups
+        return found
 
 
-@register_family("digits_family")
-class DigitsFamily(_ConvFamily):
-    """Embedded digits with hosts of 2 to 3 blocks, full or small training sets, wrong labels."""
-
-    base = "digits"
-    defaults = FamilyConfig()
+FAMILIES: Registry[Family] = Registry("task family")
 
 
-@register_family("cifar_family")
-class CifarFamily(_ConvFamily):
-    """CIFAR-10 with hosts of 2 to 4 blocks, full or small training sets, wrong labels."""
+def register_family(family: Family) -> Family:
+    """Make a family known under its name, and return it."""
+    return FAMILIES.register(family.name, family)
 
-    base = "cifar_baseline"
-    defaults = FamilyConfig(widths=(4, 8, 16, 32), depths=(2, 3, 4), train_sizes=(0, 10_000, 2_000))
+
+def get_family(name: str) -> Family:
+    """Return the family called `name`."""
+    return FAMILIES.get(name)

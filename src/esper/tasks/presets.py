@@ -6,17 +6,20 @@ The CIFAR hosts are those of the design documents, with GroupNorm in place of Ba
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from esper.kasmina.hosts import CnnConfig, MlpConfig, TransformerConfig, doubling
 from esper.leyline.errors import DataError
 from esper.leyline.slots import slot_id
-from esper.tasks.data import cifar, idx, open_data, text
-from esper.tasks.data.locate import Layout, existing
+from esper.tasks.data import cifar, idx, open_data, small, text
+from esper.tasks.data.locate import Found, Layout, existing
 from esper.tasks.data.source import Source
+from esper.tasks.rates import SCHEDULE, WARM_UP
 from esper.tasks.task import DataPath, Task, TaskConfig, register_task
 
 NUM_CLASSES = 10
@@ -51,12 +54,39 @@ STORY_BYTES = 32 * 2**20
 """How much of each story file is read; the full set has gigabytes, more than a run can see."""
 
 
-def _is_own_file(data_path: DataPath | None, layouts: tuple[Layout, ...]) -> bool:
-    """Whether the user gave a file that is not part of the data set the task knows."""
-    if data_path is None or existing(data_path).is_dir():
-        return False
-    known = {name for layout in layouts for names in layout.files for name in names}
-    return Path(data_path).name not in known
+@dataclass(frozen=True, slots=True)
+class _DataSet:
+    """How a data set is found and read."""
+
+    layouts: tuple[Layout, ...]
+    find: Callable[[DataPath | None], Found]
+    read: Callable[[Found], Source]
+
+
+class _OnDisk(Task):
+    """A data set in its known layouts, or a file of the user's own with images of that shape."""
+
+    data_set: ClassVar[_DataSet]
+
+    def find(self, data_path: DataPath | None = None) -> str:
+        """Say where the files lie."""
+        if self._is_own_file(data_path):
+            return str(data_path)
+        return str(self.data_set.find(data_path).folder)
+
+    def read(self, data_path: DataPath | None) -> Source:
+        """Return the data set, or what is in the user's own file."""
+        if data_path is not None and self._is_own_file(data_path):
+            return open_data(data_path)
+        return self.data_set.read(self.data_set.find(data_path))
+
+    def _is_own_file(self, data_path: DataPath | None) -> bool:
+        """Whether the user gave a file that is not part of the data set."""
+        if data_path is None or existing(data_path).is_dir():
+            return False
+        layouts = self.data_set.layouts
+        known = {name for layout in layouts for names in layout.files for name in names}
+        return Path(data_path).name not in known
 
 
 def _digits_config(**settings: Any) -> TaskConfig:
@@ -94,9 +124,10 @@ class DigitsMlp(Digits):
 
 
 @register_task("fashion")
-class Fashion(Task):
+class Fashion(_OnDisk):
     """Fashion-MNIST with a small conv host."""
 
+    data_set = _DataSet((idx.FASHION,), idx.find_fashion, idx.read_fashion)
     defaults = TaskConfig(
         host="cnn",
         host_options=CnnConfig(channels=(8, 16, 16), in_channels=1),
@@ -104,18 +135,6 @@ class Fashion(Task):
         batch_size=128,
         learning_rate=0.05,
     )
-
-    def find(self, data_path: DataPath | None = None) -> str:
-        """Say where the idx files lie."""
-        if _is_own_file(data_path, (idx.FASHION,)):
-            return str(data_path)
-        return str(idx.find_fashion(data_path).folder)
-
-    def read(self, data_path: DataPath | None) -> Source:
-        """Return Fashion-MNIST, or the user's own 28x28 images."""
-        if data_path is not None and _is_own_file(data_path, (idx.FASHION,)):
-            return open_data(data_path)
-        return idx.read_fashion(idx.find_fashion(data_path))
 
 
 def _cifar_config(
@@ -137,20 +156,10 @@ def _cifar_config(
     )
 
 
-class _Cifar(Task):
+class _Cifar(_OnDisk):
     """CIFAR-10 from disk, in any of its layouts."""
 
-    def find(self, data_path: DataPath | None = None) -> str:
-        """Say where the batches lie."""
-        if _is_own_file(data_path, cifar.LAYOUTS):
-            return str(data_path)
-        return str(cifar.find_cifar(data_path).folder)
-
-    def read(self, data_path: DataPath | None) -> Source:
-        """Return CIFAR-10, or the user's own 32x32 colour images."""
-        if data_path is not None and _is_own_file(data_path, cifar.LAYOUTS):
-            return open_data(data_path)
-        return cifar.read_cifar(cifar.find_cifar(data_path))
+    data_set = _DataSet(cifar.LAYOUTS, cifar.find_cifar, cifar.read_cifar)
 
 
 @register_task("cifar_baseline")
@@ -207,6 +216,36 @@ class CifarDeepImpaired(_Cifar):
     """CIFAR-10 with five blocks of 1x1 kernels and ten slots."""
 
     defaults = _cifar_config(doubling(2, 5), kernel_size=1, rows=(0, 1))
+
+
+def _small_config(channels: tuple[int, ...], shape: tuple[int, int, int]) -> TaskConfig:
+    # The rate and the schedule that suit a waiting host best: research/campaign, tune_cosine.
+    return TaskConfig(
+        host="cnn",
+        host_options=CnnConfig(channels=channels, in_channels=shape[0]),
+        input_shape=shape,
+        batch_size=128,
+        learning_rate=0.1,
+        schedule=SCHEDULE,
+        warmup=WARM_UP,
+        horizon=60,
+    )
+
+
+@register_task("cifar16")
+class Cifar16(_OnDisk):
+    """CIFAR-10 at 16x16 with the reference conv host, 8-16-32 channels."""
+
+    data_set = _DataSet(small.CIFAR16_LAYOUTS, small.find_cifar16, small.read_cifar16)
+    defaults = _small_config(doubling(8, 3), small.CIFAR16_SHAPE)
+
+
+@register_task("fashion14")
+class Fashion14(_OnDisk):
+    """Fashion-MNIST at 14x14 with a small conv host, 8-16-32 channels."""
+
+    data_set = _DataSet(small.FASHION14_LAYOUTS, small.find_fashion14, small.read_fashion14)
+    defaults = _small_config(doubling(8, 3), small.FASHION14_SHAPE)
 
 
 class _Stories(Task):

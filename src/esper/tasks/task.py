@@ -23,7 +23,14 @@ from esper.leyline.randomness import seeded
 from esper.leyline.registry import Registry
 from esper.tasks.data.locate import existing
 from esper.tasks.data.source import Source
-from esper.tasks.dataset import OBJECTIVE_FOR, VALIDATION_SAMPLES, Augmentation, TaskData, make_data
+from esper.tasks.dataset import (
+    OBJECTIVE_FOR,
+    VALIDATION_SAMPLES,
+    Augmentation,
+    TaskData,
+    make_data,
+    select_classes,
+)
 from esper.tasks.objective import OBJECTIVES, SCORE_KINDS, Objective, ObjectiveName, ScoreKind
 from esper.tasks.training import TrainingConfig
 
@@ -46,6 +53,9 @@ class TaskConfig(TrainingConfig):
     horizon: int = option(150, "Epochs of one whole run.", minimum=1)
 
     augment: Augmentation = option("none", "How training images are varied.")
+    classes: tuple[int, ...] | None = option(
+        None, "Classes that are kept, numbered anew in this order; all if empty.", minimum=0
+    )
     train_size: int | None = option(
         None, "Keep only this many training samples; all if empty.", minimum=1
     )
@@ -94,10 +104,21 @@ class TaskConfig(TrainingConfig):
                 f"TaskConfig.num_classes must be empty for regression and only there, "
                 f"got {self.num_classes!r} for {self.objective}"
             )
+        if self.classes is not None:
+            self._check_classes(self.classes)
         if self.baseline_loss <= self.target_loss:
             raise ConfigError(
                 f"TaskConfig.target_loss must be below baseline_loss ({self.baseline_loss}), "
                 f"got {self.target_loss}"
+            )
+
+    def _check_classes(self, classes: tuple[int, ...]) -> None:
+        if self.objective != "classification":
+            raise ConfigError(f"TaskConfig.classes is for classification, not {self.objective}")
+        if len(set(classes)) != len(classes) or len(classes) != self.num_classes:
+            raise ConfigError(
+                f"TaskConfig.classes must be {self.num_classes} different classes, as many as "
+                f"num_classes, got {classes}"
             )
 
     @property
@@ -146,9 +167,14 @@ class Task(ABC):
         self, data_path: DataPath | None = None, device: torch.device | str = "cpu"
     ) -> TaskData:
         """Read and split the data, and put it on a device."""
-        source = self.read(data_path)
-        self._check(source)
+        return self.prepare(self.read(data_path), device)
+
+    def prepare(self, source: Source, device: torch.device | str = "cpu") -> TaskData:
+        """Split data that was read before, and put it on a device."""
         config = self.config
+        if config.classes is not None:
+            source = select_classes(source, config.classes)
+        self._check(source)
         return make_data(
             source,
             samples_per_step=config.samples_per_step,

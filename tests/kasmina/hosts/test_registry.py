@@ -50,12 +50,9 @@ def tiny() -> Iterator[None]:
 
 
 def test_built_in_hosts_are_registered() -> None:
-    assert {"cnn", "mlp", "transformer"} <= set(HOSTS)
-    assert [HOSTS.get(name).topology for name in ("cnn", "mlp", "transformer")] == [
-        "cnn",
-        "vector",
-        "sequence",
-    ]
+    names = ("cnn", "residual", "mlp", "transformer")
+    assert set(names) <= set(HOSTS)
+    assert [HOSTS.get(name).topology for name in names] == ["cnn", "cnn", "vector", "sequence"]
 
 
 @pytest.mark.usefixtures("tiny")
@@ -131,6 +128,7 @@ def test_pick_slots_sorts_and_defaults_to_row_zero() -> None:
     ("name", "options", "shape"),
     [
         ("cnn", {"channels": [4, 32]}, (3, 5, 3, 8, 8)),
+        ("residual", {"channels": [4, 8]}, (3, 5, 3, 8, 8)),
         ("mlp", {"in_features": 6, "hidden": [4, 4]}, (3, 5, 6)),
     ],
 )

@@ -7,8 +7,9 @@ from esper.simic.rewards import make_reward
 from esper.simic.training.config import TrainConfig
 from esper.simic.training.recipes import LEARNER, RECIPES, describe_recipes, get_recipe
 from esper.simic.training.row_source import TaskRows
+from esper.tasks import get_family
 
-OURS = ("smoke", "demo", "digits", "family", "cifar", "stories")
+OURS = ("smoke", "demo", "digits", "family", "cifar16", "arena", "cifar", "stories")
 DOCUMENTS = ("documents-001", "documents-000")
 
 
@@ -36,6 +37,13 @@ def test_our_recipes_share_one_learner(name: str) -> None:
 def test_digits_is_what_the_learning_tests_use() -> None:
     recipe = get_recipe("digits")
     assert (recipe.policy.lstm_hidden_dim, recipe.episode_length) == (128, 60)
+
+
+@pytest.mark.parametrize("name", ["family", "arena"])
+def test_an_episode_is_as_long_as_the_longest_member(name: str) -> None:
+    recipe = get_recipe(name)
+    (family,) = recipe.tasks
+    assert max(get_family(family).train.horizon) == recipe.epochs
 
 
 def test_document_000_is_to_the_letter() -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import itertools
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +22,7 @@ from esper.simic.training.evaluation import Evaluator
 from esper.simic.training.progress import Progress, Tally
 from esper.simic.training.trainer import Trainer
 from esper.tamiyo.networks.config import PolicyConfig
+from esper.tasks import FAMILIES, Axes, Family, get_family, register_family
 from esper.testing.problems.graded import GradedProblem
 from tests.plots import same
 from tests.simic.training.tiny import NAME, tiny_config
@@ -190,6 +192,43 @@ def test_a_run_on_a_population_goes_on_exactly() -> None:
     assert same(lasting(other.state_dict()), lasting(whole.state_dict()))
     for trainer in (whole, halted, other):
         trainer.close()
+
+
+@pytest.fixture
+def short_family() -> Iterator[str]:
+    """A family whose members end at different times and have different numbers of slots."""
+    train = Axes(data=("digits",), width=(2,), depth=(1, 2), train_size=(100, 200), horizon=(3, 6))
+    select = dataclasses.replace(train, width=(3,), horizon=(4,))
+    yield register_family(Family("short_family", "For tests.", train, select)).name
+    FAMILIES.unregister("short_family")
+
+
+def test_members_of_a_family_that_end_at_different_times_are_learned_from(
+    short_family: str,
+) -> None:
+    config = tiny_config(
+        tasks=(short_family,),
+        rows=8,
+        episode_length=5,
+        architectures_per_round=2,
+        evaluate_every=1,
+        evaluation_seeds=4,
+    )
+    trainer = Trainer(config)
+    reports = list(trainer.run())
+    trainer.close()
+    train = {member.label for member in get_family(short_family).members("train")}
+    for report in reports:
+        outcome, evaluation = report.outcome, report.evaluation
+        assert set(outcome.tasks) <= train
+        ends = [int(label.split(" epochs")[0].rpartition(" ")[2]) for label in outcome.tasks]
+        assert outcome.active.sum(1).tolist() == [end - 1 for end in ends]
+        assert outcome.final_scores.isfinite().all()
+        assert outcome.twin_scores.isfinite().all()
+        assert evaluation is not None
+        assert all("4 epochs" in label and " 3x" in label for label in evaluation.tasks)
+        assert evaluation.val_gains.isfinite().all()
+    assert {3, 6} == {int(label.split(" epochs")[0].rpartition(" ")[2]) for label in train}
 
 
 def test_a_round_can_be_played_again_from_its_beginning() -> None:

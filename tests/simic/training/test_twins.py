@@ -9,7 +9,7 @@ from esper.leyline.actions import placeholder_actions
 from esper.leyline.errors import UsageError
 from esper.population.population import Population
 from esper.simic.training.row_source import TaskRows
-from esper.simic.training.twins import TwinCurves
+from esper.simic.training.twins import TwinCurves, _hold
 from tests.simic.training.tiny import NAME, tiny_config
 
 
@@ -86,10 +86,16 @@ def test_curves_are_kept_in_a_state() -> None:
 
 
 def test_every_member_of_a_family_has_its_twin() -> None:
-    twins, row_source = make_twins(tasks=("digits_family",), variants_per_round=2)
+    twins, row_source = make_twins(tasks=("digits_family",), architectures_per_round=2)
     plan = row_source.plan(0, 0)
     list(twins.prepare([plan]))
     assert twins.scores(plan).isfinite().all()
+
+
+def test_a_curve_stays_where_its_horizon_is() -> None:
+    curves = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+    held = _hold(curves, torch.tensor([2, 3]), 5)
+    assert held.tolist() == [[1.0, 2.0, 2.0, 2.0, 2.0], [4.0, 5.0, 6.0, 6.0, 6.0]]
 
 
 def test_on_a_cpu_twins_are_not_trained_ahead_unless_asked_for() -> None:

@@ -14,6 +14,7 @@ from esper.kasmina.hosts.registry import (
     pick_slots,
     register_host,
 )
+from esper.kasmina.hosts.residual import ResidualConfig, ResidualHost
 from esper.kasmina.hosts.transformer import TransformerConfig, TransformerHost
 
 __all__ = [
@@ -23,6 +24,8 @@ __all__ = [
     "HostSpec",
     "MlpConfig",
     "MlpHost",
+    "ResidualConfig",
+    "ResidualHost",
     "TransformerConfig",
     "TransformerHost",
     "build_host",

@@ -59,8 +59,11 @@ class TrainConfig(Config):
     seed_pool: int = option(
         0, "Environment seeds there are to draw from; 0 is fresh ones in every round.", minimum=0
     )
-    variants_per_round: int = option(
-        4, "Members of a family that are drawn for every round.", minimum=1
+    architectures_per_round: int = option(
+        4,
+        "Architectures of a family that are drawn for every round, each with as many conditions as "
+        "it has environment seeds.",
+        minimum=1,
     )
     twin_rounds: int = option(
         0,
@@ -134,7 +137,7 @@ ROUND_SETTINGS = (
     "data",
     "rows_per_seed",
     "seed_pool",
-    "variants_per_round",
+    "architectures_per_round",
     "horizon",
     "curriculum",
     "reward",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any, Protocol
 
 import torch
@@ -25,7 +26,9 @@ from esper.population.workers.pool import WorkerPool, lease_pool
 from esper.simic.training.config import TrainConfig
 from esper.simic.training.plan import RoundPlan, draw_env_seeds
 from esper.tasks.dataset import TaskData
-from esper.tasks.family import FAMILIES, make_family
+from esper.tasks.family import FAMILIES, FamilySplit, get_family
+from esper.tasks.member import Member
+from esper.tasks.shelf import DataShelf
 from esper.tasks.task import Task, get_task
 
 
@@ -143,7 +146,13 @@ class RowGroup:
 
 
 class TaskRows:
-    """Populations on the tasks and families of a configuration."""
+    """Populations on the tasks and families of a configuration.
+
+    Of a family, rounds have members of its *train* split and evaluations of its *select* split. A
+    few architectures are drawn, and for each as many conditions as it has environment seeds: rows
+    of one architecture stand together and can run as one stack, and rows that share a seed share
+    the member.
+    """
 
     def __init__(self, config: TrainConfig) -> None:
         """Look the tasks up; no data is read and nothing is built yet."""
@@ -152,30 +161,29 @@ class TaskRows:
         self._pool: WorkerPool | None = None
         self._labels: tuple[str, ...] = ()
         self._data: dict[str, TaskData] = {}
-        stages = [self._members(stage.tasks) for stage in config.stages]
-        self.num_slots = max(slots for members in stages for _, slots in members)
+        names = [name for stage in config.stages for name in stage.tasks]
+        self.num_slots = max(_slots_of(name) for name in names)
         self.device = choose_device(config.device)
+        self._shelf = DataShelf(config.data, self.device)
         self.blueprint_names = Population.known_blueprints()
 
     def groups(self, round_number: int, stage: int) -> list[RowGroup]:
         """Return the tasks of a round and their rows; members of a family are drawn for it."""
         config = self._config
-        tasks: list[tuple[str, Task]] = []
+        # A task is one part of a round, a family as many as architectures are drawn from it.
+        parts: list[tuple[str, tuple[Member, ...]]] = []
         for index, name in enumerate(config.stages[stage].tasks):
-            if name not in FAMILIES:
-                tasks.append((name, get_task(name)))
-                continue
-            family = make_family(name)
-            for number in range(config.variants_per_round):
-                drawn = derive_seed(config.seed, round_number, index, number, "variant")
-                tasks.append(family.draw(drawn))
-        # A row for every task as far as there are rows; the first tasks have one more.
-        tasks = tasks[: config.rows]
-        share, more = divmod(config.rows, len(tasks))
-        return [
-            RowGroup(task, label, share + (index < more))
-            for index, (label, task) in enumerate(tasks)
-        ]
+            seed = derive_seed(config.seed, round_number, index, "members")
+            seeds = -(-config.rows // config.rows_per_seed)
+            parts += self._draw(name, seed, "train", conditions=seeds)
+        # A row for every part as far as there are rows; the first parts have one more.
+        parts = parts[: config.rows]
+        share, more = divmod(config.rows, len(parts))
+        groups: list[RowGroup] = []
+        for index, (name, members) in enumerate(parts):
+            rows = share + (index < more)
+            groups += self._deal(name, members, rows, config.rows_per_seed)
+        return groups
 
     def read_data(self) -> None:
         """Read what the first round needs, so that missing data is found before anything else."""
@@ -215,22 +223,21 @@ class TaskRows:
         """Return a new population on seeds that training never draws, and its plan.
 
         Every task of the last stage has a row for each number; of a family, each number is a
-        member of its own.
+        *select* member of its own as far as there are as many.
         """
         groups: list[RowGroup] = []
-        for name in self._config.stages[-1].tasks:
-            if name not in FAMILIES:
-                groups.append(RowGroup(get_task(name), name, len(numbers)))
-                continue
-            family = make_family(name)
-            drawn = [family.draw(derive_seed(number, "evaluation member")) for number in numbers]
-            groups += [RowGroup(task, label, 1) for label, task in drawn]
+        count, tasks = len(numbers), self._config.stages[-1].tasks
+        for index, name in enumerate(tasks):
+            seed = derive_seed(numbers[0], index, "evaluation members")
+            parts = self._draw(name, seed, "select", conditions=count)[:count]
+            share, more = divmod(count, len(parts))
+            for number, (_, members) in enumerate(parts):
+                groups += self._deal(name, members, share + (number < more), 1)
         seeds = [EVALUATION_SEEDS + number for number in numbers]
-        tasks = len(self._config.stages[-1].tasks)
         plan = RoundPlan(
             round=0,
             tasks=tuple(group.label for group in groups for _ in range(group.rows)),
-            env_seeds=tuple(seeds * tasks),
+            env_seeds=tuple(seeds * len(tasks)),
             slot_names={group.label: tuple(group.task.slot_paths) for group in groups},
         )
         return plan, self.make(groups, plan.env_seeds)
@@ -246,7 +253,6 @@ class TaskRows:
             seed=config.seed,
             device=str(self.device),
             strategy=config.strategy,
-            horizon=config.epochs,
             data=[self._load(group) for group in groups],
             config=config.population,
             row_seeds=row_seeds,
@@ -267,17 +273,41 @@ class TaskRows:
 
     def _load(self, group: RowGroup) -> TaskData:
         if group.label not in self._data:
-            self._data[group.label] = group.task.load(self._config.data, device=self.device)
+            self._data[group.label] = self._shelf.load(group.task)
         return self._data[group.label]
 
-    @staticmethod
-    def _members(names: Sequence[str]) -> list[tuple[str, int]]:
-        """Return the most slots of every task or family, refusing names that are neither."""
+    def _draw(
+        self, name: str, seed: int, split: FamilySplit, conditions: int
+    ) -> list[tuple[str, tuple[Member, ...]]]:
+        """Return the parts that a task or family has in a round; a task's has no members."""
+        if name not in FAMILIES:
+            return [(name, ())]
+        drawn = get_family(name).draw(
+            seed,
+            split,
+            architectures=self._config.architectures_per_round,
+            conditions=conditions,
+        )
+        return [(name, members) for members in drawn]
+
+    def _deal(
+        self, name: str, members: Sequence[Member], rows: int, rows_per_seed: int
+    ) -> list[RowGroup]:
+        """Return the rows of a part: some for each member in turn until all are dealt."""
+        if not members:
+            return [RowGroup(get_task(name, horizon=self._config.epochs), name, rows)]
+        dealt: dict[Member, int] = {}
+        for start, member in zip(range(0, rows, rows_per_seed), cycle(members), strict=False):
+            dealt[member] = dealt.get(member, 0) + min(rows_per_seed, rows - start)
+        # An episode may be shorter than a member's horizon, never longer.
         return [
-            (name, make_family(name).max_slots if name in FAMILIES else _slots_of(name))
-            for name in names
+            RowGroup(
+                member.task(horizon=min(member.horizon, self._config.epochs)), member.label, count
+            )
+            for member, count in dealt.items()
         ]
 
 
 def _slots_of(name: str) -> int:
-    return len(get_task(name).slot_paths)
+    """Return the most slots of a task or a family, refusing a name that is neither."""
+    return get_family(name).max_slots if name in FAMILIES else len(get_task(name).slot_paths)

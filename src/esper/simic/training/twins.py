@@ -65,16 +65,16 @@ class TwinCurves:
         if not missing:
             return
         wanted = [key for key in needed if key not in self._curves]
-        epochs = self._config.epochs
         population, order = self._make(wanted, plans, stage)
         try:
-            scores = []
+            scores, ends = [], torch.ones(1, dtype=torch.int64)
             for moment in live_episodes(population, WaitController()):
                 scores.append(moment.signals.val_score.cpu())
-                yield len(scores), epochs
+                ends = moment.signals.max_epochs.cpu()
+                yield len(scores), int(ends.max())
         finally:
             population.close()
-        curves = torch.stack(scores, dim=1)
+        curves = _hold(torch.stack(scores, dim=1), ends, self._config.epochs)
         self._curves |= {key: curves[row].clone() for row, key in enumerate(order)}
         for row, key in enumerate(order):
             known = self._by_task.setdefault(key.rpartition("#")[0], [])
@@ -127,6 +127,12 @@ class TwinCurves:
         others = [key for key in self._curves if key not in needed]
         for key in others[: max(0, len(others) - kept)]:
             del self._curves[key]
+
+
+def _hold(curves: Tensor, ends: Tensor, epochs: int) -> Tensor:
+    """Return [N, epochs]: curves up to their rows' horizons, and their last score from there on."""
+    places = torch.arange(epochs).minimum(ends.unsqueeze(1) - 1)
+    return curves.gather(1, places)
 
 
 def _rows(plan: RoundPlan) -> list[tuple[str, int]]:

@@ -1,0 +1,154 @@
+"""`Member`: one task of a family as a set of axis values, which names itself and makes its task."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal, NamedTuple, get_args
+
+from esper.kasmina.hosts import CnnConfig, ResidualConfig, doubling
+from esper.leyline.config import Config
+from esper.leyline.errors import ConfigError
+from esper.tasks.rates import SCHEDULE, WARM_UP, tuned_rate
+from esper.tasks.task import Task, get_task
+
+HostKind = Literal["plain", "residual"]
+HOST_NAMES: dict[HostKind, str] = {"plain": "cnn", "residual": "residual"}
+assert set(HOST_NAMES) == set(get_args(HostKind))
+
+
+class Architecture(NamedTuple):
+    """What members must share to run as one stack."""
+
+    data: str
+    host: HostKind
+    width: int
+    depth: int
+    num_classes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    """Values of every axis along which tasks of a family differ.
+
+    Attributes:
+        data: Name of the image task whose data and epochs it has.
+        host: Plain blocks, or residual ones.
+        width: Channels of the first block; they double from block to block.
+        depth: Blocks, each with a slot.
+        classes: Classes that are told apart; empty for all.
+        train_size: Training images; 0 is all there are.
+        label_noise: Share of the training labels that are wrong.
+        horizon: Epochs of a run.
+        rate_factor: Learning rate as a multiple of the one that suits the waiting host.
+    """
+
+    data: str
+    host: HostKind = "plain"
+    width: int = 8
+    depth: int = 3
+    classes: tuple[int, ...] = ()
+    train_size: int = 0
+    label_noise: float = 0.0
+    horizon: int = 60
+    rate_factor: float = 1.0
+
+    @property
+    def label(self) -> str:
+        """A name that tells every value apart from the usual ones."""
+        parts = [f"{self.data} {self.host} {self.width}x{self.depth}"]
+        if self.classes:
+            parts.append(f"classes {'-'.join(map(str, self.classes))}")
+        parts.append(f"{self.train_size} images" if self.train_size else "all images")
+        if self.label_noise:
+            parts.append(f"noise {self.label_noise:g}")
+        parts.append(f"{self.horizon} epochs")
+        if self.rate_factor != 1.0:
+            parts.append(f"rate x{self.rate_factor:g}")
+        return ", ".join(parts)
+
+    @property
+    def architecture(self) -> Architecture:
+        """What its host depends on."""
+        return Architecture(self.data, self.host, self.width, self.depth, self.num_classes)
+
+    @property
+    def num_classes(self) -> int:
+        """Classes that the host tells apart."""
+        return len(self.classes) or _ground(self.data).num_classes
+
+    @property
+    def learning_rate(self) -> float:
+        """Highest rate of a run."""
+        size = self.train_size or _ground(self.data).train_size
+        return self.rate_factor * tuned_rate(self.data, self.host, size)
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether there are as many images of its classes, and pixels for its pools."""
+        ground = _ground(self.data)
+        images = ground.train_size * self.num_classes // ground.num_classes
+        return self.train_size <= images and 2**self.depth <= ground.side
+
+    def replace(self, **changes: object) -> Member:
+        """Return the member with some values changed."""
+        return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
+
+    def task(self, **changes: object) -> Task:
+        """Return the task, with some fields of its configuration changed."""
+        base = get_task(self.data)
+        config = base.config.replace(
+            host=HOST_NAMES[self.host],
+            host_options=self._host_options(base.config.input_shape[0]),
+            num_classes=self.num_classes,
+            classes=self.classes or None,
+            baseline_loss=math.log(self.num_classes),
+            train_size=self.train_size or None,
+            label_noise=self.label_noise,
+            horizon=self.horizon,
+            learning_rate=self.learning_rate,
+            schedule=SCHEDULE,
+            warmup=WARM_UP,
+        )
+        return type(base)(config.replace(**changes))
+
+    def _host_options(self, in_channels: int) -> Config:
+        kind = CnnConfig if self.host == "plain" else ResidualConfig
+        return kind(
+            channels=doubling(self.width, self.depth),
+            in_channels=in_channels,
+            num_classes=self.num_classes,
+        )
+
+
+class _Ground(NamedTuple):
+    """What a data set allows, without reading it."""
+
+    side: int
+    """Pixels of the shorter side of an image."""
+    num_classes: int
+    train_size: int
+    """Training images that are left when the validation split is carved."""
+
+
+TRAIN_SIZES: dict[str, int] = {
+    "digits": 1_079,
+    "cifar16": 27_000,
+    "fashion14": 54_000,
+    "cifar_baseline": 45_000,
+}
+"""Training images of the data sets that families are made of; tests hold them against the data."""
+
+
+@cache
+def _ground(data: str) -> _Ground:
+    if data not in TRAIN_SIZES:
+        raise ConfigError(
+            f"Member.data must be one of {', '.join(TRAIN_SIZES)}, got {data!r}; "
+            f"name the size of its training split in esper.tasks.member.TRAIN_SIZES first"
+        )
+    config = get_task(data).config
+    assert config.num_classes is not None, "images have classes"
+    return _Ground(min(config.input_shape[1:]), config.num_classes, TRAIN_SIZES[data])

@@ -1,0 +1,52 @@
+"""Which members benchmarks measure, and what is told of their rates."""
+
+from __future__ import annotations
+
+from benchmarks._arena import MEMBERS, members_of, wider
+from benchmarks.tune_hosts import best_by_member, rates_by_size
+from esper.tasks import Member, get_family
+
+
+def test_members_are_chosen_by_parts_of_their_labels() -> None:
+    assert members_of(None, "select", None) == list(MEMBERS)
+    assert [m.width for m in members_of(None, "select", ["plain 4x3"])] == [4, 4]
+
+
+def test_members_of_a_family_are_measured_at_their_tuned_rate() -> None:
+    family = get_family("image16_family")
+    chosen = members_of("image16_family", "train", None)
+    assert {member.rate_factor for member in chosen} == {1.0}
+    assert set(chosen) < set(family.members("train"))
+    assert members_of("image16_family", "select", None) == list(family.members("select"))
+
+
+def test_a_wider_host_is_the_same_task_otherwise() -> None:
+    member = Member(data="cifar16", width=4, train_size=2_000)
+    assert wider(member, 1.5) == member.replace(width=6)
+
+
+def record(width: int, rate: float, val: float) -> dict[str, object]:
+    member = Member(data="cifar16", width=width, train_size=20_000)
+    return {
+        "member": member.label,
+        "data": "cifar16",
+        "host": "plain",
+        "train_size": 20_000,
+        "learning_rate": rate,
+        "val": [val, val],
+    }
+
+
+def test_rates_are_summed_up_as_the_table_of_rates_has_them() -> None:
+    records = [
+        record(8, 0.1, 50.0),
+        record(8, 0.2, 54.0),
+        record(4, 0.1, 40.0),
+        record(4, 0.2, 38.0),
+        record(4, 0.4, 99.0),
+        {"error": "out of time"},
+    ]
+    # The rate that only one member was tried at says nothing about the others.
+    assert rates_by_size(records) == [("cifar16", "plain", 20_000, {0.1: 45.0, 0.2: 46.0})]
+    best = best_by_member(records)
+    assert [each["learning_rate"] for each in best.values()] == [0.2, 0.4]
