@@ -13,7 +13,7 @@ from pathlib import Path
 
 from esper.leyline.files import atomic_write_text
 from esper.tasks import FAMILIES, Family, Member, get_family
-from esper.tasks.rates import RATES, SCHEDULE, WARM_UP
+from esper.tasks.rates import RATES, SCHEDULE, SEED_WARM_UP, WARM_UP
 
 PAGE = Path("docs/arena.md")
 
@@ -43,7 +43,8 @@ This page is written by `python -m esper.scripts.document_arena`; the tables beh
 
 A member names itself by its values: `cifar16 residual 8x3, 25000 images, 60 epochs` is a residual
 host of three blocks on CIFAR-10 at 16x16 whose channels start at 8 and double from block to block.
-Members train under a {schedule} with {warm_up:.0%} warm-up.
+The learning rate follows `{schedule}` with {warm_up:.0%} warm-up; that of a new seed rises
+for {seed_warm_up} epochs.
 
 In Python: `get_family("image16_family").draw(seed, architectures=4, conditions=16)` returns members
 by architecture, and `member.task()` is a task like any other.
@@ -58,7 +59,7 @@ between two sizes it is a power of the size, beyond them it stays. `rate_factor`
 {table}
 
 The plain hosts at 16x16 and 14x14 were measured with 20,000 and 2,000 images
-(`research/campaign/results/tune_cosine.jsonl`, `python -m benchmarks tune_hosts --summary`): 0.1 is
+(`research/campaign/results/tune_wsd.jsonl`, `python -m benchmarks tune_hosts --summary`): 0.1 is
 within 0.7 validation points of the best for every host with 20,000 images; with 2,000 the best rate
 was the lowest tried. The residual host's rate with 8,000 to 28,000 images is from
 `research/campaign/results/residual.jsonl`, the digits' from `tune_digits.jsonl` beside it (0.2 is
@@ -69,7 +70,7 @@ not measured.
 
 def render() -> str:
     """Return the whole page."""
-    parts = [_INTRODUCTION.format(schedule=SCHEDULE, warm_up=WARM_UP)]
+    parts = [_INTRODUCTION.format(schedule=SCHEDULE, warm_up=WARM_UP, seed_warm_up=SEED_WARM_UP)]
     parts += [_family(get_family(name)) for name in FAMILIES.names()]
     rates = _table(
         ("data", "host", "images", "rate"),

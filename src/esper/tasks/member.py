@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, get_args
 from esper.kasmina.hosts import CnnConfig, ResidualConfig, doubling
 from esper.leyline.config import Config
 from esper.leyline.errors import ConfigError
-from esper.tasks.rates import SCHEDULE, WARM_UP, tuned_rate
+from esper.tasks.rates import SCHEDULE, SEED_WARM_UP, WARM_UP, tuned_rate
 from esper.tasks.task import Task, get_task
 
 HostKind = Literal["plain", "residual"]
@@ -111,6 +111,7 @@ class Member:
             learning_rate=self.learning_rate,
             schedule=SCHEDULE,
             warmup=WARM_UP,
+            seed_warmup=SEED_WARM_UP,
         )
         return type(base)(config.replace(**changes))
 

@@ -19,7 +19,7 @@ from esper.leyline.slots import slot_id
 from esper.tasks.data import cifar, idx, open_data, small, text
 from esper.tasks.data.locate import Found, Layout, existing
 from esper.tasks.data.source import Source
-from esper.tasks.rates import SCHEDULE, WARM_UP
+from esper.tasks.rates import SCHEDULE, SEED_WARM_UP, WARM_UP
 from esper.tasks.task import DataPath, Task, TaskConfig, register_task
 
 NUM_CLASSES = 10
@@ -219,7 +219,7 @@ class CifarDeepImpaired(_Cifar):
 
 
 def _small_config(channels: tuple[int, ...], shape: tuple[int, int, int]) -> TaskConfig:
-    # The rate and the schedule that suit a waiting host best: research/campaign, tune_cosine.
+    # The rate and the schedule that suit a waiting host best: research/campaign, tune_wsd.
     return TaskConfig(
         host="cnn",
         host_options=CnnConfig(channels=channels, in_channels=shape[0]),
@@ -228,6 +228,7 @@ def _small_config(channels: tuple[int, ...], shape: tuple[int, int, int]) -> Tas
         learning_rate=0.1,
         schedule=SCHEDULE,
         warmup=WARM_UP,
+        seed_warmup=SEED_WARM_UP,
         horizon=60,
     )
 

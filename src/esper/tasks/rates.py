@@ -14,18 +14,20 @@ from itertools import pairwise
 from esper.leyline.errors import ConfigError
 from esper.tasks.training import Schedule
 
-SCHEDULE: Schedule = "cosine"
+SCHEDULE: Schedule = "wsd"
 """How the learning rate of every member of a family moves, unless something else is asked for."""
 WARM_UP = 0.05
 """Share of a run in which it rises."""
+SEED_WARM_UP = 3
+"""Epochs in which the rate of a new seed rises; it helped where growing helps most."""
 
 RATES: dict[tuple[str, str], tuple[tuple[int, float], ...]] = {
     ("digits", "plain"): ((1_079, 0.2),),
-    ("cifar16", "plain"): ((2_000, 0.025), (20_000, 0.1)),
+    ("cifar16", "plain"): ((2_000, 0.02), (20_000, 0.1)),
     ("cifar16", "residual"): ((2_000, 0.025), (8_000, 0.1)),
-    ("fashion14", "plain"): ((2_000, 0.025), (20_000, 0.1)),
-    ("fashion14", "residual"): ((2_000, 0.025), (20_000, 0.1)),
-    ("cifar_baseline", "plain"): ((2_000, 0.025), (20_000, 0.1)),
+    ("fashion14", "plain"): ((2_000, 0.02), (20_000, 0.1)),
+    ("fashion14", "residual"): ((2_000, 0.02), (20_000, 0.1)),
+    ("cifar_baseline", "plain"): ((2_000, 0.02), (20_000, 0.1)),
 }
 """(training images, rate) for every data set and host, by rising size."""
 
