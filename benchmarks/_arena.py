@@ -119,11 +119,13 @@ def load(task: Task, folder: Path | None, test_limit: int | None) -> TaskData:
     data = _shelf(folder).load(task)
     if test_limit is None:
         return data
-    return dataclasses.replace(
-        data,
-        samples={**data.samples, "test": data.samples["test"][:test_limit]},
-        targets={**data.targets, "test": data.targets["test"][:test_limit]},
+    splits = data.splits
+    shorter = dataclasses.replace(
+        splits,
+        samples={**splits.samples, "test": splits.samples["test"][:test_limit]},
+        targets={**splits.targets, "test": splits.targets["test"][:test_limit]},
     )
+    return dataclasses.replace(data, splits=shorter)
 
 
 @lru_cache(maxsize=1)

@@ -14,6 +14,7 @@ from esper.kasmina.blueprints import BLUEPRINTS, blueprint_names
 from esper.kasmina.garden import Garden, GardenConfig
 from esper.kasmina.gates import GateConfig
 from esper.kasmina.lifecycle import LifecycleConfig
+from esper.leyline.actions import placeholder_actions
 from esper.leyline.alpha import BlendStyle
 from esper.population.engine import PopulationConfig
 from esper.tamiyo.controllers import RandomController
@@ -206,6 +207,52 @@ def test_kernels_give_the_trajectory_of_plain_pytorch(
         assert torch.allclose(signals.grad_norm, expected.grad_norm, atol=tolerance * (1 + norm))
     assert fast.groups[0].engine.captures > 0  # type: ignore[attr-defined]
     fast.close()
+    plain.close()
+
+
+def test_other_conditions_need_no_new_capture() -> None:
+    def tasks(**changes: Any) -> list[Any]:
+        shared = {"samples_per_step": 256, "validation_samples": 64, "horizon": 100}
+        return [
+            get_task("digits", **shared, learning_rate=rate, **changes) for rate in (0.005, 0.05)
+        ]
+
+    def make(given: list[Any]) -> Any:
+        return esper.Population(given, 64, seed=3, device="cuda", strategy="stacked")
+
+    def live(population: Any) -> Any:
+        signals = population.reset()
+        for _ in range(6):
+            signals = population.step(placeholder_actions(64))
+        return signals
+
+    used, second = make(tasks()), tasks(train_size=200, label_noise=0.3)
+    live(used)
+    (group,) = used.groups
+    engine = group.engine
+    captures, passes = engine.captures, engine._validation._replay.captures
+    assert (captures, passes) == (1, 1)
+    used.assign(second)
+    found = live(used)
+    assert used.groups[0].engine is engine
+    assert (engine.captures, engine._validation._replay.captures) == (captures, passes)
+    new = make(second)
+    expected = live(new)
+    assert torch.allclose(found.val_loss, expected.val_loss, rtol=1e-3, atol=1e-3)
+    assert torch.allclose(used.test_scores(), new.test_scores(), atol=1.0)
+    used.close()
+    new.close()
+
+
+def test_test_scores_of_a_stack_are_those_of_rows_one_after_another() -> None:
+    stack = small_digits(6)
+    stack.reset()
+    plain = esper.Population(
+        stack.tasks, 6, seed=3, device="cuda", strategy="sequential", config=stack.config
+    )
+    plain.restore(stack.snapshot())
+    assert torch.allclose(stack.test_scores(), plain.test_scores(), atol=0.6)
+    stack.close()
     plain.close()
 
 

@@ -94,13 +94,13 @@ def test_reset_takes_new_seeds_for_the_rows(strategy: Strategy) -> None:
     expected = make_population([TinyValues], 2, strategy, row_seeds=[8, 9])
     with populations(population, expected):
         first = population.reset()
-        data = population._data[0]
+        data = population.conditions[0].data
         again = population.reset([8, 9])
         assert same(again.val_loss, expected.reset().val_loss)
         assert not same(again.val_loss, first.val_loss)
         assert population.row_seeds == [8, 9]
         assert population.groups[0].keys == expected.groups[0].keys
-        assert population._data[0] is data
+        assert population.conditions[0].data is data
         assert same(population.reset().val_loss, again.val_loss)
         with pytest.raises(UsageError, match="row_seeds must have 2 entries, got 3"):
             population.reset([1, 2, 3])
@@ -109,7 +109,7 @@ def test_reset_takes_new_seeds_for_the_rows(strategy: Strategy) -> None:
 
 def test_rows_are_shared_out_among_tasks() -> None:
     population = make_population(rows=8)
-    assert [population._task_of_row.count(index) for index in range(3)] == [3, 3, 2]
+    assert [population.task_of_row.count(index) for index in range(3)] == [3, 3, 2]
     for rows in (2, (1, 1), (1, 0, 1)):
         with pytest.raises(UsageError, match="every one of 3 tasks needs at least one row"):
             make_population(rows=rows)
@@ -292,11 +292,11 @@ def test_a_fork_is_in_exactly_the_state_of_its_rows(
     population, _ = lived
     before = trees(population)
     with populations(population.fork(rows)) as (fork,):
-        by_task = sorted(rows, key=lambda row: population._task_of_row[row])
+        by_task = sorted(rows, key=lambda row: population.task_of_row[row])
         assert same(trees(fork), [before[row] for row in by_task])
         assert fork.num_slots == population.num_slots
         assert [task.name for task in fork.tasks] == list(
-            dict.fromkeys(population.tasks[population._task_of_row[row]].name for row in by_task)
+            dict.fromkeys(population.tasks[population.task_of_row[row]].name for row in by_task)
         )
         signals = fork.signals()
         assert same(signals.stage, population.signals().stage[by_task])
@@ -365,7 +365,7 @@ def test_a_fork_shares_the_data() -> None:
     with populations(make_population([TinyValues], 2)) as (population,):
         population.reset()
         with populations(population.fork([1])) as (fork,):
-            assert fork._data[0] is population._data[0]
+            assert fork.conditions[0].data is population.conditions[0].data
 
 
 # -- memory ----------------------------------------------------------------------------------------

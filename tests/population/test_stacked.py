@@ -464,6 +464,38 @@ def test_a_second_episode_moves_nothing_that_is_captured(monkeypatch: pytest.Mon
         assert engine._step is step
 
 
+def test_other_conditions_move_nothing_that_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    keep_spares(monkeypatch)
+    monkeypatch.setattr(stacked, "StackCapacity", with_spares)
+    first = [TinyImages(TinyImages.defaults.replace(label_noise=x)) for x in (0.0, 0.5)]
+    second = [
+        TinyImages(TinyImages.defaults.replace(**changes))
+        for changes in ({"train_size": 9}, {"learning_rate": 0.2}, {"augment": "none"})
+    ]
+    used = make_population(first, [8, 8], "stacked", precision="float64")
+    new = make_population(second, [8, 4, 4], "stacked", precision="float64")
+    with populations(used, new):
+        script = explore(used, 8, seed=3)
+        script.replay(used)
+        engine = used.groups[0].engine
+        assert isinstance(engine, stacked.StackedEngine)
+
+        def captured() -> list[int]:
+            kept = [engine._batch.x, engine._batch.y, *engine._hosts.leaves.values()]
+            kept += [tensor for pair in engine._validation._samples for tensor in pair]
+            return [tensor.data_ptr() for tensor in kept]
+
+        version, step, places = engine._seed_stacks.layout_version, engine._step, captured()
+        used.assign(second, [8, 4, 4])
+        script.replay(used)
+        assert used.groups[0].engine is engine
+        assert engine._seed_stacks.layout_version == version
+        assert engine._step is step
+        assert captured() == places
+        script.replay(new)
+        assert_rows_agree(used, new, 1e-9)
+
+
 def test_what_is_left_in_an_unused_entry_reaches_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
     keep_spares(monkeypatch)
     clean, spoiled = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import operator
 
 import pytest
 import torch
@@ -14,12 +15,14 @@ from esper.population.population import Population
 from esper.population.strategy import (
     count_processes,
     find_slots,
-    load_data,
+    find_tasks,
     pick_strategy,
+    place_data,
     share_out,
     stacking_problem,
 )
 from esper.population.workers.pool import usable_cores
+from esper.tasks import DataShelf
 from tests.population.plugins import Deciding, Dropping, Odd, odd_task, plugged_in
 from tests.population.tiny_tasks import (
     MIXED,
@@ -188,10 +191,22 @@ def test_rows_are_shared_out_evenly_or_as_asked_for() -> None:
             share_out(rows, tasks)
 
 
-def test_data_is_read_once_or_taken_as_it_is() -> None:
-    tasks, device = [TinyImages(), TinyValues()], torch.device("cpu")
-    found = load_data(tasks, None, device)
-    assert [data.kind for data in found] == [task.load(None).kind for task in tasks]
-    assert [data.device for data in load_data(tasks, found, device)] == [device, device]
-    with pytest.raises(UsageError, match="2 tasks need as many data sets, got 1"):
-        load_data(tasks, found[:1], device)
+def test_data_that_was_given_stays_shared_where_it_goes() -> None:
+    tasks, shelf = [TinyImages(), TinyValues(), TinyImages()], DataShelf()
+    given = [shelf.load(task) for task in tasks]
+    assert all(map(operator.is_, place_data(tasks, given, CPU), given))
+    moved = place_data(tasks, given, torch.device("meta"))
+    assert [data.device.type for data in moved] == ["meta"] * 3
+    assert moved[0].splits is moved[2].splits is not moved[1].splits
+    with pytest.raises(UsageError, match="3 tasks need as many data sets, got 1"):
+        place_data(tasks, given[:1], CPU)
+
+
+def test_tasks_are_found_by_name_and_take_another_horizon() -> None:
+    assert [task.name for task in find_tasks(["digits", TinyText()], None)] == [
+        "digits",
+        "tiny_text",
+    ]
+    assert [task.config.horizon for task in find_tasks(["digits", TinyText()], 7)] == [7, 7]
+    (alone,) = find_tasks("digits", None)
+    assert alone.config.horizon == 60

@@ -18,14 +18,7 @@ from esper.leyline.signals import Signals
 from esper.leyline.stages import SeedStage
 from esper.population.engine import Strategy
 from esper.population.population import Population
-from esper.population.task_group import (
-    TaskGroup,
-    first_difference,
-    join_rows,
-    merge_signals,
-    merge_views,
-    take_rows,
-)
+from esper.population.task_group import TaskGroup, merge_signals, merge_views
 from tests.plots import same
 from tests.population.tiny_tasks import (
     TinyImages,
@@ -359,7 +352,7 @@ def test_one_part_that_needs_no_padding_is_itself() -> None:
     with populations(make_population(rows=3)) as (population,):
         population.reset()
         part = population.groups[0].signals()
-        assert merge_signals([part], 3) is part
+        assert merge_signals([part], 3, torch.arange(1)) is part
 
 
 def test_masks_never_allow_a_slot_a_row_does_not_have() -> None:
@@ -411,41 +404,9 @@ def test_views_of_rows_give_the_masks_of_rows() -> None:
         do(population, germinate("norm", 1))
         views = [group.view() for group in population.groups]
         rules = population.config.lifecycle.effective_rules
-        merged = build_masks(merge_views(views, 3), rules)
+        merged = build_masks(merge_views(views, 3, torch.arange(3)), rules)
         for row, view in enumerate(views):
             alone = build_masks(view, rules)
             slots = view.stage.shape[1]
             assert torch.equal(merged.op[row], alone.op[0])
             assert torch.equal(merged.slot_by_op[row, :, :slots], alone.slot_by_op[0])
-
-
-def snapshot(*rows: int) -> dict[str, object]:
-    return {
-        "state": {"a": torch.tensor(rows), "b": {"c": torch.tensor(rows)[:, None].expand(-1, 2)}},
-        "names": [f"row {row}" for row in rows],
-    }
-
-
-def test_rows_are_put_together_and_taken_out_again() -> None:
-    whole = join_rows([snapshot(0, 1), snapshot(2), snapshot(3, 4)])
-    assert same(whole, snapshot(0, 1, 2, 3, 4))
-    assert same(take_rows(whole, 1, 4), snapshot(1, 2, 3))
-    assert same(take_rows(whole, 0, 5), whole)
-
-
-def test_the_first_difference_is_named() -> None:
-    made = {"tasks": ["a", "b"], "settings": {"x": 1, "gates": {"least": 2.0}}, "more": [{"n": 1}]}
-    assert first_difference(made, made) is None
-    assert first_difference(made, {**made, "tasks": ["a"]}) == ("tasks ['a', 'b']", "tasks ['a']")
-    assert first_difference(made, {**made, "tasks": ["a", "c"]}) == (
-        "tasks ['a', 'b']",
-        "tasks ['a', 'c']",
-    )
-    other = {**made, "settings": {"x": 1, "gates": {"least": 3.0}}}
-    assert first_difference(made, other) == ("settings.gates.least 2.0", "settings.gates.least 3.0")
-    assert first_difference(made, {**made, "more": [{"n": 2}]}) == ("more[0].n 1", "more[0].n 2")
-    assert first_difference({"x": 1}, {"x": 1, "y": 2}) == ("y None", "y 2")
-
-
-def test_lists_and_tuples_are_alike() -> None:
-    assert first_difference({"shape": (1, 2)}, {"shape": [1, 2]}) is None

@@ -26,7 +26,7 @@ def test_every_row_is_scored_on_the_whole_test_split(strategy: Any) -> None:
     scores = population.test_scores()
     assert scores.shape == (3,)
     assert scores.dtype == torch.float64
-    size = population._data[0].size("test")
+    size = population.conditions[0].data.size("test")
     right = scores / 100.0 * size
     assert torch.allclose(right, right.round(), atol=1e-4)
     assert scores.unique().numel() > 1

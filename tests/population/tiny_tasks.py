@@ -21,7 +21,6 @@ from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
 from esper.population.engine import PopulationConfig, Strategy
 from esper.population.population import Population
-from esper.population.task_group import TaskGroup
 from esper.tamiyo.controllers.choices import WAIT, Choice, head_mask, pack_choices
 from esper.tasks.data import Source
 from esper.tasks.task import DataPath, Task, TaskConfig
@@ -178,7 +177,7 @@ class Explorer:
     def act(self, population: Population, signals: Signals) -> dict[str, Tensor]:
         masks = population.masks()
         self._watch(signals)
-        topologies = [group.task.topology for group in population.groups for _ in group.keys]
+        topologies = [population.tasks[index].topology for index in population.task_of_row]
         choices = [self._choose(masks, row, topologies[row]) for row in range(masks.rows)]
         return pack_choices(choices, masks)
 
@@ -268,19 +267,14 @@ _EXACT = ("alpha", "alpha_start", "alpha_target", "blend_target")
 """Real numbers of a slot's state that no engine computes."""
 
 
-def rows_of(population: Population) -> list[tuple[TaskGroup, int]]:
-    """Return every row as (its group, its place there)."""
-    return [(group, row) for group in population.groups for row in range(group.rows)]
-
-
 def read_row(population: Population, row: int) -> RowWeights:
-    group, place = rows_of(population)[row]
+    group, place = population.locate(row)
     return group.engine.read(place)
 
 
 def row_state(population: Population, row: int) -> dict[str, Tensor]:
     """Return everything remembered about a row but its weights."""
-    group, place = rows_of(population)[row]
+    group, place = population.locate(row)
     found = {f"slot {k}": v[0] for k, v in group.state.select([place]).state_dict().items()}
     found |= {f"tracker {k}": v[place] for k, v in group.tracker.state_dict().items()}
     found |= {f"governor {k}": v[place] for k, v in group.governor.state_dict().items()}

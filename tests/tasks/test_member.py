@@ -96,9 +96,9 @@ def test_a_member_can_be_trained_on() -> None:
     clean_data, data = member.task().load(), noisy.task().load()
     assert data.size("train") == 200
     assert data.num_classes == 2
-    assert int((data.targets["train"] != clean_data.targets["train"]).sum()) == 60
+    assert int((data.train_targets != clean_data.train_targets).sum()) == 60
     for split in ("val", "test"):
-        assert torch.equal(data.targets[split], clean_data.targets[split])
+        assert torch.equal(data.splits.targets[split], clean_data.splits.targets[split])
     x, y = data.batch("train", torch.arange(4))
     scores = noisy.task().build_host(0)(x)
     assert scores.shape == (4, 2)

@@ -1,44 +1,78 @@
+"""Sources are read once, whatever is done with them."""
+
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
 
-from esper.tasks import Member, get_task
+from esper.tasks import DataShelf, get_task
 from esper.tasks.presets import Digits
-from esper.tasks.shelf import DataShelf
-
-MEMBER = Member(data="digits", train_size=200)
 
 
-def test_what_a_shelf_gives_is_what_a_task_loads() -> None:
-    shelf = DataShelf(None, "cpu")
-    noisy = MEMBER.replace(label_noise=0.3)
-    for member in (MEMBER, noisy, MEMBER.replace(classes=(3, 5), train_size=0)):
-        task = member.task()
-        mine, own = shelf.load(task), task.load()
-        for split in ("train", "val", "test"):
-            assert torch.equal(mine.samples[split], own.samples[split])
-            assert torch.equal(mine.targets[split], own.targets[split])
-        assert torch.equal(mine.subset, own.subset)
-
-
-def test_members_share_what_they_are_judged_on() -> None:
-    shelf = DataShelf(None, "cpu")
-    one, other = (shelf.load(MEMBER.replace(label_noise=n).task()) for n in (0.0, 0.3))
-    for split in ("val", "test"):
-        assert one.samples[split] is other.samples[split]
-        assert one.targets[split] is other.targets[split]
-    few = shelf.load(MEMBER.replace(classes=(3, 5)).task())
-    assert few.samples["val"] is not one.samples["val"]
-    carved = shelf.load(get_task("digits", val_fraction=0.1))
-    assert carved.size("val") < one.size("val")
-
-
-def test_a_source_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    reads = []
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Note every time the digits are read."""
+    noted: list[str] = []
     read = Digits.read
-    monkeypatch.setattr(Digits, "read", lambda self, path: reads.append(path) or read(self, path))
-    shelf = DataShelf(None, "cpu")
-    for noise in (0.0, 0.1, 0.2):
-        shelf.load(MEMBER.replace(label_noise=noise).task())
-    assert reads == [None]
+
+    def note(self: Digits, data_path: Any) -> Any:
+        noted.append(self.name)
+        return read(self, data_path)
+
+    monkeypatch.setattr(Digits, "read", note)
+    return noted
+
+
+def test_tasks_on_one_source_share_what_is_read(reads: list[str]) -> None:
+    shelf = DataShelf()
+    plain = shelf.load(get_task("digits"))
+    small = shelf.load(get_task("digits", train_size=100, learning_rate=0.1))
+    noisy = shelf.load(get_task("digits", label_noise=0.3, horizon=9, validation_samples=10))
+    assert reads == ["digits"]
+    assert plain.splits is small.splits is noisy.splits
+    assert [data.size("train") for data in (plain, small)] == [1079, 100]
+    assert len(noisy.subset) == 10
+
+
+def test_other_splits_are_of_the_same_source(reads: list[str]) -> None:
+    shelf = DataShelf()
+    one, other = (
+        shelf.load(get_task("digits")),
+        shelf.load(get_task("digits", val_fraction=0.1)),
+    )
+    assert one.splits is not other.splits
+    assert one.size("val") > other.size("val")
+    assert len(reads) == 1
+
+
+def test_what_no_task_needs_is_forgotten(reads: list[str]) -> None:
+    shelf, task = DataShelf(), get_task("digits")
+    first = shelf.load(task)
+    shelf.forget_all_but([get_task("digits", train_size=9)])
+    assert shelf.load(task).splits is first.splits
+    shelf.forget_all_but([])
+    assert shelf.load(task).splits is not first.splits
+    assert len(reads) == 2
+
+
+def test_data_is_what_a_task_loads_alone() -> None:
+    task = get_task("digits", train_size=50, label_noise=0.2)
+    shared, alone = DataShelf().load(task), task.load()
+    order = shared.order(3)
+    assert torch.equal(order, alone.order(3))
+    for one, other in zip(shared.batch("train", order), alone.batch("train", order), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_some_classes_are_splits_of_their_own(reads: list[str]) -> None:
+    shelf = DataShelf()
+    whole = shelf.load(get_task("digits"))
+    few, noisy = (
+        shelf.load(get_task("digits", classes=(3, 5), num_classes=2, label_noise=noise))
+        for noise in (0.0, 0.3)
+    )
+    assert few.splits is noisy.splits is not whole.splits
+    assert few.size("val") < whole.size("val")
+    assert len(reads) == 1

@@ -266,7 +266,7 @@ def half_grown(group: TaskGroup) -> SlotState:
 
 def step_flops(group: TaskGroup, validation_samples: int) -> int:
     """Return the operations of one step: three forward passes for training, one per ablation."""
-    trained = 3 * group.task.config.samples_per_step
+    trained = 3 * group.conditions[0].data.samples_per_step
     members = participating(group.state).tolist()
     passes = [trained + validation_samples * len(plan_ablations(row)) for row in members]
     return sum(a * b for a, b in zip(passes, group.signals().flops.tolist(), strict=True))

@@ -16,8 +16,9 @@ from esper.kasmina.trainee import SchedulerFactory
 from esper.leyline.controller import Controller
 from esper.leyline.errors import UsageError, unknown_name
 from esper.leyline.randomness import generator
-from esper.tasks.dataset import Split, TaskData
+from esper.tasks.dataset import TaskData
 from esper.tasks.objective import OBJECTIVES, Objective
+from esper.tasks.splits import Split
 from esper.tasks.task import Task
 
 
@@ -39,7 +40,7 @@ class TrainingBatches:
         return -(-self._data.samples_per_step // self._batch_size)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        order = self._data.order(self._seed, 0, self._epoch)
+        order = self._data.order(self._seed, 0, self._epoch).to(self._data.device)
         augment = generator(self._seed, 0, self._epoch, "augment")
         for indices in order.split(self._batch_size):
             yield self._data.batch("train", indices, augment)
@@ -52,8 +53,7 @@ class FixedBatches:
         self, data: TaskData, split: Split, *, subset: bool = False, batch_size: int = 256
     ) -> None:
         """Serve a whole split, or the fixed validation subset used while growing."""
-        whole = torch.arange(data.size(split), device=data.device)
-        self._indices = data.subset if subset else whole
+        self._indices = data.subset if subset else data.indices(split)
         self._data = data
         self._split: Split = split
         self._batch_size = batch_size

@@ -14,7 +14,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -57,6 +57,8 @@ from esper.leyline.rules import Masks, RuleView, build_masks
 from esper.leyline.signals import Signals
 from esper.leyline.stages import SeedStage
 
+Remembered = TypeVar("Remembered", SlotState, TrackerState, GovernorState, Measured)
+
 Measure = Callable[[Tensor, Tensor | None], Measured]
 """(participating seeds bool [R, S], rows bool [R] or None for all) -> what the rows show."""
 
@@ -90,6 +92,8 @@ class RowGroup:
         facts: what is known of every row before it lives.
         rates: the learning rates of epochs to come.
         measure: how rows are measured; `measure_by_ablation` for networks.
+        rests_at_horizon: whether a row rests when it has lived through its horizon: nothing about
+            it changes any more, whatever it is told to do. So rows that run together end apart.
         device: where everything remembered is kept.
     """
 
@@ -102,6 +106,7 @@ class RowGroup:
         measure: Measure,
         facts: RowFacts,
         rates: Rates = unknown_rates,
+        rests_at_horizon: bool = False,
         device: torch.device | str = "cpu",
     ) -> None:
         """Start at epoch 0, with nothing grown."""
@@ -123,6 +128,7 @@ class RowGroup:
         self.measured: Measured | None = None
         """What the last epoch showed; not remembered in snapshots."""
         self._rates = rates
+        self._rests_at_horizon = rests_at_horizon
         self._measure = measure
         self._safe: list[RowWeights] = []
         self.safe_epoch = self._full(0)
@@ -142,6 +148,11 @@ class RowGroup:
     def rolled_back(self) -> Tensor:
         """Bool [R], the rows that went back to their last safe state in the last step."""
         return self.panic != int(Panic.NONE)
+
+    @property
+    def at_rest(self) -> Tensor:
+        """Bool [R], the rows that have lived through their horizon and rest."""
+        return (self.tracker.epoch >= self.facts.horizon) & self._rests_at_horizon
 
     @property
     def fits(self) -> Tensor:
@@ -166,31 +177,38 @@ class RowGroup:
 
     def act(self, command: Command) -> Applied:
         """Apply one action per row, and tick: amplitudes, cooldowns and automatic gates move on."""
-        before = self.state
+        before, resting = self.state, self.at_rest
+        op = torch.where(resting, int(LifecycleOp.WAIT), command.op.to(self.device))
+        command = dataclasses.replace(command, op=op)
         state, applied = apply_command(
             before, command, enabled=self.enabled, fits=self.fits, config=self.config.lifecycle
         )
         try:
-            self.state = self._sized(tick(state, self.config.lifecycle))
+            self.state = self._sized(keep_rows(resting, before, tick(state, self.config.lifecycle)))
         except BaseException:
             # A seed that cannot be built was never germinated.
             self.state = self._sized(before)
             raise
-        self.last_op, self.last_success = command.op.clone(), applied.took_effect
+        self.last_op = torch.where(resting, self.last_op, op)
+        self.last_success = torch.where(resting, self.last_success, applied.took_effect)
         fossil = int(SeedStage.FOSSILIZED)
-        self._keep_safe(((state.stage == fossil) & (before.stage != fossil)).any(1))
+        fossilized = ((state.stage == fossil) & (before.stage != fossil)).any(1)
+        self._keep_safe(fossilized & ~resting)
         return applied
 
     def live(self) -> None:
         """Train one epoch, measure it, go back where it went wrong, and remember the rest."""
+        resting = self.at_rest
         result = self.engine.train(self._next_epochs())
-        due = self.tracker.epoch % self.config.ablate_every == 0
+        due = (self.tracker.epoch % self.config.ablate_every == 0) & ~resting
         members = participating(self.state) & due[:, None]
-        measured = self._measure(members, None)
+        measured = self._measure(members, ~resting if bool(resting.any()) else None)
         # From here on nothing of a user's can fail: what is remembered changes as a whole.
-        measured, good = self._govern(measured)
+        tracker, governor, shown = self.tracker, self.governor, self.measured
+        measured, good = self._govern(measured, resting)
+        state = self.state
         members, sampled = members & good[:, None], result.sampled & good[:, None]
-        self.train_loss = result.loss
+        self.train_loss = torch.where(resting, self.train_loss, result.loss)
         self.state = record_epoch(self.state, measured.score)
         self.state = record_gradients(self.state, sampled, result.gradients)
         # Also without members: what two seeds once gained together is not true for ever.
@@ -199,10 +217,13 @@ class RowGroup:
             self.state, members, measured.worth, measured.error, interaction
         )
         self.tracker = track_epoch(self.tracker, measured.loss, measured.score, self.config.tracker)
-        self.measured = measured
+        self.state = keep_rows(resting, state, self.state)
+        self.tracker = keep_rows(resting, tracker, self.tracker)
+        self.governor = keep_rows(resting, governor, self.governor)
+        self.measured = measured if shown is None else keep_rows(resting, shown, measured)
         if self.config.governor.is_on:
             due = self.tracker.epoch % self.config.governor.snapshot_every == 0
-            self._keep_safe(due & good)
+            self._keep_safe(due & good & ~resting)
 
     def signals(self, twin_score: Tensor | None = None) -> Signals:
         """Return what a controller sees, where the rows are remembered."""
@@ -299,13 +320,14 @@ class RowGroup:
         epochs: list[int] = (self.tracker.epoch + 1).tolist()
         return epochs
 
-    def _govern(self, measured: Measured) -> tuple[Measured, Tensor]:
+    def _govern(self, measured: Measured, resting: Tensor) -> tuple[Measured, Tensor]:
         """Return what rows show after those that panicked went back, and bool [R], the others."""
         if not self.config.governor.is_on:
             return measured, torch.ones_like(self.last_success)
         self.governor, self.panic = govern(
             self.governor, measured.loss, self.facts.chance_loss, self.config.governor
         )
+        self.panic = torch.where(resting, int(Panic.NONE), self.panic)
         bad = self.rolled_back
         if bool(bad.any()):
             measured = self._roll_back(bad, measured)
@@ -352,3 +374,15 @@ class RowGroup:
         """Let the engine follow the state and take over the sizes of what lives."""
         sizes = self.engine.sync(state)
         return state.where(torch.ones_like(state.occupied), params=sizes)
+
+
+def keep_rows(which: Tensor, old: Remembered, new: Remembered) -> Remembered:
+    """Return tensors [R, ...] with names: those that are new, but the old ones where `which`."""
+    if not bool(which.any()):
+        return new
+
+    def chosen(name: str) -> Tensor:
+        here, there = getattr(old, name), getattr(new, name)
+        return torch.where(which.view(-1, *[1] * (there.dim() - 1)), here, there)
+
+    return dataclasses.replace(new, **{f.name: chosen(f.name) for f in dataclasses.fields(new)})

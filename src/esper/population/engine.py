@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from torch import Tensor
+
 from esper.kasmina.engine import EvaluatedEngine
 from esper.kasmina.row_group import RowConfig
 from esper.kasmina.seedbed import TrainingMode
@@ -33,7 +35,10 @@ class SlotSpec:
 
 
 class PopulationEngine(EvaluatedEngine, Protocol):
-    """An engine over rows of one task."""
+    """An engine over rows of one architecture, each under its own condition.
+
+    A row rests after the horizon of its task: an epoch beyond it changes nothing of the row.
+    """
 
     @property
     def slots(self) -> tuple[SlotSpec, ...]:
@@ -43,6 +48,13 @@ class PopulationEngine(EvaluatedEngine, Protocol):
     @property
     def is_stacked(self) -> bool:
         """Whether all rows are in memory at once, activations included."""
+        ...
+
+    def score_test(self) -> Tensor:
+        """Return float64 [R]: the score in points of every row on the whole test split.
+
+        It is for the end of an evaluation; nothing that learns or decides may see it.
+        """
         ...
 
     def close(self) -> None:
@@ -64,7 +76,7 @@ class PopulationConfig(RowConfig):
     use_bf16: bool = option(False, "Run hosts in BF16; weights and statistics stay as they are.")
     use_graphs: bool = option(True, "Capture training and validation in CUDA graphs.")
     rows_per_stack: int = option(
-        128,
+        1024,
         "Most rows trained as one stack; more are several stacks, one after another.",
         minimum=1,
     )

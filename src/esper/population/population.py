@@ -4,8 +4,9 @@
     signals = pop.reset()
     signals = pop.step(actions)
 
-Rows may belong to several tasks; the caller sees one population whose slots are those of the task
-with the most of them.
+Rows may belong to several tasks. Those of one architecture run together, whatever else their tasks
+differ in; the caller sees one population, task by task, whose slots are those of the task with the
+most of them.
 """
 
 from __future__ import annotations
@@ -30,34 +31,32 @@ from esper.leyline.randomness import derive_seed
 from esper.leyline.rules import Masks, RuleView, build_masks
 from esper.leyline.signals import Signals
 from esper.leyline.storage import load_tree, save_tree
+from esper.population.conditions import StackKey, Condition, Roster
 from esper.population.device import naming_rows_that_fit
 from esper.population.engine import EXECUTION_SETTINGS, PopulationConfig, Strategy, StrategyError
+from esper.population.snapshots import first_difference, join_rows, take_rows
 from esper.population.stacked import StackedEngine
 from esper.population.strategy import (
     count_processes,
-    load_data,
+    find_tasks,
     make_engines,
     pick_strategy,
+    place_data,
     share_out,
 )
-from esper.population.task_group import (
-    TaskGroup,
-    first_difference,
-    join_rows,
-    merge_signals,
-    merge_views,
-    score_test_split,
-    take_rows,
-)
+from esper.population.task_group import TaskGroup, merge_signals, merge_views
 from esper.population.workers.client import WorkerClient
 from esper.population.workers.pool import has_pool
 from esper.tasks.dataset import TaskData
-from esper.tasks.task import Task, get_task
+from esper.tasks.shelf import DataShelf
+from esper.tasks.task import Task
 
 KIND = "population"
-VERSION = 4
+VERSION = 5
 
 _log = logging.getLogger(__name__)
+
+Tasks = str | Task | Sequence[str | Task]
 
 
 class Population:
@@ -78,7 +77,7 @@ class Population:
 
     def __init__(
         self,
-        task: str | Task | Sequence[str | Task],
+        task: Tasks,
         rows: int | Sequence[int],
         seed: int = 0,
         device: str = "auto",
@@ -93,21 +92,21 @@ class Population:
         self.config = config or PopulationConfig()
         self.seed = seed
         self.device = choose_device(device)
-        tasks = [task] if isinstance(task, str | Task) else list(task)
-        self.tasks = [get_task(each) if isinstance(each, str) else each for each in tasks]
-        if horizon is not None:
-            # Schedules of the learning rate follow the horizon too.
-            self.tasks = [type(t)(t.config.replace(horizon=horizon)) for t in self.tasks]
-        counts = share_out(rows, len(self.tasks))
-        self.rows = sum(counts)
-        seeds = list(range(self.rows)) if row_seeds is None else list(row_seeds)
-        if len(seeds) != self.rows:
-            raise UsageError(f"row_seeds must have {self.rows} entries, got {len(seeds)}")
-        self.row_seeds = seeds
-        self._task_of_row = [index for index, count in enumerate(counts) for _ in range(count)]
-        self._data = load_data(self.tasks, data, self.device)
-        self.num_slots = max(len(each.slot_paths) for each in self.tasks)
+        self._horizon = horizon
+        self._shelf: DataShelf | None = None
+        given: Sequence[TaskData] | None = None
+        if data is None or isinstance(data, str | Path):
+            self._shelf = DataShelf(data, self.device)
+        else:
+            given = data
+        self._roster = self._enlist(task, rows, given)
+        self.row_seeds = self._checked_seeds(range(self.rows) if row_seeds is None else row_seeds)
+        self.num_slots = self._most_slots()
         self._groups: list[TaskGroup] = []
+        self._parts: list[list[int]] = []
+        """The rows of every group."""
+        self._stacks: dict[tuple[StackKey, int], list[StackedEngine]] = {}
+        """Stacks without rows, by what they could have rows of and how many."""
         self._is_midway = False
         """Whether a step has begun and not ended."""
         self._worker_client: WorkerClient | None = None
@@ -116,6 +115,26 @@ class Population:
         self.strategy: Strategy
         self.reason: str
         self._pick()
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return self._roster.rows
+
+    @property
+    def tasks(self) -> list[Task]:
+        """The tasks that rows belong to, in their order."""
+        return [condition.task for condition in self.conditions]
+
+    @property
+    def conditions(self) -> tuple[Condition, ...]:
+        """The tasks with their data."""
+        return self._roster.conditions
+
+    @property
+    def task_of_row(self) -> tuple[int, ...]:
+        """Which of the tasks each row belongs to."""
+        return self._roster.task_of_row
 
     @staticmethod
     def known_blueprints() -> tuple[str, ...]:
@@ -127,6 +146,37 @@ class Population:
         """The groups of rows that run together."""
         return tuple(self._groups)
 
+    def locate(self, row: int) -> tuple[TaskGroup, int]:
+        """Return the group that a row is in, and its place there."""
+        self._need_rows()
+        for group, part in zip(self._groups, self._parts, strict=True):
+            if row in part:
+                return group, part.index(row)
+        raise IndexError(f"there is no row {row}")
+
+    def assign(
+        self,
+        tasks: Tasks,
+        rows: int | Sequence[int] | None = None,
+        data: Sequence[TaskData] | None = None,
+    ) -> None:
+        """Have rows of other tasks from the next reset on; row seeds are 0, 1, 2, ... again.
+
+        Worker processes, sources of data and, on a device, captured steps are kept for every
+        architecture that has as many rows as before.
+
+        Args:
+            tasks: a task, or several; rows are shared out among them.
+            rows: how many rows, or one number per task; as many as before if None.
+            data: the data itself, once for every task; from where it came before if None.
+        """
+        roster = self._enlist(tasks, self.rows if rows is None else rows, data)
+        self._set_stacks_aside()
+        self._roster, self.row_seeds = roster, list(range(roster.rows))
+        self.num_slots = self._most_slots()
+        if self._shelf is not None:
+            self._shelf.forget_all_but(self.tasks)
+
     def reset(self, row_seeds: Sequence[int] | None = None) -> Signals:
         """Build every row afresh, train and validate the first epoch.
 
@@ -137,9 +187,7 @@ class Population:
             row_seeds: seeds of the rows from now on, one for each; the same as before if None.
         """
         if row_seeds is not None:
-            if len(row_seeds) != self.rows:
-                raise UsageError(f"row_seeds must have {self.rows} entries, got {len(row_seeds)}")
-            self.row_seeds = list(row_seeds)
+            self.row_seeds = self._checked_seeds(row_seeds)
         self.build()
         self._is_midway = True
         for group in self._groups:
@@ -149,21 +197,16 @@ class Population:
 
     def build(self) -> None:
         """Build every row afresh and train nothing yet, for whoever has a state for them."""
-        stacks: list[list[StackedEngine]] = [[] for _ in self.tasks]
-        for mine, groups in zip(stacks, self._groups_by_task(), strict=True):
-            for engine in (group.engine for group in groups):
-                # What an error broke off may have left anything behind.
-                if isinstance(engine, StackedEngine) and not self._is_midway:
-                    mine.append(engine)
-                else:
-                    engine.close()
-        self._groups, self._is_midway = [], False
+        self._set_stacks_aside()
+        aside = [engine for engines in self._stacks.values() for engine in engines]
         try:
-            self._groups = self._make_groups(stacks)
-        except BaseException:
-            for engine in (each for mine in stacks for each in mine):
-                engine.close()
-            raise
+            self._make_groups()
+        finally:
+            used = {id(group.engine) for group in self._groups}
+            for engine in aside:
+                if id(engine) not in used:
+                    engine.close()
+            self._stacks = {}
 
     def step(self, actions: Actions) -> Signals:
         """Carry out one action per row and live through the epoch that follows."""
@@ -171,32 +214,32 @@ class Population:
         command = decode_actions({head: value.cpu() for head, value in actions.items()})
         if len(command.op) != self.rows:
             raise UsageError(f"{self.rows} rows need as many actions, got {len(command.op)}")
-        start, self._is_midway = 0, True
-        for group in self._groups:
-            part = slice(start, start + group.rows)
+        self._is_midway = True
+        for group, part in zip(self._groups, self._parts, strict=True):
             own = {
                 field.name: getattr(command, field.name)[part]
                 for field in dataclasses.fields(command)
             }
             with self._memory_of(group):
                 group.act(dataclasses.replace(command, **own))
-            start += group.rows
         return self._live()
 
     def signals(self) -> Signals:
         """Return what controllers see now, on the population's device."""
         self._need_rows()
-        return merge_signals([c.signals() for c in self._groups], self.num_slots).to(self.device)
+        parts = [group.signals() for group in self._groups]
+        return merge_signals(parts, self.num_slots, self._order()).to(self.device)
 
     def panics(self) -> Tensor:
         """Return int64 [R]: why the governor took a row back in the last epoch, a `Panic`."""
         self._need_rows()
-        return torch.cat([group.panic.to(self.device) for group in self._groups])
+        return torch.cat([group.panic for group in self._groups])[self._order()].to(self.device)
 
     def view(self) -> RuleView:
         """Return what legality depends on, for all rows."""
         self._need_rows()
-        return merge_views([group.view() for group in self._groups], self.num_slots)
+        parts = [group.view() for group in self._groups]
+        return merge_views(parts, self.num_slots, self._order())
 
     def masks(self) -> Masks:
         """Return what is legal now."""
@@ -205,13 +248,11 @@ class Population:
     def test_scores(self) -> Tensor:
         """Return float64 [R]: every row's score on the untouched test split, in points."""
         self._need_rows()
-        return torch.cat(
-            [
-                score_test_split(group, data)
-                for groups, data in zip(self._groups_by_task(), self._data, strict=True)
-                for group in groups
-            ]
-        )
+        scores = []
+        for group in self._groups:
+            with self._memory_of(group):
+                scores.append(group.engine.score_test())
+        return torch.cat(scores)[self._order()]
 
     def snapshot(self) -> dict[str, Any]:
         """Return the state of every row as plain data and tensors."""
@@ -222,7 +263,7 @@ class Population:
             "row_seeds": list(self.row_seeds),
             "rows": [
                 join_rows([group.snapshot() for group in groups])
-                for groups in self._groups_by_task()
+                for groups in self._groups_by_architecture()
             ],
         }
 
@@ -250,19 +291,18 @@ class Population:
         self._need_rows()
         if not rows or min(rows) < 0 or max(rows) >= self.rows:
             raise UsageError(f"rows must be some of 0 to {self.rows - 1}, got {list(rows)}")
-        chosen = sorted(rows, key=lambda row: self._task_of_row[row])
-        kept = sorted({self._task_of_row[row] for row in chosen})
         twin = copy.copy(self)
-        twin.tasks = [self.tasks[index] for index in kept]
-        twin._data = [self._data[index] for index in kept]
-        twin._task_of_row = [kept.index(self._task_of_row[row]) for row in chosen]
-        twin.rows = len(chosen)
+        twin._roster, chosen = self._roster.take(rows)
         twin.row_seeds = [self.row_seeds[row] for row in chosen]
-        twin._groups = []
+        twin._groups, twin._parts, twin._stacks = [], [], {}
         twin._worker_client = None if self._worker_client is None else self._worker_client.share()
         twin._pick()
-        parts = [[row for row in chosen if self._task_of_row[row] == index] for index in kept]
-        twin._fill([join_rows([self._snapshot_of(row) for row in part]) for part in parts])
+        twin._fill(
+            [
+                join_rows([self._snapshot_of(chosen[place]) for place in places])
+                for places in twin._roster.architectures.values()
+            ]
+        )
         return twin
 
     def save(self, folder: str | Path) -> None:
@@ -283,9 +323,20 @@ class Population:
 
     def _clear(self) -> None:
         """Free the rows; processes stay."""
+        stacks = [engine for engines in self._stacks.values() for engine in engines]
+        for engine in [*stacks, *(group.engine for group in self._groups)]:
+            engine.close()
+        self._groups, self._parts, self._stacks = [], [], {}
+
+    def _set_stacks_aside(self) -> None:
+        """Free the rows, but keep stacks that could have others."""
         for group in self._groups:
-            group.engine.close()
-        self._groups = []
+            # What an error broke off may have left anything behind.
+            if isinstance(group.engine, StackedEngine) and not self._is_midway:
+                self._stacks.setdefault((group.architecture, group.rows), []).append(group.engine)
+            else:
+                group.engine.close()
+        self._groups, self._parts, self._is_midway = [], [], False
 
     def _live(self) -> Signals:
         """Let all rows live through an epoch; what runs elsewhere begins for all tasks at once."""
@@ -304,8 +355,8 @@ class Population:
             self.strategy, self.reason = "sequential", self._refusal
             return
         samples = sum(
-            self.tasks[index].config.horizon * self._data[index].samples_per_step
-            for index in self._task_of_row
+            self.conditions[index].horizon * self.conditions[index].data.samples_per_step
+            for index in self.task_of_row
         )
         self.strategy, self.reason = pick_strategy(
             self._asked,
@@ -327,13 +378,15 @@ class Population:
         if self._worker_client is None:
             count = count_processes(self.config, self.rows)
             try:
-                self._worker_client = WorkerClient(self.tasks, self._data, self.config, count)
+                self._worker_client = WorkerClient(self.conditions, count)
             except StrategyError as error:
                 if self._asked != "auto":
                     raise
                 self._refusal = str(error)
                 self._pick()
                 warnings.warn(f"rows run one after another: {error}", EsperWarning, stacklevel=5)
+        else:
+            self._worker_client.use(self.conditions)
         return self._worker_client
 
     def _made(self) -> dict[str, Any]:
@@ -343,7 +396,7 @@ class Population:
             for name, value in self.config.to_mapping().items()
             if name not in EXECUTION_SETTINGS
         }
-        rows = [self._task_of_row.count(index) for index in range(len(self.tasks))]
+        rows = [self.task_of_row.count(index) for index in range(len(self.tasks))]
         return {
             "tasks": [task.name for task in self.tasks],
             "rows": rows,
@@ -352,33 +405,71 @@ class Population:
             "blueprints": list(blueprint_names()),
         }
 
-    def _make_groups(self, stacks: Sequence[Sequence[StackedEngine]] = ()) -> list[TaskGroup]:
-        """Return new rows; `stacks` that held them before, by task, begin again."""
-        groups = []
-        client = self._prepare_worker_client()
-        for index, (task, data) in enumerate(zip(self.tasks, self._data, strict=True)):
-            mine = [row for row in range(self.rows) if self._task_of_row[row] == index]
-            keys = [derive_seed(self.seed, self.row_seeds[row], "row") for row in mine]
-            with naming_rows_that_fit(len(mine), at_once=False):
-                old = stacks[index] if stacks else ()
-                engines = make_engines(task, data, keys, self.strategy, self.config, client, old)
-                for part, engine in engines:
-                    groups.append(TaskGroup(task, data, part, engine, self.config))
-        return groups
+    def _enlist(
+        self, tasks: Tasks, rows: int | Sequence[int], data: Sequence[TaskData] | None
+    ) -> Roster:
+        """Return rows of these tasks; nothing of the population changes."""
+        made = find_tasks(tasks, self._horizon)
+        counts = share_out(rows, len(made))
+        if data is not None:
+            found = place_data(made, data, self.device)
+        elif self._shelf is not None:
+            found = [self._shelf.load(task) for task in made]
+        else:
+            raise UsageError("this population was given its data; give that of other tasks too")
+        conditions = [Condition(task, each) for task, each in zip(made, found, strict=True)]
+        return Roster.of(conditions, [i for i, count in enumerate(counts) for _ in range(count)])
 
-    def _groups_by_task(self) -> list[list[TaskGroup]]:
-        """Return the groups of every task."""
-        groups: list[list[TaskGroup]] = [[] for _ in self.tasks]
-        row = 0
-        for group in self._groups:
-            groups[self._task_of_row[row]].append(group)
-            row += group.rows
-        return groups
+    def _checked_seeds(self, seeds: Sequence[int]) -> list[int]:
+        if len(seeds) != self.rows:
+            raise UsageError(f"row_seeds must have {self.rows} entries, got {len(seeds)}")
+        return list(seeds)
+
+    def _most_slots(self) -> int:
+        return max(len(task.slot_paths) for task in self.tasks)
+
+    def _make_groups(self) -> None:
+        """Make new rows; stacks that held as many of their architecture begin again."""
+        client = self._prepare_worker_client()
+        groups, parts = [], []
+        for architecture, rows in self._roster.architectures.items():
+            conditions = [self._roster.condition(row) for row in rows]
+            keys = [derive_seed(self.seed, self.row_seeds[row], "row") for row in rows]
+
+            def take(count: int, own: StackKey = architecture) -> StackedEngine | None:
+                waiting = self._stacks.get((own, count))
+                return waiting.pop(0) if waiting else None
+
+            with naming_rows_that_fit(len(rows), at_once=False):
+                engines = make_engines(conditions, keys, self.strategy, self.config, client, take)
+                for part, engine in engines:
+                    groups.append(
+                        TaskGroup(
+                            architecture,
+                            [conditions[place] for place in part],
+                            [keys[place] for place in part],
+                            engine,
+                            self.config,
+                        )
+                    )
+                    parts.append([rows[place] for place in part])
+        self._groups, self._parts = groups, parts
+
+    def _order(self) -> Tensor:
+        """Return int64 [R]: where each row stands when the groups are put side by side."""
+        return torch.tensor([row for part in self._parts for row in part]).argsort()
+
+    def _groups_by_architecture(self) -> list[list[TaskGroup]]:
+        """Return the groups of every architecture."""
+        return [
+            [group for group in self._groups if group.architecture == architecture]
+            for architecture in self._roster.architectures
+        ]
 
     def _fill(self, saved: Sequence[dict[str, Any]]) -> None:
-        """Build every row and bring it into its saved state; `saved` is by task."""
-        self._groups = self._make_groups()
-        for rows, groups in zip(saved, self._groups_by_task(), strict=True):
+        """Build every row and bring it into its saved state; `saved` is by architecture."""
+        self._make_groups()
+        for rows, groups in zip(saved, self._groups_by_architecture(), strict=True):
             start = 0
             for group in groups:
                 with self._memory_of(group):
@@ -386,11 +477,8 @@ class Population:
                 start += group.rows
 
     def _snapshot_of(self, row: int) -> dict[str, Any]:
-        for group in self._groups:
-            if row < group.rows:
-                return group.snapshot([row])
-            row -= group.rows
-        raise IndexError(f"there is no row {row}")
+        group, place = self.locate(row)
+        return group.snapshot([place])
 
     def _memory_of(self, group: TaskGroup) -> AbstractContextManager[None]:
         """Return a block in which running out of memory names the rows that would fit."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -9,7 +10,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina.contribution import participating, plan_ablations
+from esper.kasmina.contribution import participating, plan_ablations, values_in_points
 from esper.kasmina.engine import (
     EpochResult,
     RowWeights,
@@ -23,12 +24,13 @@ from esper.kasmina.optimizer import CarriedOptimizer, slot_groups
 from esper.kasmina.state import SlotState
 from esper.kasmina.trainee import Trainee
 from esper.leyline.randomness import drawing
-from esper.population.batches import draw_epoch_crops, gather_batch
+from esper.population.batches import draw_epoch_crops, gather_batch, take_crops
+from esper.population.conditions import Condition
 from esper.population.engine import SlotSpec
 from esper.population.train_step import RowTraining
-from esper.tasks.dataset import Crops, TaskData
-from esper.tasks.objective import Objective
-from esper.tasks.training import TrainingConfig, build_optimizer
+from esper.tasks.dataset import TaskData
+from esper.tasks.splits import Split
+from esper.tasks.training import build_optimizer
 
 
 class SequentialEngine:
@@ -38,47 +40,41 @@ class SequentialEngine:
         self,
         hosts: Sequence[nn.Module],
         slots: tuple[SlotSpec, ...],
-        data: TaskData,
-        objective: Objective,
-        settings: TrainingConfig,
+        conditions: Sequence[Condition],
         keys: Sequence[int],
         *,
         config: GardenConfig,
-        horizon: int,
         use_bf16: bool = False,
     ) -> None:
         """Wrap every host in a garden of its own."""
         self.slots = slots
         self.is_stacked = False
-        self._data = data
-        self._settings = settings
-        self._horizon = horizon
+        self._conditions = list(conditions)
+        self._device = conditions[0].data.device
         self._keys = list(keys)
         self._use_bf16 = use_bf16
-        paths = {slot.name: slot.path for slot in slots}
-        example = data.batch("val", data.subset[:2])[0]
-        dtype = next(hosts[0].parameters()).dtype
-        self._dtype = dtype
-        example = example.to(dtype) if example.is_floating_point() else example
+        self._dtype = next(hosts[0].parameters()).dtype
         self._trainees: list[Trainee] = []
-        for host, key in zip(hosts, keys, strict=True):
-            garden = Garden(host.to(data.device), paths, example, config=config.replace(seed=key))
-            optimizer = build_optimizer(settings, slot_groups(garden))
-            self._trainees.append(
-                Trainee(
-                    garden,
-                    CarriedOptimizer(garden, optimizer),
-                    objective,
-                    max_grad_norm=settings.max_grad_norm,
-                    precision=self._precision,
-                )
-            )
+        for host, key, condition in zip(hosts, keys, conditions, strict=True):
+            self._trainees.append(self._make_trainee(host, condition, config.replace(seed=key)))
         self.host_params = self._trainees[0].garden.count_host_parameters()
         self.row_seconds = [0.0] * len(self._keys)
         """Processor time that each row took to train and to be evaluated last."""
-        self._val = BatchEvaluator(
-            _Validation(data, dtype),
-            objective,
+        self._at_rest = [False] * len(self._keys)
+        self._judges: dict[int, tuple[Condition, BatchEvaluator]] = {}
+
+    def _make_trainee(self, host: nn.Module, condition: Condition, config: GardenConfig) -> Trainee:
+        """Return a row that has not trained yet."""
+        task, data = condition.task, condition.data
+        example = data.batch("val", data.subset[:2])[0]
+        example = example.to(self._dtype) if example.is_floating_point() else example
+        paths = {slot.name: slot.path for slot in self.slots}
+        garden = Garden(host.to(data.device), paths, example, config=config)
+        return Trainee(
+            garden,
+            CarriedOptimizer(garden, build_optimizer(task.config, slot_groups(garden))),
+            task.objective,
+            max_grad_norm=task.config.max_grad_norm,
             precision=self._precision,
         )
 
@@ -93,20 +89,20 @@ class SequentialEngine:
         return torch.cat([garden.state.params for garden in self._gardens])
 
     def train(self, epochs: Sequence[int]) -> EpochResult:
-        """Train one epoch of every row, one row after another."""
+        """Train one epoch of every row that is not at rest, one row after another."""
         losses = []
-        rows = len(self._keys)
         training = RowTraining.of(
-            [self._settings] * rows,
+            [condition.task.config for condition in self._conditions],
             epochs,
-            [self._horizon] * rows,
+            [condition.horizon for condition in self._conditions],
             [garden.state.learned[0].tolist() for garden in self._gardens],
         )
-        with one_thread(self._data.device):
+        self._at_rest = [not learns for learns in training.learns]
+        with one_thread(self._device):
             for row, epoch in enumerate(epochs):
                 started = time.thread_time()
                 self._prepare_row(row, training)
-                losses.append(self._train_row(row, epoch))
+                losses.append(math.nan if self._at_rest[row] else self._train_row(row, epoch))
                 self.row_seconds[row] = time.thread_time() - started
         sample, sampled = take_samples(self._gardens)
         return EpochResult(torch.tensor(losses, dtype=torch.float64), sample, sampled)
@@ -114,20 +110,34 @@ class SequentialEngine:
     def measure(self, plans: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
         """Evaluate every configuration of every row."""
         results = []
-        with one_thread(self._data.device):
+        with one_thread(self._device):
             for row, (garden, plan) in enumerate(zip(self._gardens, plans, strict=True)):
                 started = time.thread_time()
                 if len(plan):
-                    results.append(self._val.measure(garden, plan))
+                    results.append(self._judge(row).measure(garden, plan))
                 self.row_seconds[row] += time.thread_time() - started
         if not results:
-            return torch.zeros((0, len(self._data.subset))), None
+            return torch.zeros((0, len(self._conditions[0].data.subset))), None
         correct = [right for _, right in results if right is not None]
         return torch.cat([loss for loss, _ in results]), torch.cat(correct) if correct else None
 
+    def score_test(self) -> Tensor:
+        """Return float64 [R]: the score in points of every row on the whole test split."""
+        everything = torch.ones((1, len(self.slots)), dtype=torch.bool)
+        scores = []
+        with one_thread(self._device):
+            for garden, condition in zip(self._gardens, self._conditions, strict=True):
+                samples = _FixedSamples(condition.data, "test", self._dtype)
+                judge = BatchEvaluator(samples, condition.task.objective, precision=self._precision)
+                scores.append(values_in_points(*judge.measure(garden, everything)).mean().cpu())
+        return torch.stack(scores)
+
     def usual_plans(self) -> list[Tensor]:
-        """Return the configurations that an epoch is followed by."""
-        return [plan_ablations(participating(garden.state)[0].tolist()) for garden in self._gardens]
+        """Return the configurations that an epoch is followed by; none of a row at rest."""
+        return [
+            plan_ablations(participating(garden.state)[0].tolist())[: 0 if is_at_rest else None]
+            for garden, is_at_rest in zip(self._gardens, self._at_rest, strict=True)
+        ]
 
     def read(self, row: int) -> RowWeights:
         """Return copies of everything this engine knows about a row."""
@@ -142,14 +152,25 @@ class SequentialEngine:
         trainee = self._trainees[row]
         write_weights(trainee.garden, trainee.optimizer, weights, state)
 
-    def adopt(self, row: int, key: int, weights: RowWeights, state: SlotState) -> None:
-        """Put another network in the place of a row: its weights, its life and its streams."""
-        self._keys[row] = key
+    def adopt(
+        self, row: int, key: int, condition: Condition, weights: RowWeights, state: SlotState
+    ) -> None:
+        """Put another network in the place of a row: its weights, its life, all it trains under."""
+        self._keys[row], self._conditions[row] = key, condition
         self._trainees[row].garden.seedbed.run_seed = key
         self.write(row, weights, state)
 
     def close(self) -> None:
         """Nothing is held."""
+
+    def _judge(self, row: int) -> BatchEvaluator:
+        """Return what evaluates a row; rows with the same data have the same one."""
+        condition = self._conditions[row]
+        if id(condition) not in self._judges:
+            samples = _FixedSamples(condition.data, "val", self._dtype)
+            judge = BatchEvaluator(samples, condition.task.objective, precision=self._precision)
+            self._judges[id(condition)] = condition, judge
+        return self._judges[id(condition)][1]
 
     def _prepare_row(self, row: int, training: RowTraining) -> None:
         """Let a row learn as it should in this epoch."""
@@ -164,44 +185,40 @@ class SequentialEngine:
                 group["momentum"] = float(training.momenta[row])
 
     def _train_row(self, row: int, epoch: int) -> float:
-        trainee, key = self._trainees[row], self._keys[row]
-        data, size = self._data, self._settings.batch_size
-        order = data.order(key, 0, epoch)
+        trainee, key, condition = self._trainees[row], self._keys[row], self._conditions[row]
+        data, size = condition.data, condition.task.config.batch_size
+        order = data.order(key, 0, epoch).to(data.device)
         crops = None
         if data.augmentation != "none":
             crops = draw_epoch_crops(data, key, epoch, size)
         trainee.start_epoch()
         for number, start in enumerate(range(0, len(order), size)):
             part = slice(start, start + size)
-            drawn = None
-            if crops is not None:
-                drawn = Crops(
-                    crops.top[None, part], crops.left[None, part], crops.is_flipped[None, part]
-                )
-            x, y = gather_batch(data, order[None, part], drawn)
-            inputs = x[0].to(self._dtype) if x.is_floating_point() else x[0]
+            drawn = None if crops is None else take_crops(crops, part)
+            x, y = gather_batch(data, order[part], drawn)
             # A module that draws random numbers draws them from its row's own stream, named as
             # for a network that grows alone.
             with drawing(data.device, key, epoch, number, "train"):
-                trainee.train_batch(inputs, y[0])
+                trainee.train_batch(x.to(self._dtype) if x.is_floating_point() else x, y)
         loss = trainee.finish_epoch()
         assert loss is not None, "a task has at least one batch"
         return loss
 
     def _precision(self) -> torch.autocast:
-        return torch.autocast(self._data.device.type, dtype=torch.bfloat16, enabled=self._use_bf16)
+        return torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=self._use_bf16)
 
 
-class _Validation:
-    """The fixed validation subset in batches of the engine's precision."""
+class _FixedSamples:
+    """The samples by which rows are judged, in batches of the engine's precision."""
 
-    def __init__(self, data: TaskData, dtype: torch.dtype) -> None:
-        self._data = data
-        self._dtype = dtype
+    def __init__(self, data: TaskData, split: Split, dtype: torch.dtype) -> None:
+        self._data, self._split, self._dtype = data, split, dtype
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for indices in self._data.subset.split(256):
-            x, y = self._data.batch("val", indices)
+        data, split = self._data, self._split
+        indices = data.subset if split == "val" else data.indices(split)
+        for part in indices.split(256):
+            x, y = data.batch(split, part)
             yield (x.to(self._dtype) if x.is_floating_point() else x), y
 
 

@@ -21,7 +21,8 @@ from esper.kasmina.gradients import GradientSample, summarise
 from esper.kasmina.optimizer import GRADIENT_STRIDE
 from esper.kasmina.state import SlotState
 from esper.leyline.stages import SeedStage
-from esper.population.batches import BatchBuffers, EpochSampler
+from esper.population.batches import BatchBuffers, EpochSampler, RowSamples
+from esper.population.conditions import Condition
 from esper.population.device import CudaStreams, GraphReplay
 from esper.population.engine import SlotSpec
 from esper.population.parameter_stack import ParameterStack, StackCapacity
@@ -30,9 +31,6 @@ from esper.population.slot_forward import Integers, SlotForwards, apply_slot
 from esper.population.train_step import Reals, RowTraining, TrainStep, learning_entries
 from esper.population.validation import ValidationPass
 from esper.population.vmap_rules import has_kernels, install_vmap_rules, stacked_attention
-from esper.tasks.dataset import TaskData
-from esper.tasks.objective import Objective
-from esper.tasks.training import TrainingConfig
 
 _STREAMS = 8
 """Streams for seeds of different kinds: seven blueprints and the gates of a slot of images."""
@@ -45,40 +43,36 @@ class StackedEngine:
         self,
         hosts: Sequence[nn.Module],
         slots: tuple[SlotSpec, ...],
-        data: TaskData,
-        objective: Objective,
-        settings: TrainingConfig,
+        conditions: Sequence[Condition],
         keys: Sequence[int],
         *,
-        horizon: int,
         use_bf16: bool = False,
         use_graphs: bool = True,
     ) -> None:
         """Stack the hosts; each is used once, the first also as the shape of them all."""
         self.slots = slots
         self.is_stacked = True
-        self._data = data
-        self._objective = objective
-        self._settings = settings
-        self._horizon = horizon
-        self._keys = list(keys)
+        shared = conditions[0].task
+        self._objective = shared.objective
+        self._batch_size = shared.config.batch_size
+        self._epoch_samples = conditions[0].data.samples_per_step
         self._template = hosts[0]
         first = dict(hosts[0].named_parameters())
         some = next(iter(first.values()))
-        self._device, self._dtype = data.device, some.dtype
+        self._device, self._dtype = conditions[0].data.device, some.dtype
         # In BF16 every activation is: autocast would keep norms, and all that follows, in FP32.
         self._compute = torch.bfloat16 if use_bf16 else self._dtype
         frozen = [name for name, parameter in first.items() if not parameter.requires_grad]
         shapes = {name: parameter.shape for name, parameter in first.items()}
-        has_squares = settings.optimizer == "adamw"
+        has_squares = shared.config.optimizer == "adamw"
         self._hosts = ParameterStack(
             shapes, some.dtype, self._device, frozen, self._compute, has_squares=has_squares
         )
         self._hosts.resize([], len(hosts))
         self._hosts.fill([dict(host.named_parameters()) for host in hosts])
         self.host_params = sum(p.numel() for p in first.values() if p.requires_grad)
-        self._sampler = EpochSampler(data, keys, settings.batch_size)
-        self._batch = BatchBuffers(data, self._compute)
+        self._take_rows(conditions, keys)
+        self._batch = BatchBuffers(self._compute, self._device)
         self._state: SlotState | None = None
         self._training_forwards: SlotForwards = ()
         """What runs at every slot in training."""
@@ -99,7 +93,7 @@ class StackedEngine:
             StackCapacity(
                 has_spares=self._replay is not None,
                 rows=len(keys),
-                sample_bytes=settings.batch_size * self._compute.itemsize,
+                sample_bytes=self._batch_size * self._compute.itemsize,
             ),
             streams,
             has_squares=has_squares,
@@ -108,8 +102,8 @@ class StackedEngine:
             self._hosts,
             self._seed_stacks,
             slots,
-            data,
-            objective,
+            [condition.data for condition in conditions],
+            self._objective,
             self._compute,
             streams,
             self._forward_with_seeds,
@@ -124,18 +118,28 @@ class StackedEngine:
         """How many step graphs were captured so far."""
         return 0 if self._replay is None else self._replay.captures
 
-    def renew(self, hosts: Sequence[nn.Module], keys: Sequence[int]) -> None:
-        """Begin again with as many other hosts of the same kind, each used once.
+    def renew(
+        self, hosts: Sequence[nn.Module], conditions: Sequence[Condition], keys: Sequence[int]
+    ) -> None:
+        """Begin again with as many other hosts of the same architecture, each used once.
 
-        Memory, and what was captured to work on it, is kept as far as it can be.
+        Memory, and what was captured to work on it, is kept as far as it can be: the conditions of
+        rows are numbers in it.
         """
         assert len(hosts) == len(self._keys), "a stack is renewed row by row"
-        self._keys = list(keys)
         self._hosts.fill([dict(host.named_parameters()) for host in hosts])
         self._seed_stacks.renew(keys)
         self._sampler.close()
-        self._sampler = EpochSampler(self._data, keys, self._settings.batch_size)
+        self._take_rows(conditions, keys)
+        self._validation.assign([condition.data for condition in conditions])
         self._state = None
+
+    def _take_rows(self, conditions: Sequence[Condition], keys: Sequence[int]) -> None:
+        """Take over what rows train under."""
+        self._conditions, self._keys = list(conditions), list(keys)
+        data = [condition.data for condition in conditions]
+        self._samples = RowSamples(data, keys, self._batch_size)
+        self._sampler = EpochSampler(self._samples, [each.horizon for each in conditions])
 
     def sync(self, state: SlotState) -> Tensor:
         """Build, free and re-aim seeds as the state says; return their sizes, int64 [R, S]."""
@@ -144,24 +148,26 @@ class StackedEngine:
         return self._seed_stacks.sizes(state)
 
     def train(self, epochs: Sequence[int]) -> EpochResult:
-        """Train one epoch of every row."""
+        """Train one epoch of every row that is not at rest."""
         assert self._state is not None, "sync comes before train"
         plan = self._sampler.epoch(epochs)
         self._template.train()
-        rows = len(self._keys)
         training = RowTraining.of(
-            [self._settings] * rows, epochs, [self._horizon] * rows, self._state.learned.tolist()
+            [condition.task.config for condition in self._conditions],
+            epochs,
+            [condition.horizon for condition in self._conditions],
+            self._state.learned.tolist(),
         )
         step = self._prepare_step(self._state, training)
         losses = torch.zeros(len(self._keys), dtype=torch.float64, device=self._device)
-        total, size = self._data.samples_per_step, self._settings.batch_size
+        total, size = self._epoch_samples, self._batch_size
         starts = list(range(0, total, size))
         last_sampled = ((len(starts) - 1) // GRADIENT_STRIDE) * GRADIENT_STRIDE
         gradients = None
         with stacked_attention():
             for number, start in enumerate(starts):
                 stop = min(start + size, total)
-                self._batch.load(plan, start, stop)
+                self._batch.load(self._samples, plan, start, stop)
                 if self._replay is not None and stop - start == size:
                     self._replay.run(self._run_step)
                 else:
@@ -179,6 +185,13 @@ class StackedEngine:
         self._template.eval()
         with torch.no_grad(), stacked_attention():
             return self._validation.measure(plans, self._state)
+
+    def score_test(self) -> Tensor:
+        """Return float64 [R]: the score in points of every row on the whole test split."""
+        assert self._state is not None, "sync comes before score_test"
+        self._template.eval()
+        with torch.no_grad(), stacked_attention():
+            return self._validation.score_test(self._state)
 
     def read(self, row: int) -> RowWeights:
         """Return copies of everything this engine knows about a row."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import nn
@@ -13,14 +12,16 @@ from esper.kasmina.blueprints.registry import blueprint_by_id, selectable
 from esper.kasmina.garden import GardenConfig
 from esper.kasmina.placement import place_slots
 from esper.leyline.errors import EsperWarning, UsageError
+from esper.population.conditions import Condition, divide
 from esper.population.engine import PopulationConfig, PopulationEngine, SlotSpec, Strategy
 from esper.population.sequential import SequentialEngine
+from esper.population.stack_size import most_rows_of
 from esper.population.stacked import StackedEngine
 from esper.population.vmap_rules import host_problem, seed_problem
 from esper.population.workers.client import WorkerClient, WorkersEngine
 from esper.population.workers.pool import may_start_processes, usable_cores
 from esper.tasks.dataset import TaskData
-from esper.tasks.task import Task
+from esper.tasks.task import Task, get_task
 
 _STRATEGIES = ("auto", "sequential", "stacked", "workers")
 
@@ -79,81 +80,82 @@ def count_processes(config: PopulationConfig, rows: int) -> int:
 
 
 def make_engines(
-    task: Task,
-    data: TaskData,
+    conditions: Sequence[Condition],
     keys: Sequence[int],
     strategy: Strategy,
     config: PopulationConfig,
     client: WorkerClient | None = None,
-    stacks: Sequence[StackedEngine] = (),
+    take_stack: Callable[[int], StackedEngine | None] = lambda rows: None,
 ) -> Iterator[tuple[list[int], PopulationEngine]]:
-    """Yield (keys, engine) for the rows of one task, in order; workers need a `client`.
+    """Yield (rows, engine) for rows of one architecture, in order.
 
-    Where `stacks` are given, those that held as many rows of the task before, they begin again.
+    Args:
+        conditions: what each row trains under.
+        keys: names of the rows' random streams.
+        strategy: how they run.
+        config: settings shared by all rows.
+        client: processes that know the conditions, for workers.
+        take_stack: hands out a stack of that many rows of the architecture, which begins again.
     """
-    settings = task.config.training
+    rows = list(range(len(keys)))
     if strategy == "workers":
         assert client is not None, "the workers strategy needs processes that know the task"
-        yield list(keys), WorkersEngine(client, task, keys)
+        yield rows, WorkersEngine(client, conditions, keys, config)
         return
     if strategy == "stacked":
+        task, device = conditions[0].task, conditions[0].data.device
         # Blueprints may have been registered since the stacks were made.
         problem = stacking_problem(task, config)
         if problem is None:
-            size = config.rows_per_stack
-            for number, start in enumerate(range(0, len(keys), size)):
-                part = list(keys[start : start + size])
-                hosts = build_hosts(task, part, config)
-                if stacks:
-                    stack = stacks[number]
-                    stack.renew(hosts, part)
+            for part in divide(rows, most_rows_of(task, config, device)):
+                own = [conditions[row] for row in part], [keys[row] for row in part]
+                hosts = build_hosts(*own, config)
+                stack = take_stack(len(part))
+                if stack is not None:
+                    stack.renew(hosts, *own)
                 else:
                     stack = StackedEngine(
                         hosts,
                         find_slots(hosts[0], task, config),
-                        data,
-                        task.objective,
-                        settings,
-                        part,
-                        horizon=task.config.horizon,
+                        *own,
                         use_bf16=config.use_bf16,
                         use_graphs=config.use_graphs,
                     )
                 yield part, stack
             return
-        for stack in stacks:
-            stack.close()
         warnings.warn(
             f"task {task.name!r} cannot be stacked: {problem}; its rows run one after another",
             EsperWarning,
             stacklevel=2,
         )
-    yield list(keys), make_sequential(task, data, keys, config)
+    yield rows, make_sequential(conditions, keys, config)
 
 
 def make_sequential(
-    task: Task, data: TaskData, keys: Sequence[int], config: PopulationConfig
+    conditions: Sequence[Condition], keys: Sequence[int], config: PopulationConfig
 ) -> SequentialEngine:
-    """Return the plain engine for these rows."""
-    hosts = build_hosts(task, keys, config)
+    """Return the plain engine for rows of one architecture."""
+    hosts = build_hosts(conditions, keys, config)
     garden = GardenConfig(lifecycle=config.lifecycle, training_mode=config.training_mode)
     return SequentialEngine(
         hosts,
-        find_slots(hosts[0], task, config),
-        data,
-        task.objective,
-        task.config.training,
+        find_slots(hosts[0], conditions[0].task, config),
+        conditions,
         keys,
         config=garden,
-        horizon=task.config.horizon,
         use_bf16=config.use_bf16,
     )
 
 
-def build_hosts(task: Task, keys: Sequence[int], config: PopulationConfig) -> list[nn.Module]:
+def build_hosts(
+    conditions: Sequence[Condition], keys: Sequence[int], config: PopulationConfig
+) -> list[nn.Module]:
     """Return a fresh host for every row, its weights drawn from the row's own stream."""
     dtype = torch.float64 if config.precision == "float64" else torch.float32
-    return [task.build_host(key).to(dtype) for key in keys]
+    return [
+        condition.task.build_host(key).to(dtype)
+        for condition, key in zip(conditions, keys, strict=True)
+    ]
 
 
 def find_slots(host: nn.Module, task: Task, config: PopulationConfig) -> tuple[SlotSpec, ...]:
@@ -190,15 +192,28 @@ def stacking_problem(task: Task, config: PopulationConfig) -> str | None:
     return None
 
 
-def load_data(
-    tasks: Sequence[Task], data: str | Path | Sequence[TaskData] | None, device: torch.device
+def find_tasks(tasks: str | Task | Sequence[str | Task], horizon: int | None) -> list[Task]:
+    """Return tasks by name or as they are, with another horizon where there is one."""
+    named = [tasks] if isinstance(tasks, str | Task) else list(tasks)
+    made = [get_task(each) if isinstance(each, str) else each for each in named]
+    if horizon is None:
+        return made
+    # Schedules of the learning rate follow the horizon too.
+    return [type(task)(task.config.replace(horizon=horizon)) for task in made]
+
+
+def place_data(
+    tasks: Sequence[Task], data: Sequence[TaskData], device: torch.device
 ) -> list[TaskData]:
-    """Return the data of every task on the device."""
-    if data is None or isinstance(data, str | Path):
-        return [task.load(data, device=device) for task in tasks]
+    """Return data that was given for every task on the device; sources stay shared."""
     if len(data) != len(tasks):
         raise UsageError(f"{len(tasks)} tasks need as many data sets, got {len(data)}")
-    return [each.to(device) for each in data]
+    sources = {id(each.splits): each.splits for each in data}
+    moved = {name: splits.to(device) for name, splits in sources.items()}
+    return [
+        each if moved[id(each.splits)] is each.splits else each.on(moved[id(each.splits)])
+        for each in data
+    ]
 
 
 def share_out(rows: int | Sequence[int], tasks: int) -> list[int]:

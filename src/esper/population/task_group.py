@@ -1,19 +1,13 @@
-"""The rows of one task that run together: their test scores, and several groups put together.
-
-The test split is for the end of an evaluation; nothing that learns or decides may see it. Any
-engine can hand out a row's weights, so no engine needs to know about it.
-"""
+"""The rows of one stack, and what several groups of them say put together."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from esper.kasmina.contribution import values_in_points
 from esper.kasmina.costs import NOT_FOR_THE_SLOT, slot_costs
 from esper.kasmina.row_group import RowGroup, measure_by_ablation
 from esper.kasmina.signals import RateTable, RowFacts, row_facts
@@ -21,19 +15,17 @@ from esper.leyline.alpha import AlphaMode
 from esper.leyline.rules import RuleView
 from esper.leyline.signals import Signals
 from esper.leyline.stages import SeedStage
+from esper.population.conditions import StackKey, Condition
 from esper.population.engine import PopulationConfig, PopulationEngine, SlotSpec
-from esper.population.strategy import make_sequential
-from esper.tasks.dataset import TaskData
-from esper.tasks.task import Task
 from esper.tasks.training import rate_factor
 
 
 class TaskGroup(RowGroup):
-    """Rows of one task on one engine.
+    """Rows of one architecture on one engine.
 
     Args:
-        task: what the rows are networks for.
-        data: what they are trained on.
+        architecture: what the rows agree in.
+        conditions: what each row trains under.
         keys: names of the rows' random streams.
         engine: trains the rows.
         config: the settings of the population.
@@ -44,8 +36,8 @@ class TaskGroup(RowGroup):
 
     def __init__(
         self,
-        task: Task,
-        data: TaskData,
+        architecture: StackKey,
+        conditions: Sequence[Condition],
         keys: Sequence[int],
         engine: PopulationEngine,
         config: PopulationConfig,
@@ -56,61 +48,47 @@ class TaskGroup(RowGroup):
             keys,
             config,
             measure=lambda members, which: measure_by_ablation(self.engine, members, which),
-            facts=task_facts(task, data, engine.slots, len(keys)),
-            rates=task_rates(task, len(keys)),
+            facts=condition_facts(conditions, engine.slots),
+            rates=condition_rates(conditions),
+            rests_at_horizon=True,
         )
-        self.task = task
+        self.architecture = architecture
+        self.conditions = list(conditions)
 
 
-def task_facts(task: Task, data: TaskData, slots: Sequence[SlotSpec], rows: int) -> RowFacts:
-    """Return what is known beforehand of rows of a task."""
-    config = task.config
+def condition_facts(conditions: Sequence[Condition], slots: Sequence[SlotSpec]) -> RowFacts:
+    """Return what is known beforehand of rows of one architecture under these conditions."""
+
+    def each(value: Callable[[Condition], float]) -> Tensor:
+        known = {id(condition): value(condition) for condition in conditions}
+        return torch.tensor([known[id(condition)] for condition in conditions])
+
     return row_facts(
-        rows,
+        len(conditions),
         slot_costs(slots),
-        horizon=config.horizon,
-        budget=config.param_budget,
-        chance_loss=config.baseline_loss,
-        train_samples=data.size("train"),
-        samples_per_epoch=data.samples_per_step,
-        num_classes=config.num_classes or 0,
-        host_flops=task.host_flops,
-        param_limit=task.param_limit,
-        flop_limit=task.flop_limit,
+        horizon=each(lambda c: c.horizon),
+        budget=each(lambda c: c.task.config.param_budget),
+        chance_loss=each(lambda c: c.task.config.baseline_loss),
+        train_samples=each(lambda c: c.data.size("train")),
+        samples_per_epoch=each(lambda c: c.data.samples_per_step),
+        num_classes=each(lambda c: c.task.config.num_classes or 0),
+        host_flops=conditions[0].task.host_flops,
+        param_limit=each(lambda c: c.task.param_limit),
+        flop_limit=each(lambda c: c.task.flop_limit),
     )
 
 
-def task_rates(task: Task, rows: int) -> RateTable:
-    """Return the learning rates of rows of a task."""
-    config = task.config
-    factors = [rate_factor(config, epoch + 1, config.horizon) for epoch in range(config.horizon)]
+def condition_rates(conditions: Sequence[Condition]) -> RateTable:
+    """Return the learning rates of rows; where a schedule has ended, its last holds on."""
+    epochs = max(condition.horizon for condition in conditions)
+    configs = {id(condition): condition.task.config for condition in conditions}
+    known = {
+        name: [rate_factor(config, epoch + 1, config.horizon) for epoch in range(epochs)]
+        for name, config in configs.items()
+    }
     return RateTable(
-        factors=torch.tensor(factors).expand(rows, -1),
-        peak=torch.tensor(config.learning_rate).expand(rows),
-    )
-
-
-def score_test_split(group: TaskGroup, data: TaskData) -> Tensor:
-    """Return float64 [R]: the score in points of every row on the whole test split."""
-    engine = make_sequential(group.task, _in_place_of_val(data), group.keys[:1], group.config)
-    everything = torch.ones((1, group.state.num_slots), dtype=torch.bool)
-    scores = []
-    for row in range(group.rows):
-        state = group.state.select([row])
-        engine.sync(state)
-        engine.write(0, group.engine.read(row), state)
-        loss, correct = engine.measure([everything])
-        scores.append(values_in_points(loss, correct).mean().to(torch.float64).cpu())
-    return torch.stack(scores)
-
-
-def _in_place_of_val(data: TaskData) -> TaskData:
-    """Return the data with the whole test split where engines look for validation samples."""
-    return dataclasses.replace(
-        data,
-        samples={**data.samples, "val": data.samples["test"]},
-        targets=data.targets if not data.targets else {**data.targets, "val": data.targets["test"]},
-        subset=torch.arange(data.size("test"), device=data.device),
+        factors=torch.tensor([known[id(condition)] for condition in conditions]),
+        peak=torch.tensor([condition.task.config.learning_rate for condition in conditions]),
     )
 
 
@@ -154,8 +132,11 @@ _PER_SLOT = tuple(
 )
 
 
-def merge_signals(parts: Sequence[Signals], slots: int) -> Signals:
-    """Return the signals of all rows, each padded to `slots` slots."""
+def merge_signals(parts: Sequence[Signals], slots: int, order: Tensor) -> Signals:
+    """Return the signals of all rows, each padded to `slots` slots.
+
+    Row r of the result is row order[r], int64, of the parts one after another.
+    """
     if len(parts) == 1 and parts[0].num_slots == slots:
         return parts[0]
     merged = {}
@@ -167,17 +148,17 @@ def merge_signals(parts: Sequence[Signals], slots: int) -> Signals:
             tensors = [_pad(_pad(t, slots, 0).mT, slots, 0).mT for t in tensors]
         elif field.name in ("seed_params", "seed_flops"):
             tensors = [_pad(t.mT, slots, NOT_FOR_THE_SLOT).mT for t in tensors]
-        merged[field.name] = torch.cat(tensors)
+        merged[field.name] = torch.cat(tensors)[order]
     return Signals(**merged)
 
 
-def merge_views(parts: Sequence[RuleView], slots: int) -> RuleView:
-    """Return what legality depends on for all rows, each padded to `slots` slots."""
+def merge_views(parts: Sequence[RuleView], slots: int, order: Tensor) -> RuleView:
+    """Return what legality depends on for all rows, in the order that `merge_signals` has."""
 
     def joined(name: str, value: int | bool) -> Tensor:
-        return torch.cat([_pad(getattr(part, name), slots, value) for part in parts])
+        return torch.cat([_pad(getattr(part, name), slots, value) for part in parts])[order]
 
-    fits = torch.cat([_pad(part.fits.mT, slots, False).mT for part in parts])
+    fits = torch.cat([_pad(part.fits.mT, slots, False).mT for part in parts])[order]
     return RuleView(
         stage=joined("stage", int(SeedStage.DORMANT)),
         alpha_mode=joined("alpha_mode", int(AlphaMode.HOLD)),
@@ -194,48 +175,3 @@ def _pad(tensor: Tensor, width: int, value: float) -> Tensor:
         return tensor
     filler = torch.full((*tensor.shape[:-1], missing), value, dtype=tensor.dtype)
     return torch.cat([tensor, filler.to(tensor.device)], -1)
-
-
-def join_rows(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Put snapshots together, one after another."""
-    return {name: _join([part[name] for part in parts]) for name in parts[0]}
-
-
-def take_rows(saved: Mapping[str, Any], start: int, stop: int) -> dict[str, Any]:
-    """Return the snapshot of some of its rows."""
-    return {
-        name: take_rows(value, start, stop) if isinstance(value, Mapping) else value[start:stop]
-        for name, value in saved.items()
-    }
-
-
-def first_difference(one: Any, other: Any, name: str = "") -> tuple[str, str] | None:
-    """Return how two plain trees differ first, as "name value" of each; None when they do not."""
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        for key in [*one, *(key for key in other if key not in one)]:
-            inner = f"{name}.{key}" if name else str(key)
-            found = first_difference(one.get(key), other.get(key), inner)
-            if found is not None:
-                return found
-        return None
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple) and len(one) == len(other):
-        for index, pair in enumerate(zip(one, other, strict=True)):
-            inner = f"{name}[{index}]" if isinstance(pair[0], Mapping) else name
-            found = first_difference(*pair, inner)
-            if found is not None:
-                return found if isinstance(pair[0], Mapping) else _told(name, one, other)
-        return None
-    return None if one == other else _told(name, one, other)
-
-
-def _told(name: str, one: Any, other: Any) -> tuple[str, str]:
-    return f"{name} {one!r}", f"{name} {other!r}"
-
-
-def _join(values: Sequence[Any]) -> Any:
-    first = values[0]
-    if isinstance(first, Mapping):
-        return join_rows(values)
-    if isinstance(first, Tensor):
-        return torch.cat(list(values))
-    return [item for value in values for item in value]

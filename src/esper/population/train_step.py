@@ -40,6 +40,8 @@ Losses = Callable[[Tensor, Tensor], Tensor]
 class RowTraining:
     """How every row learns in an epoch: float64 [R]."""
 
+    learns: NDArray[np.bool_]
+    """bool [R], whether it does: after its horizon a row rests, and nothing of it moves."""
     rates: Reals
     """Learning rate of the host."""
     decays: Reals
@@ -62,6 +64,7 @@ class RowTraining:
         """Return what settings mean in these epochs; `learned` [R, S] is how long seeds have."""
         rates = list(map(epoch_rates, settings, epochs, horizons, learned))
         return cls(
+            learns=np.array(epochs) <= np.array(horizons),
             rates=np.array([host for host, _ in rates]),
             decays=np.array([each.weight_decay for each in settings]),
             momenta=np.array([each.momentum for each in settings]),
@@ -113,11 +116,12 @@ class TrainStep:
         row_of = np.arange(self._first[-1])
         rates = np.zeros(self._first[-1])
         rates[self._entries(0)] = rows.rates
+        active[self._entries(0)] = rows.learns
         for number, stack in enumerate(self.stacks, start=1):
             entries = self._entries(number)
-            active[entries] = learning_entries(stack, state)
             # An unused entry belongs to no row, and does not learn.
             row_of[entries] = np.maximum(np.array(stack.rows, dtype=np.int64), 0)
+            active[entries] = learning_entries(stack, state) & rows.learns[row_of[entries]]
             rates[entries] = rows.seed_rates[row_of[entries], stack.slot]
         for gates, seeds, here, there in gate_pairs(self._seed_stacks):
             if id(gates) in numbers and id(seeds) in numbers:

@@ -9,7 +9,7 @@ until something does not fit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from esper.kasmina.contribution import values_in_points
 from esper.kasmina.state import SlotState
 from esper.leyline.alpha import AlphaAlgorithm
 from esper.population.batches import order_images
@@ -37,6 +38,7 @@ from esper.population.slot_forward import (
 )
 from esper.tasks.dataset import TaskData
 from esper.tasks.objective import Objective
+from esper.tasks.splits import Split
 
 Key = tuple[int, int]
 """Slot and kind of a stack: a blueprint id, or GATE."""
@@ -260,8 +262,9 @@ _BYTES_ACCELERATOR = 2**29
 class ValidationPass:
     """Evaluates stacked hosts with their seeds on the validation samples of an episode.
 
-    On a device a pass over small networks is captured and replayed: there its many kernels take
-    longer to launch than to run.
+    All rows of a pass see the same samples, so rows with other data are evaluated in other passes.
+    The samples lie in memory that stays in place: on a device a pass over small networks is
+    captured and replayed, as there its many kernels take longer to launch than to run.
     """
 
     def __init__(
@@ -269,7 +272,7 @@ class ValidationPass:
         hosts: ParameterStack,
         seed_stacks: SeedStacks,
         slots: Sequence[SlotSpec],
-        data: TaskData,
+        data: Sequence[TaskData],
         objective: Objective,
         compute: torch.dtype,
         streams: CudaStreams,
@@ -277,30 +280,29 @@ class ValidationPass:
         *,
         may_capture: bool,
     ) -> None:
-        """Put the samples in order; nothing is evaluated yet."""
+        """Make room for the samples of rows with this data; nothing is evaluated yet."""
         self._hosts, self._run, self._objective = hosts, run, objective
-        on_cpu, samples = data.device.type == "cpu", data.subset
-        self._count = len(samples)
+        self._compute, self._device = compute, data[0].device
+        on_cpu, self._count = self._device.type == "cpu", len(data[0].subset)
+        self._part = min(self._count, 256) if on_cpu else self._count
         self._samples: list[tuple[Tensor, Tensor]] = []
-        for part in samples.split(min(len(samples), 256) if on_cpu else len(samples)):
-            x, y = data.batch("val", part)
-            x = order_images(x.to(compute)) if x.is_floating_point() else x
-            self._samples.append((x, y))
+        self._loaded: object = None
+        self.assign(data)
         at_once = _SAMPLES_CPU
         if not on_cpu:
             largest = max(prod(slot.shape[1:]) for slot in slots) * compute.itemsize
             at_once = max(_SAMPLES_ACCELERATOR, _BYTES_ACCELERATOR // largest)
-        self._positions_at_once = max(1, at_once // len(self._samples[0][1]))
+        self._positions_at_once = max(1, at_once // self._part)
         capacity = StackCapacity(
             has_spares=may_capture,
             rows=self._positions_at_once,
-            sample_bytes=len(samples) * compute.itemsize,
+            sample_bytes=self._count * compute.itemsize,
         )
         # A pass over large activations keeps the device busy without being captured.
         capacity.has_spares = may_capture and all(capacity.is_cheap(slot) for slot in slots)
         self._replay = GraphReplay() if capacity.has_spares else None
         self._captured_version = -1
-        self._rows = ValidationRows(seed_stacks, slots, capacity, data.device, streams)
+        self._rows = ValidationRows(seed_stacks, slots, capacity, self._device, streams)
         self._results: tuple[Tensor, Tensor | None] = (torch.zeros(0), None)
 
     @property
@@ -308,21 +310,76 @@ class ValidationPass:
         """What took part in the last pass, by slot."""
         return self._rows.forwards
 
+    def assign(self, data: Sequence[TaskData]) -> None:
+        """Evaluate rows by this data from now on."""
+        assert all(len(each.subset) == self._count for each in data), "rows are judged alike"
+        self._sets, self._set_of_row = find_sets(data)
+        self._loaded = None
+
     def measure(self, plans: Sequence[Tensor], state: SlotState) -> tuple[Tensor, Tensor | None]:
         """Evaluate plans[r] (bool [K_r, S]) of every row; return loss and correct [sum K, M]."""
         rows = np.repeat(np.arange(len(plans)), [len(plan) for plan in plans])
         if not len(rows):
-            return self._samples[0][1].new_zeros((0, self._count), dtype=torch.float32), None
+            return torch.zeros((0, self._count), device=self._device), None
         on = torch.cat(list(plans)).numpy()
-        losses, corrects = [], []
-        for first in range(0, len(rows), self._positions_at_once):
-            part = slice(first, first + self._positions_at_once)
+        losses, corrects, order = [], [], []
+        for number, part in self._passes(rows):
+            data = self._sets[number]
             self._rows.select(rows[part], on[part], state)
-            loss, correct = self._run_pass(len(rows[part]))
+            self._load(data, "val", data.subset, number)
+            loss, correct = self._run_pass(len(part))
             losses.append(loss)
+            order.append(part)
             if correct is not None:
                 corrects.append(correct)
-        return torch.cat(losses), torch.cat(corrects) if corrects else None
+        loss, right = torch.cat(losses), torch.cat(corrects) if corrects else None
+        if len(self._sets) == 1:
+            return loss, right
+        back = torch.from_numpy(np.argsort(np.concatenate(order))).to(self._device)
+        return loss[back], None if right is None else right[back]
+
+    def score_test(self, state: SlotState) -> Tensor:
+        """Return float64 [R]: the score in points of every row on the whole test split."""
+        rows = np.arange(len(self._set_of_row))
+        scores = torch.zeros(len(rows), dtype=torch.float64, device=self._device)
+        everything = np.ones((len(rows), state.num_slots), dtype=np.bool_)
+        for number, part in self._passes(rows):
+            data, total = self._sets[number], torch.zeros_like(scores[: len(part)])
+            self._rows.select(part, everything[part], state)
+            for indices in data.indices("test").split(self._count):
+                self._load(data, "test", indices, None)
+                loss, correct = self._run_pass(len(part))
+                total += values_in_points(loss, correct)[:, : len(indices)].sum(1)
+            scores[torch.from_numpy(part).to(self._device)] = total / data.size("test")
+        return scores.cpu()
+
+    def _passes(self, rows: Integers) -> Iterator[tuple[int, Integers]]:
+        """Yield (set, positions) of every pass over these rows; `positions` are indices into it."""
+        own = self._set_of_row[rows]
+        for number in range(len(self._sets)):
+            mine = np.flatnonzero(own == number)
+            for first in range(0, len(mine), self._positions_at_once):
+                yield number, mine[first : first + self._positions_at_once]
+
+    def _load(self, data: TaskData, split: Split, indices: Tensor, name: object) -> None:
+        """Put samples where passes read them, unless those of this name are there already.
+
+        Where there are fewer samples than room, the first of them fill it up.
+        """
+        if name is not None and self._loaded == name:
+            return
+        if len(indices) < self._count:
+            indices = indices.repeat(-(-self._count // len(indices)))[: self._count]
+        is_new = not self._samples
+        for number, part in enumerate(indices.split(self._part)):
+            x, y = data.batch(split, part)
+            if is_new:
+                x = order_images(x.to(self._compute)) if x.is_floating_point() else x
+                self._samples.append((x, y))
+                continue
+            self._samples[number][0].copy_(x)
+            self._samples[number][1].copy_(y)
+        self._loaded = name
 
     def _run_pass(self, count: int) -> tuple[Tensor, Tensor | None]:
         """Return loss and correct [count, M] at the first of the positions selected."""
@@ -354,3 +411,24 @@ class ValidationPass:
         loss, correct = self._objective(outputs.flatten(0, 1), targets)
         shape = (positions, len(y))
         return loss.reshape(shape), None if correct is None else correct.reshape(shape)
+
+
+def find_sets(data: Sequence[TaskData]) -> tuple[list[TaskData], Integers]:
+    """Return data with validation and test samples of its own, and int64 [R], whose each row has.
+
+    What rows train on may differ among rows that are judged by the same samples.
+    """
+    sets: list[TaskData] = []
+    found: dict[int, int] = {}
+    for each in data:
+        if id(each) in found:
+            continue
+        alike = (
+            number
+            for number, other in enumerate(sets)
+            if other.splits is each.splits and torch.equal(other.subset, each.subset)
+        )
+        found[id(each)] = next(alike, len(sets))
+        if found[id(each)] == len(sets):
+            sets.append(each)
+    return sets, np.array([found[id(each)] for each in data], dtype=np.int64)

@@ -6,17 +6,9 @@ its network. To add one: docs/how-to/add-a-task.md. Where data comes from: docs/
 
 from esper.tasks import arena as _arena  # importing them registers them
 from esper.tasks import presets as _presets
+from esper.tasks.augmentation import Augmentation, Crops, crop_flip, draw_crops
 from esper.tasks.data import Source, open_data
-from esper.tasks.dataset import (
-    SPLITS,
-    Augmentation,
-    Crops,
-    Split,
-    TaskData,
-    crop_flip,
-    draw_crops,
-    make_data,
-)
+from esper.tasks.dataset import TaskData, choose_data, make_data
 from esper.tasks.family import (
     FAMILIES,
     Axes,
@@ -37,6 +29,8 @@ from esper.tasks.objective import (
     per_sample_language,
     per_sample_regression,
 )
+from esper.tasks.shelf import DataShelf
+from esper.tasks.splits import SPLITS, Split, Splits, make_splits
 from esper.tasks.task import (
     TASKS,
     Task,
@@ -59,6 +53,7 @@ __all__ = [
     "Augmentation",
     "Axes",
     "Crops",
+    "DataShelf",
     "Family",
     "FamilySplit",
     "Member",
@@ -68,16 +63,19 @@ __all__ = [
     "ScoreKind",
     "Source",
     "Split",
+    "Splits",
     "Task",
     "TaskConfig",
     "TaskData",
     "TrainingConfig",
+    "choose_data",
     "crop_flip",
     "describe_task",
     "draw_crops",
     "get_family",
     "get_task",
     "make_data",
+    "make_splits",
     "open_data",
     "per_sample_classification",
     "per_sample_language",

@@ -1,55 +1,44 @@
-"""`DataShelf`: the data of many tasks, each source read once.
-
-Members of a family differ in which training samples and labels they have; what they are judged on
-is the same. So a source stays in memory as it was read, and tasks that carve the same validation
-and test splits from it share those tensors.
-"""
+"""`DataShelf`: the data of many tasks, each source read once and in memory once."""
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Hashable, Iterable
 
 import torch
-from torch import Tensor
 
 from esper.tasks.data.source import Source
-from esper.tasks.dataset import Split, TaskData
+from esper.tasks.dataset import TaskData
+from esper.tasks.splits import Splits
 from esper.tasks.task import DataPath, Task
-
-_Tensors = dict[Split, Tensor]
 
 
 class DataShelf:
-    """Prepares the data of tasks.
+    """The data of tasks on one device.
 
-    Args:
-        data_path: where data files lie; None for the usual places.
-        device: where the tensors go.
+    Tasks that differ in what they use of a source, or in how they train on it, share its splits;
+    tasks that split it in other ways share what was read.
     """
 
-    def __init__(self, data_path: DataPath | None, device: torch.device | str) -> None:
-        """Start empty."""
+    def __init__(
+        self, data_path: DataPath | None = None, device: torch.device | str = "cpu"
+    ) -> None:
+        """Read from this path, or from where each source usually lies; nothing is read yet."""
         self._path, self._device = data_path, device
-        self._sources: dict[object, Source] = {}
-        self._judged: dict[object, tuple[_Tensors, _Tensors]] = {}
+        self._sources: dict[Hashable, Source] = {}
+        self._splits: dict[Hashable, Splits] = {}
 
     def load(self, task: Task) -> TaskData:
-        """Return the data of a task; what is read or judged on may be shared with other tasks."""
-        config = task.config
-        # The length of a text's sequences is part of how it is read.
-        read = (type(task), config.input_shape)
-        if read not in self._sources:
-            self._sources[read] = task.read(self._path)
-        data = task.prepare(self._sources[read], self._device)
-        carved = (read, config.classes, config.val_fraction, config.test_fraction)
-        samples, targets = self._judged.setdefault(
-            carved, (_judged(data.samples), _judged(data.targets))
-        )
-        return dataclasses.replace(
-            data, samples={**data.samples, **samples}, targets={**data.targets, **targets}
-        )
+        """Return what a task trains on; its source is read if no other task's was the same."""
+        if task.splits_key not in self._splits:
+            if task.source_key not in self._sources:
+                self._sources[task.source_key] = task.read(self._path)
+            source = self._sources[task.source_key]
+            self._splits[task.splits_key] = task.split(source, self._device)
+        return task.choose(self._splits[task.splits_key])
 
-
-def _judged(tensors: _Tensors) -> _Tensors:
-    """Return the splits that a network is judged on."""
-    return {split: tensor for split, tensor in tensors.items() if split != "train"}
+    def forget_all_but(self, tasks: Iterable[Task]) -> None:
+        """Keep only what these tasks use."""
+        needed = list(tasks)
+        sources, splits = ({t.source_key for t in needed}, {t.splits_key for t in needed})
+        self._sources = {key: value for key, value in self._sources.items() if key in sources}
+        self._splits = {key: value for key, value in self._splits.items() if key in splits}

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Self, TypeVar
@@ -21,17 +21,12 @@ from esper.leyline.config import Config, option
 from esper.leyline.errors import ConfigError, DataError, UsageError
 from esper.leyline.randomness import seeded
 from esper.leyline.registry import Registry
+from esper.tasks.augmentation import Augmentation
 from esper.tasks.data.locate import existing
 from esper.tasks.data.source import Source
-from esper.tasks.dataset import (
-    OBJECTIVE_FOR,
-    VALIDATION_SAMPLES,
-    Augmentation,
-    TaskData,
-    make_data,
-    select_classes,
-)
+from esper.tasks.dataset import VALIDATION_SAMPLES, TaskData, choose_data
 from esper.tasks.objective import OBJECTIVES, SCORE_KINDS, Objective, ObjectiveName, ScoreKind
+from esper.tasks.splits import OBJECTIVE_FOR, Splits, make_splits, select_classes
 from esper.tasks.training import TrainingConfig
 
 
@@ -157,7 +152,11 @@ class Task(ABC):
 
     @abstractmethod
     def read(self, data_path: DataPath | None) -> Source:
-        """Return the data: from the path the user gave, or from where it usually lies."""
+        """Return the data: from the path the user gave, or from where it usually lies.
+
+        Of the configuration it may depend on `input_shape` alone: tasks that agree in class, path
+        and shape of samples share what was read.
+        """
 
     def find(self, data_path: DataPath | None = None) -> str:
         """Say where the data lies without reading it, or raise; by default it needs no file."""
@@ -167,24 +166,41 @@ class Task(ABC):
         self, data_path: DataPath | None = None, device: torch.device | str = "cpu"
     ) -> TaskData:
         """Read and split the data, and put it on a device."""
-        return self.prepare(self.read(data_path), device)
+        return self.choose(self.split(self.read(data_path), device))
 
-    def prepare(self, source: Source, device: torch.device | str = "cpu") -> TaskData:
-        """Split data that was read before, and put it on a device."""
+    @property
+    def source_key(self) -> Hashable:
+        """What tasks that read the same have in common."""
+        return type(self), self.config.input_shape
+
+    @property
+    def splits_key(self) -> Hashable:
+        """What tasks that also split it in the same way have in common."""
         config = self.config
-        if config.classes is not None:
-            source = select_classes(source, config.classes)
+        return self.source_key, config.classes, config.val_fraction, config.test_fraction
+
+    def split(self, source: Source, device: torch.device | str = "cpu") -> Splits:
+        """Split what was read, and put it on a device."""
+        if self.config.classes is not None:
+            source = select_classes(source, self.config.classes)
         self._check(source)
-        return make_data(
+        return make_splits(
             source,
+            val_fraction=self.config.val_fraction,
+            test_fraction=self.config.test_fraction,
+            device=device,
+        )
+
+    def choose(self, splits: Splits) -> TaskData:
+        """Return what this task uses of its source."""
+        config = self.config
+        return choose_data(
+            splits,
             samples_per_step=config.samples_per_step,
-            val_fraction=config.val_fraction,
-            test_fraction=config.test_fraction,
             train_size=config.train_size,
             label_noise=config.label_noise,
             augmentation=config.augment,
             validation_samples=config.validation_samples,
-            device=device,
         )
 
     def build_host(self, seed: int) -> nn.Module:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from esper.leyline.errors import UsageError
-from esper.tasks.dataset import SPLITS
+from esper.tasks.splits import SPLITS
 from esper.tasks.task import DataPath, Task, TaskConfig, get_task
 from esper.testing.hosts import check_host
 
@@ -26,7 +26,7 @@ def check_task(name: str, data_path: DataPath | None = None) -> None:
     check_host(config.host, config.host_options, task.example_input(2))
     first, second = task.load(data_path), task.load(data_path)
     for split in SPLITS:
-        if not torch.equal(first.samples[split], second.samples[split]):
+        if not torch.equal(first.splits.samples[split], second.splits.samples[split]):
             raise UsageError(f"task {name!r}: two loads give different {split} splits")
     order = first.order(0, 1)
     if not torch.equal(order, second.order(0, 1)) or len(order) != config.samples_per_step:

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from esper.population.kernels.convolution import each_in_order, fold
-from esper.tasks.dataset import PADDING, Crops
+from esper.tasks.augmentation import PADDING, Crops
 
 _BLOCK = 1024
 _PROGRAMS_WANTED = 1056
@@ -238,7 +238,6 @@ def pool_max(x: Tensor) -> Tensor:
 @triton.jit
 def _sample(
     images,
-    labels,
     order,
     top,
     left,
@@ -246,7 +245,6 @@ def _sample(
     gain,
     bias,
     out,
-    targets,
     start,
     total,
     pixels,
@@ -258,12 +256,11 @@ def _sample(
     CROPS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write one image of one row's batch, and its target."""
+    """Write one image of one row's batch."""
     row, sample = tl.program_id(1).to(tl.int64), tl.program_id(0)
     drawn = row * total + start + sample
     index = tl.load(order + drawn)
     place = row * tl.num_programs(0) + sample
-    tl.store(targets + place, tl.load(labels + index))
     for first in range(0, pixels, BLOCK):
         n = first + tl.arange(0, BLOCK)
         c, pixel = n % STEP, n // STEP
@@ -275,8 +272,8 @@ def _sample(
             x = x + tl.load(left + drawn) - PAD
         shown = there & (y >= 0) & (y < H) & (x >= 0) & (x < W)
         value = tl.load(images + (index * C + c) * (H * W) + y * W + x, mask=shown, other=0)
-        factor = tl.load(gain + c, mask=there, other=0.0)
-        level = tl.load(bias + c, mask=there, other=0.0)
+        factor = tl.load(gain + row * C + c, mask=there, other=0.0)
+        level = tl.load(bias + row * C + c, mask=there, other=0.0)
         result = value.to(tl.float32) * factor + level
         spot = place * (H * W * STEP) + n
         tl.store(out + spot, result.to(out.dtype.element_ty), mask=pixel < H * W)
@@ -284,40 +281,34 @@ def _sample(
 
 def sample_images(
     images: Tensor,
-    labels: Tensor,
     order: Tensor,
     crops: Crops | None,
     gain: Tensor,
     bias: Tensor,
     start: int,
     x: Tensor,
-    y: Tensor,
 ) -> None:
-    """Fill x [R, B, H, W, C'] and y [R, B] with the samples from `start` on of order [R, total].
+    """Fill x [R, B, H, W, C'] with the samples from `start` on of order [R, total].
 
     Args:
         images: Stored samples [N, C, H, W] of any type.
-        labels: Their targets [N].
         order: int64, which samples each row sees one after another.
         crops: Tensors like `order`; None for images as they are.
-        gain: float32 [C], factor that normalises; `bias` is added then.
-        bias: float32 [C].
+        gain: float32 [R, C], factor that normalises; `bias` is added then.
+        bias: float32 [R, C].
         start: Where in the order the batch begins.
         x: Contiguous; channels beyond C become 0.
-        y: Contiguous, of the labels' type.
     """
     rows, batch, height, width, step = x.shape
     drawn = (order, order, order) if crops is None else (crops.top, crops.left, crops.is_flipped)
     pixels = height * width * step
     _sample[(batch, rows)](
         images,
-        labels,
         order,
         *drawn,
         gain,
         bias,
         x,
-        y,
         start,
         order.shape[1],
         pixels,

@@ -7,68 +7,53 @@ others may still be training. Rows grow apart and so does their cost; processes 
 one of them has become the slowest by far.
 
 A `WorkerClient` leases processes of the program's pool (`pool`), loads a population's tasks with
-their data into them once, and is shared with its forks. It outlives every reset: rows come and go
-as `WorkersEngine`s, processes and data stay.
+their data into them once (`shelf`), and is shared with its forks. It outlives every reset: rows
+come and go as `WorkersEngine`s, processes and data stay.
 """
 
 from __future__ import annotations
 
 import copy
-import pickle
-import sys
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import accumulate, pairwise
-from multiprocessing.reduction import ForkingPickler
 from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from esper.kasmina.blueprints.registry import BLUEPRINTS, blueprint_names
 from esper.kasmina.engine import EpochResult, RowWeights
 from esper.kasmina.gradients import GradientSample
-from esper.kasmina.hosts import HOSTS
 from esper.kasmina.state import SlotState
-from esper.population.engine import PopulationConfig, SlotSpec, StrategyError
+from esper.population.conditions import Condition
+from esper.population.engine import PopulationConfig, SlotSpec
 from esper.population.workers.pool import WorkerError, WorkerPool, lease_pool
-from esper.tasks.dataset import TaskData
-from esper.tasks.task import Task
+from esper.population.workers.shelf import WorkerShelf
 
 
 class WorkerClient:
     """Processes of the program's pool that have the tasks of a population loaded.
 
     Args:
-        tasks: what rows may be of.
-        data: the data of every task.
-        config: settings shared by all rows.
+        conditions: the tasks that rows may be of, with their data.
         count: number of processes.
     """
 
-    def __init__(
-        self,
-        tasks: Sequence[Task],
-        data: Sequence[TaskData],
-        config: PopulationConfig,
-        count: int,
-    ) -> None:
+    def __init__(self, conditions: Sequence[Condition], count: int) -> None:
         """Lease the processes and let them load the tasks."""
         self.count = count
         self.rows: dict[int, list[int]] = {}
         """By engine: how many rows every process has of it."""
         self.seconds: dict[int, list[float]] = {}
         """By engine: what these rows cost every process, once that is known."""
-        self._tasks = list(tasks)
-        for task in tasks:
-            _check_classes(task, config)
         self.pool: WorkerPool = lease_pool(count)
+        self._shelf = WorkerShelf(self.pool, count)
+        self._conditions: list[Condition] = []
         self._users = [1]
-        self._task_ids = [self.pool.next_serial() for _ in tasks]
         try:
-            for task, own, task_id in zip(tasks, data, self._task_ids, strict=True):
-                self._load(task, own, config, task_id)
+            self.use(conditions)
         except BaseException:
             self.release()
             raise
@@ -78,68 +63,32 @@ class WorkerClient:
         """Whether all processes are there, as far as is known."""
         return self._users[0] > 0 and self.pool.is_usable
 
-    def id_of(self, task: Task) -> int:
-        """Return the number under which processes have a task."""
-        return self._task_ids[self._tasks.index(task)]
+    def number_of(self, condition: Condition) -> int:
+        """Return the number under which processes have a task with its data."""
+        return self._shelf.number_of(condition)
+
+    def use(self, conditions: Sequence[Condition]) -> None:
+        """Have these tasks loaded instead of those before; what is in both stays where it is."""
+        self._shelf.use(conditions)
+        before, self._conditions = self._conditions, list(conditions)
+        self._shelf.drop(before)
 
     def share(self) -> WorkerClient:
         """Return the same processes for another population, which has engines of its own."""
         other = copy.copy(self)
         other.rows, other.seconds = {}, {}
+        other._conditions = []
         self._users[0] += 1
         return other
 
     def release(self) -> None:
-        """Count one user less; after the last one processes forget the data."""
+        """Count one user less; processes forget what only this one has used."""
         self._users[0] -= 1
-        if self._users[0]:
-            return
-        try:
-            for task_id in self._task_ids:
-                asked = [self.pool.ask(process, "unload", task_id) for process in range(self.count)]
-                self.pool.answers(dict(enumerate(asked)))
-        except WorkerError:
-            pass  # what is gone has forgotten it
-        self.pool.release()
-
-    def _load(self, task: Task, data: TaskData, config: PopulationConfig, task_id: int) -> None:
-        asked = {}
-        for process in range(self.count):
-            # The data are not copied but shared, which must be arranged with each process.
-            packed = ForkingPickler.dumps((_classes(task), task.config, data, config))
-            asked[process] = self.pool.ask(
-                process, "load", task_id, list(sys.path), blueprint_names(), bytes(packed)
-            )
-        try:
-            self.pool.answers(asked)
-        except WorkerError as error:
-            if not self.pool.is_usable:
-                raise
-            raise _refused(task, error) from error
-
-
-def _classes(task: Task) -> list[type]:
-    """Return what travels by name: the task, its host, and every blueprint there is."""
-    blueprints = [BLUEPRINTS.get(name).module for name in blueprint_names()]
-    return [type(task), HOSTS.get(task.config.host).host_class, *blueprints]
-
-
-def _check_classes(task: Task, config: PopulationConfig) -> None:
-    """Refuse what has no name that another process could import."""
-    for each in _classes(task):
-        if each.__module__ == "__main__":
-            raise _refused(task, f"{each.__qualname__} is defined in the script itself")
-    try:
-        pickle.dumps((_classes(task), task.config, config))
-    except (AttributeError, TypeError, pickle.PicklingError) as error:
-        raise _refused(task, error) from error
-
-
-def _refused(task: Task, error: Exception | str) -> StrategyError:
-    return StrategyError(
-        f"task {task.name!r} cannot be sent to worker processes: {error}; define its classes in a "
-        "module of their own or use strategy='sequential'"
-    )
+        with suppress(WorkerError):  # what is gone has forgotten it
+            self._shelf.drop(self._conditions)
+        self._conditions = []
+        if not self._users[0]:
+            self.pool.release()
 
 
 _WORTH_MOVING = 0.02
@@ -154,23 +103,34 @@ _EPOCHS_SEEN = 3
 class WorkersEngine:
     """Rows shared out among the processes of a pool; the same numbers as one after another."""
 
-    def __init__(self, client: WorkerClient, task: Task, keys: Sequence[int]) -> None:
+    def __init__(
+        self,
+        client: WorkerClient,
+        conditions: Sequence[Condition],
+        keys: Sequence[int],
+        config: PopulationConfig,
+    ) -> None:
         """Let every process build its share of the rows."""
         self.is_stacked = False
         self._client = client
         self._pool = client.pool
         self._number = self._pool.next_serial()
         self._keys = list(keys)
+        self._numbers = [client.number_of(condition) for condition in conditions]
         self._parts = split_rows(len(keys), client.count, list(client.rows.values()))
         """The rows of every process, in the order they have there."""
         self._costs: list[deque[float]] = [deque(maxlen=_EPOCHS_SEEN) for _ in keys]
         self._state: SlotState | None = None
         self._announced: tuple[list[int], dict[int, int]] | None = None
         client.rows[self._number] = [len(part) for part in self._parts]
-        task_id = client.id_of(task)
         asked = {
             process: self._pool.ask(
-                process, "open", self._number, task_id, [self._keys[row] for row in part]
+                process,
+                "open",
+                self._number,
+                [self._numbers[row] for row in part],
+                [self._keys[row] for row in part],
+                config,
             )
             for process, part in self._busy()
         }
@@ -228,6 +188,12 @@ class WorkersEngine:
             self._costs[row].append(spent)
         self._balance()
         return torch.cat(losses), torch.cat(corrects) if corrects else None
+
+    def score_test(self) -> Tensor:
+        """Return float64 [R]: the score in points of every row on the whole test split."""
+        asked = {p: self._pool.ask(p, "score_test", self._number) for p, _ in self._busy()}
+        scores = list(self._pool.answers(asked).values())
+        return torch.cat(scores)[self._order()]
 
     def read(self, row: int) -> RowWeights:
         """Return copies of everything a worker knows about a row."""
@@ -304,10 +270,10 @@ class WorkersEngine:
             state = self._state.select([row])
             serials[process] = self._pool.ask(
                 process,
-                "change",
-                self._number,
                 "adopt",
+                self._number,
                 position,
+                self._numbers[row],
                 self._keys[row],
                 weights[row],
                 state,
@@ -351,7 +317,7 @@ def split_rows(rows: int, processes: int, others: Sequence[Sequence[int]]) -> li
     Args:
         rows: how many there are.
         processes: how many share them.
-        others: how many rows of other tasks every process has, one sequence for each task.
+        others: how many rows of other engines every process has, one sequence for each.
     """
     taken = [sum(column) for column in zip(*others, strict=True)] or [0] * processes
     counts = [0] * processes

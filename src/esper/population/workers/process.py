@@ -18,12 +18,13 @@ from torch import Tensor
 
 from esper.kasmina.blueprints.registry import blueprint_names
 from esper.leyline.errors import EsperError
+from esper.population.conditions import Condition
 from esper.population.engine import PopulationConfig, StrategyError
 from esper.population.sequential import SequentialEngine
 from esper.population.strategy import make_sequential
 from esper.population.workers.pool import PARENTS_SIGNALS, receive_message, send_message
-from esper.tasks.dataset import TaskData
-from esper.tasks.task import Task
+from esper.population.workers.shelf import unpack_condition
+from esper.tasks.splits import Splits
 
 
 def serve(connection: Connection) -> None:
@@ -60,19 +61,24 @@ class _Worker:
     """Tasks and engines of one process; every public method but `go_on` is a request."""
 
     def __init__(self) -> None:
-        self._tasks: dict[int, tuple[Task, TaskData, PopulationConfig]] = {}
+        self._sources: dict[int, Splits] = {}
+        self._conditions: dict[int, Condition] = {}
         self._engines: dict[int, SequentialEngine] = {}
         self._ahead: dict[int, tuple[list[Tensor], tuple[Tensor, Tensor | None]]] = {}
         self._trained: list[int] = []
 
+    def load_source(self, number: int, packed: bytes) -> None:
+        """Keep a source of data under a number; its tensors are shared, not copied."""
+        self._sources[number] = pickle.loads(packed)
+
     def load(
-        self, task_id: int, path: list[str], blueprints: tuple[str, ...], packed: bytes
+        self, number: int, path: list[str], blueprints: tuple[str, ...], packed: bytes
     ) -> None:
         """Keep a task and its data under a number."""
         sys.path[:] = path
         try:
             # Classes travel by name: to unpickle them is to import the modules that register them.
-            (task_class, *_), task_config, data, config = pickle.loads(packed)
+            (task_class, *_), task_config, data = unpack_condition(packed, self._sources)
         except (AttributeError, ImportError) as error:
             raise StrategyError(str(error)) from error
         if blueprint_names() != blueprints:
@@ -81,16 +87,21 @@ class _Worker:
                 "the blueprints registered here are not those of the population "
                 f"({', '.join(sorted(unknown))}); register them where their modules are imported"
             )
-        self._tasks[task_id] = task_class(task_config), data, config
+        self._conditions[number] = Condition(task_class(task_config), data)
 
-    def unload(self, task_id: int) -> None:
-        """Forget a task and its data."""
-        self._tasks.pop(task_id, None)
+    def unload(self, conditions: list[int], sources: list[int]) -> None:
+        """Forget tasks, and sources that nothing else uses; rows that have them keep them."""
+        for number in conditions:
+            self._conditions.pop(number, None)
+        for number in sources:
+            self._sources.pop(number, None)
 
-    def open(self, engine: int, task_id: int, keys: list[int]) -> Any:
+    def open(
+        self, engine: int, conditions: list[int], keys: list[int], config: PopulationConfig
+    ) -> Any:
         """Build rows under a number; return their slots and the size of their host."""
-        task, data, config = self._tasks[task_id]
-        made = self._engines[engine] = make_sequential(task, data, keys, config)
+        chosen = [self._conditions[number] for number in conditions]
+        made = self._engines[engine] = make_sequential(chosen, keys, config)
         return made.slots, made.host_params
 
     def close(self, engine: int) -> None:
@@ -111,14 +122,24 @@ class _Worker:
         result = ahead[1] if known and ahead is not None else rows.measure(plans)
         return (*result, rows.row_seconds)
 
+    def score_test(self, engine: int) -> Tensor:
+        """Return the scores of an engine's rows on the test split."""
+        return self._engines[engine].score_test()
+
     def read(self, engine: int, rows: list[int]) -> Any:
         """Return everything about some rows."""
         return [self._engines[engine].read(row) for row in rows]
 
     def change(self, engine: int, name: str, *arguments: Any) -> Any:
-        """Call a method that changes rows: `sync`, `write` or `adopt`."""
+        """Call a method that changes rows: `sync` or `write`."""
         self._ahead.pop(engine, None)
         return getattr(self._engines[engine], name)(*arguments)
+
+    def adopt(self, engine: int, row: int, condition: int, *network: Any) -> None:
+        """Put another network, (key, weights, state), in the place of a row."""
+        self._ahead.pop(engine, None)
+        key, weights, state = network
+        self._engines[engine].adopt(row, key, self._conditions[condition], weights, state)
 
     def go_on(self) -> None:
         """Evaluate an epoch just trained: what will be asked follows from the rows' state."""

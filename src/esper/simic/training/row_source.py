@@ -35,12 +35,15 @@ from esper.tasks.task import Task, get_task
 class Environment(Protocol):
     """Rows of evolving hosts: `esper.Population`, or a problem whose optimum is known."""
 
-    rows: int
-    """Number of rows."""
     num_slots: int
     """Slots of the row with the most of them."""
     device: torch.device
     """Where signals come from."""
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        ...
 
     def reset(self, row_seeds: Sequence[int] | None = None) -> Signals:
         """Build every row afresh, from these seeds if any are given, and live one epoch."""
@@ -159,8 +162,7 @@ class TaskRows:
         self._config = config
         self._population: Population | None = None
         self._pool: WorkerPool | None = None
-        self._labels: tuple[str, ...] = ()
-        self._data: dict[str, TaskData] = {}
+        self._labels: tuple[tuple[str, int], ...] = ()
         names = [name for stage in config.stages for name in stage.tasks]
         self.num_slots = max(_slots_of(name) for name in names)
         self.device = choose_device(config.device)
@@ -209,14 +211,17 @@ class TaskRows:
         )
 
     def environment(self, round_number: int, stage: int) -> Population:
-        """Return the population of a round; it is kept while the tasks stay the same."""
+        """Return the population of a round; it is the same one, with the round's tasks."""
         groups = self.groups(round_number, stage)
-        labels = tuple(group.label for group in groups)
-        if self._population is None or labels != self._labels:
-            if self._population is not None:
-                self._population.close()
-            self._data = {name: data for name, data in self._data.items() if name in labels}
-            self._population, self._labels = self.make(groups), labels
+        labels = tuple((group.label, group.rows) for group in groups)
+        if self._population is None:
+            self._population = self.make(groups)
+        elif labels != self._labels:
+            # What is captured and loaded serves whatever has the same architecture.
+            tasks, rows = [group.task for group in groups], [group.rows for group in groups]
+            self._population.assign(tasks, rows, [self._load(group) for group in groups])
+            self._shelf.forget_all_but(tasks)
+        self._labels = labels
         return self._population
 
     def evaluation(self, numbers: Sequence[int]) -> tuple[RoundPlan, Population]:
@@ -272,9 +277,7 @@ class TaskRows:
         self._pool = None
 
     def _load(self, group: RowGroup) -> TaskData:
-        if group.label not in self._data:
-            self._data[group.label] = self._shelf.load(group.task)
-        return self._data[group.label]
+        return self._shelf.load(group.task)
 
     def _draw(
         self, name: str, seed: int, split: FamilySplit, conditions: int
