@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -13,10 +13,8 @@ from esper.growth.build import TrainingBatches
 from esper.population.batches import (
     BatchBuffers,
     EpochPlan,
-    EpochSampler,
     RowSamples,
-    draw_epoch_crops,
-    gather_batch,
+    join_shared,
     order_images,
     stack_normalisation,
 )
@@ -34,20 +32,12 @@ def task(request: pytest.FixtureRequest) -> Task:
     return made
 
 
-@pytest.fixture
-def samplers() -> Iterator[list[EpochSampler]]:
-    made: list[EpochSampler] = []
-    yield made
-    for sampler in made:
-        sampler.close()
-
-
 def draw(
     data: TaskData | Sequence[TaskData], epochs: Sequence[int], keys: Sequence[int] = KEYS
 ) -> tuple[RowSamples, EpochPlan]:
     """Return rows with this data, one for all or one for each, and an epoch of them."""
     each = [data] * len(keys) if isinstance(data, TaskData) else list(data)
-    samples = RowSamples(each, keys, 4)
+    samples = RowSamples(each, keys)
     return samples, samples.draw(epochs)
 
 
@@ -126,97 +116,63 @@ def test_normalisation_is_a_value_of_the_row() -> None:
     assert gain.shape == bias.shape == (2, 1, 1, 1)
     assert torch.equal(gain[0], image.gain)
     assert (float(gain[1]), float(bias[1])) == (1.0, 0.0)
-    by_channel = RowSamples([TinyImages().load()] * 2, [1, 2], 4).channel_normalisation
+    by_channel = RowSamples([TinyImages().load()] * 2, [1, 2]).channel_normalisation
     assert by_channel is not None
     assert by_channel[0].shape == (2, 1)
-    assert RowSamples([TinyText().load()], [1], 4).channel_normalisation is None
+    assert RowSamples([TinyText().load()], [1]).channel_normalisation is None
 
 
-def test_an_epoch_is_the_same_whatever_was_drawn_before(samplers: list[EpochSampler]) -> None:
-    samples = RowSamples([TinyImages().load()] * 3, KEYS, 4)
-    straight, jumping = (EpochSampler(samples, [60] * 3) for _ in range(2))
-    samplers += [straight, jumping]
-    expected = {epoch: straight.epoch([epoch] * 3) for epoch in range(1, 6)}
+def test_an_epoch_is_the_same_whatever_was_drawn_before() -> None:
+    straight, jumping = (RowSamples([TinyImages().load()] * 3, KEYS) for _ in range(2))
+    expected = {epoch: straight.draw([epoch] * 3) for epoch in range(1, 6)}
     # Ahead of itself, back, the same again, and rows at different epochs, as after a restore.
     for epoch in (4, 5, 1, 1, 3, 2):
-        found = jumping.epoch([epoch] * 3)
+        found = jumping.draw([epoch] * 3)
         assert torch.equal(found.indices, expected[epoch].indices)
         assert found.crops is not None
         assert expected[epoch].crops is not None
         for name in ("top", "left", "is_flipped"):
             assert torch.equal(getattr(found.crops, name), getattr(expected[epoch].crops, name))
-    mixed = jumping.epoch([3, 1, 5])
+    mixed = jumping.draw([3, 1, 5])
     for row, epoch in enumerate((3, 1, 5)):
         assert torch.equal(mixed.indices[row], expected[epoch].indices[row])
 
 
-@pytest.mark.parametrize(
-    ("horizons", "asked", "drawn"),
-    [
-        ([9, 9, 9], [(1, 1, 1), (2, 2, 2)], [(1, 1, 1), (2, 2, 2), (3, 3, 3)]),
-        # A row at rest stays at its last epoch, and the others' next one is still drawn ahead.
-        ([9, 1, 2], [(2, 2, 2), (3, 2, 3)], [(2, 1, 2), (3, 1, 2), (4, 1, 2)]),
-    ],
-)
-def test_the_next_epoch_is_drawn_ahead(
-    samplers: list[EpochSampler],
-    monkeypatch: pytest.MonkeyPatch,
-    horizons: list[int],
-    asked: list[tuple[int, ...]],
-    drawn: list[tuple[int, ...]],
-) -> None:
-    samples = RowSamples([TinyImages().load()] * 3, KEYS, 4)
-    sampler = EpochSampler(samples, horizons)
-    samplers.append(sampler)
-    seen: list[tuple[int, ...]] = []
-    draw_now = samples.draw
-
-    def watch(numbers: tuple[int, ...]) -> EpochPlan:
-        seen.append(numbers)
-        return draw_now(numbers)
-
-    monkeypatch.setattr(samples, "draw", watch)
-    sampler.epoch(asked[0])
-    assert sampler._ahead is not None
-    ahead = sampler._ahead[1].result(timeout=60)
-    assert sampler.epoch(asked[1]) is ahead
-    assert sampler._ahead[1].result(timeout=60) is not ahead
-    assert seen == drawn
+def test_what_rows_share_lies_there_once() -> None:
+    one, other = torch.arange(3), torch.arange(5)
+    joined, first = join_shared([one, other, one], torch.device("cpu"))
+    assert joined.tolist() == [0, 1, 2, 0, 1, 2, 3, 4]
+    assert first.tolist() == [0, 3, 0]
 
 
-def test_every_sample_comes_once_before_any_comes_twice() -> None:
+def test_the_crops_of_a_row_are_those_of_a_network_alone() -> None:
     data = TinyImages().load()
-    assert data.size("train") > data.samples_per_step
-    order = data.order(11, 0, 1)
-    assert len(order.unique()) == len(order) == data.samples_per_step
-
-
-def test_crops_cover_an_epoch_whose_last_batch_is_short() -> None:
-    data = TinyImages().load()
-    crops = draw_epoch_crops(data, 11, 1, 4)
-    assert crops.top.shape == crops.left.shape == crops.is_flipped.shape == (14,)
-    indices = data.order(11, 0, 1)
-    plain, _ = gather_batch(data, indices, None)
+    _, plan = draw(data, [3, 1, 2])
+    assert plan.crops is not None
+    for row, (key, epoch) in enumerate(zip(KEYS, (3, 1, 2), strict=True)):
+        alone = data.crops(key, epoch)
+        assert alone is not None
+        assert torch.equal(plan.crops.top[row], alone.top)
+        assert torch.equal(plan.crops.is_flipped[row], alone.is_flipped)
+    indices = data.order(11, 1)
+    plain, _ = data.batch("train", indices)
     assert plain.shape == (14, 1, 6, 6)
-    assert plain.dtype == torch.float32
-    varied, _ = gather_batch(data, indices, crops)
-    assert not torch.equal(varied, plain)
+    assert not torch.equal(data.batch("train", indices, data.crops(11, 1))[0], plain)
 
 
-def test_crops_of_a_row_that_is_not_varied_change_nothing() -> None:
-    data = TinyImages(TinyImages.defaults.replace(augment="none")).load()
-    indices = data.order(11, 0, 1)
-    plain, _ = gather_batch(data, indices, None)
-    assert torch.equal(gather_batch(data, indices, draw_epoch_crops(data, 11, 1, 4))[0], plain)
+def test_a_row_that_is_not_varied_beside_one_that_is_sees_images_as_they_are() -> None:
+    plain = TinyImages(TinyImages.defaults.replace(augment="none")).load()
+    samples, plan = draw([TinyImages().load(), plain, plain], [1, 1, 1])
+    expected, _ = plain.batch("train", plain.order(KEYS[1], 1))
+    assert torch.equal(torch.cat([x for x, _ in batches(samples, plan, 1)]), expected)
 
 
-def test_a_closed_feed_leaves_no_thread() -> None:
-    import threading
-
-    sampler = EpochSampler(RowSamples([TinyImages().load()] * 3, KEYS, 4), [9] * 3)
-    sampler.epoch([1, 1, 1])
-    sampler.close()
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("sampler")]
+def test_rows_with_more_or_fewer_samples_are_drawn_apart() -> None:
+    some = TinyImages(TinyImages.defaults.replace(train_size=15)).load()
+    data = [TinyImages().load(), some, TinyImages().load()]
+    samples, plan = draw(data, [2, 3, 2])
+    for row, each in enumerate(data):
+        assert_batches(batches(samples, plan, row), alone(each, KEYS[row], (2, 3, 2)[row]))
 
 
 def test_batches_of_one_size_use_the_same_memory() -> None:

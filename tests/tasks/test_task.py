@@ -48,7 +48,7 @@ def test_outline_facts_match_a_real_host() -> None:
 def test_load_uses_the_configuration() -> None:
     data = get_task("digits", train_size=100, label_noise=0.1, samples_per_step=32).load()
     assert data.size("train") == 100
-    assert data.order(0).shape == (32,)
+    assert data.order(0, 1).shape == (32,)
     full = get_task("digits").load()
     assert [full.size(split) for split in ("train", "val", "test")] == [1079, 359, 359]
     assert len(full.subset) == 359

@@ -15,7 +15,6 @@ from esper.kasmina.costs import NO_LIMIT
 from esper.kasmina.trainee import SchedulerFactory
 from esper.leyline.controller import Controller
 from esper.leyline.errors import UsageError, unknown_name
-from esper.leyline.randomness import generator
 from esper.tasks.dataset import TaskData
 from esper.tasks.objective import OBJECTIVES, Objective
 from esper.tasks.splits import Split
@@ -40,10 +39,11 @@ class TrainingBatches:
         return -(-self._data.samples_per_step // self._batch_size)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        order = self._data.order(self._seed, 0, self._epoch).to(self._data.device)
-        augment = generator(self._seed, 0, self._epoch, "augment")
-        for indices in order.split(self._batch_size):
-            yield self._data.batch("train", indices, augment)
+        order = self._data.order(self._seed, self._epoch)
+        crops = self._data.crops(self._seed, self._epoch)
+        for start in range(0, len(order), self._batch_size):
+            part = slice(start, start + self._batch_size)
+            yield self._data.batch("train", order[part], None if crops is None else crops[part])
 
 
 class FixedBatches:

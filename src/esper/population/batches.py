@@ -1,26 +1,28 @@
 """What every row trains on: order and augmentation drawn per row, in tensors that stay in place.
 
-`RowSamples` knows the data of every row of a stack, whose samples lie in one tensor. `EpochSampler`
-draws an epoch of all rows ahead, `BatchBuffers` holds one batch of it where a captured step reads
-it. All serve `StackedEngine`; the sequential engine draws the same samples row by row.
+`RowSamples` knows the data of every row of a stack, whose samples lie in one tensor, and draws
+epochs of all rows; `BatchBuffers` holds one batch of it where a captured step reads it. Both serve
+`StackedEngine`; the sequential engine draws the same samples row by row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from esper.leyline.randomness import generator
 from esper.population.vmap_rules import has_kernels
 from esper.tasks.augmentation import PADDING, Crops, crop_flip, draw_crops
-from esper.tasks.dataset import TaskData
+from esper.tasks.dataset import TaskData, crop_seed
+from esper.tasks.epochs import EpochOrders
 from esper.tasks.splits import Splits
+
+Kind = TypeVar("Kind")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,29 +43,29 @@ class RowSamples:
     normalisation and augmentation of their own.
     """
 
-    def __init__(self, data: Sequence[TaskData], keys: Sequence[int], batch_size: int) -> None:
+    def __init__(self, data: Sequence[TaskData], keys: Sequence[int]) -> None:
         """Serve rows with this data and these keys."""
-        self._data, self._keys, self._batch_size = list(data), list(keys), batch_size
-        self._has_crops = any(each.augmentation != "none" for each in data)
+        self._data, self._keys = list(data), list(keys)
         self.device = data[0].device
-        sources = {id(each.splits): each.splits for each in data}
-        firsts, first = {}, 0
-        for name, splits in sources.items():
-            firsts[name] = first
-            first += len(splits.samples["train"])
-        self._first = [firsts[id(each.splits)] for each in data]
-        alone = next(iter(sources.values())).samples["train"]
-        self.stored: Tensor = (
-            alone
-            if len(sources) == 1
-            else torch.cat([splits.samples["train"] for splits in sources.values()])
+        # What several rows share, pixels, targets and choices of samples, lies there once.
+        self.stored, self._source_first = join_shared(
+            [each.splits.samples["train"] for each in data], self.device
         )
         """Samples of all sources, one after another."""
+        self._kept, self._kept_first = join_shared([each.kept for each in data], self.device)
+        self._targets: tuple[Tensor, Tensor] | None = None
+        given = [each.train_targets for each in data]
+        if given[0] is not None:
+            self._targets = join_shared([t for t in given if t is not None], self.device)
         self.gain, self.bias = stack_normalisation([each.splits for each in data])
         """Float32 [R, ...], broadcastable to samples; None where none has any."""
-        # Rows draw on the CPU, where their targets are looked up too.
-        at_hand = {id(t): t.cpu() for each in data if (t := each.train_targets) is not None}
-        self._targets = [at_hand.get(id(each.train_targets)) for each in data]
+        self._is_varied = torch.tensor([each.augmentation != "none" for each in data])
+        self._orders = [
+            (rows, EpochOrders([keys[row] for row in rows], size, samples, self.device))
+            for (size, samples), rows in group_rows(
+                [(len(each.kept), each.samples_per_step) for each in data]
+            ).items()
+        ]
 
     @cached_property
     def channel_normalisation(self) -> tuple[Tensor, Tensor] | None:
@@ -84,26 +86,38 @@ class RowSamples:
 
     def draw(self, epochs: Sequence[int]) -> EpochPlan:
         """Draw the epoch that each row is at."""
-        orders, targets, crops = [], [], []
-        for row, epoch in enumerate(epochs):
-            data, key, own = self._data[row], self._keys[row], self._targets[row]
-            order = data.order(key, 0, epoch)
-            orders.append(order + self._first[row])
-            if own is not None:
-                targets.append(own[order])
-            if self._has_crops:
-                crops.append(draw_epoch_crops(data, key, epoch, self._batch_size))
-        stacked = None
-        if crops:
-            stacked = Crops(
-                torch.stack([c.top for c in crops]).to(self.device),
-                torch.stack([c.left for c in crops]).to(self.device),
-                torch.stack([c.is_flipped for c in crops]).to(self.device),
-            )
+        places = self._kept[self._kept_first[:, None] + self._draw_positions(epochs)]
+        targets = None
+        if self._targets is not None:
+            stored, first = self._targets
+            targets = stored[first[:, None] + places]
         return EpochPlan(
-            torch.stack(orders).to(self.device),
-            torch.stack(targets).to(self.device) if targets else None,
-            stacked,
+            places + self._source_first[:, None], targets, self._draw_crops(epochs, places.shape[1])
+        )
+
+    def _draw_positions(self, epochs: Sequence[int]) -> Tensor:
+        """Return int64 [R, samples]: positions among the samples each row has."""
+        parts = [orders.draw([epochs[row] for row in rows]) for rows, orders in self._orders]
+        if len(parts) == 1:
+            return parts[0]
+        rows = [row for rows, _ in self._orders for row in rows]
+        places = torch.empty_like(torch.cat(parts))
+        places[torch.tensor(rows, device=self.device)] = torch.cat(parts)
+        return places
+
+    def _draw_crops(self, epochs: Sequence[int], count: int) -> Crops | None:
+        if not bool(self._is_varied.any()):
+            return None
+        seeds = [crop_seed(key, epoch) for key, epoch in zip(self._keys, epochs, strict=True)]
+        drawn = draw_crops(torch.tensor(seeds, device=self.device), count)
+        if bool(self._is_varied.all()):
+            return drawn
+        # A crop out of the middle leaves an image as it is.
+        varied = self._is_varied.to(self.device)[:, None]
+        return Crops(
+            torch.where(varied, drawn.top, PADDING),
+            torch.where(varied, drawn.left, PADDING),
+            varied & drawn.is_flipped,
         )
 
     def gather(self, plan: EpochPlan, start: int, stop: int) -> tuple[Tensor, Tensor]:
@@ -113,9 +127,8 @@ class RowSamples:
             tokens = x.long()
             return tokens[..., :-1], tokens[..., 1:]
         if plan.crops is not None:
-            part = take_crops(plan.crops, (slice(None), slice(start, stop)))
-            flat = Crops(part.top.flatten(), part.left.flatten(), part.is_flipped.flatten())
-            x = crop_flip(x.flatten(0, 1), flat).reshape(x.shape)
+            part = plan.crops[:, start:stop].flatten()
+            x = crop_flip(x.flatten(0, 1), part).reshape(x.shape)
         x = x.float()
         if self.gain is not None and self.bias is not None:
             x = x * self.gain[:, None] + self.bias[:, None]
@@ -139,69 +152,27 @@ def stack_normalisation(splits: Sequence[Splits]) -> tuple[Tensor | None, Tensor
     return stack(gains), stack(biases)
 
 
-def gather_batch(data: TaskData, indices: Tensor, crops: Crops | None) -> tuple[Tensor, Tensor]:
-    """Return one row's training samples at `indices` [B], cropped and flipped as drawn."""
-    indices = indices.to(data.device)
-    if crops is None or data.kind == "tokens":
-        return data.batch("train", indices)
-    assert data.train_targets is not None, "images have labels or values"
-    x = crop_flip(data.splits.samples["train"][indices], crops).float()
-    if data.splits.gain is not None and data.splits.bias is not None:
-        x = x * data.splits.gain + data.splits.bias
-    return x, data.train_targets[indices]
+def join_shared(tensors: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return different tensors one after another, and int64 [n] where each of those given begins.
 
-
-class EpochSampler:
-    """Draws the epochs of a fixed set of rows, the next one ahead."""
-
-    def __init__(self, samples: RowSamples, horizons: Sequence[int]) -> None:
-        """Serve these rows; after its horizon a row stays at its last epoch."""
-        self._samples = samples
-        self._horizons = list(horizons)
-        self._pool = ThreadPoolExecutor(max_workers=2, thread_name_prefix="sampler")
-        self._ahead: tuple[tuple[int, ...], Future[EpochPlan]] | None = None
-
-    def epoch(self, numbers: Sequence[int]) -> EpochPlan:
-        """Return the epoch each row is at, and start drawing the one after it."""
-        wanted = tuple(map(min, numbers, self._horizons))
-        if self._ahead is not None and self._ahead[0] == wanted:
-            plan = self._ahead[1].result()
-        else:
-            plan = self._samples.draw(wanted)
-        following = tuple(
-            min(number + 1, last) for number, last in zip(wanted, self._horizons, strict=True)
-        )
-        self._ahead = (following, self._pool.submit(self._samples.draw, following))
-        return plan
-
-    def close(self) -> None:
-        """Stop drawing."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
-
-
-def draw_epoch_crops(data: TaskData, key: int, epoch: int, batch_size: int) -> Crops:
-    """Draw one row's crops for an epoch, batch by batch, as a single network would draw them.
-
-    Where the data is not varied, they are those that leave images as they are.
+    A tensor that is given several times lies there once.
     """
-    total = data.samples_per_step
-    if data.augmentation == "none":
-        middle = torch.full((total,), PADDING)
-        return Crops(middle, middle, torch.zeros(total, dtype=torch.bool))
-    stream = generator(key, 0, epoch, "augment")
-    parts = [
-        draw_crops(min(batch_size, total - start), stream) for start in range(0, total, batch_size)
-    ]
-    return Crops(
-        torch.cat([part.top for part in parts]),
-        torch.cat([part.left for part in parts]),
-        torch.cat([part.is_flipped for part in parts]),
-    )
+    different = {id(tensor): tensor for tensor in tensors}
+    firsts, first = {}, 0
+    for name, tensor in different.items():
+        firsts[name] = first
+        first += len(tensor)
+    parts = [tensor.to(device) for tensor in different.values()]
+    joined = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return joined, torch.tensor([firsts[id(tensor)] for tensor in tensors], device=device)
 
 
-def take_crops(crops: Crops, where: slice | tuple[slice, ...]) -> Crops:
-    """Return some of the crops."""
-    return Crops(crops.top[where], crops.left[where], crops.is_flipped[where])
+def group_rows(kinds: Sequence[Kind]) -> dict[Kind, list[int]]:
+    """Return the rows of every kind, in order."""
+    found: dict[Kind, list[int]] = {}
+    for row, kind in enumerate(kinds):
+        found.setdefault(kind, []).append(row)
+    return found
 
 
 class BatchBuffers:

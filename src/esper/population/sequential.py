@@ -24,7 +24,6 @@ from esper.kasmina.optimizer import CarriedOptimizer, slot_groups
 from esper.kasmina.state import SlotState
 from esper.kasmina.trainee import Trainee
 from esper.leyline.randomness import drawing
-from esper.population.batches import draw_epoch_crops, gather_batch, take_crops
 from esper.population.conditions import Condition
 from esper.population.engine import SlotSpec
 from esper.population.train_step import RowTraining
@@ -187,15 +186,11 @@ class SequentialEngine:
     def _train_row(self, row: int, epoch: int) -> float:
         trainee, key, condition = self._trainees[row], self._keys[row], self._conditions[row]
         data, size = condition.data, condition.task.config.batch_size
-        order = data.order(key, 0, epoch).to(data.device)
-        crops = None
-        if data.augmentation != "none":
-            crops = draw_epoch_crops(data, key, epoch, size)
+        order, crops = data.order(key, epoch), data.crops(key, epoch)
         trainee.start_epoch()
         for number, start in enumerate(range(0, len(order), size)):
             part = slice(start, start + size)
-            drawn = None if crops is None else take_crops(crops, part)
-            x, y = gather_batch(data, order[part], drawn)
+            x, y = data.batch("train", order[part], None if crops is None else crops[part])
             # A module that draws random numbers draws them from its row's own stream, named as
             # for a network that grows alone.
             with drawing(data.device, key, epoch, number, "train"):

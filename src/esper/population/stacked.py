@@ -21,7 +21,7 @@ from esper.kasmina.gradients import GradientSample, summarise
 from esper.kasmina.optimizer import GRADIENT_STRIDE
 from esper.kasmina.state import SlotState
 from esper.leyline.stages import SeedStage
-from esper.population.batches import BatchBuffers, EpochSampler, RowSamples
+from esper.population.batches import BatchBuffers, RowSamples
 from esper.population.conditions import Condition
 from esper.population.device import CudaStreams, GraphReplay
 from esper.population.engine import SlotSpec
@@ -129,7 +129,6 @@ class StackedEngine:
         assert len(hosts) == len(self._keys), "a stack is renewed row by row"
         self._hosts.fill([dict(host.named_parameters()) for host in hosts])
         self._seed_stacks.renew(keys)
-        self._sampler.close()
         self._take_rows(conditions, keys)
         self._validation.assign([condition.data for condition in conditions])
         self._state = None
@@ -138,8 +137,7 @@ class StackedEngine:
         """Take over what rows train under."""
         self._conditions, self._keys = list(conditions), list(keys)
         data = [condition.data for condition in conditions]
-        self._samples = RowSamples(data, keys, self._batch_size)
-        self._sampler = EpochSampler(self._samples, [each.horizon for each in conditions])
+        self._samples = RowSamples(data, keys)
 
     def sync(self, state: SlotState) -> Tensor:
         """Build, free and re-aim seeds as the state says; return their sizes, int64 [R, S]."""
@@ -150,7 +148,9 @@ class StackedEngine:
     def train(self, epochs: Sequence[int]) -> EpochResult:
         """Train one epoch of every row that is not at rest."""
         assert self._state is not None, "sync comes before train"
-        plan = self._sampler.epoch(epochs)
+        # A row at rest stays at its last epoch, whose samples it does not learn from.
+        ends = [condition.horizon for condition in self._conditions]
+        plan = self._samples.draw(list(map(min, epochs, ends)))
         self._template.train()
         training = RowTraining.of(
             [condition.task.config for condition in self._conditions],
@@ -221,8 +221,7 @@ class StackedEngine:
         self._seed_stacks.write(row, weights, state)
 
     def close(self) -> None:
-        """Stop drawing epochs."""
-        self._sampler.close()
+        """Nothing is held but memory."""
 
     def forward(self, leaves: dict[str, Tensor], x: Tensor, x_dim: int | None) -> Tensor:
         """Run every row's host on its inputs, or all on the same inputs (x_dim None)."""

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from esper.leyline.randomness import random_words
+
 Augmentation = Literal["none", "crop_flip"]
 
 PADDING = 4
@@ -16,20 +18,29 @@ PADDING = 4
 
 @dataclass(frozen=True, slots=True)
 class Crops:
-    """Where each image is cut from its padded self, and whether it is mirrored; all [B]."""
+    """Where each image is cut from its padded self, and whether it is mirrored; of one shape."""
 
     top: Tensor
     left: Tensor
     is_flipped: Tensor
 
+    def __getitem__(self, where: slice | tuple[slice, ...]) -> Crops:
+        return Crops(self.top[where], self.left[where], self.is_flipped[where])
 
-def draw_crops(count: int, generator: torch.Generator, padding: int = PADDING) -> Crops:
-    """Draw crops for `count` images on the generator's own device."""
-    offsets = torch.randint(
-        0, 2 * padding + 1, (2, count), generator=generator, device=generator.device
+    def flatten(self) -> Crops:
+        """Return the same crops in one dimension."""
+        return Crops(self.top.flatten(), self.left.flatten(), self.is_flipped.flatten())
+
+
+def draw_crops(seeds: Tensor, count: int, padding: int = PADDING) -> Crops:
+    """Draw [R, count] crops on the device of the seeds, int64 [R]."""
+    words, places = random_words(seeds, count), 2 * padding + 1
+    # Every crop is made of the bits of one word: 16 for the row, 15 for the column, one to mirror.
+    return Crops(
+        ((words & 0xFFFF) * places) >> 16,
+        (((words >> 16) & 0x7FFF) * places) >> 15,
+        (words >> 31).bool(),
     )
-    flips = torch.randint(0, 2, (count,), generator=generator, device=generator.device)
-    return Crops(offsets[0], offsets[1], flips.bool())
 
 
 def crop_flip(images: Tensor, crops: Crops, padding: int = PADDING) -> Tensor:

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from esper.leyline.errors import ConfigError, DataError
-from esper.leyline.randomness import generator as stream
-from esper.tasks.augmentation import Augmentation, crop_flip, draw_crops
+from esper.leyline.randomness import derive_seed
+from esper.tasks.augmentation import Augmentation, Crops, crop_flip, draw_crops
 from esper.tasks.data.source import Kind, Source
+from esper.tasks.epochs import EpochOrders
 from esper.tasks.objective import ObjectiveName
 from esper.tasks.splits import (
     Part,
@@ -106,7 +107,7 @@ class TaskData:
         )
 
     def batch(
-        self, split: Split, indices: Tensor, generator: torch.Generator | None = None
+        self, split: Split, indices: Tensor, crops: Crops | None = None
     ) -> tuple[Tensor, Tensor]:
         """Return inputs and targets of some samples.
 
@@ -114,7 +115,7 @@ class TaskData:
             split: Which split the indices are of.
             indices: Samples of the split, used or not, in any shape; it becomes the leading shape
                 of the batch.
-            generator: If given, images are augmented with draws from it.
+            crops: If given, how images are cut and mirrored, in the same shape.
 
         Returns:
             Normalised float32 inputs, or int64 tokens; and labels, values or next tokens.
@@ -124,8 +125,9 @@ class TaskData:
         if self.kind == "tokens":
             tokens = x.long()
             return tokens[..., :-1], tokens[..., 1:]
-        if generator is not None:
-            x = self.augment(x, generator)
+        if crops is not None:
+            flat = x.reshape(-1, *x.shape[-3:])
+            x = crop_flip(flat, crops.flatten()).reshape(x.shape)
         x = x.float()
         if self.splits.gain is not None and self.splits.bias is not None:
             x = x * self.splits.gain + self.splits.bias
@@ -133,26 +135,26 @@ class TaskData:
         assert targets is not None, "what is no text has targets"
         return x, targets[indices]
 
-    def augment(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """Return images [..., C, H, W] varied as the task asks, or as they are."""
-        if self.augmentation == "none":
-            return images
-        flat = images.reshape(-1, *images.shape[-3:])
-        return crop_flip(flat, draw_crops(len(flat), generator)).reshape(images.shape)
+    def order(self, key: int, epoch: int) -> Tensor:
+        """Return the training samples of an epoch, int64 [samples_per_step] on the CPU.
 
-    def order(self, *keys: int | str) -> Tensor:
-        """Return the training samples of one epoch, int64 [samples_per_step] on the CPU.
-
-        The order depends on the keys alone. No sample comes twice before all have come once; an
-        epoch longer than the data goes on with a fresh permutation.
+        It depends on the key and the number of the epoch, from 1, alone. No sample comes twice
+        before all have come once, from the first epoch on.
         """
-        size = len(self.kept)
-        passes = -(-self.samples_per_step // size)
-        drawn = [
-            torch.randperm(size, generator=stream(*keys, "order", number))
-            for number in range(passes)
-        ]
-        return self.kept[torch.cat(drawn)[: self.samples_per_step]]
+        orders = EpochOrders([key], len(self.kept), self.samples_per_step)
+        return self.kept[orders.draw([epoch])[0]]
+
+    def crops(self, key: int, epoch: int) -> Crops | None:
+        """Return how the images of an epoch are varied, [samples_per_step]; None for not at all."""
+        if self.augmentation == "none":
+            return None
+        crops = draw_crops(torch.tensor([crop_seed(key, epoch)]), self.samples_per_step)
+        return crops.flatten()
+
+
+def crop_seed(key: int, epoch: int) -> int:
+    """Return the seed of the crops of a row's epoch."""
+    return derive_seed(key, "crops", epoch)
 
 
 def make_data(
