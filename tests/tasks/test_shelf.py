@@ -32,6 +32,7 @@ def test_tasks_on_one_source_share_what_is_read(reads: list[str]) -> None:
     noisy = shelf.load(get_task("digits", label_noise=0.3, horizon=9, validation_samples=10))
     assert reads == ["digits"]
     assert plain.splits is small.splits is noisy.splits
+    assert shelf.load(get_task("digits", batch_size=8)) is plain, "it uses the same of it"
     assert [data.size("train") for data in (plain, small)] == [1079, 100]
     assert len(noisy.subset) == 10
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
+from typing import Any
 
 import torch
 
@@ -26,19 +27,30 @@ class DataShelf:
         self._path, self._device = data_path, device
         self._sources: dict[Hashable, Source] = {}
         self._splits: dict[Hashable, Splits] = {}
+        self._data: dict[Hashable, TaskData] = {}
 
     def load(self, task: Task) -> TaskData:
         """Return what a task trains on; its source is read if no other task's was the same."""
+        if task.data_key not in self._data:
+            self._data[task.data_key] = task.choose(self._load_splits(task))
+        return self._data[task.data_key]
+
+    def forget_all_but(self, tasks: Iterable[Task]) -> None:
+        """Keep only what these tasks use."""
+        needed = list(tasks)
+        _keep(self._sources, {task.source_key for task in needed})
+        _keep(self._splits, {task.splits_key for task in needed})
+        _keep(self._data, {task.data_key for task in needed})
+
+    def _load_splits(self, task: Task) -> Splits:
         if task.splits_key not in self._splits:
             if task.source_key not in self._sources:
                 self._sources[task.source_key] = task.read(self._path)
             source = self._sources[task.source_key]
             self._splits[task.splits_key] = task.split(source, self._device)
-        return task.choose(self._splits[task.splits_key])
+        return self._splits[task.splits_key]
 
-    def forget_all_but(self, tasks: Iterable[Task]) -> None:
-        """Keep only what these tasks use."""
-        needed = list(tasks)
-        sources, splits = ({t.source_key for t in needed}, {t.splits_key for t in needed})
-        self._sources = {key: value for key, value in self._sources.items() if key in sources}
-        self._splits = {key: value for key, value in self._splits.items() if key in splits}
+
+def _keep(shelf: dict[Hashable, Any], keys: set[Hashable]) -> None:
+    for key in shelf.keys() - keys:
+        del shelf[key]

@@ -179,6 +179,19 @@ class Task(ABC):
         config = self.config
         return self.source_key, config.classes, config.val_fraction, config.test_fraction
 
+    @property
+    def data_key(self) -> Hashable:
+        """What tasks that also use the same of it have in common."""
+        config = self.config
+        return (
+            self.splits_key,
+            config.samples_per_step,
+            config.train_size,
+            config.label_noise,
+            config.augment,
+            config.validation_samples,
+        )
+
     def split(self, source: Source, device: torch.device | str = "cpu") -> Splits:
         """Split what was read, and put it on a device."""
         if self.config.classes is not None:
