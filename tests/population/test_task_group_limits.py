@@ -16,10 +16,11 @@ from esper.leyline.actions import LifecycleOp, decode_actions
 from esper.leyline.alpha import BlendStyle
 from esper.leyline.blueprints import TOPOLOGIES
 from esper.leyline.rules import Refusal
+from esper.population.conditions import Condition
 from esper.population.engine import Strategy
 from esper.population.population import Population
 from esper.population.strategy import find_slots
-from esper.population.task_group import task_rates
+from esper.population.task_group import condition_rates
 from esper.tamiyo.controllers.choices import Choice, pack_choices
 from esper.tasks.task import Task
 from esper.tasks.training import rate_factor
@@ -183,7 +184,7 @@ def test_signals_say_the_rate_of_the_next_epoch(schedule: Any) -> None:
             assert signals.rate_factor.tolist() == pytest.approx([expected] * 2)
             assert signals.learning_rate.tolist() == pytest.approx([0.05 * expected] * 2)
             signals = do(population)
-    rates = task_rates(task, 2)
+    rates = condition_rates([Condition(task, task.load())] * 2)
     last = rate_factor(task.config, HORIZON, HORIZON)
     # Rows may be in different epochs, and after the end nothing moves.
     shares, _ = rates(torch.tensor([1, HORIZON + 5]))
