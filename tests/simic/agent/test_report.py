@@ -13,6 +13,7 @@ from esper.nissa.schema import RunRow, UpdateHeadRow, UpdateRow
 from esper.nissa.store import open_store
 from esper.simic.agent.report import ClampCounter, NonFinite, UpdateReport
 from esper.tamiyo.policy.layout import BASE_INDEX, feature_names, feature_specs
+from esper.tamiyo.policy.observation import DocumentsLayout
 from tests.simic.agent.rollouts import collect, make_agent
 
 ONLY_ON_A_GPU = {"gpu_memory_share"}
@@ -90,15 +91,19 @@ def observation() -> torch.Tensor:
     return torch.full((2, len(feature_names(SLOTS))), 0.5)
 
 
+def counter_of_three() -> ClampCounter:
+    return ClampCounter(DocumentsLayout(SLOTS.num_slots), "cpu")
+
+
 def test_what_is_within_its_range_is_not_counted() -> None:
-    counter = ClampCounter(SLOTS, "cpu")
+    counter = counter_of_three()
     counter.count(observation(), torch.zeros_like(observation()), BOTH)
     assert counter.share == 0.0
     assert counter.worst() == {}
 
 
 def test_a_measurement_at_its_bound_is_counted() -> None:
-    counter, raw = ClampCounter(SLOTS, "cpu"), observation()
+    counter, raw = counter_of_three(), observation()
     raw[0, BASE_INDEX["loss_delta_norm"]] = -1.0
     raw[:, BASE_INDEX["plateau_norm"]] = 1.0
     counter.count(raw, torch.zeros_like(raw), BOTH)
@@ -107,7 +112,7 @@ def test_a_measurement_at_its_bound_is_counted() -> None:
 
 
 def test_flags_and_natural_zeros_are_no_clamps() -> None:
-    counter, raw = ClampCounter(SLOTS, "cpu"), observation()
+    counter, raw = counter_of_three(), observation()
     raw[:, BASE_INDEX["host_stabilized"]] = 1.0
     raw[:, BASE_INDEX["plateau_norm"]] = 0.0
     counter.count(raw, torch.zeros_like(raw), BOTH)
@@ -115,7 +120,7 @@ def test_flags_and_natural_zeros_are_no_clamps() -> None:
 
 
 def test_the_normalisers_clip_counts_and_ended_rows_do_not() -> None:
-    counter, raw = ClampCounter(SLOTS, "cpu"), observation()
+    counter, raw = counter_of_three(), observation()
     far = torch.zeros_like(raw)
     far[:, BASE_INDEX["accuracy_norm"]] = 10.0
     counter.count(raw, far, torch.tensor([True, False]))
@@ -123,7 +128,11 @@ def test_the_normalisers_clip_counts_and_ended_rows_do_not() -> None:
 
 
 def test_counts_go_on_from_their_state() -> None:
-    one, other, raw = ClampCounter(SLOTS, "cpu"), ClampCounter(SLOTS, "cpu"), observation()
+    one, other, raw = (
+        counter_of_three(),
+        counter_of_three(),
+        observation(),
+    )
     raw[:, BASE_INDEX["plateau_norm"]] = 1.0
     one.count(raw, raw, BOTH)
     other.load_state_dict(one.state_dict())

@@ -237,7 +237,7 @@ def test_contributors_are_measured_by_leaving_them_out(policy: Policy) -> None:
         slot = CONTEXT.slot_names.index(strongest.feature.removesuffix(".blueprint"))
         blueprints[0, slot] = -1
     else:
-        index = policy.normalizer.names.index(strongest.feature)
+        index = policy.layout.names.index(strongest.feature)
         assert strongest.value == pytest.approx(float(last.raw[0, index]))
         observation[0, index] = 0.0
     without = policy.network.get_action(

@@ -9,7 +9,6 @@ import torch
 from esper.leyline.blueprints import BUILTIN_BLUEPRINTS
 from esper.leyline.errors import CheckpointError, UsageError
 from esper.leyline.manifest import MANIFEST_FILE
-from esper.leyline.slots import SlotConfig
 from esper.leyline.storage import load_tree, save_tree
 from esper.tamiyo.controllers.policy_file import (
     POLICY_VERSION,
@@ -20,6 +19,7 @@ from esper.tamiyo.controllers.policy_file import (
 )
 from esper.tamiyo.networks.config import PolicyConfig
 from esper.tamiyo.policy.normalizer import ObservationNormalizer
+from esper.tamiyo.policy.observation import DocumentsLayout
 
 SMALL = PolicyConfig(lstm_hidden_dim=16, num_slots=5, critic="state")
 
@@ -71,7 +71,7 @@ def test_parts_must_belong_together() -> None:
     with pytest.raises(UsageError, match="first blueprint must be 'noop'"):
         Policy(policy.network, policy.normalizer, tuple(reversed(BUILTIN_BLUEPRINTS)))
     with pytest.raises(UsageError, match="181 features"):
-        Policy(policy.network, ObservationNormalizer(SlotConfig.of(3)))
+        Policy(policy.network, ObservationNormalizer(DocumentsLayout(3)))
     with pytest.raises(UsageError, match="the network reads 112"):
         new_policy(PolicyConfig(state_dim=112, lstm_hidden_dim=16))
 

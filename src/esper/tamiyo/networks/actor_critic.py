@@ -167,9 +167,7 @@ class ActorCritic(nn.Module, ABC, Generic[Context]):
             with_baseline: also compute the baseline; without it, it is the values.
             check: raise where a logit is not finite, as the configuration says.
         """
-        memory, context, hidden = self.remember(
-            states, blueprint_indices, hidden, episode_starts
-        )
+        memory, context, hidden = self.remember(states, blueprint_indices, hidden, episode_starts)
         taken = self.table.pack(actions)
         legal = self.table.head_masks(masks, taken)
         logits = self.taken_logits(memory, context, taken.transpose(0, 1)).transpose(0, 1)
@@ -210,7 +208,7 @@ class ActorCritic(nn.Module, ABC, Generic[Context]):
         hidden: Hidden | None,
         episode_starts: Tensor | None,
     ) -> tuple[Tensor, Context, Hidden]:
-        """Return what the heads read, [T, B, width] and context, and the memory after the last step.
+        """Return what the heads read, memory [T, B, width] and context, and the memory after.
 
         Args:
             state: [B, T, features].
