@@ -29,6 +29,7 @@ from esper.tamiyo.policy.layout import (
 from esper.tamiyo.policy.travelling_layout import (
     HOST_FEATURES,
     LEAST_SHARE,
+    NO_LIMIT,
     PAIR_FEATURES,
     PAIR_INDEX,
     PAST,
@@ -338,7 +339,7 @@ def _limit(name: str, used: Tensor, limit: Tensor, host: Tensor) -> dict[str, Te
     return {
         f"{name}_limited": limited,
         f"{name}_limit_used": torch.where(limited, used / most, 0.0),
-        f"{name}_limit_left": torch.where(limited, left, torch.inf),
+        f"{name}_limit_left": torch.where(limited, left, NO_LIMIT),
     }
 
 

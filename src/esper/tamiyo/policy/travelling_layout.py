@@ -29,6 +29,9 @@ CHANGE = 2.0
 COST_LOW, COST_HIGH = -9.0, 3.0
 """Range of the logarithm of what a seed costs relative to the host: from 1 in 8,000 to 20 times."""
 
+NO_LIMIT = 5.0
+"""What is left where nothing is limited: the logarithm of 150 times the host."""
+
 NOISES = 5.0
 """Most units of noise that a change is told in."""
 
@@ -106,10 +109,10 @@ HOST_FEATURES: tuple[FeatureSpec, ...] = (
     _within("budget_used", "params / budget", 0.0, 2.0),
     _flag("param_limited", "1 if parameters are limited"),
     _within("param_limit_used", "params / param_limit", 0.0, 1.0),
-    _within("param_limit_left", "ln(1 + (param_limit - params) / host_params)", 0.0, 5.0),
+    _within("param_limit_left", "ln(1 + (param_limit - params) / host_params)", 0.0, 2 * NO_LIMIT),
     _flag("flop_limited", "1 if operations are limited"),
     _within("flop_limit_used", "flops / flop_limit", 0.0, 1.0),
-    _within("flop_limit_left", "ln(1 + (flop_limit - flops) / host_flops)", 0.0, 5.0),
+    _within("flop_limit_left", "ln(1 + (flop_limit - flops) / host_flops)", 0.0, 2 * NO_LIMIT),
     _flag("samples_known", "1 if the size of the training set is known"),
     _size("train_samples", "train_samples"),
     FeatureSpec(

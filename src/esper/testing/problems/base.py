@@ -22,7 +22,7 @@ from esper.kasmina.row_group import RowConfig, RowGroup
 from esper.kasmina.signals import TrackerState, row_facts
 from esper.kasmina.state import SlotState
 from esper.leyline.actions import Actions, LifecycleOp, decode_actions
-from esper.leyline.blueprints import BUILTIN_BLUEPRINTS, NUM_BLUEPRINTS
+from esper.leyline.blueprints import BUILTIN_BLUEPRINTS
 from esper.leyline.errors import UsageError
 from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
