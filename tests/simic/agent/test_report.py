@@ -14,20 +14,23 @@ from esper.nissa.store import open_store
 from esper.simic.agent.report import ClampCounter, NonFinite, UpdateReport
 from esper.tamiyo.policy.layout import BASE_INDEX, feature_names, feature_specs
 from esper.tamiyo.policy.observation import DocumentsLayout
-from tests.simic.agent.rollouts import collect, make_agent
+from tests.simic.agent.rollouts import collect, make_agent, small_policy
 
 ONLY_ON_A_GPU = {"gpu_memory_share"}
 
 
-def report_of(**options: object) -> UpdateReport:
-    agent = make_agent(**options)
+def report_of(layout: str = "documents", **options: object) -> UpdateReport:
+    agent = make_agent(small_policy(layout=layout), **options)
     buffer = collect(agent.policy, rows=24, steps=14)
     return agent.update(buffer, progress=0.3, paid_off=0.4, round=3)
 
 
+@pytest.mark.parametrize("layout", ["documents", "travelling"])
 @pytest.mark.parametrize("minibatches", [1, 4])
-def test_every_column_of_the_store_is_filled(minibatches: int) -> None:
-    rows = report_of(epochs=3, target_kl=0.0, minibatches=minibatches).rows(round=3, env_steps=77)
+def test_every_column_of_the_store_is_filled(minibatches: int, layout: str) -> None:
+    rows = report_of(layout, epochs=3, target_kl=0.0, minibatches=minibatches).rows(
+        round=3, env_steps=77
+    )
     updates = [row for row in rows if isinstance(row, UpdateRow)]
     heads = [row for row in rows if isinstance(row, UpdateHeadRow)]
     assert [row.ordinal for row in updates] == [0, 1, 2]

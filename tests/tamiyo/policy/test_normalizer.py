@@ -11,8 +11,9 @@ from esper.leyline.storage import load_tree, save_tree
 from esper.tamiyo.policy.features import batch_obs_to_features
 from esper.tamiyo.policy.layout import FEATURE_NAMES, feature_specs
 from esper.tamiyo.policy.normalizer import ObservationNormalizer
-from esper.tamiyo.policy.observation import DocumentsLayout
+from esper.tamiyo.policy.observation import DocumentsLayout, TravellingLayout
 from esper.testing.imagined import ImaginedHosts
+from esper.testing.signals import random_signals
 
 SLOTS = SlotConfig.default()
 LAYOUT = DocumentsLayout(3)
@@ -182,3 +183,51 @@ def test_what_cannot_be_averaged_is_refused_and_leaves_no_trace() -> None:
     with pytest.raises(UsageError, match=r"momentum must be .* got 1.0"):
         ObservationNormalizer(LAYOUT, momentum=1.0)
     assert torch.equal(normalizer.mean, torch.zeros(121))
+
+
+def test_repeated_features_share_their_statistics_and_absent_ones_have_no_say() -> None:
+    layout = TravellingLayout(3, 13)
+    numbers = torch.cat(
+        [
+            layout.observe(random_signals(200, 3, torch.Generator().manual_seed(seed))[0])[0]
+            for seed in range(3)
+        ]
+    )
+    normalizer = ObservationNormalizer(layout)
+    normalizer.update(numbers)
+    part = layout.parts[1]
+    there = part.of(numbers)[..., part.presence] > 0
+    assert not bool(there.all())
+    measured = torch.tensor([spec.kind == "continuous" for spec in part.specs])
+    own = part.of(numbers)[there]
+    moments = normalizer.moments("slot")
+    torch.testing.assert_close(moments.mean[measured], own.mean(0)[measured])
+    torch.testing.assert_close(moments.var[measured], own.var(0, correction=0)[measured])
+    assert float(moments.count) == len(own)
+    spread = part.of(normalizer.mean)
+    assert torch.equal(spread, moments.mean.expand_as(spread))
+    seen = part.of(normalizer.normalize(numbers))
+    assert torch.equal(seen[..., part.presence], part.of(numbers)[..., part.presence])
+
+
+def test_statistics_fit_any_number_of_slots_and_blueprints() -> None:
+    layout = TravellingLayout(2, 13)
+    normalizer = ObservationNormalizer(layout)
+    normalizer.update(layout.observe(random_signals(50, 2, torch.Generator().manual_seed(0))[0])[0])
+    wide = TravellingLayout(7, 20)
+    other = ObservationNormalizer(wide)
+    other.load_state_dict(normalizer.state_dict())
+    for small, large in zip(layout.parts, wide.parts, strict=True):
+        for name in ("mean", "scale"):
+            few, many = small.of(getattr(normalizer, name)), large.of(getattr(other, name))
+            assert torch.equal(many, few[:1].expand_as(many))
+
+
+def test_a_round_in_which_nothing_fits_teaches_nothing_of_costs() -> None:
+    layout = TravellingLayout(2, 13)
+    numbers = torch.rand(10, layout.size)
+    pairs = layout.parts[2]
+    numbers[:, pairs.start :] = 0.0
+    normalizer = ObservationNormalizer(layout)
+    normalizer.update(numbers)
+    assert float(normalizer.moments("pair").count) == 0

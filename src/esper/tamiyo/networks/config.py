@@ -9,7 +9,7 @@ from esper.leyline.actions import HEAD_NAMES, HEAD_SIZES, NUM_OPS
 from esper.leyline.blueprints import NUM_BLUEPRINTS
 from esper.leyline.config import Config, option
 from esper.leyline.defaults import DEFAULT_LSTM_HIDDEN_DIM
-from esper.leyline.errors import ConfigError
+from esper.leyline.errors import ConfigError, UsageError
 from esper.leyline.slots import SlotConfig
 from esper.tamiyo.policy.distribution import FloorConfig
 from esper.tamiyo.policy.observation import LayoutName, ObservationLayout, make_layout
@@ -106,12 +106,12 @@ class PolicyConfig(Config):
         """Return the configuration of the same policy for rows with so many slots and blueprints.
 
         Raises:
-            ConfigError: It is laid out for fewer slots, and they are part of its weights.
+            UsageError: It is laid out for fewer slots, and they are part of its weights.
         """
         if self.layout == "travelling":
             return self.replace(num_slots=num_slots, num_blueprints=num_blueprints)
         if num_slots > self.num_slots:
-            raise ConfigError(
+            raise UsageError(
                 f"the policy serves {self.num_slots} slots and the rows have up to {num_slots}; "
                 f"set policy.num_slots to {num_slots} or more"
             )
