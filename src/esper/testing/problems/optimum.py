@@ -192,11 +192,7 @@ def _tick(problem: Problem, place: Place, stage: SeedStage) -> Place:
     training, blending, holding = config.forwards
     if training and stage is SeedStage.GERMINATED:
         stage, passed = SeedStage.TRAINING, 0
-    if (
-        blending
-        and stage is SeedStage.TRAINING
-        and passed >= config.gates.min_training_epochs
-    ):
+    if blending and stage is SeedStage.TRAINING and passed >= config.gates.min_training_epochs:
         stage, passed = SeedStage.BLENDING, 0
     if stage is SeedStage.BLENDING:
         passed = min(passed + 1, _TICKS)
