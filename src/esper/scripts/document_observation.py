@@ -61,29 +61,29 @@ feature. A stage, blueprint or op that does not exist is an error, never a featu
 _TRAVELLING = """\
 # The travelling observation
 
-What a policy with `layout: travelling` sees of one host at one decision. Every number means the same
-on every task: losses and errors are relative to guessing, changes to their own noise, parameters and
-operations to the host's, and what tells regimes apart (sizes of data, network and horizon, learning
-rate, classes) is there as logarithms on a fixed scale. This page is written by
+What a policy with `layout: travelling` sees of one host at one decision. Every number means the
+same on every task: losses and errors are relative to guessing, changes to their own noise,
+parameters and operations to the host's, and what tells regimes apart (sizes of data, network and
+horizon, learning rate, classes) is there as logarithms on a fixed scale. This page is written by
 `python -m esper.scripts.document_observation`; the table behind it is
 `esper.tamiyo.policy.travelling_layout`.
 
-With S slots and B blueprints an observation has {host} + {slot} S + {pair} S B numbers, and beside
-them the blueprint of every slot as an index (-1 where there is none), which the network looks up the
-kind of. Slots, and blueprints at slots, have the same features wherever they are; the network reads
-them with the same weights, so that neither number is part of a policy.
+With S slots and B blueprints an observation has {host} + {slot} S + {pair} S B numbers, and
+beside them the blueprint of every slot as an index (-1 where there is none), which the network
+looks up the kind of. Slots, and blueprints at slots, have the same features wherever they are;
+the network reads them with the same weights, so that neither number is part of a policy.
 
 * Every number lies within its range; values beyond are clamped.
 * What is not known is neutral, and a flag says so where that could be a measurement. The loss of
   guessing counts as 1 where it is not known.
-* `error` is the share of wrong answers relative to guessing; of a score that is a negative loss, the
-  loss relative to guessing. *What is left to gain* is the distance of the score to a perfect one, in
-  its own unit, and *noise* the root mean square of its latest steps from epoch to epoch.
-* A slot that the host does not have, or that is not enabled, is 0 throughout, and so is a blueprint
-  that does not fit a slot. Of an empty slot all that is about its seed is 0.
+* `error` is the share of wrong answers relative to guessing; of a score that is a negative loss,
+  the loss relative to guessing. *What is left to gain* is the distance of the score to a perfect
+  one, in its own unit, and *noise* the root mean square of its latest steps from epoch to epoch.
+* A slot that the host does not have, or that is not enabled, is 0 throughout, and so is a
+  blueprint that does not fit a slot. Of an empty slot all that is about its seed is 0.
 * `ObservationNormalizer` standardises the features of kind *continuous*, with statistics that all
-  slots (and all blueprints at slots) have in common, and leaves the others. Features of kind *size*
-  are on a fixed scale: what one task never varies would otherwise be noise on the next.
+  slots (and all blueprints at slots) have in common, and leaves the others. Features of kind
+  *size* are on a fixed scale: what one task never varies would otherwise be noise on the next.
 """
 
 

@@ -68,7 +68,7 @@ class Part:
     def of(self, observation: Tensor) -> Tensor:
         """Return this part of observations [..., features] as [..., repeats, own features]."""
         flat = observation[..., self.start : self.start + self.size]
-        return flat.unflatten(-1, (self.repeats, len(self.specs)))
+        return flat.reshape(*flat.shape[:-1], self.repeats, len(self.specs))
 
 
 class ObservationLayout(Protocol):
