@@ -1,8 +1,8 @@
 """`python -m esper.scripts.document_observation`: writes the pages about observations.
 
 The pages say what the code says: names, formulas and ranges come from `layout.py` and
-`travelling_layout.py`. With `--check` nothing is written, and the exit code is 1 where a page is out
-of date.
+`travelling_layout.py`. With `--check` nothing is written, and the exit code is 1 where a page is
+out of date.
 """
 
 from __future__ import annotations

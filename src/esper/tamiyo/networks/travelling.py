@@ -33,9 +33,26 @@ from esper.tamiyo.networks.layers import (
     make_head,
     make_value_head,
 )
-from esper.tamiyo.policy.travelling_layout import NUM_HOST, NUM_PAIR, NUM_SLOT, SLOT_INDEX
+from esper.tamiyo.policy.travelling_layout import (
+    NUM_HOST,
+    NUM_PAIR,
+    NUM_SLOT,
+    PAIR_FEATURES,
+    PAIR_INDEX,
+    SLOT_INDEX,
+)
 
 NUM_KINDS = len(BLUEPRINT_KINDS)
+
+NUM_BUMPS = 17
+"""Places on the scale of a cost that are told apart, three to a factor of ten."""
+
+_COSTS = slice(PAIR_INDEX["params"], PAIR_INDEX["flops"] + 1)
+_SCALES = PAIR_FEATURES[_COSTS]
+assert len({(spec.low, spec.high) for spec in _SCALES}) == 1, "costs are on one scale"
+
+NUM_DESCRIBED = NUM_KINDS + NUM_PAIR + len(_SCALES) * NUM_BUMPS
+"""Numbers that describe a blueprint at a slot."""
 
 _SHAPES = ("style", "tempo", "alpha_target", "alpha_speed", "alpha_curve")
 """The heads that say how an op is done at the slot it is done at."""
@@ -90,7 +107,7 @@ class BlueprintHead(nn.Module):
         self.memory = nn.Linear(width, slot_width)
         self.slot = nn.Linear(slot_width, slot_width, bias=False)
         self.blueprint = nn.Sequential(
-            nn.Linear(NUM_KINDS + NUM_PAIR, slot_width),
+            nn.Linear(NUM_DESCRIBED, slot_width),
             nn.LayerNorm(slot_width),
             nn.ReLU(),
             nn.Linear(slot_width, slot_width, bias=False),
@@ -122,6 +139,7 @@ class TravellingActorCritic(ActorCritic[Slots]):
     """
 
     kinds: Tensor
+    bumps: Tensor
 
     def __init__(self, config: PolicyConfig, kinds: Sequence[BlueprintKind]) -> None:
         """Build and initialise the network from PyTorch's own random numbers."""
@@ -154,6 +172,8 @@ class TravellingActorCritic(ActorCritic[Slots]):
         numbers = [BLUEPRINT_KINDS.index(kind) for kind in kinds]
         rows = F.pad(F.one_hot(torch.tensor(numbers), NUM_KINDS).float(), (0, 0, 0, 1))
         self.register_buffer("kinds", rows, persistent=False)
+        bumps = torch.linspace(_SCALES[0].low, _SCALES[0].high, NUM_BUMPS)
+        self.register_buffer("bumps", bumps, persistent=False)
         self._initialize()
 
     def read(self, state: Tensor, blueprint_indices: Tensor) -> tuple[Tensor, Slots]:
@@ -214,9 +234,15 @@ class TravellingActorCritic(ActorCritic[Slots]):
         return torch.stack(filled, dim=-2)
 
     def _describe(self, pairs: Tensor) -> Tensor:
-        """Return what blueprints are and cost, [..., B, features], from their costs alone."""
+        """Return what blueprints are and cost, [..., B, features], from their costs alone.
+
+        A cost is also told as a place on its scale: two seeds of one kind, one twice as large as
+        the other, must be as easy to tell apart as two kinds are.
+        """
         kinds = self.kinds[:-1].expand(*pairs.shape[:-1], -1)
-        return torch.cat([kinds, pairs], dim=-1)
+        away = (pairs[..., _COSTS].unsqueeze(-1) - self.bumps) / (self.bumps[1] - self.bumps[0])
+        places = (-0.5 * away.square()).exp().flatten(-2)
+        return torch.cat([kinds, pairs, places], dim=-1)
 
     def _likely_slot(self, germinate: Tensor, context: Slots) -> Tensor:
         """Return int64 [...]: the likeliest slot to germinate at; any that exists if none is."""
