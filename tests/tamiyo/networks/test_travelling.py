@@ -62,7 +62,7 @@ def test_every_number_of_slots_is_served(slots: int) -> None:
 @pytest.mark.parametrize("layers", [1, 2])
 def test_acting_equals_scoring(critic: str, layers: int) -> None:
     net = travelling(critic=critic, lstm_layers=layers, initial_op_bias=(0.0,) * 6)
-    lived = act(net)
+    lived = act(net, rows=30)
     scores = net.score(lived.states, lived.blueprints, lived.actions, lived.masks)
     torch.testing.assert_close(scores.log_probs, lived.log_probs, rtol=0, atol=1e-5)
     torch.testing.assert_close(scores.baseline, lived.values, rtol=0, atol=1e-5)

@@ -240,8 +240,9 @@ class TravellingActorCritic(ActorCritic[Slots]):
         the other, must be as easy to tell apart as two kinds are.
         """
         kinds = self.kinds[:-1].expand(*pairs.shape[:-1], -1)
-        away = (pairs[..., _COSTS].unsqueeze(-1) - self.bumps) / (self.bumps[1] - self.bumps[0])
-        places = (-0.5 * away.square()).exp().flatten(-2)
+        spacing = self.bumps[1] - self.bumps[0]
+        away = (pairs[..., _COSTS].unsqueeze(-1) - self.bumps) / spacing
+        places = (-2.0 * away.square()).exp().flatten(-2)
         return torch.cat([kinds, pairs, places], dim=-1)
 
     def _likely_slot(self, germinate: Tensor, context: Slots) -> Tensor:
