@@ -124,7 +124,10 @@ def test_after_the_first_round_whatever_varies_is_standardised(layout: str) -> N
     trainer.close()
     batch = trainer.buffer.batch()
     raw = batch.raw_states[batch.valid]
+    # Slots share their statistics, so that not every one of them has a deviation of 1.
+    host = trainer.policy.layout.parts[0].size
     measured = [spec.kind == "continuous" for spec in trainer.policy.layout.specs]
+    measured[host:] = [False] * (len(measured) - host)
     varies = torch.tensor(measured) & (raw.std(0) > 1e-3)
     deviations = trainer.policy.normalizer.normalize(raw)[:, varies].std(0)
     assert int(varies.sum()) > 20
