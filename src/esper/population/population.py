@@ -32,7 +32,7 @@ from esper.leyline.randomness import derive_seed
 from esper.leyline.rules import Masks, RuleView, build_masks
 from esper.leyline.signals import Signals
 from esper.leyline.storage import load_tree, save_tree
-from esper.population.conditions import StackKey, Condition, Roster
+from esper.population.conditions import Condition, Roster, StackKey
 from esper.population.device import naming_rows_that_fit
 from esper.population.engine import EXECUTION_SETTINGS, PopulationConfig, Strategy, StrategyError
 from esper.population.snapshots import first_difference, join_rows, take_rows
