@@ -19,6 +19,7 @@ from esper.simic.agent.config import OpReference, RatioKind
 from esper.simic.training.config import TrainConfig
 from esper.tamiyo.networks.config import CriticKind
 from esper.tamiyo.policy.distribution import FloorConfig
+from esper.tamiyo.policy.observation import LayoutName
 from esper.testing.problems import PROBLEMS, Problem
 from esper.testing.problems.learning import Mark, learn
 
@@ -66,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--stop", action="store_true", help=f"stop at {SOLVED} of the optimum")
     parser.add_argument("--verbose", action="store_true", help="a line every ten rounds")
     change = parser.add_argument_group("differences from the recipe")
+    change.add_argument("--layout", choices=get_args(LayoutName))
     change.add_argument("--hidden", type=int, default=128)
     change.add_argument("--critic", choices=get_args(CriticKind), default="op_marginal")
     change.add_argument("--ratio", choices=get_args(RatioKind))
@@ -83,6 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     change.add_argument("--epochs", type=int)
     change.add_argument("--gamma", type=float)
     change.add_argument("--gae-lambda", type=float)
+    change.add_argument("--skip-forced", action="store_true", help="see ppo.skip_forced")
     change.add_argument("--no-prior", action="store_true", help="start with all ops alike")
     change.add_argument("--hindsight", type=float, help="scaffold: credit for A")
     return parser
@@ -97,6 +100,7 @@ def _changed(config: TrainConfig, options: argparse.Namespace) -> TrainConfig:
     """Return the recipe with the differences that were asked for."""
     policy, ppo = config.policy, config.ppo
     policy = policy.replace(lstm_hidden_dim=options.hidden, critic=options.critic)
+    policy = policy.replace(**_given({"layout": options.layout}))
     if options.no_prior:
         policy = policy.replace(initial_op_bias=(0.0,) * len(policy.initial_op_bias))
     if options.prior:
@@ -119,6 +123,7 @@ def _changed(config: TrainConfig, options: argparse.Namespace) -> TrainConfig:
         "epochs": options.epochs,
         "gamma": options.gamma,
         "gae_lambda": options.gae_lambda,
+        "skip_forced": options.skip_forced or None,
         "exploration": ppo.exploration.replace(**_given(exploration)),
         "imitation": ppo.imitation.replace(**_given({"weight": options.imitation})),
     }

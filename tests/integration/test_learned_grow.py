@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor, nn
 
+from esper.growth.gardener import Gardener
+from esper.kasmina.blueprints import BLUEPRINTS, register_blueprint
+from esper.kasmina.garden import Garden
 from esper.runs.checkpoint import GROWING, Checkpoints
 from esper.tamiyo.controllers import new_policy, save_policy
 from esper.tamiyo.networks import PolicyConfig
@@ -83,3 +90,43 @@ def test_too_few_slots_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixtur
     save_policy(tmp_path / "small", new_policy(PolicyConfig(lstm_hidden_dim=16, num_slots=1)))
     said = esper(capsys, *grow(tmp_path / "small", tmp_path / "run"))
     assert "serves hosts of 1 to 1 slots" in said.complaint()
+
+
+@pytest.fixture
+def stranger() -> Iterator[str]:
+    """A blueprint that no policy has met."""
+
+    @register_blueprint("scaled_map", topologies=("vector",), kind="lora")
+    class ScaledMap(nn.Module):
+        """Residual linear map that starts at nothing."""
+
+        def __init__(self, channels: int, topology: str) -> None:
+            super().__init__()
+            self.inside = nn.Linear(channels, channels)
+            nn.init.zeros_(self.inside.weight)
+            nn.init.zeros_(self.inside.bias)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.inside(x)
+
+    yield "scaled_map"
+    BLUEPRINTS.unregister("scaled_map")
+
+
+def test_a_travelling_policy_grows_what_it_never_met(tmp_path: Path, stranger: str) -> None:
+    """Saved without the blueprint, laid out for three slots; used with it, on a host of two."""
+    config = PolicyConfig(
+        layout="travelling", lstm_hidden_dim=16, slot_width=8, initial_op_bias=EAGER
+    )
+    known = new_policy(config, seed=1)
+    assert stranger not in known.blueprint_names
+    save_policy(tmp_path / "policy", known)
+    host = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+    grown: set[str] = set()
+    for seed in range(12):
+        garden = Garden(copy.deepcopy(host), ["0", "1"], torch.randn(4, 8))
+        gardener = Gardener(garden, f"learned:{tmp_path / 'policy'}", 4, seed=seed)
+        for _ in range(3):
+            gardener.step(lambda model: (torch.ones(4), torch.tensor([1.0, 0.0, 1.0, 0.0])))
+        grown |= {view.blueprint for view in garden.slots.values() if view.blueprint is not None}
+    assert stranger in grown

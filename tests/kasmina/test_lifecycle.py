@@ -370,6 +370,16 @@ def test_a_rollback_removes_even_a_fossil_but_nothing_that_is_not_there() -> Non
 AUTO = QUICK.replace(auto_training=True, auto_blending=True, auto_holding=True)
 
 
+def test_one_setting_makes_every_gate_automatic() -> None:
+    once = QUICK.replace(auto_advance=True)
+    assert once.forwards == AUTO.forwards == (True, True, True)
+    assert once.effective_rules == AUTO.effective_rules
+    assert not once.effective_rules.advance_allowed
+    ready = one_slot(SeedStage.TRAINING).where(HERE, tempo=2, blend_target=1.0)
+    assert same_state(tick(ready, once), tick(ready, AUTO))
+    assert stage_of(tick(ready, once)) is SeedStage.BLENDING
+
+
 def test_automatic_gates_start_the_ramp_in_the_tick_that_passes_them() -> None:
     state = done(
         empty_state(1, 1),

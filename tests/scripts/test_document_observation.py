@@ -2,15 +2,17 @@ from pathlib import Path
 
 import pytest
 
-from esper.scripts.document_observation import PAGE, main, render
+from esper.scripts.document_observation import PAGES, main, render, render_travelling
 from esper.tamiyo.policy.layout import BASE_FEATURES, FEEDBACK_FEATURES, SLOT_FEATURES
+from esper.tamiyo.policy.observation import TravellingLayout
 
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_page_is_current() -> None:
-    page = (ROOT / PAGE).read_text(encoding="utf-8")
-    assert page == render(), "run python -m esper.scripts.document_observation"
+@pytest.mark.parametrize("name", PAGES)
+def test_the_page_is_current(name: str) -> None:
+    page = (ROOT / "docs" / name).read_text(encoding="utf-8")
+    assert page == PAGES[name](), "run python -m esper.scripts.document_observation"
 
 
 def test_every_feature_has_its_line() -> None:
@@ -22,14 +24,22 @@ def test_every_feature_has_its_line() -> None:
         assert f"| `{spec.name}` | {31 + index} | {61 + index} | {91 + index} |" in page
 
 
+def test_every_travelling_feature_has_its_line() -> None:
+    page = render_travelling()
+    for part in TravellingLayout(3, 13).parts:
+        for index, spec in enumerate(part.specs):
+            assert f"| {index} | `{spec.name}` | {spec.formula} |" in page
+
+
 def test_it_writes_and_checks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    page = tmp_path / "docs" / "page.md"
-    assert main(["--out", str(page), "--check"]) == 1
-    assert main(["--out", str(page)]) == 0
-    assert page.read_text(encoding="utf-8") == render()
-    assert main(["--out", str(page), "--check"]) == 0
-    page.write_text("old", encoding="utf-8")
-    assert main(["--out", str(page), "--check"]) == 1
+    folder = tmp_path / "docs"
+    assert main(["--out", str(folder), "--check"]) == 1
+    assert main(["--out", str(folder)]) == 0
+    for name, page in PAGES.items():
+        assert (folder / name).read_text(encoding="utf-8") == page()
+    assert main(["--out", str(folder), "--check"]) == 0
+    (folder / "observation.md").write_text("old", encoding="utf-8")
+    assert main(["--out", str(folder), "--check"]) == 1
     printed = capsys.readouterr().out
     assert "out of date" in printed
     assert "is current" in printed

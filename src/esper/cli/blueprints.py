@@ -82,6 +82,7 @@ def describe_blueprints() -> list[dict[str, Any]]:
             {
                 "id": index,
                 "name": name,
+                "kind": blueprint.kind,
                 "topologies": list(blueprint.topologies),
                 "identity_at_start": list(blueprint.identity_at_start),
                 "parameters": {

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from esper.kasmina.blueprints.registry import blueprint_names
+from esper.kasmina.blueprints.registry import blueprint_kinds, blueprint_names
 from esper.kasmina.costs import slot_costs
 from esper.kasmina.engine import (
     EpochResult,
@@ -231,7 +231,10 @@ class Gardener:
         )
         self.horizon = horizon
         context = ControllerContext(
-            slot_names=garden.slot_names, blueprint_names=blueprint_names(), seed=seed
+            slot_names=garden.slot_names,
+            blueprint_names=blueprint_names(),
+            blueprint_kinds=blueprint_kinds(),
+            seed=seed,
         )
         self.controller = make_controller(controller, context)
         self.controller.reset(1, "cpu")

@@ -100,6 +100,9 @@ class LifecycleConfig(Config):
     gates: GateConfig = option(GateConfig, "Thresholds of the gates.")
     rules: RulesConfig = option(RulesConfig, "Constants of legality.")
     embargo_ticks: int = option(5, "Ticks a slot stays embargoed after a prune.", minimum=1)
+    auto_advance: bool = option(
+        False, "Pass G1, G2 and G3 without being told: ADVANCE is then no operation."
+    )
     auto_training: bool = option(False, "Pass G1 without being told.")
     auto_blending: bool = option(False, "Pass G2 without being told.")
     auto_holding: bool = option(False, "Pass G3 without being told.")
@@ -107,9 +110,13 @@ class LifecycleConfig(Config):
     @property
     def effective_rules(self) -> RulesConfig:
         """Return the rules; ADVANCE is off when every gate forwards itself."""
-        if self.auto_training and self.auto_blending and self.auto_holding:
-            return self.rules.replace(advance_allowed=False)
-        return self.rules
+        return self.rules.replace(advance_allowed=False) if all(self.forwards) else self.rules
+
+    @property
+    def forwards(self) -> tuple[bool, bool, bool]:
+        """Whether G1, G2 and G3 are passed without being told."""
+        own = (self.auto_training, self.auto_blending, self.auto_holding)
+        return (True, True, True) if self.auto_advance else own
 
 
 class Outcome(IntEnum):
@@ -224,13 +231,14 @@ def tick(state: SlotState, config: LifecycleConfig) -> SlotState:
     state = enter_stage(state, pruned, SeedStage.EMBARGOED)
 
     # Automatic gates come before the ramps: a seed that starts to blend moves in the same tick.
-    if config.auto_training:
+    training, blending, holding = config.forwards
+    if training:
         state = enter_stage(state, training_gate(state), SeedStage.TRAINING)
-    if config.auto_blending:
+    if blending:
         state = _start_blending(state, blending_gate(state, config.gates))
     state, reached = tick_amplitude(state, state.stage == int(SeedStage.BLENDING))
     state = _remove(state, reached & (state.alpha_target <= 0))
-    if config.auto_holding:
+    if holding:
         state = _hold(state, holding_gate(state, config.gates))
     return state
 

@@ -40,13 +40,17 @@ if TYPE_CHECKING:
         StyleSpec,
     )
     from esper.leyline.blueprints import (
+        BLUEPRINT_KINDS,
         BUILTIN_BLUEPRINTS,
+        BUILTIN_KINDS,
         NOOP,
         NUM_BLUEPRINTS,
         TOPOLOGIES,
         TOPOLOGY_BY_RANK,
+        BlueprintKind,
         Topology,
         channel_axis,
+        kinds_of,
     )
     from esper.leyline.config import Config, option
     from esper.leyline.controller import Controller, ControllerContext
@@ -125,7 +129,9 @@ if TYPE_CHECKING:
 __all__ = [
     "ALPHA_TARGETS",
     "BLENDED_STAGES",
+    "BLUEPRINT_KINDS",
     "BUILTIN_BLUEPRINTS",
+    "BUILTIN_KINDS",
     "CAUSAL_HEADS",
     "COOLDOWN_STAGES",
     "DEFAULT_EPISODE_LENGTH",
@@ -166,6 +172,7 @@ __all__ = [
     "AlphaCurve",
     "AlphaMode",
     "BlendStyle",
+    "BlueprintKind",
     "CheckpointError",
     "Command",
     "Config",
@@ -210,6 +217,7 @@ __all__ = [
     "generator",
     "head_values",
     "is_in",
+    "kinds_of",
     "load_tree",
     "nearest",
     "option",

@@ -1,7 +1,8 @@
-"""The fixed ids of the built-in blueprints, and the kinds of activation a slot can have."""
+"""The fixed ids of the built-in blueprints, what kind each is, and the activations of slots."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, get_args
 
 Topology = Literal["cnn", "sequence", "vector"]
@@ -28,10 +29,50 @@ BUILTIN_BLUEPRINTS: tuple[str, ...] = (
 )
 """Name of every built-in blueprint at the index that is its id; a registered one gets the next."""
 
+BlueprintKind = Literal[
+    "identity",
+    "norm",
+    "convolution",
+    "depthwise",
+    "bottleneck",
+    "attention",
+    "lora",
+    "mlp",
+    "other",
+]
+"""Roughly what a blueprint does; a stranger that does not say so is 'other'."""
+
+BLUEPRINT_KINDS: tuple[BlueprintKind, ...] = get_args(BlueprintKind)
+
+BUILTIN_KINDS: tuple[BlueprintKind, ...] = (
+    "identity",
+    "convolution",
+    "attention",
+    "norm",
+    "depthwise",
+    "bottleneck",
+    "convolution",
+    "convolution",
+    "lora",
+    "lora",
+    "mlp",
+    "mlp",
+    "attention",
+)
+"""The kind of every built-in blueprint at the index that is its id."""
+
+assert len(BUILTIN_KINDS) == len(BUILTIN_BLUEPRINTS)
+
 NUM_BLUEPRINTS = len(BUILTIN_BLUEPRINTS)
 
 NOOP = BUILTIN_BLUEPRINTS.index("noop")
 """The identity; never selectable, and the placeholder wherever no blueprint is chosen."""
+
+
+def kinds_of(names: Sequence[str]) -> tuple[BlueprintKind, ...]:
+    """Return the kinds of blueprints by name, as far as they are built in; 'other' elsewhere."""
+    known = dict(zip(BUILTIN_BLUEPRINTS, BUILTIN_KINDS, strict=True))
+    return tuple(known.get(name, "other") for name in names)
 
 
 def channel_axis(topology: Topology) -> int:

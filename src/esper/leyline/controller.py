@@ -8,7 +8,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from esper.leyline.blueprints import BUILTIN_BLUEPRINTS
+from esper.leyline.blueprints import BUILTIN_BLUEPRINTS, BlueprintKind, kinds_of
+from esper.leyline.errors import UsageError
 from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
 
@@ -42,5 +43,20 @@ class ControllerContext:
     """Name of every slot, in action order."""
     blueprint_names: tuple[str, ...] = field(default=BUILTIN_BLUEPRINTS)
     """Name of every blueprint at the index that is its id."""
+    blueprint_kinds: tuple[BlueprintKind, ...] = ()
+    """Their kinds; by default what is known by name, and 'other' for the rest."""
     seed: int = 0
     """Seed of the run, for controllers that draw."""
+
+    def __post_init__(self) -> None:
+        """Refuse kinds of other blueprints."""
+        if self.blueprint_kinds and len(self.blueprint_kinds) != len(self.blueprint_names):
+            raise UsageError(
+                f"{len(self.blueprint_names)} blueprints need as many kinds, "
+                f"got {len(self.blueprint_kinds)}"
+            )
+
+    @property
+    def kinds(self) -> tuple[BlueprintKind, ...]:
+        """The kind of every blueprint."""
+        return self.blueprint_kinds or kinds_of(self.blueprint_names)

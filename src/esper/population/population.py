@@ -23,8 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esper.kasmina.blueprints.registry import blueprint_names
+from esper.kasmina.blueprints.registry import blueprint_kinds, blueprint_names
 from esper.leyline.actions import Actions, decode_actions
+from esper.leyline.blueprints import BlueprintKind
 from esper.leyline.errors import CheckpointError, EsperWarning, UsageError
 from esper.leyline.process import choose_device
 from esper.leyline.randomness import derive_seed
@@ -140,6 +141,11 @@ class Population:
     def known_blueprints() -> tuple[str, ...]:
         """Return the name of every blueprint at the index that is its id."""
         return blueprint_names()
+
+    @staticmethod
+    def known_kinds() -> tuple[BlueprintKind, ...]:
+        """Return the kind of every blueprint at the index that is its id."""
+        return blueprint_kinds()
 
     @property
     def groups(self) -> tuple[TaskGroup, ...]:

@@ -1,7 +1,8 @@
-"""`python -m esper.scripts.document_observation`: writes docs/observation.md from the layout.
+"""`python -m esper.scripts.document_observation`: writes the pages about observations.
 
-The page says what the code says: names, formulas and ranges come from `layout.py`. With `--check`
-nothing is written, and the exit code is 1 where the page is out of date.
+The pages say what the code says: names, formulas and ranges come from `layout.py` and
+`travelling_layout.py`. With `--check` nothing is written, and the exit code is 1 where a page is
+out of date.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from esper.leyline.files import atomic_write_text
 from esper.leyline.slots import SlotConfig
+from esper.tamiyo.policy import travelling_layout as travelling
 from esper.tamiyo.policy.layout import (
     BASE_FEATURES,
     FEATURE_NAMES,
@@ -23,7 +25,7 @@ from esper.tamiyo.policy.layout import (
     get_feature_size,
 )
 
-PAGE = Path("docs/observation.md")
+FOLDER = Path("docs")
 
 _INTRODUCTION = """\
 # Observation V3
@@ -56,8 +58,37 @@ feature. A stage, blueprint or op that does not exist is an error, never a featu
 """
 
 
+_TRAVELLING = """\
+# The travelling observation
+
+What a policy with `layout: travelling` sees of one host at one decision. Every number means the
+same on every task: losses and errors are relative to guessing, changes to their own noise,
+parameters and operations to the host's, and what tells regimes apart (sizes of data, network and
+horizon, learning rate, classes) is there as logarithms on a fixed scale. This page is written by
+`python -m esper.scripts.document_observation`; the table behind it is
+`esper.tamiyo.policy.travelling_layout`.
+
+With S slots and B blueprints an observation has {host} + {slot} S + {pair} S B numbers, and
+beside them the blueprint of every slot as an index (-1 where there is none), which the network
+looks up the kind of. Slots, and blueprints at slots, have the same features wherever they are;
+the network reads them with the same weights, so that neither number is part of a policy.
+
+* Every number lies within its range; values beyond are clamped.
+* What is not known is neutral, and a flag says so where that could be a measurement. The loss of
+  guessing counts as 1 where it is not known.
+* `error` is the share of wrong answers relative to guessing; of a score that is a negative loss,
+  the loss relative to guessing. *What is left to gain* is the distance of the score to a perfect
+  one, in its own unit, and *noise* the root mean square of its latest steps from epoch to epoch.
+* A slot that the host does not have, or that is not enabled, is 0 throughout, and so is a
+  blueprint that does not fit a slot. Of an empty slot all that is about its seed is 0.
+* `ObservationNormalizer` standardises the features of kind *continuous*, with statistics that all
+  slots (and all blueprints at slots) have in common, and leaves the others. Features of kind
+  *size* are on a fixed scale: what one task never varies would otherwise be noise on the next.
+"""
+
+
 def render() -> str:
-    """Return the whole page."""
+    """Return the whole page about Observation V3."""
     parts = [
         _INTRODUCTION.format(
             size=len(FEATURE_NAMES),
@@ -79,23 +110,43 @@ def render() -> str:
     return "\n".join(parts)
 
 
+def render_travelling() -> str:
+    """Return the whole page about the travelling observation."""
+    host, slot, pair = travelling.HOST_FEATURES, travelling.SLOT_FEATURES, travelling.PAIR_FEATURES
+    return "\n".join(
+        [
+            _TRAVELLING.format(host=len(host), slot=len(slot), pair=len(pair)),
+            _section("The host, its task and the previous action", host, 0),
+            _section("Each slot", slot, 0, "Indices count from the start of the slot."),
+            _section("Each blueprint at each slot", pair, 0, "Indices count from its start."),
+        ]
+    )
+
+
+PAGES = {"observation.md": render, "observation-travelling.md": render_travelling}
+"""What every page says."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write or check the page; return the exit code."""
+    """Write or check the pages; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m esper.scripts.document_observation",
         description=(__doc__ or "").splitlines()[0],
     )
-    parser.add_argument("--out", type=Path, default=PAGE, help=f"the page (default {PAGE})")
-    parser.add_argument("--check", action="store_true", help="only say whether it is current")
+    parser.add_argument("--out", type=Path, default=FOLDER, help=f"folder (default {FOLDER})")
+    parser.add_argument("--check", action="store_true", help="only say whether they are current")
     options = parser.parse_args(arguments)
-    page = render()
-    if options.check:
-        is_current = options.out.is_file() and options.out.read_text(encoding="utf-8") == page
-        print(f"{options.out} is {'current' if is_current else 'out of date'}")
-        return 0 if is_current else 1
-    atomic_write_text(options.out, page)
-    print(f"wrote {options.out}")
-    return 0
+    code = 0
+    for name, render_page in PAGES.items():
+        path, page = options.out / name, render_page()
+        if options.check:
+            is_current = path.is_file() and path.read_text(encoding="utf-8") == page
+            print(f"{path} is {'current' if is_current else 'out of date'}")
+            code = code if is_current else 1
+        else:
+            atomic_write_text(path, page)
+            print(f"wrote {path}")
+    return code
 
 
 def _section(title: str, specs: Sequence[FeatureSpec], start: int, note: str = "") -> str:

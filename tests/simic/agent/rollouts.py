@@ -15,7 +15,6 @@ from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.tamiyo.controllers.policy_file import Policy, new_policy
 from esper.tamiyo.networks import PolicyConfig, PolicyStep
 from esper.tamiyo.policy.action_masks import available_heads, base_mask
-from esper.tamiyo.policy.features import batch_obs_to_features
 from esper.testing.signals import random_signals
 
 Pay = Callable[[Tensor, PolicyStep, int], Tensor]
@@ -37,7 +36,7 @@ def make_agent(policy: Policy | None = None, seed: int = 0, **options: Any) -> P
 def situation(rows: int, policy: Policy, draws: torch.Generator) -> tuple[Tensor, Tensor, Masks]:
     """Return raw observations, blueprints and masks of random hosts."""
     signals, masks = random_signals(rows, policy.network.config.num_slots, draws)
-    raw, blueprints = batch_obs_to_features(signals, policy.slot_config, "cpu")
+    raw, blueprints = policy.layout.observe(signals, "cpu")
     return raw, blueprints, masks
 
 

@@ -11,6 +11,7 @@ from esper.leyline.errors import UsageError
 from esper.simic.agent.advantages import (
     compute_gae,
     compute_per_head_advantages,
+    decision_lambda,
     normalize_advantages,
 )
 
@@ -69,6 +70,37 @@ def test_gae_against_a_slow_reference(gae_lambda: float, kind: str) -> None:
         )
         assert advantages[row].tolist() == pytest.approx(expected, abs=1e-12)
     assert torch.equal(returns, advantages + given["values"])
+
+
+def test_steps_without_a_choice_are_passed_over() -> None:
+    """Decisions at steps 0, 3 and 4; the episode ends after step 5, where nothing is decided."""
+    rewards = torch.tensor([[1.0, 2.0, 4.0, 8.0, 16.0, 32.0]], dtype=torch.float64)
+    # What the critic says of a state in which nothing can be decided must not matter.
+    values = torch.tensor([[3.0, 1e6, -1e6, 5.0, 7.0, 1e6]], dtype=torch.float64)
+    free = torch.tensor([[True, False, False, True, True, False]])
+    following = torch.cat([values[:, 1:], torch.zeros(1, 1, dtype=torch.float64)], 1)
+    terminated = torch.tensor([[False] * 5 + [True]])
+    gamma, own_lambda = 0.5, 0.8
+    found, returns = compute_gae(
+        rewards,
+        values,
+        following,
+        terminated,
+        torch.zeros_like(terminated),
+        gamma,
+        decision_lambda(free, own_lambda),
+    )
+    fourth = 16 + 0.5 * 32 - 7
+    third = 8 + 0.5 * 7 - 5 + 0.5 * own_lambda * fourth
+    first = (1 + 0.5 * 2 + 0.25 * 4) + 0.125 * 5 - 3 + 0.125 * own_lambda * third
+    wanted = torch.tensor([first, third, fourth], dtype=torch.float64)
+    torch.testing.assert_close(found[free], wanted, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(returns[free], wanted + values[free], rtol=1e-6, atol=1e-6)
+
+
+def test_where_every_step_is_a_decision_nothing_is_passed_over() -> None:
+    free = torch.ones(3, 8, dtype=torch.bool)
+    assert torch.equal(decision_lambda(free, 0.9), torch.full((3, 8), 0.9))
 
 
 def test_rows_do_not_mix_and_time_is_the_last_axis() -> None:

@@ -200,6 +200,25 @@ def test_forced_steps_teach_the_critic_a_fifth_as_much() -> None:
     assert torch.allclose(forced / free[0], torch.tensor(0.2))
 
 
+def test_skipped_steps_are_in_no_loss_and_decisions_are_told_from_one_to_the_next() -> None:
+    buffer = collect(small_policy(), rows=8, steps=10, lengths=[10, 4, 6, 10, 10, 2, 9, 10])
+    batch = buffer.batch()
+    forced = batch.valid & ~batch.free
+    assert bool(forced.any())
+    plain, targets = targets_of(buffer), targets_of(buffer, skip_forced=True)
+    assert not targets.value_weights[forced].any()
+    assert not targets.entropy_weights[forced].any()
+    assert float(targets.value_weights.sum()) == pytest.approx(1.0, abs=1e-5)
+    assert not torch.equal(targets.raw_advantages, plain.raw_advantages)
+    # Whatever the critic said of them, decisions are taught the same.
+    batch.values[forced] += 100.0
+    again = targets_of(buffer, skip_forced=True)
+    usable = batch.usable
+    torch.testing.assert_close(
+        again.raw_advantages[usable], targets.raw_advantages[usable], rtol=0, atol=1e-4
+    )
+
+
 def test_values_that_are_not_finite_are_named() -> None:
     buffer = collect(small_policy())
     assert targets_of(buffer).nonfinite() == []

@@ -133,10 +133,14 @@ def test_joint_ratio_per_head_decomposition() -> None:
 # ------------------------------------------------------------------------------- ratios and heads
 
 
+LAYOUTS = pytest.mark.parametrize("layout", ["documents", "travelling"])
+
+
+@LAYOUTS
 @pytest.mark.parametrize("minibatches", [1, 4])
-def test_ratios_are_one_where_nothing_was_learned(minibatches: int) -> None:
+def test_ratios_are_one_where_nothing_was_learned(minibatches: int, layout: str) -> None:
     """What is scored as the reference is what every pass scores, minibatches or not."""
-    policy = small_policy()
+    policy = small_policy(layout=layout)
     buffer = collect(policy, rows=8, lengths=[12, 5, 12, 7, 12, 12, 3, 12])
     agent = make_agent(policy, learning_rate=1e-30, minibatches=minibatches)
     report = update(agent, buffer)
@@ -148,9 +152,10 @@ def test_ratios_are_one_where_nothing_was_learned(minibatches: int) -> None:
     assert report.approx_kl == pytest.approx(0.0, abs=1e-9)
 
 
-def test_the_reference_is_the_policy_that_acted() -> None:
+@LAYOUTS
+def test_the_reference_is_the_policy_that_acted(layout: str) -> None:
     """Rows start from an empty memory, and padding changes nothing, in every round."""
-    policy = small_policy()
+    policy = small_policy(layout=layout)
     buffer = None
     for seed in range(2):
         buffer = collect(policy, rows=5, lengths=[12, 5, 12, 7, 1], seed=seed, buffer=buffer)
@@ -161,9 +166,10 @@ def test_the_reference_is_the_policy_that_acted() -> None:
         )
 
 
+@LAYOUTS
 @pytest.mark.parametrize("ratio", ["per_head", "joint"])
-def test_every_head_that_mattered_has_a_gradient(ratio: str) -> None:
-    policy = small_policy()
+def test_every_head_that_mattered_has_a_gradient(ratio: str, layout: str) -> None:
+    policy = small_policy(layout=layout)
     buffer = collect(policy, rows=32, steps=20)
     losses, _, targets = lose(policy, buffer, **ONLY_ACTOR, ratio=ratio)
     losses.total.backward()
@@ -171,9 +177,11 @@ def test_every_head_that_mattered_has_a_gradient(ratio: str) -> None:
     assert all(size > 0 for group, size in gradients(policy).items() if group != "value")
 
 
+@LAYOUTS
 @pytest.mark.parametrize("ratio", ["per_head", "joint"])
-def test_a_head_that_did_not_matter_has_none(ratio: str) -> None:
-    policy = small_policy(initial_op_bias=(50.0, 0.0, 0.0, 0.0, 0.0, 0.0), floor={"kind": "off"})
+def test_a_head_that_did_not_matter_has_none(ratio: str, layout: str) -> None:
+    bias = (50.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    policy = small_policy(layout=layout, initial_op_bias=bias, floor={"kind": "off"})
     losses, _, _ = lose(policy, collect(policy, rows=8), **ONLY_ACTOR, ratio=ratio)
     losses.total.backward()
     found = gradients(policy)
@@ -181,9 +189,10 @@ def test_a_head_that_did_not_matter_has_none(ratio: str) -> None:
     assert all(found[head] == 0.0 for head in HEAD_NAMES if head != "op")
 
 
+@LAYOUTS
 @pytest.mark.parametrize("critic", ["op_marginal", "op_sampled", "state"])
-def test_the_value_loss_leaves_the_heads_alone(critic: str) -> None:
-    policy = small_policy(critic=critic)
+def test_the_value_loss_leaves_the_heads_alone(critic: str, layout: str) -> None:
+    policy = small_policy(critic=critic, layout=layout)
     losses, _, _ = lose(policy, collect(policy))
     losses.value.backward()
     found = gradients(policy)
@@ -542,12 +551,15 @@ def test_an_empty_round_is_refused() -> None:
 # ------------------------------------------------------------------------------------------ state
 
 
-def test_an_update_from_a_restored_state_is_the_same_bit_for_bit(tmp_path: Path) -> None:
-    agent = make_agent(small_policy(seed=1), seed=5, minibatches=2)
+@LAYOUTS
+def test_an_update_from_a_restored_state_is_the_same_bit_for_bit(
+    tmp_path: Path, layout: str
+) -> None:
+    agent = make_agent(small_policy(seed=1, layout=layout), seed=5, minibatches=2)
     for round in range(2):
         update(agent, collect(agent.policy, seed=round), round)
     save_tree(tmp_path / "it", agent.state_dict(), kind="agent", version=1)
-    restored = make_agent(small_policy(seed=2), seed=5, minibatches=2)
+    restored = make_agent(small_policy(seed=2, layout=layout), seed=5, minibatches=2)
     restored.load_state_dict(load_tree(tmp_path / "it", kind="agent", version=1)[0])
     assert restored.updates_done == 2
     for each in (agent, restored):

@@ -13,20 +13,24 @@ from esper.nissa.schema import RunRow, UpdateHeadRow, UpdateRow
 from esper.nissa.store import open_store
 from esper.simic.agent.report import ClampCounter, NonFinite, UpdateReport
 from esper.tamiyo.policy.layout import BASE_INDEX, feature_names, feature_specs
-from tests.simic.agent.rollouts import collect, make_agent
+from esper.tamiyo.policy.observation import DocumentsLayout
+from tests.simic.agent.rollouts import collect, make_agent, small_policy
 
 ONLY_ON_A_GPU = {"gpu_memory_share"}
 
 
-def report_of(**options: object) -> UpdateReport:
-    agent = make_agent(**options)
+def report_of(layout: str = "documents", **options: object) -> UpdateReport:
+    agent = make_agent(small_policy(layout=layout), **options)
     buffer = collect(agent.policy, rows=24, steps=14)
     return agent.update(buffer, progress=0.3, paid_off=0.4, round=3)
 
 
+@pytest.mark.parametrize("layout", ["documents", "travelling"])
 @pytest.mark.parametrize("minibatches", [1, 4])
-def test_every_column_of_the_store_is_filled(minibatches: int) -> None:
-    rows = report_of(epochs=3, target_kl=0.0, minibatches=minibatches).rows(round=3, env_steps=77)
+def test_every_column_of_the_store_is_filled(minibatches: int, layout: str) -> None:
+    rows = report_of(layout, epochs=3, target_kl=0.0, minibatches=minibatches).rows(
+        round=3, env_steps=77
+    )
     updates = [row for row in rows if isinstance(row, UpdateRow)]
     heads = [row for row in rows if isinstance(row, UpdateHeadRow)]
     assert [row.ordinal for row in updates] == [0, 1, 2]
@@ -90,15 +94,19 @@ def observation() -> torch.Tensor:
     return torch.full((2, len(feature_names(SLOTS))), 0.5)
 
 
+def counter_of_three() -> ClampCounter:
+    return ClampCounter(DocumentsLayout(SLOTS.num_slots), "cpu")
+
+
 def test_what_is_within_its_range_is_not_counted() -> None:
-    counter = ClampCounter(SLOTS, "cpu")
+    counter = counter_of_three()
     counter.count(observation(), torch.zeros_like(observation()), BOTH)
     assert counter.share == 0.0
     assert counter.worst() == {}
 
 
 def test_a_measurement_at_its_bound_is_counted() -> None:
-    counter, raw = ClampCounter(SLOTS, "cpu"), observation()
+    counter, raw = counter_of_three(), observation()
     raw[0, BASE_INDEX["loss_delta_norm"]] = -1.0
     raw[:, BASE_INDEX["plateau_norm"]] = 1.0
     counter.count(raw, torch.zeros_like(raw), BOTH)
@@ -107,7 +115,7 @@ def test_a_measurement_at_its_bound_is_counted() -> None:
 
 
 def test_flags_and_natural_zeros_are_no_clamps() -> None:
-    counter, raw = ClampCounter(SLOTS, "cpu"), observation()
+    counter, raw = counter_of_three(), observation()
     raw[:, BASE_INDEX["host_stabilized"]] = 1.0
     raw[:, BASE_INDEX["plateau_norm"]] = 0.0
     counter.count(raw, torch.zeros_like(raw), BOTH)
@@ -115,7 +123,7 @@ def test_flags_and_natural_zeros_are_no_clamps() -> None:
 
 
 def test_the_normalisers_clip_counts_and_ended_rows_do_not() -> None:
-    counter, raw = ClampCounter(SLOTS, "cpu"), observation()
+    counter, raw = counter_of_three(), observation()
     far = torch.zeros_like(raw)
     far[:, BASE_INDEX["accuracy_norm"]] = 10.0
     counter.count(raw, far, torch.tensor([True, False]))
@@ -123,7 +131,11 @@ def test_the_normalisers_clip_counts_and_ended_rows_do_not() -> None:
 
 
 def test_counts_go_on_from_their_state() -> None:
-    one, other, raw = ClampCounter(SLOTS, "cpu"), ClampCounter(SLOTS, "cpu"), observation()
+    one, other, raw = (
+        counter_of_three(),
+        counter_of_three(),
+        observation(),
+    )
     raw[:, BASE_INDEX["plateau_norm"]] = 1.0
     one.count(raw, raw, BOTH)
     other.load_state_dict(one.state_dict())

@@ -78,7 +78,7 @@ class Keeping:
         self.op_values.append(decided.op_values[torch.arange(ROWS), decided.op])
 
     def outcome(self) -> RoundOutcome:
-        return self.traces.outcome(plan(3), ClampCounter(self.policy.slot_config, "cpu"))
+        return self.traces.outcome(plan(3), ClampCounter(self.policy.layout, "cpu"))
 
 
 def kept(outcome: RoundOutcome) -> list[Any]:

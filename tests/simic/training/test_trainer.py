@@ -116,13 +116,19 @@ def test_the_first_round_teaches_what_was_paid(monkeypatch: pytest.MonkeyPatch) 
     assert float(torch.corrcoef(both)[0, 1]) >= 0.95
 
 
-def test_after_the_first_round_whatever_varies_is_standardised() -> None:
-    trainer = Trainer(tiny_config(rounds=1, rows=8, episode_length=14))
+@pytest.mark.parametrize("layout", ["documents", "travelling"])
+def test_after_the_first_round_whatever_varies_is_standardised(layout: str) -> None:
+    config = tiny_config(rounds=1, rows=8, episode_length=14)
+    trainer = Trainer(config.replace(policy=config.policy.replace(layout=layout)))
     list(trainer.run())
     trainer.close()
     batch = trainer.buffer.batch()
     raw = batch.raw_states[batch.valid]
-    varies = trainer.policy.normalizer.continuous & (raw.std(0) > 1e-3)
+    # Slots share their statistics, so that not every one of them has a deviation of 1.
+    host = trainer.policy.layout.parts[0].size
+    measured = [spec.kind == "continuous" for spec in trainer.policy.layout.specs]
+    measured[host:] = [False] * (len(measured) - host)
+    varies = torch.tensor(measured) & (raw.std(0) > 1e-3)
     deviations = trainer.policy.normalizer.normalize(raw)[:, varies].std(0)
     assert int(varies.sum()) > 20
     assert 0.3 < float(deviations.min()) < float(deviations.max()) < 3.0
@@ -180,8 +186,22 @@ def test_a_run_goes_on_exactly_from_any_step(stop: int) -> None:
     assert same(lasting(other.state_dict()), lasting(whole.state_dict()))
 
 
-def test_a_run_on_a_population_goes_on_exactly() -> None:
+def test_a_run_with_a_travelling_policy_goes_on_exactly() -> None:
+    policy = PolicyConfig(layout="travelling", lstm_hidden_dim=8, slot_width=8)
+    whole, halted, other = (make_trainer(policy=policy) for _ in range(3))
+    list(whole.run())
+    for count, _ in enumerate(halted.train(), 1):
+        if count == STEPS + 4:
+            break
+    other.load_state_dict(halted.state_dict())
+    list(other.run())
+    assert same(lasting(other.state_dict()), lasting(whole.state_dict()))
+
+
+@pytest.mark.parametrize("layout", ["documents", "travelling"])
+def test_a_run_on_a_population_goes_on_exactly(layout: str) -> None:
     config = tiny_config()
+    config = config.replace(policy=config.policy.replace(layout=layout))
     whole, halted, other = Trainer(config), Trainer(config), Trainer(config)
     list(whole.run())
     for progress in halted.train():
@@ -257,6 +277,14 @@ def test_a_state_with_other_blueprints_is_refused() -> None:
 def test_a_policy_with_too_few_slots_is_refused_before_anything_is_trained() -> None:
     with pytest.raises(UsageError, match=r"set policy\.num_slots to 3 or more"):
         Trainer(tiny_config(tasks=("digits",)))
+
+
+def test_a_travelling_policy_is_laid_out_for_the_rows() -> None:
+    config = tiny_config(tasks=("digits",))
+    trainer = Trainer(config.replace(policy=config.policy.replace(layout="travelling")))
+    assert trainer.policy.network.config.num_slots == 3
+    assert trainer.policy.slot_config.num_slots == 3
+    trainer.close()
 
 
 def test_a_curriculum_moves_on_by_rounds_and_by_what_pays_off() -> None:

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from esper.leyline.actions import CAUSAL_HEADS, HEAD_NAMES, LifecycleOp
-from esper.leyline.blueprints import BUILTIN_BLUEPRINTS
+from esper.leyline.blueprints import BUILTIN_BLUEPRINTS, BUILTIN_KINDS
 from esper.leyline.controller import ControllerContext
 from esper.leyline.errors import UsageError
 from esper.leyline.randomness import generator
@@ -237,7 +238,8 @@ def test_contributors_are_measured_by_leaving_them_out(policy: Policy) -> None:
         slot = CONTEXT.slot_names.index(strongest.feature.removesuffix(".blueprint"))
         blueprints[0, slot] = -1
     else:
-        index = policy.normalizer.names.index(strongest.feature)
+        labels = policy.layout.labels(CONTEXT.slot_names, BUILTIN_BLUEPRINTS)
+        index = labels.index(strongest.feature)
         assert strongest.value == pytest.approx(float(last.raw[0, index]))
         observation[0, index] = 0.0
     without = policy.network.get_action(
@@ -315,3 +317,52 @@ def test_battery_of_a_policy_on_the_device(policy: Policy) -> None:
         assert controller.explain().contributors
     policy.network.cpu()
     policy.normalizer.cpu()
+
+
+# --------------------------------------------------------------------------------------- travelling
+
+
+@pytest.fixture(scope="module")
+def traveller() -> Policy:
+    """A travelling policy, laid out for three slots, whose heads are far from uniform."""
+    config = LIVELY.replace(layout="travelling", num_slots=3, slot_width=16)
+    policy = new_policy(config, seed=5)
+    policy.normalizer.update(policy.layout.observe(situation(100)[0])[0])
+    return policy
+
+
+@pytest.mark.parametrize("slots", [1, 3, 16])
+def test_a_traveller_passes_the_battery_on_any_host(traveller: Policy, slots: int) -> None:
+    check_controller(lambda context: LearnedController(traveller, context), slots=slots, steps=10)
+
+
+def test_a_traveller_takes_a_stranger_for_its_kind_and_cost(traveller: Policy) -> None:
+    names = (*BUILTIN_BLUEPRINTS, "hyper_conv")
+    place = context(blueprint_names=names, blueprint_kinds=(*BUILTIN_KINDS, "convolution"))
+    controller = LearnedController(traveller, place)
+    controller.reset(200, "cpu")
+    chosen = []
+    for seed in range(4):
+        signals, masks = situation(200, seed=seed)
+        fits = F.pad(masks.blueprint_by_slot, (0, 1), value=True)
+        costs = {
+            name: F.pad(getattr(signals, name), (0, 1), value=100)
+            for name in ("seed_params", "seed_flops")
+        }
+        masks = replace(masks, blueprint_by_slot=fits)
+        actions = controller.act(replace(signals, **costs), masks)
+        check_actions(actions, masks)
+        chosen.append(actions["blueprint"])
+    assert len(names) - 1 in torch.cat(chosen).tolist()
+
+
+def test_a_traveller_says_why(traveller: Policy) -> None:
+    controller = LearnedController(traveller, context(2), greedy=True)
+    controller.reset(3, "cpu")
+    controller.act(*situation(3, 2))
+    told = controller.explain(1)
+    labels = traveller.fitted(context(2)).layout.labels(("r0c0", "r0c1"), BUILTIN_BLUEPRINTS)
+    slots = {"r0c0.blueprint", "r0c1.blueprint"}
+    assert all(each.feature in {*labels, *slots} for each in told.contributors)
+    assert set(told.probabilities["slot"]) == {"r0c0", "r0c1"}
+    assert len(told.lines()) >= 3

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from esper.leyline.blueprints import BUILTIN_BLUEPRINTS
+from esper.leyline.controller import ControllerContext
 from esper.leyline.errors import CheckpointError, UsageError
 from esper.leyline.manifest import MANIFEST_FILE
-from esper.leyline.slots import SlotConfig
 from esper.leyline.storage import load_tree, save_tree
 from esper.tamiyo.controllers.policy_file import (
     POLICY_VERSION,
@@ -20,6 +20,7 @@ from esper.tamiyo.controllers.policy_file import (
 )
 from esper.tamiyo.networks.config import PolicyConfig
 from esper.tamiyo.policy.normalizer import ObservationNormalizer
+from esper.tamiyo.policy.observation import DocumentsLayout
 
 SMALL = PolicyConfig(lstm_hidden_dim=16, num_slots=5, critic="state")
 
@@ -71,7 +72,7 @@ def test_parts_must_belong_together() -> None:
     with pytest.raises(UsageError, match="first blueprint must be 'noop'"):
         Policy(policy.network, policy.normalizer, tuple(reversed(BUILTIN_BLUEPRINTS)))
     with pytest.raises(UsageError, match="181 features"):
-        Policy(policy.network, ObservationNormalizer(SlotConfig.of(3)))
+        Policy(policy.network, ObservationNormalizer(DocumentsLayout(3)))
     with pytest.raises(UsageError, match="the network reads 112"):
         new_policy(PolicyConfig(state_dim=112, lstm_hidden_dim=16))
 
@@ -105,3 +106,52 @@ def test_other_kinds_and_versions_are_refused(tmp_path: Path) -> None:
     save_tree(tmp_path / "newer", {}, kind="policy", version=99)
     with pytest.raises(CheckpointError, match="update Esper"):
         load_policy(tmp_path / "newer")
+
+
+# --------------------------------------------------------------------------------------- travelling
+
+TRAVELS = PolicyConfig(layout="travelling", lstm_hidden_dim=16, slot_width=8)
+
+
+def test_a_travelling_policy_is_laid_out_for_any_host(tmp_path: Path) -> None:
+    policy = new_policy(TRAVELS, seed=3)
+    policy.normalizer.update(torch.rand(50, policy.layout.size))
+    save_policy(tmp_path / "policy", policy)
+    again = load_policy(tmp_path / "policy")
+    names = (*BUILTIN_BLUEPRINTS, "stranger")
+    for slots in (1, 16):
+        context = ControllerContext(
+            slot_names=tuple(f"s{slot}" for slot in range(slots)), blueprint_names=names
+        )
+        fitted = again.fitted(context)
+        assert fitted.network.config.head_sizes["slot"] == slots
+        assert fitted.blueprint_names == names
+        assert fitted.blueprint_kinds[-1] == "other"
+        mine, theirs = policy.network.state_dict(), fitted.network.state_dict()
+        assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+        assert fitted.fitted(context) is fitted
+
+
+def test_a_fitted_copy_goes_its_own_way() -> None:
+    policy = new_policy(TRAVELS)
+    other = policy.fitted(ControllerContext(slot_names=("a", "b")))
+    with torch.no_grad():
+        other.network.value_head[-1].bias.add_(1.0)
+    assert not torch.equal(other.network.value_head[-1].bias, policy.network.value_head[-1].bias)
+
+
+def test_the_documents_policy_stays_what_it_is() -> None:
+    policy = new_policy(SMALL)
+    assert policy.fitted(ControllerContext(slot_names=("a",))) is policy
+    with pytest.raises(UsageError, match="serves hosts of 1 to 5 slots, and this one has 6"):
+        policy.fitted(ControllerContext(slot_names=tuple("abcdef")))
+
+
+def test_kinds_that_this_version_does_not_know_are_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "policy"
+    save_policy(folder, new_policy(TRAVELS))
+    tree, _ = load_tree(folder, kind="policy", version=POLICY_VERSION)
+    tree["features"][-1] = "kind.quantum"
+    save_tree(folder, tree, kind="policy", version=POLICY_VERSION)
+    with pytest.raises(CheckpointError, match=r"reads 'kind\.quantum' as feature \d+"):
+        load_policy(folder)

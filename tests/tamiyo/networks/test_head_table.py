@@ -36,10 +36,34 @@ def test_logits_lie_where_their_head_is(table: HeadTable) -> None:
         assert torch.equal(rows[:, row, : HEAD_SIZES[head]], parts[head])
 
 
-@pytest.mark.parametrize("slots", [1, 3, 8, 17])
-def test_every_choice_selects_the_mask_the_rules_give(slots: int) -> None:
+@pytest.mark.parametrize("slots", [1, 3, 16])
+def test_logits_of_every_condition_lie_side_by_side(slots: int) -> None:
     sizes = {**HEAD_SIZES, "slot": slots}
-    table = HeadTable(sizes)
+    table = HeadTable(sizes, by_slot=True)
+    shapes = ("style", "tempo", "alpha_target", "alpha_speed", "alpha_curve")
+    counts = [(head, slots) for head in shapes]
+    parts = [("slot", NUM_OPS), ("blueprint", slots + 1), *counts, ("op", 1)]
+    total = sum(sizes[head] * count for head, count in parts)
+    logits = torch.arange(float(total)).expand(2, total)
+    rows = table.row_logits(logits)
+    assert rows.shape == (2, table.num_rows, table.width)
+    start, row = 0, 0
+    for head, count in parts:
+        for condition in range(count):
+            own = logits[:, start : start + sizes[head]]
+            assert torch.equal(rows[:, row, : sizes[head]], own)
+            if head in shapes:
+                taken = torch.tensor([int(LifecycleOp.GERMINATE)]), torch.tensor([condition])
+                assert int(table.rows_of(*taken)[0, HEAD_NAMES.index(head)]) == row
+            start, row = start + sizes[head], row + 1
+    assert torch.equal(table.op_logits(logits), logits[:, -NUM_OPS:])
+
+
+@pytest.mark.parametrize("by_slot", [False, True])
+@pytest.mark.parametrize("slots", [1, 3, 8, 17])
+def test_every_choice_selects_the_mask_the_rules_give(slots: int, by_slot: bool) -> None:
+    sizes = {**HEAD_SIZES, "slot": slots}
+    table = HeadTable(sizes, by_slot=by_slot)
     masks = random_masks(12, slots, seed=slots)
     rows = table.row_masks(masks, (12,))
     for op in LifecycleOp:

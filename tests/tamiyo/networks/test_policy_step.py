@@ -8,9 +8,15 @@ import torch
 from esper.leyline.errors import EmptyMaskError, UsageError
 from esper.tamiyo.networks import policy_step
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCriticV2
-from esper.tamiyo.networks.policy_step import CapturedPolicyStep, PackedPolicyStep, rollout_step
+from esper.tamiyo.networks.policy_step import (
+    CapturedPolicyStep,
+    PackedPolicyStep,
+    PlainPolicyStep,
+    rollout_step,
+)
 from esper.testing.controllers import check_actions
 from tests.tamiyo.networks.situations import random_inputs, random_masks, small_policy
+from tests.tamiyo.networks.travels import see, situation, travelling, with_slots
 
 
 def test_a_cpu_gets_packed_weights() -> None:
@@ -22,6 +28,40 @@ def test_a_cpu_gets_packed_weights() -> None:
     wanted = net.get_action(states, masks, blueprints, deterministic=True, explore=False)
     assert torch.equal(step(states, masks, blueprints).actions, wanted.actions)
     step.refresh()
+
+
+def test_a_network_without_a_faster_way_is_asked_as_it_is() -> None:
+    net = travelling()
+    step = rollout_step(net, 4, deterministic=True, explore=False)
+    assert isinstance(step, PlainPolicyStep)
+    signals, masks = situation(4)
+    states, blueprints = see(net, signals)
+    wanted = net.get_action(states, masks, blueprints, deterministic=True, explore=False)
+    assert torch.equal(step(states, masks, blueprints).actions, wanted.actions)
+    step.refresh()
+    drawn = rollout_step(net, 4)(states, masks, blueprints, uniforms=torch.full((4, 8), 0.5))
+    again = net.get_action(states, masks, blueprints, uniforms=torch.full((4, 8), 0.5))
+    assert torch.equal(drawn.log_probs, again.log_probs)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("slots", [1, 3, 16])
+def test_replays_of_a_travelling_policy_decide_as_it_does(slots: int) -> None:
+    net, rows = with_slots(travelling(), slots).cuda(), 256
+    step = rollout_step(net, rows)
+    assert isinstance(step, CapturedPolicyStep)
+    hidden, carried = net.initial_hidden(rows), None
+    for at in range(5):
+        signals, masks = situation(rows, slots, at)
+        states, blueprints = net.config.observation.observe(signals.to("cuda"))
+        legal = travelling(slots).table.row_masks(masks, (rows,)).cuda()
+        uniforms = torch.rand(rows, 8, device="cuda")
+        wanted = net.get_action(states, legal, blueprints, hidden, uniforms=uniforms)
+        got = step(states, legal, blueprints, carried, uniforms=uniforms)
+        carried = got.hidden
+        assert torch.equal(got.actions, wanted.actions)
+        torch.testing.assert_close(got.log_probs, wanted.log_probs, rtol=0, atol=1e-5)
+        hidden = wanted.hidden
 
 
 @pytest.mark.gpu

@@ -11,9 +11,12 @@ from esper.leyline.storage import load_tree, save_tree
 from esper.tamiyo.policy.features import batch_obs_to_features
 from esper.tamiyo.policy.layout import FEATURE_NAMES, feature_specs
 from esper.tamiyo.policy.normalizer import ObservationNormalizer
+from esper.tamiyo.policy.observation import DocumentsLayout, TravellingLayout
 from esper.testing.imagined import ImaginedHosts
+from esper.testing.signals import random_signals
 
 SLOTS = SlotConfig.default()
+LAYOUT = DocumentsLayout(3)
 CONTINUOUS = torch.tensor([spec.kind == "continuous" for spec in feature_specs(SLOTS)])
 
 
@@ -22,23 +25,23 @@ def batch(rows: int = 64, seed: int = 0, shift: float = 0.0) -> torch.Tensor:
 
 
 def test_it_starts_as_the_identity() -> None:
-    normalizer = ObservationNormalizer(SLOTS)
+    normalizer = ObservationNormalizer(LAYOUT)
     observation = batch().clamp(-2, 2)
     assert torch.equal(normalizer.normalize(observation), observation)
     assert torch.equal(normalizer(observation), normalizer.normalize(observation))
-    assert float(normalizer.count) == 0
+    assert float(normalizer.moments("host").count) == 0
 
 
 def test_statistics_are_those_of_everything_seen_until_they_are_good() -> None:
-    normalizer = ObservationNormalizer(SLOTS)
+    normalizer = ObservationNormalizer(LAYOUT)
     rounds = [batch(50, seed, shift=float(seed)) for seed in range(5)]
     for rows in rounds:
         normalizer.update(rows)
     both = torch.cat(rounds)
     mean, var = both.mean(0), both.var(0, correction=0)
     torch.testing.assert_close(normalizer.mean[CONTINUOUS], mean[CONTINUOUS])
-    torch.testing.assert_close(normalizer.var[CONTINUOUS], var[CONTINUOUS])
-    assert float(normalizer.count) == 250
+    torch.testing.assert_close(normalizer.moments("host").var[CONTINUOUS], var[CONTINUOUS])
+    assert float(normalizer.moments("host").count) == 250
     observation = batch(8, 99)
     seen = normalizer.normalize(observation)
     torch.testing.assert_close(
@@ -47,7 +50,7 @@ def test_statistics_are_those_of_everything_seen_until_they_are_good() -> None:
 
 
 def test_then_they_follow_by_no_less_than_a_hundredth() -> None:
-    normalizer = ObservationNormalizer(SLOTS)
+    normalizer = ObservationNormalizer(LAYOUT)
     normalizer.update(batch(100_000))
     before = normalizer.mean.clone()
     normalizer.update(batch(50, 1, shift=100.0))
@@ -56,7 +59,7 @@ def test_then_they_follow_by_no_less_than_a_hundredth() -> None:
 
 
 def test_what_has_not_varied_yet_passes_as_it_is() -> None:
-    normalizer = ObservationNormalizer(SLOTS)
+    normalizer = ObservationNormalizer(LAYOUT)
     normalizer.update(torch.full((64, 121), 0.7))
     seen = normalizer.normalize(torch.full((1, 121), 0.9))
     torch.testing.assert_close(seen[0, CONTINUOUS], torch.full_like(seen[0, CONTINUOUS], 0.2))
@@ -64,19 +67,22 @@ def test_what_has_not_varied_yet_passes_as_it_is() -> None:
 
 def test_the_combined_variance_is_that_of_the_mixture() -> None:
     old, new = batch(990, 1), batch(10, 2, shift=3.0)
-    normalizer = ObservationNormalizer(SLOTS)
-    normalizer.mean.copy_(old.mean(0))
-    normalizer.var.copy_(old.var(0, correction=0))
-    normalizer.count.fill_(len(old))
+    normalizer = ObservationNormalizer(LAYOUT)
+    moments = normalizer.moments("host")
+    moments.mean.copy_(old.mean(0))
+    moments.var.copy_(old.var(0, correction=0))
+    moments.count.fill_(len(old))
     normalizer.update(new)
     both = torch.cat([old, new])
     mean, var = both.mean(0), both.var(0, correction=0)
     torch.testing.assert_close(normalizer.mean[CONTINUOUS], mean[CONTINUOUS], rtol=0, atol=1e-6)
-    torch.testing.assert_close(normalizer.var[CONTINUOUS], var[CONTINUOUS], rtol=1e-5, atol=0)
+    torch.testing.assert_close(
+        normalizer.moments("host").var[CONTINUOUS], var[CONTINUOUS], rtol=1e-5, atol=0
+    )
 
 
 def test_only_continuous_features_are_touched() -> None:
-    normalizer = ObservationNormalizer(SLOTS)
+    normalizer = ObservationNormalizer(LAYOUT)
     for seed in range(20):
         normalizer.update(batch(seed=seed, shift=5.0))
     observation = batch(seed=9).clamp(-2, 2)
@@ -90,7 +96,7 @@ def test_only_continuous_features_are_touched() -> None:
 
 
 def test_it_is_frozen_during_a_rollout() -> None:
-    normalizer = ObservationNormalizer(SLOTS)
+    normalizer = ObservationNormalizer(LAYOUT)
     normalizer.update(batch())
     before = copy.deepcopy(normalizer.state_dict())
     normalizer.train()
@@ -101,9 +107,9 @@ def test_it_is_frozen_during_a_rollout() -> None:
 
 
 def test_outliers_are_clipped() -> None:
-    seen = ObservationNormalizer(SLOTS).normalize(torch.full((2, 121), 1e6))
+    seen = ObservationNormalizer(LAYOUT).normalize(torch.full((2, 121), 1e6))
     assert float(seen.max()) == 10.0
-    assert float(ObservationNormalizer(SLOTS).normalize(torch.full((1, 121), -1e6)).min()) == -10.0
+    assert float(ObservationNormalizer(LAYOUT).normalize(torch.full((1, 121), -1e6)).min()) == -10.0
 
 
 def test_it_converges_to_zero_mean_and_unit_variance() -> None:
@@ -113,7 +119,7 @@ def test_it_converges_to_zero_mean_and_unit_variance() -> None:
         rounds.append(batch_obs_to_features(hosts.signals(), SLOTS)[0])
         hosts.step(hosts.random_actions(prune_chance=0.2))
     everything = torch.stack(rounds)
-    normalizer = ObservationNormalizer(SLOTS, momentum=0.9)
+    normalizer = ObservationNormalizer(LAYOUT, momentum=0.9)
     for _ in range(200):
         normalizer.update(everything)
     seen = normalizer.normalize(everything).flatten(0, 1)[:, CONTINUOUS]
@@ -124,7 +130,7 @@ def test_it_converges_to_zero_mean_and_unit_variance() -> None:
 
 
 def test_shapes_beyond_a_matrix_are_welcome() -> None:
-    one, other = ObservationNormalizer(SLOTS), ObservationNormalizer(SLOTS)
+    one, other = ObservationNormalizer(LAYOUT), ObservationNormalizer(LAYOUT)
     rows = batch(60)
     one.update(rows)
     other.update(rows.view(3, 20, 121))
@@ -134,35 +140,38 @@ def test_shapes_beyond_a_matrix_are_welcome() -> None:
 
 
 def test_its_state_travels(tmp_path: Path) -> None:
-    normalizer = ObservationNormalizer(SLOTS, momentum=0.9)
+    normalizer = ObservationNormalizer(LAYOUT, momentum=0.9)
     normalizer.update(batch())
     save_tree(tmp_path / "state", dict(normalizer.state_dict()), kind="normalizer", version=1)
     tree, _ = load_tree(tmp_path / "state", kind="normalizer", version=1)
-    assert set(tree) == {"mean", "var", "count", "momentum"}
-    again = ObservationNormalizer(SLOTS)
+    names = {"mean", "var", "count", "momentum"}
+    assert set(tree) == {f"parts.host.{name}" for name in names}
+    again = ObservationNormalizer(LAYOUT)
     again.load_state_dict(tree)
     observation = batch(seed=3)
     assert torch.equal(again.normalize(observation), normalizer.normalize(observation))
     normalizer.update(observation)
     again.update(observation)
-    assert torch.equal(again.var, normalizer.var)
+    assert torch.equal(again.moments("host").var, normalizer.moments("host").var)
     copied = copy.deepcopy(normalizer)
     copied.update(batch(seed=4))
     assert not torch.equal(copied.mean, normalizer.mean)
     with pytest.raises(RuntimeError, match="size mismatch"):
-        ObservationNormalizer(SlotConfig.of(5)).load_state_dict(tree)
+        ObservationNormalizer(DocumentsLayout(5)).load_state_dict(tree)
 
 
 def test_statistics_change_in_place() -> None:
-    normalizer = ObservationNormalizer(SLOTS)
-    captured = (normalizer.mean, normalizer.var, normalizer.scale, normalizer.count)
+    normalizer = ObservationNormalizer(LAYOUT)
+    captured = (normalizer.mean, normalizer.scale)
     normalizer.update(batch())
-    now = (normalizer.mean, normalizer.var, normalizer.scale, normalizer.count)
+    now = (normalizer.mean, normalizer.scale)
     assert all(one is other for one, other in zip(captured, now, strict=True))
+    assert bool((captured[0] != 0).any())
+    assert bool((captured[1] != 1).any())
 
 
 def test_what_cannot_be_averaged_is_refused_and_leaves_no_trace() -> None:
-    normalizer = ObservationNormalizer(SLOTS)
+    normalizer = ObservationNormalizer(LAYOUT)
     rows = batch(4)
     rows[2, 1] = math.nan
     with pytest.raises(NonFiniteError, match=r"feature 1 \(loss_norm\)"):
@@ -172,5 +181,53 @@ def test_what_cannot_be_averaged_is_refused_and_leaves_no_trace() -> None:
     with pytest.raises(UsageError, match="one or more observations"):
         normalizer.update(torch.zeros(0, 121))
     with pytest.raises(UsageError, match=r"momentum must be .* got 1.0"):
-        ObservationNormalizer(SLOTS, momentum=1.0)
+        ObservationNormalizer(LAYOUT, momentum=1.0)
     assert torch.equal(normalizer.mean, torch.zeros(121))
+
+
+def test_repeated_features_share_their_statistics_and_absent_ones_have_no_say() -> None:
+    layout = TravellingLayout(3, 13)
+    numbers = torch.cat(
+        [
+            layout.observe(random_signals(200, 3, torch.Generator().manual_seed(seed))[0])[0]
+            for seed in range(3)
+        ]
+    )
+    normalizer = ObservationNormalizer(layout)
+    normalizer.update(numbers)
+    part = layout.parts[1]
+    there = part.of(numbers)[..., part.presence] > 0
+    assert not bool(there.all())
+    measured = torch.tensor([spec.kind == "continuous" for spec in part.specs])
+    own = part.of(numbers)[there]
+    moments = normalizer.moments("slot")
+    torch.testing.assert_close(moments.mean[measured], own.mean(0)[measured])
+    torch.testing.assert_close(moments.var[measured], own.var(0, correction=0)[measured])
+    assert float(moments.count) == len(own)
+    spread = part.of(normalizer.mean)
+    assert torch.equal(spread, moments.mean.expand_as(spread))
+    seen = part.of(normalizer.normalize(numbers))
+    assert torch.equal(seen[..., part.presence], part.of(numbers)[..., part.presence])
+
+
+def test_statistics_fit_any_number_of_slots_and_blueprints() -> None:
+    layout = TravellingLayout(2, 13)
+    normalizer = ObservationNormalizer(layout)
+    normalizer.update(layout.observe(random_signals(50, 2, torch.Generator().manual_seed(0))[0])[0])
+    wide = TravellingLayout(7, 20)
+    other = ObservationNormalizer(wide)
+    other.load_state_dict(normalizer.state_dict())
+    for small, large in zip(layout.parts, wide.parts, strict=True):
+        for name in ("mean", "scale"):
+            few, many = small.of(getattr(normalizer, name)), large.of(getattr(other, name))
+            assert torch.equal(many, few[:1].expand_as(many))
+
+
+def test_a_round_in_which_nothing_fits_teaches_nothing_of_costs() -> None:
+    layout = TravellingLayout(2, 13)
+    numbers = torch.rand(10, layout.size)
+    pairs = layout.parts[2]
+    numbers[:, pairs.start :] = 0.0
+    normalizer = ObservationNormalizer(layout)
+    normalizer.update(numbers)
+    assert float(normalizer.moments("pair").count) == 0

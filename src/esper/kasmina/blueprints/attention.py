@@ -91,6 +91,7 @@ class CausalAttention(nn.Module):
     topologies=("cnn", "sequence"),
     identity_at_start=("sequence",),
     note="Squeeze-and-excite on images (starts at 0.95 x), causal self-attention on sequences.",
+    kind="attention",
 )
 class Attention(nn.Module):
     """Channel attention for images, causal self-attention for sequences."""
@@ -147,6 +148,7 @@ def _compiled() -> Any:
     "flex_attention",
     topologies=("sequence",),
     note="Causal self-attention: FlexAttention on CUDA, the same mask through SDPA on the CPU.",
+    kind="attention",
 )
 class FlexAttention(nn.Module):
     """x + projection(causal attention), by FlexAttention where there is CUDA."""

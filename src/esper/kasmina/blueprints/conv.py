@@ -36,7 +36,7 @@ class ConvBranch(nn.Module):
         return out
 
 
-@register_blueprint("conv_small", topologies=("cnn",), identity_at_start=())
+@register_blueprint("conv_small", topologies=("cnn",), identity_at_start=(), kind="convolution")
 class ConvSmall(ConvBranch):
     """Residual 1x1 convolution: mixes channels."""
 
@@ -45,7 +45,7 @@ class ConvSmall(ConvBranch):
         super().__init__(_stage(channels, 1))
 
 
-@register_blueprint("conv_light", topologies=("cnn",), identity_at_start=())
+@register_blueprint("conv_light", topologies=("cnn",), identity_at_start=(), kind="convolution")
 class ConvLight(ConvBranch):
     """Residual 3x3 convolution."""
 
@@ -54,7 +54,7 @@ class ConvLight(ConvBranch):
         super().__init__(_stage(channels, 3))
 
 
-@register_blueprint("conv_heavy", topologies=("cnn",), identity_at_start=())
+@register_blueprint("conv_heavy", topologies=("cnn",), identity_at_start=(), kind="convolution")
 class ConvHeavy(ConvBranch):
     """Residual pair of 3x3 convolutions."""
 
@@ -63,7 +63,7 @@ class ConvHeavy(ConvBranch):
         super().__init__(_stage(channels, 3) + _stage(channels, 3))
 
 
-@register_blueprint("depthwise", topologies=("cnn",), identity_at_start=())
+@register_blueprint("depthwise", topologies=("cnn",), identity_at_start=(), kind="depthwise")
 class Depthwise(ConvBranch):
     """Residual depthwise 3x3 followed by a 1x1: much reach for few parameters."""
 
@@ -73,7 +73,7 @@ class Depthwise(ConvBranch):
         super().__init__([depthwise, *_stage(channels, 1)])
 
 
-@register_blueprint("bottleneck", topologies=("cnn",))
+@register_blueprint("bottleneck", topologies=("cnn",), kind="bottleneck")
 class Bottleneck(ConvBranch):
     """Residual bottleneck: 1x1 down, 3x3, 1x1 up, norm; the identity at the start."""
 

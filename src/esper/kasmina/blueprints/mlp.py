@@ -25,7 +25,7 @@ class _Perceptron(nn.Module):
         return out
 
 
-@register_blueprint("mlp_small", topologies=("sequence", "vector"))
+@register_blueprint("mlp_small", topologies=("sequence", "vector"), kind="mlp")
 class MlpSmall(_Perceptron):
     """Residual perceptron, twice as wide inside."""
 
@@ -34,7 +34,7 @@ class MlpSmall(_Perceptron):
         super().__init__(channels, 2)
 
 
-@register_blueprint("mlp", topologies=("sequence", "vector"))
+@register_blueprint("mlp", topologies=("sequence", "vector"), kind="mlp")
 class Mlp(_Perceptron):
     """Residual perceptron, four times as wide inside."""
 
@@ -58,7 +58,7 @@ class _LowRank(nn.Module):
         return out
 
 
-@register_blueprint("lora", topologies=("sequence", "vector"))
+@register_blueprint("lora", topologies=("sequence", "vector"), kind="lora")
 class Lora(_LowRank):
     """Residual map of rank 8."""
 
@@ -67,7 +67,7 @@ class Lora(_LowRank):
         super().__init__(channels, 8)
 
 
-@register_blueprint("lora_large", topologies=("sequence", "vector"))
+@register_blueprint("lora_large", topologies=("sequence", "vector"), kind="lora")
 class LoraLarge(_LowRank):
     """Residual map of rank 32."""
 

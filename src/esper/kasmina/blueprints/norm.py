@@ -10,7 +10,7 @@ from esper.kasmina.norms import group_count
 from esper.leyline.blueprints import Topology
 
 
-@register_blueprint("norm", topologies=("cnn", "sequence", "vector"))
+@register_blueprint("norm", topologies=("cnn", "sequence", "vector"), kind="norm")
 class Norm(nn.Module):
     """Moves towards the normalised activation by a learned amount: x + tanh(s)(norm(x) - x)."""
 
@@ -30,7 +30,7 @@ class Norm(nn.Module):
         return out
 
 
-@register_blueprint("noop", topologies=("cnn", "sequence", "vector"))
+@register_blueprint("noop", topologies=("cnn", "sequence", "vector"), kind="identity")
 class Noop(nn.Module):
     """Identity without parameters; always masked."""
 

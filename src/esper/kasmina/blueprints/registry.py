@@ -15,7 +15,14 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from esper.leyline.blueprints import BUILTIN_BLUEPRINTS, NOOP, TOPOLOGIES, Topology
+from esper.leyline.blueprints import (
+    BLUEPRINT_KINDS,
+    BUILTIN_BLUEPRINTS,
+    NOOP,
+    TOPOLOGIES,
+    BlueprintKind,
+    Topology,
+)
 from esper.leyline.errors import UsageError
 from esper.leyline.registry import Registry
 
@@ -33,6 +40,8 @@ class Blueprint:
     """The topologies in which a fresh seed returns its input unchanged."""
     note: str
     """One sentence for `esper blueprints`."""
+    kind: BlueprintKind = "other"
+    """Roughly what it does, for controllers that never met it."""
 
     @property
     def id(self) -> int:
@@ -59,6 +68,7 @@ def register_blueprint(
     topologies: Sequence[Topology],
     identity_at_start: Sequence[Topology] | None = None,
     note: str = "",
+    kind: BlueprintKind = "other",
 ) -> Callable[[B], B]:
     """Register the decorated module class as the blueprint `name`.
 
@@ -67,6 +77,8 @@ def register_blueprint(
         topologies: where it can be germinated.
         identity_at_start: where a fresh seed returns its input unchanged; everywhere by default.
         note: one sentence for `esper blueprints`; the class docstring's first line by default.
+        kind: roughly what it does. A controller that never met the blueprint goes by this and by
+            what it costs.
     """
 
     def decorate(module: B) -> B:
@@ -76,9 +88,14 @@ def register_blueprint(
                 f"blueprint {name!r} needs topologies out of {', '.join(TOPOLOGIES)}, "
                 f"got {list(topologies)!r}"
             )
+        if kind not in BLUEPRINT_KINDS:
+            raise UsageError(
+                f"blueprint {name!r} needs a kind out of {', '.join(BLUEPRINT_KINDS)}, got {kind!r}"
+            )
         summary = note or (module.__doc__ or "").strip().split("\n")[0]
         identity = tuple(topologies if identity_at_start is None else identity_at_start)
-        BLUEPRINTS.register(name, Blueprint(name, module, tuple(topologies), identity, summary))
+        blueprint = Blueprint(name, module, tuple(topologies), identity, summary, kind)
+        BLUEPRINTS.register(name, blueprint)
         return module
 
     return decorate
@@ -88,6 +105,11 @@ def blueprint_names() -> tuple[str, ...]:
     """Return every blueprint's name at the index that is its id: built-ins first."""
     registered = BLUEPRINTS.names()
     return BUILTIN_BLUEPRINTS + tuple(name for name in registered if name not in BUILTIN_BLUEPRINTS)
+
+
+def blueprint_kinds() -> tuple[BlueprintKind, ...]:
+    """Return every blueprint's kind at the index that is its id."""
+    return tuple(BLUEPRINTS.get(name).kind for name in blueprint_names())
 
 
 def blueprint_by_id(index: int) -> Blueprint:

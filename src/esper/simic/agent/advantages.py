@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from esper.leyline.actions import HEAD_NAMES
 from esper.leyline.errors import UsageError
@@ -24,7 +25,7 @@ def compute_gae(
     terminated: Tensor,
     truncated: Tensor,
     gamma: float | Tensor,
-    gae_lambda: float,
+    gae_lambda: float | Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Return generalised advantages and the returns they imply, both [..., T].
 
@@ -37,7 +38,8 @@ def compute_gae(
         truncated: bool [..., T], the rollout was cut: what follows is worth `next_values`, but
             the step beside it belongs to something else.
         gamma: discount of one step; a tensor [..., T] where steps last for different times.
-        gae_lambda: 0 trusts the critic after one step, 1 the rewards to the end.
+        gae_lambda: 0 trusts the critic after one step, 1 the rewards to the end; a tensor [..., T]
+            where the critic is trusted in some of the states that follow and not in others.
     """
     shape = tuple(rewards.shape)
     given = {"values": values, "next_values": next_values}
@@ -60,6 +62,21 @@ def compute_gae(
         advantages.append(later)
     stacked = torch.stack(advantages[::-1], dim=-1)
     return stacked, stacked + values
+
+
+def decision_lambda(free: Tensor, gae_lambda: float) -> Tensor:
+    """Return the lambda [..., T] with which GAE sees steps without a choice as no steps at all.
+
+    Where nothing can be decided next, what the critic says there is passed over: with a lambda of 1
+    it cancels out. What is left is GAE from decision to decision, over what was paid in between
+    and with a discount of gamma to the power of the steps that passed.
+
+    Args:
+        free: bool [..., T], steps with more than one legal op.
+        gae_lambda: of one decision.
+    """
+    decides_next = F.pad(free[..., 1:], (0, 1), value=True)
+    return torch.where(decides_next, gae_lambda, 1.0)
 
 
 def compute_per_head_advantages(

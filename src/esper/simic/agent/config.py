@@ -166,6 +166,11 @@ class PPOConfig(Config):
     forced_value_weight: float = option(
         0.2, "Weight of steps without a choice in the value loss.", minimum=0, maximum=1
     )
+    skip_forced: bool = option(
+        False,
+        "Leave steps without a choice out of every loss, and look from decision to decision: "
+        "advantages are then discounted by gamma to the power of the steps in between.",
+    )
     entropy_coef: float = option(
         0.05, "Weight of the entropy of all heads at the start of training.", minimum=0
     )

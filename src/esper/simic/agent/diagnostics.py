@@ -22,10 +22,9 @@ from esper.nissa.monitors.measures import (
 from esper.simic.agent.losses import head_ratios, joint_ratio
 from esper.simic.agent.objective import Targets
 from esper.simic.agent.rollout_buffer import RolloutBatch
-from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCriticV2
+from esper.tamiyo.networks.network import Network
 from esper.tamiyo.policy.action_masks import causal_heads
 from esper.tamiyo.policy.distribution import masked_log_softmax
-from esper.tamiyo.policy.layout import NUM_BASE, NUM_FEEDBACK
 
 OP = HEAD_NAMES.index("op")
 LATE_EPOCH = 100
@@ -309,9 +308,7 @@ def describe_heads(
 
 
 @torch.no_grad()
-def measure_feedback(
-    network: FactoredRecurrentActorCriticV2, batch: RolloutBatch, op_logits: Tensor
-) -> float | None:
+def measure_feedback(network: Network, batch: RolloutBatch, op_logits: Tensor) -> float | None:
     """Return how much op probability moves when the policy is told that it waited before.
 
     A policy that has learned to continue what it did last, instead of looking at the host, moves
@@ -325,7 +322,7 @@ def measure_feedback(
     if not bool(batch.usable.any()):
         return None
     states = batch.states.clone()
-    feedback = states[..., NUM_BASE : NUM_BASE + NUM_FEEDBACK]
+    feedback = states[..., network.config.observation.feedback]
     feedback.zero_()
     # It succeeded, and the op was WAIT.
     feedback[..., 0] = 1.0

@@ -12,6 +12,7 @@ from esper.leyline.actions import HEAD_NAMES
 from esper.simic.agent.advantages import (
     compute_gae,
     compute_per_head_advantages,
+    decision_lambda,
     normalize_advantages,
 )
 from esper.simic.agent.config import PPOConfig
@@ -29,7 +30,7 @@ from esper.simic.agent.losses import (
     value_errors,
 )
 from esper.simic.agent.normalizers import clip_rewards
-from esper.simic.agent.rollout_buffer import RolloutBatch, TamiyoRolloutBuffer
+from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.tamiyo.networks.decision import Scores
 from esper.tamiyo.policy.action_masks import causal_heads
 from esper.tamiyo.policy.distribution import entropy, exploration_kl
@@ -151,9 +152,10 @@ def make_targets(
         batch.terminated,
         batch.truncated,
         config.gamma,
-        config.gae_lambda,
+        decision_lambda(batch.free, config.gae_lambda) if config.skip_forced else config.gae_lambda,
     )
     usable = batch.usable
+    taught = usable if config.skip_forced else batch.valid
     normalised, mean, std, floored = normalize_advantages(
         advantages, usable, config.advantage_std_floor, groups
     )
@@ -183,9 +185,9 @@ def make_targets(
         actor_weights=(
             mean_weights(usable.unsqueeze(-1)).squeeze(-1) if config.ratio == "joint" else own
         ),
-        value_weights=_value_weights(batch, config.forced_value_weight),
+        value_weights=_value_weights(taught, batch.free, config.forced_value_weight),
         entropy_weights=entropy_weights(
-            config, batch.valid, batch.free, batch.available, progress=progress, shares=shares
+            config, taught, batch.free, batch.available, progress=progress, shares=shares
         ),
         curiosity_weights=curiosity_weights(config, usable, paid_off=paid_off),
         exploration_weights=mean_weights(could_use),
@@ -195,9 +197,9 @@ def make_targets(
     )
 
 
-def _value_weights(batch: RolloutBatch, forced_weight: float) -> Tensor:
+def _value_weights(taught: Tensor, free: Tensor, forced_weight: float) -> Tensor:
     """Return weights that average the value loss, with less weight on steps without a choice."""
-    weights = batch.valid * torch.where(batch.free, 1.0, forced_weight)
+    weights = taught * torch.where(free, 1.0, forced_weight)
     return weights / weights.sum().clamp(min=1e-8)
 
 

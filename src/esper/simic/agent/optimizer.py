@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from esper.leyline.actions import HEAD_NAMES
 from esper.leyline.errors import CheckpointError
 from esper.simic.agent.config import PPOConfig
-from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCriticV2
 
 VALUE = "value"
 TRUNK = "trunk"
@@ -30,9 +29,7 @@ def group_of(parameter_name: str) -> str:
     return name if module.endswith("_head") and name in GROUP_NAMES else TRUNK
 
 
-def make_optimizer(
-    network: FactoredRecurrentActorCriticV2, config: PPOConfig
-) -> torch.optim.Adam | torch.optim.AdamW:
+def make_optimizer(network: nn.Module, config: PPOConfig) -> torch.optim.Adam | torch.optim.AdamW:
     """Return Adam over all groups; AdamW where the critic's weights decay."""
     groups: list[dict[str, Any]] = [
         {

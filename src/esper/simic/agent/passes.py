@@ -171,10 +171,15 @@ class Passes:
             return self._network.score(states, blueprints, actions, masks, with_baseline=False)
         except NonFiniteError:
             with torch.no_grad():
-                out = self._network(states, blueprints, op_for_value=actions[..., OP])
-            heads = [head for head in HEAD_NAMES if not _all_finite(out[f"{head}_logits"])]
+                out = self._network.score(
+                    states, blueprints, actions, masks, with_baseline=False, check=False
+                )
+            logits = out.logits.unbind(-2)
+            heads = [
+                head for head, own in zip(HEAD_NAMES, logits, strict=True) if not _all_finite(own)
+            ]
             self.nonfinite.append(NonFinite(epoch, kind, tuple(heads)))
-            if not _all_finite(out["value"]):
+            if not _all_finite(out.values):
                 self.nonfinite.append(NonFinite(epoch, "value"))
             return None
 
@@ -301,7 +306,7 @@ class Passes:
 
     def _clamp_share(self) -> float:
         """Return the share of the round's observations at their clamps."""
-        counter = ClampCounter(self._agent.policy.slot_config, self._agent.device)
+        counter = ClampCounter(self._agent.policy.layout, self._agent.device)
         batch = self._batch
         counter.count(
             batch.raw_states.flatten(0, 1), batch.states.flatten(0, 1), batch.valid.flatten()

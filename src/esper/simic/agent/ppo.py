@@ -44,7 +44,7 @@ from esper.simic.agent.passes import Passes
 from esper.simic.agent.report import NonFinite, UpdateReport
 from esper.simic.agent.rollout_buffer import RolloutBatch, TamiyoRolloutBuffer
 from esper.tamiyo.controllers.policy_file import Policy
-from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCriticV2
+from esper.tamiyo.networks.network import Network, make_network
 
 __all__ = [
     "ExplorationConfig",
@@ -83,7 +83,7 @@ class PPOAgent:
         """Prepare the optimizer; nothing is learned yet."""
         self.policy, self.config, self.seed = policy, config, seed
         self.device = torch.device(device)
-        self.network: FactoredRecurrentActorCriticV2 = policy.network.to(self.device)
+        self.network: Network = policy.network.to(self.device)
         policy.normalizer.to(self.device)
         self.optimizer = make_optimizer(self.network, config)
         self.value_normalizer = ValueNormalizer(momentum=config.value_momentum, device=self.device)
@@ -221,10 +221,9 @@ class PPOAgent:
             raise UsageError(
                 f"there is no head {', '.join(map(repr, unknown))}; known: {', '.join(known)}"
             )
-        config = self.network.config
         for name in chosen:
             with seeded(self.seed, "fresh head", name, self.resets):
-                fresh = FactoredRecurrentActorCriticV2.from_config(config)
+                fresh = make_network(self.network.config, self.policy.blueprint_kinds)
             own = getattr(self.network, f"{name}_head")
             own.load_state_dict(getattr(fresh, f"{name}_head").state_dict())
         forget(self.network, self.optimizer, set(chosen))

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from esper.leyline.actions import HEAD_NAMES
-from esper.leyline.slots import SlotConfig
 from esper.nissa.columns import Row
 from esper.nissa.schema import UpdateHeadRow, UpdateRow
-from esper.tamiyo.policy.layout import feature_names, feature_specs
 from esper.tamiyo.policy.normalizer import CLIP
+from esper.tamiyo.policy.observation import ObservationLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +92,9 @@ class ClampCounter:
     that is not simply zero; every feature counts at the clip of the normaliser.
     """
 
-    def __init__(self, slot_config: SlotConfig, device: torch.device | str) -> None:
+    def __init__(self, layout: ObservationLayout, device: torch.device | str) -> None:
         """Look up which features can be cut off, and where."""
-        specs = feature_specs(slot_config)
+        specs = layout.specs
         infinity = float("inf")
 
         def is_cut(formula: str) -> bool:
@@ -107,7 +106,7 @@ class ClampCounter:
         self._measured = torch.tensor(measured, device=device)
         self._high = torch.tensor(high, device=device)
         self._low = torch.tensor(low, device=device)
-        self._names = feature_names(slot_config)
+        self._names = layout.names
         self._cut = torch.zeros(len(specs), dtype=torch.int64, device=device)
         self._seen = torch.zeros((), dtype=torch.int64, device=device)
 

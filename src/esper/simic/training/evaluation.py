@@ -345,6 +345,7 @@ class Evaluator:
         context = ControllerContext(
             slot_names=SlotConfig.of(environment.num_slots).slot_ids,
             blueprint_names=self._row_source.blueprint_names,
+            blueprint_kinds=self._row_source.blueprint_kinds,
             seed=self.config.seed,
         )
         if isinstance(controller, Policy):

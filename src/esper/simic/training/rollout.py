@@ -39,7 +39,6 @@ from esper.tamiyo.networks.decision import PolicyStep
 from esper.tamiyo.networks.head_table import OP_ROW
 from esper.tamiyo.networks.layers import Hidden
 from esper.tamiyo.networks.policy_step import rollout_step
-from esper.tamiyo.policy.features import batch_obs_to_features
 
 PHASES = ("population", "policy", "reward")
 """What the time of a step is spent on."""
@@ -78,7 +77,7 @@ class Rollout:
         self.device = environment.device
         self.timings = dict.fromkeys(PHASES, 0.0)
         self._traces = RoundTraces(self.rows, self.steps, recorded_rows, self.device)
-        self._clamps = ClampCounter(policy.slot_config, self.device)
+        self._clamps = ClampCounter(policy.layout, self.device)
         self._act = rollout_step(policy.network, self.rows)
         self._wait = placeholder_actions(self.rows, self.device)
         self._plan: RoundPlan | None = None
@@ -311,7 +310,7 @@ class Rollout:
         return decided
 
     def _observe(self, signals: Signals) -> tuple[Tensor, Tensor, Tensor]:
-        raw, blueprints = batch_obs_to_features(signals, self.policy.slot_config, self.device)
+        raw, blueprints = self.policy.layout.observe(signals, self.device)
         return raw, self.policy.normalizer.normalize(raw), blueprints
 
     def _forward(self, state: Tensor, legal: Tensor, blueprints: Tensor) -> PolicyStep:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from esper.leyline.actions import Actions
-from esper.leyline.blueprints import BUILTIN_BLUEPRINTS
+from esper.leyline.blueprints import BUILTIN_BLUEPRINTS, BUILTIN_KINDS, BlueprintKind
 from esper.leyline.process import choose_device
 from esper.leyline.randomness import derive_seed
 from esper.leyline.rules import Masks
@@ -85,6 +85,8 @@ class RowSource(Protocol):
     """Where signals come from."""
     blueprint_names: tuple[str, ...]
     """Name of every blueprint at the index that is its id."""
+    blueprint_kinds: tuple[BlueprintKind, ...]
+    """Their kinds."""
     num_slots: int
     """Most slots that a row of any round has."""
 
@@ -110,6 +112,7 @@ class GivenRows:
         self.device = environment.device
         self.num_slots = environment.num_slots
         self.blueprint_names = BUILTIN_BLUEPRINTS
+        self.blueprint_kinds = BUILTIN_KINDS
 
     def plan(self, round_number: int, stage: int) -> RoundPlan:
         """Return fresh environment seeds for the same rows."""
@@ -168,6 +171,7 @@ class TaskRows:
         self.device = choose_device(config.device)
         self._shelf = DataShelf(config.data, self.device)
         self.blueprint_names = Population.known_blueprints()
+        self.blueprint_kinds = Population.known_kinds()
 
     def groups(self, round_number: int, stage: int) -> list[RowGroup]:
         """Return the tasks of a round and their rows; members of a family are drawn for it."""

@@ -65,14 +65,13 @@ class Trainer:
         self.reward = make_reward(config.reward) if reward is None else reward
         names = self.row_source.blueprint_names
         # A registered blueprint is one choice more, whatever the configuration counted.
-        network = config.policy.replace(num_blueprints=len(names))
-        slots = self.row_source.num_slots
-        if slots > network.num_slots:
-            raise UsageError(
-                f"the policy serves {network.num_slots} slots and the rows have up to "
-                f"{slots}; set policy.num_slots to {slots} or more"
-            )
-        self.policy = new_policy(network, blueprint_names=names, seed=config.seed)
+        network = config.policy.fitted(self.row_source.num_slots, len(names))
+        self.policy = new_policy(
+            network,
+            blueprint_names=names,
+            blueprint_kinds=self.row_source.blueprint_kinds,
+            seed=config.seed,
+        )
         self.policy.network.to(self.device)
         self.policy.normalizer.to(self.device)
         self.agent = PPOAgent(self.policy, config.ppo, self.device, config.seed)

@@ -24,13 +24,12 @@ from esper.leyline.actions import (
     choice_text,
     head_values,
 )
-from esper.leyline.slots import SlotConfig
 from esper.tamiyo.networks.decision import PolicyStep
-from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCriticV2
 from esper.tamiyo.networks.head_table import OP
 from esper.tamiyo.networks.layers import Hidden
+from esper.tamiyo.networks.network import Network
 from esper.tamiyo.policy.distribution import masked_log_softmax, probabilities
-from esper.tamiyo.policy.layout import feature_names
+from esper.tamiyo.policy.observation import padded_slots
 
 CONTRIBUTORS = 3
 """How many features an explanation names."""
@@ -93,7 +92,7 @@ class Explanation:
 
 @torch.no_grad()
 def explain_step(
-    network: FactoredRecurrentActorCriticV2,
+    network: Network,
     step: PolicyStep,
     *,
     raw: Tensor,
@@ -130,7 +129,9 @@ def explain_step(
     legal = step.masks[OP, : network.table.sizes["op"]]
     measured_on: Literal["op", "value"] = "op" if int(legal.sum()) > 1 else "value"
     influence = _occlude(network, step, observation, blueprints, hidden, legal, measured_on)
-    labels = _labels(slot_names, len(blueprints))
+    labels = network.config.observation.labels(slot_names, blueprint_names)
+    slots = padded_slots(slot_names, len(blueprints))
+    labels = [*labels, *(f"{slot}.blueprint" for slot in slots)]
     shown = [*raw.tolist(), *blueprints.tolist()]
     strongest = influence.abs().topk(CONTRIBUTORS).indices.tolist()
     return Explanation(
@@ -150,7 +151,7 @@ def explain_step(
 
 
 def _occlude(
-    network: FactoredRecurrentActorCriticV2,
+    network: Network,
     step: PolicyStep,
     observation: Tensor,
     blueprints: Tensor,
@@ -167,20 +168,13 @@ def _occlude(
     indices[features : features + slots].fill_diagonal_(-1)
     before = (hidden[0].expand(-1, cases, -1), hidden[1].expand(-1, cases, -1))
     logits, op_values, _ = network.respond(states, indices, before)
-    ops = network.table.head_logits(logits)[:, OP, : len(legal)]
+    ops = network.table.op_logits(logits)
     log_probs = masked_log_softmax(ops, legal)
     if measured_on == "op":
         score = log_probs[:, int(step.op)]
     else:
         score = (probabilities(log_probs) * op_values).sum(-1)
     return score[-1] - score[:-1]
-
-
-def _labels(slot_names: Sequence[str], slots: int) -> list[str]:
-    """Return the name of every feature, then of every slot's blueprint."""
-    unused = [f"(unused slot {index})" for index in range(len(slot_names), slots)]
-    config = SlotConfig((*slot_names, *unused))
-    return [*feature_names(config), *(f"{slot}.blueprint" for slot in config.slot_ids)]
 
 
 def _words(numbers: Mapping[str, float], form: str, most: int | None = None) -> str:

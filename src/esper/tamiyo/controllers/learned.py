@@ -20,7 +20,6 @@ from esper.tamiyo.controllers.policy_file import Policy, find_policy, load_polic
 from esper.tamiyo.controllers.registry import register_controller
 from esper.tamiyo.networks.decision import PolicyStep
 from esper.tamiyo.networks.layers import Hidden, clear_rows
-from esper.tamiyo.policy.features import batch_obs_to_features
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,9 @@ class LearnedController:
 
     A draw depends on the seed, the row and the step alone, so a row acts the same whatever the
     number of rows, and a restored controller goes on with the draws it would have made. A row
-    that was rolled back forgets what it remembered: that past did not happen.
+    that was rolled back forgets what it remembered: that past did not happen. A travelling policy
+    is laid out for the host, whatever its slots and blueprints; of the documents' layout one is
+    refused that does not fit.
 
     Args:
         policy: the network with its frozen observation statistics and its blueprints.
@@ -61,16 +62,10 @@ class LearnedController:
         explore: bool = False,
     ) -> None:
         """Bring policy and host together; nothing is remembered yet."""
-        served = policy.network.config.num_slots
-        if len(context.slot_names) > served:
-            raise UsageError(
-                f"this policy serves hosts of 1 to {served} slots, and this one has "
-                f"{len(context.slot_names)}; choose up to {served} of them"
-            )
-        self.policy = policy
+        self.policy = policy.fitted(context)
         self.greedy, self.explore = greedy, explore
         self._context = context
-        self._ids = _blueprint_ids(policy, context)
+        self._ids = _blueprint_ids(self.policy, context)
         self._step = 0
         self._hidden: Hidden | None = None
         self._last: _Decision | None = None
@@ -98,9 +93,7 @@ class LearnedController:
             )
         device = self._hidden[0].device
         with torch.no_grad():
-            raw, blueprints = batch_obs_to_features(
-                self._own_signals(signals), self.policy.slot_config, device
-            )
+            raw, blueprints = self.policy.layout.observe(self._own_signals(signals), device)
             observation = self.policy.normalizer.normalize(raw)
         before = clear_rows(self._hidden, signals.rolled_back.to(device))
         step = self.policy.network.get_action(
@@ -221,11 +214,5 @@ def _load(name: str, argument: str | None) -> Policy:
 def _blueprint_ids(policy: Policy, context: ControllerContext) -> Tensor | None:
     """Return the policy's id of every blueprint of the host, None where they are the same."""
     own = policy.blueprint_names
-    unknown = [name for name in context.blueprint_names if name not in own]
-    if unknown:
-        raise UsageError(
-            f"this policy does not know the blueprint {', '.join(map(repr, unknown))}; "
-            f"it knows {', '.join(own)}; train one that does, or use another controller"
-        )
     ids = [own.index(name) for name in context.blueprint_names]
     return None if ids == list(range(len(ids))) else torch.tensor(ids)

@@ -2,7 +2,9 @@
 
 `save_policy` writes one folder by `leyline.storage`: checksummed, versioned, and without any code
 to run when it is loaded. What a policy knows of the world travels with it, so that it is refused
-where it does not fit: its blueprints by name, the features it reads, and how many slots it serves.
+where it does not fit: the features it reads, and of the documents' layout its blueprints by name
+and how many slots it serves. A travelling policy has neither; `Policy.fitted` lays it out for a
+host.
 """
 
 from __future__ import annotations
@@ -14,19 +16,27 @@ from typing import Any
 
 import torch
 
-from esper.leyline.blueprints import BUILTIN_BLUEPRINTS, NOOP
+from esper.leyline.blueprints import (
+    BLUEPRINT_KINDS,
+    BUILTIN_BLUEPRINTS,
+    BUILTIN_KINDS,
+    NOOP,
+    BlueprintKind,
+    kinds_of,
+)
+from esper.leyline.controller import ControllerContext
 from esper.leyline.errors import CheckpointError, ConfigError, UsageError
 from esper.leyline.manifest import MANIFEST_FILE
 from esper.leyline.randomness import seeded
 from esper.leyline.slots import SlotConfig
 from esper.leyline.storage import load_tree, save_tree
 from esper.tamiyo.networks.config import PolicyConfig
-from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCriticV2
-from esper.tamiyo.policy.layout import feature_names, get_feature_size
+from esper.tamiyo.networks.network import Network, make_network
 from esper.tamiyo.policy.normalizer import ObservationNormalizer
+from esper.tamiyo.policy.observation import ObservationLayout
 
 POLICY_KIND = "policy"
-POLICY_VERSION = 2
+POLICY_VERSION = 3
 CHECKPOINT_POLICY = "policy"
 """Folder of the policy within a checkpoint of a training run."""
 
@@ -35,11 +45,13 @@ CHECKPOINT_POLICY = "policy"
 class Policy:
     """A network with all that is needed to act by it."""
 
-    network: FactoredRecurrentActorCriticV2
+    network: Network
     normalizer: ObservationNormalizer
     """Statistics of the observation; frozen while it acts."""
     blueprint_names: tuple[str, ...] = BUILTIN_BLUEPRINTS
     """Name of every blueprint at the index that the network knows it by."""
+    blueprint_kinds: tuple[BlueprintKind, ...] = BUILTIN_KINDS
+    """Their kinds."""
 
     def __post_init__(self) -> None:
         """Refuse parts that do not belong together."""
@@ -54,31 +66,77 @@ class Policy:
             raise UsageError(
                 f"the first blueprint must be {BUILTIN_BLUEPRINTS[NOOP]!r}, got {names[NOOP]!r}"
             )
-        size = get_feature_size(self.slot_config)
-        if config.observation_dim != size or len(self.normalizer.mean) != size:
+        if len(self.blueprint_kinds) != len(names):
+            raise UsageError(f"{len(names)} blueprints need as many kinds: {self.blueprint_kinds}")
+        size = self.layout.size
+        if config.observation_dim != size or self.normalizer.layout != self.layout:
             raise UsageError(
                 f"an observation of {config.num_slots} slots has {size} features; the network "
-                f"reads {config.observation_dim}, the normalizer {len(self.normalizer.mean)}"
+                f"reads {config.observation_dim}, the normalizer {self.normalizer.layout.size}"
             )
+
+    @property
+    def layout(self) -> ObservationLayout:
+        """What it is shown."""
+        return self.network.config.observation
 
     @property
     def slot_config(self) -> SlotConfig:
         """The slots its observation is laid out for."""
         return SlotConfig.of(self.network.config.num_slots)
 
+    @property
+    def travels(self) -> bool:
+        """Whether it serves any number of slots and any blueprints."""
+        return self.network.config.layout == "travelling"
+
+    def fitted(self, context: ControllerContext) -> Policy:
+        """Return the policy laid out for a host: a copy, or itself where that is what it is.
+
+        Raises:
+            UsageError: It does not travel, and the host has more slots than it serves, or
+                blueprints that it does not know.
+        """
+        if not self.travels:
+            _refuse_misfit(self, context)
+            return self
+        config = self.network.config.fitted(len(context.slot_names), len(context.blueprint_names))
+        known = (self.network.config, self.blueprint_names, self.blueprint_kinds)
+        if known == (config, context.blueprint_names, context.kinds):
+            return self
+        other = new_policy(
+            config,
+            blueprint_names=context.blueprint_names,
+            blueprint_kinds=context.kinds,
+        )
+        other.network.load_state_dict(self.network.state_dict())
+        other.normalizer.load_state_dict(self.normalizer.state_dict())
+        other.network.to(self.network.floors.device)
+        other.normalizer.to(self.network.floors.device)
+        return other
+
 
 def new_policy(
     config: PolicyConfig | None = None,
     *,
     blueprint_names: tuple[str, ...] = BUILTIN_BLUEPRINTS,
+    blueprint_kinds: tuple[BlueprintKind, ...] | None = None,
     seed: int = 0,
 ) -> Policy:
-    """Return a policy that has learned nothing; equal seeds give equal weights."""
+    """Return a policy that has learned nothing; equal seeds give equal weights.
+
+    Args:
+        config: of the network.
+        blueprint_names: name of every blueprint at the index that is its id.
+        blueprint_kinds: their kinds; by default what is known by name.
+        seed: of the weights.
+    """
     config = config or PolicyConfig(num_blueprints=len(blueprint_names))
+    kinds = kinds_of(blueprint_names) if blueprint_kinds is None else blueprint_kinds
     with seeded(seed, "policy weights"):
-        network = FactoredRecurrentActorCriticV2.from_config(config)
-    normalizer = ObservationNormalizer(SlotConfig.of(config.num_slots))
-    return Policy(network, normalizer, tuple(blueprint_names))
+        network = make_network(config, kinds)
+    normalizer = ObservationNormalizer(config.observation)
+    return Policy(network, normalizer, tuple(blueprint_names), tuple(kinds))
 
 
 def save_policy(
@@ -94,7 +152,8 @@ def save_policy(
     tree = {
         "config": policy.network.config.to_mapping(),
         "blueprints": list(policy.blueprint_names),
-        "features": list(feature_names(policy.slot_config)),
+        "kinds": list(policy.blueprint_kinds),
+        "features": _signature(policy.network.config),
         "normalizer": dict(policy.normalizer.state_dict()),
         "weights": dict(policy.network.state_dict()),
     }
@@ -129,7 +188,11 @@ def load_policy(folder: str | Path, *, device: torch.device | str = "cpu") -> Po
     try:
         config = PolicyConfig.from_mapping(tree["config"])
         _refuse_other_features(folder, config, tree["features"])
-        policy = new_policy(config, blueprint_names=tuple(tree["blueprints"]))
+        policy = new_policy(
+            config,
+            blueprint_names=tuple(tree["blueprints"]),
+            blueprint_kinds=tuple(tree["kinds"]),
+        )
         policy.network.load_state_dict(tree["weights"])
         policy.normalizer.load_state_dict(tree["normalizer"])
     except (ConfigError, KeyError, RuntimeError, TypeError, UsageError) as error:
@@ -142,8 +205,30 @@ def load_policy(folder: str | Path, *, device: torch.device | str = "cpu") -> Po
     return policy
 
 
+def _signature(config: PolicyConfig) -> list[str]:
+    """Return all that a policy reads, by name: its features, and the kinds that it tells apart."""
+    kinds = BLUEPRINT_KINDS if config.layout == "travelling" else ()
+    return [*config.observation.signature, *(f"kind.{kind}" for kind in kinds)]
+
+
+def _refuse_misfit(policy: Policy, context: ControllerContext) -> None:
+    served = policy.network.config.num_slots
+    if len(context.slot_names) > served:
+        raise UsageError(
+            f"this policy serves hosts of 1 to {served} slots, and this one has "
+            f"{len(context.slot_names)}; choose up to {served} of them"
+        )
+    own = policy.blueprint_names
+    unknown = [name for name in context.blueprint_names if name not in own]
+    if unknown:
+        raise UsageError(
+            f"this policy does not know the blueprint {', '.join(map(repr, unknown))}; "
+            f"it knows {', '.join(own)}; train one that does, or use another controller"
+        )
+
+
 def _refuse_other_features(folder: Path, config: PolicyConfig, saved: list[str]) -> None:
-    own = feature_names(SlotConfig.of(config.num_slots))
+    own = _signature(config)
     for index, (theirs, ours) in enumerate(zip(saved, own, strict=False)):
         if theirs != ours:
             raise CheckpointError(

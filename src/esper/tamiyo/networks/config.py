@@ -9,10 +9,10 @@ from esper.leyline.actions import HEAD_NAMES, HEAD_SIZES, NUM_OPS
 from esper.leyline.blueprints import NUM_BLUEPRINTS
 from esper.leyline.config import Config, option
 from esper.leyline.defaults import DEFAULT_LSTM_HIDDEN_DIM
-from esper.leyline.errors import ConfigError
+from esper.leyline.errors import ConfigError, UsageError
 from esper.leyline.slots import SlotConfig
 from esper.tamiyo.policy.distribution import FloorConfig
-from esper.tamiyo.policy.layout import get_feature_size
+from esper.tamiyo.policy.observation import LayoutName, ObservationLayout, make_layout
 
 CriticKind = Literal["op_marginal", "op_sampled", "state"]
 """What the baseline is: the mean of Q(s, op) over the policy, Q(s, sampled op), or V(s)."""
@@ -30,22 +30,34 @@ does in the end.
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyConfig(Config):
-    """The shape and the start of a `FactoredRecurrentActorCriticV2`."""
+    """The shape and the start of a policy network, and what it is shown."""
 
+    layout: LayoutName = option(
+        "documents",
+        "documents: Observation V3 and its network, for a fixed number of slots and blueprints; "
+        "travelling: task-relative numbers and weights that serve any host and any blueprint.",
+    )
     state_dim: int | None = option(
         None,
-        "Features of the observation; by default what the number of slots asks for.",
+        "Features of the documents' observation; by default what the number of slots asks for.",
         minimum=1,
     )
     num_slots: int = option(
-        SlotConfig.default().num_slots, "Most slots of a host it can serve.", minimum=1
+        SlotConfig.default().num_slots,
+        "Most slots of a host it can serve; a travelling policy is laid out for its host.",
+        minimum=1,
     )
     lstm_hidden_dim: int = option(
         DEFAULT_LSTM_HIDDEN_DIM, "Width of the features and of the memory.", minimum=4
     )
     lstm_layers: int = option(1, "Depth of the memory.", minimum=1)
     num_blueprints: int = option(NUM_BLUEPRINTS, "Blueprints it can choose and see.", minimum=2)
-    blueprint_embed_dim: int = option(4, "Numbers that describe the seed in a slot.", minimum=1)
+    blueprint_embed_dim: int = option(
+        4, "documents: numbers that describe the seed in a slot.", minimum=1
+    )
+    slot_width: int = option(
+        64, "travelling: numbers that describe a slot, and width of its heads.", minimum=4
+    )
     critic: CriticKind = option(
         "op_marginal",
         "op_marginal: the baseline is the mean of Q(s, op) over the policy; op_sampled: it is "
@@ -69,16 +81,41 @@ class PolicyConfig(Config):
                 f"PolicyConfig.initial_op_bias must have {NUM_OPS} entries, one per op, "
                 f"got {len(self.initial_op_bias)}"
             )
+        if self.state_dim is not None and self.layout != "documents":
+            raise ConfigError(
+                f"PolicyConfig.state_dim is the documents' alone, got {self.state_dim} with "
+                f"layout {self.layout!r}; leave it out"
+            )
+
+    @property
+    def observation(self) -> ObservationLayout:
+        """What the policy is shown."""
+        return make_layout(self.layout, self.num_slots, self.num_blueprints)
 
     @property
     def observation_dim(self) -> int:
         """Number of features of the observation."""
-        return self.state_dim or get_feature_size(SlotConfig.of(self.num_slots))
+        return self.state_dim or self.observation.size
 
     @property
     def input_dim(self) -> int:
-        """Number of inputs of the network: the observation and the embedded blueprints."""
+        """Number of inputs of the documents' network: the observation and embedded blueprints."""
         return self.observation_dim + self.num_slots * self.blueprint_embed_dim
+
+    def fitted(self, num_slots: int, num_blueprints: int) -> PolicyConfig:
+        """Return the configuration of the same policy for rows with so many slots and blueprints.
+
+        Raises:
+            UsageError: It is laid out for fewer slots, and they are part of its weights.
+        """
+        if self.layout == "travelling":
+            return self.replace(num_slots=num_slots, num_blueprints=num_blueprints)
+        if num_slots > self.num_slots:
+            raise UsageError(
+                f"the policy serves {self.num_slots} slots and the rows have up to {num_slots}; "
+                f"set policy.num_slots to {num_slots} or more"
+            )
+        return self.replace(num_blueprints=num_blueprints)
 
     @property
     def head_sizes(self) -> dict[str, int]:

@@ -5,9 +5,9 @@ Two rectangles of logits and masks are used, both K choices wide with K the larg
 * [..., 8, K], one row per head in the order of `HEAD_NAMES`: what was decided on. It is what a
   rollout stores and an update scores.
 * [..., R, K], one row per head and *condition*: the slot head under each op, the blueprint head
-  under each slot and under none, and the other heads once. It is known before anything is drawn,
-  so all rows are drawn at once, each head with one uniform number, and the op and the slot that
-  came out say which rows count.
+  under each slot and under none, and the other heads once, or under each slot where their choice
+  depends on it. It is known before anything is drawn, so all rows are drawn at once, each head with
+  one uniform number, and the op and the slot that came out say which rows count.
 """
 
 from __future__ import annotations
@@ -37,13 +37,23 @@ OP_ROW = -1
 _SINGLE = tuple(head for head in HEAD_NAMES if head not in ("slot", "blueprint"))
 """The heads whose masks depend on nothing that is drawn."""
 
+_SHAPES = tuple(head for head in _SINGLE if head != "op")
+"""Those of them that say how the op is done."""
+
 assert ("slot", "blueprint", *_SINGLE) == HEAD_NAMES, "rows are built in this order"
 assert OP == NUM_HEADS + OP_ROW
 assert NOOP == 0, "the placeholder of the blueprint comes first"
 
 
 class HeadTable(nn.Module):
-    """The index tables of both rectangles; they follow the network to its device."""
+    """The index tables of both rectangles; they follow the network to its device.
+
+    Args:
+        sizes: number of choices of every head.
+        by_slot: whether logits are given for every condition, side by side in the order of the
+            rows, and the heads that say how an op is done depend on the slot; without it every
+            head has the same logits under all conditions.
+    """
 
     head_cells: Tensor
     row_cells: Tensor
@@ -56,22 +66,34 @@ class HeadTable(nn.Module):
     causal: Tensor
     placeholders: Tensor
 
-    def __init__(self, sizes: Mapping[str, int]) -> None:
+    def __init__(self, sizes: Mapping[str, int], *, by_slot: bool = False) -> None:
         """Lay out heads of these sizes."""
         super().__init__()
+        self.by_slot = by_slot
         self.sizes = {head: int(sizes[head]) for head in HEAD_NAMES}
         self.num_slots = self.sizes["slot"]
         self.num_blueprints = self.sizes["blueprint"]
         self.width = max(self.sizes.values())
-        rows = ("slot",) * NUM_OPS + ("blueprint",) * (self.num_slots + 1) + _SINGLE
+        rows = ("slot",) * NUM_OPS + ("blueprint",) * (self.num_slots + 1)
+        rows += tuple(head for head in _SHAPES for _ in range(self.num_slots if by_slot else 1))
+        rows += ("op",)
         self.num_rows = len(rows)
         self.no_slot_row = NUM_OPS + self.num_slots
         everything = self._existing(rows)
         everything[NUM_OPS : self.no_slot_row + 1, NOOP] = False
-        self._keep("head_cells", self._logit_cells(HEAD_NAMES))
-        self._keep("row_cells", self._logit_cells(rows))
-        self._keep("head_mask_cells", self._mask_cells(HEAD_NAMES))
-        self._keep("row_mask_cells", self._mask_cells(rows))
+        by_head = self._starts(HEAD_NAMES)
+        of_heads = dict(zip(HEAD_NAMES, by_head, strict=False))
+        by_row = self._starts(rows) if by_slot else [of_heads[head] for head in rows]
+        # The masks of the heads that depend on nothing are given once, behind all others.
+        lone = rows[: self.no_slot_row + 1] + _SINGLE
+        by_mask = self._starts(lone)
+        of_masks = dict(zip(_SINGLE, by_mask[self.no_slot_row + 1 :], strict=False))
+        masks = by_mask[: self.no_slot_row + 1]
+        masks += [of_masks[head] for head in rows[len(masks) :]]
+        self._keep("head_cells", self._cells(HEAD_NAMES, by_head, absent=0))
+        self._keep("row_cells", self._cells(rows, by_row, absent=0))
+        self._keep("head_mask_cells", self._cells(HEAD_NAMES, by_head, absent=by_head[-1]))
+        self._keep("row_mask_cells", self._cells(rows, masks, absent=by_mask[-1]))
         self._keep("row_heads", torch.tensor([HEAD_NAMES.index(head) for head in rows]))
         self._keep("rows_by_choice", self._rows_by_choice())
         self._keep("everything", everything)
@@ -82,12 +104,16 @@ class HeadTable(nn.Module):
     # ------------------------------------------------------------------------------- rectangles
 
     def head_logits(self, logits: Tensor) -> Tensor:
-        """Return [..., 8, K] from the logits of all heads side by side."""
+        """Return [..., 8, K] from the logits of all heads side by side, each once."""
         return self._fold(logits, self.head_cells)
 
     def row_logits(self, logits: Tensor) -> Tensor:
-        """Return [..., R, K] from the logits of all heads side by side."""
+        """Return [..., R, K] from the logits of all heads, or of all conditions, side by side."""
         return self._fold(logits, self.row_cells)
+
+    def op_logits(self, logits: Tensor) -> Tensor:
+        """Return [..., ops]: those of the op, which come last."""
+        return logits[..., -self.sizes["op"] :]
 
     def row_masks(self, masks: MaskSource | None, shape: Sequence[int]) -> Tensor:
         """Return bool [*shape, R, K] from masks in any form; without masks everything is legal."""
@@ -162,7 +188,11 @@ class HeadTable(nn.Module):
         table[..., SLOT] = torch.arange(NUM_OPS)[:, None]
         table[..., BLUEPRINT] = self.no_slot_row
         table[LifecycleOp.GERMINATE, :, BLUEPRINT] = NUM_OPS + torch.arange(self.num_slots)
-        table[..., BLUEPRINT + 1 :] = torch.arange(self.no_slot_row + 1, self.num_rows)
+        table[..., OP] = self.num_rows + OP_ROW
+        first = self.no_slot_row + 1
+        for place, head in enumerate(_SHAPES):
+            own = torch.arange(self.num_slots) + place * self.num_slots if self.by_slot else place
+            table[..., HEAD_NAMES.index(head)] = first + own
         return table
 
     def _existing(self, heads: Sequence[str]) -> Tensor:
@@ -170,22 +200,22 @@ class HeadTable(nn.Module):
         sizes = torch.tensor([self.sizes[head] for head in heads])
         return torch.arange(self.width) < sizes[:, None]
 
-    def _logit_cells(self, heads: Sequence[str]) -> Tensor:
-        """Return which logit fills each cell; cells without a choice take any, they are masked."""
-        starts = dict(zip(HEAD_NAMES, accumulate([0, *self.sizes.values()]), strict=False))
-        first = torch.tensor([starts[head] for head in heads])
-        cells = first[:, None] + torch.arange(self.width)
-        return torch.where(self._existing(heads), cells, 0).flatten()
+    def _starts(self, heads: Sequence[str]) -> list[int]:
+        """Return where each of these heads begins, side by side, and where the last one ends."""
+        return list(accumulate((self.sizes[head] for head in heads), initial=0))
 
-    def _mask_cells(self, heads: Sequence[str]) -> Tensor:
-        """Return which entry of these heads' masks side by side fills each cell.
+    def _cells(self, heads: Sequence[str], starts: Sequence[int], *, absent: int) -> Tensor:
+        """Return which entry fills each cell of these heads, which begin at these places.
 
-        Cells without a choice take the entry after the last, which is False.
+        Args:
+            heads: of the rows.
+            starts: at least one for each of them.
+            absent: the entry of a cell without a choice. Of logits any will do, they are masked;
+                of masks it is the one after the last, which is False.
         """
-        sizes = [self.sizes[head] for head in heads]
-        *starts, end = accumulate([0, *sizes])
-        cells = torch.tensor(starts)[:, None] + torch.arange(self.width)
-        return torch.where(self._existing(heads), cells, end).flatten()
+        first = torch.tensor(list(starts[: len(heads)]))
+        cells = first[:, None] + torch.arange(self.width)
+        return torch.where(self._existing(heads), cells, absent).flatten()
 
     def _spread(self, masks: Tensor) -> Tensor:
         """Return [..., R, K] from [..., 8, K]: every condition has the mask of its head."""

@@ -137,7 +137,8 @@ def initialize_linear(modules: Iterable[nn.Module]) -> None:
         for layer in module.modules():
             if isinstance(layer, nn.Linear):
                 nn.init.orthogonal_(layer.weight, _HIDDEN_GAIN)
-                nn.init.zeros_(layer.bias)
+                if layer.bias is not None:
+                    nn.init.zeros_(layer.bias)
 
 
 def initialize_output(

@@ -1,8 +1,9 @@
-"""One policy step, the fastest way a device allows: packed on a CPU, a CUDA graph on a GPU."""
+"""One policy step, the fastest way there is: packed or plain on a CPU, a CUDA graph on a GPU."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,7 @@ from torch.nn import functional as F
 
 from esper.leyline.errors import UsageError
 from esper.leyline.process import without_collections
+from esper.tamiyo.networks.actor_critic import ActorCritic
 from esper.tamiyo.networks.decision import PolicyStep
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCriticV2
 from esper.tamiyo.networks.head_table import BLUEPRINT, NUM_HEADS, MaskSource
@@ -37,7 +39,7 @@ class CapturedPolicyStep:
 
     def __init__(
         self,
-        policy: FactoredRecurrentActorCriticV2,
+        policy: ActorCritic[Any],
         rows: int,
         *,
         deterministic: bool = False,
@@ -132,8 +134,50 @@ _GATES = (0, 1, 3, 2)
 """PyTorch's gates i, f, g, o in the order i, f, o, g: the three sigmoids are then one pass."""
 
 
+class PlainPolicyStep:
+    """Calls `get_action`, for networks that have no faster way on a CPU.
+
+    Args:
+        policy: the network.
+        deterministic: take the likeliest choices instead of drawing.
+        explore: whether the distribution has floors.
+    """
+
+    def __init__(
+        self, policy: ActorCritic[Any], *, deterministic: bool = False, explore: bool = True
+    ) -> None:
+        """Take the network as it is."""
+        self._policy = policy
+        self._deterministic, self._explore = deterministic, explore
+
+    def __call__(
+        self,
+        state: Tensor,
+        mask: MaskSource | None = None,
+        blueprint_indices: Tensor | None = None,
+        hidden: Hidden | None = None,
+        *,
+        generator: torch.Generator | None = None,
+        uniforms: Tensor | None = None,
+    ) -> PolicyStep:
+        """Decide one step; the arguments are those of `get_action`."""
+        return self._policy.get_action(
+            state,
+            mask,
+            blueprint_indices,
+            hidden,
+            self._deterministic,
+            explore=self._explore,
+            generator=generator,
+            uniforms=uniforms,
+        )
+
+    def refresh(self) -> None:
+        """Do nothing: the weights are read where they are."""
+
+
 class PackedPolicyStep:
-    """Calls like `get_action`, to the same decisions, in less time.
+    """Calls like `get_action`, to the same decisions, in less time: the documents' network.
 
     Args:
         policy: the network; it must be on the CPU.
@@ -319,12 +363,12 @@ def _packed(weight: Tensor, bias: Tensor, rows: int, *, relu: bool = False) -> L
 
 
 def rollout_step(
-    policy: FactoredRecurrentActorCriticV2,
+    policy: ActorCritic[Any],
     rows: int,
     *,
     deterministic: bool = False,
     explore: bool = True,
-) -> CapturedPolicyStep | PackedPolicyStep:
+) -> CapturedPolicyStep | PackedPolicyStep | PlainPolicyStep:
     """Return a step to call in place of `policy.get_action`; `refresh()` it after every update.
 
     Args:
@@ -335,4 +379,6 @@ def rollout_step(
     """
     if policy.floors.is_cuda:
         return CapturedPolicyStep(policy, rows, deterministic=deterministic, explore=explore)
-    return PackedPolicyStep(policy, rows, deterministic=deterministic, explore=explore)
+    if isinstance(policy, FactoredRecurrentActorCriticV2):
+        return PackedPolicyStep(policy, rows, deterministic=deterministic, explore=explore)
+    return PlainPolicyStep(policy, deterministic=deterministic, explore=explore)

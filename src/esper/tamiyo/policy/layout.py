@@ -18,8 +18,9 @@ from esper.leyline.signals import HISTORY, Signals
 from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import STAGE_INDEX, SeedStage, parse_stage
 
-FeatureKind = Literal["continuous", "flag", "one_hot", "code"]
-"""A measurement; a bit; one bit of several of which one is set; an index divided by its largest."""
+FeatureKind = Literal["continuous", "size", "flag", "one_hot", "code"]
+"""A measurement; a size that tells regimes apart, on a fixed scale; a bit; one bit of several of
+which one is set; an index divided by its largest. Measurements alone are standardised."""
 
 LOSS_CEILING = 2.0
 """Largest value of a loss feature; it is reached at a loss of 120."""

@@ -22,7 +22,7 @@ from esper.kasmina.row_group import RowConfig, RowGroup
 from esper.kasmina.signals import TrackerState, row_facts
 from esper.kasmina.state import SlotState
 from esper.leyline.actions import Actions, LifecycleOp, decode_actions
-from esper.leyline.blueprints import NUM_BLUEPRINTS
+from esper.leyline.blueprints import BUILTIN_BLUEPRINTS
 from esper.leyline.errors import UsageError
 from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
@@ -36,7 +36,22 @@ POINTS = 5.0
 """Points of validation score that a worth of 1 shows as."""
 
 _HOST_PARAMS = 1_000
-_SEED_PARAMS = 100
+_SEED_PARAMS: dict[str, int] = {
+    "noop": 0,
+    "conv_light": 200,
+    "attention": 60,
+    "norm": 10,
+    "depthwise": 80,
+    "bottleneck": 150,
+    "conv_small": 40,
+    "conv_heavy": 400,
+    "lora": 50,
+    "lora_large": 200,
+    "mlp_small": 300,
+    "mlp": 600,
+    "flex_attention": 90,
+}
+"""Sizes that tell blueprints of one kind apart, as those of real seeds do."""
 _CONTRIBUTION_ERROR = 0.1
 _HOST_RANGE = (50.0, 80.0)
 """Score of the imagined host before its first epoch and in the long run."""
@@ -112,7 +127,7 @@ class Problem(ABC):
 
     def seed_sizes(self) -> Tensor:
         """Return int64 [B]: the parameters of a seed, by its blueprint."""
-        return torch.full((NUM_BLUEPRINTS,), _SEED_PARAMS, dtype=torch.int64)
+        return torch.tensor([_SEED_PARAMS[name] for name in BUILTIN_BLUEPRINTS])
 
     def payoff(self, worth: Tensor) -> Tensor:
         """Return all that is ever paid for fossilizing seeds of this worth."""

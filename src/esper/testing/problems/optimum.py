@@ -189,17 +189,14 @@ def _tick(problem: Problem, place: Place, stage: SeedStage) -> Place:
     if place.seed is None:
         return place
     passed = place.passed
-    if config.auto_training and stage is SeedStage.GERMINATED:
+    training, blending, holding = config.forwards
+    if training and stage is SeedStage.GERMINATED:
         stage, passed = SeedStage.TRAINING, 0
-    if (
-        config.auto_blending
-        and stage is SeedStage.TRAINING
-        and passed >= config.gates.min_training_epochs
-    ):
+    if blending and stage is SeedStage.TRAINING and passed >= config.gates.min_training_epochs:
         stage, passed = SeedStage.BLENDING, 0
     if stage is SeedStage.BLENDING:
         passed = min(passed + 1, _TICKS)
-        if config.auto_holding and passed >= _TICKS:
+        if holding and passed >= _TICKS:
             stage, passed = SeedStage.HOLDING, 0
     elif stage is SeedStage.TRAINING:
         passed = min(passed + 1, config.gates.min_training_epochs)

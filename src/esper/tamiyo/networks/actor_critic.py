@@ -1,0 +1,387 @@
+"""ActorCritic: what every policy network does alike.
+
+A network reads an observation, remembers it, and answers with the logits of eight heads and the
+value of every op. Networks differ in how they read and in what their heads look at, which is three
+methods (`read`, `every_logits`, `taken_logits`); acting step by step, scoring whole episodes, the
+memory and the critic are here, once. Both ways build their distributions by `policy.distribution`,
+so what is sampled is what is scored.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from esper.leyline.actions import HEAD_NAMES
+from esper.leyline.errors import UsageError
+from esper.leyline.rules import Masks
+from esper.tamiyo.networks.config import PolicyConfig
+from esper.tamiyo.networks.decision import Evaluation, PolicyStep, Scores, baseline, choose
+from esper.tamiyo.networks.head_table import NUM_HEADS, OP, SLOT, HeadTable, MaskSource
+from esper.tamiyo.networks.layers import (
+    Hidden,
+    check_hidden,
+    empty_hidden,
+    run_sequence,
+    run_step,
+    state_value,
+    value_of_every_op,
+    value_of_op,
+)
+from esper.tamiyo.policy.distribution import (
+    FloorKind,
+    check_choices,
+    chosen_log_probs,
+    entropy,
+    masked_log_probs,
+    must_check,
+)
+
+Context = TypeVar("Context")
+"""What the heads of a network look at besides the memory."""
+
+
+class ActorCritic(nn.Module, ABC, Generic[Context]):
+    """A recurrent factored policy with its critic.
+
+    Args:
+        config: shape and start of the network.
+        table: how its heads are laid out.
+
+    A network builds its modules itself: every head as `<head>_head`, the critic by
+    `make_value_head`, and the memory; all else is what they read.
+    """
+
+    lstm: nn.LSTM
+    """The memory."""
+    lstm_ln: nn.LayerNorm
+    """What the heads read it through."""
+    value_head: nn.Sequential
+    """The critic."""
+    floors: Tensor
+    row_floors: Tensor
+
+    def __init__(self, config: PolicyConfig, table: HeadTable) -> None:
+        """Take over the layout; the modules follow."""
+        super().__init__()
+        self.config, self.table = config, table
+        floors = torch.tensor(config.floor.by_head(), dtype=torch.float32)
+        self.register_buffer("floors", floors, persistent=False)
+        self.register_buffer("row_floors", floors[table.row_heads], persistent=False)
+
+    # ----------------------------------------------------------------- what networks differ in
+
+    @abstractmethod
+    def read(self, state: Tensor, blueprint_indices: Tensor) -> tuple[Tensor, Context]:
+        """Return what is remembered, [..., width], and what the heads look at besides.
+
+        Args:
+            state: observations, [..., features].
+            blueprint_indices: int64 [..., S], -1 where a slot is empty.
+        """
+
+    @abstractmethod
+    def every_logits(self, memory: Tensor, context: Context) -> Tensor:
+        """Return what `HeadTable.row_logits` folds: the logits under every condition, [N, ...]."""
+
+    @abstractmethod
+    def taken_logits(self, memory: Tensor, context: Context, taken: Tensor) -> Tensor:
+        """Return [T, B, 8, K]: the logits of every head under the op and the slot taken.
+
+        Args:
+            memory: [T, B, width].
+            context: of as many observations.
+            taken: actions, int64 [T, B, 8].
+        """
+
+    def initial_hidden(self, rows: int) -> Hidden:
+        """Return the memory of rows at the start of an episode."""
+        return empty_hidden(self.lstm, rows)
+
+    # --------------------------------------------------------------------------------- sequences
+
+    def evaluate_actions(
+        self,
+        states: Tensor,
+        blueprint_indices: Tensor,
+        actions: Mapping[str, Tensor] | Tensor,
+        masks: MaskSource | None,
+        hidden: Hidden | None = None,
+        sampled_op: Tensor | None = None,
+        *,
+        explore: bool = True,
+        episode_starts: Tensor | None = None,
+    ) -> Evaluation:
+        """Return values, log-probabilities and entropies of whole episodes, by head.
+
+        See `score`, which returns the same in one tensor for all heads, and more.
+        """
+        scores = self.score(
+            states,
+            blueprint_indices,
+            actions,
+            masks,
+            hidden,
+            sampled_op,
+            explore=explore,
+            episode_starts=episode_starts,
+            with_baseline=False,
+        )
+        return Evaluation(
+            values=scores.values,
+            log_probs=dict(zip(HEAD_NAMES, scores.log_probs.unbind(-1), strict=True)),
+            entropies=dict(zip(HEAD_NAMES, scores.entropies.unbind(-1), strict=True)),
+            hidden=scores.hidden,
+        )
+
+    def score(
+        self,
+        states: Tensor,
+        blueprint_indices: Tensor,
+        actions: Mapping[str, Tensor] | Tensor,
+        masks: MaskSource | None,
+        hidden: Hidden | None = None,
+        sampled_op: Tensor | None = None,
+        *,
+        explore: bool = True,
+        episode_starts: Tensor | None = None,
+        with_baseline: bool = True,
+        check: bool = True,
+    ) -> Scores:
+        """Score whole episodes in one call.
+
+        Args:
+            states: [B, T, features].
+            blueprint_indices: int64 [B, T, S].
+            actions: {head: int64 [B, T]}, or int64 [B, T, 8].
+            masks: as they were when the actions were taken: [B, T, 8, K] as a `PolicyStep` has
+                them, by head, or as the rules gave them.
+            hidden: the memory before the first step; empty without one.
+            sampled_op: the op whose value is returned; the op taken by default.
+            explore: whether the distribution had floors.
+            episode_starts: bool [B, T], the memory is emptied before these steps.
+            with_baseline: also compute the baseline; without it, it is the values.
+            check: raise where a logit is not finite, as the configuration says.
+        """
+        memory, context, hidden = self.remember(states, blueprint_indices, hidden, episode_starts)
+        taken = self.table.pack(actions)
+        legal = self.table.head_masks(masks, taken)
+        logits = self.taken_logits(memory, context, taken.transpose(0, 1)).transpose(0, 1)
+        log_probs = masked_log_probs(
+            logits,
+            legal,
+            self.floors,
+            floor_kind=self.floor_kind(explore),
+            check=self.config.check and check,
+            heads=HEAD_NAMES,
+        )
+        causal = self.table.causal[taken[..., OP]]
+        own = torch.where(causal, chosen_log_probs(log_probs, taken), 0.0)
+        op = taken[..., OP] if sampled_op is None else sampled_op
+        if self.config.critic == "state":
+            values = state_value(self.value_head, memory).t()
+        else:
+            values = value_of_op(self.value_head, memory, op.t()).t()
+        expected = values
+        if with_baseline and self.config.critic == "op_marginal":
+            choices = log_probs[..., OP, : self.table.sizes["op"]]
+            every = value_of_every_op(self.value_head, memory).transpose(0, 1)
+            expected = baseline(self.config.critic, every, choices, op)
+        return Scores(
+            values=values,
+            baseline=expected,
+            log_probs=own,
+            entropies=entropy(logits, legal),
+            logits=logits,
+            masks=legal,
+            hidden=hidden,
+        )
+
+    def remember(
+        self,
+        state: Tensor,
+        blueprint_indices: Tensor,
+        hidden: Hidden | None,
+        episode_starts: Tensor | None,
+    ) -> tuple[Tensor, Context, Hidden]:
+        """Return what the heads read, memory [T, B, width] and context, and the memory after.
+
+        Args:
+            state: [B, T, features].
+            blueprint_indices: int64 [B, T, S].
+            hidden: the memory before the first step; empty without one.
+            episode_starts: bool [B, T], the memory is emptied before these steps.
+        """
+        if state.dim() != 3:
+            raise UsageError(
+                f"sequences of states must be [rows, steps, features], got {list(state.shape)}"
+            )
+        self.check_inputs(state, blueprint_indices)
+        if hidden is not None:
+            check_hidden(hidden, self.lstm, len(state))
+        # The memory's kernels read one step of all rows after another. Laid out like that from the
+        # start, nothing that is as wide as the network has to be copied.
+        features, context = self.read(state.transpose(0, 1), blueprint_indices.transpose(0, 1))
+        outputs, hidden = run_sequence(self.lstm, features.transpose(0, 1), hidden, episode_starts)
+        memory: Tensor = self.lstm_ln(outputs.transpose(0, 1))
+        return memory, context, hidden
+
+    def op_values(self, memory: Tensor) -> Tensor:
+        """Return Q(s, op) for every op, [..., ops]; V(s) in every column without ops."""
+        if self.config.critic == "state":
+            value = state_value(self.value_head, memory)
+            return value.unsqueeze(-1).expand(*value.shape, self.table.sizes["op"])
+        return value_of_every_op(self.value_head, memory)
+
+    # ------------------------------------------------------------------------------------- a step
+
+    @torch.no_grad()
+    def get_action(
+        self,
+        state: Tensor,
+        mask: MaskSource | None = None,
+        blueprint_indices: Tensor | None = None,
+        hidden: Hidden | None = None,
+        deterministic: bool = False,
+        *,
+        explore: bool = True,
+        generator: torch.Generator | None = None,
+        uniforms: Tensor | None = None,
+    ) -> PolicyStep:
+        """Decide one step: the op, the slot from that op's row, then the heads the op uses.
+
+        Args:
+            state: [N, features], or [features] for one row without its axis.
+            mask: what is legal, in any form of `MaskSource`; without one everything is.
+            blueprint_indices: int64 [N, S], -1 where a slot is empty; all empty by default.
+            hidden: the memory; empty without one.
+            deterministic: take the likeliest choices instead of drawing.
+            explore: whether the distribution has floors.
+            generator: where draws come from.
+            uniforms: one draw from [0, 1) per row and head, [N, 8], instead of a generator.
+        """
+        if state.dim() == 1:
+            own = (1,) if isinstance(mask, Masks) else ()
+            step = self.get_action(
+                state[None],
+                self.table.row_masks(mask, own).view(1, self.table.num_rows, -1),
+                None if blueprint_indices is None else blueprint_indices[None],
+                hidden,
+                deterministic,
+                explore=explore,
+                generator=generator,
+                uniforms=None if uniforms is None else uniforms[None],
+            )
+            return step.row(0)
+        state = state.squeeze(1) if state.dim() == 3 else state
+        if blueprint_indices is None:
+            blueprint_indices = state.new_full(
+                (len(state), self.config.num_slots), -1, dtype=torch.int64
+            )
+        elif blueprint_indices.dim() == 3:
+            blueprint_indices = blueprint_indices.squeeze(1)
+        self.check_inputs(state, blueprint_indices)
+        if hidden is None:
+            hidden = self.initial_hidden(len(state))
+        check_hidden(hidden, self.lstm, len(state))
+        if deterministic:
+            uniforms = None
+        elif uniforms is None:
+            shape = (len(state), NUM_HEADS)
+            uniforms = torch.rand(shape, generator=generator, device=state.device)
+        legal = self.table.row_masks(mask, (len(state),))
+        step, logits = self.decide(
+            state, blueprint_indices, legal, uniforms, hidden, explore=explore
+        )
+        self.check_step(step, logits)
+        return step
+
+    def check_step(self, step: PolicyStep, logits: Tensor) -> None:
+        """Raise where a decision was made by an empty mask or by logits that are not finite."""
+        if not must_check(self.config.check, logits):
+            return
+        if not bool(step.masks.any(-1).all() & torch.isfinite(logits.sum())):
+            rows = self.table.rows_of(step.actions[..., OP], step.actions[..., SLOT])
+            taken = self.table.select(self.table.row_logits(logits), rows)
+            check_choices(taken, step.masks, HEAD_NAMES)
+
+    def decide(
+        self,
+        state: Tensor,
+        blueprint_indices: Tensor,
+        masks: Tensor,
+        uniforms: Tensor | None,
+        hidden: Hidden,
+        *,
+        explore: bool = True,
+    ) -> tuple[PolicyStep, Tensor]:
+        """Decide one step from tensors to tensors; what is compiled and captured in a graph.
+
+        Args:
+            state: [N, features].
+            blueprint_indices: int64 [N, S].
+            masks: bool [N, R, K], see `HeadTable.row_masks`.
+            uniforms: [N, 8] from [0, 1); None takes the likeliest choices.
+            hidden: the memory.
+            explore: whether the distribution has floors.
+
+        Returns:
+            The step, and the logits of `every_logits`. Nothing is checked.
+        """
+        logits, op_values, hidden = self.respond(state, blueprint_indices, hidden)
+        step = self.choose(logits, op_values, hidden, masks, uniforms, explore=explore)
+        return step, logits
+
+    def respond(
+        self, state: Tensor, blueprint_indices: Tensor, hidden: Hidden
+    ) -> tuple[Tensor, Tensor, Hidden]:
+        """Return the logits of `every_logits`, Q(s, op) [N, ops], and the memory after."""
+        features, context = self.read(state, blueprint_indices)
+        memory, hidden = run_step(self.lstm, features, hidden)
+        memory = self.lstm_ln(memory)
+        return self.every_logits(memory, context), self.op_values(memory), hidden
+
+    def choose(
+        self,
+        logits: Tensor,
+        op_values: Tensor,
+        hidden: Hidden,
+        masks: Tensor,
+        uniforms: Tensor | None,
+        *,
+        explore: bool = True,
+    ) -> PolicyStep:
+        """Return the decision that these logits, masks and draws make; see `decision.choose`."""
+        return choose(
+            self.table,
+            logits,
+            op_values,
+            hidden,
+            masks,
+            uniforms,
+            self.row_floors,
+            floor_kind=self.floor_kind(explore),
+            critic=self.config.critic,
+        )
+
+    def floor_kind(self, explore: bool) -> FloorKind:
+        """Return how floors are kept: not at all without exploration."""
+        return self.config.floor.kind if explore else "off"
+
+    def check_inputs(self, state: Tensor, blueprint_indices: Tensor) -> None:
+        """Raise unless observations and blueprints have the shapes this policy reads."""
+        wanted = (*state.shape[:-1], self.config.num_slots)
+        if state.shape[-1] != self.config.observation_dim:
+            raise UsageError(
+                f"this policy reads {self.config.observation_dim} features for "
+                f"{self.config.num_slots} slots, got {state.shape[-1]}"
+            )
+        if tuple(blueprint_indices.shape) != wanted:
+            raise UsageError(
+                f"blueprint_indices must be int64 {list(wanted)}, "
+                f"got {list(blueprint_indices.shape)}"
+            )

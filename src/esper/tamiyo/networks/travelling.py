@@ -1,0 +1,279 @@
+"""The travelling policy: one set of weights for any host, any number of slots, any blueprint.
+
+    each slot, with the kind of its seed -> Linear, LayerNorm, ReLU, Linear, ReLU   (shared weights)
+    host + mean and maximum over the slots -> Linear, LayerNorm, ReLU -> LSTM -> LayerNorm
+        -> op, value
+        -> slot: how well every slot goes with the memory, for every op
+        -> blueprint: how well its kind and its cost go with the memory and the chosen slot
+        -> style, tempo, alpha_target, alpha_speed, alpha_curve: memory and chosen slot
+
+Nothing in the weights counts slots or blueprints: a slot is what is observed of it, a blueprint is
+its kind and what it would cost there. A slot that a host does not have changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from esper.leyline.actions import HEAD_NAMES, NUM_OPS, LifecycleOp
+from esper.leyline.blueprints import BLUEPRINT_KINDS, BlueprintKind
+from esper.leyline.errors import UsageError
+from esper.tamiyo.networks.actor_critic import ActorCritic
+from esper.tamiyo.networks.config import PolicyConfig
+from esper.tamiyo.networks.head_table import OP, SLOT, HeadTable
+from esper.tamiyo.networks.layers import (
+    initialize_linear,
+    initialize_lstm,
+    initialize_output,
+    make_head,
+    make_value_head,
+)
+from esper.tamiyo.policy.travelling_layout import (
+    NUM_HOST,
+    NUM_PAIR,
+    NUM_SLOT,
+    PAIR_FEATURES,
+    PAIR_INDEX,
+    SLOT_INDEX,
+)
+
+NUM_KINDS = len(BLUEPRINT_KINDS)
+
+NUM_BUMPS = 17
+"""Places on the scale of a cost that are told apart, three to a factor of ten."""
+
+_COSTS = slice(PAIR_INDEX["params"], PAIR_INDEX["flops"] + 1)
+_SCALES = PAIR_FEATURES[_COSTS]
+assert len({(spec.low, spec.high) for spec in _SCALES}) == 1, "costs are on one scale"
+
+NUM_DESCRIBED = NUM_KINDS + NUM_PAIR + len(_SCALES) * NUM_BUMPS
+"""Numbers that describe a blueprint at a slot."""
+
+_SHAPES = ("style", "tempo", "alpha_target", "alpha_speed", "alpha_curve")
+"""The heads that say how an op is done at the slot it is done at."""
+
+
+class Slots(NamedTuple):
+    """What the heads look at besides the memory."""
+
+    encoded: Tensor
+    """[..., S, width], what is known of every slot."""
+    free: Tensor
+    """bool [..., S], slots that exist and hold no record."""
+    exists: Tensor
+    """bool [..., S]."""
+    pairs: Tensor
+    """[..., S, B, pair features], what every blueprint would cost at every slot."""
+
+
+class SlotHead(nn.Module):
+    """Scores choices from the memory and what is known of a slot.
+
+    Args:
+        width: of the memory.
+        slot_width: of what is known of a slot, and of the layer that joins both.
+        choices: number of scores per slot.
+    """
+
+    def __init__(self, width: int, slot_width: int, choices: int) -> None:
+        """Build the two layers; the first one is a sum of two products."""
+        super().__init__()
+        self.memory = nn.Linear(width, slot_width)
+        self.slot = nn.Linear(slot_width, slot_width, bias=False)
+        self.out = nn.Sequential(nn.ReLU(), nn.Linear(slot_width, choices))
+
+    def forward(self, memory: Tensor, slots: Tensor) -> Tensor:
+        """Return [..., S, choices] for memory [..., width] and slots [..., S, slot width]."""
+        scores: Tensor = self.out(self.memory(memory).unsqueeze(-2) + self.slot(slots))
+        return scores
+
+
+class BlueprintHead(nn.Module):
+    """Scores blueprints from the memory, a slot, and what they are and cost there.
+
+    Args:
+        width: of the memory.
+        slot_width: of what is known of a slot, and of the inner layers.
+    """
+
+    def __init__(self, width: int, slot_width: int) -> None:
+        """Build the layers; the one that joins all is a sum of three products."""
+        super().__init__()
+        self.memory = nn.Linear(width, slot_width)
+        self.slot = nn.Linear(slot_width, slot_width, bias=False)
+        self.blueprint = nn.Sequential(
+            nn.Linear(NUM_DESCRIBED, slot_width),
+            nn.LayerNorm(slot_width),
+            nn.ReLU(),
+            nn.Linear(slot_width, slot_width, bias=False),
+        )
+        self.out = nn.Sequential(
+            nn.ReLU(), nn.Linear(slot_width, slot_width), nn.ReLU(), nn.Linear(slot_width, 1)
+        )
+
+    def forward(self, memory: Tensor, slots: Tensor, described: Tensor) -> Tensor:
+        """Return [..., S, B].
+
+        Args:
+            memory: [..., width].
+            slots: [..., S, slot width].
+            described: kinds and costs, [..., S, B, features].
+        """
+        shared = self.memory(memory).unsqueeze(-2) + self.slot(slots)
+        scores: Tensor = self.out(shared.unsqueeze(-2) + self.blueprint(described))
+        return scores.squeeze(-1)
+
+
+class TravellingActorCritic(ActorCritic[Slots]):
+    """The policy that serves every host.
+
+    Args:
+        config: shape and start; its slots and blueprints are those of the rows at hand, and no
+            part of the weights.
+        kinds: the kind of every blueprint at the index that is its id.
+    """
+
+    kinds: Tensor
+    bumps: Tensor
+
+    def __init__(self, config: PolicyConfig, kinds: Sequence[BlueprintKind]) -> None:
+        """Build and initialise the network from PyTorch's own random numbers."""
+        if len(kinds) != config.num_blueprints:
+            raise UsageError(f"{config.num_blueprints} blueprints need as many kinds: {kinds!r}")
+        super().__init__(config, HeadTable(config.head_sizes, by_slot=True))
+        width, slot_width, sizes = config.lstm_hidden_dim, config.slot_width, config.head_sizes
+        self.slot_net = nn.Sequential(
+            nn.Linear(NUM_SLOT + NUM_KINDS, slot_width),
+            nn.LayerNorm(slot_width),
+            nn.ReLU(),
+            nn.Linear(slot_width, slot_width),
+            nn.ReLU(),
+        )
+        self.feature_net = nn.Sequential(
+            nn.Linear(NUM_HOST + 2 * slot_width, width), nn.LayerNorm(width), nn.ReLU()
+        )
+        self.lstm = nn.LSTM(width, width, config.lstm_layers, batch_first=True)
+        self.lstm_ln = nn.LayerNorm(width)
+        self.slot_head = SlotHead(width, slot_width, NUM_OPS)
+        self.blueprint_head = BlueprintHead(width, slot_width)
+        self.style_head = SlotHead(width, slot_width, sizes["style"])
+        self.tempo_head = SlotHead(width, slot_width, sizes["tempo"])
+        self.alpha_target_head = SlotHead(width, slot_width, sizes["alpha_target"])
+        self.alpha_speed_head = SlotHead(width, slot_width, sizes["alpha_speed"])
+        self.alpha_curve_head = SlotHead(width, slot_width, sizes["alpha_curve"])
+        self.op_head = make_head(width, sizes["op"])
+        self.value_head = make_value_head(width, sees_op=config.critic != "state")
+        # One row per blueprint, and one without any bit for a slot that is empty: -1 finds it.
+        numbers = [BLUEPRINT_KINDS.index(kind) for kind in kinds]
+        rows = F.pad(F.one_hot(torch.tensor(numbers), NUM_KINDS).float(), (0, 0, 0, 1))
+        self.register_buffer("kinds", rows, persistent=False)
+        bumps = torch.linspace(_SCALES[0].low, _SCALES[0].high, NUM_BUMPS)
+        self.register_buffer("bumps", bumps, persistent=False)
+        self._initialize()
+
+    def read(self, state: Tensor, blueprint_indices: Tensor) -> tuple[Tensor, Slots]:
+        """Return what is remembered of hosts and slots, and what the heads look at besides."""
+        slots, blueprints = self.config.num_slots, self.config.num_blueprints
+        host, each, pairs = state.split(
+            [NUM_HOST, slots * NUM_SLOT, slots * blueprints * NUM_PAIR], dim=-1
+        )
+        each = each.unflatten(-1, (slots, NUM_SLOT))
+        exists = each[..., SLOT_INDEX["exists"]] > 0
+        free = exists & (each[..., SLOT_INDEX["is_active"]] == 0)
+        encoded = self.slot_net(torch.cat([each, self.kinds[blueprint_indices]], dim=-1))
+        # What does not exist is 0, which is what nothing adds to a sum, and what no maximum of
+        # rectified numbers is below.
+        there = encoded * exists.unsqueeze(-1)
+        count = exists.sum(-1, keepdim=True).clamp(min=1)
+        seen = torch.cat([host, there.sum(-2) / count, there.amax(-2)], dim=-1)
+        features: Tensor = self.feature_net(seen)
+        own = pairs.unflatten(-1, (slots, blueprints, NUM_PAIR))
+        return features, Slots(there, free, exists, own)
+
+    def every_logits(self, memory: Tensor, context: Slots) -> Tensor:
+        """Return the logits of every head under every op, slot, or none, side by side."""
+        by_op = self.slot_head(memory, context.encoded).transpose(-1, -2)
+        by_slot = self.blueprint_head(memory, context.encoded, self._describe(context.pairs))
+        # Without a slot the head is idle, and what it would say of the likeliest one is as good.
+        idle = self._likely_slot(by_op[..., LifecycleOp.GERMINATE, :], context)
+        without = _at(by_slot, idle)
+        shapes = [head(memory, context.encoded).flatten(-2) for head in map(self._head, _SHAPES)]
+        return torch.cat(
+            [by_op.flatten(-2), by_slot.flatten(-2), without, *shapes, self.op_head(memory)],
+            dim=-1,
+        )
+
+    def taken_logits(self, memory: Tensor, context: Slots, taken: Tensor) -> Tensor:
+        """Return the logits under the op and slot taken.
+
+        Where nothing was done at a slot, heads answer for the op that they could have been used
+        by: a germination, at the slot it would most likely be at. Exploration goes by these.
+        """
+        op = taken[..., OP]
+        waits = op == int(LifecycleOp.WAIT)
+        by_op = self.slot_head(memory, context.encoded)
+        germinate = by_op[..., LifecycleOp.GERMINATE]
+        asked = torch.where(waits, int(LifecycleOp.GERMINATE), op)
+        slot_logits = by_op.gather(-1, _like(asked, by_op)).squeeze(-1)
+        place = torch.where(waits, self._likely_slot(germinate, context), taken[..., SLOT])
+        slot = _at(context.encoded, place).unsqueeze(-2)
+        pairs = _at(context.pairs, place).unsqueeze(-3)
+        parts = {
+            "slot": slot_logits,
+            "blueprint": self.blueprint_head(memory, slot, self._describe(pairs)).squeeze(-2),
+            **{head: self._head(head)(memory, slot).squeeze(-2) for head in _SHAPES},
+            "op": self.op_head(memory),
+        }
+        wide = self.table.width
+        filled = [F.pad(parts[head], (0, wide - parts[head].shape[-1])) for head in HEAD_NAMES]
+        return torch.stack(filled, dim=-2)
+
+    def _describe(self, pairs: Tensor) -> Tensor:
+        """Return what blueprints are and cost, [..., B, features], from their costs alone.
+
+        A cost is also told as a place on its scale: two seeds of one kind, one twice as large as
+        the other, must be as easy to tell apart as two kinds are.
+        """
+        kinds = self.kinds[:-1].expand(*pairs.shape[:-1], -1)
+        spacing = self.bumps[1] - self.bumps[0]
+        away = (pairs[..., _COSTS].unsqueeze(-1) - self.bumps) / spacing
+        places = (-2.0 * away.square()).exp().flatten(-2)
+        return torch.cat([kinds, pairs, places], dim=-1)
+
+    def _likely_slot(self, germinate: Tensor, context: Slots) -> Tensor:
+        """Return int64 [...]: the likeliest slot to germinate at; any that exists if none is."""
+        possible = torch.where(context.free.any(-1, keepdim=True), context.free, context.exists)
+        return torch.where(possible, germinate.detach(), -torch.inf).argmax(-1)
+
+    def _head(self, name: str) -> nn.Module:
+        head: nn.Module = getattr(self, f"{name}_head")
+        return head
+
+    def _initialize(self) -> None:
+        heads = [self._head(name) for name in HEAD_NAMES]
+        initialize_linear([self.slot_net, self.feature_net, *heads, self.value_head])
+        initialize_lstm(self.lstm)
+        for head in (self.slot_head, self.blueprint_head, *map(self._head, _SHAPES)):
+            out = head.out
+            assert isinstance(out, nn.Sequential)
+            initialize_output(out, self.config.policy_gain)
+        initialize_output(self.op_head, self.config.policy_gain, self.config.initial_op_bias)
+        initialize_output(self.value_head, self.config.value_gain)
+
+
+def _like(index: Tensor, tensor: Tensor) -> Tensor:
+    """Return indices [...] as [..., S, 1], for a gather along the last axis of [..., S, n]."""
+    return index[..., None, None].expand(*tensor.shape[:-1], 1)
+
+
+def _at(tensor: Tensor, place: Tensor) -> Tensor:
+    """Return [..., n]: of [..., S, n], or more axes behind, the entry at a place [...]."""
+    extra = tensor.dim() - place.dim()
+    index = place.view(*place.shape, *[1] * extra)
+    shape = (*tensor.shape[: place.dim()], 1, *tensor.shape[place.dim() + 1 :])
+    return tensor.gather(place.dim(), index.expand(shape)).squeeze(place.dim())
