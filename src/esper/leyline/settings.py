@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
-from esper.leyline.errors import UsageError
+from esper.leyline.config import Config, flat_settings
+from esper.leyline.errors import ConfigError, UsageError, nearest
+
+C = TypeVar("C", bound=Config)
 
 
 def parse_settings(settings: Sequence[str], example: str = "ppo.clip=0.1") -> dict[str, Any]:
@@ -29,6 +32,21 @@ def split_settings(text: str) -> list[str]:
         else:
             parts[-1] += character
     return parts
+
+
+def with_settings(config: C, settings: Mapping[str, Any]) -> C:
+    """Return a configuration with some settings changed, each named by its dotted key."""
+    plain = config.to_mapping()
+    for key, value in settings.items():
+        *path, last = key.split(".")
+        place: Any = plain
+        for part in path:
+            place = place.get(part) if isinstance(place, dict) else None
+        if not isinstance(place, dict) or last not in place:
+            known = list(flat_settings(plain))
+            raise ConfigError(f"there is no setting {key!r}{nearest(key, known)}")
+        place[last] = value
+    return type(config).from_mapping(plain)
 
 
 def _parse(text: str, setting: str) -> Any:

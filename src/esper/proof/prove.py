@@ -8,7 +8,6 @@ validation samples and with seeds of their own; all arms; and what arms grew, fr
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,12 +33,21 @@ from esper.proof.arm import (
     waiting,
 )
 from esper.proof.choose import ContextualRule
-from esper.proof.member import Member, descriptors
+from esper.proof.findings import (
+    best_static,
+    by_member,
+    comparison_mapping,
+    fronts,
+    privileged_share,
+    restraint,
+    summarise,
+)
+from esper.proof.member import Member, MemberChoice, descriptors
 from esper.proof.plans import PlainSchedule
 from esper.proof.play import Cell, PlayConfig, Player
 from esper.proof.results import CellResult, ResultFile
 from esper.proof.static import commonest
-from esper.proof.statistics import Comparison, Floats, compare, front, log_ratios
+from esper.proof.statistics import Floats, compare, log_ratios
 from esper.tamiyo.controllers.documents import read_document
 
 PROOF_SEEDS = 1 << 34
@@ -72,6 +80,7 @@ class ProveConfig(Config):
     rate_seeds: int = option(2, "Seeds by which a rate is chosen.", minimum=1)
     confidence: float = option(0.95, "Of intervals and verdicts.", above=0.5, maximum=0.999)
     opening: int = option(0, "Which opening of the claim this is; 0 where none.", minimum=0)
+    members: MemberChoice = option(MemberChoice(), "What is played on.")
     play: PlayConfig = option(PlayConfig, "Limits, and how networks are grown.")
 
     def __post_init__(self) -> None:
@@ -110,9 +119,9 @@ class Proof:
     def run(self) -> bool:
         """Play what is missing; return whether everything was played."""
         return (
-            self._play("rates", self._rate_cells())
-            and self._play("proof", [*self._cells(self._plain), *self._cells(self._static())])
-            and self._play("proof", self._cells(self._scratch()))
+            self._play(self._rate_cells())
+            and self._play([*self._cells(self._plain), *self._cells(self._static())])
+            and self._play(self._cells(self._scratch()))
         )
 
     def arms(self) -> list[str]:
@@ -122,20 +131,23 @@ class Proof:
     def conclude(self) -> dict[str, Any]:
         """Return everything that was found, as plain data."""
         arms, played = self.arms(), self.results.of("proof")
-        subject = arms[0]
+        subject, labels = arms[0], [member.label for member in self.members]
         errors = {arm: self._errors(played, arm) for arm in arms}
-        tables = {arm: log_ratios(errors[subject], errors[arm]) for arm in arms if arm != subject}
         comparisons = compare(
-            tables,
+            {arm: log_ratios(errors[subject], errors[arm]) for arm in arms if arm != subject},
             subject,
             required=[spec.name for spec in self.specs if spec.kind not in REPORTED_ONLY],
             confidence=self.config.confidence,
         )
         summaries = {arm: summarise(played, arm, errors) for arm in arms}
+        figures = by_member(played, errors, labels)
+        choice = self.config.members
         return {
             "subject": subject,
+            "family": choice.family,
+            "split": choice.split,
             "opening": self.config.opening,
-            "members": [member.label for member in self.members],
+            "members": labels,
             "seeds": self.config.seeds,
             "limits": {
                 "parameters": self.config.play.param_limit,
@@ -144,22 +156,14 @@ class Proof:
             "verdicts": [str(each) for each in comparisons],
             "comparisons": [comparison_mapping(each) for each in comparisons],
             "arms": summaries,
-            "by_member": self._by_member(played, arms, errors),
-            "fronts": {
-                cost: [
-                    arms[i]
-                    for i in front(
-                        [summaries[arm][cost] for arm in arms],
-                        [summaries[arm]["error"] for arm in arms],
-                    )
-                ]
-                for cost in ("parameters", "flops", "training_flops")
-            },
+            "fronts": fronts(summaries),
             "best_static": best_static(summaries),
             "privileged_share": privileged_share(errors, subject, self.specs),
+            "restraint": restraint(figures, subject, choice.purposes()),
+            "by_member": figures,
         }
 
-    def _play(self, purpose: str, cells: Sequence[Cell]) -> bool:
+    def _play(self, cells: Sequence[Cell]) -> bool:
         missing = [cell for cell in cells if cell.key not in self.results]
         for results in self._player.play(missing):
             self.results.add(results)
@@ -227,25 +231,6 @@ class Proof:
         known = {result.member: result for result in played if result.arm == arm}
         return np.array([known[member.label].test_errors for member in self.members])
 
-    def _by_member(
-        self, played: Sequence[CellResult], arms: Sequence[str], errors: Mapping[str, Floats]
-    ) -> dict[str, dict[str, dict[str, float]]]:
-        """Return, by member and arm, mean scores, log ratio over waiting, and what was added."""
-        found: dict[str, dict[str, dict[str, float]]] = {}
-        for place, member in enumerate(self.members):
-            found[member.label] = {}
-            for arm in arms:
-                result = next(r for r in played if (r.arm, r.member) == (arm, member.label))
-                ratios = log_ratios(errors[arm][place], errors[WAIT][place])
-                found[member.label][arm] = {
-                    "test_score": fmean(result.test_scores),
-                    "log_ratio_over_wait": float(ratios.mean()),
-                    "parameters_added": fmean(result.parameters) / result.host_parameters - 1.0,
-                    "flops_added": fmean(result.flops) / result.host_flops - 1.0,
-                    "fossilized": fmean(result.fossilized),
-                }
-        return found
-
 
 def make_arm(spec: ArmSpec) -> Arm:
     """Return the arm that a text of the command line asks for; its file is read."""
@@ -282,60 +267,3 @@ def _privileged(path: str) -> Any:
 
 def _static_name(size: float) -> str:
     return f"static x{size:g}"
-
-
-def comparison_mapping(comparison: Comparison) -> dict[str, Any]:
-    """Return a comparison as plain data."""
-    return {**dataclasses.asdict(comparison), "errors_changed": comparison.errors_changed}
-
-
-def summarise(
-    played: Sequence[CellResult], arm: str, errors: Mapping[str, Floats]
-) -> dict[str, float]:
-    """Return the figures of an arm over all members; costs are in units of the host's."""
-    own = [result for result in played if result.arm == arm]
-    waiting = {result.member: result for result in played if result.arm == WAIT}
-
-    def over_waiting(total: str) -> float:
-        return fmean(
-            fmean(getattr(each, total)) / fmean(waiting[each.member].training_flops) for each in own
-        )
-
-    return {
-        "test_score": fmean(fmean(each.test_scores) for each in own),
-        "error": float(np.exp(np.log(errors[arm]).mean())),
-        "parameters": fmean(fmean(each.parameters) / each.host_parameters for each in own),
-        "flops": fmean(fmean(each.flops) / each.host_flops for each in own),
-        "training_flops": over_waiting("training_flops"),
-        "ablation_flops": over_waiting("ablation_flops"),
-        "germinated": fmean(fmean(each.germinated) for each in own),
-        "fossilized": fmean(fmean(each.fossilized) for each in own),
-        "pruned": fmean(fmean(each.pruned) for each in own),
-        "rolled_back": fmean(fmean(map(float, each.rolled_back)) for each in own),
-    }
-
-
-def best_static(summaries: Mapping[str, Mapping[str, float]]) -> dict[str, Any] | None:
-    """Return the static network with the least error, and what finding it took: all of them."""
-    static = {arm: s for arm, s in summaries.items() if arm.startswith("static x")}
-    if not static:
-        return None
-    best = min(static, key=lambda arm: static[arm]["error"])
-    spent = sum(each["training_flops"] for each in static.values())
-    return {"arm": best, "error": static[best]["error"], "training_flops_of_all_sizes": spent}
-
-
-def privileged_share(
-    errors: Mapping[str, Floats], subject: str, specs: Sequence[ArmSpec]
-) -> float | None:
-    """Return how much of the privileged schedules' gain over waiting the subject reaches."""
-    name = next((spec.name for spec in specs if spec.kind == "privileged"), None)
-    if name is None:
-        return None
-    possible = float(log_ratios(errors[name], errors[WAIT]).mean())
-    return float(log_ratios(errors[subject], errors[WAIT]).mean()) / possible if possible else None
-
-
-def to_json(document: Any) -> str:
-    """Return a document as JSON text."""
-    return json.dumps(document, indent=1) + "\n"

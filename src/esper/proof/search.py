@@ -26,7 +26,7 @@ from esper.proof.choose import (
     read_table,
 )
 from esper.proof.halving import Rung, parse_rungs, survivors
-from esper.proof.member import Member, descriptors
+from esper.proof.member import Member, MemberChoice, descriptors
 from esper.proof.plans import PlainSchedule, draw_heuristic, make_plans
 from esper.proof.play import Cell, PlayConfig, Player
 from esper.proof.results import ResultFile
@@ -60,6 +60,8 @@ class SearchConfig(Config):
         "where nothing is claimed, as on train members.",
     )
     seed: int = option(0, "Names the plans and settings that are drawn.", minimum=0)
+    opening: int = option(0, "Which opening of the claim this is; 0 where none.", minimum=0)
+    members: MemberChoice = option(MemberChoice(split="train"), "What is searched on.")
     play: PlayConfig = option(PlayConfig, "How networks are grown.")
 
     def __post_init__(self) -> None:
