@@ -39,7 +39,7 @@ def set_up(parser: Parser) -> None:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="digits, 4 members, 3 seeds, 30 epochs: minutes on two cores",
+        help="digits, 6 members, 4 seeds, 40 epochs: minutes on two cores",
     )
     add_options(parser, split="select")
     parser.set_defaults(run=run)
@@ -89,7 +89,7 @@ def make(options: argparse.Namespace) -> Any:
     from esper.leyline.settings import with_settings
     from esper.proof.prove import ProveConfig
 
-    quick = {"seeds": 3, "members.count": 4, "play.horizon": 30} if options.quick else {}
+    quick = {"seeds": 4, "members.count": 6, "play.horizon": 40} if options.quick else {}
     # Files are named so that a run can be continued from anywhere.
     arms = [_absolute(text) for text in options.arms]
     given = {"arms": arms or None, "seeds": options.seeds}

@@ -24,6 +24,8 @@ from esper.leyline.errors import UsageError
 Floats = NDArray[np.float64]
 Verdict = Literal["beats", "ties", "loses"]
 
+_WORDS: dict[Verdict, str] = {"beats": "beats", "ties": "ties with", "loses": "loses to"}
+
 RESAMPLES = 9_999
 """Of a bootstrap; with them the smallest p-value is 0.0002."""
 MOST_PAIRS = 1 << 22
@@ -183,9 +185,9 @@ class Comparison:
         adjusted = "after Holm" if self.is_required else "unadjusted"
         change = f"{abs(self.errors_changed):.1%} {'more' if self.errors_changed > 0 else 'fewer'}"
         return (
-            f"{self.arm} {self.verdict} {self.reference}: {change} errors, log ratio {interval} "
-            f"({interval.confidence:.1%}), p = {self.adjusted_p:.4f} {adjusted}, "
-            f"better in {self.better:.0%} of pairs"
+            f"{self.arm} {_WORDS[self.verdict]} {self.reference}: {change} errors, "
+            f"log ratio {interval} ({interval.confidence:.1%}), "
+            f"p = {self.adjusted_p:.4f} {adjusted}, better in {self.better:.0%} of pairs"
         )
 
 
