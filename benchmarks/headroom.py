@@ -288,7 +288,7 @@ def main(arguments: list[str]) -> int:
     jobs = []
     for member in members_of(options.family, options.split, options.members):
         # What growing brings to residual hosts is left for the claim.
-        if member.depth != len(ALL) or member.host == "residual":
+        if member.host == "residual":
             continue
         if options.horizon:
             member = member.replace(horizon=options.horizon)

@@ -36,6 +36,7 @@ from esper.simic.training.evaluation import live_episodes
 from esper.tamiyo.controllers.schedule import ScheduleController
 from esper.tamiyo.controllers.schedule_format import parse_schedule
 from esper.tasks.dataset import TaskData
+from esper.tasks.shelf import DataShelf
 from esper.tasks.task import Task
 
 
@@ -128,7 +129,7 @@ class Player:
         self.config = config
         self._show, self._is_stopped = show, is_stopped
         self.device = choose_device(config.device)
-        self._data: dict[str, TaskData] = {}
+        self._shelf = DataShelf(config.data, self.device)
 
     def play(self, cells: Sequence[Cell]) -> Iterator[list[CellResult]]:
         """Yield the results of one chunk after another; ends early where it is stopped."""
@@ -160,7 +161,7 @@ class Player:
         """Return the results of cells that are played together, None where it was stopped."""
         tasks, cells = self._by_task(chunk)
         task_of_row = [index for cell, index in cells for _ in cell.seeds]
-        data = [self._load(task) for task in tasks]
+        data = [self._shelf.load(task) for task in tasks]
         population = Population(
             tasks,
             [task_of_row.count(index) for index in range(len(tasks))],
@@ -201,15 +202,6 @@ class Player:
                 tasks.append(task)
             found.append((cell, places[key]))
         return tasks, sorted(found, key=lambda pair: pair[1])
-
-    def _load(self, task: Task) -> TaskData:
-        config = task.config
-        key = repr(
-            (task.name, config.input_shape, config.train_size, config.label_noise, config.augment)
-        )
-        if key not in self._data:
-            self._data[key] = task.load(self.config.data, device=self.device)
-        return self._data[key]
 
     def _controllers(self, population: Population, cells: Sequence[Cell]) -> RowControllers:
         """Return the controllers of all rows; one carries out all schedules."""
@@ -264,6 +256,7 @@ class _Tally:
     def __init__(self, validated: Tensor) -> None:
         self._validated = validated
         rows = len(validated)
+        self._epoch = torch.zeros(rows, dtype=torch.int64)
         self._training = torch.zeros(rows, dtype=torch.float64)
         self._ablations = torch.zeros(rows, dtype=torch.float64)
         self._germinated = torch.zeros(rows, dtype=torch.int64)
@@ -273,8 +266,11 @@ class _Tally:
 
     def note(self, signals: Signals, *, is_start: bool) -> None:
         """Count an epoch; nothing was decided before the first."""
-        self._training += training_flops(signals)
-        self._ablations += ablation_flops(signals, self._validated)
+        # A row at the end of its horizon costs no more.
+        lived = signals.epoch > self._epoch
+        self._epoch = signals.epoch
+        self._training += training_flops(signals) * lived
+        self._ablations += ablation_flops(signals, self._validated) * lived
         if not is_start:
             done = signals.last_success
             self._germinated += done & (signals.last_op == int(LifecycleOp.GERMINATE))
