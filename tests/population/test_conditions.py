@@ -12,7 +12,7 @@ import torch
 
 from esper.kasmina.hosts import CnnConfig
 from esper.leyline.stages import SeedStage
-from esper.population.conditions import StackKey, Condition, Roster, divide
+from esper.population.conditions import Condition, Roster, StackKey, divide
 from esper.population.engine import Strategy
 from esper.population.population import Population
 from esper.tasks import DataShelf

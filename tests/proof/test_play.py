@@ -4,6 +4,7 @@ import pytest
 
 from esper.leyline.errors import UsageError
 from esper.proof.arm import ControllerArm, HeuristicArm, ScheduleArm, StaticArm, waiting
+from esper.proof.member import GivenMember
 from esper.proof.play import Cell, Player, Progress, make_chunks
 from esper.proof.results import CellResult
 from tests.proof.small import member, play_config
@@ -82,15 +83,25 @@ def test_settings_of_the_heuristic_reach_it() -> None:
     assert {seed["blueprint"] for row in own.grown for seed in row} <= {"norm"}
 
 
-def test_chunks_have_one_horizon_and_no_more_rows_than_asked_for() -> None:
-    cells = [cell(waiting(), member(2, horizon=h), seeds=3) for h in (4, 6, 4, 4)]
-    chunks = make_chunks(cells, 6, lambda each: each.member.task().config.horizon)
-    assert [[each.member.task().config.horizon for each in chunk] for chunk in chunks] == [
-        [4, 4],
-        [4],
-        [6],
-    ]
-    assert len(make_chunks(cells[:1], 1, lambda each: 1)) == 1
+def test_chunks_have_no_more_rows_than_asked_for() -> None:
+    cells = [cell(waiting(), seeds=seeds) for seeds in (3, 3, 1, 8, 2)]
+    chunks = make_chunks(cells, 6)
+    assert [[len(each.seeds) for each in chunk] for chunk in chunks] == [[3, 3], [1], [8], [2]]
+
+
+def test_members_of_different_horizons_live_side_by_side() -> None:
+    short, long = member(2, horizon=4), GivenMember("long", member(2, horizon=7).task())
+    seen: list[Progress] = []
+    player = Player(play_config(), seen.append)
+    cells = [cell(arm, own) for own in (short, long) for arm in (waiting(), GROW)]
+    (results,) = player.play(cells)
+    alone = [result for each in cells for result in next(Player(play_config()).play([each]))]
+    assert results == alone
+    assert seen[-1].done == seen[-1].total == 2 * 2 * (4 + 7)
+    waited = [result for result in results if result.arm == "wait"]
+    assert waited[0].training_flops[0] * 7 == waited[1].training_flops[0] * 4
+    grown = [result for result in results if result.arm == "grow"]
+    assert grown[0].germinated == grown[1].germinated == [1, 1]
 
 
 def test_progress_ends_at_the_total_and_a_stop_gives_the_chunk_up() -> None:

@@ -30,9 +30,8 @@ def table(mean: float, members: int = 12, seeds: int = 4, spread: float = 0.02) 
     return mean + np.random.default_rng(0).normal(0, spread, (members, seeds))
 
 
-def test_errors_are_shares_of_samples_or_losses() -> None:
-    assert error_rate([90.0, 100.0], 50, is_accuracy=True).tolist() == pytest.approx([0.1, 0.01])
-    assert error_rate([-2.5], 50, is_accuracy=False).tolist() == [2.5]
+def test_errors_are_shares_of_samples_and_never_none() -> None:
+    assert error_rate([90.0, 100.0], 50).tolist() == pytest.approx([0.1, 0.01])
 
 
 def test_a_log_ratio_is_above_0_with_fewer_errors() -> None:

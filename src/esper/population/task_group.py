@@ -15,7 +15,7 @@ from esper.leyline.alpha import AlphaMode
 from esper.leyline.rules import RuleView
 from esper.leyline.signals import Signals
 from esper.leyline.stages import SeedStage
-from esper.population.conditions import StackKey, Condition
+from esper.population.conditions import Condition, StackKey
 from esper.population.engine import PopulationConfig, PopulationEngine, SlotSpec
 from esper.tasks.training import rate_factor
 

@@ -1,8 +1,8 @@
 """Playing cells: arms on members with seeds, all of them rows of as few populations as possible.
 
 What a row becomes depends on its member, its arm and its seed alone, so cells can be played in any
-company and in any order. Members with different horizons are played apart, because rows of one
-population live equally long.
+company and in any order. One population plays one chunk after another and keeps what it has: worker
+processes, sources of data, captured steps.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from esper.proof.results import CellResult
 from esper.proof.row_controllers import RowControllers
 from esper.proof.statistics import error_rate
 from esper.simic.training.evaluation import live_episodes
+from esper.simic.training.recipes import LIFE
 from esper.tamiyo.controllers.schedule import ScheduleController
 from esper.tamiyo.controllers.schedule_format import parse_schedule
 from esper.tasks.dataset import TaskData
-from esper.tasks.shelf import DataShelf
 from esper.tasks.task import Task
 
 
@@ -57,7 +57,9 @@ class PlayConfig(Config):
         0, "Most rows at once; 0 is 1,024 on a CUDA device and 64 on a CPU.", minimum=0
     )
     data: str | None = option(None, "File or folder of the data; the usual places if empty.")
-    population: PopulationConfig = option(PopulationConfig, "How rows live.")
+    population: PopulationConfig = option(
+        PopulationConfig(lifecycle=LIFE), "How rows live; by default as in our recipes."
+    )
 
 
 @dataclass(frozen=True)
@@ -129,20 +131,25 @@ class Player:
         self.config = config
         self._show, self._is_stopped = show, is_stopped
         self.device = choose_device(config.device)
-        self._shelf = DataShelf(config.data, self.device)
+        self._population: Population | None = None
 
     def play(self, cells: Sequence[Cell]) -> Iterator[list[CellResult]]:
         """Yield the results of one chunk after another; ends early where it is stopped."""
-        chunks = make_chunks(cells, self._rows, self.horizon_of)
+        chunks = make_chunks(cells, self._rows)
         total = float(sum(len(c.seeds) * self.horizon_of(c) for c in cells))
         clock = _Clock(total, self._show)
-        for number, chunk in enumerate(chunks, start=1):
-            rows = sum(len(cell.seeds) for cell in chunk)
-            clock.text = f"part {number} of {len(chunks)}, {rows} networks"
-            results = self._play_chunk(chunk, clock)
-            if results is None:
-                return
-            yield results
+        try:
+            for number, chunk in enumerate(chunks, start=1):
+                rows = sum(len(cell.seeds) for cell in chunk)
+                clock.text = f"part {number} of {len(chunks)}, {rows} networks"
+                results = self._play_chunk(chunk, clock)
+                if results is None:
+                    return
+                yield results
+        finally:
+            if self._population is not None:
+                self._population.close()
+            self._population = None
 
     def horizon_of(self, cell: Cell) -> int:
         """Return how many epochs a cell's rows live."""
@@ -160,34 +167,40 @@ class Player:
     def _play_chunk(self, chunk: Sequence[Cell], clock: _Clock) -> list[CellResult] | None:
         """Return the results of cells that are played together, None where it was stopped."""
         tasks, cells = self._by_task(chunk)
-        task_of_row = [index for cell, index in cells for _ in cell.seeds]
-        data = [self._shelf.load(task) for task in tasks]
-        population = Population(
-            tasks,
-            [task_of_row.count(index) for index in range(len(tasks))],
-            device=str(self.device),
-            strategy=self.config.strategy,
-            data=data,
-            config=self.config.population,
-            row_seeds=[seed for cell, _ in cells for seed in cell.seeds],
-        )
-        try:
-            tally = _Tally(torch.tensor([len(data[index].subset) for index in task_of_row]))
-            controller = self._controllers(population, [cell for cell, _ in cells])
-            for epoch, moment in enumerate(live_episodes(population, controller), start=1):
-                tally.note(moment.signals.to("cpu"), is_start=moment.actions is None)
-                clock.tick(population.rows, epoch)
-                if self._is_stopped():
-                    return None
-            test = population.test_scores()
-        finally:
-            population.close()
+        population = self._assign(tasks, cells)
+        tally = _Tally(population)
+        controller = self._controllers(population, [cell for cell, _ in cells])
+        seeds = [seed for cell, _ in cells for seed in cell.seeds]
+        for epoch, moment in enumerate(live_episodes(population, controller, seeds), start=1):
+            lived = tally.note(moment.signals.to("cpu"), is_start=moment.actions is None)
+            clock.tick(lived, epoch)
+            if self._is_stopped():
+                return None
+        test = population.test_results()
         found, start = [], 0
         for cell, index in cells:
             rows = slice(start, start + len(cell.seeds))
-            found.append(tally.result(cell, tasks[index], data[index], test, rows))
+            condition = population.conditions[index]
+            found.append(tally.result(cell, condition.task, condition.data, test, rows))
             start = rows.stop
         return found
+
+    def _assign(self, tasks: list[Task], cells: Sequence[tuple[Cell, int]]) -> Population:
+        """Return the population, with rows for these cells; it is made for the first of them."""
+        task_of_row = [index for cell, index in cells for _ in cell.seeds]
+        counts = [task_of_row.count(index) for index in range(len(tasks))]
+        if self._population is not None:
+            self._population.assign(tasks, counts)
+            return self._population
+        self._population = Population(
+            tasks,
+            counts,
+            device=str(self.device),
+            strategy=self.config.strategy,
+            data=self.config.data,
+            config=self.config.population,
+        )
+        return self._population
 
     def _by_task(self, cells: Sequence[Cell]) -> tuple[list[Task], list[tuple[Cell, int]]]:
         """Return the tasks, and the cells with the index of theirs, task by task."""
@@ -234,28 +247,26 @@ class Player:
         return ScheduleController(schedules, context, is_quiet=True)
 
 
-def make_chunks(
-    cells: Sequence[Cell], rows: int, horizon_of: Callable[[Cell], int]
-) -> list[list[Cell]]:
-    """Return cells in groups of one horizon and at most so many rows, where a cell is no larger."""
+def make_chunks(cells: Sequence[Cell], rows: int) -> list[list[Cell]]:
+    """Return cells in groups of at most so many rows, where a cell alone is no larger."""
     chunks: list[list[Cell]] = []
-    for horizon in dict.fromkeys(horizon_of(cell) for cell in cells):
-        room = 0
-        for cell in (each for each in cells if horizon_of(each) == horizon):
-            if room < len(cell.seeds):
-                chunks.append([])
-                room = max(rows, len(cell.seeds))
-            chunks[-1].append(cell)
-            room -= len(cell.seeds)
+    room = 0
+    for cell in cells:
+        if room < len(cell.seeds):
+            chunks.append([])
+            room = max(rows, len(cell.seeds))
+        chunks[-1].append(cell)
+        room -= len(cell.seeds)
     return chunks
 
 
 class _Tally:
     """What is counted while rows live."""
 
-    def __init__(self, validated: Tensor) -> None:
-        self._validated = validated
-        rows = len(validated)
+    def __init__(self, population: Population) -> None:
+        rows = population.rows
+        samples = [len(condition.data.subset) for condition in population.conditions]
+        self._validated = torch.tensor([samples[index] for index in population.task_of_row])
         self._epoch = torch.zeros(rows, dtype=torch.int64)
         self._training = torch.zeros(rows, dtype=torch.float64)
         self._ablations = torch.zeros(rows, dtype=torch.float64)
@@ -264,41 +275,42 @@ class _Tally:
         self._rolled_back = torch.zeros(rows, dtype=torch.bool)
         self._signals: Signals | None = None
 
-    def note(self, signals: Signals, *, is_start: bool) -> None:
-        """Count an epoch; nothing was decided before the first."""
-        # A row at the end of its horizon costs no more.
+    def note(self, signals: Signals, *, is_start: bool) -> int:
+        """Count an epoch, before the first of which nothing was decided; return how many lived."""
+        # A row that has lived through its horizon rests, and costs no more.
         lived = signals.epoch > self._epoch
         self._epoch = signals.epoch
         self._training += training_flops(signals) * lived
         self._ablations += ablation_flops(signals, self._validated) * lived
         if not is_start:
-            done = signals.last_success
+            done = signals.last_success & lived
             self._germinated += done & (signals.last_op == int(LifecycleOp.GERMINATE))
             self._pruned += done & (signals.last_op == int(LifecycleOp.PRUNE))
         self._rolled_back |= signals.rolled_back
         self._signals = signals
+        return int(lived.sum())
 
     def result(
-        self, cell: Cell, task: Task, data: TaskData, test: Tensor, rows: slice
+        self, cell: Cell, task: Task, data: TaskData, test: tuple[Tensor, Tensor], rows: slice
     ) -> CellResult:
-        """Return what came of a cell."""
+        """Return what came of a cell; `test` are scores and losses of all rows."""
         signals = self._signals
         assert signals is not None, "an episode has at least one epoch"
         own = cell.member.task()
-        is_accuracy = task.score_kind == "accuracy"
+        scores, losses = (each[rows] for each in test)
         val = signals.val_score[rows].double()
-        scores = test[rows].double().cpu()
-        validated = int(self._validated[rows.start])
+        val_errors, test_errors = signals.val_loss[rows].double().tolist(), losses.tolist()
+        if task.config.objective == "classification":
+            val_errors = error_rate(val.numpy(), int(self._validated[rows.start])).tolist()
+            test_errors = error_rate(scores.numpy(), data.size("test")).tolist()
         names = tuple(task.slot_paths)
         return CellResult(
             purpose=cell.purpose,
             arm=cell.arm.name,
             member=cell.member.label,
             seeds=list(cell.seeds),
-            val_errors=error_rate(val.numpy(), validated, is_accuracy=is_accuracy).tolist(),
-            test_errors=error_rate(
-                scores.numpy(), data.size("test"), is_accuracy=is_accuracy
-            ).tolist(),
+            val_errors=val_errors,
+            test_errors=test_errors,
             val_scores=val.tolist(),
             test_scores=scores.tolist(),
             parameters=signals.params[rows].tolist(),

@@ -45,18 +45,12 @@ class Interval:
         return f"{self.estimate:+.3f} [{self.low:+.3f}, {self.high:+.3f}]"
 
 
-def error_rate(score: ArrayLike, samples: int, *, is_accuracy: bool) -> Floats:
-    """Return errors in which a score is counted: 1 - accuracy, or the loss.
+def error_rate(accuracy: ArrayLike, samples: int) -> Floats:
+    """Return shares of wrong answers, of accuracies in points over so many samples.
 
-    Args:
-        score: accuracy in points, or a negative loss.
-        samples: how many samples it is of; fewer than half an error cannot be told from none.
-        is_accuracy: which of the two it is.
+    Fewer than half an error cannot be told from none.
     """
-    scores = np.asarray(score, dtype=np.float64)
-    if is_accuracy:
-        return np.maximum(1.0 - scores / 100.0, 0.5 / samples)
-    return np.maximum(-scores, np.finfo(np.float64).tiny)
+    return np.maximum(1.0 - np.asarray(accuracy, dtype=np.float64) / 100.0, 0.5 / samples)
 
 
 def log_ratios(errors: ArrayLike, reference: ArrayLike) -> Floats:
