@@ -17,7 +17,6 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -39,130 +38,13 @@ from benchmarks._arena import (
 )
 from benchmarks.table import print_table
 from benchmarks.tune_hosts import RATES, best_by_member
-from esper.kasmina.blueprints.registry import blueprint_by_id, blueprint_names
-from esper.kasmina.costs import seed_flops
-from esper.kasmina.placement import place_slots
-from esper.leyline.actions import LifecycleOp
-from esper.leyline.alpha import ALPHA_TARGETS, TEMPO_EPOCHS, BlendStyle
-from esper.leyline.rules import Masks
-from esper.leyline.signals import Signals
+from esper.leyline.controller import ControllerContext
 from esper.leyline.stages import SeedStage
+from esper.proof.plans import STANDARD_PLANS, Plan
 from esper.simic.training.evaluation import Interval, paired_interval
-from esper.tamiyo.controllers.choices import WAIT, Choice, is_legal, pack_choices
+from esper.tamiyo.controllers.schedule import ScheduleController
+from esper.tamiyo.controllers.schedule_format import parse_schedule
 from esper.tasks.member import Member
-from esper.tasks.task import Task
-
-FIRST, MIDDLE, LAST = 0, 1, 2
-ALL = (FIRST, MIDDLE, LAST)
-_FULL = 1.0 - 1e-6
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Seeds to germinate, one after another, from some share of the horizon on."""
-
-    name: str
-    seeds: tuple[tuple[int, str], ...]
-    start: float = 0.0
-
-
-def _same(blueprint: str, slots: Sequence[int]) -> tuple[tuple[int, str], ...]:
-    return tuple((slot, blueprint) for slot in slots)
-
-
-PLANS: tuple[Plan, ...] = (
-    Plan("conv_heavy last", _same("conv_heavy", (LAST,))),
-    Plan("conv_heavy first", _same("conv_heavy", (FIRST,))),
-    Plan("conv_heavy last, middle", _same("conv_heavy", (LAST, MIDDLE))),
-    Plan("conv_heavy all", _same("conv_heavy", (LAST, MIDDLE, FIRST))),
-    Plan("conv_light last", _same("conv_light", (LAST,))),
-    Plan("conv_light first", _same("conv_light", (FIRST,))),
-    Plan("conv_light all", _same("conv_light", ALL)),
-    Plan("bottleneck last", _same("bottleneck", (LAST,))),
-    Plan("bottleneck all", _same("bottleneck", ALL)),
-    Plan("norm all", _same("norm", ALL)),
-    Plan("depthwise all", _same("depthwise", ALL)),
-    Plan("attention last", _same("attention", (LAST,))),
-    Plan("attention all", _same("attention", ALL)),
-    Plan("conv_heavy last, late", _same("conv_heavy", (LAST,)), 1 / 3),
-    Plan("conv_light all, late", _same("conv_light", ALL), 1 / 3),
-    Plan("bottleneck all, late", _same("bottleneck", ALL), 1 / 3),
-)
-
-
-class PlannedRows:
-    """Carries out one plan per row: germinates, advances and fossilizes as soon as it may.
-
-    A seed that its gate holds back does not keep the others of its row waiting.
-    """
-
-    def __init__(self, plans: Sequence[Plan | None], min_training: int) -> None:
-        """Take the plan of every row, None where it only waits."""
-        self._plans = plans
-        self._min_training = min_training
-        self._names = blueprint_names()
-        self._done: list[set[int]] = [set() for _ in plans]
-        self._tried: list[Choice] = [WAIT for _ in plans]
-
-    def act(self, signals: Signals, masks: Masks) -> dict[str, Tensor]:
-        """Return one legal action per row."""
-        signals = signals.to("cpu")
-        stages, alphas = signals.stage.tolist(), signals.alpha.tolist()
-        ages, epochs = signals.epochs_in_stage.tolist(), signals.epoch.tolist()
-        horizons, successes = signals.max_epochs.tolist(), signals.last_success.tolist()
-        choices: list[Choice] = []
-        for row, plan in enumerate(self._plans):
-            if plan is None:
-                choices.append(WAIT)
-                continue
-            tried = self._tried[row]
-            if successes[row] and tried["op"] == LifecycleOp.GERMINATE:
-                self._done[row].add(int(tried["slot"]))
-            wishes = self._wishes(row, plan, stages[row], ages[row], alphas[row])
-            if epochs[row] >= max(1, round(plan.start * horizons[row])):
-                wishes += self._germinations(row, plan)
-            if not successes[row]:
-                # What has just failed comes last.
-                wishes.sort(key=lambda wish: wish == tried)
-            choice = next((wish for wish in wishes if is_legal(wish, masks, row)), WAIT)
-            self._tried[row] = choice
-            choices.append(choice)
-        return pack_choices(choices, masks)
-
-    def _wishes(
-        self, row: int, plan: Plan, stages: list[int], ages: list[int], alphas: list[float]
-    ) -> list[Choice]:
-        """Return the operations that bring a seed of the row further."""
-        wishes: list[Choice] = []
-        for slot, _ in plan.seeds:
-            stage = stages[slot]
-            ready = (
-                stage == SeedStage.GERMINATED
-                or (stage == SeedStage.TRAINING and ages[slot] >= self._min_training)
-                or (stage == SeedStage.BLENDING and alphas[slot] >= _FULL)
-            )
-            if ready:
-                wishes.append({"op": LifecycleOp.ADVANCE, "slot": slot})
-        for slot, _ in plan.seeds:
-            if stages[slot] == SeedStage.HOLDING:
-                wishes.append({"op": LifecycleOp.FOSSILIZE, "slot": slot})
-        return wishes
-
-    def _germinations(self, row: int, plan: Plan) -> list[Choice]:
-        """Return the germination that is next; the slots come in the plan's order."""
-        for slot, blueprint in plan.seeds:
-            if slot not in self._done[row]:
-                return [
-                    {
-                        "op": LifecycleOp.GERMINATE,
-                        "slot": slot,
-                        "blueprint": self._names.index(blueprint),
-                        "style": BlendStyle.SIGMOID_ADD,
-                        "tempo": TEMPO_EPOCHS.index(3),
-                        "alpha_target": ALPHA_TARGETS.index(1.0),
-                    }
-                ]
-        return []
 
 
 @dataclass(frozen=True)
@@ -206,7 +88,10 @@ def run(job: Job) -> dict[str, Any]:
         row_seeds=list(job.seeds) * len(arms),
     )
     try:
-        controller = PlannedRows(plan_of_row, job.min_training)
+        context = ControllerContext(slot_names=tuple(task.slot_paths))
+        schedules = [parse_schedule(plan.entries if plan else (), context) for plan in plan_of_row]
+        controller = ScheduleController(schedules, context, is_quiet=True)
+        controller.reset(population.rows, population.device)
         signals = population.reset()
         epochs = 1
         while epochs < horizon and time.time() < job.deadline:
@@ -222,17 +107,16 @@ def run(job: Job) -> dict[str, Any]:
     finally:
         population.close()
     count = len(job.seeds)
-    base, extra = task.host_flops, flops_by_seed(task)
     found = {}
     for number, arm in enumerate(arms):
         rows = slice(number * count, (number + 1) * count)
-        seeds = () if arm is None else arm.seeds
+        seeds = () if arm is None else arm.entries
         grown = signals.stage[rows] == SeedStage.FOSSILIZED
         found["waiting" if arm is None else arm.name] = {
             "test": test[rows],
             "val": signals.val_score[rows].tolist(),
             "parameters": fmean(signals.params[rows].tolist()),
-            "flops": base + sum(extra[seed] for seed in seeds),
+            "flops": fmean(signals.flops[rows].tolist()),
             "fossilized": float(grown.sum()) / (count * len(seeds)) if seeds else 1.0,
             "rolled_back_last": int(signals.rolled_back[rows].sum()),
         }
@@ -252,19 +136,6 @@ def run(job: Job) -> dict[str, Any]:
         "train_s": round(trained - started, 1),
         "test_s": round(time.perf_counter() - trained, 1),
         "arms": found,
-    }
-
-
-def flops_by_seed(task: Task) -> dict[tuple[int, str], int]:
-    """Return the operations of one sample through every seed in every slot."""
-    places = place_slots(task.build_host(0), task.slot_paths, task.example_input())
-    wanted = {seed for plan in PLANS for seed in plan.seeds}
-    names = blueprint_names()
-    return {
-        (slot, name): seed_flops(
-            blueprint_by_id(names.index(name)), places[slot].topology, places[slot].shape
-        )
-        for slot, name in wanted
     }
 
 
@@ -411,13 +282,13 @@ def main(arguments: list[str]) -> int:
     on_cuda = is_cuda(options.device)
     plans = tuple(
         plan
-        for plan in PLANS
+        for plan in STANDARD_PLANS
         if options.plans is None or any(part in plan.name for part in options.plans)
     )
     jobs = []
     for member in members_of(options.family, options.split, options.members):
         # What growing brings to residual hosts is left for the claim.
-        if member.depth != len(ALL) or member.host == "residual":
+        if member.host == "residual":
             continue
         if options.horizon:
             member = member.replace(horizon=options.horizon)

@@ -438,7 +438,7 @@ def test_a_mistake_is_one_line_that_says_what_would_be_right(
     (own_model / "used").mkdir()
     (own_model / "used" / "precious.txt").write_text("keep")
     (own_model / "empty").mkdir()
-    (own_model / "wrong.yaml").write_text("- {epoch: 1, op: grow, slot: 0}\n")
+    (own_model / "wrong.yaml").write_text("- {epoch: 1, op: sow, slot: 0}\n")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     arguments, message = MISTAKES[mistake]
     line = command(*arguments).complaint()

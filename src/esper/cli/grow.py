@@ -16,10 +16,15 @@ examples:
   esper grow --task digits --optimizer adamw --learning-rate 0.003 --seed-warmup 2 --out runs/adamw
   esper grow --task cifar_baseline --data ~/cifar-10-batches-py --device cuda --out runs/cifar
   esper grow --model mynet:make --slots layer1,layer2 --data images.npz --out runs/mine
+  esper grow --task digits --controller heuristic:plateau_epochs=5 --out runs/patient
   esper grow --resume --out runs/first
 """
 
-_CONTROLLERS = "heuristic, wait, random, schedule:FILE, or the folder of a saved policy"
+_CONTROLLERS = (
+    "heuristic, plateau, periodic, random, wait, schedule:FILE, or the folder of a saved policy; "
+    "settings follow a colon, as in heuristic:plateau_epochs=5,rest_epochs=2, or lie in a file, as "
+    "in heuristic:tuned.json"
+)
 
 
 def set_up(parser: Parser) -> None:
@@ -211,7 +216,7 @@ def resolve(options: argparse.Namespace) -> Any:
 
     controller = options.controller or DEFAULT_CONTROLLER
     name, colon, argument = controller.partition(":")
-    if name == "schedule" and argument:
+    if argument and (name == "schedule" or Path(argument).is_file()):
         controller = f"{name}{colon}{_absolute(argument)}"
     growth = growth_of(options.task)
     given = _given(

@@ -101,6 +101,8 @@ examples:
 VERBS = {
     "grow": "train and grow one network",
     "train": "train a controller",
+    "search": "look for schedules of growth, and for settings of the heuristic",
+    "prove": "say which controller beats which, by how much, with what certainty",
     "report": "write one self-contained HTML file about a run",
     "runs": "list runs: what they are about, how far they are, and how they ended",
     "query": "ask a run's store in SQL, as a table, CSV or JSON",

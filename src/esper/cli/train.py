@@ -111,8 +111,8 @@ def run(options: argparse.Namespace) -> int:
 def _open(options: argparse.Namespace, on_alarm: Any) -> Any:
     """Start or continue the run."""
     from esper.leyline.process import choose_device
+    from esper.leyline.settings import parse_settings
     from esper.runs.training import resume_training, start_training
-    from esper.simic.training.config import parse_settings
 
     if not options.resume:
         return start_training(
@@ -136,8 +136,8 @@ def _open(options: argparse.Namespace, on_alarm: Any) -> Any:
 
 def resolve(options: argparse.Namespace) -> Any:
     """Turn options into a complete configuration."""
+    from esper.leyline.settings import parse_settings
     from esper.runs.training import DEFAULT_RECIPE, resolve_recipe
-    from esper.simic.training.config import parse_settings
 
     given = {
         "tasks": None if options.task is None else _names(options.task),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -221,6 +222,13 @@ class Masks:
     def rows(self) -> int:
         """Number of rows."""
         return self.op.shape[0]
+
+    def to(self, device: torch.device | str) -> Masks:
+        """Return the same masks on another device."""
+        moved = {
+            field.name: getattr(self, field.name).to(device) for field in dataclasses.fields(self)
+        }
+        return Masks(**moved)
 
 
 def build_masks(view: RuleView, config: RulesConfig) -> Masks:

@@ -51,7 +51,7 @@ class PopulationEngine(EvaluatedEngine, Protocol):
         ...
 
     def score_test(self) -> Tensor:
-        """Return float64 [R]: the score in points of every row on the whole test split.
+        """Return float64 [R, 2]: score in points and loss of every row on the whole test split.
 
         It is for the end of an evaluation; nothing that learns or decides may see it.
         """

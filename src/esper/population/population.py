@@ -253,12 +253,17 @@ class Population:
 
     def test_scores(self) -> Tensor:
         """Return float64 [R]: every row's score on the untouched test split, in points."""
+        return self.test_results()[0]
+
+    def test_results(self) -> tuple[Tensor, Tensor]:
+        """Return float64 [R], twice: scores in points and losses on the untouched test split."""
         self._need_rows()
-        scores = []
+        found = []
         for group in self._groups:
             with self._memory_of(group):
-                scores.append(group.engine.score_test())
-        return torch.cat(scores)[self._order()]
+                found.append(group.engine.score_test())
+        scores, losses = torch.cat(found)[self._order()].unbind(1)
+        return scores, losses
 
     def snapshot(self) -> dict[str, Any]:
         """Return the state of every row as plain data and tensors."""

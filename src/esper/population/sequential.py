@@ -121,14 +121,16 @@ class SequentialEngine:
         return torch.cat([loss for loss, _ in results]), torch.cat(correct) if correct else None
 
     def score_test(self) -> Tensor:
-        """Return float64 [R]: the score in points of every row on the whole test split."""
+        """Return float64 [R, 2]: score in points and loss of every row on the whole test split."""
         everything = torch.ones((1, len(self.slots)), dtype=torch.bool)
         scores = []
         with one_thread(self._device):
             for garden, condition in zip(self._gardens, self._conditions, strict=True):
                 samples = _FixedSamples(condition.data, "test", self._dtype)
                 judge = BatchEvaluator(samples, condition.task.objective, precision=self._precision)
-                scores.append(values_in_points(*judge.measure(garden, everything)).mean().cpu())
+                loss, correct = judge.measure(garden, everything)
+                points = values_in_points(loss, correct).mean()
+                scores.append(torch.stack([points, loss.double().mean()]).cpu())
         return torch.stack(scores)
 
     def usual_plans(self) -> list[Tensor]:

@@ -187,7 +187,7 @@ class StackedEngine:
             return self._validation.measure(plans, self._state)
 
     def score_test(self) -> Tensor:
-        """Return float64 [R]: the score in points of every row on the whole test split."""
+        """Return float64 [R, 2]: score in points and loss of every row on the whole test split."""
         assert self._state is not None, "sync comes before score_test"
         self._template.eval()
         with torch.no_grad(), stacked_attention():

@@ -339,9 +339,9 @@ class ValidationPass:
         return loss[back], None if right is None else right[back]
 
     def score_test(self, state: SlotState) -> Tensor:
-        """Return float64 [R]: the score in points of every row on the whole test split."""
+        """Return float64 [R, 2]: score in points and loss of every row on the whole test split."""
         rows = np.arange(len(self._set_of_row))
-        scores = torch.zeros(len(rows), dtype=torch.float64, device=self._device)
+        scores = torch.zeros((len(rows), 2), dtype=torch.float64, device=self._device)
         everything = np.ones((len(rows), state.num_slots), dtype=np.bool_)
         for number, part in self._passes(rows):
             data, total = self._sets[number], torch.zeros_like(scores[: len(part)])
@@ -349,7 +349,8 @@ class ValidationPass:
             for indices in data.indices("test").split(self._count):
                 self._load(data, "test", indices, None)
                 loss, correct = self._run_pass(len(part))
-                total += values_in_points(loss, correct)[:, : len(indices)].sum(1)
+                both = torch.stack([values_in_points(loss, correct), loss.double()], -1)
+                total += both[:, : len(indices)].sum(1)
             scores[torch.from_numpy(part).to(self._device)] = total / data.size("test")
         return scores.cpu()
 

@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 
 from esper.leyline.errors import ConfigError, UsageError
+from esper.leyline.settings import parse_settings
 from esper.simic.training.config import (
     StageConfig,
     TrainConfig,
     change_settings,
     compare_settings,
-    parse_settings,
 )
 from tests.simic.training.tiny import tiny_config
 

@@ -63,7 +63,9 @@ class Scene:
     topology: str = "cnn"
     slots: list[Slot] = field(default_factory=lambda: [Slot(), Slot(), Slot()])
     epoch: int = 20
+    horizon: int = 60
     score: float = 50.0
+    best: float | None = None
     plateau: int = 5
     stabilized: bool = True
     last_op: LifecycleOp = LifecycleOp.WAIT
@@ -83,7 +85,9 @@ class Scene:
         return replace(
             template,
             epoch=torch.tensor([self.epoch]),
+            max_epochs=torch.tensor([self.horizon]),
             val_score=torch.tensor([self.score]),
+            best_score=torch.tensor([self.best if self.best is not None else self.score]),
             val_loss=torch.tensor([abs(self.score)]),
             plateau_epochs=torch.tensor([self.plateau]),
             stabilized=torch.tensor([self.stabilized]),

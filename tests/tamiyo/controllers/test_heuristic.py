@@ -14,12 +14,8 @@ from esper.leyline.errors import ConfigError, UnknownNameError, UsageError
 from esper.leyline.randomness import generator
 from esper.leyline.rules import RulesConfig
 from esper.leyline.stages import COOLDOWN_STAGES, SeedStage
-from esper.tamiyo.controllers.heuristic import (
-    HeuristicConfig,
-    HeuristicController,
-    RowMemory,
-    read_rows,
-)
+from esper.tamiyo.controllers.heuristic import HeuristicConfig, HeuristicController, RowMemory
+from esper.tamiyo.controllers.row_view import read_rows
 from esper.testing.signals import random_signals
 from tests.tamiyo.controllers.scenes import CONTEXT, Scene, Slot, blueprint_id, take_rows
 

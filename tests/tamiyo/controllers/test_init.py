@@ -20,8 +20,9 @@ from esper.testing.controllers import check_controller
 PLAN = """
 - {epoch: 1, op: germinate, slot: r0c0, blueprint: norm, style: gated_gate, tempo: 3}
 - {epoch: 1, op: advance, slot: 0}
-- {epoch: 5, op: set_alpha_target, slot: 0, alpha_target: 0.7, speed: 3, curve: cosine}
-- {epoch: 9, op: prune, slot: 0, speed: 8}
+- {epoch: 5, op: set_alpha_target, slot: 0, alpha_target: 0.7, alpha_speed: 3, alpha_curve: cosine}
+- {epoch: 9, op: prune, slot: 0, alpha_speed: 8}
+- {epoch: 10%, op: grow, slot: 50%, blueprint: [lora, norm]}
 - {epoch: 9, op: fossilize, slot: r0c1}
 """
 
@@ -33,7 +34,7 @@ def plan(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", ["wait", "random", "heuristic", "schedule"])
+@pytest.mark.parametrize("name", ["wait", "random", "periodic", "plateau", "heuristic", "schedule"])
 def test_battery(name: str, plan: Path) -> None:
     spec = f"schedule:{plan}" if name == "schedule" else name
     check_controller(lambda context: make_controller(spec, context))

@@ -9,6 +9,7 @@ from esper.leyline.errors import CheckpointError, UnknownNameError, UsageError
 from esper.leyline.storage import save_tree
 from esper.tamiyo import (
     CONTROLLERS,
+    HeuristicConfig,
     HeuristicController,
     RandomController,
     WaitController,
@@ -94,9 +95,43 @@ def test_a_learned_controller_needs_a_folder(spec: str) -> None:
     one_line(error)
 
 
-@pytest.mark.parametrize("spec", ["wait:1", "random:7", "heuristic:fast", "wait:"])
+@pytest.mark.parametrize("spec", ["wait:1", "random:7", "wait:"])
 def test_an_argument_nobody_takes(spec: str) -> None:
     with pytest.raises(UsageError, match="takes no argument") as error:
+        make_controller(spec, CONTEXT)
+    one_line(error)
+
+
+def test_settings_follow_the_colon() -> None:
+    controller = make_controller("heuristic:plateau_epochs=7,rotation=[norm, lora]", CONTEXT)
+    assert isinstance(controller, HeuristicController)
+    assert controller.config == HeuristicConfig(plateau_epochs=7, rotation=("norm", "lora"))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("tuned.json", '{"plateau_epochs": 7}'), ("tuned.yaml", "plateau_epochs: 7\n")],
+)
+def test_settings_may_lie_in_a_file(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    controller = make_controller(f"heuristic:{tmp_path / name}", CONTEXT)
+    assert isinstance(controller, HeuristicController)
+    assert controller.config.plateau_epochs == 7
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("heuristic:fast", "takes settings or a file of them, got 'fast'"),
+        ("heuristic:", "takes settings or a file of them"),
+        ("heuristic:plateau=3", "has no key 'plateau', did you mean 'plateau_epochs'?"),
+        ("heuristic:plateau_epochs=soon", "plateau_epochs must be a whole number"),
+        ("periodic:every=0", "every must be at least 1"),
+        ("plateau:patience=5,", "a setting is KEY=VALUE"),
+    ],
+)
+def test_settings_that_are_wrong(spec: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words) as error:
         make_controller(spec, CONTEXT)
     one_line(error)
 

@@ -11,6 +11,7 @@ from esper.leyline.alpha import SPEED_TICKS, AlphaAlgorithm, AlphaCurve, AlphaMo
 from esper.leyline.errors import EsperWarning, UsageError
 from esper.leyline.stages import SeedStage
 from esper.tamiyo.controllers.schedule import ScheduleController
+from esper.tamiyo.controllers.schedule_format import parse_schedule
 from tests.tamiyo.controllers.scenes import CONTEXT, Scene, Slot, blueprint_id, join_rows
 
 WAIT, GERMINATE = LifecycleOp.WAIT, LifecycleOp.GERMINATE
@@ -77,7 +78,7 @@ def test_what_was_left_out_takes_its_default(follow: Follow) -> None:
 def test_a_masked_entry_waits_and_holds_up_the_rest(follow: Follow) -> None:
     controller = follow(
         """
-        - {epoch: 1, op: prune, slot: 0, speed: 3, curve: cosine}
+        - {epoch: 1, op: prune, slot: 0, alpha_speed: 3, alpha_curve: COSINE}
         - {epoch: 1, op: germinate, slot: 1, blueprint: norm}
         """
     )
@@ -100,11 +101,11 @@ def test_a_failed_gate_is_tried_again(follow: Follow) -> None:
     )
     scene = Scene(slots=[Slot(stage=SeedStage.TRAINING)], epoch=1)
     assert [step(scene, controller, success=False) for _ in range(4)] == [ADVANCE] * 4
-    assert controller.state_dict()["next"] == [0]
+    assert controller.state_dict()["rows"][0]["next"] == 0
     assert step(scene, controller, success=True) == ADVANCE
     scene.slots[0].stage = SeedStage.BLENDING
     assert step(scene, controller) == ADVANCE
-    assert controller.state_dict()["next"] == [1]
+    assert controller.state_dict()["rows"][0]["next"] == 1
 
 
 def test_success_of_another_action_is_not_its_own(follow: Follow) -> None:
@@ -168,12 +169,13 @@ def test_rows_go_at_their_own_pace(follow: Follow) -> None:
     scenes[0].last_op, scenes[0].slots[0].stage = ADVANCE, SeedStage.HOLDING
     scenes[1].last_op, scenes[1].last_success = ADVANCE, False
     assert act(scenes) == [FOSSILIZE, ADVANCE]
-    assert controller.state_dict() == {"next": [1, 0], "tried": [True, True]}
+    assert [row["next"] for row in controller.state_dict()["rows"]] == [1, 0]
 
 
 def test_a_state_of_a_longer_schedule_leaves_nothing_to_do(follow: Follow) -> None:
     controller = follow("- {epoch: 1, op: fossilize, slot: 0}")
-    controller.load_state_dict({"next": [9], "tried": [True]})
+    row = {"next": 9, "tended": [], "tried": None, "was_entry": False}
+    controller.load_state_dict({"rows": [row]})
     assert Scene(slots=[Slot(stage=SeedStage.HOLDING)]).op(controller) == WAIT
 
 
@@ -182,3 +184,94 @@ def test_must_be_reset_for_the_rows_it_is_shown(follow: Follow) -> None:
     controller.reset(4, "cpu")
     with pytest.raises(UsageError, match=r"call reset\(1, device\) first"):
         Scene().act(controller)
+
+
+class TestGrow:
+    """Seeds that are brought up without being told."""
+
+    def test_a_seed_is_advanced_and_fossilized_by_itself(self, follow: Follow) -> None:
+        controller = follow("- {epoch: 10%, op: grow, slot: 100%, blueprint: norm}")
+        scene = Scene(epoch=1, horizon=20)
+        assert step(scene, controller) == WAIT
+        action = scene.act(controller)
+        assert (action["op"], action["slot"]) == (GERMINATE, 2)
+        scene.last_op, scene.epoch = GERMINATE, 3
+        scene.slots[2] = Slot(stage=SeedStage.GERMINATED)
+        assert step(scene, controller) == ADVANCE
+        scene.slots[2].stage = SeedStage.TRAINING
+        assert [step(scene, controller, success=False) for _ in range(2)] == [ADVANCE] * 2
+        moving = Slot(stage=SeedStage.BLENDING, mode=AlphaMode.UP, alpha=0.5, target=1.0)
+        scene.slots[2] = moving
+        assert step(scene, controller) == WAIT
+        moving.mode, moving.alpha = AlphaMode.HOLD, 1.0
+        assert step(scene, controller) == ADVANCE
+        moving.stage = SeedStage.HOLDING
+        assert step(scene, controller) == FOSSILIZE
+        moving.stage = SeedStage.FOSSILIZED
+        assert step(scene, controller) == WAIT
+
+    def test_a_seed_held_back_by_its_gate_does_not_hold_up_the_next(self, follow: Follow) -> None:
+        controller = follow(
+            """
+            - {epoch: 0, op: grow, slot: 0, blueprint: norm}
+            - {epoch: 0, op: grow, slot: 1, blueprint: norm}
+            """
+        )
+        scene = Scene(epoch=1)
+        assert step(scene, controller) == GERMINATE
+        scene.slots[0] = Slot(stage=SeedStage.HOLDING, alpha=1.0, target=1.0)
+        assert step(scene, controller, success=False) == FOSSILIZE
+        action = scene.act(controller)
+        assert (action["op"], action["slot"]) == (GERMINATE, 1)
+
+    def test_what_can_never_be_done_is_passed_over(self, follow: Follow) -> None:
+        controller = follow(
+            """
+            - {epoch: 0, op: grow, slot: 0, blueprint: norm}
+            - {epoch: 0, op: grow, slot: 1, blueprint: lora}
+            - {epoch: 0, op: grow, slot: 2, blueprint: [lora, norm]}
+            """
+        )
+        taken = Slot(stage=SeedStage.FOSSILIZED, alpha=1.0, target=1.0)
+        scene = Scene(slots=[taken, Slot(), Slot()])
+        with pytest.warns(EsperWarning, match="entry 2 is passed over: blueprint 'lora'"):
+            action = scene.act(controller)
+        assert (action["slot"], action["blueprint"]) == (2, blueprint_id("norm"))
+
+    def test_an_amplitude_below_one_is_left_alone(self, follow: Follow) -> None:
+        controller = follow("- {epoch: 0, op: grow, slot: 0, blueprint: norm, alpha_target: 0.7}")
+        scene = Scene()
+        assert step(scene, controller) == GERMINATE
+        scene.slots[0] = Slot(stage=SeedStage.BLENDING, alpha=0.7, target=0.7)
+        assert [step(scene, controller) for _ in range(3)] == [WAIT] * 3
+
+    def test_a_slot_that_a_host_lacks_is_passed_over(self) -> None:
+        entries = parse_schedule(
+            [
+                {"epoch": 0, "op": "grow", "slot": "r0c2", "blueprint": "norm"},
+                {"epoch": 0, "op": "grow", "slot": "100%", "blueprint": "norm"},
+            ],
+            CONTEXT,
+        )
+        controller = ScheduleController([entries], CONTEXT)
+        controller.reset(1, "cpu")
+        action = Scene(slots=[Slot(), Slot()]).act(controller)
+        assert (action["op"], action["slot"]) == (GERMINATE, 1)
+
+
+def test_every_row_may_have_a_schedule_of_its_own() -> None:
+    plans = [
+        parse_schedule([{"epoch": 0, "op": "grow", "slot": slot, "blueprint": "norm"}], CONTEXT)
+        for slot in (0, 2)
+    ]
+    controller = ScheduleController([plans[0], (), plans[1]], CONTEXT)
+    controller.reset(3, "cpu")
+    scenes = [Scene() for _ in range(3)]
+    actions = controller.act(
+        join_rows([scene.signals() for scene in scenes]),
+        join_rows([scene.masks() for scene in scenes]),
+    )
+    assert actions["op"].tolist() == [GERMINATE, WAIT, GERMINATE]
+    assert actions["slot"][[0, 2]].tolist() == [0, 2]
+    with pytest.raises(UsageError, match="3 schedules need as many rows"):
+        controller.reset(2, "cpu")

@@ -5,6 +5,7 @@ file per kind; importing the package registers them. To add one: docs/how-to/add
 """
 
 from esper.kasmina.hosts.cnn import CnnConfig, CnnHost, doubling
+from esper.kasmina.hosts.grown import BuiltInSeed, GrownConfig
 from esper.kasmina.hosts.mlp import MlpConfig, MlpHost
 from esper.kasmina.hosts.registry import (
     HOSTS,
@@ -19,8 +20,10 @@ from esper.kasmina.hosts.transformer import TransformerConfig, TransformerHost
 
 __all__ = [
     "HOSTS",
+    "BuiltInSeed",
     "CnnConfig",
     "CnnHost",
+    "GrownConfig",
     "HostSpec",
     "MlpConfig",
     "MlpHost",

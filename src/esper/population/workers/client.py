@@ -190,7 +190,7 @@ class WorkersEngine:
         return torch.cat(losses), torch.cat(corrects) if corrects else None
 
     def score_test(self) -> Tensor:
-        """Return float64 [R]: the score in points of every row on the whole test split."""
+        """Return float64 [R, 2]: score in points and loss of every row on the whole test split."""
         asked = {p: self._pool.ask(p, "score_test", self._number) for p, _ in self._busy()}
         scores = list(self._pool.answers(asked).values())
         return torch.cat(scores)[self._order()]

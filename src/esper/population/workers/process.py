@@ -123,7 +123,7 @@ class _Worker:
         return (*result, rows.row_seconds)
 
     def score_test(self, engine: int) -> Tensor:
-        """Return the scores of an engine's rows on the test split."""
+        """Return the scores and losses of an engine's rows on the test split."""
         return self._engines[engine].score_test()
 
     def read(self, engine: int, rows: list[int]) -> Any:

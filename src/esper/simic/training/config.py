@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from esper.leyline.config import Config, flat_settings, option
 from esper.leyline.defaults import DEFAULT_EPISODE_LENGTH
-from esper.leyline.errors import ConfigError, UsageError, nearest
+from esper.leyline.errors import ConfigError, nearest
 from esper.population.engine import EXECUTION_SETTINGS, PopulationConfig, Strategy
 from esper.simic.agent.config import PPOConfig
 from esper.simic.rewards.config import RewardConfig, check_gamma
@@ -181,17 +181,6 @@ def change_settings(config: TrainConfig, settings: Mapping[str, Any]) -> TrainCo
     return config
 
 
-def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
-    """Return settings by dotted key from texts 'KEY=VALUE'; values are read as YAML."""
-    found = {}
-    for setting in settings:
-        key, sign, text = setting.partition("=")
-        if not sign or not key.strip():
-            raise UsageError(f"a setting is KEY=VALUE, as in ppo.clip=0.1; got {setting!r}")
-        found[key.strip()] = _parse(text, setting)
-    return found
-
-
 def compare_settings(old: TrainConfig, new: TrainConfig) -> SettingChanges:
     """Return what changed, or raise where a run cannot be continued with it."""
     before, after = flat_settings(old.to_mapping()), flat_settings(new.to_mapping())
@@ -235,15 +224,6 @@ def _set(config: Any, path: Sequence[str], value: Any, key: str) -> Any:
         # One discount: the learner's and the reward's are the same number.
         return config.replace(ppo=value, reward=config.reward.replace(gamma=value.gamma))
     return config.replace(**{name: value})
-
-
-def _parse(text: str, setting: str) -> Any:
-    import yaml
-
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError:
-        raise UsageError(f"the value of {setting!r} cannot be read; quote it as YAML") from None
 
 
 def _is_within(key: str, names: Sequence[str]) -> bool:

@@ -22,7 +22,7 @@ from esper.simic.rewards.contract import Reward, Transition
 from esper.simic.training.config import TrainConfig
 from esper.simic.training.outcome import RoundOutcome
 from esper.simic.training.plan import RoundPlan
-from esper.simic.training.rollout import masks_to, twin_scores_at
+from esper.simic.training.rollout import twin_scores_at
 from esper.simic.training.row_source import Environment, TaskRows
 from esper.simic.training.traces import Trace, decision_columns, state_columns
 from esper.tamiyo.controllers import LearnedController, WaitController, make_controller
@@ -59,7 +59,7 @@ def live_episodes(
     active = torch.ones(rows, dtype=torch.bool, device=device)
     yield Moment(signals, None, torch.zeros_like(active), active)
     for _ in range(int((signals.max_epochs - signals.epoch).max())):
-        masks = masks_to(environment.masks(), device)
+        masks = environment.masks().to(device)
         chosen = controller.act(signals, masks)
         actions = {head: torch.where(active, chosen[head].to(device), wait[head]) for head in wait}
         signals = environment.step(actions)

@@ -48,7 +48,7 @@ _POLICY = PolicyConfig(
 )
 """Floors below the documents': theirs draw every second blueprint at random, for ever."""
 
-_LIFE = LifecycleConfig(gates=GateConfig(min_training_epochs=3))
+LIFE = LifecycleConfig(gates=GateConfig(min_training_epochs=3))
 """Seeds train alone for a twentieth of 60 epochs: with the documents' ten, growing on images brings
 a third of what it brings with three (docs/log.md)."""
 
@@ -130,7 +130,7 @@ RECIPES: dict[str, TrainConfig] = {
             policy=_POLICY,
             ppo=LEARNER,
             reward=_REWARD,
-            population=PopulationConfig(lifecycle=_LIFE),
+            population=PopulationConfig(lifecycle=LIFE),
         ),
         TrainConfig(
             recipe="cifar16",
@@ -143,7 +143,7 @@ RECIPES: dict[str, TrainConfig] = {
             policy=_POLICY,
             ppo=LEARNER,
             reward=_REWARD,
-            population=PopulationConfig(lifecycle=_LIFE, use_bf16=True),
+            population=PopulationConfig(lifecycle=LIFE, use_bf16=True),
         ),
         TrainConfig(
             recipe="arena",
@@ -157,7 +157,7 @@ RECIPES: dict[str, TrainConfig] = {
             policy=_POLICY.replace(num_slots=4),
             ppo=LEARNER,
             reward=_REWARD,
-            population=PopulationConfig(lifecycle=_LIFE, use_bf16=True),
+            population=PopulationConfig(lifecycle=LIFE, use_bf16=True),
         ),
         TrainConfig(
             recipe="cifar",
@@ -170,7 +170,7 @@ RECIPES: dict[str, TrainConfig] = {
             policy=_POLICY,
             ppo=LEARNER,
             reward=_REWARD,
-            population=PopulationConfig(lifecycle=_LIFE, use_bf16=True),
+            population=PopulationConfig(lifecycle=LIFE, use_bf16=True),
         ),
         TrainConfig(
             recipe="stories",

@@ -13,7 +13,6 @@ Between two steps everything can be saved and restored exactly. `Trainer` makes 
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -23,7 +22,6 @@ from torch import Tensor
 
 from esper.leyline.actions import LifecycleOp, placeholder_actions
 from esper.leyline.errors import UsageError
-from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
 from esper.simic.agent.report import ClampCounter
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
@@ -288,7 +286,7 @@ class Rollout:
         """Return the policy's decision, and put what it was made of into the buffer."""
         raw, state, blueprints = self._observe(signals)
         table = self.policy.network.table
-        legal = table.row_masks(masks_to(self.environment.masks(), self.device), (self.rows,))
+        legal = table.row_masks(self.environment.masks().to(self.device), (self.rows,))
         ops = legal[:, OP_ROW, : table.sizes["op"]]
         self._free = ops.sum(1) > 1
         decided = self._forward(state, legal, blueprints)
@@ -372,7 +370,7 @@ class Rollout:
             return
         _, state, blueprints = self._observe(self.signals)
         table = self.policy.network.table
-        legal = table.row_masks(masks_to(self.environment.masks(), self.device), (self.rows,))
+        legal = table.row_masks(self.environment.masks().to(self.device), (self.rows,))
         values = self._forward(state, legal, blueprints).value
         rows = truncated.nonzero().squeeze(1)
         self.buffer.set_bootstrap(rows, values[rows], self._potential[rows])
@@ -392,15 +390,6 @@ class Rollout:
 
     def _twin_at(self, signals: Signals) -> Tensor:
         return twin_scores_at(self._twins, signals)
-
-
-def masks_to(masks: Masks, device: torch.device) -> Masks:
-    """Return the same masks on a device."""
-    if masks.op.device == device:
-        return masks
-    return Masks(
-        **{field.name: getattr(masks, field.name).to(device) for field in dataclasses.fields(masks)}
-    )
 
 
 def twin_scores_at(curves: Tensor, signals: Signals) -> Tensor:

@@ -4,6 +4,8 @@ from esper.tamiyo.controllers.choices import Choice, is_legal, pack_choices
 from esper.tamiyo.controllers.explanation import Contributor, Explanation
 from esper.tamiyo.controllers.heuristic import HeuristicConfig, HeuristicController
 from esper.tamiyo.controllers.learned import GreedyController, LearnedController
+from esper.tamiyo.controllers.periodic import PeriodicConfig, PeriodicController
+from esper.tamiyo.controllers.plateau import PlateauConfig, PlateauController
 from esper.tamiyo.controllers.policy_file import (
     Policy,
     find_policy,
@@ -16,6 +18,7 @@ from esper.tamiyo.controllers.registry import (
     CONTROLLERS,
     ControllerPlugin,
     make_controller,
+    read_settings,
     refuse_argument,
     register_controller,
 )
@@ -32,6 +35,10 @@ __all__ = [
     "HeuristicConfig",
     "HeuristicController",
     "LearnedController",
+    "PeriodicConfig",
+    "PeriodicController",
+    "PlateauConfig",
+    "PlateauController",
     "Policy",
     "RandomController",
     "ScheduleController",
@@ -42,6 +49,7 @@ __all__ = [
     "make_controller",
     "new_policy",
     "pack_choices",
+    "read_settings",
     "refuse_argument",
     "register_controller",
     "save_policy",

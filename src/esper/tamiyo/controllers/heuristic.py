@@ -33,55 +33,8 @@ from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
 from esper.leyline.stages import LIVE_STAGES, SeedStage
 from esper.tamiyo.controllers.choices import WAIT, Choice, pack_choices
-from esper.tamiyo.controllers.registry import refuse_argument, register_controller
-
-
-@dataclass(frozen=True, slots=True)
-class RowView:
-    """The signals and masks of one row as plain numbers; lists are over slots."""
-
-    epoch: int
-    score: float
-    plateau_epochs: int
-    stabilized: bool
-    rolled_back: bool
-    stage: list[int]
-    blueprint: list[int]
-    alpha_mode: list[int]
-    alpha: list[float]
-    alpha_target: list[float]
-    epochs_in_stage: list[int]
-    counterfactual_age: list[int]
-    contribution: list[float]
-    legal: list[list[bool]]
-    """Whether each op is legal at each slot."""
-    fits: list[list[bool]]
-    """Whether each blueprint fits each slot."""
-
-
-def read_rows(signals: Signals, masks: Masks) -> list[RowView]:
-    """Return one view per row; every tensor is copied from its device once."""
-    columns = [
-        column.tolist()
-        for column in (
-            signals.epoch,
-            signals.val_score,
-            signals.plateau_epochs,
-            signals.stabilized,
-            signals.rolled_back,
-            signals.stage,
-            signals.blueprint,
-            signals.alpha_mode,
-            signals.alpha,
-            signals.alpha_target,
-            signals.epochs_in_stage,
-            signals.counterfactual_age,
-            signals.contribution,
-            masks.slot_by_op,
-            masks.blueprint_by_slot,
-        )
-    ]
-    return [RowView(*values) for values in zip(*columns, strict=True)]
+from esper.tamiyo.controllers.registry import read_settings, register_controller
+from esper.tamiyo.controllers.row_view import RowView, read_rows
 
 
 @dataclass(slots=True)
@@ -157,9 +110,6 @@ class RowMemory:
         )
 
 
-_FULL_ALPHA = 1.0 - 1e-6
-
-
 @dataclass(frozen=True, kw_only=True)
 class HeuristicConfig(Config):
     """The constants of the heuristic."""
@@ -229,9 +179,8 @@ class HeuristicController:
 
     @classmethod
     def build(cls, argument: str | None, context: ControllerContext) -> HeuristicController:
-        """Return the controller with its default constants; it takes no argument."""
-        refuse_argument("heuristic", argument)
-        return cls(context)
+        """Return the controller; `argument` may set constants, as in 'plateau_epochs=5'."""
+        return cls(context, read_settings("heuristic", argument, HeuristicConfig))
 
     def reset(self, rows: int, device: torch.device | str) -> None:
         """Give every row an empty memory."""
@@ -277,7 +226,7 @@ class HeuristicController:
             return self._judge(row, slot, memory)
         if self._does_harm(row, slot, memory):
             return self._prune(row, slot, memory)
-        if stage == SeedStage.BLENDING and not _fully_blended(row, slot):
+        if stage == SeedStage.BLENDING and not row.is_fully_blended(slot):
             return WAIT
         # Whether a training seed is ready is the gate's business: it is asked every epoch.
         return _at(LifecycleOp.ADVANCE, slot, row)
@@ -371,11 +320,3 @@ class HeuristicController:
 def _at(op: LifecycleOp, slot: int, row: RowView) -> Choice:
     """Return this op on this slot, or WAIT where it is illegal."""
     return {"op": op, "slot": slot} if row.legal[op][slot] else WAIT
-
-
-def _fully_blended(row: RowView, slot: int) -> bool:
-    return (
-        row.alpha_mode[slot] == AlphaMode.HOLD
-        and row.alpha[slot] >= _FULL_ALPHA
-        and row.alpha_target[slot] >= _FULL_ALPHA
-    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -174,9 +174,7 @@ class LearnedController:
             own = fits.new_zeros(*fits.shape[:-1], len(self.policy.blueprint_names))
             own[..., self._ids.to(fits.device)] = fits
             masks = replace(masks, blueprint_by_slot=own)
-        if masks.op.device == device:
-            return masks
-        return Masks(**{each.name: getattr(masks, each.name).to(device) for each in fields(masks)})
+        return masks.to(device)
 
     def _host_actions(self, step: PolicyStep, device: torch.device) -> dict[str, Tensor]:
         actions = {head: values.clone().to(device) for head, values in step.items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import torch
@@ -43,9 +42,11 @@ class RandomController:
 
     def act(self, signals: Signals, masks: Masks) -> dict[str, Tensor]:
         """Return one random legal action per row."""
-        fields = dataclasses.fields(masks)
-        on_cpu = Masks(**{field.name: getattr(masks, field.name).cpu() for field in fields})
-        choices = [self._draw(on_cpu, row) for row in range(masks.rows)]
+        on_cpu = masks.to("cpu")
+        choices = [
+            draw_choice(on_cpu, row, None, (self._seed, row, self._step))
+            for row in range(masks.rows)
+        ]
         self._step += 1
         return pack_choices(choices, masks)
 
@@ -57,18 +58,27 @@ class RandomController:
         """Continue after the given number of steps."""
         self._step = int(state["step"])
 
-    def _draw(self, masks: Masks, row: int) -> Choice:
-        stream = generator(self._seed, row, self._step, "policy")
-        # One number per head, used or not: a head's draw must not depend on which others are used.
-        uniform = torch.rand(len(HEAD_NAMES), generator=stream, dtype=torch.float64).tolist()
-        draws = dict(zip(HEAD_NAMES, uniform, strict=True))
-        op = _pick(masks.op[row], draws["op"], "op", row)
-        choice = {"op": op}
-        # CAUSAL_HEADS names the slot before the blueprint, whose mask depends on it.
-        for head in CAUSAL_HEADS[LifecycleOp(op)][1:]:
-            mask = head_mask(masks, row, head, op, choice.get("slot", 0))
-            choice[head] = _pick(mask, draws[head], head, row)
-        return choice
+
+def draw_choice(masks: Masks, row: int, op: LifecycleOp | None, keys: tuple[int, ...]) -> Choice:
+    """Return a random legal choice of a row: of this op, or of any if None.
+
+    Args:
+        masks: what is legal, on the CPU.
+        row: whose choice it is.
+        op: what to do; it must be legal.
+        keys: name of the stream of this draw.
+    """
+    stream = generator(*keys, "policy")
+    # One number per head, used or not: a head's draw must not depend on which others are used.
+    uniform = torch.rand(len(HEAD_NAMES), generator=stream, dtype=torch.float64).tolist()
+    draws = dict(zip(HEAD_NAMES, uniform, strict=True))
+    chosen = _pick(masks.op[row], draws["op"], "op", row) if op is None else int(op)
+    choice = {"op": chosen}
+    # CAUSAL_HEADS names the slot before the blueprint, whose mask depends on it.
+    for head in CAUSAL_HEADS[LifecycleOp(chosen)][1:]:
+        mask = head_mask(masks, row, head, chosen, choice.get("slot", 0))
+        choice[head] = _pick(mask, draws[head], head, row)
+    return choice
 
 
 def _pick(mask: Tensor, draw: float, head: str, row: int) -> int:

@@ -1,4 +1,8 @@
-"""Which controllers exist, and how a name such as 'schedule:plan.yaml' becomes one of them."""
+"""Which controllers exist, and how 'schedule:plan.yaml' or 'heuristic:rest_epochs=3' becomes one.
+
+What follows the colon is the controller's argument: a file, a folder, or settings of its own by
+name. Wherever a controller can be named, on the command line or in Python, it is named like this.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,12 @@ import os
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
+from esper.leyline.config import Config
 from esper.leyline.controller import Controller, ControllerContext
-from esper.leyline.errors import UsageError
+from esper.leyline.errors import ConfigError, UsageError
 from esper.leyline.registry import Registry
+from esper.leyline.settings import parse_settings, split_settings
+from esper.tamiyo.controllers.documents import read_document
 
 
 class ControllerPlugin(Controller, Protocol):
@@ -21,6 +28,7 @@ class ControllerPlugin(Controller, Protocol):
 
 
 P = TypeVar("P", bound=ControllerPlugin)
+C = TypeVar("C", bound=Config)
 
 CONTROLLERS: Registry[type[ControllerPlugin]] = Registry("controller")
 """Every controller by name; third parties add theirs through the group `esper.controllers`."""
@@ -82,6 +90,32 @@ def refuse_argument(name: str, argument: str | None) -> None:
         raise UsageError(
             f"controller {name!r} takes no argument, got {argument!r}; write just {name!r}"
         )
+
+
+def read_settings(name: str, argument: str | None, config: type[C]) -> C:
+    """Return the settings of a controller: 'a=1,b=[x,y]', a file that holds them, or the defaults.
+
+    Args:
+        name: the controller, for messages.
+        argument: what followed its colon.
+        config: what it can be told; a key it does not have is refused.
+    """
+    if argument is None:
+        return config()
+    if "=" in argument:
+        first = next(iter(config.describe()))
+        given = parse_settings(split_settings(argument), f"{name}:{first}=...")
+    elif argument and os.path.exists(argument):
+        given = read_document(argument, "settings")
+    else:
+        raise UsageError(
+            f"controller {name!r} takes settings or a file of them, got {argument!r}; write "
+            f"{name}:KEY=VALUE,KEY=VALUE with keys of {', '.join(config.describe())}"
+        )
+    try:
+        return config.from_mapping(given)
+    except ConfigError as error:
+        raise UsageError(f"controller {name}:{argument}: {error}") from None
 
 
 def _refuse_pretrained(name: str) -> None:

@@ -1,207 +1,31 @@
-"""The controller that carries out a schedule: the same operations, in the same order, every run."""
+"""The controller that carries out schedules: the same operations, in the same order, every run.
+
+It is the only place where schedules are carried out. Rows follow one schedule or one each, so that
+a search plays hundreds of them side by side. What a schedule looks like: `schedule_format`.
+"""
 
 from __future__ import annotations
 
-import json
+import copy
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from esper.leyline.actions import CAUSAL_HEADS, HEAD_VALUES, PLACEHOLDERS, LifecycleOp
+from esper.leyline.actions import CAUSAL_HEADS, PLACEHOLDERS, LifecycleOp
 from esper.leyline.alpha import AlphaAlgorithm, BlendStyle
-from esper.leyline.blueprints import NOOP
 from esper.leyline.controller import ControllerContext
-from esper.leyline.errors import EsperWarning, UsageError, nearest
+from esper.leyline.errors import EsperWarning, UsageError
 from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
-from esper.tamiyo.controllers.choices import WAIT, Choice, is_legal, pack_choices
+from esper.leyline.stages import MODULE_STAGES
+from esper.tamiyo.controllers.choices import WAIT, Choice, pack_choices
 from esper.tamiyo.controllers.registry import register_controller
-
-OPS: dict[str, LifecycleOp] = {
-    op.name.lower(): op for op in LifecycleOp if op is not LifecycleOp.WAIT
-}
-"""The operations a schedule can name."""
-
-REQUIRED: dict[LifecycleOp, tuple[str, ...]] = {
-    LifecycleOp.GERMINATE: ("epoch", "op", "slot", "blueprint"),
-    LifecycleOp.SET_ALPHA_TARGET: ("epoch", "op", "slot", "alpha_target"),
-    LifecycleOp.PRUNE: ("epoch", "op", "slot"),
-    LifecycleOp.FOSSILIZE: ("epoch", "op", "slot"),
-    LifecycleOp.ADVANCE: ("epoch", "op", "slot"),
-}
-"""Fields an entry must have."""
-
-OPTIONAL: dict[LifecycleOp, tuple[str, ...]] = {
-    LifecycleOp.GERMINATE: ("style", "tempo", "alpha_target"),
-    LifecycleOp.SET_ALPHA_TARGET: ("style", "speed", "curve"),
-    LifecycleOp.PRUNE: ("speed", "curve"),
-    LifecycleOp.FOSSILIZE: (),
-    LifecycleOp.ADVANCE: (),
-}
-"""Fields an entry may have; a style left out of set_alpha_target keeps the seed's algorithm."""
-
-HEAD_OF_FIELD = {
-    "slot": "slot",
-    "blueprint": "blueprint",
-    "style": "style",
-    "tempo": "tempo",
-    "alpha_target": "alpha_target",
-    "speed": "alpha_speed",
-    "curve": "alpha_curve",
-}
-"""The head of the action that each field decides."""
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One operation of a schedule."""
-
-    number: int
-    """Position in the file, from 1."""
-    epoch: int
-    """Earliest epoch at which it may be done."""
-    op: LifecycleOp
-    """What to do."""
-    choice: Mapping[str, int]
-    """Index by head, 'op' included, for every field that was given."""
-
-
-def load_schedule(path: str | Path, context: ControllerContext) -> tuple[Entry, ...]:
-    """Return the entries of a schedule file, with names turned into indices."""
-    document = _read(Path(path))
-    if not isinstance(document, list) or not document:
-        raise UsageError(
-            f"{path}: a schedule must be a list of entries such as "
-            "{epoch: 5, op: germinate, slot: 0, blueprint: norm}, "
-            f"got {_short(document)}"
-        )
-    return tuple(
-        _entry(f"{path}: entry {number}", number, item, context)
-        for number, item in enumerate(document, start=1)
-    )
-
-
-def _read(path: Path) -> Any:
-    """Return the plain data in a file; JSON by its ending, else YAML."""
-    import yaml
-
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise UsageError(f"{path}: there is no such schedule file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: cannot read the schedule as text: {_line(error)}") from None
-    try:
-        return json.loads(text) if path.suffix.lower() == ".json" else yaml.safe_load(text)
-    except (ValueError, RecursionError, yaml.YAMLError) as error:
-        kind = "JSON" if path.suffix.lower() == ".json" else "YAML"
-        raise UsageError(f"{path}: not valid {kind}: {_line(error)}") from None
-
-
-def _entry(where: str, number: int, item: Any, context: ControllerContext) -> Entry:
-    if not isinstance(item, Mapping):
-        raise UsageError(f"{where}: must be a mapping of fields to values, got {_short(item)}")
-    if "op" not in item:
-        raise UsageError(f"{where}: field 'op' is missing; it is one of {', '.join(OPS)}")
-    op = OPS[_name(where, "op", item["op"], list(OPS))]
-    known = (*REQUIRED[op], *OPTIONAL[op])
-    for key in item:
-        if key not in known:
-            raise UsageError(
-                f"{where}: {op.name.lower()} takes no field {key!r}"
-                f"{nearest(str(key), known) or ';'} it takes {', '.join(known)}"
-            )
-    for key in REQUIRED[op]:
-        if key not in item:
-            raise UsageError(f"{where}: field {key!r} is missing; {op.name.lower()} needs it")
-    epoch = item["epoch"]
-    if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
-        raise UsageError(
-            f"{where}: field 'epoch' must be a whole number from 0, got {_short(epoch)}"
-        )
-    choice = {"op": int(op)}
-    for key in known:
-        if key in item and key in HEAD_OF_FIELD:
-            choice[HEAD_OF_FIELD[key]] = _FIELDS[key](where, item[key], context)
-    return Entry(number=number, epoch=epoch, op=op, choice=choice)
-
-
-def _slot(where: str, value: Any, context: ControllerContext) -> int:
-    """A number is an index, text a name: some modules have names that look like numbers."""
-    names = context.slot_names
-    if isinstance(value, str):
-        return names.index(_name(where, "slot", value, names))
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < len(names):
-        raise UsageError(
-            f"{where}: field 'slot' must be an index from 0 to {len(names) - 1} or one of "
-            f"{', '.join(names)}, got {_short(value)}"
-        )
-    return value
-
-
-def _blueprint(where: str, value: Any, context: ControllerContext) -> int:
-    names = context.blueprint_names
-    known = [name for index, name in enumerate(names) if index != NOOP]
-    return names.index(_name(where, "blueprint", value, known))
-
-
-_Read = Callable[[str, Any, ControllerContext], int]
-
-
-def _named(key: str, head: str) -> _Read:
-    names = [str(value).lower() for value in HEAD_VALUES[head]]
-    return lambda where, value, context: names.index(_name(where, key, value, names))
-
-
-def _number(key: str, head: str) -> _Read:
-    allowed = HEAD_VALUES[head]
-
-    def index(where: str, value: Any, context: ControllerContext) -> int:
-        if isinstance(value, bool) or not isinstance(value, int | float) or value not in allowed:
-            raise UsageError(
-                f"{where}: field {key!r} must be one of {', '.join(map(str, allowed))}, "
-                f"got {_short(value)}"
-            )
-        return allowed.index(value)
-
-    return index
-
-
-_FIELDS: dict[str, _Read] = {
-    "slot": _slot,
-    "blueprint": _blueprint,
-    "style": _named("style", "style"),
-    "tempo": _number("tempo", "tempo"),
-    "alpha_target": _number("alpha_target", "alpha_target"),
-    "speed": _number("speed", "alpha_speed"),
-    "curve": _named("curve", "alpha_curve"),
-}
-
-
-def _name(where: str, key: str, value: Any, known: Sequence[str]) -> str:
-    """Return `value` if it is a known name, or raise with the nearest one."""
-    if isinstance(value, str) and value in known:
-        return value
-    raise UsageError(
-        f"{where}: field {key!r} must be one of {', '.join(known)}, got {_short(value)}"
-        f"{nearest(value, known) if isinstance(value, str) else ''}"
-    )
-
-
-def _short(value: Any) -> str:
-    """Return a value as one short line."""
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())
-
+from esper.tamiyo.controllers.row_view import RowView, read_rows
+from esper.tamiyo.controllers.schedule_format import Entry, Schedule, load_schedule
+from esper.tamiyo.controllers.tending import first_untried, tend
 
 _STYLE_OF_ALGORITHM = {
     int(AlphaAlgorithm.ADD): BlendStyle.SIGMOID_ADD,
@@ -211,98 +35,174 @@ _STYLE_OF_ALGORITHM = {
 """A style that leaves the seed's algorithm as it is."""
 
 
+class _Progress:
+    """How far one row has come."""
+
+    __slots__ = ("next", "tended", "tried", "was_entry")
+
+    def __init__(self) -> None:
+        self.next = 0
+        """Index of the entry whose turn it is."""
+        self.tended: list[int] = []
+        """Slots whose seeds are brought up without being told, in order."""
+        self.tried: dict[str, int] | None = None
+        """What was chosen last."""
+        self.was_entry = False
+        """Whether that was the entry whose turn it is."""
+
+    def to_plain(self) -> dict[str, Any]:
+        return copy.deepcopy({name: getattr(self, name) for name in self.__slots__})
+
+    @classmethod
+    def from_plain(cls, plain: dict[str, Any]) -> _Progress:
+        progress = cls()
+        progress.next = int(plain["next"])
+        progress.tended = [int(slot) for slot in plain["tended"]]
+        tried = plain["tried"]
+        progress.tried = None if tried is None else {key: int(tried[key]) for key in tried}
+        progress.was_entry = bool(plain["was_entry"])
+        return progress
+
+
 @register_controller("schedule")
 class ScheduleController:
-    """Carries out entries in order; every row follows the same schedule at its own pace.
+    """Carries out entries in order; every row goes at its own pace.
 
     An entry starts at its epoch at the earliest. While it is illegal, or when its gate fails, it
-    waits and is tried again, and the entries after it wait too.
+    waits and is tried again, and the entries after it wait too. What `grow` has germinated is
+    advanced and fossilized meanwhile. A `grow` that can never be done, because its slot is missing
+    or taken or because nothing it names fits within the limits, is passed over.
+
+    Args:
+        schedules: one for all rows, or one for every row.
+        context: the slots and blueprints that their indices are of.
+        is_quiet: whether it says nothing about entries that do not fit.
     """
 
-    def __init__(self, entries: Sequence[Entry], context: ControllerContext) -> None:
-        """Create the controller for entries that `load_schedule` returned."""
-        self._entries = tuple(entries)
+    def __init__(
+        self,
+        schedules: Sequence[Schedule],
+        context: ControllerContext,
+        *,
+        is_quiet: bool = False,
+    ) -> None:
+        """Take the schedules; `reset` says how many rows there are."""
+        self._schedules = tuple(schedules)
         self._context = context
-        self._next: list[int] = []
-        self._tried: list[bool] = []
+        self._is_quiet = is_quiet
+        self._told: set[tuple[int, int]] = set()
+        self._rows: list[_Progress] = []
 
     @classmethod
     def build(cls, argument: str | None, context: ControllerContext) -> ScheduleController:
         """Return the controller for the schedule in the file that `argument` names."""
         if not argument:
             raise UsageError("controller 'schedule' needs a file; write 'schedule:plan.yaml'")
-        return cls(load_schedule(argument, context), context)
+        return cls([load_schedule(argument, context)], context)
 
     def reset(self, rows: int, device: torch.device | str) -> None:
         """Start the schedule again in every row."""
-        self._next = [0] * rows
-        self._tried = [False] * rows
+        if len(self._schedules) not in (1, rows):
+            raise UsageError(
+                f"{len(self._schedules)} schedules need as many rows, or one schedule all rows; "
+                f"got {rows} rows"
+            )
+        self._told = set()
+        self._rows = [_Progress() for _ in range(rows)]
 
     def act(self, signals: Signals, masks: Masks) -> dict[str, Tensor]:
-        """Return each row's next entry where its time has come and it is legal, else WAIT."""
-        if signals.rows != len(self._next):
+        """Return each row's next operation where its time has come and it is legal, else WAIT."""
+        if signals.rows != len(self._rows):
             raise UsageError(
-                f"the schedule was reset for {len(self._next)} rows but is shown {signals.rows}; "
+                f"the schedule was reset for {len(self._rows)} rows but is shown {signals.rows}; "
                 f"call reset({signals.rows}, device) first"
             )
-        epochs, algorithms = signals.epoch.tolist(), signals.algorithm.tolist()
-        last_ops, successes = signals.last_op.tolist(), signals.last_success.tolist()
-        choices: list[Choice] = []
-        for row, epoch in enumerate(epochs):
-            entry = self._current(row)
-            if entry and self._tried[row] and successes[row] and last_ops[row] == entry.op:
-                self._next[row] += 1
-                entry = self._current(row)
-            self._tried[row] = False
-            if entry and epoch >= entry.epoch:
-                choices.append(self._try(entry, row, algorithms[row], masks))
-            else:
-                choices.append(WAIT)
-        return pack_choices(choices, masks)
+        rows = read_rows(signals, masks)
+        return pack_choices([self._decide(index, row) for index, row in enumerate(rows)], masks)
 
     def state_dict(self) -> dict[str, Any]:
         """Return how far each row has come."""
-        return {"next": list(self._next), "tried": list(self._tried)}
+        return {"rows": [progress.to_plain() for progress in self._rows]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state_dict` was taken."""
-        self._next = [int(index) for index in state["next"]]
-        self._tried = [bool(tried) for tried in state["tried"]]
+        self._rows = [_Progress.from_plain(plain) for plain in state["rows"]]
 
-    def _current(self, row: int) -> Entry | None:
-        """Return the entry whose turn it is, None after the last."""
-        return self._entries[self._next[row]] if self._next[row] < len(self._entries) else None
+    def _decide(self, index: int, row: RowView) -> Choice:
+        progress = self._rows[index]
+        schedule = self._schedules[index if len(self._schedules) > 1 else 0]
+        failed = self._note_outcome(progress, schedule, row)
+        wishes = tend(row, progress.tended)
+        entry = self._due(progress, schedule, row)
+        due = None if entry is None else self._wish(entry, row)
+        chosen = first_untried([*wishes, *([] if due is None else [due])], failed)
+        progress.tried = None if chosen is None else dict(chosen)
+        progress.was_entry = chosen is not None and chosen is due
+        return WAIT if chosen is None else chosen
 
-    def _try(self, entry: Entry, row: int, algorithms: list[int], masks: Masks) -> Choice:
-        choice = _complete(entry, algorithms)
-        if is_legal(choice, masks, row):
-            self._tried[row] = True
-            return choice
+    def _note_outcome(self, progress: _Progress, schedule: Schedule, row: RowView) -> Choice | None:
+        """Go on to the next entry where the last was done; return what has just failed."""
+        tried = progress.tried
+        if tried is None or row.last_op != tried["op"]:
+            return None
+        if not row.last_success:
+            return tried
+        if progress.was_entry and progress.next < len(schedule):
+            if schedule[progress.next].is_tended:
+                progress.tended.append(tried["slot"])
+            progress.next += 1
+        return None
+
+    def _due(self, progress: _Progress, schedule: Schedule, row: RowView) -> Entry | None:
+        """Return the entry whose turn and time it is; those that can never be done are passed."""
+        while progress.next < len(schedule):
+            entry = schedule[progress.next]
+            if row.epoch < entry.first_epoch(row.horizon):
+                return None
+            slot = entry.slot_of(sum(row.enabled))
+            if slot is not None and not (entry.is_tended and self._is_hopeless(entry, slot, row)):
+                return entry
+            progress.next += 1
+        return None
+
+    def _is_hopeless(self, entry: Entry, slot: int, row: RowView) -> bool:
+        """Return whether a seed can never be germinated: its slot is taken, or nothing fits."""
+        if row.stage[slot] in MODULE_STAGES:
+            return True
+        if any(row.fits[slot][blueprint] for blueprint in entry.blueprints):
+            return False
+        self._tell(entry, slot, row, "is passed over")
+        return True
+
+    def _wish(self, entry: Entry, row: RowView) -> Choice | None:
+        """Return what the entry asks for, where it is legal."""
+        slot = entry.slot_of(sum(row.enabled))
+        if slot is None or not row.legal[entry.op][slot]:
+            return None
+        choice: dict[str, int] = {head: int(PLACEHOLDERS[head]) for head in CAUSAL_HEADS[entry.op]}
+        choice |= {"op": int(entry.op), "slot": slot}
+        if entry.op is LifecycleOp.SET_ALPHA_TARGET:
+            choice["style"] = _STYLE_OF_ALGORITHM.get(row.algorithm[slot], choice["style"])
         if entry.op is LifecycleOp.GERMINATE:
-            self._warn_if_misfit(entry, masks, row)
-        return WAIT
+            fitting = [each for each in entry.blueprints if row.fits[slot][each]]
+            if not fitting:
+                self._tell(entry, slot, row, "waits")
+                return None
+            choice["blueprint"] = fitting[0]
+        return {**choice, **entry.choice}
 
-    def _warn_if_misfit(self, entry: Entry, masks: Masks, row: int) -> None:
-        """Say so where only the blueprint is in the way: such an entry may wait for ever."""
-        slot, blueprint = entry.choice["slot"], entry.choice["blueprint"]
-        fits = masks.blueprint_by_slot[row, slot].tolist()
-        if not bool(masks.slot_by_op[row, entry.op, slot]) or fits[blueprint]:
+    def _tell(self, entry: Entry, slot: int, row: RowView, what: str) -> None:
+        """Say once where only the blueprint is in the way."""
+        if self._is_quiet or (entry.number, slot) in self._told:
             return
+        self._told.add((entry.number, slot))
         names = self._context.blueprint_names
-        fitting = [name for name, fit in zip(names, fits, strict=False) if fit]
+        asked = " or ".join(repr(names[each]) for each in entry.blueprints)
+        fitting = [name for name, fit in zip(names, row.fits[slot], strict=False) if fit]
         warnings.warn(
-            f"schedule entry {entry.number} waits: blueprint {names[blueprint]!r} does not fit "
+            f"schedule entry {entry.number} {what}: blueprint {asked} does not fit "
             f"slot {self._context.slot_names[slot]!r} within the limits; "
-            f"these do: {', '.join(fitting)}",
+            f"these do: {', '.join(fitting) or 'none'}",
             EsperWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
-
-
-def _complete(entry: Entry, algorithms: list[int]) -> Choice:
-    """Return the entry's choice with every head its op uses."""
-    choice = {head: int(PLACEHOLDERS[head]) for head in CAUSAL_HEADS[entry.op]}
-    if entry.op is LifecycleOp.SET_ALPHA_TARGET:
-        algorithm = algorithms[entry.choice["slot"]]
-        choice["style"] = _STYLE_OF_ALGORITHM.get(algorithm, choice["style"])
-    return {**choice, **entry.choice}

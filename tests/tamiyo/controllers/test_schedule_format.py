@@ -9,7 +9,12 @@ from esper.leyline.actions import LifecycleOp
 from esper.leyline.alpha import ALPHA_TARGETS, SPEED_TICKS, TEMPO_EPOCHS, AlphaCurve, BlendStyle
 from esper.leyline.controller import ControllerContext
 from esper.leyline.errors import UsageError
-from esper.tamiyo.controllers.schedule import load_schedule
+from esper.tamiyo.controllers.schedule_format import (
+    Share,
+    describe_schedule,
+    load_schedule,
+    parse_schedule,
+)
 from tests.tamiyo.controllers.scenes import blueprint_id
 
 CONTEXT = ControllerContext(slot_names=("layer1", "layer2", "0"))
@@ -20,13 +25,13 @@ GOOD = [
         "op": "germinate",
         "slot": "layer2",
         "blueprint": "conv_light",
-        "style": "gated_gate",
+        "style": "GATED_GATE",
         "tempo": 8,
         "alpha_target": 0.5,
     },
     {"epoch": 6, "op": "advance", "slot": 1},
-    {"epoch": 7, "op": "set_alpha_target", "slot": "0", "alpha_target": 1, "speed": 0},
-    {"epoch": 8, "op": "prune", "slot": 0, "speed": 5, "curve": "sigmoid_gentle"},
+    {"epoch": 7, "op": "set_alpha_target", "slot": "0", "alpha_target": 1, "alpha_speed": 0},
+    {"epoch": 8, "op": "prune", "slot": 0, "alpha_speed": 5, "alpha_curve": "sigmoid_gentle"},
     {"epoch": 8, "op": "fossilize", "slot": 2},
 ]
 
@@ -43,25 +48,50 @@ def test_names_become_indices(tmp_path: Path, name: str) -> None:
     assert [entry.op.name.lower() for entry in entries] == [item["op"] for item in GOOD]
     assert [entry.epoch for entry in entries] == [5, 6, 7, 8, 8]
     assert [entry.number for entry in entries] == [1, 2, 3, 4, 5]
-    germinate, advance, target, prune, fossilize = (entry.choice for entry in entries)
-    assert germinate == {
-        "op": LifecycleOp.GERMINATE,
-        "slot": 1,
-        "blueprint": blueprint_id("conv_light"),
+    germinate, advance, target, prune, fossilize = entries
+    assert (germinate.slot, germinate.blueprints) == (1, (blueprint_id("conv_light"),))
+    assert germinate.choice == {
         "style": BlendStyle.GATED_GATE,
         "tempo": TEMPO_EPOCHS.index(8),
         "alpha_target": ALPHA_TARGETS.index(0.5),
     }
-    assert advance == {"op": LifecycleOp.ADVANCE, "slot": 1}
-    assert target == {
-        "op": LifecycleOp.SET_ALPHA_TARGET,
-        "slot": 2,  # text is a name, even one that looks like a number
+    assert (advance.slot, advance.choice) == (1, {})
+    assert target.slot == 2  # text is a name, even one that looks like a number
+    assert target.choice == {
         "alpha_target": ALPHA_TARGETS.index(1.0),
         "alpha_speed": SPEED_TICKS.index(0),
     }
-    assert prune["slot"] == 0
-    assert prune["alpha_curve"] == AlphaCurve.SIGMOID_GENTLE
-    assert fossilize["slot"] == 2
+    assert prune.slot == 0
+    assert prune.choice["alpha_curve"] == AlphaCurve.SIGMOID_GENTLE
+    assert fossilize.slot == 2
+    assert not any(entry.is_tended for entry in entries)
+
+
+def test_shares_are_of_the_horizon_and_of_the_depth() -> None:
+    plain = {"epoch": "25%", "op": "GROW", "slot": "50%", "blueprint": ["conv_heavy", "Norm"]}
+    (entry,) = parse_schedule([plain], CONTEXT)
+    assert entry.is_tended
+    assert entry.op is LifecycleOp.GERMINATE
+    assert (entry.epoch, entry.slot) == (Share(25.0), Share(50.0))
+    assert entry.blueprints == (blueprint_id("conv_heavy"), blueprint_id("norm"))
+    assert [entry.first_epoch(horizon) for horizon in (2, 10, 60)] == [1, 3, 15]
+    assert [entry.slot_of(slots) for slots in (1, 2, 3, 4, 5)] == [0, 1, 1, 2, 2]
+
+
+def test_an_index_that_a_host_does_not_have_is_none() -> None:
+    (entry,) = parse_schedule([{"epoch": 1, "op": "prune", "slot": 2}], CONTEXT)
+    assert [entry.slot_of(slots) for slots in (2, 3)] == [None, 2]
+
+
+def test_a_schedule_in_one_line() -> None:
+    plain = [
+        {"epoch": "10%", "op": "grow", "slot": "100%", "blueprint": ["conv_heavy", "mlp"]},
+        {"epoch": 20, "op": "PRUNE", "slot": "r0c0", "alpha_speed": 3},
+    ]
+    assert describe_schedule(plain) == (
+        "grow conv_heavy/mlp at 100% from 10%; prune at r0c0 from 20 (alpha_speed 3)"
+    )
+    assert describe_schedule([]) == "wait"
 
 
 SOUND = {
@@ -75,12 +105,15 @@ SOUND = {
     ("op", "change", "words"),
     [
         ("germinate", {"op": "germinat"}, ["field 'op'", "did you mean 'germinate'?"]),
-        ("germinate", {"op": "wait"}, ["field 'op'", "germinate, set_alpha_target, prune"]),
+        ("germinate", {"op": "wait"}, ["field 'op'", "grow, germinate, set_alpha_target"]),
         ("germinate", {"op": 3}, ["field 'op'", "got 3"]),
         ("germinate", {"blueprint": None}, ["field 'blueprint'", "got None"]),
         ("germinate", {"tempoo": 3}, ["takes no field 'tempoo'", "did you mean 'tempo'?"]),
-        ("germinate", {"speed": 3}, ["germinate takes no field 'speed'"]),
+        ("germinate", {"alpha_speed": 3}, ["germinate takes no field 'alpha_speed'"]),
         ("germinate", {"epoch": "soon"}, ["field 'epoch'", "whole number"]),
+        ("germinate", {"epoch": "120%"}, ["field 'epoch'", "got '120%'"]),
+        ("germinate", {"slot": "-1%"}, ["field 'slot'", "got '-1%'"]),
+        ("germinate", {"blueprint": []}, ["field 'blueprint'", "got []"]),
         ("germinate", {"epoch": -1}, ["field 'epoch'", "got -1"]),
         ("germinate", {"epoch": True}, ["field 'epoch'", "got True"]),
         ("germinate", {"slot": "layer3"}, ["field 'slot'", "layer1, layer2", "did you mean"]),
@@ -94,8 +127,8 @@ SOUND = {
         ("germinate", {"tempo": "5"}, ["field 'tempo'", "got '5'"]),
         ("germinate", {"alpha_target": 0.6}, ["field 'alpha_target'", "0.5, 0.7, 1.0"]),
         ("germinate", {"alpha_target": True}, ["field 'alpha_target'", "got True"]),
-        ("prune", {"speed": 4}, ["field 'speed'", "0, 3, 5, 8"]),
-        ("prune", {"curve": "cosinus"}, ["field 'curve'", "did you mean 'cosine'?"]),
+        ("prune", {"alpha_speed": 4}, ["field 'alpha_speed'", "0, 3, 5, 8"]),
+        ("prune", {"alpha_curve": "cosinus"}, ["field 'alpha_curve'", "did you mean 'cosine'?"]),
         ("prune", {"alpha_target": 1.0}, ["prune takes no field 'alpha_target'"]),
         ("set_alpha_target", {"tempo": 3}, ["set_alpha_target takes no field 'tempo'"]),
     ],

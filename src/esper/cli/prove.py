@@ -1,0 +1,142 @@
+"""`esper prove`: say which controller beats which, by how much and with what certainty."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from esper.cli.main import Parser
+from esper.cli.output import err_console, out_console, print_json, safe
+from esper.cli.playing import PlayView, add_options, open_folder, print_members, resolve
+
+_EXAMPLES = """\
+examples:
+  esper prove --quick --out runs/quick                  the heuristic against four controls, here
+  esper prove runs/tamiyo wait random periodic plateau heuristic:runs/search/heuristic.json \\
+      schedule:runs/search/schedule.json contextual:runs/search/contextual.json static \\
+      scratch:tamiyo --family image16_family --split select --out runs/proof
+  esper prove patient=heuristic:plateau_epochs=9 heuristic wait --out runs/patience
+  esper prove --resume --out runs/proof                 go on where it stopped
+  esper prove --list --family image16_family            members and arms, nothing is played
+"""
+
+
+def set_up(parser: Parser) -> None:
+    """Describe the verb and its options."""
+    parser.description = (
+        "Play arms on members of a family with paired seeds, under one limit of parameters and "
+        "operations for all, and judge the first arm against every other: it beats, ties or loses."
+    )
+    parser.late_epilog = _epilog
+    parser.add_argument(
+        "arms",
+        nargs="*",
+        metavar="ARM",
+        help="what is played, as SPEC or NAME=SPEC; the first is judged (default: heuristic, wait, "
+        "random, periodic, plateau)",
+    )
+    parser.add_argument("--seeds", type=int, metavar="N", help="seeds on a member (default: 8)")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="digits, 6 members, 4 seeds, 40 epochs: minutes on two cores",
+    )
+    add_options(parser, split="select")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Carry out the command."""
+    import json
+    from pathlib import Path
+
+    from esper.leyline.files import atomic_write_text
+    from esper.proof.arm import KINDS
+    from esper.proof.folder import locked
+    from esper.proof.play import Player
+    from esper.proof.prove import Proof, ProveConfig
+    from esper.proof.report import write_report
+    from esper.runs.recorded import INTERRUPTED, stop_signals
+
+    if options.list:
+        config = make(options)
+        return print_members(config.members.find(config.opening), options.json, KINDS)
+    config = open_folder(ProveConfig, options, make)
+    members = config.members.find(config.opening)
+    folder = Path(options.out)
+    with locked(folder), stop_signals() as stopped:
+        view = PlayView(err_console(), f"proving on {len(members)} members")
+        player = Player(config.play, view.show, lambda: bool(stopped))
+        proof = Proof(config, members, folder, player)
+        with view:
+            is_done = proof.run()
+        if not is_done:
+            told = f"interrupted; continue with: esper prove --resume --out {options.out}"
+            err_console().print(safe(told), soft_wrap=True)
+            return INTERRUPTED
+        found = proof.conclude()
+        atomic_write_text(folder / "results.json", json.dumps(found, indent=1) + "\n")
+        atomic_write_text(folder / "report.md", write_report(found))
+    if options.json:
+        print_json(found)
+    else:
+        print_verdicts(found, folder)
+    return 0
+
+
+def make(options: argparse.Namespace) -> Any:
+    """Turn options into a configuration."""
+    from esper.leyline.settings import with_settings
+    from esper.proof.prove import ProveConfig
+
+    quick = {"seeds": 4, "members.count": 6, "play.horizon": 40} if options.quick else {}
+    # Files are named so that a run can be continued from anywhere.
+    arms = [_absolute(text) for text in options.arms]
+    given = {"arms": arms or None, "seeds": options.seeds}
+    named = {key: value for key, value in given.items() if value is not None}
+    return resolve(with_settings(ProveConfig(), {**quick, **named}), options)
+
+
+def _absolute(text: str) -> str:
+    """Return an arm whose file, if it names one, is meant from wherever."""
+    from pathlib import Path
+
+    head, colon, tail = text.rpartition(":") if ":" in text else ("", "", text)
+    path = Path(tail).expanduser()
+    return f"{head}{colon}{path.absolute()}" if path.exists() else text
+
+
+def print_verdicts(found: dict[str, Any], folder: Any) -> None:
+    """Print what may be said, and the arms in a table."""
+    from rich.table import Table
+
+    console = out_console()
+    styles = {"beats": "green", "ties": "yellow", "loses": "red"}
+    for comparison, line in zip(found["comparisons"], found["verdicts"], strict=True):
+        text = safe(line)
+        text.stylize(styles[comparison["verdict"]])
+        console.print(text, soft_wrap=True)
+    table = Table(title="Arms", title_justify="left")
+    columns = {
+        "test score": "test_score",
+        "error": "error",
+        "parameters": "parameters",
+        "FLOPs": "flops",
+        "run FLOPs": "total_flops",
+        "fossilized": "fossilized",
+    }
+    table.add_column("arm")
+    for column in columns:
+        table.add_column(column, justify="right")
+    for name, arm in found["arms"].items():
+        table.add_row(safe(name), *(f"{arm[key]:.3f}" for key in columns.values()))
+    console.print(table)
+    console.print(safe(f"report: {folder / 'report.md'}"), soft_wrap=True)
+
+
+def _epilog() -> str:
+    from esper.proof.arm import KINDS
+
+    width = max(map(len, KINDS))
+    told = "\n".join(f"  {name:<{width}}  {line}" for name, line in KINDS.items())
+    return f"{_EXAMPLES}\narms:\n{told}"

@@ -1,0 +1,235 @@
+"""What a search found: the best single schedule, one per member, a contextual rule, settings.
+
+All of it comes from one table: for every member and arm the log ratios of errors against the
+waiting network with the same seed. A mean of few seeds is pulled towards the arm's mean over all
+members (`shrunk`), as far as `PRIOR_SEEDS` more seeds would pull it, because the best of sixty-four
+noisy means is otherwise mostly luck.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from esper.leyline.errors import UsageError
+from esper.proof.halving import shared_ranking
+from esper.proof.plans import PlainSchedule
+from esper.proof.results import CellResult
+from esper.proof.statistics import log_ratios
+
+Split = Literal["val", "test"]
+PRIOR_SEEDS = 4.0
+NEIGHBOURS = (1, 3, 5, 9)
+"""How many members a contextual rule may ask; the best number is chosen by leaving members out."""
+
+
+@dataclass(slots=True)
+class Ratios:
+    """Log ratios of one arm on one member, seed by seed, against waiting with the same seed."""
+
+    seeds: list[int] = field(default_factory=list)
+    val: list[float] = field(default_factory=list)
+    test: list[float] = field(default_factory=list)
+    parameters: list[float] = field(default_factory=list)
+    """Parameters at the end over the host's."""
+    flops: list[float] = field(default_factory=list)
+    """Operations at the end over the host's."""
+
+    def mean(self, split: Split) -> float:
+        """Return the mean log ratio."""
+        values = self.val if split == "val" else self.test
+        return sum(values) / len(values)
+
+
+Table = dict[str, dict[str, Ratios]]
+"""By member and arm."""
+
+
+def read_table(results: Sequence[CellResult], waiting: str) -> Table:
+    """Return the log ratios of every arm but the waiting one, over all purposes."""
+    base = {(each.purpose, each.member): each for each in results if each.arm == waiting}
+    table: Table = {}
+    for result in results:
+        if result.arm == waiting:
+            continue
+        own = base[result.purpose, result.member]
+        if own.seeds[: len(result.seeds)] != result.seeds:
+            raise UsageError(
+                f"{result.arm!r} and waiting were played with other seeds on {result.member!r}"
+            )
+        count = len(result.seeds)
+        ratios = table.setdefault(result.member, {}).setdefault(result.arm, Ratios())
+        ratios.seeds += result.seeds
+        ratios.val += log_ratios(result.val_errors, own.val_errors[:count]).tolist()
+        ratios.test += log_ratios(result.test_errors, own.test_errors[:count]).tolist()
+        ratios.parameters += [each / result.host_parameters for each in result.parameters]
+        ratios.flops += [each / result.host_flops for each in result.flops]
+    return table
+
+
+def shrunk(table: Table, split: Split) -> dict[str, dict[str, float]]:
+    """Return mean log ratios, each pulled towards the arm's mean over all members."""
+    means = {m: {a: r.mean(split) for a, r in arms.items()} for m, arms in table.items()}
+    pooled: dict[str, list[float]] = {}
+    for arms in means.values():
+        for arm, mean in arms.items():
+            pooled.setdefault(arm, []).append(mean)
+    centre = {arm: sum(values) / len(values) for arm, values in pooled.items()}
+    found: dict[str, dict[str, float]] = {}
+    for member, own_arms in table.items():
+        found[member] = {}
+        for arm, ratios in own_arms.items():
+            count = len(ratios.seeds)
+            own = means[member][arm]
+            pulled = (count * own + PRIOR_SEEDS * centre[arm]) / (count + PRIOR_SEEDS)
+            found[member][arm] = pulled
+    return found
+
+
+def most_played(table: Table, arms: Sequence[str]) -> list[str]:
+    """Return the arms that went furthest on every member: none has more seeds on all of them."""
+    least = {
+        arm: min((len(own[arm].seeds) if arm in own else 0) for own in table.values())
+        for arm in arms
+    }
+    most = max(least.values(), default=0)
+    return [arm for arm in arms if least[arm] == most and most > 0]
+
+
+def best_single(table: Table, arms: Sequence[str], split: Split) -> str:
+    """Return the arm with the best mean over all members among those that went furthest."""
+    finalists = most_played(table, arms)
+    means = {
+        member: {arm: own[arm].mean(split) for arm in finalists} for member, own in table.items()
+    }
+    return shared_ranking(means)[0]
+
+
+def best_by_member(
+    table: Table, arms: Sequence[str], split: Split
+) -> dict[str, tuple[str | None, float]]:
+    """Return the best arm of every member and what it is worth; None where waiting is best."""
+    values = shrunk({m: {a: own[a] for a in arms if a in own} for m, own in table.items()}, split)
+    found: dict[str, tuple[str | None, float]] = {}
+    for member, own in values.items():
+        arm = max(own, key=lambda name: own[name])
+        found[member] = (arm, own[arm]) if own[arm] > 0 else (None, 0.0)
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextualRule:
+    """Chooses a schedule by what is known of a task beforehand: that of tasks like it.
+
+    A task's place is its descriptors, each in units of its spread over the members. The value of a
+    schedule for a task is the mean over the nearest members, nearer ones counting more; waiting is
+    worth 0.
+    """
+
+    neighbours: int
+    centre: dict[str, float]
+    scale: dict[str, float]
+    places: dict[str, dict[str, float]]
+    """Descriptors by member."""
+    values: dict[str, dict[str, float]]
+    """Mean log ratio by member and plan."""
+    plans: dict[str, list[dict[str, Any]]]
+    """Schedules by name."""
+    held_out: float
+    """Mean value of what the rule chose for members it had not seen."""
+
+    def choose(self, descriptors: Mapping[str, float]) -> str | None:
+        """Return the name of the plan for a task, None where waiting looks best."""
+        return _nearest_best(self, descriptors, list(self.places))
+
+    def schedule(self, descriptors: Mapping[str, float]) -> PlainSchedule:
+        """Return the schedule for a task."""
+        chosen = self.choose(descriptors)
+        return () if chosen is None else self.plans[chosen]
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Return plain data that `from_mapping` reads back."""
+        return {"kind": "contextual schedule", **asdict(self)}
+
+    @classmethod
+    def from_mapping(cls, mapping: Any, where: str) -> ContextualRule:
+        """Return the rule that a file holds."""
+        if not isinstance(mapping, Mapping) or mapping.get("kind") != "contextual schedule":
+            raise UsageError(f"{where} holds no contextual schedule; `esper search` writes them")
+        return cls(**{key: value for key, value in mapping.items() if key != "kind"})
+
+
+def fit_contextual(
+    table: Table,
+    places: Mapping[str, Mapping[str, float]],
+    plans: Mapping[str, PlainSchedule],
+    split: Split,
+) -> ContextualRule:
+    """Return the rule whose number of neighbours does best on members that are left out.
+
+    Args:
+        table: what plans brought.
+        places: descriptors by member.
+        plans: schedules by name; those that were played on every member are candidates.
+        split: which errors count.
+    """
+    everywhere = [name for name in plans if all(name in own for own in table.values())]
+    chosen = {member: {name: own[name] for name in everywhere} for member, own in table.items()}
+    names = sorted(next(iter(places.values())))
+    columns = {name: [place[name] for place in places.values()] for name in names}
+    centre = {name: sum(values) / len(values) for name, values in columns.items()}
+    scale = {
+        name: math.sqrt(sum((v - centre[name]) ** 2 for v in values) / len(values)) or 1.0
+        for name, values in columns.items()
+    }
+    best: ContextualRule | None = None
+    for neighbours in dict.fromkeys(min(each, max(1, len(places) - 1)) for each in NEIGHBOURS):
+        rule = ContextualRule(
+            neighbours=neighbours,
+            centre=centre,
+            scale=scale,
+            places={member: dict(place) for member, place in places.items()},
+            values=shrunk(chosen, split),
+            plans={name: [dict(entry) for entry in plans[name]] for name in everywhere},
+            held_out=0.0,
+        )
+        worth = _held_out(rule, chosen, split)
+        if best is None or worth > best.held_out:
+            best = ContextualRule(**{**asdict(rule), "held_out": worth})
+    assert best is not None, "there is always a number of neighbours to try"
+    return best
+
+
+def _held_out(rule: ContextualRule, table: Table, split: Split) -> float:
+    """Return the mean log ratio of what the rule chooses for members it is not shown."""
+    worth = []
+    for member in rule.places:
+        others = [each for each in rule.places if each != member] or [member]
+        plan = _nearest_best(rule, rule.places[member], others)
+        worth.append(0.0 if plan is None else table[member][plan].mean(split))
+    return sum(worth) / len(worth)
+
+
+def _nearest_best(
+    rule: ContextualRule, descriptors: Mapping[str, float], known: Sequence[str]
+) -> str | None:
+    missing = [name for name in rule.centre if name not in descriptors]
+    if missing:
+        raise UsageError(f"the contextual schedule asks for {', '.join(missing)}; search anew")
+
+    def distance(member: str) -> float:
+        place = rule.places[member]
+        return math.sqrt(
+            sum(((descriptors[name] - place[name]) / rule.scale[name]) ** 2 for name in rule.centre)
+        )
+
+    asked = sorted(known, key=distance)[: rule.neighbours]
+    weights = [1.0 / (0.5 + distance(member)) for member in asked]
+    values = {
+        plan: sum(w * rule.values[m][plan] for w, m in zip(weights, asked, strict=True))
+        for plan in rule.plans
+    }
+    best = max(values, key=lambda plan: values[plan], default=None)
+    return best if best is not None and values[best] > 0 else None

@@ -1,0 +1,165 @@
+"""The schedules that a search tries: sixteen that people would write, and any number drawn.
+
+A drawn plan grows one to three seeds. Drawn are, in this order: how many seeds; which of the
+positions first, middle and last they take, and in which order; the blueprint, one for all or one
+each; when the first is germinated and how long the next ones wait; the style, the tempo and the
+amplitude. `SPACE` has the values and how likely each is. Plans are the plain entries of
+`esper.tamiyo.controllers.schedule_format`, so that whatever a search finds can be read, edited and
+played by `--controller schedule:FILE`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+
+from esper.leyline.actions import HEAD_VALUES
+from esper.leyline.alpha import ALPHA_TARGETS, TEMPO_EPOCHS
+from esper.leyline.blueprints import TOPOLOGIES, Topology
+from esper.leyline.randomness import generator
+from esper.tamiyo.controllers.schedule_format import PlainEntry
+
+PlainSchedule: TypeAlias = Sequence[PlainEntry]
+
+FIRST, MIDDLE, LAST = "0%", "50%", "100%"
+POSITIONS = (FIRST, MIDDLE, LAST)
+
+BLUEPRINTS: dict[Topology, tuple[str, ...]] = {
+    "cnn": (
+        *("conv_heavy", "conv_heavy", "conv_light", "conv_light", "conv_small"),
+        *("bottleneck", "depthwise", "attention", "norm"),
+    ),
+    "sequence": ("mlp", "mlp", "mlp_small", "attention", "lora_large", "lora", "norm"),
+    "vector": ("mlp", "mlp", "mlp_small", "lora_large", "lora", "norm"),
+}
+"""What is drawn for slots of every kind; those named twice are twice as likely."""
+assert set(BLUEPRINTS) == set(TOPOLOGIES)
+
+SPACE: dict[str, tuple[Any, ...]] = {
+    "seeds": (1, 2, 2, 3, 3),
+    "start": ("0%", "0%", "5%", "10%", "20%", "33%", "50%"),
+    "gap": (0, 0, 10, 20),
+    "same_blueprint": (True, True, False),
+    "style": ("SIGMOID_ADD", "SIGMOID_ADD", "LINEAR_ADD", "GATED_GATE", "LINEAR_MULTIPLY"),
+    "tempo": TEMPO_EPOCHS,
+    "alpha_target": (1.0,) * 8 + ALPHA_TARGETS[:2],
+}
+"""Values of everything else, each as likely as it is often here; gaps are shares of the horizon."""
+assert set(SPACE["style"]) == set(HEAD_VALUES["style"])
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A schedule with a name."""
+
+    name: str
+    entries: PlainSchedule
+
+
+def _same(
+    blueprint: str, slots: Sequence[str], start: str = "0%", **fields: object
+) -> PlainSchedule:
+    return tuple(
+        {"epoch": start, "op": "grow", "slot": slot, "blueprint": blueprint, "tempo": 3, **fields}
+        for slot in slots
+    )
+
+
+STANDARD_PLANS: tuple[Plan, ...] = (
+    Plan("conv_heavy last", _same("conv_heavy", (LAST,))),
+    Plan("conv_heavy first", _same("conv_heavy", (FIRST,))),
+    Plan("conv_heavy last, middle", _same("conv_heavy", (LAST, MIDDLE))),
+    Plan("conv_heavy all", _same("conv_heavy", (LAST, MIDDLE, FIRST))),
+    Plan("conv_light last", _same("conv_light", (LAST,))),
+    Plan("conv_light first", _same("conv_light", (FIRST,))),
+    Plan("conv_light all", _same("conv_light", POSITIONS)),
+    Plan("bottleneck last", _same("bottleneck", (LAST,))),
+    Plan("bottleneck all", _same("bottleneck", POSITIONS)),
+    Plan("norm all", _same("norm", POSITIONS)),
+    Plan("depthwise all", _same("depthwise", POSITIONS)),
+    Plan("attention last", _same("attention", (LAST,))),
+    Plan("attention all", _same("attention", POSITIONS)),
+    Plan("conv_heavy last, late", _same("conv_heavy", (LAST,), "33%")),
+    Plan("conv_light all, late", _same("conv_light", POSITIONS, "33%")),
+    Plan("bottleneck all, late", _same("bottleneck", POSITIONS, "33%")),
+)
+"""For hosts with images at their slots; what a host lacks is passed over."""
+
+
+def draw_plan(seed: int, number: int, topologies: Sequence[Topology]) -> Plan:
+    """Return a plan that depends on the seed, its number and the kinds of slots alone.
+
+    Args:
+        seed: seed of the search.
+        number: which plan of it.
+        topologies: kinds of slots that the plan has to serve; it names a blueprint for each.
+    """
+    stream = generator(seed, number, "plan")
+
+    def pick(values: Sequence[Any]) -> Any:
+        return values[int(torch.randint(len(values), (), generator=stream))]
+
+    count = pick(SPACE["seeds"])
+    order = torch.randperm(len(POSITIONS), generator=stream).tolist()[:count]
+    sets = [[pick(BLUEPRINTS[each]) for each in topologies] for _ in range(count)]
+    if pick(SPACE["same_blueprint"]):
+        sets = sets[:1] * count
+    start, gap = int(pick(SPACE["start"]).removesuffix("%")), pick(SPACE["gap"])
+    fields = {key: pick(SPACE[key]) for key in ("style", "tempo", "alpha_target")}
+    entries = tuple(
+        {
+            "epoch": f"{start + place * gap}%",
+            "op": "grow",
+            "slot": POSITIONS[position],
+            "blueprint": names[0] if len(names) == 1 else list(names),
+            **fields,
+        }
+        for place, (position, names) in enumerate(zip(order, sets, strict=True))
+    )
+    return Plan(f"plan {number}", entries)
+
+
+def make_plans(seed: int, count: int, topologies: Sequence[Topology]) -> tuple[Plan, ...]:
+    """Return so many plans: the standard ones where slots hold images, then drawn ones."""
+    kinds = tuple(dict.fromkeys(topologies))
+    standard = STANDARD_PLANS if kinds == ("cnn",) else ()
+    drawn = (draw_plan(seed, number, kinds) for number in range(max(0, count - len(standard))))
+    return (*standard[:count], *drawn)
+
+
+HEURISTIC_SPACE: dict[str, tuple[Any, ...]] = {
+    "min_epoch": (1, 2, 5, 10),
+    "plateau_epochs": (0, 1, 2, 3, 5),
+    "rest_epochs": (0, 2, 5),
+    "trial_epochs": (3, 5, 8),
+    "prune_below": (-8.0, -4.0, -2.0, -1.0),
+    "fossilize_above": (-1.0, -0.2, 0.0, 0.2, 0.5, 1.0),
+    "ransom_contribution": (0.1, 1.0, 5.0),
+    "measurement_epochs": (3, 10),
+    "penalty_limit": (1.0, 3.0),
+    "lead": ("conv_light", "conv_heavy", "bottleneck", "norm", "mlp", "attention"),
+}
+"""Constants that the heuristic is tuned over; `lead` is what comes first in its rotation."""
+
+
+def draw_heuristic(seed: int, number: int, rotation: Sequence[str]) -> dict[str, Any]:
+    """Return settings of the heuristic; number 0 are its defaults.
+
+    Args:
+        seed: seed of the search.
+        number: which settings of it.
+        rotation: the heuristic's rotation by default.
+    """
+    if number == 0:
+        return {}
+    stream = generator(seed, number, "heuristic")
+    drawn = {
+        key: values[int(torch.randint(len(values), (), generator=stream))]
+        for key, values in HEURISTIC_SPACE.items()
+    }
+    lead = drawn.pop("lead")
+    drawn["rotation"] = [lead, *(name for name in rotation if name != lead)]
+    return drawn

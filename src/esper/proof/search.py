@@ -1,0 +1,255 @@
+"""`esper search`: successive halving over schedules and settings of the heuristic.
+
+One search serves three purposes: the best single schedule, demonstrations (the best schedule of
+every member) and the heuristic's constants. Every plan with every seed on every member is a row of
+a population; all members run side by side. Whatever was played is in `results.jsonl`, so a search
+that was interrupted goes on, and what it found can be chosen anew from the file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from esper.leyline.config import Config, option
+from esper.leyline.files import atomic_write_text
+from esper.proof.arm import Arm, HeuristicArm, ScheduleArm, waiting
+from esper.proof.choose import (
+    Table,
+    best_by_member,
+    best_single,
+    fit_contextual,
+    most_played,
+    read_table,
+)
+from esper.proof.halving import Rung, parse_rungs, survivors
+from esper.proof.member import Member, MemberChoice, descriptors
+from esper.proof.plans import PlainSchedule, draw_heuristic, make_plans
+from esper.proof.play import Cell, PlayConfig, Player
+from esper.proof.results import ResultFile
+from esper.tamiyo.controllers.heuristic import HeuristicConfig
+from esper.tamiyo.controllers.schedule_format import describe_schedule
+
+SEARCH_SEEDS = 1 << 33
+"""First seed of searches; training and evaluations use smaller ones, proofs larger ones."""
+
+SCHEDULE_FILE = "schedule.json"
+PRIVILEGED_FILE = "privileged.json"
+CONTEXTUAL_FILE = "contextual.json"
+HEURISTIC_FILE = "heuristic.json"
+RATIOS_FILE = "ratios.jsonl"
+RESULTS_FILE = "results.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchConfig(Config):
+    """What is searched, where, and how long."""
+
+    rungs: tuple[str, ...] = option(
+        ("64x2", "16x8", "4x32"), "Plans x seeds on every member, fewer and fewer plans."
+    )
+    heuristics: int = option(
+        16, "Settings of the heuristic that are tried beside the plans; 0 for none.", minimum=0
+    )
+    choose_by: Literal["val", "test"] = option(
+        "val",
+        "Errors that decide: of the validation samples; or of the test split, which is fair only "
+        "where nothing is claimed, as on train members.",
+    )
+    seed: int = option(0, "Names the plans and settings that are drawn.", minimum=0)
+    opening: int = option(0, "Which opening of the claim this is; 0 where none.", minimum=0)
+    members: MemberChoice = option(MemberChoice(split="train"), "What is searched on.")
+    play: PlayConfig = option(PlayConfig, "How networks are grown.")
+
+    def __post_init__(self) -> None:
+        """Check the rungs."""
+        super().__post_init__()
+        parse_rungs(self.rungs)
+
+
+class Search:
+    """A search in its folder.
+
+    Args:
+        config: what is searched.
+        members: on which tasks.
+        folder: where results are and go.
+        player: plays the rows.
+    """
+
+    def __init__(
+        self, config: SearchConfig, members: Sequence[Member], folder: Path, player: Player
+    ) -> None:
+        """Make the plans; nothing is played yet."""
+        self.config, self.members, self.folder = config, tuple(members), folder
+        self._player = player
+        self.rungs = parse_rungs(config.rungs)
+        topologies = [member.task().topology for member in members]
+        plans = make_plans(config.seed, self.rungs[0].plans, topologies)
+        self.plans: dict[str, PlainSchedule] = {plan.name: plan.entries for plan in plans}
+        rotation = HeuristicConfig().rotation
+        self.settings: dict[str, dict[str, Any]] = {
+            f"heuristic {number}": draw_heuristic(config.seed, number, rotation)
+            for number in range(config.heuristics)
+        }
+        self.results = ResultFile(folder / RESULTS_FILE)
+
+    @property
+    def rows(self) -> int:
+        """Networks that are trained in all."""
+        return sum(
+            len(self.members) * rung.seeds * (1 + rung.plans + self._heuristics(rung))
+            for rung in self.rungs
+        )
+
+    def run(self) -> bool:
+        """Play one rung after another; return whether all were played."""
+        for number in range(len(self.rungs)):
+            cells = self._cells(number)
+            missing = [cell for cell in cells if cell.key not in self.results]
+            for results in self._player.play(missing):
+                self.results.add(results)
+            if any(cell.key not in self.results for cell in cells):
+                return False
+        return True
+
+    def table(self, last_rung: int | None = None) -> Table:
+        """Return the log ratios of all rungs, or of those before one."""
+        purposes = [_purpose(number) for number in range(last_rung or len(self.rungs))]
+        chosen = [result for result in self.results if result.purpose in purposes]
+        return read_table(chosen, waiting().name)
+
+    def conclude(self) -> dict[str, Any]:
+        """Choose from what was played, write the files that others take, and return a summary."""
+        split, table = self.config.choose_by, self.table()
+        single = best_single(table, list(self.plans), split)
+        by_member = best_by_member(table, list(self.plans), split)
+        places = {member.label: descriptors(member.task()) for member in self.members}
+        rule = fit_contextual(table, places, self.plans, split)
+        self._write(SCHEDULE_FILE, [dict(entry) for entry in self.plans[single]])
+        privileged = {
+            member: [] if plan is None else [dict(entry) for entry in self.plans[plan]]
+            for member, (plan, _) in by_member.items()
+        }
+        self._write(PRIVILEGED_FILE, privileged)
+        self._write(CONTEXTUAL_FILE, rule.to_mapping())
+        summary: dict[str, Any] = {
+            "members": [member.label for member in self.members],
+            "rows": self.rows,
+            "choose_by": split,
+            "best_single": {
+                "plan": single,
+                "schedule": describe_schedule(self.plans[single]),
+                **self._worth(table, single),
+            },
+            "best_by_member": {
+                member: {
+                    "plan": plan or "wait",
+                    "schedule": describe_schedule(() if plan is None else self.plans[plan]),
+                    "log_ratio": worth,
+                }
+                for member, (plan, worth) in by_member.items()
+            },
+            "contextual": {"neighbours": rule.neighbours, "held_out_log_ratio": rule.held_out},
+        }
+        if self.settings:
+            best = best_single(table, list(self.settings), split)
+            self._write(HEURISTIC_FILE, self.settings[best])
+            summary["heuristic"] = {
+                "settings": self.settings[best],
+                **self._worth(table, best),
+                "ranking": {
+                    name: self._worth(table, name)["log_ratio"]
+                    for name in most_played(table, list(self.settings))
+                },
+            }
+        self._write_ratios(table)
+        self._write("summary.json", summary)
+        return summary
+
+    def _cells(self, number: int) -> list[Cell]:
+        """Return what a rung plays: waiting first, then every plan that is still in."""
+        rung = self.rungs[number]
+        first = SEARCH_SEEDS + (number << 20)
+        seeds = tuple(range(first, first + rung.seeds))
+        arms = self._arms(number)
+        return [
+            Cell(_purpose(number), arm, member, seeds)
+            for place in range(max(map(len, arms.values())))
+            for member in self.members
+            for arm in arms[member.label][place : place + 1]
+        ]
+
+    def _arms(self, number: int) -> dict[str, list[Arm]]:
+        """Return the arms of a rung by member."""
+        rung = self.rungs[number]
+        plans = {member.label: list(self.plans) for member in self.members}
+        settings = {member.label: list(self.settings) for member in self.members}
+        if number:
+            table, split = self.table(number), self.config.choose_by
+            reached = {
+                member: {arm for arm in own if len(own[arm].seeds) == _most(own)}
+                for member, own in table.items()
+            }
+            means = {
+                member: {arm: own[arm].mean(split) for arm in own if arm in reached[member]}
+                for member, own in table.items()
+            }
+            plans = survivors(_only(means, self.plans), rung.plans, is_shared=False)
+            if self.settings:
+                kept = self._heuristics(rung)
+                settings = survivors(_only(means, self.settings), kept, is_shared=True)
+        return {
+            member: [
+                waiting(),
+                *(ScheduleArm(name, _always(self.plans[name])) for name in plans[member]),
+                *(HeuristicArm(name, self.settings[name]) for name in settings[member]),
+            ]
+            for member in plans
+        }
+
+    def _heuristics(self, rung: Rung) -> int:
+        """Return how many settings a rung plays: the same share as of the plans."""
+        return -(-self.config.heuristics * rung.plans // self.rungs[0].plans)
+
+    def _worth(self, table: Table, arm: str) -> dict[str, float]:
+        split = self.config.choose_by
+        played = [own[arm] for own in table.values() if arm in own]
+        count = len(played)
+        return {
+            "log_ratio": sum(each.mean(split) for each in played) / count,
+            "test_log_ratio": sum(each.mean("test") for each in played) / count,
+            "parameters": sum(sum(e.parameters) / len(e.parameters) for e in played) / count,
+            "flops": sum(sum(e.flops) / len(e.flops) for e in played) / count,
+        }
+
+    def _write(self, name: str, document: Any) -> None:
+        atomic_write_text(self.folder / name, json.dumps(document, indent=1) + "\n")
+
+    def _write_ratios(self, table: Table) -> None:
+        lines = []
+        for member, arms in table.items():
+            for arm, ratios in arms.items():
+                known = {"seeds": ratios.seeds, "val": ratios.val, "test": ratios.test}
+                costs = {"parameters": ratios.parameters, "flops": ratios.flops}
+                lines.append(json.dumps({"member": member, "arm": arm, **known, **costs}))
+        atomic_write_text(self.folder / RATIOS_FILE, "\n".join(lines) + "\n")
+
+
+def _purpose(number: int) -> str:
+    return f"rung {number}"
+
+
+def _most(own: dict[str, Any]) -> int:
+    return max(len(ratios.seeds) for ratios in own.values())
+
+
+def _only(means: dict[str, dict[str, float]], names: Any) -> dict[str, dict[str, float]]:
+    return {m: {arm: mean for arm, mean in own.items() if arm in names} for m, own in means.items()}
+
+
+def _always(entries: PlainSchedule) -> Any:
+    return lambda member: entries

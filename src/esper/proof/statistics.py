@@ -1,0 +1,270 @@
+"""The statistics of a proof: pure functions of numbers, each small enough to check by hand.
+
+The unit is the log ratio of errors, paired by member and seed: `log(reference / arm)`, so that +0.1
+means about a tenth fewer errors than the reference, whatever the task's error is. Tables of log
+ratios are float64 [members, seeds].
+
+Two bootstraps answer two questions. Over seeds (the members stay): is it so on these tasks? Over
+members and, within each, over seeds: would it be so on other tasks of the kind? The second is the
+one that verdicts rest on, because members differ far more than seeds do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import stats
+
+from esper.leyline.errors import UsageError
+
+Floats = NDArray[np.float64]
+Verdict = Literal["beats", "ties", "loses"]
+
+_WORDS: dict[Verdict, str] = {"beats": "beats", "ties": "ties with", "loses": "loses to"}
+
+RESAMPLES = 9_999
+"""Of a bootstrap; with them the smallest p-value is 0.0002."""
+MOST_PAIRS = 1 << 22
+"""Numbers resampled at once, so that memory stays small."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """An estimate with the interval that holds the truth at some confidence."""
+
+    estimate: float
+    low: float
+    high: float
+    confidence: float = 0.95
+
+    def __str__(self) -> str:
+        return f"{self.estimate:+.3f} [{self.low:+.3f}, {self.high:+.3f}]"
+
+
+def error_rate(accuracy: ArrayLike, samples: int) -> Floats:
+    """Return shares of wrong answers, of accuracies in points over so many samples.
+
+    Fewer than half an error cannot be told from none.
+    """
+    return np.maximum(1.0 - np.asarray(accuracy, dtype=np.float64) / 100.0, 0.5 / samples)
+
+
+def log_ratios(errors: ArrayLike, reference: ArrayLike) -> Floats:
+    """Return log(reference / errors): above 0 where there are fewer errors than the reference's."""
+    return np.log(np.asarray(reference, dtype=np.float64)) - np.log(
+        np.asarray(errors, dtype=np.float64)
+    )
+
+
+def interquartile_mean(values: ArrayLike, axis: int | None = None) -> Floats:
+    """Return the mean of the middle half: a quarter of the values is cut off at either end."""
+    return np.asarray(stats.trim_mean(np.asarray(values, dtype=np.float64), 0.25, axis=axis))
+
+
+def probability_of_improvement(table: ArrayLike) -> float:
+    """Return the mean over members of the share of seeds that are better; a tie is half."""
+    table = np.asarray(table, dtype=np.float64)
+    better = np.where(table > 0, 1.0, np.where(table == 0, 0.5, 0.0))
+    return float(better.mean(axis=1).mean())
+
+
+def bootstrap_seeds(table: ArrayLike, confidence: float = 0.95, seed: int = 0) -> Interval:
+    """Return the interquartile mean with its interval over seeds; the members stay the same."""
+    table = _checked(table)
+    samples = tuple(table)
+    if table.shape[1] < 2:
+        raise UsageError("an interval over seeds needs at least 2 seeds of every member")
+
+    def middle(*rows: Floats, axis: int) -> Floats:
+        return interquartile_mean(np.concatenate(rows, axis=axis), axis=axis)
+
+    found = stats.bootstrap(
+        samples,
+        middle,
+        n_resamples=RESAMPLES,
+        batch=max(1, MOST_PAIRS // table.size),
+        vectorized=True,
+        confidence_level=confidence,
+        method="percentile",
+        rng=np.random.default_rng(seed),
+    )
+    low, high = found.confidence_interval
+    return Interval(float(interquartile_mean(table)), float(low), float(high), confidence)
+
+
+def resample_members(table: ArrayLike, seed: int = 0) -> Floats:
+    """Return the interquartile means of resamples [N]: members drawn anew, and seeds of each."""
+    table = _checked(table)
+    members, seeds = table.shape
+    stream = np.random.default_rng(seed)
+    found = []
+    batch = max(1, MOST_PAIRS // table.size)
+    for start in range(0, RESAMPLES, batch):
+        count = min(batch, RESAMPLES - start)
+        chosen = stream.integers(members, size=(count, members, 1))
+        within = stream.integers(seeds, size=(count, members, seeds))
+        drawn = table[chosen, within].reshape(count, -1)
+        found.append(interquartile_mean(drawn, axis=1))
+    return np.concatenate(found)
+
+
+def two_sided_p(resamples: ArrayLike) -> float:
+    """Return how often resamples fall on the rarer side of 0, twice; never below 2 / (N + 1)."""
+    values = np.asarray(resamples, dtype=np.float64)
+    below = (np.count_nonzero(values <= 0) + 1) / (len(values) + 1)
+    above = (np.count_nonzero(values >= 0) + 1) / (len(values) + 1)
+    return min(1.0, 2.0 * min(below, above))
+
+
+def percentile_interval(
+    estimate: float, resamples: ArrayLike, confidence: float = 0.95
+) -> Interval:
+    """Return the interval that leaves the same share of resamples out at either end."""
+    tail = (1.0 - confidence) / 2.0
+    low, high = np.quantile(np.asarray(resamples, dtype=np.float64), [tail, 1.0 - tail])
+    return Interval(estimate, float(low), float(high), confidence)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return Holm's adjusted p-values: at level a, all those below a may be claimed together."""
+    order = sorted(range(len(p_values)), key=lambda index: p_values[index])
+    adjusted = [1.0] * len(p_values)
+    largest = 0.0
+    for rank, index in enumerate(order):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
+        adjusted[index] = largest
+    return adjusted
+
+
+def holm_confidences(p_values: Sequence[float], confidence: float = 0.95) -> list[float]:
+    """Return the confidence at which Holm tests each of several comparisons, by its rank."""
+    order = sorted(range(len(p_values)), key=lambda index: p_values[index])
+    found = [confidence] * len(p_values)
+    for rank, index in enumerate(order):
+        found[index] = 1.0 - (1.0 - confidence) / (len(p_values) - rank)
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """One arm against another, in log ratios of errors."""
+
+    arm: str
+    reference: str
+    members: int
+    seeds: int
+    over_members: Interval
+    """Over members and seeds, at the confidence that Holm asks for."""
+    over_seeds: Interval | None
+    """Over seeds alone; None with one seed."""
+    better: float
+    """Probability of improvement."""
+    p_value: float
+    adjusted_p: float
+    is_required: bool
+    """Whether it is among the comparisons that Holm counts."""
+    verdict: Verdict
+
+    @property
+    def errors_changed(self) -> float:
+        """By which share errors are more (above 0) or fewer."""
+        return float(np.expm1(-self.over_members.estimate))
+
+    def __str__(self) -> str:
+        interval = self.over_members
+        adjusted = "after Holm" if self.is_required else "unadjusted"
+        change = f"{abs(self.errors_changed):.1%} {'more' if self.errors_changed > 0 else 'fewer'}"
+        return (
+            f"{self.arm} {_WORDS[self.verdict]} {self.reference}: {change} errors, "
+            f"log ratio {interval} ({interval.confidence:.1%}), "
+            f"p = {self.adjusted_p:.4f} {adjusted}, better in {self.better:.0%} of pairs"
+        )
+
+
+def compare(
+    tables: dict[str, Floats],
+    arm: str,
+    *,
+    required: Sequence[str] = (),
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> list[Comparison]:
+    """Compare an arm with every other.
+
+    Args:
+        tables: by reference, the arm's log ratios against it, float64 [members, seeds].
+        arm: name of the arm.
+        required: the references that are judged together, with Holm's correction; the others are
+            reported as if each were alone.
+        confidence: of the interval of a comparison that stands alone.
+        seed: of the resamples.
+    """
+    drawn = {name: resample_members(table, seed) for name, table in tables.items()}
+    p_values = {name: two_sided_p(each) for name, each in drawn.items()}
+    together = [name for name in tables if name in required]
+    levels = dict.fromkeys(tables, confidence)
+    adjusted = dict(p_values)
+    for name, level, p in zip(
+        together,
+        holm_confidences([p_values[name] for name in together], confidence),
+        holm([p_values[name] for name in together]),
+        strict=True,
+    ):
+        levels[name], adjusted[name] = level, p
+    found = []
+    for name, given in tables.items():
+        table = _checked(given)
+        estimate = float(interquartile_mean(table))
+        interval = percentile_interval(estimate, drawn[name], levels[name])
+        found.append(
+            Comparison(
+                arm=arm,
+                reference=name,
+                members=table.shape[0],
+                seeds=table.shape[1],
+                over_members=interval,
+                over_seeds=bootstrap_seeds(table, confidence, seed) if table.shape[1] > 1 else None,
+                better=probability_of_improvement(table),
+                p_value=p_values[name],
+                adjusted_p=adjusted[name],
+                is_required=name in together,
+                verdict=judge(interval, adjusted[name], 1.0 - confidence),
+            )
+        )
+    return found
+
+
+def judge(interval: Interval, adjusted_p: float, level: float) -> Verdict:
+    """Return what may be said: an interval on one side of 0 and an adjusted p below the level."""
+    if adjusted_p < level and interval.low > 0:
+        return "beats"
+    if adjusted_p < level and interval.high < 0:
+        return "loses"
+    return "ties"
+
+
+def front(costs: Sequence[float], errors: Sequence[float]) -> list[int]:
+    """Return the indices of points that no other beats in both, the cheapest first."""
+    order = sorted(range(len(costs)), key=lambda index: (costs[index], errors[index]))
+    found: list[int] = []
+    least = np.inf
+    for index in order:
+        if errors[index] < least:
+            least = errors[index]
+            found.append(index)
+    return found
+
+
+def _checked(table: ArrayLike) -> Floats:
+    values = np.asarray(table, dtype=np.float64)
+    if values.ndim != 2 or values.size < 4:
+        raise UsageError(
+            f"a comparison needs at least 4 pairs of members and seeds, got {list(values.shape)}"
+        )
+    if not np.isfinite(values).all():
+        raise UsageError("a comparison needs finite errors; some network has diverged")
+    return values

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from esper.proof.arm import ControllerArm, ScheduleArm, group_of, parse_arm, seed_of, waiting
+from esper.tamiyo.controllers import new_policy, save_policy
+from tests.proof.small import member
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "kind", "argument"),
+    [
+        ("wait", "wait", "wait", None),
+        ("periodic:every=3", "periodic", "periodic", "every=3"),
+        ("slow=periodic:every=9", "slow", "periodic", "every=9"),
+        ("heuristic:rest_epochs=2", "heuristic", "heuristic", "rest_epochs=2"),
+        ("static", "static", "static", None),
+        ("scratch:heuristic", "scratch", "scratch", "heuristic"),
+        ("plan=schedule:a/b=c.json", "plan", "schedule", "a/b=c.json"),
+    ],
+)
+def test_arms_as_people_write_them(text: str, name: str, kind: str, argument: str | None) -> None:
+    spec = parse_arm(text)
+    assert (spec.name, spec.kind, spec.argument) == (name, kind, argument)
+
+
+def test_a_folder_is_a_policy_that_acts_greedily(tmp_path: Path) -> None:
+    save_policy(tmp_path / "tamiyo", new_policy())
+    spec = parse_arm(f"{tmp_path / 'tamiyo'}")
+    assert (spec.name, spec.controller) == ("tamiyo", f"greedy:{tmp_path / 'tamiyo'}")
+    assert parse_arm(f"mine={tmp_path / 'tamiyo'}").name == "mine"
+
+
+def test_only_what_draws_needs_a_controller_for_every_member() -> None:
+    one, other = member(2), member(3)
+    drawing, ruled = ControllerArm("r", "random"), ControllerArm("h", "heuristic")
+    assert group_of(drawing, one) != group_of(drawing, other)
+    assert group_of(ruled, one) == group_of(ruled, other)
+    plan = ScheduleArm("plan", lambda member: ())
+    assert group_of(plan, one) == group_of(waiting(), other)
+    assert seed_of(drawing, one) != seed_of(drawing, other)

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from esper.leyline.errors import UsageError
+from esper.proof.choose import (
+    ContextualRule,
+    Ratios,
+    Table,
+    best_by_member,
+    best_single,
+    fit_contextual,
+    most_played,
+    read_table,
+    shrunk,
+)
+from tests.proof.made_up import result
+
+
+def ratios(*values: float) -> Ratios:
+    count = len(values)
+    return Ratios(list(range(count)), list(values), list(values), [1.0] * count, [1.0] * count)
+
+
+def test_log_ratios_are_paired_with_the_waiting_network_of_the_same_seed() -> None:
+    results = [
+        result("wait", "m", errors=[0.4, 0.2], purpose="rung 0"),
+        result("a", "m", errors=[0.2, 0.2], purpose="rung 0"),
+        result("wait", "m", errors=[0.1], purpose="rung 1", seeds=[7]),
+        result("a", "m", errors=[0.2], purpose="rung 1", seeds=[7]),
+    ]
+    own = read_table(results, "wait")["m"]["a"]
+    assert own.seeds == [0, 1, 7]
+    assert own.val == pytest.approx([math.log(2), 0.0, -math.log(2)])
+    assert own.test == own.val
+    assert own.parameters == [1.5, 1.5, 1.5]
+
+
+def test_other_seeds_are_no_pairs() -> None:
+    results = [result("wait", "m", errors=[0.4]), result("a", "m", errors=[0.2], seeds=[5])]
+    with pytest.raises(UsageError, match="other seeds"):
+        read_table(results, "wait")
+
+
+def test_few_seeds_are_pulled_towards_the_mean_over_members() -> None:
+    table: Table = {"m": {"a": ratios(1.0, 1.0)}, "n": {"a": ratios(0.0, 0.0)}}
+    # (2 x 1 + 4 x 0.5) / 6 and (2 x 0 + 4 x 0.5) / 6.
+    assert shrunk(table, "val")["m"]["a"] == pytest.approx(4 / 6)
+    assert shrunk(table, "val")["n"]["a"] == pytest.approx(2 / 6)
+
+
+def test_the_best_single_is_among_those_that_went_furthest_everywhere() -> None:
+    table: Table = {
+        "m": {"a": ratios(0.9), "b": ratios(0.2, 0.2), "c": ratios(0.1, 0.1)},
+        "n": {"a": ratios(0.9), "b": ratios(-0.3, -0.3), "c": ratios(0.1, 0.1)},
+    }
+    assert most_played(table, ["a", "b", "c"]) == ["b", "c"]
+    assert best_single(table, ["a", "b", "c"], "val") == "c"
+
+
+def test_waiting_is_best_where_nothing_helps() -> None:
+    table: Table = {"m": {"a": ratios(-0.5, -0.5)}, "n": {"a": ratios(0.1, 0.1)}}
+    assert best_by_member(table, ["a"], "val")["m"] == (None, 0.0)
+    table = {"m": {"a": ratios(0.5, 0.5), "b": ratios(0.1, 0.1)}, "n": {"a": ratios(0.2)}}
+    assert best_by_member(table, ["a", "b"], "val")["m"][0] == "a"
+
+
+PLANS = {
+    "wide": ({"epoch": 0, "op": "grow", "slot": 0, "blueprint": "conv_heavy"},),
+    "thin": ({"epoch": 0, "op": "grow", "slot": 0, "blueprint": "norm"},),
+}
+
+
+def family(gain: float) -> tuple[Table, dict[str, dict[str, float]]]:
+    """Narrow members want the wide seed, noisy ones the thin seed or nothing."""
+    table: Table = {}
+    places = {}
+    for number in range(6):
+        noise = float(number >= 3)
+        own = (gain, 0.05) if not noise else (-gain, 0.1)
+        table[f"m{number}"] = {"wide": ratios(*[own[0]] * 8), "thin": ratios(*[own[1]] * 8)}
+        places[f"m{number}"] = {"label_noise": 5 * noise, "slots": 3.0 + 0.1 * number}
+    return table, places
+
+
+def test_a_contextual_rule_tells_tasks_apart_by_their_descriptors() -> None:
+    table, places = family(0.4)
+    rule = fit_contextual(table, places, PLANS, "val")
+    assert rule.choose({"label_noise": 0.0, "slots": 3.0}) == "wide"
+    assert rule.choose({"label_noise": 5.0, "slots": 3.0}) == "thin"
+    assert rule.held_out == pytest.approx((0.4 + 0.1) / 2)
+    assert rule.neighbours < 5
+
+
+def test_a_contextual_rule_waits_where_nothing_helps_and_survives_its_file() -> None:
+    table, places = family(0.4)
+    for own in table.values():
+        own["thin"] = ratios(*[-0.2] * 8)
+    rule = fit_contextual(table, places, PLANS, "val")
+    assert rule.choose({"label_noise": 5.0, "slots": 3.0}) is None
+    assert rule.schedule({"label_noise": 5.0, "slots": 3.0}) == ()
+    again = ContextualRule.from_mapping(rule.to_mapping(), "a file")
+    assert again == rule
+    with pytest.raises(UsageError, match="asks for slots"):
+        again.choose({"label_noise": 5.0})
+    with pytest.raises(UsageError, match="holds no contextual schedule"):
+        ContextualRule.from_mapping([], "a file")

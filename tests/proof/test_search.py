@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from esper.leyline.errors import UsageError
+from esper.proof.play import Player
+from esper.proof.search import Search, SearchConfig
+from tests.proof.small import member, play_config
+
+MEMBERS = (member(2, horizon=6), member(3, 200, horizon=6))
+CONFIG = SearchConfig(rungs=("4x2", "2x2"), heuristics=2, play=play_config(rows=8))
+
+
+def search(folder: Path, stop_after: int | None = None) -> Search:
+    folder.mkdir(exist_ok=True)
+    epochs = 0
+
+    def is_stopped() -> bool:
+        nonlocal epochs
+        epochs += 1
+        return stop_after is not None and epochs > stop_after
+
+    return Search(CONFIG, MEMBERS, folder, Player(CONFIG.play, is_stopped=is_stopped))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Search:
+    found = search(tmp_path_factory.mktemp("search"))
+    assert found.run()
+    found.conclude()
+    return found
+
+
+def test_all_rungs_are_played_with_fresh_seeds(whole: Search) -> None:
+    first = [each for each in whole.results if each.purpose == "rung 0"]
+    last = [each for each in whole.results if each.purpose == "rung 1"]
+    # On each of two members: waiting, the plans and the settings that are still in.
+    assert len(first) == 2 * (1 + 4 + 2)
+    assert len(last) == 2 * (1 + 2 + 1)
+    assert {each.arm for each in last} < {each.arm for each in first}
+    assert not set(first[0].seeds) & set(last[0].seeds)
+    assert sum(len(each.seeds) for each in whole.results) == whole.rows
+
+
+def test_an_interrupted_search_ends_with_the_same_file(whole: Search, tmp_path: Path) -> None:
+    folder = tmp_path / "again"
+    for epochs in (3, 20):
+        assert not search(folder, stop_after=epochs).run()
+    with (folder / "results.jsonl").open("a") as file:
+        file.write('{"purpose": "rung 0", "arm"')  # killed while writing
+    assert search(folder).run()
+    name = "results.jsonl"
+    assert sorted((folder / name).read_text().splitlines()) == sorted(
+        (whole.folder / name).read_text().splitlines()
+    )
+
+
+def test_what_others_take_is_written(whole: Search) -> None:
+    def read(name: str) -> object:
+        return json.loads((whole.folder / name).read_text())
+
+    summary = read("summary.json")
+    assert read("schedule.json") == [
+        dict(entry) for entry in whole.plans[summary["best_single"]["plan"]]
+    ]
+    assert set(read("privileged.json")) == {each.label for each in MEMBERS}
+    assert read("contextual.json")["kind"] == "contextual schedule"
+    assert read("heuristic.json") == summary["heuristic"]["settings"]
+    lines = (whole.folder / "ratios.jsonl").read_text().splitlines()
+    ratios = [json.loads(line) for line in lines]
+    assert {(each["member"], each["arm"]) for each in ratios} == {
+        (each.member, each.arm) for each in whole.results if each.arm != "wait"
+    }
+    assert all(len(each["val"]) == len(each["seeds"]) for each in ratios)
+
+
+def test_rungs_are_checked() -> None:
+    with pytest.raises(UsageError, match="PLANSxSEEDS"):
+        SearchConfig(rungs=("many",))
