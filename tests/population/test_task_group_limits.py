@@ -16,7 +16,6 @@ from esper.leyline.actions import LifecycleOp, decode_actions
 from esper.leyline.alpha import BlendStyle
 from esper.leyline.blueprints import TOPOLOGIES
 from esper.leyline.rules import Refusal
-from esper.population.conditions import Condition
 from esper.population.engine import Strategy
 from esper.population.population import Population
 from esper.population.strategy import find_slots
@@ -117,12 +116,22 @@ def test_rows_of_other_tasks_have_other_limits() -> None:
         assert population.masks().op[:, LifecycleOp.GERMINATE].tolist() == [False, True]
 
 
+def test_rows_of_one_stack_have_limits_of_their_own() -> None:
+    room = cost_of(TinyImages(), "conv_light", "flop")
+    tasks = [limited("flop", room), limited("flop", room - 1), TinyImages()]
+    with populations(make_population(tasks, 3, "stacked")) as (population,):
+        population.reset()
+        assert len(population.groups) == 1
+        assert population.masks().blueprint_by_slot[:, 0, LIGHT].tolist() == [True, False, True]
+        assert population.masks().blueprint_by_slot[:, 0, HEAVY].tolist() == [False, False, True]
+
+
 def flops_now(population: Population, row: int) -> int:
     """Operations of one sample, counted on a real network with the same seeds."""
-    group = population.groups[row]
-    task = group.task
+    group, place = population.locate(row)
+    task = population.tasks[population.task_of_row[row]]
     garden = Garden(task.build_host(0), task.slot_paths, task.example_input(1))
-    garden.assume(group.state.select([0]))
+    garden.assume(group.state.select([place]))
     for slot in garden.seedbed:
         # Whatever a seed's stage is, it counts as it will when it is blended.
         slot.mode = 2 if slot.seed is not None else 0
@@ -142,9 +151,9 @@ def test_signals_are_what_one_finds_by_looking(strategy: Strategy) -> None:
             germinate("attention", 1),
             germinate("lora", 0, GATED),
         )
-        groups = population.groups
-        for row, (task, data) in enumerate(zip(population.tasks, population._data, strict=True)):
-            slots = groups[row].engine.slots
+        for row, task in enumerate(population.tasks):
+            group, place = population.locate(row)
+            data, slots = group.conditions[place].data, group.engine.slots
             count = len(slots)
             assert int(signals.host_flops[row]) == task.host_flops > 0
             assert int(signals.flops[row]) == flops_now(population, row)
@@ -157,7 +166,7 @@ def test_signals_are_what_one_finds_by_looking(strategy: Strategy) -> None:
                 float(signals.chance_loss[row]), task.config.baseline_loss, rel_tol=1e-6
             )
             assert math.isclose(
-                float(signals.train_loss[row]), float(groups[row].train_loss[0]), rel_tol=1e-6
+                float(signals.train_loss[row]), float(group.train_loss[place]), rel_tol=1e-6
             )
             assert signals.slot_channels[row, :count].tolist() == [s.channels for s in slots]
             topologies = [TOPOLOGIES[i] for i in signals.slot_topology[row, :count].tolist()]
@@ -184,7 +193,7 @@ def test_signals_say_the_rate_of_the_next_epoch(schedule: Any) -> None:
             assert signals.rate_factor.tolist() == pytest.approx([expected] * 2)
             assert signals.learning_rate.tolist() == pytest.approx([0.05 * expected] * 2)
             signals = do(population)
-    rates = condition_rates([Condition(task, task.load())] * 2)
+        rates = condition_rates(population.groups[0].conditions)
     last = rate_factor(task.config, HORIZON, HORIZON)
     # Rows may be in different epochs, and after the end nothing moves.
     shares, _ = rates(torch.tensor([1, HORIZON + 5]))
