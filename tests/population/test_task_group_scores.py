@@ -43,3 +43,24 @@ def test_scoring_changes_nothing() -> None:
 def test_strategies_agree() -> None:
     one, other = grown("sequential"), grown("stacked")
     assert torch.allclose(one.test_scores(), other.test_scores(), atol=1.0)
+
+
+@pytest.mark.parametrize("strategy", ["sequential", "stacked", "workers"])
+def test_losses_come_with_the_scores(strategy: Any) -> None:
+    population = grown(strategy)
+    scores, losses = population.test_results()
+    population.close()
+    plain = grown("sequential")
+    expected = torch.zeros(3, dtype=torch.float64)
+    data = plain.conditions[0].data
+    samples, targets = data.batch("test", torch.arange(data.size("test")))
+    for row in range(3):
+        group, place = plain.locate(row)
+        host = plain.conditions[0].task.build_host(0)
+        host.load_state_dict(group.engine.read(place).host)
+        with torch.no_grad():
+            expected[row] = torch.nn.functional.cross_entropy(host(samples), targets).double()
+    # The seed of the middle row is still alone, so it is no part of the network.
+    assert torch.allclose(losses, expected, atol=1e-3)
+    assert torch.equal(plain.test_scores(), scores) or strategy == "stacked"
+    plain.close()
