@@ -51,8 +51,9 @@ check: setup ## lint, format, types, import contracts, the shape of the tree and
 test: check ## all that a change needs: the checks above, then the CPU test suite
 	$(BIN)/python -m pytest -n 2 -m "not slow and not gpu"
 
-test-slow: setup ## full counts and long soaks
+test-slow: setup ## full counts and long soaks, then the harness: hostile inputs, kills, full disks
 	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m tests.harness
 
 fmt: setup ## put the code into its standard form
 	$(BIN)/ruff check --fix .

@@ -26,12 +26,12 @@ from esper.leyline.blueprints import BUILTIN_BLUEPRINTS, NUM_BLUEPRINTS
 from esper.leyline.controller import ControllerContext
 from esper.leyline.errors import EsperError, UsageError
 from esper.leyline.randomness import derive_seed, generator
-from esper.leyline.settings import parse_settings
+from esper.leyline.settings import change_settings, parse_settings
 from esper.leyline.signals import Signals
 from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import SeedStage
 from esper.simic.rewards import Reward, RewardStep, Transition, make_reward
-from esper.simic.training.config import TrainConfig, change_settings
+from esper.simic.training.config import TrainConfig
 from esper.simic.training.evaluation import play_episodes
 from esper.simic.training.outcome import RoundOutcome
 from esper.simic.training.plan import RoundPlan

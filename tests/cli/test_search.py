@@ -34,7 +34,7 @@ def test_a_search_from_start_to_files(capsys: pytest.CaptureFixture[str], tmp_pa
         (("--rungs", "two", "--out", "x"), "a rung is PLANSxSEEDS"),
         (("--family", "digit_family", "--out", "x"), "did you mean 'digits_family'"),
         (("--split", "claim", "--family", "image16_family", "--out", "x"), "--open-claim 1"),
-        (("--set", "play.param_limits=3", "--out", "x"), "did you mean 'play.param_limit'"),
+        (("--set", "play.param_limits=3", "--out", "x"), "did you mean 'param_limit'"),
         (("--resume", "--rungs", "2x2", "--out", "x"), "leave out --rungs"),
         (("--resume", "--out", "x"), "is not there, so it is not a run folder"),
     ],

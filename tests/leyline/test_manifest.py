@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
@@ -14,8 +15,15 @@ import torch
 
 from esper._version import __version__
 from esper.leyline.errors import CheckpointError
-from esper.leyline.manifest import MANIFEST_FILE, TENSORS_FILE, TREE_FILE, read_manifest
-from esper.leyline.storage import save_tree
+from esper.leyline.manifest import (
+    MANIFEST_FILE,
+    TENSORS_FILE,
+    TREE_FILE,
+    manifest_checksum,
+    read_manifest,
+    restoring,
+)
+from esper.leyline.storage import load_tree, save_tree
 
 
 def save(folder: Path, **meta: object) -> None:
@@ -69,3 +77,67 @@ def test_pytorch_is_not_loaded(tmp_path: Path) -> None:
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, "7\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("kind", 3),
+        ("version", "3"),
+        ("version", True),
+        ("created", 12),
+        ("created", "yesterday"),
+        ("software", ["torch"]),
+        ("software", {"torch": 2}),
+        ("files", []),
+        ("files", {"tree.json": 5}),
+        ("files", {"tree.json": {"size": "5", "sha256": "x"}}),
+        ("meta", []),
+        ("meta", {"epoch": "seven"}),
+        ("meta", {"$tensor": "x"}),
+    ],
+)
+def test_a_manifest_of_another_shape_is_damaged_whatever_its_checksum(
+    tmp_path: Path, name: str, value: object
+) -> None:
+    save(tmp_path / "state")
+    path = tmp_path / "state" / MANIFEST_FILE
+    manifest = {**json.loads(path.read_bytes()), name: value}
+    manifest["checksum"] = manifest_checksum(manifest)
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match=r"is damaged: manifest\.json cannot be read"):
+        read_manifest(tmp_path / "state")
+
+
+def test_files_that_are_none_or_too_large_are_refused_without_reading(tmp_path: Path) -> None:
+    save(tmp_path / "state")
+    tensors = tmp_path / "state" / TENSORS_FILE
+    tensors.unlink()
+    tensors.symlink_to("/dev/zero")
+    with pytest.raises(CheckpointError, match="has 0 bytes instead of"):
+        load_tree(tmp_path / "state", kind="garden", version=3)
+    manifest = tmp_path / "state" / MANIFEST_FILE
+    manifest.unlink()
+    os.mkfifo(manifest)
+    with pytest.raises(CheckpointError, match="pipe or a device"):
+        read_manifest(tmp_path / "state")
+    manifest.unlink()
+    with manifest.open("wb") as file:
+        file.truncate(2**25)
+    with pytest.raises(CheckpointError, match="is larger than 16 MiB"):
+        read_manifest(tmp_path / "state")
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), TypeError("x"), RuntimeError("x\ny")])
+def test_a_state_that_does_not_fit_is_one_line(tmp_path: Path, error: Exception) -> None:
+    with (
+        pytest.raises(CheckpointError, match=r"does not fit .*use another copy") as caught,
+        restoring(tmp_path),
+    ):
+        raise error
+    assert "\n" not in str(caught.value)
+
+
+def test_the_root_is_no_saved_state() -> None:
+    with pytest.raises(CheckpointError, match="is no saved state"):
+        read_manifest(Path("/"))

@@ -259,10 +259,10 @@ def test_nothing_in_a_state_is_executed(name: str, tmp_path: Path) -> None:
 def test_an_unreadable_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path / "state", OLD)
 
-    def refuse(path: Path) -> bytes:
+    def refuse(path: Path, most: int | None = None) -> bytes:
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
-    monkeypatch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.setattr("esper.leyline.manifest.read_regular", refuse)
     line = refusal(tmp_path / "state")
     assert line.startswith(f"cannot read {tmp_path / 'state' / MANIFEST_FILE}: Permission denied;")
 

@@ -157,3 +157,61 @@ def test_the_helper_that_kills_leaves_a_running_status(tmp_path: Path) -> None:
     store = open_store(tmp_path, run_row(), sinks=())
     kill(store)
     assert describe_run(tmp_path).state == "interrupted"
+
+
+# ---------------------------------------------------------------------------------- hostile folders
+
+
+def test_one_bad_or_private_folder_does_not_hide_the_others(tmp_path: Path) -> None:
+    with open_store(tmp_path / "good", run_row(), sinks=()) as store:
+        store.finish("finished")
+    for name in ("bad yaml", "bomb", "pipe"):
+        (tmp_path / name / "checkpoints").mkdir(parents=True)
+    (tmp_path / "bad yaml" / "config.yaml").write_text("!!int ''")
+    (tmp_path / "bomb" / "config.yaml").write_text("9" * 5000)
+    os.mkfifo(tmp_path / "pipe" / "config.yaml")
+    with open_store(tmp_path / "odd", run_row(), sinks=()) as store:
+        store.write(EpochRow(step=1, val_score=1.0))
+    for statement in ("UPDATE epochs SET val_score = 'high'", "UPDATE runs SET config = '['"):
+        change = sqlite3.connect(tmp_path / "odd" / "run.db")
+        change.execute(statement)
+        change.commit()
+        change.close()
+        found = {run.path.name: run for run in find_runs(tmp_path)}
+        assert found["good"].state == "finished"
+        assert found["odd"].state == "damaged"
+        assert found["odd"].note
+    assert found["bad yaml"].state == found["bomb"].state == "interrupted"
+
+
+PRIVATE = """
+import os, sys
+from esper.nissa.listing import find_runs
+if os.geteuid() == 0:
+    os.setgid(65534)
+    os.setuid(65534)
+print(sorted(run.path.name for run in find_runs(sys.argv[1])))
+"""
+
+
+def test_a_private_folder_is_passed_over(tmp_path: Path) -> None:
+    for name in ("mine", "private"):
+        with open_store(tmp_path / name, run_row(), sinks=()) as store:
+            store.finish("finished")
+    ways = [path for path in (tmp_path, *tmp_path.parents) if path.stat().st_uid == os.getuid()]
+    modes = {path: path.stat().st_mode for path in ways}
+    for path, mode in modes.items():
+        path.chmod(mode | 0o055)
+    (tmp_path / "private").chmod(0o744)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", PRIVATE, str(tmp_path)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    finally:
+        for path, mode in modes.items():
+            path.chmod(mode)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "['mine']\n"

@@ -243,3 +243,13 @@ def test_ten_million_decisions_are_answered_in_under_a_second(
     assert (tmp_path / "report.html").stat().st_size < 5_000_000
     # More than a gigabyte; nobody wants to keep that.
     (tmp_path / "run.db").unlink()
+
+
+def test_the_time_is_looked_at_between_rows_too(run: Path) -> None:
+    """Rows that come quickly are too short for SQLite to ask by itself."""
+    endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i FROM n"
+    with stream_query(run, endless, timeout_s=0.2) as (_, rows):
+        next(rows)
+        time.sleep(0.3)
+        with pytest.raises(UsageError, match="took longer than"):
+            next(rows)

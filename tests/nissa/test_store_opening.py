@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from esper.leyline.errors import CheckpointError
 from esper.nissa import StoreError, open_store, query_run
 from esper.nissa.schema import EpochRow
 from tests.nissa.telling import hold_lock, run_row
@@ -14,7 +16,7 @@ from tests.nissa.telling import hold_lock, run_row
 
 def test_a_second_writer_is_refused_by_name(tmp_path: Path) -> None:
     with open_store(tmp_path, run_row(), sinks=()) as store:
-        with pytest.raises(StoreError, match=rf"another process \(process {os.getpid()}\)"):
+        with pytest.raises(CheckpointError, match=rf"another process \(process {os.getpid()}\)"):
             open_store(tmp_path, run_row(), resume=True)
         store.write(EpochRow(step=1))
     assert query_run(tmp_path, "SELECT COUNT(*) FROM epochs").rows == [(1,)]
@@ -40,7 +42,8 @@ def test_a_held_store_cannot_be_opened_either(tmp_path: Path) -> None:
 READ_ONLY = """
 import os, sys
 from pathlib import Path
-from esper.nissa import RunRow, StoreError, open_store, query_run
+from esper.leyline.errors import CheckpointError
+from esper.nissa import RunRow, open_store, query_run
 
 folder = Path(sys.argv[1])
 if os.geteuid() == 0:
@@ -49,7 +52,7 @@ if os.geteuid() == 0:
 for target in (folder, folder / "new"):
     try:
         open_store(target, RunRow(), resume=target == folder, sinks=())
-    except StoreError as error:
+    except CheckpointError as error:
         print(error)
 print(query_run(folder, "SELECT COUNT(*) FROM epochs").rows)
 """
@@ -85,3 +88,39 @@ def test_a_read_only_folder_is_one_clear_line_and_can_still_be_read(tmp_path: Pa
     )
     assert "cannot create the run folder" in second
     assert count == "[(1,)]"
+
+
+def test_the_log_of_a_store_that_was_moved_away_is_not_replayed(tmp_path: Path) -> None:
+    """Its rows came back into the new store, whose own were then refused as there already."""
+    first = open_store(tmp_path, run_row(), sinks=())
+    first.write(EpochRow(step=1))
+    first.flush()
+    leftover = {name: (tmp_path / name).read_bytes() for name in ("run.db-wal", "run.db-shm")}
+    first.close()
+    (tmp_path / "run.db").rename(tmp_path / "elsewhere.db")
+    for name, data in leftover.items():
+        (tmp_path / name).write_bytes(data)
+    with open_store(tmp_path, run_row(), resume=True, sinks=()) as second:
+        second.write(EpochRow(step=1), EpochRow(step=2))
+        second.flush()
+    assert query_run(tmp_path, "SELECT step FROM epochs").rows == [(1,), (2,)]
+
+
+@pytest.mark.parametrize("what", ["removed", "moved", "moved and made anew", "store removed"])
+def test_what_vanishes_is_noticed_at_the_next_checkpoint(tmp_path: Path, what: str) -> None:
+    folder = tmp_path / "run"
+    store = open_store(folder, run_row(), sinks=())
+    store.write(EpochRow(step=1))
+    store.watermark()
+    if what == "removed":
+        shutil.rmtree(folder)
+    elif what == "store removed":
+        (folder / "run.db").unlink()
+    else:
+        folder.rename(tmp_path / "moved")
+    if what == "moved and made anew":
+        shutil.copytree(tmp_path / "moved", folder)
+    store.write(EpochRow(step=2))
+    with pytest.raises(StoreError, match=r"was moved or removed .* --resume"):
+        store.watermark()
+    store.close()

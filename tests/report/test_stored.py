@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from esper.leyline.errors import CheckpointError
+from esper.leyline.errors import CheckpointError, EsperError
 from esper.leyline.records import EpochRecord
 from esper.nissa import EventKind, RunRow, RunStore, StoreError, open_run, open_store
+from esper.nissa.history import read_history
 from esper.nissa.schema import AlarmRow, ContributionRow
 from esper.report.stored import read_modules, render_run, report_run
 from esper.runs.record_growing import epoch_rows
@@ -119,3 +123,67 @@ def test_a_host_that_was_not_recorded_is_not_drawn(tmp_path: Path) -> None:
 def test_a_folder_without_a_store_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="there is no store"):
         report_run(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE runs SET config = '{'",
+        "UPDATE runs SET slots = '[' || hex(zeroblob(10)) || ']'",
+        "UPDATE runs SET seed = 'seven'",
+        "UPDATE epochs SET val_score = 'high'",
+        "UPDATE epochs SET step = x'00' WHERE step = 3",
+        "UPDATE seed_stages SET slot = x'ff'",
+        "UPDATE runs SET versions = replace(hex(zeroblob(50000)), '00', '[')",
+        "DELETE FROM runs",
+    ],
+)
+def test_a_store_that_somebody_changed_is_one_line(finished: Path, statement: str) -> None:
+    change = sqlite3.connect(finished / "run.db")
+    change.execute(statement)
+    change.commit()
+    change.close()
+    with pytest.raises(EsperError) as caught:
+        report_run(finished)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_long_run_is_thinned_and_says_so(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("esper.report.stored.SHOWN_EPOCHS", 25)
+    page = report_run(finished).read_text()
+    assert "one epoch in 3 is shown" in page
+    with open_run(finished) as stored:
+        assert [record.epoch for record in read_history(stored, 7)] == [*range(7, 60, 7), 60]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["grow", "train"])
+def test_a_report_on_a_million_decisions_is_small_and_quick(tmp_path: Path, kind: str) -> None:
+    decisions, step = 1_000_000, 50_000
+    with open_store(tmp_path / "run", RunRow(kind=kind, slots=["a"]), sinks=(), watch=False) as run:
+        for low in range(0, decisions, step):
+            numbers = range(low, low + step)
+            where = {"step": [number + 1 for number in numbers]}
+            if kind == "train":
+                where = {
+                    "round": [number // 1000 for number in numbers],
+                    "row": [number // 500 % 2 for number in numbers],
+                    "step": [number % 500 + 1 for number in numbers],
+                }
+            else:
+                run.write_columns("epochs", {**where, "val_score": 50.0, "parameters": 100})
+            run.write_columns("decisions", {**where, "op": "WAIT", "outcome": "done"})
+    script = (
+        "import resource, sys, time; from esper.report import report_run\n"
+        "start = time.process_time(); report_run(sys.argv[1]); print(time.process_time() - start, "
+        "resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "run")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    seconds, kilobytes = map(float, done.stdout.split())
+    assert seconds < 10
+    assert kilobytes < 500_000

@@ -14,9 +14,15 @@ from esper.runs.folder import RunFolder
 CONFIG = {"task": "digits", "slots": ["r0c0"], "growth": {"epochs": 3, "note": "ü\n[x]"}}
 
 
+def create(folder: RunFolder, config: dict[str, Any], *, overwrite: bool) -> None:
+    """Make a run folder, and let it go."""
+    with folder.claim_new(config, overwrite=overwrite) as lock:
+        lock.release()
+
+
 def make_folder(path: Path) -> RunFolder:
     folder = RunFolder(path)
-    folder.create(CONFIG, overwrite=False)
+    create(folder, CONFIG, overwrite=False)
     return folder
 
 
@@ -41,7 +47,7 @@ def test_a_folder_in_use_is_refused_and_left_alone(tmp_path: Path) -> None:
     (folder.path / "checkpoints" / "latest").mkdir()
     (folder.path / "config.yaml").write_text("task: other\n")
     with pytest.raises(UsageError, match=r"not empty; continue it with --resume, replace it with"):
-        folder.create(CONFIG, overwrite=False)
+        create(folder, CONFIG, overwrite=False)
     assert folder.read_config() == {"task": "other"}
     assert (folder.path / "checkpoints" / "latest").exists()
 
@@ -51,7 +57,7 @@ def test_somebody_elses_folder_is_never_touched(tmp_path: Path, overwrite: bool)
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.tex").write_text("words")
     with pytest.raises(UsageError, match=r"is not empty|is not a run folder"):
-        RunFolder(tmp_path / "thesis").create(CONFIG, overwrite=overwrite)
+        create(RunFolder(tmp_path / "thesis"), CONFIG, overwrite=overwrite)
     assert [entry.name for entry in (tmp_path / "thesis").iterdir()] == ["chapter.tex"]
 
 
@@ -66,12 +72,13 @@ def test_overwriting_removes_what_a_run_writes_and_nothing_else(tmp_path: Path) 
     (folder.path / "grown" / "manifest.json").write_text("old")
     (folder.path / "mine").mkdir()
     other = RunFolder(folder.path)
-    other.create({"task": "new"}, overwrite=True)
+    create(other, {"task": "new"}, overwrite=True)
     assert sorted(entry.name for entry in folder.path.iterdir()) == [
         "checkpoints",
         "config.yaml",
         "mine",
         "notes.md",
+        "run.db.lock",
     ]
     assert other.read_config() == {"task": "new"}
     assert list((folder.path / "checkpoints").iterdir()) == []
@@ -83,7 +90,7 @@ def test_a_link_is_removed_but_not_what_it_points_to(tmp_path: Path) -> None:
     (precious / "file").write_text("keep")
     folder = make_folder(tmp_path / "run")
     (folder.path / "grown").symlink_to(precious)
-    RunFolder(folder.path).create(CONFIG, overwrite=True)
+    create(RunFolder(folder.path), CONFIG, overwrite=True)
     assert (precious / "file").read_text() == "keep"
     assert not (folder.path / "grown").exists()
 
@@ -93,7 +100,7 @@ def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
     for path in (tmp_path / "file", tmp_path / "file" / "run"):
         for overwrite in (False, True):
             with pytest.raises(UsageError, match=r"file|folder") as caught:
-                RunFolder(path).create(CONFIG, overwrite=overwrite)
+                create(RunFolder(path), CONFIG, overwrite=overwrite)
             assert "--out" in str(caught.value)
     assert (tmp_path / "file").read_text() == "words"
 
@@ -101,7 +108,7 @@ def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["x" * 300, "a\0b"], ids=["too long", "zero byte"])
 def test_a_path_that_cannot_be_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(UsageError, match="cannot create the run folder"):
-        RunFolder(tmp_path / name).create(CONFIG, overwrite=False)
+        create(RunFolder(tmp_path / name), CONFIG, overwrite=False)
 
 
 def test_a_place_that_is_read_only_is_named(
@@ -112,7 +119,7 @@ def test_a_place_that_is_read_only_is_named(
 
     monkeypatch.setattr(Path, "mkdir", refuse)
     with pytest.raises(UsageError, match="Read-only file system; give a folder you may write to"):
-        RunFolder(tmp_path / "run").create(CONFIG, overwrite=False)
+        create(RunFolder(tmp_path / "run"), CONFIG, overwrite=False)
 
 
 def test_a_folder_that_cannot_be_listed_is_named(
@@ -123,7 +130,7 @@ def test_a_folder_that_cannot_be_listed_is_named(
 
     monkeypatch.setattr(Path, "iterdir", refuse)
     with pytest.raises(UsageError, match="Permission denied; give a folder you may write to"):
-        RunFolder(tmp_path).create(CONFIG, overwrite=False)
+        create(RunFolder(tmp_path), CONFIG, overwrite=False)
 
 
 # ---------------------------------------------------------------------------------------- settings
@@ -172,7 +179,7 @@ def test_what_was_interrupted_while_it_was_created_can_be_replaced(
     with monkeypatch.context() as patch:
         patch.setattr("esper.runs.folder.atomic_write_text", die)
         with pytest.raises(KeyboardInterrupt):
-            RunFolder(path).create(CONFIG, overwrite=False)
+            create(RunFolder(path), CONFIG, overwrite=False)
     assert make_folder(path).read_config() == CONFIG
 
 
@@ -189,8 +196,8 @@ def test_a_run_whose_replacement_was_interrupted_can_be_replaced(
     with monkeypatch.context() as patch:
         patch.setattr("esper.runs.folder.shutil.rmtree", die)
         with pytest.raises(KeyboardInterrupt):
-            folder.create(CONFIG, overwrite=True)
-    folder.create({"task": "new"}, overwrite=True)
+            create(folder, CONFIG, overwrite=True)
+    create(folder, {"task": "new"}, overwrite=True)
     assert folder.read_config() == {"task": "new"}
 
 

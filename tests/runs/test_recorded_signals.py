@@ -8,7 +8,10 @@ import pytest
 from esper.runs.recorded import SAME_REQUEST_S, stop_signals
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGXCPU, signal.SIGUSR1],
+)
 def test_a_signal_is_noted_and_a_later_one_stops_at_once(
     monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
@@ -27,3 +30,15 @@ def test_a_signal_is_noted_and_a_later_one_stops_at_once(
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), number)
     assert signal.getsignal(number) is before
+
+
+def test_a_signal_that_was_silenced_stays_silent() -> None:
+    """`nohup esper train` goes on when its terminal closes."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stop_signals() as noted:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not noted
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -152,11 +152,11 @@ def test_a_task_is_built_with_the_slots_that_were_chosen() -> None:
         controller="wait",
         growth=growth_of("digits"),
     )
-    run = request.build()
+    run = request.build(request.load())
     assert run.garden.slot_paths == {"r0c2": "blocks.2", "blocks.0": "blocks.0"}
     assert run.name == "digits"
     with pytest.raises(UsageError, match=r"no slot 'r0c9'.*slots: r0c0, r0c1, r0c2"):
-        request.replace(slots=("r0c9",)).build()
+        request.replace(slots=("r0c9",)).build(request.load())
 
 
 def test_a_model_is_built_with_its_data(module: str, tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_a_model_is_built_with_its_data(module: str, tmp_path: Path) -> None:
         controller="wait",
         growth=growth_of(None).replace(epochs=1),
     )
-    run = request.build()
+    run = request.build(request.load())
     (record,) = run.epochs()
     assert record.val_score > 0
     assert run.name == f"{module}:make"
@@ -179,7 +179,8 @@ def test_a_model_is_built_with_its_data(module: str, tmp_path: Path) -> None:
 def test_the_request_of_a_run_is_read_from_its_folder(tmp_path: Path) -> None:
     request = GrowRequest(task="digits", growth=growth_of("digits"))
     folder = RunFolder(tmp_path / "run")
-    folder.create(request.to_mapping(), overwrite=False)
+    with folder.claim_new(request.to_mapping(), overwrite=False) as lock:
+        lock.release()
     assert read_request(folder) == request
     folder.write_config({"ppo": {}, "rounds": 3})
     with pytest.raises(UsageError, match="is a training run; continue it with: esper train"):
@@ -192,7 +193,8 @@ def test_a_run_folder_of_the_old_format_is_refused_in_one_line(tmp_path: Path) -
     settings = GrowRequest(task="digits", growth=growth_of("digits")).to_mapping()
     settings["training"] = settings["growth"].pop("training")
     settings["growth"]["max_grad_norm"] = settings["training"].pop("max_grad_norm")
-    folder.create(settings, overwrite=False)
+    with folder.claim_new(settings, overwrite=False) as lock:
+        lock.release()
     with pytest.raises(CheckpointError, match=r"config\.yaml: GrowRequest has no key 'training'"):
         read_request(folder)
     latest = folder.path / "checkpoints" / "latest"
@@ -207,4 +209,4 @@ def test_a_device_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     request = GrowRequest(task="digits", device="cuda", growth=growth_of("digits"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UsageError, match="no CUDA device"):
-        request.build()
+        request.build(request.load())

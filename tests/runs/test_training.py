@@ -255,7 +255,8 @@ def test_a_run_that_is_over_can_be_opened_and_says_the_same(whole: Path) -> None
 
 
 def test_a_growing_run_is_not_trained(tmp_path: Path) -> None:
-    RunFolder(tmp_path / "run").create({"task": "digits"}, overwrite=False)
+    with RunFolder(tmp_path / "run").claim_new({"task": "digits"}, overwrite=False) as lock:
+        lock.release()
     with pytest.raises(UsageError, match="not a training run"):
         resume_training(tmp_path / "run")
 
@@ -308,3 +309,16 @@ def test_the_previous_checkpoint_can_be_gone_on_from(tmp_path: Path, whole: Path
     (folder / "checkpoints" / "latest" / "state" / "tree.json").write_text("{}")
     assert carry_out(resume_training(folder, checkpoint="previous", sinks=()))
     assert_same_run(folder, whole)
+
+
+def test_other_data_is_noticed_when_a_run_is_continued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    with start_training(run, tiny_config(), sinks=()) as training:
+        training.save()
+    monkeypatch.setattr("esper.tasks.splits.Splits.fingerprint", lambda self: "another")
+    with pytest.raises(UsageError, match=r"the data of .* is not what it was"):
+        resume_training(run, sinks=())
+    with resume_training(run, settings={"data": None}, sinks=()):
+        pass

@@ -189,3 +189,14 @@ def test_classes_that_are_not_there_are_refused() -> None:
     real = Source("r", "here", np.zeros((9, 2), np.float32), np.zeros((9, 1), np.float32))
     with pytest.raises(ConfigError, match="labelled data alone"):
         select_classes(real, (0, 1))
+
+
+def test_a_source_is_known_by_its_samples_and_targets() -> None:
+    def fingerprint(x: np.ndarray, y: np.ndarray) -> str:
+        return make_splits(Source("s", "s", x, y, num_classes=4)).fingerprint()
+
+    x, y = np.arange(120, dtype=np.uint8).reshape(40, 3), np.arange(40) % 4
+    first = fingerprint(x, y)
+    assert fingerprint(x.copy(), y.copy()) == first
+    assert fingerprint(x + np.uint8(1), y) != first
+    assert fingerprint(x, (y + 1) % 4) != first

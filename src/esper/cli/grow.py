@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 from pathlib import Path
 from typing import Any
 
 from esper.cli.main import Parser
-from esper.cli.output import err_console, out_console, points, print_json, safe
+from esper.cli.output import (
+    err_console,
+    naming_resume,
+    out_console,
+    points,
+    print_json,
+    safe,
+)
 
 _EPILOG = """\
 examples:
@@ -18,6 +26,8 @@ examples:
   esper grow --model mynet:make --slots layer1,layer2 --data images.npz --out runs/mine
   esper grow --task digits --controller heuristic:plateau_epochs=5 --out runs/patient
   esper grow --resume --out runs/first
+  esper grow --resume --set growth.epochs=80 --out runs/first
+  esper grow --resume --model mynet:make --out runs/mine
 """
 
 _CONTROLLERS = (
@@ -113,6 +123,14 @@ def set_up(parser: Parser) -> None:
         metavar="N",
         help="epochs from one measurement of contributions to the next (default: 1)",
     )
+    how.add_argument(
+        "--set",
+        action="append",
+        metavar="KEY=VALUE",
+        dest="settings",
+        help="any other setting of config.yaml, such as growth.training.momentum=0.8; may be given "
+        "again, and with --resume (default: none)",
+    )
     limits = parser.add_argument_group("limits of growth (0: none)")
     for name, what_is_limited in (
         ("--max-seeds", "seeds alive or fossilized"),
@@ -122,7 +140,12 @@ def set_up(parser: Parser) -> None:
         limits.add_argument(name, type=int, metavar="N", help=f"{what_is_limited} (default: 0)")
     where = parser.add_argument_group("where it goes")
     where.add_argument("--out", metavar="RUN", required=True, help="folder of the run")
-    where.add_argument("--resume", action="store_true", help="continue the run in --out")
+    where.add_argument(
+        "--resume",
+        action="store_true",
+        help="continue the run in --out, with --set if asked for; give --model again where it had "
+        "one, as no code is run because a folder names it",
+    )
     where.add_argument(
         "--from",
         choices=("latest", "previous"),
@@ -160,12 +183,12 @@ def run(options: argparse.Namespace) -> int:
         def show(record: Any) -> None:
             view.show(record, _reasons(growth, record, options))
 
-        with stop_signals() as stopped, view:
+        again = resume_command(options.out, GROWING, model=growing.settings.get("model"))
+        with stop_signals() as stopped, view, naming_resume(again):
             is_done = growing.carry_out(show, lambda: bool(stopped))
         if is_done:
             grown, document = growing.finish(options.export)
     if not is_done:
-        again = resume_command(options.out, GROWING)
         told = f"interrupted after epoch {growth.gardener.epoch}; continue with: {again}"
         err_console().print(safe(told), soft_wrap=True)
         return INTERRUPTED
@@ -179,29 +202,36 @@ def run(options: argparse.Namespace) -> int:
 def _open(options: argparse.Namespace, on_alarm: Any) -> Any:
     """Start or continue the run."""
     from esper.leyline.errors import UsageError
-    from esper.runs.folder import RunFolder
-    from esper.runs.growing import resume_growing, start_growing
-    from esper.runs.request import read_request
+    from esper.leyline.process import choose_device
+    from esper.leyline.settings import change_settings, parse_settings
+    from esper.runs.growing import resume_request, start_growing
 
     command = f"esper {shlex.join(options.arguments)}"
+    settings = parse_settings(options.settings or ())
+    for name, anchored in (("data", _data_path), ("controller", _controller)):
+        if isinstance(settings.get(name), str):
+            settings[name] = anchored(settings[name])
     if options.resume:
         _refuse_changes(options)
-        request = read_request(RunFolder(options.out))
-        return resume_growing(
+        if options.device is not None:
+            settings["device"] = choose_device(options.device).type
+        return resume_request(
             options.out,
-            request.build(),
-            request.to_mapping(),
+            settings=settings,
+            model=options.model,
             checkpoint=options.source or "latest",
             command=command,
             on_alarm=on_alarm,
         )
     if options.source is not None:
         raise UsageError("--from is for a run that is continued; add --resume")
-    request = resolve(options)
+    request = change_settings(resolve(options), settings)
+    data = request.load()
     return start_growing(
         options.out,
-        request.build(),
+        request.build(data),
         request.to_mapping(),
+        request.world(data),
         overwrite=options.overwrite,
         command=command,
         on_alarm=on_alarm,
@@ -214,10 +244,6 @@ def resolve(options: argparse.Namespace) -> Any:
     from esper.leyline.process import choose_device
     from esper.runs.request import GrowRequest, growth_of
 
-    controller = options.controller or DEFAULT_CONTROLLER
-    name, colon, argument = controller.partition(":")
-    if argument and (name == "schedule" or Path(argument).is_file()):
-        controller = f"{name}{colon}{_absolute(argument)}"
     growth = growth_of(options.task)
     given = _given(
         options,
@@ -247,7 +273,7 @@ def resolve(options: argparse.Namespace) -> Any:
         model=options.model,
         slots=tuple(part.strip() for part in (options.slots or "").split(",") if part.strip()),
         data=None if options.data is None else _data_path(options.data),
-        controller=controller,
+        controller=_controller(options.controller or DEFAULT_CONTROLLER),
         device="cuda" if choose_device(options.device or "auto").type == "cuda" else "cpu",
         growth=growth.replace(garden=garden, gardener=gardener),
     )
@@ -273,7 +299,15 @@ def _given(options: argparse.Namespace, *names: str) -> dict[str, Any]:
 
 def _absolute(path: str) -> str:
     """Return a path that means the same from wherever the run is resumed."""
-    return str(Path(path).expanduser().absolute())
+    return str(Path(os.path.expanduser(path)).absolute())
+
+
+def _controller(spec: str) -> str:
+    """Return a controller whose file is found from wherever the run is resumed."""
+    name, colon, argument = spec.partition(":")
+    if argument and (name == "schedule" or os.path.isfile(argument)):
+        return f"{name}{colon}{_absolute(argument)}"
+    return spec
 
 
 def _data_path(path: str) -> str:
@@ -291,6 +325,7 @@ def _refuse_changes(options: argparse.Namespace) -> None:
     from esper.leyline.errors import UsageError
 
     kept = {"out", "resume", "source", "export", "json", "verbose", "run", "overwrite", "arguments"}
+    kept |= {"settings", "model", "device"}
     if options.overwrite:
         raise UsageError("--resume continues a run and --overwrite replaces it; give one of them")
     changed = [
@@ -300,7 +335,8 @@ def _refuse_changes(options: argparse.Namespace) -> None:
     ]
     if changed:
         raise UsageError(
-            f"--resume continues with the settings of the run; leave out {', '.join(changed)}"
+            f"--resume continues with the settings of the run; leave out {', '.join(changed)}, or "
+            "name what is to change, as in --set growth.epochs=80"
         )
 
 

@@ -7,11 +7,14 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
+
+from esper.leyline.errors import EsperError
 
 _LONGEST_LINE = 900
 
@@ -66,6 +69,17 @@ def one_line(text: object) -> str:
     line = safe(" ".join(str(text).split())).plain
     half = _LONGEST_LINE // 2
     return line if len(line) <= _LONGEST_LINE else f"{line[:half]} … {line[-half:]}"
+
+
+@contextmanager
+def naming_resume(command: str) -> Iterator[None]:
+    """Within the block a failure also says how the run is continued, where it does not already."""
+    try:
+        yield
+    except EsperError as error:
+        if "--resume" in str(error):
+            raise
+        raise type(error)(f"{error}; what was saved can be continued with: {command}") from error
 
 
 def points(value: float | None) -> str:

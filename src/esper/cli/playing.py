@@ -64,7 +64,7 @@ def add_options(parser: Parser, *, split: str) -> None:
 
 def resolve(config: Any, options: argparse.Namespace) -> Any:
     """Return a configuration with what the shared options say."""
-    from esper.leyline.settings import parse_settings, with_settings
+    from esper.leyline.settings import change_settings, parse_settings
 
     data = None if options.data is None else str(Path(options.data).expanduser().absolute())
     given = {
@@ -79,7 +79,7 @@ def resolve(config: Any, options: argparse.Namespace) -> Any:
         "play.data": data,
     }
     named = {key: value for key, value in given.items() if value is not None}
-    return with_settings(
+    return change_settings(
         config, {**parse_settings(options.settings or (), "play.param_limit=3"), **named}
     )
 

@@ -86,7 +86,7 @@ def run(options: argparse.Namespace) -> int:
 
 def make(options: argparse.Namespace) -> Any:
     """Turn options into a configuration."""
-    from esper.leyline.settings import with_settings
+    from esper.leyline.settings import change_settings
     from esper.proof.prove import ProveConfig
 
     quick = {"seeds": 4, "members.count": 6, "play.horizon": 40} if options.quick else {}
@@ -94,7 +94,7 @@ def make(options: argparse.Namespace) -> Any:
     arms = [_absolute(text) for text in options.arms]
     given = {"arms": arms or None, "seeds": options.seeds}
     named = {key: value for key, value in given.items() if value is not None}
-    return resolve(with_settings(ProveConfig(), {**quick, **named}), options)
+    return resolve(change_settings(ProveConfig(), {**quick, **named}), options)
 
 
 def _absolute(text: str) -> str:

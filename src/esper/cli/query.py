@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import csv
+import json
 import math
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 from esper.cli.main import Parser
-from esper.cli.output import err_console, out_console, print_json, safe
+from esper.cli.output import err_console, out_console, safe
 
 _EPILOG = """\
 examples:
@@ -60,24 +62,17 @@ def run(options: argparse.Namespace) -> int:
     if not options.timeout >= 0:
         raise UsageError(f"--timeout must be 0 or more seconds, got {options.timeout}")
     path = store_path(options.where)
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise UsageError(
             f"{options.where} has no run.db; give the folder of a run (see `esper runs`)"
         )
     timeout_s = options.timeout or None
-    if options.csv:
-        _print_csv(path, options.sql, options.limit, timeout_s)
+    if options.csv or options.json:
+        write = _print_csv if options.csv else _print_json
+        write(path, options.sql, options.limit, timeout_s)
         return 0
-    limit = options.limit
-    if limit is None and not options.json:
-        limit = _TABLE_ROWS
+    limit = _TABLE_ROWS if options.limit is None else options.limit
     result = query_run(path, options.sql, limit=limit, timeout_s=timeout_s)
-    if options.json:
-        rows = [{name: _plain(value) for name, value in row.items()} for row in result.to_dicts()]
-        print_json(
-            {"columns": list(result.columns), "rows": rows, "truncated": result.is_truncated}
-        )
-        return 0
     print_table(result.columns, result.rows)
     if result.is_truncated:
         err_console().print(f"there are more than {limit} rows; see all with --csv, or --limit N")
@@ -102,6 +97,25 @@ def _print_csv(path: Any, sql: str, limit: int | None, timeout_s: float | None) 
             first = next(rows, None)
     if first is not None:
         err_console().print(f"there are more than {limit} rows")
+
+
+def _print_json(path: Any, sql: str, limit: int | None, timeout_s: float | None) -> None:
+    """Print rows as they come: an answer may be larger than memory."""
+    from esper.nissa.query import stream_query
+
+    with stream_query(path, sql, timeout_s=timeout_s) as (columns, rows):
+        count, is_truncated = 0, False
+        for row in rows:
+            if limit is not None and count == limit:
+                is_truncated = True
+                break
+            start = "," if count else f'{{"columns": {json.dumps(list(columns))}, "rows": ['
+            named = {name: _plain(value) for name, value in zip(columns, row, strict=True)}
+            print(f"{start}\n  {json.dumps(named)}", end="")
+            count += 1
+        if not count:
+            print(f'{{"columns": {json.dumps(list(columns))}, "rows": [', end="")
+    print(f'\n], "truncated": {json.dumps(is_truncated)}}}')
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:

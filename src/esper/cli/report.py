@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+import os
 
 from esper.cli.main import Parser
 from esper.cli.output import out_console, print_json, safe
@@ -32,11 +32,11 @@ def run(options: argparse.Namespace) -> int:
     from esper.nissa.database import store_path
     from esper.report import report_run
 
-    if not store_path(options.where).is_file():
+    if not os.path.isfile(store_path(options.where)):
         raise UsageError(
             f"{options.where} has no run.db; give the folder of a run (see `esper runs`)"
         )
-    if options.out is not None and Path(options.out).is_dir():
+    if options.out is not None and os.path.isdir(options.out):
         raise UsageError(f"--out must be a file, but {options.out} is a folder")
     path = report_run(options.where, options.out)
     if options.json:

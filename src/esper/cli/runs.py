@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ def run(options: argparse.Namespace) -> int:
     from esper.nissa.listing import find_runs
 
     root = Path(_ROOT if options.root is None else options.root)
-    is_missing = options.root is None and not root.is_dir()
+    is_missing = options.root is None and not os.path.isdir(root)
     entries = [] if is_missing else find_runs(root)
     if options.json:
         print_json({"root": _text(root), "runs": [describe(entry) for entry in entries]})

@@ -88,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
 
 def make(options: argparse.Namespace) -> Any:
     """Turn options into a configuration."""
-    from esper.leyline.settings import with_settings
+    from esper.leyline.settings import change_settings
     from esper.proof.search import SearchConfig
 
     given = {
@@ -98,7 +98,7 @@ def make(options: argparse.Namespace) -> Any:
         "choose_by": options.choose_by,
     }
     named = {key: value for key, value in given.items() if value is not None}
-    return resolve(with_settings(SearchConfig(), named), options)
+    return resolve(change_settings(SearchConfig(), named), options)
 
 
 def print_summary(found: dict[str, Any]) -> None:

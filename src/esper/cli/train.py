@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 from pathlib import Path
 from typing import Any
 
 from esper.cli.main import Parser
-from esper.cli.output import err_console, out_console, print_json, safe
+from esper.cli.output import err_console, naming_resume, out_console, print_json, safe
 
 _RECIPES = "(default: the recipe's)"
 
@@ -92,12 +93,12 @@ def run(options: argparse.Namespace) -> int:
             err_console(), config.rounds, trainer.round, title=title, verbose=options.verbose
         )
         alarms.show_by(view.alarm)
-        with stop_signals() as stopped, view:
+        again = resume_command(options.out, TRAINING)
+        with stop_signals() as stopped, view, naming_resume(again):
             is_done = training.carry_out(view.show, lambda: bool(stopped))
         if is_done:
             document = training.finish()
     if not is_done:
-        again = resume_command(options.out, TRAINING)
         told = f"interrupted in round {trainer.round + 1}; continue with: {again}"
         err_console().print(safe(told), soft_wrap=True)
         return INTERRUPTED
@@ -187,7 +188,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 def _absolute(path: str) -> str:
     """Return a path that means the same from wherever the run is resumed."""
-    return str(Path(path).expanduser().absolute())
+    return str(Path(os.path.expanduser(path)).absolute())
 
 
 def _epilog() -> str:

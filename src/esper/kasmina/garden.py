@@ -47,6 +47,7 @@ from esper.leyline.actions import Actions, Command, LifecycleOp, decode_actions
 from esper.leyline.alpha import AlphaCurve, BlendStyle
 from esper.leyline.config import Config, option
 from esper.leyline.errors import CheckpointError, NonFiniteError, SlotError, nearest
+from esper.leyline.manifest import restoring
 from esper.leyline.rules import Masks, build_masks
 
 
@@ -464,19 +465,21 @@ def load_garden(folder: str | Path, *, model: nn.Module, example_input: Any = No
     The example input is needed only where the model takes anything but one float tensor.
     """
     state, meta = read_garden(folder)
+    with restoring(Path(folder)):
+        shape, slot_paths = meta["example_shape"], dict(meta["slot_paths"])
+        config = GardenConfig.from_mapping(meta["config"])
     if example_input is None:
-        if meta["example_shape"] is None:
+        if shape is None:
             raise CheckpointError(
                 f"{folder}: this garden's model does not take one float tensor; "
                 "pass example_input as when it was made"
             )
         like = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
-        example_input = torch.zeros(meta["example_shape"], dtype=like.dtype, device=like.device)
-    config = GardenConfig.from_mapping(meta["config"])
-    garden = Garden(model, meta["slot_paths"], example_input, config=config)
+        example_input = torch.zeros(shape, dtype=like.dtype, device=like.device)
+    garden = Garden(model, slot_paths, example_input, config=config)
     try:
         garden.load_state_dict(state)
-    except RuntimeError as error:
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise CheckpointError(
             f"{folder}: the model does not match the saved one: {reason}"

@@ -13,6 +13,7 @@ from torch import Tensor
 from esper.kasmina.blueprints.registry import blueprint_names
 from esper.kasmina.state import EMPTY, SlotState, empty_state
 from esper.leyline.errors import CheckpointError
+from esper.leyline.manifest import restoring
 from esper.leyline.storage import load_tree, save_tree
 
 KIND = "garden"
@@ -58,7 +59,8 @@ def save_garden(state: Mapping[str, Any], folder: str | Path, meta: Mapping[str,
 def read_garden(folder: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return (state_dict, meta) of a saved garden after checking it."""
     tree, meta = load_tree(Path(folder), kind=KIND, version=VERSION)
-    return tree["garden"], meta
+    with restoring(Path(folder)):
+        return dict(tree["garden"]), meta
 
 
 def _translate(ids: Tensor, saved_names: list[str]) -> Tensor:

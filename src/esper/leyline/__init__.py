@@ -79,6 +79,7 @@ if TYPE_CHECKING:
         unknown_name,
     )
     from esper.leyline.files import atomic_write_text
+    from esper.leyline.lock import WriterLock
     from esper.leyline.manifest import (
         MANIFEST_FILE,
         TENSORS_FILE,
@@ -109,6 +110,7 @@ if TYPE_CHECKING:
         refusals,
         selectable,
     )
+    from esper.leyline.settings import SettingChanges
     from esper.leyline.signals import HISTORY, Signals
     from esper.leyline.slots import SlotConfig, parse_slot_id, slot_id
     from esper.leyline.stages import (
@@ -197,6 +199,7 @@ __all__ = [
     "RunSummary",
     "SeedRecord",
     "SeedStage",
+    "SettingChanges",
     "Signals",
     "SlotConfig",
     "SlotError",
@@ -205,6 +208,7 @@ __all__ = [
     "Topology",
     "UnknownNameError",
     "UsageError",
+    "WriterLock",
     "atomic_write_text",
     "build_masks",
     "causal_table",
@@ -243,11 +247,13 @@ _MODULES = (
     "defaults",
     "errors",
     "files",
+    "lock",
     "manifest",
     "randomness",
     "records",
     "registry",
     "rules",
+    "settings",
     "signals",
     "slots",
     "stages",

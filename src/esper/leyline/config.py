@@ -14,7 +14,7 @@ import math
 import types
 import typing
 from collections.abc import Mapping
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 from esper.leyline.errors import ConfigError, nearest
 
@@ -79,21 +79,14 @@ class Config:
         _refuse_unknown(type(self), changes)
         return dataclasses.replace(self, **changes)
 
+    def changed(self, name: str, value: Any) -> Self:
+        """Return a copy with one field changed, and with it whatever must always agree with it."""
+        return self.replace(**{name: value})
+
     @classmethod
     def describe(cls) -> dict[str, str]:
         """Return the sentence of every field, for help texts and documents."""
         return {field.name: field.metadata.get("help", "") for field in dataclasses.fields(cls)}
-
-
-def flat_settings(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested plain settings by dotted key, as in 'ppo.clip'."""
-    found: dict[str, Any] = {}
-    for name, value in mapping.items():
-        if isinstance(value, Mapping):
-            found |= flat_settings(value, f"{prefix}{name}.")
-        else:
-            found[f"{prefix}{name}"] = value
-    return found
 
 
 def _refuse_unknown(config: type[Config], mapping: Mapping[str, Any]) -> None:
@@ -143,6 +136,9 @@ def _check(where: str, value: Any, hint: Any) -> Any:
     elif hint is int:
         wrong = isinstance(value, bool) or not isinstance(value, int)
         value = value if wrong else int(value)
+        if not wrong and value.bit_length() > 63:
+            # Not the number itself: Python refuses to write out one of thousands of digits.
+            raise ConfigError(f"{where} must be a whole number of at most 64 bits")
     else:
         wrong = not isinstance(value, hint)
     if wrong:

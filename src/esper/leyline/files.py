@@ -12,9 +12,10 @@ import errno
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 from esper.leyline.errors import CheckpointError
 
@@ -88,6 +89,30 @@ def read_folder(folder: Path, read: Callable[[Path], T]) -> T:
     return read(_locate(target))
 
 
+def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+    """Open a file for reading, and nothing else: a pipe or a device could keep a reader forever.
+
+    Raises:
+        OSError: It cannot be opened, or is no file; `strerror` says why.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    except ValueError as error:  # a zero byte in the name
+        raise OSError(errno.EINVAL, str(error), os.fspath(path)) from None
+    mode = os.fstat(handle).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(handle)
+        what = "Is a folder" if stat.S_ISDIR(mode) else "Is a pipe or a device, not a file"
+        raise OSError(errno.EINVAL, what, os.fspath(path))
+    return os.fdopen(handle, "rb")
+
+
+def read_regular(path: str | os.PathLike[str], most: int | None = None) -> bytes:
+    """Return the content of a file, at most so many bytes of it; see `open_regular`."""
+    with open_regular(path) as file:
+        return file.read(-1 if most is None else most)
+
+
 def _real(path: Path) -> Path:
     # A link stays a link: what it points to is replaced.
     return Path(os.path.realpath(path))
@@ -95,18 +120,19 @@ def _real(path: Path) -> Path:
 
 def _aside(target: Path) -> Path:
     """Where the old state waits while the new one takes its place; always a complete one."""
-    return target.with_name(f".{target.name}.old")
+    # Not `with_name`, which the root has none of.
+    return target.parent / f".{target.name}.old"
 
 
 def _temporary(target: Path) -> Path:
-    return target.with_name(f".{target.name}.tmp-{os.getpid()}-{secrets.token_hex(4)}")
+    return target.parent / f".{target.name}.tmp-{os.getpid()}-{secrets.token_hex(4)}"
 
 
 def _locate(target: Path) -> Path:
     """Return the folder to read: the target, or the old state if a crash left only that."""
     # The target is looked for again, as a save may end between the two looks.
     for place in (target, _aside(target), target):
-        if place.exists():
+        if os.path.exists(place):
             return place
     return target
 

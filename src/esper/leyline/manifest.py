@@ -9,20 +9,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from esper.leyline.errors import CheckpointError
-from esper.leyline.files import read_folder
+from esper.leyline.errors import CheckpointError, EsperError
+from esper.leyline.files import read_folder, read_regular
 
 TENSORS_FILE = "tensors.safetensors"
 TREE_FILE = "tree.json"
 MANIFEST_FILE = "manifest.json"
 
 _FORMAT = "esper-state"
+_MOST_MANIFEST = 2**24
 _LAYOUT = 2
 """Version of the three files themselves; a kind of state has its own version beside it."""
 
@@ -135,7 +138,7 @@ def write_manifest(
 
 def parse_manifest(place: Path) -> Manifest:
     """Return the manifest in a folder that nobody is writing."""
-    if not place.exists():
+    if not os.path.exists(place):
         raise CheckpointError(f"there is no saved state at {place}; check the path")
     if not place.is_dir():
         raise CheckpointError(f"{place} is a file; a saved state is a folder with {MANIFEST_FILE}")
@@ -143,7 +146,9 @@ def parse_manifest(place: Path) -> Manifest:
         raise CheckpointError(
             f"{place} is no saved state: {MANIFEST_FILE} is missing; give a folder Esper saved"
         )
-    data = read_bytes(place / MANIFEST_FILE)
+    data = read_bytes(place / MANIFEST_FILE, _MOST_MANIFEST + 1)
+    if len(data) > _MOST_MANIFEST:
+        raise damaged(place, f"{MANIFEST_FILE} is larger than {_MOST_MANIFEST // 2**20} MiB")
     try:
         found = from_json(data)
     except (RecursionError, ValueError) as error:
@@ -157,21 +162,44 @@ def parse_manifest(place: Path) -> Manifest:
     if found.get("checksum") != manifest_checksum(found):
         raise damaged(place, f"{MANIFEST_FILE} does not match its checksum")
     try:
-        meta = decode(found["meta"], _no_tensor)
-        if not isinstance(meta, dict):
-            raise TypeError("meta is no mapping")
+        files = _typed(found, "files", dict)
         return Manifest(
             path=place,
-            kind=found["kind"],
-            version=found["version"],
-            created=datetime.fromisoformat(found["created"]),
-            software=found["software"],
-            sizes={name: entry["size"] for name, entry in found["files"].items()},
-            checksums={name: entry["sha256"] for name, entry in found["files"].items()},
-            meta=meta,
+            kind=_typed(found, "kind", str),
+            version=_typed(found, "version", int),
+            created=datetime.fromisoformat(_typed(found, "created", str)),
+            software={
+                name: _typed(found["software"], name, str)
+                for name in _typed(found, "software", dict)
+            },
+            sizes={name: _typed(entry, "size", int) for name, entry in files.items()},
+            checksums={name: _typed(entry, "sha256", str) for name, entry in files.items()},
+            meta=_meta(found),
         )
-    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+    except (KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
         raise damaged(place, f"{MANIFEST_FILE} cannot be read ({error})") from error
+
+
+T = TypeVar("T")
+
+
+def _typed(entry: Any, name: str, kind: type[T]) -> T:
+    """Return one field of a manifest, or raise where it is not what a manifest has there."""
+    value = entry[name]
+    # Of this type itself: True is a whole number of another kind.
+    if type(value) is not kind:
+        raise TypeError(f"{name} is {type(value).__name__}, not {kind.__name__}")
+    return value
+
+
+def _meta(found: Mapping[str, Any]) -> dict[str, Any]:
+    meta = decode(found["meta"], _no_tensor)
+    if not isinstance(meta, dict):
+        raise TypeError("meta is no mapping")
+    for name in ("epoch", "round"):
+        if meta.get(name) is not None:
+            _typed(meta, name, int)
+    return meta
 
 
 def _refuse_layout(place: Path, found: Mapping[str, Any]) -> None:
@@ -194,19 +222,21 @@ def read_checked(manifest: Manifest, name: str) -> bytes:
     place = manifest.path
     if not (place / name).exists():
         raise damaged(place, f"{name} is missing")
+    size, checksum = manifest.sizes.get(name, 0), manifest.checksums.get(name)
+    # The size first: a file that is not what was saved may be of any length.
+    found = (place / name).stat().st_size
+    if found != size:
+        raise damaged(place, f"{name} has {found} bytes instead of {size}")
     data = read_bytes(place / name)
-    size, checksum = manifest.sizes.get(name), manifest.checksums.get(name)
-    if len(data) != size:
-        raise damaged(place, f"{name} has {len(data)} bytes instead of {size}")
     if hashlib.sha256(data).hexdigest() != checksum:
         raise damaged(place, f"{name} does not match its checksum")
     return data
 
 
-def read_bytes(path: Path) -> bytes:
-    """Return a file's content."""
+def read_bytes(path: Path, most: int | None = None) -> bytes:
+    """Return a file's content, at most so many bytes of it."""
     try:
-        return path.read_bytes()
+        return read_regular(path, most)
     except OSError as error:
         raise CheckpointError(
             f"cannot read {path}: {error.strerror or error}; make it readable or use a copy"
@@ -217,6 +247,30 @@ def manifest_checksum(manifest: dict[str, Any]) -> str:
     """Return the checksum of a manifest without its own entry."""
     body = {key: value for key, value in manifest.items() if key != "checksum"}
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode("ascii")).hexdigest()
+
+
+@contextmanager
+def restoring(place: Path) -> Iterator[None]:
+    """Within the block a state is put back; where it does not fit, that is one line.
+
+    Checksums say that a state is as it was saved, not that it is one of this kind of object.
+    """
+    try:
+        yield
+    except EsperError:
+        raise
+    except (
+        AttributeError,
+        LookupError,
+        OverflowError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
+        if "out of memory" in str(error):
+            raise  # nothing is wrong with the state
+        reason = f"{type(error).__name__}: {error}"[:300]
+        raise damaged(place, f"what it holds does not fit ({reason})") from error
 
 
 def damaged(place: Path, what: str) -> CheckpointError:

@@ -9,6 +9,7 @@ import ctypes
 import gc
 import os
 import platform
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,15 @@ from esper.leyline.errors import UsageError
 
 if TYPE_CHECKING:
     import torch
+
+STOP_SIGNALS = tuple(
+    getattr(signal, name)
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGXCPU", "SIGUSR1")
+    if hasattr(signal, name)
+)
+"""What asks a run to save and stop: Ctrl-C, `kill`, a closed terminal, a used-up limit of time, and
+the warning that batch systems send before they end a job.
+"""
 
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3

@@ -1,24 +1,57 @@
-"""Settings as people write them: texts 'KEY=VALUE' whose values are YAML."""
+"""Settings by dotted key, as in `ppo.clip=0.1`: read, applied, and compared.
+
+What a run was started with is a nested configuration; a person changes one value of it, by `--set`
+or in the file. Both commands that can be continued use these functions.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from esper.leyline.config import Config, flat_settings
+from esper.leyline.config import Config
+from esper.leyline.documents import parse_document
 from esper.leyline.errors import ConfigError, UsageError, nearest
 
 C = TypeVar("C", bound=Config)
 
 
+@dataclass(frozen=True, slots=True)
+class SettingChanges:
+    """What is different about a run that is continued."""
+
+    settings: Mapping[str, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
+    """By dotted key: the value before and the value now."""
+    restarts_round: bool = False
+    """Whether a round in progress must be played again."""
+
+    def __bool__(self) -> bool:
+        return bool(self.settings)
+
+    def describe(self) -> str:
+        """Return the changes in one line."""
+        parts = [f"{key} {old!r} -> {new!r}" for key, (old, new) in self.settings.items()]
+        return ", ".join(parts) or "nothing"
+
+
 def parse_settings(settings: Sequence[str], example: str = "ppo.clip=0.1") -> dict[str, Any]:
-    """Return settings by dotted key; `example` is shown where one cannot be read."""
+    """Return settings by dotted key from texts 'KEY=VALUE'; values are read as YAML.
+
+    `example` is shown where a text is none.
+    """
     found = {}
     for setting in settings:
         key, sign, text = setting.partition("=")
         if not sign or not key.strip():
             raise UsageError(f"a setting is KEY=VALUE, as in {example}; got {setting!r}")
-        found[key.strip()] = _parse(text, setting)
+        try:
+            found[key.strip()] = parse_document(text)
+        except ConfigError as error:
+            raise UsageError(
+                f"the value of {setting!r} cannot be read ({error}); quote it as YAML"
+            ) from None
     return found
 
 
@@ -34,25 +67,61 @@ def split_settings(text: str) -> list[str]:
     return parts
 
 
-def with_settings(config: C, settings: Mapping[str, Any]) -> C:
-    """Return a configuration with some settings changed, each named by its dotted key."""
-    plain = config.to_mapping()
+def change_settings(config: C, settings: Mapping[str, Any]) -> C:
+    """Return a configuration with some settings changed.
+
+    Args:
+        config: what to start from.
+        settings: values by dotted key, as in {'ppo.exploration.sparse_entropy': 0.05}; a mapping
+            changes some of a nested configuration, as in {'ppo': {'clip': 0.1}}.
+    """
     for key, value in settings.items():
-        *path, last = key.split(".")
-        place: Any = plain
-        for part in path:
-            place = place.get(part) if isinstance(place, dict) else None
-        if not isinstance(place, dict) or last not in place:
-            known = list(flat_settings(plain))
-            raise ConfigError(f"there is no setting {key!r}{nearest(key, known)}")
-        place[last] = value
-    return type(config).from_mapping(plain)
+        config = _set(config, key.split("."), value, key)
+    return config
 
 
-def _parse(text: str, setting: str) -> Any:
-    import yaml
+def flat_settings(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested plain settings by dotted key."""
+    found: dict[str, Any] = {}
+    for name, value in mapping.items():
+        if isinstance(value, Mapping):
+            found |= flat_settings(value, f"{prefix}{name}.")
+        else:
+            found[f"{prefix}{name}"] = value
+    return found
 
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError:
-        raise UsageError(f"the value of {setting!r} cannot be read; quote it as YAML") from None
+
+def changed_settings(
+    before: Mapping[str, Any], now: Mapping[str, Any]
+) -> dict[str, tuple[Any, Any]]:
+    """Return what is not the same in two nested settings: by dotted key, both values."""
+    old, new = flat_settings(before), flat_settings(now)
+    return {
+        key: (old.get(key), new.get(key)) for key in {**old, **new} if old.get(key) != new.get(key)
+    }
+
+
+def is_within(key: str, names: Sequence[str]) -> bool:
+    """Return whether a dotted key is one of these, or a part of one."""
+    return any(key == name or key.startswith(f"{name}.") for name in names)
+
+
+def _set(config: Any, path: Sequence[str], value: Any, key: str) -> Any:
+    """Return a nested configuration with one field replaced."""
+    known = [field.name for field in dataclasses.fields(config)]
+    name = path[0]
+    if name not in known:
+        raise ConfigError(
+            f"there is no setting {key!r}: {type(config).__name__} has no key "
+            f"{name!r}{nearest(name, known) or ';'} known: {', '.join(sorted(known))}"
+        )
+    inner = getattr(config, name)
+    if isinstance(value, Mapping) and isinstance(inner, Config) and len(path) == 1:
+        for part, one in value.items():
+            config = _set(config, [name, *str(part).split(".")], one, f"{key}.{part}")
+        return config
+    if len(path) > 1:
+        if not isinstance(inner, Config):
+            raise ConfigError(f"there is no setting {key!r}: {name} has no parts of its own")
+        value = _set(inner, path[1:], value, key)
+    return config.changed(name, value)

@@ -1,4 +1,4 @@
-"""The SQLite file behind a run's store: made, opened, refused, and locked by its one writer."""
+"""The SQLite file behind a run's store: made, opened, refused."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import contextlib
 import os
 import secrets
 import sqlite3
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -37,7 +35,7 @@ BUSY_TIMEOUT_S = 5.0
 def store_path(run: str | os.PathLike[str]) -> Path:
     """Return the store of a run folder, or the file itself when it is named directly."""
     path = Path(run)
-    return path if path.name == STORE_FILE and not path.is_dir() else path / STORE_FILE
+    return path if path.name == STORE_FILE and not os.path.isdir(path) else path / STORE_FILE
 
 
 def create_statements() -> list[str]:
@@ -124,6 +122,16 @@ def create_database(path: Path, fill: Callable[[sqlite3.Connection], None]) -> N
                 leftover.unlink(missing_ok=True)
 
 
+def remove_log(path: Path) -> None:
+    """Remove what a store that is no longer there, or was never finished, has left beside it."""
+    half_made = path.parent.glob(f".{path.name}.tmp-*")
+    for leftover in (Path(f"{path}-wal"), Path(f"{path}-shm"), *half_made):
+        try:
+            leftover.unlink(missing_ok=True)
+        except OSError as error:
+            raise cannot(f"remove {leftover}, which a store left behind", error) from error
+
+
 def _sync(path: Path) -> None:
     handle = os.open(path, os.O_RDWR)
     try:
@@ -156,7 +164,8 @@ def connect_writer(path: Path, *, busy_timeout_s: float = BUSY_TIMEOUT_S) -> sql
 
 def connect_reader(path: Path, *, busy_timeout_s: float = BUSY_TIMEOUT_S) -> sqlite3.Connection:
     """Open a store for reading only; refuse what is missing, foreign, older, newer or damaged."""
-    if not path.is_file():
+    # Not the methods of Path, which raise for a name that cannot be.
+    if not os.path.isfile(path):
         raise StoreError(f"there is no store at {path}; give the folder of a run")
     if path.stat().st_size == 0:
         raise StoreError(f"the store {path} is empty; the run stopped before it was made")
@@ -253,91 +262,3 @@ def primary_code(error: sqlite3.Error) -> int:
     """Return SQLite's code of an error without its extension, or 0 when it has none."""
     code: int | None = vars(error).get("sqlite_errorcode")
     return 0 if code is None else code & 0xFF
-
-
-_FAR = 1 << 30
-_ATTEMPTS = 20
-_PAUSE_S = 0.02
-
-
-class WriterLock:
-    """Holds the lock of one run from `acquire` to `release`."""
-
-    def __init__(self, path: Path) -> None:
-        """Name the lock file; nothing is created yet."""
-        self.path = path
-        self._handle: int | None = None
-
-    def acquire(self) -> None:
-        """Take the lock, or raise when another process has it."""
-        try:
-            handle = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
-        except OSError as error:
-            raise StoreError(
-                f"cannot write to {self.path.parent}: {error.strerror}; "
-                "make the folder writable or choose another"
-            ) from error
-        # Somebody who only looks (`is_locked`) holds it for a moment.
-        for attempt in range(_ATTEMPTS):
-            if _try_lock(handle):
-                break
-            if attempt < _ATTEMPTS - 1:
-                time.sleep(_PAUSE_S)
-        else:
-            holder = _read_holder(handle)
-            os.close(handle)
-            raise StoreError(
-                f"{self.path.parent} is being written by another process{holder}; "
-                "wait for it or choose another folder"
-            )
-        self._handle = handle
-        # For the message above; the lock itself does not depend on it.
-        with contextlib.suppress(OSError):
-            os.ftruncate(handle, 0)
-            os.write(handle, f"{os.getpid()}\n".encode())
-
-    def release(self) -> None:
-        """Give the lock back; the file stays."""
-        if self._handle is not None:
-            os.close(self._handle)
-            self._handle = None
-
-
-def is_locked(path: Path) -> bool:
-    """Return whether some process holds the lock with this file."""
-    try:
-        handle = os.open(path, os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        return not _try_lock(handle, shared=True)
-    finally:
-        os.close(handle)
-
-
-def _read_holder(handle: int) -> str:
-    with contextlib.suppress(OSError, ValueError):
-        return f" (process {int(os.read(handle, 20))})"
-    return ""
-
-
-if sys.platform == "win32":
-    import msvcrt
-
-    def _try_lock(handle: int, *, shared: bool = False) -> bool:
-        try:
-            os.lseek(handle, _FAR, os.SEEK_SET)
-            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
-        except OSError:
-            return False
-        return True
-
-else:
-    import fcntl
-
-    def _try_lock(handle: int, *, shared: bool = False) -> bool:
-        try:
-            fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-        except OSError:
-            return False
-        return True

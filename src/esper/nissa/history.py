@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import typing
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 from esper.leyline.records import DecisionRecord, EpochRecord, SlotRecord, copy_fields
@@ -19,20 +20,32 @@ _ABSENT = {float: math.nan, int: 0, bool: False, str: ""}
 """What a record that must have a value says where the store has none."""
 
 
-def read_history(run: StoredRun) -> list[EpochRecord]:
-    """Return the history of a growing run as it was recorded."""
+def read_history(run: StoredRun, every: int = 1) -> list[EpochRecord]:
+    """Return the history of a growing run as it was recorded.
+
+    Args:
+        run: where it was recorded.
+        every: read one epoch in so many, and the last: a run of a million fits no page.
+    """
     names = [str(name) for name in run.info.slots or ()]
+    last = run.query("SELECT MAX(step) FROM epochs").rows[0][0]
+
+    def read(table: str) -> Iterator[Row]:
+        if every == 1:
+            return run.records(table)
+        return run.records(table, where="step % ? = 0 OR step = ?", parameters=[every, last])
+
     slots: dict[int, dict[str, SlotRecord]] = {}
-    for stage in run.records("seed_stages"):
+    for stage in read("seed_stages"):
         assert isinstance(stage, StageRow)
         found = slots.setdefault(stage.step, {})
         found[str(stage.slot)] = _record(SlotRecord, stage, name=stage.slot)
     decisions = {}
-    for decision in run.records("decisions"):
+    for decision in read("decisions"):
         assert isinstance(decision, DecisionRow)
         decisions[decision.step] = _record(DecisionRecord, decision)
     history = []
-    for epoch in run.records("epochs"):
+    for epoch in read("epochs"):
         assert isinstance(epoch, EpochRow)
         found = slots.get(epoch.step, {})
         history.append(
@@ -52,12 +65,20 @@ def read_history(run: StoredRun) -> list[EpochRecord]:
 
 def _record(kind: type[T], row: Row, **given: Any) -> T:
     """Return the record that a row was made from."""
-    hints = typing.get_type_hints(kind)
-    for field in dataclasses.fields(kind):
-        absent = _ABSENT.get(hints[field.name])
-        if absent is not None and field.name not in given and getattr(row, field.name) is None:
-            given[field.name] = absent
+    for name, absent in _NEEDED[kind.__name__].items():
+        if name not in given and getattr(row, name) is None:
+            given[name] = absent
     return copy_fields(kind, row, **given)
+
+
+def _needed(kind: type[Any]) -> dict[str, Any]:
+    """Return what stands for an absent value, by the name of every field that must have one."""
+    hints = typing.get_type_hints(kind)
+    names = [field.name for field in dataclasses.fields(kind)]
+    return {name: _ABSENT[hints[name]] for name in names if hints[name] in _ABSENT}
+
+
+_NEEDED = {kind.__name__: _needed(kind) for kind in (SlotRecord, DecisionRecord, EpochRecord)}
 
 
 def _empty_slot(name: str) -> SlotRecord:

@@ -159,14 +159,30 @@ def _insert_one(
         raise RowError(f"the {table.name} row ({where}) cannot be stored: {error}") from error
 
 
+_STORED: dict[str, type | tuple[type, ...]] = {
+    "INTEGER": int,
+    "REAL": (float, int),
+    "TEXT": str,
+}
+"""What SQLite gives back; a column of a file that somebody changed may hold anything."""
+
+
 def decode(table: Table, values: Sequence[Any]) -> dict[str, Any]:
-    """Return the columns of one row: flags as booleans, JSON as plain data, NULL as None."""
+    """Return the columns of one row: flags as booleans, JSON as plain data, NULL as None.
+
+    Raises:
+        ValueError: A column holds something else than it is declared to.
+    """
     row: dict[str, Any] = {}
     for column, value in zip(table.columns, values, strict=True):
-        if value is not None and column.is_flag:
-            value = bool(value)
-        elif value is not None and column.is_json:
-            value = json.loads(value)
+        if value is not None:
+            if not isinstance(value, _STORED[column.sql]):
+                kind = type(value).__name__
+                raise ValueError(f"{table.name}.{column.name} holds {kind}, not {column.sql}")
+            if column.is_flag:
+                value = bool(value)
+            elif column.is_json:
+                value = json.loads(str(value))
         row[column.name] = value
     return row
 

@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from esper.leyline.errors import UsageError
+from esper.leyline.documents import read_document
+from esper.leyline.errors import ConfigError, UsageError
+from esper.leyline.lock import is_locked
 from esper.nissa.columns import TABLES
-from esper.nissa.database import LOCK_FILE, STORE_FILE, StoreError, connect_reader, is_locked
+from esper.nissa.database import LOCK_FILE, STORE_FILE, StoreError, connect_reader
 from esper.nissa.inserts import decode
 from esper.nissa.query import restrict
 
@@ -55,8 +57,9 @@ class RunEntry:
 def find_runs(root: str | os.PathLike[str]) -> list[RunEntry]:
     """Return every run at or below a folder, the one written last first."""
     base = Path(root)
-    if not base.is_dir():
+    if not os.path.isdir(base):
         raise UsageError(f"there is no folder {base}; give the folder that holds the runs")
+    # What is private or damaged is told in its own line; the others are listed as ever.
     runs = [describe_run(folder) for folder in _run_folders(base, 0)]
     return sorted(runs, key=lambda run: (run.age_s is None, run.age_s or 0.0))
 
@@ -68,24 +71,32 @@ def _run_folders(folder: Path, depth: int) -> Iterator[Path]:
     if depth == MAX_DEPTH:
         return
     try:
-        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+        names = sorted(entry.name for entry in os.scandir(folder) if _is_real_folder(entry))
     except OSError:
         return
-    for entry in entries:
-        if entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."):
-            yield from _run_folders(folder / entry.name, depth + 1)
+    for name in names:
+        if not name.startswith("."):
+            yield from _run_folders(folder / name, depth + 1)
+
+
+def _is_real_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir(follow_symlinks=False)
+    except OSError:
+        return False
 
 
 def _is_run(folder: Path) -> bool:
-    if (folder / STORE_FILE).is_file():
+    # Not the methods of Path, which raise where a folder is private.
+    if os.path.isfile(folder / STORE_FILE):
         return True
-    return (folder / "config.yaml").is_file() and (folder / "checkpoints").is_dir()
+    return os.path.isfile(folder / "config.yaml") and os.path.isdir(folder / "checkpoints")
 
 
 def describe_run(folder: Path) -> RunEntry:
     """Return how one run stands; a store that cannot be read makes it damaged, with the reason."""
     path = folder / STORE_FILE
-    if not path.exists():
+    if not os.path.exists(path):
         return _without_store(folder)
     try:
         connection = connect_reader(path, busy_timeout_s=1.0)
@@ -94,7 +105,7 @@ def describe_run(folder: Path) -> RunEntry:
             return _with_store(folder, connection)
         finally:
             connection.close()
-    except (StoreError, sqlite3.Error, OSError, ValueError) as error:
+    except (StoreError, sqlite3.Error, OSError, RecursionError, TypeError, ValueError) as error:
         note = " ".join(str(error).split())
         return RunEntry(path=folder, state="damaged", age_s=_age(folder), note=note)
 
@@ -112,7 +123,7 @@ def _with_store(folder: Path, connection: sqlite3.Connection) -> RunEntry:
         if is_training
         else "SELECT step, val_score, twin_score FROM epochs ORDER BY id DESC LIMIT 1"
     ).fetchone()
-    done, score, twin = (0, None, None) if last is None else last
+    done, score, twin = (0, None, None) if last is None else map(_number, last)
     if run["val_score"] is not None:
         score, twin = run["val_score"], run["twin_val_score"]
     return RunEntry(
@@ -126,11 +137,17 @@ def _with_store(folder: Path, connection: sqlite3.Connection) -> RunEntry:
         planned=run["rounds"] if is_training else run["epochs"],
         unit="rounds" if is_training else "epochs",
         score=score,
-        gain=None if score is None or twin is None else score - twin,
+        gain=None if score is None or twin is None else float(score - twin),
         created=run["created"],
         age_s=_age(folder),
         note=run["note"],
     )
+
+
+def _number(value: Any) -> Any:
+    if value is not None and not isinstance(value, int | float):
+        raise ValueError(f"the store is damaged: it has {type(value).__name__} for a number")
+    return value
 
 
 def _state(folder: Path, status: str) -> State:
@@ -141,7 +158,7 @@ def _state(folder: Path, status: str) -> State:
 
 def _without_store(folder: Path) -> RunEntry:
     """Describe a run from its settings alone."""
-    is_finished = (folder / "summary.json").is_file()
+    is_finished = os.path.isfile(folder / "summary.json")
     config = _read_config(folder)
     growth = config.get("growth")
     growth = growth if isinstance(growth, dict) else {}
@@ -170,11 +187,9 @@ def _without_store(folder: Path) -> RunEntry:
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
-    import yaml
-
     try:
-        data = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        data = read_document(folder / "config.yaml")
+    except (OSError, ConfigError):
         return {}
     return data if isinstance(data, dict) else {}
 

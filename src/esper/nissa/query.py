@@ -195,6 +195,9 @@ def _rows(cursor: sqlite3.Cursor, path: str, guard: _Guard) -> Iterator[tuple[An
     while True:
         with _explained(path, guard):
             row = cursor.fetchone()
+            # SQLite asks by itself only within a row; there may be many that are quick.
+            if guard():
+                raise sqlite3.OperationalError("interrupted")
         if row is None:
             return
         yield row

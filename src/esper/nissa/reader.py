@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from esper.leyline.errors import UsageError, unknown_name
 from esper.nissa.columns import TABLES, Row, Table
-from esper.nissa.database import cannot, connect_reader, store_path
+from esper.nissa.database import StoreError, cannot, connect_reader, store_path
 from esper.nissa.inserts import decode
 from esper.nissa.query import TIMEOUT_S, QueryResult, query_run, restrict
 from esper.nissa.schema import RunRow
@@ -49,10 +49,12 @@ class StoredRun:
         """Names of the tables."""
         return tuple(TABLES)
 
-    def records(self, table: str) -> Iterator[Row]:
-        """Return the typed records of a table in the order of writing."""
-        for row in self._select(table, None, None, None, ()):
-            yield TABLES[table].record(**decode(TABLES[table], row))
+    def records(
+        self, table: str, *, where: str | None = None, parameters: Sequence[Any] = ()
+    ) -> Iterator[Row]:
+        """Return the typed records of a table in the order of writing; see `rows`."""
+        for row in self._select(table, None, where, None, parameters):
+            yield TABLES[table].record(**self._decode(TABLES[table], row))
 
     def rows(
         self,
@@ -74,7 +76,7 @@ class StoredRun:
         """
         chosen = _chosen(TABLES[self._known(table)], columns)
         found = self._select(table, columns, where, limit, parameters)
-        return [decode(chosen, row) for row in found]
+        return [self._decode(chosen, row) for row in found]
 
     def table(
         self,
@@ -126,6 +128,14 @@ class StoredRun:
     def __repr__(self) -> str:
         return f"<run {str(self.folder)!r}>"
 
+    def _decode(self, table: Table, row: Sequence[Any]) -> dict[str, Any]:
+        try:
+            return decode(table, row)
+        except (RecursionError, TypeError, ValueError) as error:
+            raise StoreError(
+                f"the store {self.path} is damaged: {error}; use another copy of it"
+            ) from None
+
     def _known(self, table: str) -> str:
         if table not in TABLES:
             raise unknown_name("table", table, TABLES)
@@ -145,7 +155,10 @@ class StoredRun:
         count = -1 if limit is None else limit
         statement = f'SELECT {names} FROM "{table}"{condition} ORDER BY id LIMIT {int(count)}'
         try:
-            yield from self._connection.execute(statement, parameters)
+            cursor = self._connection.execute(statement, parameters)
+            # Not `yield from`: whoever stops half-way may have closed the file before.
+            while (row := cursor.fetchone()) is not None:
+                yield row
         except sqlite3.DatabaseError as error:
             if isinstance(error, sqlite3.OperationalError | sqlite3.ProgrammingError) and where:
                 reason = " ".join(str(error).split())

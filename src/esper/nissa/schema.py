@@ -510,6 +510,7 @@ class EventKind(StrEnum):
     TRAINING_STARTED = "training_started"
     CHECKPOINT_LOADED = "checkpoint_loaded"
     SETTINGS_CHANGED = "settings_changed"
+    VERSIONS_CHANGED = "versions_changed"
     STORE_RESTARTED = "store_restarted"
     TAMIYO_INITIATED = "tamiyo_initiated"
     SEED_GERMINATED = "seed_germinated"

@@ -24,16 +24,17 @@ from types import TracebackType
 from typing import Any, Self
 
 from esper.leyline.errors import UsageError
+from esper.leyline.lock import WriterLock
 from esper.nissa.columns import TABLE_OF, TABLES, Row
 from esper.nissa.database import (
     BUSY_TIMEOUT_S,
     LOCK_FILE,
     STORE_FILE,
     StoreError,
-    WriterLock,
     cannot,
     connect_writer,
     create_database,
+    remove_log,
 )
 from esper.nissa.inserts import Columns
 from esper.nissa.monitors import Watch
@@ -79,6 +80,7 @@ class RunStore:
         self._at = (0, 0, 0)
         self._status: str | None = None
         self._is_closed = False
+        self._inode = path.stat().st_ino
 
     @property
     def stats(self) -> WriterStats:
@@ -131,7 +133,12 @@ class RunStore:
     # ------------------------------------------------------------------------------- checkpoints
 
     def watermark(self) -> dict[str, Any]:
-        """Commit everything and return where the store stands, to be saved in a checkpoint."""
+        """Commit everything and return where the store stands, to be saved in a checkpoint.
+
+        Raises:
+            StoreError: What was written cannot be read again: the folder or the file is gone.
+        """
+        self.check_in_place()
 
         def mark(connection: sqlite3.Connection) -> dict[str, Any]:
             cursors = {pump.name: pump.mark() for pump in self._pumps}
@@ -139,6 +146,27 @@ class RunStore:
             return commit_watermark(connection, str(self.run.run_id), known)
 
         return self._writer.call(mark)
+
+    def check_in_place(self) -> None:
+        """Raise where what is written here would never be found.
+
+        A file that was removed or moved can still be written to; nobody would notice until the end.
+        """
+        folder = self.path.parent
+        if not self._lock.is_in_place:
+            raise StoreError(
+                f"{folder} was moved or removed while the run was writing to it; put it back and "
+                "continue with --resume, which goes on from its last checkpoint"
+            )
+        try:
+            is_same = self.path.stat().st_ino == self._inode
+        except OSError:
+            is_same = False
+        if not is_same:
+            raise StoreError(
+                f"{self.path} was moved or removed while the run was writing to it; put it back, "
+                "or leave it away to go on without what it held; then continue with --resume"
+            )
 
     def flush(self) -> None:
         """Return when everything recorded so far is in the file."""
@@ -260,6 +288,7 @@ def open_store(
     busy_timeout_s: float = BUSY_TIMEOUT_S,
     commit_every_s: float = COMMIT_EVERY_S,
     queue_rows: int = QUEUE_ROWS,
+    lock: WriterLock | None = None,
 ) -> RunStore:
     """Open the store of a run folder for writing.
 
@@ -275,9 +304,11 @@ def open_store(
         busy_timeout_s: How long to wait for another program that holds the file.
         commit_every_s: How long a row may wait for others before they are committed.
         queue_rows: Rows that may wait; beyond, producers wait.
+        lock: The folder's lock, where the caller holds it already; the store gives it back.
 
     Raises:
         StoreError: The folder or the file cannot be used; one line says why.
+        CheckpointError: Another process writes to the folder.
     """
     # A name that is wrong is found before anything is opened.
     made_sinks = [make_sink(sink) for sink in sinks]
@@ -286,8 +317,9 @@ def open_store(
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise cannot(f"create the run folder {folder}", error) from error
-    lock = WriterLock(path.parent / LOCK_FILE)
-    lock.acquire()
+    if lock is None:
+        lock = WriterLock(path.parent / LOCK_FILE)
+        lock.acquire()
     connection = None
     try:
         is_new = not path.exists()
@@ -296,6 +328,8 @@ def open_store(
                 f"{path.parent} already holds a run; continue it or choose another folder"
             )
         if is_new:
+            # The log of a store that was taken away would be replayed into the new one.
+            remove_log(path)
             create_database(path, lambda made: insert_run(made, run))
         connection = connect_writer(path, busy_timeout_s=busy_timeout_s)
         cursors: dict[str, Any] = {}

@@ -85,7 +85,23 @@ def roll_back(
     return sinks
 
 
+def _check_shape(path: Path, mark: Mapping[str, Any]) -> None:
+    """Refuse a mark that `commit_watermark` would not have made."""
+    positions = mark.get("positions")
+    is_whole = (
+        isinstance(mark.get("number"), int)
+        and isinstance(mark.get("sinks"), Mapping)
+        and isinstance(positions, Mapping)
+        and all(name in TABLES and type(last) is int for name, last in positions.items())
+    )
+    if not is_whole:
+        raise StoreError(
+            f"the checkpoint does not say where the store {path} stood; use another copy of it"
+        )
+
+
 def _check_mark(connection: sqlite3.Connection, path: Path, mark: Mapping[str, Any]) -> None:
+    _check_shape(path, mark)
     run_id = connection.execute("SELECT run_id FROM runs").fetchone()
     if run_id is None or run_id[0] != mark.get("run"):
         raise StoreError(

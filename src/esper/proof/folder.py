@@ -9,7 +9,8 @@ from typing import TypeVar
 
 from esper.leyline.config import Config
 from esper.leyline.errors import ConfigError, UsageError
-from esper.nissa.database import LOCK_FILE, WriterLock
+from esper.leyline.lock import WriterLock
+from esper.nissa.database import LOCK_FILE
 from esper.runs.folder import RunFolder
 
 C = TypeVar("C", bound=Config)
@@ -18,7 +19,9 @@ C = TypeVar("C", bound=Config)
 def start(path: str | Path, config: Config, *, overwrite: bool) -> None:
     """Make the folder and write down what was asked for."""
     kind = type(config).__name__.removesuffix("Config").lower()
-    RunFolder(path).create({"command": kind, **config.to_mapping()}, overwrite=overwrite)
+    settings = {"command": kind, **config.to_mapping()}
+    with RunFolder(path).claim_new(settings, overwrite=overwrite) as lock:
+        lock.release()
 
 
 def read_config(path: str | Path, config: type[C]) -> C:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import os
 from pathlib import Path
 from typing import Any
 
+from esper.leyline.errors import EsperError
 from esper.leyline.records import ModuleRecord, RunSummary, seed_records
+from esper.nissa.database import StoreError
 from esper.nissa.history import read_history
 from esper.nissa.listing import describe_run
 from esper.nissa.reader import StoredRun, open_run
@@ -17,6 +21,7 @@ from esper.report.style import write_report
 from esper.report.training import read_training, render_training
 
 REPORT_FILE = "report.html"
+SHOWN_EPOCHS = 5_000
 
 
 def report_run(run: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Path:
@@ -27,7 +32,24 @@ def report_run(run: str | os.PathLike[str], out: str | os.PathLike[str] | None =
         CheckpointError: The file cannot be written.
     """
     with open_run(run) as stored:
-        page = render_run(stored)
+        try:
+            page = render_run(stored)
+        except EsperError:
+            raise
+        except (
+            ArithmeticError,
+            AttributeError,
+            LookupError,
+            RecursionError,
+            TypeError,
+            ValueError,
+        ) as error:
+            # Each value is of its kind, but together they are nothing a run would have recorded.
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            raise StoreError(
+                f"no report can be made of what {stored.path} holds ({reason}); use another copy "
+                "of it, or, if nobody has touched it, report this as a bug"
+            ) from error
         path = stored.folder / REPORT_FILE if out is None else Path(out)
     write_report(path, page)
     return path
@@ -40,7 +62,11 @@ def render_run(run: StoredRun) -> str:
         return render_training(read_training(run), _about(run, info), **_origin(run, info))
     # What is of no known kind is counted, not listed: there may be millions.
     is_grown = info.kind == "grow"
-    history = read_history(run) if is_grown else []
+    every = _every(run) if is_grown else 1
+    history = read_history(run, every) if is_grown else []
+    if every > 1:
+        note = f"one epoch in {every:,} is shown"
+        info = dataclasses.replace(info, note=f"{info.note}; {note}" if info.note else note)
     summary = None
     if info.status == "finished" and history:
         last = history[-1]
@@ -68,6 +94,12 @@ def render_run(run: StoredRun) -> str:
         at_end=_worth_at_end(run) if summary is not None else None,
         **_origin(run, info),
     )
+
+
+def _every(run: StoredRun) -> int:
+    """Return how many epochs go to one that is shown, so that a page stays one."""
+    epochs: int = run.query("SELECT COUNT(*) FROM epochs").rows[0][0]
+    return max(1, math.ceil(epochs / SHOWN_EPOCHS))
 
 
 def _origin(run: StoredRun, info: RunRow) -> dict[str, Any]:

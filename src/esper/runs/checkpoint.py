@@ -48,8 +48,8 @@ class RunKind:
     command: str
 
 
-GROWING = RunKind("growing run", 3, "esper grow")
-TRAINING = RunKind("training run", 3, "esper train")
+GROWING = RunKind("growing run", 4, "esper grow")
+TRAINING = RunKind("training run", 4, "esper train")
 
 
 class Checkpoints:
@@ -202,11 +202,14 @@ def read_manifest(path: str | Path) -> Manifest:
     """
     path = Path(path)
     places = (path, path / _STATE, path / CHECKPOINTS / "latest" / _STATE)
-    found = next((place for place in places if (place / MANIFEST_FILE).is_file()), path)
+    found = next((place for place in places if os.path.isfile(place / MANIFEST_FILE)), path)
     return read_state_manifest(found)
 
 
-def resume_command(run: str | Path, kind: RunKind, which: Which = "latest") -> str:
-    """Return the command that continues a run."""
+def resume_command(
+    run: str | Path, kind: RunKind, which: Which = "latest", *, model: str | None = None
+) -> str:
+    """Return the command that continues a run, of somebody's own model where one is named."""
     source = "" if which == "latest" else f" --from {which}"
-    return f"{kind.command} --resume{source} --out {shlex.quote(str(run))}"
+    code = "" if model is None else f" --model {shlex.quote(model)}"
+    return f"{kind.command} --resume{source}{code} --out {shlex.quote(str(run))}"

@@ -2,27 +2,32 @@
 
 `config.yaml` is complete and resolved; `log.txt` has one line per entry; checkpoints, the store and
 what sinks write lie beside them. A folder is refused rather than overwritten unless the caller says
-so, and nothing in it that a run did not write is ever removed.
+so, and nothing in it that a run did not write is ever removed. Whoever writes holds the folder's
+lock from before the first change to the last.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from esper.leyline.errors import CheckpointError, EsperError, UsageError
+from esper.leyline.documents import read_document
+from esper.leyline.errors import CheckpointError, ConfigError, EsperError, UsageError
 from esper.leyline.files import atomic_write_text
-from esper.nissa.database import LOCK_FILE, STORE_FILES, is_locked
+from esper.leyline.lock import WriterLock
+from esper.nissa.database import LOCK_FILE, STORE_FILES
 
 SETTINGS = "config.yaml"
 CHECKPOINTS = "checkpoints"
 """Where checkpoints lie in a run folder."""
 
-# The settings come last: while they are there, the folder is known to be a run's.
+# The settings come last: while they are there, the folder is known to be a run's. The lock file
+# stays, or two processes could hold the locks of two files of the same name.
 _OWN = (
     CHECKPOINTS,
     "log.txt",
@@ -40,7 +45,7 @@ _OWN = (
     "contextual.json",
     "heuristic.json",
     "tb",
-    *STORE_FILES,
+    *(name for name in STORE_FILES if name != LOCK_FILE),
     SETTINGS,
 )
 
@@ -55,33 +60,54 @@ class RunFolder:
     @property
     def is_run(self) -> bool:
         """Whether a run was started here."""
-        return (self.path / SETTINGS).is_file()
+        return os.path.isfile(self.path / SETTINGS)
 
-    def create(self, config: Mapping[str, Any], *, overwrite: bool) -> None:
-        """Make the folder and write the settings; refuse one that is in use."""
+    @contextmanager
+    def claim(self) -> Iterator[WriterLock]:
+        """Hold the lock of the folder within the block, and afterwards if the block succeeded.
+
+        What is opened in the block takes the lock over; a block that fails gives it back.
+
+        Raises:
+            CheckpointError: Another process writes to the folder, which stays as it is.
+        """
+        lock = WriterLock(self.path / LOCK_FILE)
+        lock.acquire()
         try:
-            if self.path.exists() and not self.path.is_dir():
-                raise UsageError(f"{self.path} is a file; give a folder for the run with --out")
-            if self.path.exists() and any(self.path.iterdir()):
-                if not overwrite:
-                    raise UsageError(self._in_use())
-                self._remove_own()
-            self.path.mkdir(parents=True, exist_ok=True)
-            self.write_config(config)
-            (self.path / CHECKPOINTS).mkdir(exist_ok=True)
-        except EsperError:
+            yield lock
+        except BaseException:
+            lock.release()
             raise
-        except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else error
-            raise UsageError(
-                f"cannot create the run folder {self.path}: {reason}; "
-                "give a folder you may write to with --out"
-            ) from None
+
+    @contextmanager
+    def claim_new(self, config: Mapping[str, Any], *, overwrite: bool) -> Iterator[WriterLock]:
+        """Make the folder with these settings, and hold its lock as `claim` does.
+
+        Raises:
+            UsageError: The folder is in use, somebody else's, or cannot be made.
+            CheckpointError: Another process writes to the folder, which stays as it is.
+        """
+        with self._explained():
+            self._refuse_taken(overwrite)
+            self.path.mkdir(parents=True, exist_ok=True)
+        with self.claim() as lock:
+            with self._explained():
+                # Somebody may have started a run between the look above and the lock.
+                self._refuse_taken(overwrite)
+                self._remove_own()
+                self.write_config(config)
+                (self.path / CHECKPOINTS).mkdir(exist_ok=True)
+            yield lock
+
+    @contextmanager
+    def claim_run(self) -> Iterator[WriterLock]:
+        """Hold the lock of a folder that a run was started in, as `claim` does."""
+        self.read_config()  # a folder that is no run's is left as it is
+        with self.claim() as lock:
+            yield lock
 
     def read_config(self) -> dict[str, Any]:
         """Return the settings of an existing run."""
-        import yaml
-
         if not os.path.isdir(self.path):
             what = "is a file, not" if os.path.exists(self.path) else "is not there, so it is not"
             raise UsageError(
@@ -89,13 +115,13 @@ class RunFolder:
             )
         path = self.path / SETTINGS
         try:
-            data = yaml.safe_load(path.read_text(encoding="utf-8"))
+            data = read_document(path)
         except FileNotFoundError:
             raise UsageError(
                 f"{self.path} is not a run folder (it has no config.yaml); "
                 "give the --out of a run that was started"
             ) from None
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        except (OSError, ConfigError) as error:
             reason = " ".join(str(error).split())
             raise CheckpointError(f"{path} cannot be read: {reason}") from None
         if not isinstance(data, dict):
@@ -119,31 +145,49 @@ class RunFolder:
                 "the folder writable, then continue with --resume"
             ) from None
 
-    def _in_use(self) -> str:
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except EsperError:
+            raise
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise UsageError(
+                f"cannot create the run folder {self.path}: {reason}; "
+                "give a folder you may write to with --out"
+            ) from None
+
+    def _refuse_taken(self, overwrite: bool) -> None:
+        """Refuse a folder in which something is that may not be replaced."""
+        if self.path.exists() and not self.path.is_dir():
+            raise UsageError(f"{self.path} is a file; give a folder for the run with --out")
+        if not self.path.exists() or all(_is_nothing(entry.name) for entry in self.path.iterdir()):
+            return
         if not self.is_run:
-            return f"{self.path} is not empty and no run folder; give another folder with --out"
-        return (
-            f"{self.path} is not empty; continue it with --resume, replace it with --overwrite, or "
-            "give another folder with --out (in Python: resume=True, overwrite=True, out=...)"
-        )
+            raise UsageError(
+                f"{self.path} is not empty and no run folder; give another folder with --out"
+            )
+        if not overwrite:
+            raise UsageError(
+                f"{self.path} is not empty; continue it with --resume, replace it with "
+                "--overwrite, or give another folder with --out (in Python: resume=True, "
+                "overwrite=True, out=...)"
+            )
 
     def _remove_own(self) -> None:
         """Remove what a run writes, and nothing else that may lie there."""
-        if not self.is_run:
-            raise UsageError(
-                f"{self.path} is not a run folder, so it is not overwritten; give another --out"
-            )
-        if is_locked(self.path / LOCK_FILE):
-            raise UsageError(
-                f"{self.path} is being written by another process, so it is not overwritten; "
-                "wait for it or give another --out"
-            )
         for name in _OWN:
             item = self.path / name
             if item.is_dir() and not item.is_symlink():
                 shutil.rmtree(item)
             else:
                 item.unlink(missing_ok=True)
+
+
+def _is_nothing(name: str) -> bool:
+    """Return whether a start that was killed may have left this in an empty folder."""
+    return name == LOCK_FILE or name.startswith(f".{SETTINGS}.tmp-")
 
 
 def dump_settings(config: Mapping[str, Any]) -> str:

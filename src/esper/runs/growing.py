@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,18 +26,22 @@ from esper.growth.grown import Format, Grown, export_model
 from esper.growth.run import Batches, GrowthConfig, GrowthRun
 from esper.kasmina.contribution import Contributions
 from esper.kasmina.trainee import SchedulerFactory
-from esper.leyline.config import flat_settings
 from esper.leyline.controller import Controller
 from esper.leyline.errors import UsageError
 from esper.leyline.files import atomic_write_text
+from esper.leyline.lock import WriterLock
+from esper.leyline.manifest import restoring
 from esper.leyline.records import EpochRecord, epoch_line
+from esper.leyline.settings import SettingChanges, change_settings, changed_settings
 from esper.nissa.database import STORE_FILE
+from esper.nissa.schema import RunRow
 from esper.nissa.sinks.sink import Sink
 from esper.nissa.store import DEFAULT_SINKS, OnAlarm, RunStore, open_store
 from esper.report import report_run
 from esper.runs.checkpoint import GROWING, Checkpoints, Which, Write, resume_command
 from esper.runs.folder import RunFolder
 from esper.runs.record_growing import (
+    record_changes,
     record_end,
     record_history,
     record_interruption,
@@ -46,7 +50,8 @@ from esper.runs.record_growing import (
     run_row,
 )
 from esper.runs.recorded import RecordedRun, carry_out_or_raise
-from esper.runs.request import STARTED_BY
+from esper.runs.request import STARTED_BY, compare_requests, read_request, refuse_code
+from esper.runs.world import World, batch_fingerprint
 from esper.tasks.objective import Objective
 
 SAVE_EVERY_S = 2.0
@@ -63,6 +68,8 @@ class GrowingRun(RecordedRun[EpochRecord]):
         growth: what is grown, in the state to go on from.
         store: where it is written down.
         command: the command that started it.
+        world: what it stands on beside its settings.
+        settings: what `config.yaml` says.
         shapes: of the host's weights before it grew.
         best_score: the best validation score so far.
         is_saved: whether the newest checkpoint holds the state to go on from.
@@ -76,14 +83,19 @@ class GrowingRun(RecordedRun[EpochRecord]):
         growth: GrowthRun,
         store: RunStore,
         command: str,
+        world: World,
+        settings: Mapping[str, Any],
         shapes: Shapes,
         *,
         best_score: float = -math.inf,
         is_saved: bool = False,
     ) -> None:
         """Bring the parts together; nothing is written yet."""
-        super().__init__(folder, store, command, save_every_s=SAVE_EVERY_S, is_saved=is_saved)
+        super().__init__(
+            folder, store, command, world, save_every_s=SAVE_EVERY_S, is_saved=is_saved
+        )
         self.growth = growth
+        self.settings = settings
         # Whatever an epoch takes, the first is saved.
         self._saved_at = -math.inf
         self._shapes = shapes
@@ -120,7 +132,12 @@ class GrowingRun(RecordedRun[EpochRecord]):
             weights, epoch = self._best
             growth.garden.save(self.checkpoints.best, state=weights, epoch=epoch)
             self._best = None
-        state = {**growth.state_dict(), "shapes": self._shapes, "best_score": self._best_score}
+        state = {
+            **growth.state_dict(),
+            "settings": dict(self.settings),
+            "shapes": self._shapes,
+            "best_score": self._best_score,
+        }
         meta = {
             "task": growth.name,
             "controller": growth.controller_name,
@@ -163,6 +180,7 @@ def start_growing(
     path: str | Path,
     growth: GrowthRun,
     settings: Mapping[str, Any],
+    world: World,
     *,
     overwrite: bool = False,
     command: str = "",
@@ -175,27 +193,26 @@ def start_growing(
         path: the run folder.
         growth: what is grown.
         settings: what `config.yaml` says.
+        world: what the run stands on beside its settings.
         overwrite: replace a run that is there.
         command: the command that started it.
         sinks: where records are shown beside the store.
         on_alarm: called with every alarm.
     """
     folder = RunFolder(path)
-    folder.create(settings, overwrite=overwrite)
-    folder.log(f"started: {command}" if command else "started")
-    name = folder.path.absolute().name
-    row = run_row(
-        growth, name=name, controller=growth.controller_name, config=settings, command=command
-    )
-    store = open_store(folder.path, row, sinks=sinks, on_alarm=on_alarm)
-    record_start(store, growth)
-    return GrowingRun(folder, growth, store, command, shapes_of(growth))
+    with folder.claim_new(settings, overwrite=overwrite) as lock:
+        folder.log(f"started: {command}" if command else "started")
+        row = _row(folder, growth, settings, command)
+        store = open_store(folder.path, row, sinks=sinks, on_alarm=on_alarm, lock=lock)
+        record_start(store, growth)
+        return GrowingRun(folder, growth, store, command, world, settings, shapes_of(growth))
 
 
 def resume_growing(
     path: str | Path,
     growth: GrowthRun,
     settings: Mapping[str, Any],
+    world: World,
     *,
     checkpoint: Which = "latest",
     command: str = "",
@@ -208,44 +225,151 @@ def resume_growing(
         path: the run folder.
         growth: the run, made as it was when it was started.
         settings: what `config.yaml` says.
+        world: what the run stands on beside its settings.
         checkpoint: which checkpoint to go on from.
         command: the command that started it, where no checkpoint says so.
         sinks: where records are shown beside the store.
         on_alarm: called with every alarm.
 
     Raises:
-        CheckpointError: The checkpoint is damaged or foreign, or of another model.
+        UsageError: The run was started with another model, or on other data.
+        CheckpointError: The checkpoint is damaged or foreign, or another process writes the run.
     """
     folder = RunFolder(path)
-    shapes = shapes_of(growth)
-    state = Checkpoints(folder.path, GROWING).load(checkpoint)
+    with folder.claim_run() as lock:
+        state = Checkpoints(folder.path, GROWING).load(checkpoint)
+        opening = _Opening(lock, checkpoint, command, sinks, on_alarm)
+        return _reopen(folder, growth, settings, world, state, opening, set())
+
+
+def resume_request(
+    path: str | Path,
+    *,
+    settings: Mapping[str, Any] | None = None,
+    model: str | None = None,
+    checkpoint: Which = "latest",
+    command: str = "",
+    sinks: Iterable[str | Sink] = DEFAULT_SINKS,
+    on_alarm: OnAlarm | None = None,
+) -> GrowingRun:
+    """Open what `esper grow` started, to go on from its last checkpoint.
+
+    Args:
+        path: the run folder.
+        settings: changes by dotted key, of those that `CHANGEABLE` names.
+        model: MODULE:FACTORY, for a run of somebody's own model; a folder alone runs no code.
+        checkpoint: which checkpoint to go on from.
+        command: the command that started it, where no checkpoint says so.
+        sinks: where records are shown beside the store.
+        on_alarm: called with every alarm.
+
+    Raises:
+        UsageError: It is no such run, it has other data or another controller than it had, or a
+            setting cannot change.
+        CheckpointError: The checkpoint is damaged or foreign, or another process writes the run.
+    """
+    folder = RunFolder(path)
+    with folder.claim_run() as lock:
+        written = read_request(folder)
+        refuse_code(written, folder.path, model)
+        request = change_settings(written, settings or {})
+        state = Checkpoints(folder.path, GROWING).load(checkpoint)
+        # What the checkpoint was saved under, not what the folder says: the file may be edited.
+        changes = SettingChanges()
+        if state is not None:
+            with restoring(Checkpoints(folder.path, GROWING).folder / checkpoint):
+                changes = compare_requests(dict(state["settings"]), request.to_mapping())
+                if "controller" in {*changes.settings, *(settings or {})}:
+                    state["gardener"]["controller"] = None
+        data = request.load()
+        growth = request.build(data)
+        run = _reopen(
+            folder,
+            growth,
+            request.to_mapping(),
+            request.world(data),
+            state,
+            _Opening(lock, checkpoint, command, sinks, on_alarm),
+            {*changes.settings, *(settings or {})},
+        )
+        if changes:
+            record_changes(run.store, growth, changes)
+            folder.log(f"changed: {changes.describe()}")
+            # A change is made once; whoever continues after this has it.
+            run.save()
+        if request != written:
+            folder.write_config(request.to_mapping())
+        return run
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Opening:
+    """How a run is opened again."""
+
+    lock: WriterLock
+    checkpoint: Which
+    command: str
+    sinks: Iterable[str | Sink]
+    on_alarm: OnAlarm | None
+
+
+def _reopen(
+    folder: RunFolder,
+    growth: GrowthRun,
+    settings: Mapping[str, Any],
+    world: World,
+    state: dict[str, Any] | None,
+    opening: _Opening,
+    changed: Collection[str],
+) -> GrowingRun:
+    """Put a run into the state of a checkpoint and open its store."""
+    shapes, command, versions = shapes_of(growth), opening.command, {}
+    mark, best_score = None, -math.inf
     if state is not None:
-        _refuse_other_model(folder.path, shapes, state["shapes"])
-        growth.load_state_dict(state)
-        command = str(state["command"])
-    name = folder.path.absolute().name
-    row = run_row(
-        growth, name=name, controller=growth.controller_name, config=settings, command=command
-    )
-    # Without a mark, or without the store it speaks of, everything is written down anew.
-    has_store = (folder.path / STORE_FILE).exists()
-    mark = state["telemetry"] if state is not None and has_store else None
+        with restoring(Checkpoints(folder.path, GROWING).folder / opening.checkpoint):
+            versions = world.differences(folder.path, state["world"], changed)
+            _refuse_other_model(folder.path, shapes, state["shapes"])
+            if state["gardener"]["controller"] is None:
+                # Another controller knows nothing of what this one has seen.
+                state["gardener"]["controller"] = growth.gardener.controller.state_dict()
+            growth.load_state_dict(state)
+            command, best_score = str(state["command"]), float(state["best_score"])
+            # Without a mark, or without the store it speaks of, everything is written down anew.
+            if (folder.path / STORE_FILE).exists():
+                mark = state["telemetry"]
     store = open_store(
-        folder.path, row, resume=True if mark is None else mark, sinks=sinks, on_alarm=on_alarm
+        folder.path,
+        _row(folder, growth, settings, command),
+        resume=True if mark is None else mark,
+        sinks=opening.sinks,
+        on_alarm=opening.on_alarm,
+        lock=opening.lock,
     )
     if mark is None:
         record_start(store, growth)
         record_history(store, growth)
-    if state is None:
-        return GrowingRun(folder, growth, store, command, shapes)
-    return GrowingRun(
+    run = GrowingRun(
         folder,
         growth,
         store,
         command,
+        world,
+        settings,
         shapes,
-        best_score=float(state["best_score"]),
-        is_saved=checkpoint == "latest",
+        best_score=best_score,
+        is_saved=state is not None and opening.checkpoint == "latest",
+    )
+    run.tell_versions(versions)
+    return run
+
+
+def _row(folder: RunFolder, growth: GrowthRun, settings: Mapping[str, Any], command: str) -> RunRow:
+    return run_row(
+        growth,
+        name=folder.path.absolute().name,
+        controller=growth.controller_name,
+        config=settings,
+        command=command,
     )
 
 
@@ -364,12 +488,23 @@ def grow(
     if is_resumed:
         _refuse_other_settings(folder, told)
         which: Which = "previous" if resume == "previous" else "latest"
-        run = resume_growing(out, build(), told, checkpoint=which, command="esper.grow(...)")
+        growth = build()
+        run = resume_growing(
+            out, growth, told, _first_batch(growth), checkpoint=which, command="esper.grow(...)"
+        )
     else:
-        run = start_growing(out, build(), told, overwrite=overwrite, command="esper.grow(...)")
+        growth = build()
+        run = start_growing(
+            out, growth, told, _first_batch(growth), overwrite=overwrite, command="esper.grow(...)"
+        )
     with run:
         carry_out_or_raise(run, on_epoch)
         return run.finish()[0]
+
+
+def _first_batch(growth: GrowthRun) -> World:
+    """Return what can be known of somebody's loaders: their first validation batch."""
+    return World.now({"data": batch_fingerprint(growth.example_input)})
 
 
 def describe_contributions(result: Contributions) -> dict[str, Any]:
@@ -404,14 +539,12 @@ def _refuse_other_settings(folder: RunFolder, told: Mapping[str, Any]) -> None:
             f"{folder.path} was not started by {told[STARTED_BY]}; continue it with: "
             f"{resume_command(folder.path, GROWING)}"
         )
-    before, now = flat_settings(saved), flat_settings(told)
-    for key in {**before, **now}:
-        if before.get(key) != now.get(key):
-            Checkpoints(folder.path, GROWING).refuse_other_format()
-            raise UsageError(
-                f"{key} is {before.get(key)!r} in {folder.path} and cannot become "
-                f"{now.get(key)!r} when it is continued; start a new run for that"
-            )
+    for key, (before, now) in changed_settings(saved, told).items():
+        Checkpoints(folder.path, GROWING).refuse_other_format()
+        raise UsageError(
+            f"{key} is {before!r} in {folder.path} and cannot become {now!r} when it is continued; "
+            "start a new run for that"
+        )
 
 
 def _refuse_other_model(path: Path, own: Shapes, saved: Shapes) -> None:

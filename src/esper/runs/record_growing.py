@@ -15,6 +15,7 @@ from esper.growth.run import GrowthRun
 from esper.kasmina.contribution import Contributions, Estimate
 from esper.leyline.process import gpu_memory_share, resident_bytes, software_versions
 from esper.leyline.records import EpochRecord, SeedRecord, copy_fields, seed_records
+from esper.leyline.settings import SettingChanges
 from esper.leyline.stages import MODULE_STAGES, SeedStage
 from esper.nissa.columns import Row
 from esper.nissa.schema import (
@@ -62,6 +63,17 @@ def record_start(store: RunStore, run: GrowthRun) -> None:
         EventKind.TRAINING_STARTED,
         "the host before growth",
         data={"modules": [module.to_mapping() for module in run.modules]},
+    )
+
+
+def record_changes(store: RunStore, run: GrowthRun, changes: SettingChanges) -> None:
+    """Write down what is different about a run from here on."""
+    store.event(
+        EventKind.SETTINGS_CHANGED,
+        changes.describe(),
+        step=run.gardener.epoch,
+        severity="warning",
+        data={"settings": {key: [old, new] for key, (old, new) in changes.settings.items()}},
     )
 
 

@@ -25,11 +25,11 @@ from esper.leyline.actions import (
 )
 from esper.leyline.process import gpu_memory_share, resident_bytes, software_versions
 from esper.leyline.rules import is_in
+from esper.leyline.settings import SettingChanges
 from esper.leyline.stages import BLENDED_STAGES, MODULE_STAGES, SeedStage
 from esper.nissa.columns import Row
 from esper.nissa.schema import EpisodeRow, EventKind, EventRow, RoundRow, RunRow
 from esper.nissa.store import RunStore
-from esper.simic.training.config import SettingChanges
 from esper.simic.training.outcome import RoundOutcome, panic_names
 from esper.simic.training.progress import RoundReport
 from esper.simic.training.trainer import Trainer

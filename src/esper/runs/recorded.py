@@ -10,15 +10,20 @@ from __future__ import annotations
 import signal
 import threading
 import time
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
+from esper.leyline.errors import EsperWarning
+from esper.leyline.process import STOP_SIGNALS
+from esper.nissa.schema import EventKind
 from esper.nissa.store import RunStore
 from esper.runs.checkpoint import Checkpoints, RunKind, Write
 from esper.runs.folder import RunFolder
+from esper.runs.world import World, describe_versions
 
 Step = TypeVar("Step")
 
@@ -38,6 +43,7 @@ class RecordedRun(ABC, Generic[Step]):
         folder: where it lies.
         store: where it is written down.
         command: the command that started it.
+        world: what it stands on beside its settings.
         save_every_s: most time from one checkpoint to the next.
         is_saved: whether the newest checkpoint holds the state to go on from.
     """
@@ -49,12 +55,13 @@ class RecordedRun(ABC, Generic[Step]):
         folder: RunFolder,
         store: RunStore,
         command: str,
+        world: World,
         *,
         save_every_s: float,
         is_saved: bool,
     ) -> None:
         """Bring the parts together; nothing is written yet."""
-        self.folder, self.store, self.command = folder, store, command
+        self.folder, self.store, self.command, self.world = folder, store, command, world
         self.checkpoints = Checkpoints(folder.path, self.kind)
         self.telemetry_seconds = 0.0
         """Time spent on records and checkpoints since the run was opened."""
@@ -122,9 +129,29 @@ class RecordedRun(ABC, Generic[Step]):
         # The mark is in the store before the checkpoint that speaks of it exists.
         mark = self.store.watermark()
         state, meta, parts = self.snapshot()
-        self.checkpoints.save({**state, "telemetry": mark, "command": self.command}, meta, parts)
+        about = {"telemetry": mark, "command": self.command, "world": self.world.to_mapping()}
+        self.checkpoints.save({**state, **about}, meta, parts)
         self._saved_at = time.monotonic()
         self._is_saved = True
+
+    def tell_versions(self, versions: Mapping[str, tuple[str, str]]) -> None:
+        """Say that the run goes on with other software, where it does."""
+        if not versions:
+            return
+        told = describe_versions(versions)
+        self.folder.log(f"other software: {told}")
+        self.store.event(
+            EventKind.VERSIONS_CHANGED,
+            f"continued with other software: {told}",
+            severity="warning",
+            data={name: list(pair) for name, pair in versions.items()},
+        )
+        warnings.warn(
+            f"{self.folder.path} was saved with other software ({told}); from here on its numbers "
+            "may differ from those of an uninterrupted run",
+            EsperWarning,
+            stacklevel=3,
+        )
 
     def close(self) -> None:
         """Close the store."""
@@ -159,11 +186,19 @@ def carry_out_or_raise(run: RecordedRun[Step], show: Callable[[Step], None] | No
     raise KeyboardInterrupt(f"{run.folder.path} is saved; continue it with resume=True")
 
 
+def _is_ours(number: int) -> bool:
+    handler = signal.getsignal(number)
+    if number in (signal.SIGINT, signal.SIGTERM):
+        return handler != signal.SIG_IGN
+    return handler == signal.SIG_DFL
+
+
 @contextmanager
 def stop_signals() -> Iterator[list[int]]:
-    """Within the block SIGINT and SIGTERM are noted in the list, and work goes on until it looks.
+    """Within the block `STOP_SIGNALS` are noted in the list, and work goes on until it looks.
 
-    Only the main thread may listen; elsewhere nothing is noted.
+    Only the main thread may listen; elsewhere nothing is noted. A signal that whoever started the
+    process has silenced (`nohup` does) stays silent, and one that a program uses itself is its own.
 
     Raises:
         KeyboardInterrupt: Another signal came later: whoever sent it does not want to wait.
@@ -183,7 +218,7 @@ def stop_signals() -> Iterator[list[int]]:
     if threading.current_thread() is not threading.main_thread():
         yield noted
         return
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, note) for number in STOP_SIGNALS if _is_ours(number)}
     try:
         yield noted
     finally:

@@ -19,9 +19,11 @@ from esper.leyline.config import Config, option
 from esper.leyline.errors import CheckpointError, ConfigError, UsageError, nearest
 from esper.leyline.process import choose_device
 from esper.leyline.randomness import seeded
+from esper.leyline.settings import SettingChanges, changed_settings
 from esper.runs.checkpoint import GROWING, TRAINING, Checkpoints, resume_command
 from esper.runs.folder import SETTINGS, RunFolder
-from esper.tasks import Task, get_task, make_data, open_data
+from esper.runs.world import World, controller_fingerprint
+from esper.tasks import Task, TaskData, get_task, make_data, open_data
 
 STARTED_BY = "started_by"
 """Key in the settings of a run that only a program can continue, with the function it called."""
@@ -47,21 +49,25 @@ class GrowRequest(Config):
         if self.model is not None and self.data is None:
             raise UsageError("--model needs --data PATH: the file or folder it is trained on")
 
-    def build(self) -> GrowthRun:
-        """Load the data, build the network and return the run."""
+    def load(self) -> TaskData:
+        """Return the data."""
         choose_device(self.device)
+        if self.task is not None:
+            return get_task(self.task).load(self.data, device=self.device)
+        assert self.data is not None
+        return make_data(open_data(self.data), device=self.device)
+
+    def build(self, data: TaskData) -> GrowthRun:
+        """Build the network and return the run on this data."""
         seed = self.growth.seed
         if self.task is not None:
             task = get_task(self.task)
-            data = task.load(self.data, device=self.device)
             model, name = task.build_host(seed), task.name
             slots = task.slot_paths
             if self.slots:
                 slots = task_slots(task, model, self.slots)
         else:
             assert self.model is not None
-            assert self.data is not None
-            data = make_data(open_data(self.data), device=self.device)
             model, name = build_model(self.model, seed), self.model
             slots = dict(model_slots(model, self.slots))
         return data_run(
@@ -72,6 +78,62 @@ class GrowRequest(Config):
             controller=self.controller,
             name=name,
         )
+
+    def world(self, data: TaskData) -> World:
+        """Return what the run stands on beside these settings."""
+        return World.now(
+            {
+                "data": data.splits.fingerprint(),
+                "controller": controller_fingerprint(self.controller),
+            }
+        )
+
+
+CHANGEABLE = (
+    "controller",
+    "data",
+    "device",
+    "growth.epochs",
+    "growth.training.learning_rate",
+    "growth.training.schedule",
+    "growth.training.batch_size",
+    "growth.training.max_grad_norm",
+    "growth.garden.lifecycle.rules.max_seeds",
+    "growth.garden.max_parameters",
+    "growth.garden.max_added_flops",
+    "growth.gardener.ablate_every",
+)
+"""What of a growing run may become another when it is continued."""
+
+
+def compare_requests(before: Mapping[str, Any], now: Mapping[str, Any]) -> SettingChanges:
+    """Return what changed, or raise where a growing run cannot be continued with it."""
+    changed = changed_settings(before, now)
+    for key, (was, new) in changed.items():
+        if key not in CHANGEABLE:
+            raise ConfigError(
+                f"{key} is {was!r} in this run and cannot become {new!r} when it is continued; "
+                f"start a new run for that (what can: {', '.join(CHANGEABLE)})"
+            )
+    return SettingChanges(changed)
+
+
+def refuse_code(request: GrowRequest, run: Path, model: str | None) -> None:
+    """Refuse to run code that only a run folder names: folders are passed around.
+
+    Args:
+        request: what the folder says.
+        run: the folder.
+        model: what the user says.
+    """
+    if request.model is not None and model is None:
+        raise UsageError(
+            f"{run} says that its model is {request.model!r}, which would be imported and run; say "
+            f"so yourself to continue it: {resume_command(run, GROWING, model=request.model)}"
+        )
+    if model is not None and model != request.model:
+        named = "no model of its own" if request.model is None else f"the model {request.model!r}"
+        raise UsageError(f"{run} was started with {named}, not with {model!r}; leave out --model")
 
 
 def read_request(folder: RunFolder) -> GrowRequest:

@@ -10,15 +10,19 @@ policy with the best average so far.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from esper.leyline.documents import read_document
 from esper.leyline.errors import CheckpointError, ConfigError, UsageError
 from esper.leyline.files import atomic_write_text
+from esper.leyline.manifest import restoring
 from esper.leyline.process import choose_device
+from esper.leyline.settings import SettingChanges, change_settings
 from esper.nissa.reader import open_run
 from esper.nissa.sinks.sink import Sink
 from esper.nissa.store import DEFAULT_SINKS, OnAlarm, RunStore, open_store
@@ -33,12 +37,8 @@ from esper.runs.record_training import (
     run_row,
 )
 from esper.runs.recorded import RecordedRun, carry_out_or_raise
-from esper.simic.training.config import (
-    SettingChanges,
-    TrainConfig,
-    change_settings,
-    compare_settings,
-)
+from esper.runs.world import World
+from esper.simic.training.config import TrainConfig, compare_settings
 from esper.simic.training.progress import Progress, RoundReport
 from esper.simic.training.recipes import get_recipe
 from esper.simic.training.row_source import TaskRows
@@ -59,6 +59,7 @@ class TrainingRun(RecordedRun[Progress]):
         trainer: what is trained, in the state to go on from.
         store: where it is written down.
         command: the command that started it.
+        world: what it stands on beside its settings.
         is_saved: whether the newest checkpoint holds the trainer's state.
     """
 
@@ -70,12 +71,15 @@ class TrainingRun(RecordedRun[Progress]):
         trainer: Trainer,
         store: RunStore,
         command: str,
+        world: World,
         *,
         is_saved: bool = False,
     ) -> None:
         """Bring the parts together; nothing is written yet."""
         save_every_s = trainer.config.checkpoint_seconds
-        super().__init__(folder, store, command, save_every_s=save_every_s, is_saved=is_saved)
+        super().__init__(
+            folder, store, command, world, save_every_s=save_every_s, is_saved=is_saved
+        )
         self.trainer = trainer
         self._report: RoundReport | None = None
 
@@ -183,16 +187,15 @@ def start_training(
 ) -> TrainingRun:
     """Create a run folder and open it; nothing is trained yet."""
     trainer = Trainer(config)
-    if isinstance(trainer.row_source, TaskRows):
-        # A wrong request must not replace a run that is there.
-        trainer.row_source.read_data()
+    # A wrong request must not replace a run that is there.
+    world = _find_world(trainer)
     folder = RunFolder(path)
-    folder.create(config.to_mapping(), overwrite=overwrite)
-    folder.log(f"started: {command}" if command else "started")
-    row = run_row(trainer, name=folder.path.absolute().name, command=command)
-    store = open_store(folder.path, row, sinks=sinks, on_alarm=on_alarm)
-    record_start(store, trainer)
-    return TrainingRun(folder, trainer, store, command)
+    with folder.claim_new(config.to_mapping(), overwrite=overwrite) as lock:
+        folder.log(f"started: {command}" if command else "started")
+        row = run_row(trainer, name=folder.path.absolute().name, command=command)
+        store = open_store(folder.path, row, sinks=sinks, on_alarm=on_alarm, lock=lock)
+        record_start(store, trainer)
+        return TrainingRun(folder, trainer, store, command, world)
 
 
 def resume_training(
@@ -219,36 +222,55 @@ def resume_training(
         CheckpointError: The checkpoint is damaged or foreign.
     """
     folder = RunFolder(path)
-    config = read_run_config(folder)
-    state = Checkpoints(folder.path, TRAINING).load(checkpoint)
-    config = change_settings(config, settings or {})
-    # What the checkpoint was saved under, not what the folder says: a change may not be saved yet.
-    changes = SettingChanges({}, False)
-    if state is not None:
-        changes = compare_settings(TrainConfig.from_mapping(state["config"]), config)
-    trainer = Trainer(config)
-    command, resume = "", True if state is None else state["telemetry"]
-    if state is not None:
-        # What was decided by other heads says nothing about fresh ones.
-        restarts = changes.restarts_round or bool(reset_heads)
-        trainer.load_state_dict(state, restart_round=restarts)
-        command = str(state["command"])
-    if reset_heads:
-        trainer.agent.reset_heads(list(reset_heads))
-    row = run_row(trainer, name=folder.path.absolute().name, command=command)
-    store = open_store(folder.path, row, resume=resume, sinks=sinks, on_alarm=on_alarm)
-    is_saved = state is not None and checkpoint == "latest"
-    run = TrainingRun(folder, trainer, store, command, is_saved=is_saved)
-    if state is None:
-        record_start(store, trainer)
-    folder.log(f"continued in round {trainer.round}, step {trainer.step}")
-    if changes or reset_heads:
-        record_changes(store, trainer, changes, reset_heads)
-        folder.log(f"changed: {changes.describe()}; fresh heads: {', '.join(reset_heads) or '-'}")
-        folder.write_config(config.to_mapping())
-        # A change is made once; whoever continues after this has it.
-        run.save()
-    return run
+    with folder.claim_run() as lock:
+        config = read_run_config(folder)
+        state = Checkpoints(folder.path, TRAINING).load(checkpoint)
+        config = change_settings(config, settings or {})
+        # What the checkpoint was saved under, not what the folder says: a change may not be saved
+        # yet.
+        changes = SettingChanges()
+        place = Checkpoints(folder.path, TRAINING).folder / checkpoint
+        if state is not None:
+            with restoring(place):
+                changes = compare_settings(TrainConfig.from_mapping(state["config"]), config)
+        trainer = Trainer(config)
+        world, versions = _find_world(trainer), {}
+        command, resume = "", True
+        if state is not None:
+            with restoring(place):
+                # Other tasks have other data.
+                named = {*changes.settings, *(settings or {})} & {"data", "tasks", "curriculum"}
+                versions = world.differences(folder.path, state["world"], {"data"} if named else ())
+                # What was decided by other heads says nothing about fresh ones.
+                restarts = changes.restarts_round or bool(reset_heads)
+                trainer.load_state_dict(state, restart_round=restarts)
+                command, resume = str(state["command"]), state["telemetry"]
+        if reset_heads:
+            trainer.agent.reset_heads(list(reset_heads))
+        row = run_row(trainer, name=folder.path.absolute().name, command=command)
+        store = open_store(
+            folder.path, row, resume=resume, sinks=sinks, on_alarm=on_alarm, lock=lock
+        )
+        is_saved = state is not None and checkpoint == "latest"
+        run = TrainingRun(folder, trainer, store, command, world, is_saved=is_saved)
+        if state is None:
+            record_start(store, trainer)
+        folder.log(f"continued in round {trainer.round}, step {trainer.step}")
+        run.tell_versions(versions)
+        if changes or reset_heads:
+            record_changes(store, trainer, changes, reset_heads)
+            folder.log(
+                f"changed: {changes.describe()}; fresh heads: {', '.join(reset_heads) or '-'}"
+            )
+            folder.write_config(config.to_mapping())
+            # A change is made once; whoever continues after this has it.
+            run.save()
+        return run
+
+
+def _find_world(trainer: Trainer) -> World:
+    rows = trainer.row_source
+    return World.now({"data": rows.read_data() if isinstance(rows, TaskRows) else None})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -340,16 +362,13 @@ def resolve_recipe(recipe: str, settings: Mapping[str, Any]) -> TrainConfig:
 def find_recipe(name: str) -> TrainConfig:
     """Return the recipe with a name, or the one that a file or a run folder holds."""
     path = Path(name)
-    if path.is_dir():
+    if os.path.isdir(path):
         path = path / SETTINGS
-    if not path.is_file():
+    if not os.path.isfile(path):
         return get_recipe(name)
-    import yaml
-
     try:
-        settings = yaml.safe_load(path.read_text(encoding="utf-8"))
-        return TrainConfig.from_mapping(settings)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, ConfigError) as error:
+        return TrainConfig.from_mapping(read_document(path))
+    except (OSError, ConfigError) as error:
         reason = " ".join(str(error).split())
         raise UsageError(f"{path} is no recipe: {reason}") from None
 

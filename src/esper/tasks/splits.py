@@ -7,6 +7,7 @@ All tasks on one source share its splits, whatever part of the training samples 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -183,6 +184,16 @@ class Splits:
     def device(self) -> torch.device:
         """Where the tensors are."""
         return self.samples["train"].device
+
+    def fingerprint(self) -> str:
+        """Return a checksum of all samples and targets, wherever they were read from."""
+        digest = hashlib.blake2b(digest_size=16)
+        for tensors in (self.samples, self.targets):
+            for split in sorted(tensors):
+                values = np.ascontiguousarray(tensors[split].cpu().numpy())
+                digest.update(f"{split} {values.dtype} {values.shape}".encode())
+                digest.update(values.reshape(-1).view(np.uint8).data)
+        return digest.hexdigest()
 
     def to(self, device: torch.device | str) -> Splits:
         """Return the same on another device; itself, where it is there already."""

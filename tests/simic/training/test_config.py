@@ -5,13 +5,8 @@ from typing import Any
 import pytest
 
 from esper.leyline.errors import ConfigError, UsageError
-from esper.leyline.settings import parse_settings
-from esper.simic.training.config import (
-    StageConfig,
-    TrainConfig,
-    change_settings,
-    compare_settings,
-)
+from esper.leyline.settings import change_settings, parse_settings
+from esper.simic.training.config import StageConfig, TrainConfig, compare_settings
 from tests.simic.training.tiny import tiny_config
 
 
@@ -72,6 +67,8 @@ def test_a_mapping_changes_a_part_of_what_is_nested() -> None:
 
 
 def test_there_is_one_discount() -> None:
+    with pytest.raises(ConfigError, match=r"TrainConfig.ppo must be"):
+        change_settings(tiny_config(), parse_settings(["ppo=text"]))
     config = change_settings(tiny_config(), parse_settings(["ppo.gamma=0.9"]))
     assert config.ppo.gamma == config.reward.gamma == 0.9
 

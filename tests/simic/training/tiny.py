@@ -1,7 +1,7 @@
 """A training run of seconds: tiny networks on a few digits, and a policy that acts a lot.
 
-As a program (`python -m tests.simic.training.tiny RUN`) it starts the run in a folder, or continues
-the one that is there.
+As a program (`python -m tests.simic.training.tiny [STRATEGY] RUN`) it starts the run in a folder,
+or continues the one that is there.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from esper.kasmina.gates import GateConfig
 from esper.kasmina.hosts import CnnConfig
 from esper.kasmina.lifecycle import LifecycleConfig
+from esper.leyline.errors import EsperError
 from esper.leyline.rules import RulesConfig
 from esper.nissa.columns import TABLES
 from esper.nissa.reader import open_run
@@ -86,15 +87,19 @@ def stored_rows(run: Path) -> dict[str, list[tuple[Any, ...]]]:
 def main() -> None:
     """Start or continue the run in the folder that is named."""
     torch.set_num_threads(1)
-    folder = Path(sys.argv[1])
-    config = tiny_config(checkpoint_seconds=0.01)
-    if (folder / "config.yaml").exists():
-        run = resume_training(folder, sinks=())
-    else:
-        run = start_training(folder, config, sinks=())
-    with run:
-        if run.carry_out():
-            run.finish()
+    strategy, folder = sys.argv[1:] if len(sys.argv) > 2 else ("sequential", sys.argv[1])
+    config = tiny_config(checkpoint_seconds=0.01, strategy=strategy)
+    try:
+        if (Path(folder) / "config.yaml").exists():
+            run = resume_training(folder, sinks=())
+        else:
+            run = start_training(folder, config, sinks=())
+        with run:
+            if run.carry_out():
+                run.finish()
+    except EsperError as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(1) from None
 
 
 if __name__ == "__main__":

@@ -195,3 +195,46 @@ def test_noise_is_an_error_in_one_line(tmp_path: Path) -> None:
         with pytest.raises(DataError) as caught:
             read_batch(path)
         assert "\n" not in str(caught.value)
+
+
+# ----------------------------------------------------------------------------------- hostile files
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        # A key of a hundred thousand tuples within each other crashed whoever hashed it.
+        b"\x80\x02}N" + b"\x85" * 100_000 + b"Ns.",
+        b"\x80\x02" + b"]" * 100_000 + b"a" * 99_999 + b".",
+        b"\x80\x02}r\xff\xff\xff\x7f.",
+        b"\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\x0f}.",
+        b"\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\x0fx.",
+        b"\x80\x02\x82\x01.",
+        b"L" + b"9" * 5000 + b"L\n.",
+    ],
+    ids=["deep key", "deep list", "memo", "frame", "bytes", "extension", "digits"],
+)
+def test_a_hostile_pickle_is_one_line(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "batch").write_bytes(data)
+    with pytest.raises(DataError, match="is not a whole CIFAR-10 python batch"):
+        read_batch(tmp_path / "batch")
+
+
+def test_keys_that_are_no_text_are_passed_over(tmp_path: Path) -> None:
+    content = {b"\xff\xfe": 1, b"data": PIXELS, b"labels": [1] * 2}
+    pixels, labels = read_batch(write(tmp_path / "batch", content))
+    assert pixels.shape == PIXELS.shape
+    assert labels.tolist() == [1] * 2
+
+
+@pytest.mark.parametrize("label", [-1, 10, 2**70])
+def test_labels_are_checked_at_load(tmp_path: Path, label: int) -> None:
+    content = {b"data": PIXELS, b"labels": [label] * 2}
+    with pytest.raises(DataError, match="do not lie in 0 to 9"):
+        read_batch(write(tmp_path / "batch", content))
+
+
+def test_a_batch_that_is_a_pipe_is_refused_without_waiting(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "batch")
+    with pytest.raises(DataError, match="pipe or a device"):
+        read_batch(tmp_path / "batch")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -115,3 +116,19 @@ def test_real_files(real: Callable[[Callable[[], object]], None]) -> None:
     assert np.bincount(source.y).tolist() == [6000] * 10
     assert source.x.mean() / 255 == pytest.approx(FASHION_MEAN, abs=1e-4)
     assert source.x.std() / 255 == pytest.approx(FASHION_STD, abs=1e-4)
+
+
+@pytest.mark.parametrize("gzipped", [True, False])
+def test_a_header_that_claims_more_than_the_file_holds_takes_no_memory(
+    tmp_path: Path, gzipped: bool
+) -> None:
+    content = bytes((0, 0, 8, 3)) + b"\xff" * 12 + b"few"
+    (tmp_path / "a").write_bytes(gzip.compress(content) if gzipped else content)
+    with pytest.raises(DataError, match="but has only 3"):
+        read_array(tmp_path / "a", dimensions=3)
+
+
+def test_what_is_no_file_is_refused_without_waiting(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a")
+    with pytest.raises(DataError, match="pipe or a device"):
+        read_array(tmp_path / "a", dimensions=3)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +88,7 @@ def test_not_an_npz_file(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     path.write_bytes(b"not a zip file")
     with pytest.raises(DataError, match="is not an npz file"):
-        open_npz(path)
+        open_npz(path, bool)
 
 
 @pytest.mark.parametrize("keep", [50, 200, -30])
@@ -94,7 +96,7 @@ def test_a_truncated_file(tmp_path: Path, keep: int) -> None:
     path = save(tmp_path / "a.npz", x=X, y=Y)
     path.write_bytes(path.read_bytes()[:keep])
     with pytest.raises(DataError):
-        open_npz(path)
+        open_npz(path, bool)
 
 
 def test_a_damaged_member(tmp_path: Path) -> None:
@@ -104,4 +106,74 @@ def test_a_damaged_member(tmp_path: Path) -> None:
     content[60:90] = bytes(30)
     path.write_bytes(content)
     with pytest.raises(DataError, match="cannot be read"):
-        open_npz(path)
+        open_npz(path, bool)
+
+
+# ----------------------------------------------------------------------------------- hostile files
+
+
+def npy_header(shape: tuple[int, ...], kind: str = "<f8") -> bytes:
+    text = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}, }}"
+    text = text.ljust(117) + "\n"
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode()
+
+
+def test_a_member_that_claims_more_than_it_holds_takes_no_memory(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        archive.writestr("x.npy", npy_header((10**9, 10**6)) + b"few")
+        archive.writestr("y.npy", npy_header((3,)) + bytes(24))
+    with pytest.raises(DataError, match=r"says it is an array of 8,000,000,000,000,"):
+        read_npz(tmp_path / "a.npz")
+
+
+@pytest.mark.parametrize("shape", [(-1, 3), (10**30,)])
+def test_an_impossible_shape(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        archive.writestr("x.npy", npy_header(shape))
+        archive.writestr("y.npy", npy_header((3,)) + bytes(24))
+    with pytest.raises(DataError, match="cannot be read"):
+        read_npz(tmp_path / "a.npz")
+
+
+def test_only_what_is_needed_is_read(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=X, y=Y)
+    with zipfile.ZipFile(tmp_path / "a.npz", "a") as archive:
+        archive.writestr("notes.npy", npy_header((10**9, 10**6)))
+    assert read_npz(tmp_path / "a.npz").num_classes == 3
+
+
+def test_encryption_and_unknown_compression_are_named(tmp_path: Path) -> None:
+    path = save(tmp_path / "a.npz", x=X, y=Y)
+    data = bytearray(path.read_bytes())
+    for marker, flag_at in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        start = 0
+        while (start := data.find(marker, start)) >= 0:
+            data[start + flag_at] |= 1
+            start += 4
+    (tmp_path / "secret.npz").write_bytes(bytes(data))
+    with pytest.raises(DataError, match="encrypted"):
+        read_npz(tmp_path / "secret.npz")
+    data = bytearray(path.read_bytes())
+    for marker, method_at in ((b"PK\x03\x04", 8), (b"PK\x01\x02", 10)):
+        start = 0
+        while (start := data.find(marker, start)) >= 0:
+            data[start + method_at] = 97
+            start += 4
+    (tmp_path / "odd.npz").write_bytes(bytes(data))
+    with pytest.raises(DataError, match="compression"):
+        read_npz(tmp_path / "odd.npz")
+
+
+def test_labels_beyond_any_number_of_classes(tmp_path: Path) -> None:
+    path = save(tmp_path / "a.npz", x=X, y=np.array([0, 1, 2, 0, 1, 2**62]))
+    with pytest.raises(DataError, match="number the classes from 0"):
+        read_npz(path)
+    path = save(tmp_path / "b.npz", x=X, y=np.array([0, 1, 2, 0, 1, 2**64 - 1], dtype=np.uint64))
+    with pytest.raises(DataError, match="labels from -1"):
+        read_npz(path)
+
+
+def test_what_is_no_file_is_refused_without_waiting(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.npz")
+    with pytest.raises(DataError, match="pipe or a device"):
+        read_npz(tmp_path / "pipe.npz")

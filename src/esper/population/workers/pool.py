@@ -28,11 +28,12 @@ from torch import Tensor
 
 from esper.kasmina.blueprints.registry import blueprint_names
 from esper.leyline.errors import EsperError
+from esper.leyline.process import STOP_SIGNALS
 from esper.population.engine import StrategyError
 
 _PATIENCE_S = 5.0
 
-PARENTS_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+PARENTS_SIGNALS = STOP_SIGNALS
 """Signals that workers leave to their parent.
 
 A terminal, `timeout` and batch systems send them to all processes of a group. The parent then ends

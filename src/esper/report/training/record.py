@@ -20,6 +20,7 @@ from esper.nissa.schema import (
 SHOWN_EPISODES = 3
 TOLD_EVENTS = (
     EventKind.SETTINGS_CHANGED,
+    EventKind.VERSIONS_CHANGED,
     EventKind.CHECKPOINT_LOADED,
     EventKind.STORE_RESTARTED,
     EventKind.GOVERNOR_ROLLBACK,

@@ -1,15 +1,14 @@
-"""TrainConfig: everything about one training run, and how its settings are changed."""
+"""TrainConfig: everything about one training run, and what of it may change on the way."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from esper.leyline.config import Config, flat_settings, option
+from esper.leyline.config import Config, option
 from esper.leyline.defaults import DEFAULT_EPISODE_LENGTH
-from esper.leyline.errors import ConfigError, nearest
+from esper.leyline.errors import ConfigError
+from esper.leyline.settings import SettingChanges, changed_settings, is_within
 from esper.population.engine import EXECUTION_SETTINGS, PopulationConfig, Strategy
 from esper.simic.agent.config import PPOConfig
 from esper.simic.rewards.config import RewardConfig, check_gamma
@@ -111,6 +110,12 @@ class TrainConfig(Config):
                 "give it rounds or paid_off"
             )
 
+    def changed(self, name: str, value: Any) -> Self:
+        """Return a copy with one field changed; the reward's discount follows the learner's."""
+        if isinstance(value, PPOConfig) and value.gamma != self.ppo.gamma:
+            return self.replace(ppo=value, reward=self.reward.replace(gamma=value.gamma))
+        return super().changed(name, value)
+
     @property
     def stages(self) -> tuple[StageConfig, ...]:
         """The stages of the run; one without a curriculum."""
@@ -150,81 +155,20 @@ NAMES_ONLY = ("recipe",)
 """What has no effect at all."""
 
 
-@dataclass(frozen=True, slots=True)
-class SettingChanges:
-    """What is different about a run that is continued."""
-
-    settings: Mapping[str, tuple[Any, Any]]
-    """By dotted key: the value before and the value now."""
-    restarts_round: bool
-    """Whether a round in progress must be played again."""
-
-    def __bool__(self) -> bool:
-        return bool(self.settings)
-
-    def describe(self) -> str:
-        """Return the changes in one line."""
-        parts = [f"{key} {old!r} -> {new!r}" for key, (old, new) in self.settings.items()]
-        return ", ".join(parts) or "nothing"
-
-
-def change_settings(config: TrainConfig, settings: Mapping[str, Any]) -> TrainConfig:
-    """Return a configuration with some settings changed.
-
-    Args:
-        config: what to start from.
-        settings: values by dotted key, as in {'ppo.exploration.sparse_entropy': 0.05}; a mapping
-            changes some of a nested configuration, as in {'ppo': {'clip': 0.1}}.
-    """
-    for key, value in settings.items():
-        config = _set(config, key.split("."), value, key)
-    return config
-
-
 def compare_settings(old: TrainConfig, new: TrainConfig) -> SettingChanges:
     """Return what changed, or raise where a run cannot be continued with it."""
-    before, after = flat_settings(old.to_mapping()), flat_settings(new.to_mapping())
     changed = {
-        key: (before.get(key), after.get(key))
-        for key in {**before, **after}
-        if before.get(key) != after.get(key) and not _is_within(key, NAMES_ONLY)
+        key: values
+        for key, values in changed_settings(old.to_mapping(), new.to_mapping()).items()
+        if not is_within(key, NAMES_ONLY)
     }
     for key, (was, now) in changed.items():
-        if _is_within(key, FIXED_SETTINGS) and not _is_within(key, CHANGEABLE_WITHIN):
+        if is_within(key, FIXED_SETTINGS) and not is_within(key, CHANGEABLE_WITHIN):
             raise ConfigError(
                 f"{key} is {was!r} in this run and cannot become {now!r} when it is continued; "
                 f"start a new run for that ({', '.join(FIXED_SETTINGS)} stay as they are)"
             )
     restarts = any(
-        _is_within(key, ROUND_SETTINGS) and not _is_within(key, CHANGEABLE_WITHIN)
-        for key in changed
+        is_within(key, ROUND_SETTINGS) and not is_within(key, CHANGEABLE_WITHIN) for key in changed
     )
     return SettingChanges(changed, restarts)
-
-
-def _set(config: Any, path: Sequence[str], value: Any, key: str) -> Any:
-    """Return a nested configuration with one field replaced."""
-    known = [field.name for field in dataclasses.fields(config)]
-    name = path[0]
-    if name not in known:
-        raise ConfigError(
-            f"there is no setting {key!r}: {type(config).__name__} has no key "
-            f"{name!r}{nearest(name, known) or ';'} known: {', '.join(sorted(known))}"
-        )
-    inner = getattr(config, name)
-    if isinstance(value, Mapping) and isinstance(inner, Config) and len(path) == 1:
-        for part, one in value.items():
-            config = _set(config, [name, *str(part).split(".")], one, f"{key}.{part}")
-        return config
-    if len(path) > 1:
-        if not isinstance(inner, Config):
-            raise ConfigError(f"there is no setting {key!r}: {name} has no parts of its own")
-        value = _set(inner, path[1:], value, key)
-    if key == "ppo.gamma" and isinstance(config, TrainConfig):
-        # One discount: the learner's and the reward's are the same number.
-        return config.replace(ppo=value, reward=config.reward.replace(gamma=value.gamma))
-    return config.replace(**{name: value})
-
-
-def _is_within(key: str, names: Sequence[str]) -> bool:
-    return any(key == name or key.startswith(f"{name}.") for name in names)

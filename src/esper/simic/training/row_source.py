@@ -191,10 +191,15 @@ class TaskRows:
             groups += self._deal(name, members, rows, config.rows_per_seed)
         return groups
 
-    def read_data(self) -> None:
-        """Read what the first round needs, so that missing data is found before anything else."""
-        for group in self.groups(0, 0):
-            self._load(group)
+    def read_data(self) -> str:
+        """Read what the first round needs, and return its fingerprint.
+
+        Missing data is found before anything else, and other data than before when a run goes on.
+        """
+        splits = [self._load(group).splits for group in self.groups(0, 0)]
+        # Tasks share what they read.
+        distinct = {id(one): one for one in splits}.values()
+        return "-".join(dict.fromkeys(one.fingerprint() for one in distinct))
 
     def plan(self, round_number: int, stage: int) -> RoundPlan:
         """Return the rows of a round."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -204,7 +205,7 @@ def _load(name: str, argument: str | None) -> Policy:
         return load_policy(folder)
     except CheckpointError as error:
         # A folder that holds a state is at fault itself; any other was the wrong thing to name.
-        if (folder / MANIFEST_FILE).exists():
+        if os.path.exists(folder / MANIFEST_FILE):
             raise
         raise UsageError(str(error)) from error
 

@@ -9,6 +9,7 @@ host.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,7 @@ from esper.leyline.blueprints import (
     kinds_of,
 )
 from esper.leyline.controller import ControllerContext
-from esper.leyline.errors import CheckpointError, ConfigError, UsageError
+from esper.leyline.errors import CheckpointError, UsageError
 from esper.leyline.manifest import MANIFEST_FILE
 from esper.leyline.randomness import seeded
 from esper.leyline.slots import SlotConfig
@@ -173,7 +174,7 @@ def find_policy(path: str | Path) -> Path:
         path / "checkpoints" / "best",
         path / "checkpoints" / "latest" / CHECKPOINT_POLICY,
     )
-    return next((place for place in places if (place / MANIFEST_FILE).is_file()), path)
+    return next((place for place in places if os.path.isfile(place / MANIFEST_FILE)), path)
 
 
 def load_policy(folder: str | Path, *, device: torch.device | str = "cpu") -> Policy:
@@ -195,7 +196,7 @@ def load_policy(folder: str | Path, *, device: torch.device | str = "cpu") -> Po
         )
         policy.network.load_state_dict(tree["weights"])
         policy.normalizer.load_state_dict(tree["normalizer"])
-    except (ConfigError, KeyError, RuntimeError, TypeError, UsageError) as error:
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise CheckpointError(
             f"the policy in {folder} cannot be used: {reason}; use another copy of it"

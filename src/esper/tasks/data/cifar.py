@@ -6,30 +6,32 @@ then along height), which compress well and decode exactly.
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
+import pickletools
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from esper.leyline.errors import DataError
-from esper.tasks.data.locate import Found, Layout, locate
+from esper.tasks.data.locate import Found, Layout, data_file, locate
 from esper.tasks.data.npz import open_npz
 from esper.tasks.data.source import Array, Source
 
-# What a damaged or foreign pickle makes the unpickler raise.
-_DAMAGE = (
-    pickle.UnpicklingError,
-    EOFError,
-    ValueError,
-    TypeError,
-    KeyError,
-    IndexError,
-    AttributeError,
-    OverflowError,
-    MemoryError,
+_CONTAINERS = frozenset(
+    {
+        *("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "LIST", "EMPTY_LIST", "DICT", "EMPTY_DICT"),
+        *("EMPTY_SET", "FROZENSET", "REDUCE", "BUILD"),
+    }
 )
+_MOST_CONTAINERS = 200
+"""A batch has about a dozen. Thousands within each other crash what hashes or frees them."""
+_REFUSED = frozenset({"INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "PERSID", "BINPERSID"})
+_REFUSED_PREFIX = "EXT"
+_MEMO = frozenset({"PUT", "BINPUT", "LONG_BINPUT", "FRAME"})
+_MOST_BYTES = 2**28
 
 
 class _Record:
@@ -73,13 +75,35 @@ class _PassiveUnpickler(pickle.Unpickler):
             raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is refused") from None
 
 
+def _look_through(data: bytes) -> None:
+    """Refuse a pickle that nests without end, takes memory it does not fill, or is no batch.
+
+    Nothing is built for this: only the opcodes are read.
+    """
+    containers = 0
+    for opcode, argument, _ in pickletools.genops(data):
+        name = opcode.name
+        if name in _REFUSED or name.startswith(_REFUSED_PREFIX):
+            raise pickle.UnpicklingError(f"it has {name}, which is refused")
+        containers += name in _CONTAINERS
+        if containers > _MOST_CONTAINERS:
+            raise pickle.UnpicklingError("it is nested far more than a batch is")
+        if name in _MEMO and isinstance(argument, int) and argument > len(data):
+            raise pickle.UnpicklingError(f"{name} {argument} is beyond its size")
+
+
 def read_batch(path: Path) -> tuple[Array, Array]:
     """Return pixels [N, 3072] uint8 and labels [N] of one python batch."""
+    with data_file(path) as file:
+        data = file.read(_MOST_BYTES + 1)
     try:
-        with path.open("rb") as file:
-            content = _PassiveUnpickler(file, encoding="bytes").load()
-    except _DAMAGE as error:
-        detail = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if len(data) > _MOST_BYTES:
+            raise pickle.UnpicklingError("it is far larger than a batch")
+        _look_through(data)
+        content = _PassiveUnpickler(io.BytesIO(data), encoding="bytes").load()
+    # The border to somebody's file: a damaged pickle may make the unpickler raise anything.
+    except Exception as error:
+        detail = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         raise DataError(
             f"{path} is not a whole CIFAR-10 python batch ({detail}); "
             f"unpack cifar-10-python.tar.gz again"
@@ -87,12 +111,16 @@ def read_batch(path: Path) -> tuple[Array, Array]:
     if not isinstance(content, dict):
         raise DataError(f"{path} holds a {type(content).__name__}; a CIFAR-10 batch holds a dict")
     # Python 2 wrote the keys as bytes; a batch written again by Python 3 has text.
-    fields = {key.decode() if isinstance(key, bytes) else key: content[key] for key in content}
+    fields = {
+        key.decode("latin1") if isinstance(key, bytes) else key: content[key] for key in content
+    }
     pixels, labels = _pixels(path, fields.get("data")), fields.get("labels")
     if not isinstance(labels, list) or not all(type(label) is int for label in labels):
         raise DataError(f"{path} has no list of whole numbers under 'labels'; expected one per row")
     if len(labels) != len(pixels):
         raise DataError(f"{path} has {len(pixels)} images but {len(labels)} labels; as many needed")
+    if not all(0 <= label < NUM_CLASSES for label in labels):
+        raise DataError(f"{path} has labels that do not lie in 0 to {NUM_CLASSES - 1}")
     return pixels, np.array(labels, dtype=np.int64)
 
 
@@ -171,7 +199,8 @@ def read_cifar(found: Found) -> Source:
 
 def _read_binary(path: Path) -> tuple[Array, Array]:
     """Return pixels [N, 3072] and labels [N] of one file of records: a label, then the pixels."""
-    raw = np.fromfile(path, dtype=np.uint8)
+    with data_file(path) as file:
+        raw = np.frombuffer(file.read(), dtype=np.uint8)
     if raw.size == 0 or raw.size % (PIXELS + 1):
         raise DataError(
             f"{path} has {raw.size} bytes, which is no whole number of records of {PIXELS + 1} "
@@ -183,11 +212,11 @@ def _read_binary(path: Path) -> tuple[Array, Array]:
 
 def _read_packed(path: Path) -> tuple[Array, Array]:
     """Return images [N, 3, 32, 32] and labels [N] of one packed file."""
-    arrays = open_npz(path)
+    arrays, members = open_npz(path, lambda name: name == "y" or name.startswith("q"))
     parts = sorted(name for name in arrays if name.startswith("q"))
     if "y" not in arrays or not parts:
         raise DataError(
-            f"{path} has the members {', '.join(arrays) or 'none'}; "
+            f"{path} has the members {', '.join(members[:20]) or 'none'}; "
             f"a packed CIFAR-10 file has y and q1, q2, ..."
         )
     for name in parts:

@@ -16,10 +16,12 @@ from typing import BinaryIO, cast
 import numpy as np
 
 from esper.leyline.errors import DataError
-from esper.tasks.data.locate import Found, Layout, locate
+from esper.tasks.data.locate import Found, Layout, data_file, locate
 from esper.tasks.data.source import Array, Source
 
 UNSIGNED_BYTE = 8
+_MOST_EXPANSION = 1100
+"""How much more a gzipped file can hold than it takes; the format's own limit is 1032."""
 # Of the 60,000 training images of Fashion-MNIST, divided by 255.
 FASHION_MEAN, FASHION_STD = 0.2860, 0.3530
 HOW_TO_GET = (
@@ -85,18 +87,24 @@ def read_idx(
 
 def read_array(path: Path, dimensions: int) -> Array:
     """Return one idx file of unsigned bytes with the given number of dimensions."""
-    try:
-        with path.open("rb") as file:
-            is_gzipped = file.read(2) == b"\x1f\x8b"
-        with gzip.open(path) if is_gzipped else path.open("rb") as stream:
-            return _read_stream(path, cast(BinaryIO, stream), dimensions)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(
-            f"{path} is cut off or damaged ({str(error) or type(error).__name__}); get it again"
-        ) from None
+    with data_file(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        is_gzipped = file.read(2) == b"\x1f\x8b"
+        file.seek(0)
+        try:
+            if not is_gzipped:
+                return _read_stream(path, file, dimensions, size)
+            with gzip.GzipFile(fileobj=file) as stream:
+                most = _MOST_EXPANSION * size
+                return _read_stream(path, cast(BinaryIO, stream), dimensions, most)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise DataError(
+                f"{path} is cut off or damaged ({str(error) or type(error).__name__}); get it again"
+            ) from None
 
 
-def _read_stream(path: Path, stream: BinaryIO, dimensions: int) -> Array:
+def _read_stream(path: Path, stream: BinaryIO, dimensions: int, most: int) -> Array:
+    """Read an array from a stream that can hold at most so many bytes."""
     magic = stream.read(4)
     expected = bytes((0, 0, UNSIGNED_BYTE, dimensions))
     if magic != expected:
@@ -112,7 +120,7 @@ def _read_stream(path: Path, stream: BinaryIO, dimensions: int) -> Array:
     if count == 0:
         raise DataError(f"{path} is empty: its header says {'x'.join(map(str, shape))}")
     # One byte more than needed shows whether something follows, however long the stream is.
-    content = stream.read(count + 1)
+    content = stream.read(min(count, most) + 1)
     if len(content) != count:
         problem = f"only {len(content)}" if len(content) < count else "more"
         raise DataError(

@@ -8,11 +8,14 @@ the current directory; then the same two places of the source checkout.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from esper.leyline.errors import DataError
+from esper.leyline.files import open_regular
 
 ENVIRONMENT_VARIABLE = "ESPER_DATA"
 HOW_TO_POINT = f"point --data or {ENVIRONMENT_VARIABLE} at its folder"
@@ -61,8 +64,12 @@ def data_roots() -> tuple[Path, ...]:
 
 def existing(data_path: str | os.PathLike[str]) -> Path:
     """Return the path the user gave, or raise if nothing is there."""
-    path = Path(data_path).expanduser()
-    if not path.exists():
+    try:
+        path = Path(data_path).expanduser()
+    except RuntimeError as error:  # the home of somebody who is not there
+        raise DataError(f"data path {data_path}: {error}") from None
+    # Not Path.exists, which raises for a name that is too long or in a private folder.
+    if not os.path.exists(path):
         raise DataError(f"data path {path} does not exist (current directory {Path.cwd()})")
     return readable(path)
 
@@ -74,12 +81,28 @@ def readable(path: Path) -> Path:
     return path
 
 
+@contextmanager
+def data_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a data file for reading; what is no file, or cannot be read, is one line.
+
+    Raises:
+        DataError: It cannot be opened, or reading fails.
+    """
+    try:
+        with open_regular(path) as file:
+            yield file
+    except DataError:
+        raise
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
 def match(layout: Layout, folder: Path) -> tuple[Found | None, list[str]]:
     """Return the layout found in `folder`, or None and the names that are missing there."""
     paths: list[Path] = []
     missing: list[str] = []
     for names in layout.files:
-        path = next((folder / name for name in names if (folder / name).is_file()), None)
+        path = next((folder / name for name in names if os.path.isfile(folder / name)), None)
         if path is None:
             missing.append(names[0])
         else:

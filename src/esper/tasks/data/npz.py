@@ -8,41 +8,102 @@ are taken as they are. Members that would need unpickling are refused.
 
 from __future__ import annotations
 
+import math
+import os
 import zipfile
-import zlib
+from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 import numpy as np
+from numpy.lib import format as npy
 
 from esper.leyline.errors import DataError
+from esper.tasks.data.locate import data_file
 from esper.tasks.data.source import Array, Source
 
 MEMBERS = "x_train, y_train or x, y, and optionally x_test, y_test"
+WANTED = ("x_train", "y_train", "x", "y", "x_test", "y_test")
 CHANNEL_COUNTS = (1, 3, 4)
 
+_MOST_EXPANSION = 1100
+"""How much more a compressed member can hold than it takes; deflate's own limit is 1032."""
 
-def open_npz(path: Path) -> dict[str, Array]:
-    """Return every array of an npz file, without executing anything in it."""
-    if not zipfile.is_zipfile(path):
-        raise DataError(f"{path} is not an npz file, or it is cut off; write it with numpy.savez")
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            return {name: np.asarray(archive[name]) for name in archive.files}
-    except (ValueError, KeyError, EOFError, OSError, zipfile.BadZipFile, zlib.error) as error:
-        detail = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DataError(
-            f"{path} cannot be read ({detail}); expected plain numeric arrays, as numpy.savez "
-            f"writes them"
-        ) from None
+
+def open_npz(
+    path: Path, is_wanted: Callable[[str], bool]
+) -> tuple[dict[str, Array], tuple[str, ...]]:
+    """Return some arrays of an npz file and the names of all, without executing anything in it.
+
+    A member that is not wanted is not read; one that is has its size compared with the file's
+    before memory is taken for it.
+    """
+    with data_file(path) as file:
+        # The border to somebody's file: zipfile, the decompressors and numpy raise what they like,
+        # from NotImplementedError (compression) to RuntimeError (encryption) and SyntaxError.
+        try:
+            archive = zipfile.ZipFile(file)
+        except Exception:
+            raise DataError(
+                f"{path} is not an npz file, or it is cut off; write it with numpy.savez"
+            ) from None
+        try:
+            members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+            wanted = {name: info for name, info in members.items() if is_wanted(name)}
+            arrays = {name: _read_member(archive, info) for name, info in wanted.items()}
+        except Exception as error:
+            detail = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+            raise DataError(
+                f"{path} cannot be read ({detail}); expected plain numeric arrays, as numpy.savez "
+                f"writes them"
+            ) from None
+        return arrays, tuple(members)
+
+
+def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Array:
+    if info.file_size > _MOST_EXPANSION * (info.compress_size + 1):
+        raise ValueError(f"{info.filename} says it holds {info.file_size:,} bytes, which it cannot")
+    with archive.open(info) as stream:
+        size = _array_size(stream, info.filename)
+    if size != info.file_size:
+        raise ValueError(
+            f"{info.filename} says it is an array of {size:,} bytes and holds {info.file_size:,}"
+        )
+    if size > _memory():
+        raise ValueError(f"{info.filename} has {size:,} bytes, more than this machine's memory")
+    with archive.open(info) as stream:
+        return np.asarray(npy.read_array(stream, allow_pickle=False))
+
+
+def _array_size(stream: IO[bytes], name: str) -> int:
+    """Return how many bytes a member must have to be what its header says."""
+    version = npy.read_magic(stream)
+    readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+    if version not in readers:
+        raise ValueError(f"{name} is in version {version} of numpy's format; expected 1.0 or 2.0")
+    shape, _, dtype = readers[version](stream)
+    if dtype.hasobject:
+        raise ValueError(f"{name} holds Python objects, which would have to be run")
+    if any(size < 0 for size in shape):
+        raise ValueError(f"{name} has the shape {shape}")
+    return stream.tell() + math.prod(shape) * dtype.itemsize
+
+
+def _memory() -> float:
+    names = os.sysconf_names if hasattr(os, "sysconf_names") else {}
+    if "SC_PHYS_PAGES" not in names:
+        return math.inf
+    return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
 
 def read_npz(path: Path) -> Source:
     """Return the arrays of an npz file."""
-    arrays = open_npz(path)
+    arrays, members = open_npz(path, WANTED.__contains__)
     suffix = "_train" if "x_train" in arrays else ""
     names = (f"x{suffix}", f"y{suffix}")
     if not all(name in arrays for name in names):
-        raise DataError(f"{path} has the members {', '.join(arrays) or 'none'}; expected {MEMBERS}")
+        found = ", ".join(members[:20]) or "none"
+        raise DataError(f"{path} has the members {found}; expected {MEMBERS}")
     if ("x_test" in arrays) != ("y_test" in arrays):
         raise DataError(f"{path} has only one of x_test and y_test; give both or none")
     y = _targets(path, names[1], arrays[names[1]])

@@ -22,6 +22,9 @@ Target = Literal["class", "real", "next_token"]
 """What is predicted: a label, one or more real values, or each next token."""
 
 
+MOST_CLASSES = 1_000_000
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """A data set before it is split; checked at construction.
@@ -100,6 +103,11 @@ def _check_part(source: Source, x: Array, y: Array | None, part: str) -> None:
         if not np.isfinite(y).all():
             raise DataError(f"{where} has NaN or infinite targets; clean them first")
     elif source.num_classes is not None:
+        if source.num_classes > MOST_CLASSES:
+            raise DataError(
+                f"{where} has labels up to {source.num_classes - 1:,}; number the classes from 0 "
+                f"(at most {MOST_CLASSES:,} are possible)"
+            )
         low, high = int(y.min()), int(y.max())
         if low < 0 or high >= source.num_classes:
             raise DataError(

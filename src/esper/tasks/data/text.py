@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from esper.leyline.errors import DataError
-from esper.tasks.data.locate import HOW_TO_POINT, data_roots, existing, readable
+from esper.tasks.data.locate import HOW_TO_POINT, data_file, data_roots, existing, readable
 from esper.tasks.data.source import Array, Source
 
 VOCAB = 256
@@ -102,19 +102,21 @@ def read_text(
 
 
 def _texts(folder: Path, prefix: str) -> tuple[Path, ...]:
-    if not folder.is_dir():
+    if not os.path.isdir(folder) or not os.access(folder, os.R_OK | os.X_OK):
         return ()
     return tuple(
         sorted(
             path
             for path in folder.iterdir()
-            if path.suffix == ".txt" and path.name.lower().startswith(prefix) and path.is_file()
+            if path.suffix == ".txt"
+            and path.name.lower().startswith(prefix)
+            and os.path.isfile(path)
         )
     )
 
 
 def _read_tokens(path: Path, limit_bytes: int | None) -> Array:
-    with readable(path).open("rb") as file:
+    with data_file(readable(path)) as file:
         raw = file.read() if limit_bytes is None else file.read(limit_bytes)
         was_cut = limit_bytes is not None and len(raw) == limit_bytes and bool(file.read(1))
     if not raw:

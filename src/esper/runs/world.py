@@ -1,0 +1,113 @@
+"""What a run stands on beside its settings: its data, its controller's file, and the software.
+
+A checkpoint says what these were. Continued on other data or with another schedule, a run would
+silently become another one: that is refused, unless the setting that names them was given anew.
+Other software is allowed and told, because numbers may then differ in their last digits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from esper.leyline.errors import CheckpointError, UsageError
+from esper.leyline.files import read_regular
+from esper.leyline.manifest import MANIFEST_FILE
+from esper.leyline.process import software_versions
+from esper.tamiyo.controllers.policy_file import find_policy
+
+COMPARED_VERSIONS = ("esper", "python", "torch", "numpy")
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """What was found when a run was started or continued."""
+
+    contents: Mapping[str, str]
+    """A checksum by the setting that names the content: 'data', 'controller'."""
+    versions: Mapping[str, str]
+    """Of the software."""
+
+    @classmethod
+    def now(cls, contents: Mapping[str, str | None]) -> World:
+        """Return the world with these contents, where there are any, and the software that runs."""
+        found = software_versions()
+        return cls(
+            {name: value for name, value in contents.items() if value is not None},
+            {name: found[name] for name in COMPARED_VERSIONS},
+        )
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Return plain data for a checkpoint."""
+        return {"contents": dict(self.contents), "versions": dict(self.versions)}
+
+    def differences(
+        self, run: Path, saved: Mapping[str, Any], changed: Collection[str]
+    ) -> dict[str, tuple[str, str]]:
+        """Return which software is another than it was, by name: its version then and now.
+
+        Args:
+            run: the folder of the run.
+            saved: what a checkpoint says, as `to_mapping` returned it.
+            changed: settings that were changed on purpose, so that their content may differ.
+
+        Raises:
+            UsageError: Some content is another, and nobody said that it should be.
+        """
+        try:
+            contents, versions = dict(saved["contents"]), dict(saved["versions"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"the checkpoint of {run} does not say what it was made with ({error}); "
+                "use another copy of it"
+            ) from None
+        for name, checksum in self.contents.items():
+            if contents.get(name, checksum) != checksum and name not in changed:
+                raise UsageError(
+                    f"the {name} of {run} is not what it was when the run was saved; put it back, "
+                    f"or go on with what is there now by --set {name}=..., or start a new run"
+                )
+        return {
+            name: (str(versions[name]), now)
+            for name, now in self.versions.items()
+            if versions.get(name, now) != now
+        }
+
+
+def controller_fingerprint(spec: str) -> str | None:
+    """Return a checksum of the file or the policy that a controller is read from, if it is."""
+    name, colon, argument = spec.partition(":")
+    path = Path(argument) if name == "schedule" and colon else find_policy(spec) / MANIFEST_FILE
+    try:
+        return hashlib.blake2b(read_regular(path), digest_size=16).hexdigest()
+    except OSError:
+        # It is no file, or the controller itself says what is wrong with it.
+        return None
+
+
+def batch_fingerprint(*values: Any) -> str:
+    """Return a checksum of the tensors in a batch; what else is in it does not count."""
+    digest = hashlib.blake2b(digest_size=16)
+    waiting = list(values)
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, Mapping):
+            waiting += value.values()
+        elif isinstance(value, tuple | list):
+            waiting += value
+        elif isinstance(value, Tensor):
+            digest.update(f"{value.dtype} {tuple(value.shape)}".encode())
+            raw = value.detach().cpu().contiguous().flatten().view(torch.uint8)
+            digest.update(raw.numpy().data)
+    return digest.hexdigest()
+
+
+def describe_versions(differences: Mapping[str, tuple[str, str]]) -> str:
+    """Return other software in one line."""
+    return ", ".join(f"{name} {was} -> {now}" for name, (was, now) in differences.items())

@@ -1,0 +1,49 @@
+"""The harness in small numbers; `make test-slow` runs it in full (`python -m tests.harness`)."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness.__main__ import try_inputs
+from tests.harness.accidents import GROW, TRAIN, finish, survive
+from tests.harness.hostile import ATTACKS
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="signals and limits are POSIX")
+
+
+def test_hostile_inputs_are_one_line_each(tmp_path: Path) -> None:
+    tried, faults = try_inputs(5 * len(ATTACKS), seed=7_000, folder=tmp_path)
+    assert faults == []
+    assert set(tried) == set(ATTACKS)
+
+
+@pytest.fixture(scope="module")
+def wholes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What runs leave that nothing happens to."""
+    found = {}
+    for subject in (GROW, TRAIN):
+        run = tmp_path_factory.mktemp("whole") / "run"
+        assert finish(subject, run) is None
+        found[subject.name] = subject.numbers(run)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("subject", "name"),
+    [
+        (GROW, "killed while saving"),
+        (GROW, "disk full"),
+        (GROW, "readers"),
+        (TRAIN, "folder moved away"),
+        (TRAIN, "a second writer"),
+    ],
+    ids=lambda one: one if isinstance(one, str) else one.name,
+)
+def test_accidents_change_no_number(
+    subject: Any, name: str, wholes: dict[str, Any], tmp_path: Path
+) -> None:
+    assert survive(subject, name, tmp_path, wholes[subject.name], seed=1) is None
