@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from esper.leyline.records import ModuleRecord, RunSummary, seed_records
+from esper.leyline.records import ModuleRecord, RunSummary, seeds_at_end
 from esper.nissa.history import read_history
 from esper.nissa.listing import describe_run
 from esper.nissa.reader import StoredRun, open_run
@@ -57,7 +57,7 @@ def render_run(run: StoredRun) -> str:
             test_score=info.test_score,
             twin_val_score=info.twin_val_score,
             twin_test_score=info.twin_test_score,
-            seeds=seed_records(history),
+            seeds=seeds_at_end(history),
             seconds=info.seconds or 0.0,
         )
     return render_report(
