@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from esper.kasmina.evaluation import evaluate_contributions
     from esper.kasmina.garden import Garden, GardenConfig, load_garden
     from esper.kasmina.hosts import register_host
+    from esper.kasmina.selftest import check_slots
+    from esper.kasmina.suggestion import suggest_slots
     from esper.leyline.errors import EsperError, EsperWarning
     from esper.leyline.manifest import Manifest
     from esper.nissa.reader import open_run
@@ -43,6 +45,7 @@ __all__ = [
     "Population",
     "Trained",
     "__version__",
+    "check_slots",
     "evaluate_contributions",
     "grow",
     "load_garden",
@@ -53,6 +56,7 @@ __all__ = [
     "register_host",
     "register_reward",
     "register_task",
+    "suggest_slots",
     "train",
 ]
 
@@ -69,6 +73,7 @@ _HOMES = {
     "Manifest": "esper.leyline.manifest",
     "Population": "esper.population.population",
     "Trained": "esper.runs.training",
+    "check_slots": "esper.kasmina.selftest",
     "evaluate_contributions": "esper.kasmina.evaluation",
     "grow": "esper.runs.growing",
     "load_garden": "esper.kasmina.garden",
@@ -79,6 +84,7 @@ _HOMES = {
     "register_host": "esper.kasmina.hosts",
     "register_reward": "esper.simic.rewards",
     "register_task": "esper.tasks",
+    "suggest_slots": "esper.kasmina.suggestion",
     "train": "esper.runs.training",
 }
 

@@ -8,21 +8,13 @@ from esper.growth.build import (
     TrainingBatches,
     count_samples,
     data_run,
-    find_objective,
     task_config,
     task_run,
 )
 from esper.kasmina.garden import GardenConfig
 from esper.tasks import TrainingConfig, get_task
 from esper.tasks.dataset import TaskData
-from esper.tasks.objective import OBJECTIVES
 from tests.plots import EAGER, plain_history
-
-
-def test_objectives_are_found_by_name() -> None:
-    for name, objective in OBJECTIVES.items():
-        assert find_objective(name) is objective
-    assert find_objective(test_objectives_are_found_by_name) is test_objectives_are_found_by_name  # type: ignore[arg-type, comparison-overlap]
 
 
 def test_a_task_trains_with_its_own_settings() -> None:

@@ -145,7 +145,8 @@ def test_a_refused_action_is_recorded_with_its_reason() -> None:
 
 def test_a_gate_that_fails_is_recorded_as_such() -> None:
     garden = Garden(make_garden().model, SLOTS, torch.zeros(2, 4))
-    gardener = Gardener(garden, Script({1: germinate(), 2: advance(), 3: advance()}), 4)
+    script = Script({1: germinate(), 2: advance(), 3: advance()})
+    gardener = Gardener(garden, script, 4, config=GardenerConfig(fits_horizon=False))
     for _ in range(4):
         gardener.step(constant)
     decision = gardener.history[2].decision

@@ -44,7 +44,7 @@ def make_run(controller: Any = None, epochs: int = 8, **changes: Any) -> GrowthR
         "slots": SLOTS,
         "train": TRAIN,
         "val": VAL,
-        "objective": per_sample_classification,
+        "loss": per_sample_classification,
         "optimizer": FACTORY,
         **{key: changes.pop(key) for key in list(changes) if key in _PARTS},
     }
@@ -62,7 +62,7 @@ _PARTS = (
     "train",
     "val",
     "test",
-    "objective",
+    "loss",
     "optimizer",
     "scheduler",
 )
@@ -331,18 +331,16 @@ def test_batches_that_can_be_read_only_once_are_refused(name: str) -> None:
 @pytest.mark.parametrize(
     "batch",
     [
-        {"x": torch.zeros(2, FEATURES), "y": torch.zeros(2)},
         torch.zeros(2, FEATURES),
         (torch.zeros(2, FEATURES),),
-        (torch.zeros(2, FEATURES), torch.zeros(2), torch.zeros(2)),
         7,
     ],
-    ids=["dict", "tensor", "one", "three", "number"],
+    ids=["tensor", "one", "number"],
 )
 def test_batches_that_are_no_pairs_are_refused(batch: Any) -> None:
-    with pytest.raises(UsageError, match=r"batches must be \(inputs, targets\) pairs, got"):
+    with pytest.raises(UsageError, match=r"batches must be \(inputs, targets\) pairs, .*got a"):
         make_run(val=[batch])
-    with pytest.raises(UsageError, match=r"batches must be \(inputs, targets\) pairs, got"):
+    with pytest.raises(UsageError, match=r"batches must be \(inputs, targets\) pairs, .*got a"):
         finish(make_run(train=[batch]))
 
 
@@ -371,7 +369,7 @@ def test_a_training_loss_that_stays_infinite_stops_the_run() -> None:
     def explode(outputs: Tensor, y: Tensor) -> tuple[Tensor, None]:
         return outputs.sum(1) * (math.inf if outputs.requires_grad else 1.0), None
 
-    run = make_run("wait", objective=explode)
+    run = make_run("wait", loss=explode)
     with (
         pytest.warns(EsperWarning, match="the validation loss was not finite") as told,
         pytest.raises(NonFiniteError, match="not finite in 3 epochs in a row"),
@@ -389,7 +387,7 @@ def test_one_bad_epoch_does_not_end_the_run() -> None:
         bad = outputs.requires_grad and next(calls) == 5
         return loss * (math.inf if bad else 1.0), correct
 
-    run = make_run("wait", objective=hiccup, epochs=6)
+    run = make_run("wait", loss=hiccup, epochs=6)
     with pytest.warns(EsperWarning, match="the network went back"):
         finish(run)
     assert [record.rollback for record in run.history].count("not_finite") == 1

@@ -33,6 +33,7 @@ def test_every_example_is_tested_here_and_short() -> None:
         assert len((EXAMPLES / name).read_text(encoding="utf-8").splitlines()) < 80
 
 
+@pytest.mark.filterwarnings("ignore:.*too few to grow in", "ignore:Nothing grew")
 def test_growing_a_model_of_ones_own(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -25,6 +25,7 @@ from esper.kasmina.slot import Slot
 from esper.kasmina.state import SlotState, empty_state
 from esper.leyline.actions import LifecycleOp
 from esper.leyline.alpha import AlphaAlgorithm
+from esper.leyline.axes import USUAL_AXES
 from esper.leyline.blueprints import TOPOLOGIES, Topology
 from esper.leyline.rules import REFUSAL_TEXTS, Refusal
 from esper.leyline.stages import SeedStage
@@ -54,7 +55,7 @@ def test_operations_are_counted_per_sample() -> None:
     ("topology", "shape"), [("vector", (1, 4)), ("sequence", (1, 6, 8)), ("cnn", (1, 8, 5, 4))]
 )
 def test_what_costs_say_is_what_networks_have(topology: Topology, shape: tuple[int, ...]) -> None:
-    slot = Slot("a", topology, (3, *shape[1:]))
+    slot = Slot("a", USUAL_AXES[topology], (3, *shape[1:]))
     costs = slot_costs([slot])
     gate = GateNetwork(slot.channels, topology)
     assert int(costs.slot_channels) == slot.channels
@@ -114,7 +115,7 @@ def fits_of(state: SlotState, costs: SlotCosts, **limits: list[int]) -> Tensor:
 
 
 def test_without_limits_everything_for_the_topology_fits() -> None:
-    slots = [Slot("a", "vector", (2, 4)), Slot("b", "cnn", (2, 4, 3, 3))]
+    slots = [Slot("a", "BC", (2, 4)), Slot("b", "BCHW", (2, 4, 3, 3))]
     fits = fits_of(empty_state(2, 2), slot_costs(slots))
     for index, slot in enumerate(slots):
         assert fits[0, index].nonzero().flatten().tolist() == list(selectable(slot.topology))
@@ -123,7 +124,7 @@ def test_without_limits_everything_for_the_topology_fits() -> None:
 
 @pytest.mark.parametrize("what", ["param", "flop"])
 def test_a_limit_lets_in_exactly_what_fits_row_by_row(what: str) -> None:
-    costs = slot_costs([Slot("a", "vector", (2, 4))])
+    costs = slot_costs([Slot("a", "BC", (2, 4))])
     host, table = (100, costs.seed_params) if what == "param" else (1_000, costs.seed_flops)
     needed = int(table[0, LORA.id])
     limits = [host + needed - 1, host + needed, NO_LIMIT]
@@ -137,7 +138,7 @@ def test_a_limit_lets_in_exactly_what_fits_row_by_row(what: str) -> None:
 def test_a_limit_of_operations_counts_what_has_grown_and_every_gate(
     algorithm: AlphaAlgorithm,
 ) -> None:
-    costs = slot_costs([Slot("a", "vector", (2, 4)), Slot("b", "vector", (2, 4))])
+    costs = slot_costs([Slot("a", "BC", (2, 4)), Slot("b", "BC", (2, 4))])
     one = seed_flops(LORA, "vector", (2, 4)) + gate_flops("vector", (2, 4))
     state = rows_of([[LORA.id, -1], [LORA.id, -1]], algorithm)
     fits = fits_of(state, costs, flop_limit=[1_000 + 2 * one - 1, 1_000 + 2 * one])

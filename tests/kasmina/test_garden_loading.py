@@ -192,7 +192,7 @@ def test_a_model_of_tokens_needs_its_example_again(tmp_path: Path) -> None:
         return nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4))
 
     tokens = torch.randint(9, (2, 5))
-    garden = Garden(model(), ["0"], tokens, config=quick_config())
+    garden = Garden(model(), ["0"], tokens, axes="BTC", config=quick_config())
     bring(garden, "0", SeedStage.HOLDING, "lora")
     garden.save(tmp_path / "g")
     with pytest.raises(CheckpointError, match="pass example_input as when it was made"):

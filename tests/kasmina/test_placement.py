@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.garden import Garden
-from esper.kasmina.placement import call_arguments, evaluating, place_slots, slot_paths
+from esper.kasmina.placement import matches, place_slots, slot_paths
+from esper.kasmina.probe import call_arguments, evaluating
 from esper.leyline.errors import EsperWarning, SlotError
 from tests.kasmina.gardens import Stack
 
@@ -24,7 +25,7 @@ class Odd(nn.Module):
         self.habit = habit
         self.layer = nn.Linear(4, 4)
         self.spare = nn.Linear(4, 4)
-        self.pair = nn.LSTM(4, 4, batch_first=True)
+        self.named = Named()
         self.flat = nn.Flatten(0)
         self.deep = nn.Unflatten(1, (1, 2, 1, 2))
         self.whole = Whole()
@@ -33,11 +34,16 @@ class Odd(nn.Module):
         out: Tensor = self.layer(x)
         if self.habit == "twice":
             return self.layer(out)
-        if self.habit == "pair":
-            return self.pair(out[:, None])[0]
+        if self.habit == "named":
+            return self.named(out)["out"]
         if self.habit in ("flat", "deep", "whole"):
             return getattr(self, self.habit)(out)
         return out
+
+
+class Named(nn.Module):
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"out": x}
 
 
 class Whole(nn.Module):
@@ -59,7 +65,7 @@ def one_line(error: pytest.ExceptionInfo[SlotError]) -> str:
         ("", "", "no submodule ''"),
         ("", "spare", "was not called in a forward pass"),
         ("twice", "layer", "was called 2 times in one forward pass"),
-        ("pair", "pair", "returns tuple, not a tensor"),
+        ("named", "named", "returns dict, not a tensor or a tuple that begins with one"),
         ("flat", "flat", "shape [8]; a slot needs floating-point [B, C]"),
         ("deep", "deep", "shape [2, 1, 2, 1, 2]; a slot needs"),
         ("whole", "whole", "torch.int64 of shape [2, 4]; a slot needs floating-point"),
@@ -79,6 +85,9 @@ def test_each_mistake_is_one_line_that_says_what_would_be_right(
         ("layer", "slots must be a list of submodule names, got the text 'layer'"),
         ([], "slots is empty; name at least one submodule"),
         ({}, "slots is empty"),
+        (None, "slots must be a list of submodule names, got NoneType"),
+        ([3], "slots must be names of submodules, got 3"),
+        (["blocks.*"], "no submodule matches 'blocks.*'; the model has: layer, spare"),
         (["layer", "layer"], "slot names must differ"),
     ],
 )
@@ -109,22 +118,22 @@ def test_an_activation_that_changes_its_width_or_rank_later_is_refused() -> None
 
 
 @pytest.mark.parametrize(
-    ("layer", "x", "topology", "channels"),
+    ("layer", "x", "axes", "topology", "channels"),
     [
-        (nn.Linear(4, 6), torch.zeros(2, 4), "vector", 6),
-        (nn.Linear(4, 6), torch.zeros(2, 5, 4), "sequence", 6),
-        (nn.Conv2d(3, 6, 1), torch.zeros(2, 3, 5, 5), "cnn", 6),
+        (nn.Linear(4, 6), torch.zeros(2, 4), None, "vector", 6),
+        (nn.Linear(4, 6), torch.zeros(2, 5, 4), "BTC", "sequence", 6),
+        (nn.Conv2d(3, 6, 1), torch.zeros(2, 3, 5, 5), None, "cnn", 6),
     ],
 )
 def test_topology_and_width_come_from_one_batch(
-    layer: nn.Module, x: Tensor, topology: str, channels: int
+    layer: nn.Module, x: Tensor, axes: str | None, topology: str, channels: int
 ) -> None:
-    garden = Garden(nn.Sequential(layer), ["0"], x)
+    garden = Garden(nn.Sequential(layer), ["0"], x, axes=axes)
     assert (garden.slots["0"].topology, garden.slots["0"].channels) == (topology, channels)
 
 
 def test_slots_may_have_names_of_their_own_and_keep_their_order() -> None:
-    placements = place_slots(Stack(), {"late": "c", "early": "a"}, X)
+    placements = place_slots(Stack(), {"late": "c", "early": "a"}, X).slots
     assert [(p.name, p.path, p.shape) for p in placements] == [
         ("late", "c", (2, 4)),
         ("early", "a", (2, 4)),
@@ -132,12 +141,20 @@ def test_slots_may_have_names_of_their_own_and_keep_their_order() -> None:
     assert slot_paths(["b", "a"]) == {"b": "b", "a": "a"}
 
 
+def test_a_star_stands_for_any_part_of_a_name_between_dots() -> None:
+    model = nn.ModuleDict({"blocks": nn.ModuleList([Stack(), Stack()]), "head": nn.Linear(4, 2)})
+    assert list(slot_paths(["blocks.*", "head"], model)) == ["blocks.0", "blocks.1", "head"]
+    assert list(slot_paths(["blocks.*.a"], model)) == ["blocks.0.a", "blocks.1.a"]
+    assert matches("layer12", "layer*")
+    assert not matches("blocks.0.a", "blocks.*")
+
+
 def test_an_example_is_a_tensor_a_tuple_or_a_dict() -> None:
     assert call_arguments(X) == ((X,), {})
     assert call_arguments((X, 3)) == ((X, 3), {})
     assert call_arguments({"x": X}) == ((), {"x": X})
     for example in (X, (X,), {"x": X}):
-        assert place_slots(Stack(), ["a"], example)[0].topology == "vector"
+        assert place_slots(Stack(), ["a"], example).slots[0].topology == "vector"
 
 
 def test_looking_leaves_no_hook_no_gradient_and_no_mode_behind() -> None:

@@ -17,7 +17,7 @@ X = torch.randn(3, 4)
 def slot(
     mode: SlotMode, algorithm: AlphaAlgorithm = AlphaAlgorithm.ADD, alpha: float = 0.5
 ) -> Slot:
-    made = Slot("a", "vector", (2, 4))
+    made = Slot("a", "BC", (2, 4))
     made.seed = nn.Linear(4, 4)
     made.gate = GateNetwork(4, "vector")
     made.mode, made.algorithm = int(mode), int(algorithm)
@@ -26,7 +26,7 @@ def slot(
 
 
 def test_an_empty_slot_returns_the_very_same_tensor() -> None:
-    empty = Slot("a", "vector", (2, 4))
+    empty = Slot("a", "BC", (2, 4))
     assert empty(X) is X
     assert empty.attend(nn.Identity(), (X,), X) is None
     empty.mode = int(SlotMode.BLEND)
@@ -110,22 +110,22 @@ def test_an_activation_of_another_kind_is_refused(wrong: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize(
-    ("topology", "shape", "channels"),
-    [("cnn", (2, 3, 5, 6), 3), ("sequence", (2, 5, 3), 3), ("vector", (2, 3), 3)],
+    ("axes", "shape", "channels"),
+    [("BCHW", (2, 3, 5, 6), 3), ("TBC", (2, 5, 3), 3), ("BCL", (2, 5, 3), 3), ("BC", (2, 3), 3)],
 )
 def test_the_width_is_read_from_the_channel_axis(
-    topology: str, shape: tuple[int, ...], channels: int
+    axes: str, shape: tuple[int, ...], channels: int
 ) -> None:
-    assert Slot("a", topology, shape).channels == channels  # type: ignore[arg-type]
+    assert Slot("a", axes, shape).channels == channels  # type: ignore[arg-type]
 
 
 def test_image_sizes_and_sequence_lengths_may_vary() -> None:
-    made = Slot("a", "cnn", (2, 4, 5, 5))
+    made = Slot("a", "BCHW", (2, 4, 5, 5))
     made.seed, made.mode = nn.Conv2d(4, 4, 1), int(SlotMode.BLEND)
     assert made(torch.zeros(3, 4, 7, 9)).shape == (3, 4, 7, 9)
 
 
 def test_a_printed_slot_says_what_it_is_and_saves_no_amplitude() -> None:
-    made = Slot("stem", "vector", (2, 4))
-    assert repr(made) == "Slot('stem', vector, channels=4)"
+    made = Slot("stem", "BC", (2, 4))
+    assert repr(made) == "Slot('stem', BC, channels=4)"
     assert not made.state_dict()

@@ -14,6 +14,7 @@ from esper.kasmina.seedbed import Seedbed
 from esper.kasmina.slot import Slot
 from esper.kasmina.state import SlotState, empty_state
 from esper.leyline.alpha import AlphaAlgorithm, AlphaMode
+from esper.leyline.axes import USUAL_AXES
 from esper.leyline.stages import SeedStage
 from esper.population.engine import SlotSpec
 from esper.population.parameter_stack import StackCapacity
@@ -75,7 +76,7 @@ def plain_slots(state: SlotState, spec: SlotSpec = SPEC) -> list[Slot]:
     """Return what a garden of each row would have in its first slot."""
     slots = []
     for row in range(state.rows):
-        entry = Placement(spec.name, spec.path, spec.topology, spec.shape)
+        entry = Placement(spec.name, spec.path, USUAL_AXES[spec.topology], spec.shape)
         stack = Seedbed([entry], "straight_through", KEYS[row]).double()
         stack.sync(state.select([row]), lambda _: torch.zeros((), dtype=torch.float64))
         slots.append(stack[0])

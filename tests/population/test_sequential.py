@@ -79,6 +79,8 @@ def test_a_row_is_what_a_gardener_grows_alone(task: type[Task], schedule: str) -
     config = task_config(
         made, epochs=epochs, seed=key, twin=False, garden=GardenConfig(lifecycle=QUICK)
     )
+    # A population keeps the waits it is told, however short its episodes are.
+    config = config.replace(gardener=config.gardener.replace(fits_horizon=False))
     run = task_run(made, made.load(), config=config, controller=controller)
     population = Population(
         made, 1, 3, "cpu", "sequential", horizon=epochs, config=population_config()
@@ -118,6 +120,7 @@ def test_a_module_that_draws_does_so_from_its_rows_own_stream() -> None:
             assert same(row_tree(alone, 0), row_tree(crowd, 2))
             (task,) = alone.tasks
             config = task_config(task, epochs=2, seed=derive_seed(3, 2, "row"), twin=False)
+            config = config.replace(gardener=config.gardener.replace(fits_horizon=False))
             run = task_run(task, task.load(), config=config, controller="wait")
             scores = [record.val_score for record in run.epochs()]
             assert scores[-1] == float(alone.groups[0].tracker.score_history[0, -1])

@@ -3,6 +3,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 import esper
 from esper.growth.build import task_config, task_run
 from esper.growth.run import GrowthRun
@@ -17,6 +19,12 @@ from esper.runs.record_growing import (
     run_row,
 )
 from esper.tasks import get_task
+
+# Most runs here are too short to grow, or grow by chance; that is not what they are about.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*too few to grow in"),
+    pytest.mark.filterwarnings("ignore:Nothing grew"),
+]
 
 
 def make_run(epochs: int = 3) -> GrowthRun:

@@ -49,7 +49,14 @@ def set_up(parser: Parser) -> None:
     what.add_argument(
         "--slots",
         metavar="A,B",
-        help="submodules whose output may grow (default: those the task or the model names)",
+        help="submodules whose output may grow, such as blocks.*, or auto for those that look "
+        "best (default: those the task or the model names)",
+    )
+    what.add_argument(
+        "--axes",
+        metavar="AXES",
+        help="axes of activations at slots where they cannot be found out: BC, BTC, TBC, BCL, BCHW "
+        "or BHWC for all, or A=BTC,B=TBC",
     )
     what.add_argument(
         "--data", metavar="PATH", help="file or folder of the data (default: the usual places)"
@@ -116,6 +123,12 @@ def set_up(parser: Parser) -> None:
         action=argparse.BooleanOptionalAction,
         default=None,
         help="also train the network that only waits (default: yes; twice the cost)",
+    )
+    how.add_argument(
+        "--decide-every",
+        type=int,
+        metavar="N",
+        help="training steps that count as an epoch (default: one pass over the data)",
     )
     how.add_argument(
         "--ablate-every",
@@ -258,7 +271,9 @@ def resolve(options: argparse.Namespace) -> Any:
     if given.get("optimizer", growth.training.optimizer) != growth.training.optimizer:
         _need_rate(options, growth.training)
     training = growth.training.replace(**given)
-    growth = growth.replace(training=training, **_given(options, "epochs", "seed", "twin"))
+    growth = growth.replace(
+        training=training, **_given(options, "epochs", "seed", "twin", "decide_every")
+    )
     garden = growth.garden.limited(
         max_seeds=options.max_seeds,
         max_parameters=options.max_parameters,
@@ -272,6 +287,7 @@ def resolve(options: argparse.Namespace) -> Any:
         task=options.task,
         model=options.model,
         slots=tuple(part.strip() for part in (options.slots or "").split(",") if part.strip()),
+        axes=options.axes,
         data=None if options.data is None else _data_path(options.data),
         controller=_controller(options.controller or DEFAULT_CONTROLLER),
         device="cuda" if choose_device(options.device or "auto").type == "cuda" else "cpu",
@@ -378,7 +394,9 @@ def print_summary(grown: Any, document: dict[str, Any]) -> None:
     if summary.seeds:
         console.print(_seed_table(grown))
     else:
-        console.print("The controller grew nothing.")
+        console.print("The controller germinated nothing.")
+    for line in grown.why:
+        console.print(safe(line), soft_wrap=True)
     console.print(safe(f"report: {document['report']}"), soft_wrap=True)
     if document["exported"]:
         console.print(safe(f"exported: {document['exported']}"), soft_wrap=True)
@@ -393,7 +411,7 @@ def _seed_table(grown: Any) -> Any:
         table.add_column(column, justify="right" if column in costs else "left")
     worth = grown.contributions.leave_one_out
     for seed in grown.summary.seeds:
-        measured = worth.get(seed.slot) if seed.fate != "pruned" else None
+        measured = worth.get(seed.slot) if seed.fate not in ("pruned", "dropped") else None
         shown = "–" if measured is None else str(measured)
         table.add_row(
             safe(seed.slot),

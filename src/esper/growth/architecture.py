@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.garden import Garden
-from esper.kasmina.placement import call_arguments, evaluating
+from esper.kasmina.probe import call_arguments, evaluating
 from esper.leyline.records import ModuleRecord
 
 _ITSELF = "(itself)"

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Sized
-from typing import Any
+from collections.abc import Iterator, Sequence, Sized
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
+from esper.growth.batches import Batches
+from esper.growth.criterion import Loss
 from esper.growth.gardener import DEFAULT_CONTROLLER
-from esper.growth.run import Batches, GrowthConfig, GrowthRun, OptimizerFactory
+from esper.growth.optimization import OptimizerFactory
+from esper.growth.run import GrowthConfig, GrowthRun
 from esper.kasmina.costs import NO_LIMIT
-from esper.kasmina.trainee import SchedulerFactory
+from esper.kasmina.placement import DeclaredAxes, SlotNames
+from esper.kasmina.probe import tensors_in
+from esper.kasmina.trainee import SchedulerEvery, SchedulerFactory
+from esper.leyline.axes import USUAL_AXES
 from esper.leyline.controller import Controller
 from esper.leyline.errors import UsageError, unknown_name
 from esper.tasks.dataset import TaskData
-from esper.tasks.objective import OBJECTIVES, Objective
+from esper.tasks.objective import OBJECTIVES
 from esper.tasks.splits import Split
 from esper.tasks.task import Task
 
@@ -68,30 +76,40 @@ class FixedBatches:
 
 def model_run(
     model: nn.Module,
-    slots: Sequence[str] | Mapping[str, str],
+    slots: SlotNames,
     *,
     train: Batches,
     val: Batches,
     test: Batches | None = None,
     config: GrowthConfig,
-    loss: str | Objective = "classification",
-    optimizer: OptimizerFactory | None = None,
-    scheduler: SchedulerFactory | None = None,
+    axes: DeclaredAxes | None = None,
+    loss: Loss | None = None,
+    optimizer: Optimizer | OptimizerFactory | None = None,
+    scheduler: LRScheduler | SchedulerFactory | None = None,
+    scheduler_every: SchedulerEvery = "epoch",
     controller: str | Controller = DEFAULT_CONTROLLER,
     device: torch.device | str | None = None,
 ) -> GrowthRun:
     """Return the run that grows somebody's model on somebody's batches."""
+    if scheduler_every not in get_args(SchedulerEvery):
+        raise unknown_name("scheduler_every", scheduler_every, get_args(SchedulerEvery))
+    if scheduler is None and scheduler_every != "epoch":
+        raise UsageError(f"scheduler_every={scheduler_every!r} is about a scheduler; give one too")
     samples = count_samples(train)
-    config = _told_of_data(config, train_samples=samples, samples_per_epoch=samples)
+    # How many samples so many steps have, nobody says.
+    each = 0 if config.decide_every else samples
+    config = _told_of_data(config, train_samples=samples, samples_per_epoch=each)
     return GrowthRun(
         model,
         slots=slots,
         train=train,
         val=val,
         test=test,
-        objective=find_objective(loss),
+        axes=axes,
+        loss=loss,
         optimizer=optimizer,
         scheduler=scheduler,
+        scheduler_every=scheduler_every,
         controller=controller,
         config=config,
         name=type(model).__name__,
@@ -101,10 +119,11 @@ def model_run(
 
 def data_run(
     model: nn.Module,
-    slots: Sequence[str] | Mapping[str, str],
+    slots: SlotNames,
     data: TaskData,
     *,
     config: GrowthConfig,
+    axes: DeclaredAxes | None = None,
     controller: str | Controller = DEFAULT_CONTROLLER,
     name: str = "model",
 ) -> GrowthRun:
@@ -118,7 +137,8 @@ def data_run(
         train=TrainingBatches(data, config.training.batch_size, config.seed),
         val=FixedBatches(data, "val", subset=True),
         test=FixedBatches(data, "test"),
-        objective=OBJECTIVES[data.objective],
+        axes=axes,
+        loss=OBJECTIVES[data.objective],
         config=config,
         controller=controller,
         name=name,
@@ -139,6 +159,7 @@ def task_run(
         task.slot_paths,
         data,
         config=config,
+        axes=USUAL_AXES[task.topology],
         controller=controller,
         name=task.name,
     )
@@ -170,23 +191,11 @@ def count_samples(batches: Batches) -> int:
     if not isinstance(batches, Sequence):
         return 0
     # What is wrong with a batch is said when it is trained on.
-    targets = [batch[1] for batch in batches if isinstance(batch, tuple | list) and len(batch) == 2]
-    return sum(len(each) for each in targets if isinstance(each, Tensor) and each.dim())
+    first = [next((t for t in tensors_in(batch) if t.dim()), None) for batch in batches]
+    return sum(len(each) for each in first if each is not None)
 
 
 def _told_of_data(config: GrowthConfig, **found: int) -> GrowthConfig:
     """Return the settings with what was found out about the data where they do not say it."""
     unsaid = {name: value for name, value in found.items() if not getattr(config.gardener, name)}
     return config.replace(gardener=config.gardener.replace(**unsaid))
-
-
-def find_objective(loss: str | Objective) -> Objective:
-    """Return the per-sample objective of this name, or the function itself."""
-    if callable(loss):
-        return loss
-    for name, objective in OBJECTIVES.items():
-        if name == loss:
-            return objective
-    if not isinstance(loss, str):
-        raise UsageError(f"loss must be a name or a function, got {loss!r}")
-    raise unknown_name("loss", loss, OBJECTIVES)

@@ -9,6 +9,7 @@ what was decided.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 import warnings
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from esper.growth.horizon import fit_lifecycle, fit_tracker, inert_epochs
 from esper.kasmina.blueprints.registry import blueprint_kinds, blueprint_names
 from esper.kasmina.costs import slot_costs
 from esper.kasmina.engine import (
@@ -49,7 +51,9 @@ from esper.leyline.actions import (
 from esper.leyline.config import Config, option
 from esper.leyline.controller import Controller, ControllerContext
 from esper.leyline.errors import EsperWarning, NonFiniteError, UsageError
+from esper.leyline.reasons import Explaining, Why
 from esper.leyline.records import DecisionRecord, EpochRecord, SlotRecord, copy_fields
+from esper.leyline.rules import RulesConfig, why_full
 from esper.leyline.signals import Signals
 from esper.tamiyo.controllers import make_controller
 
@@ -96,6 +100,9 @@ class GardenerConfig(Config):
     )
     governor: GovernorConfig = option(
         GovernorConfig, "When the network goes back to its last safe state."
+    )
+    fits_horizon: bool = option(
+        True, "In a run of less than 60 epochs, shorten the waits in proportion."
     )
 
 
@@ -230,11 +237,18 @@ class Gardener:
             max_seeds=max_seeds, max_parameters=max_parameters, max_added_flops=max_added_flops
         )
         self.horizon = horizon
+        self.tracker = self.config.tracker
+        """When the host counts as stuck or settled in a run of this length."""
+        if self.config.fits_horizon:
+            lifecycle = fit_lifecycle(garden.config.lifecycle, horizon)
+            garden.config = garden.config.replace(lifecycle=lifecycle)
+            self.tracker = fit_tracker(self.tracker, horizon)
         context = ControllerContext(
             slot_names=garden.slot_names,
             blueprint_names=blueprint_names(),
             blueprint_kinds=blueprint_kinds(),
             seed=seed,
+            inert_epochs=inert_epochs(garden.config.lifecycle),
         )
         self.controller = make_controller(controller, context)
         self.controller.reset(1, "cpu")
@@ -245,7 +259,7 @@ class Gardener:
             [seed],
             RowConfig(
                 lifecycle=garden.config.lifecycle,
-                tracker=self.config.tracker,
+                tracker=self.tracker,
                 governor=self.config.governor,
                 ablate_every=self.config.ablate_every,
             ),
@@ -404,9 +418,24 @@ class Gardener:
         actions = self.controller.act(signals, self._group.masks())
         if before_action is not None and int(actions["op"][0]) != int(LifecycleOp.WAIT):
             before_action()
+        reason = self._reason(LifecycleOp(int(actions["op"][0])))
         command = decode_actions({head: value.cpu() for head, value in actions.items()})
         before = self.garden.state
         applied = self._group.act(command)
         gates = self.garden.config.lifecycle.gates
         result = describe_result(before, command, applied, self.garden.slot_names, gates)
+        if result.ok and not result.reason:
+            result = dataclasses.replace(result, reason=reason)
         return describe_decision(actions, result, self.garden.slot_names)
+
+    def _reason(self, op: LifecycleOp) -> str:
+        """Return why the controller waits or prunes, as far as it or the rules can tell."""
+        if op not in (LifecycleOp.WAIT, LifecycleOp.PRUNE):
+            return ""
+        if op is LifecycleOp.WAIT and (limit := why_full(self._group.view(), self._rules())):
+            return f"{Why.FULL}: {limit}"
+        controller = self.controller
+        return controller.reasons()[0] if isinstance(controller, Explaining) else ""
+
+    def _rules(self) -> RulesConfig:
+        return self.garden.config.lifecycle.effective_rules

@@ -14,10 +14,11 @@ from torch import nn
 
 from esper.kasmina.contribution import Contributions
 from esper.kasmina.garden import Garden
-from esper.kasmina.placement import call_arguments, evaluating
+from esper.kasmina.probe import call_arguments, evaluating
 from esper.leyline.config import Config
 from esper.leyline.errors import CheckpointError, UsageError, unknown_name
 from esper.leyline.process import software_versions
+from esper.leyline.reasons import why_nothing_grew
 from esper.leyline.records import EpochRecord, ModuleRecord, RunSummary
 from esper.report import growth_picture, render_report, write_report
 
@@ -42,6 +43,11 @@ class Grown:
     """What the host is made of, in the order in which it is called."""
     folder: Path | None = None
     """The run folder, where there is one."""
+
+    @property
+    def why(self) -> tuple[str, ...]:
+        """Why nothing grew, line by line; empty where something did."""
+        return why_nothing_grew(self.history)
 
     def report(self, path: str | Path, *, command: str | None = None) -> Path:
         """Write one self-contained HTML page about the run and return its path."""

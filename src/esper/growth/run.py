@@ -8,38 +8,44 @@ train on every batch.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from esper.growth.architecture import describe_host
+from esper.growth.batches import Batches, Moved, Windows, check_batches, first_batch, shapes_of
+from esper.growth.criterion import Loss, explaining
 from esper.growth.gardener import DEFAULT_CONTROLLER, Gardener, GardenerConfig
 from esper.growth.grown import Grown
+from esper.growth.horizon import shortest_run
+from esper.growth.optimization import (
+    MakeOptimizer,
+    OptimizerFactory,
+    optimizer_maker,
+    scheduler_maker,
+)
+from esper.growth.own_loss import find_criterion
 from esper.kasmina.contribution import values_in_points
-from esper.kasmina.evaluation import BatchEvaluator, apply_objective, evaluate_contributions
+from esper.kasmina.evaluation import BatchEvaluator, evaluate_contributions
 from esper.kasmina.garden import Garden, GardenConfig
 from esper.kasmina.optimizer import slot_groups
-from esper.kasmina.placement import call_arguments, evaluating
+from esper.kasmina.placement import DeclaredAxes, SlotNames
 from esper.kasmina.signals import RateTable
-from esper.kasmina.trainee import SchedulerFactory, Trainee
+from esper.kasmina.trainee import SchedulerEvery, SchedulerFactory, Trainee
 from esper.leyline.config import Config, option
 from esper.leyline.controller import Controller
-from esper.leyline.errors import EsperError, UsageError
+from esper.leyline.errors import EsperWarning, UsageError
+from esper.leyline.process import choose_device
 from esper.leyline.randomness import drawing
-from esper.leyline.records import EpochRecord, RunSummary, seed_records
-from esper.tasks.objective import Objective
+from esper.leyline.records import EpochRecord, RunSummary, seeds_at_end
+from esper.tamiyo.controllers import HeuristicController, WaitController
 from esper.tasks.training import TrainingConfig, build_optimizer, epoch_rates, rate_factor
-
-Batches = Iterable[tuple[Any, Any]]
-"""(inputs, targets) batches, iterated anew each epoch; `set_epoch(n)` is called where it exists."""
-
-OptimizerFactory = Callable[[list[nn.Parameter]], Optimizer]
-"""Takes all parameters of a network that has not grown yet; those of seeds join by themselves."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +54,9 @@ class GrowthConfig(Config):
 
     epochs: int = option(60, "Epochs of the whole run.", minimum=1)
     seed: int = option(0, "Seed of the whole run.", minimum=0)
+    decide_every: int = option(
+        0, "Training steps that count as an epoch; 0: one pass over the training set.", minimum=0
+    )
     twin: bool = option(False, "Also train the network that only waits, for comparison.")
     training: TrainingConfig = option(TrainingConfig, "How the network is trained.")
     garden: GardenConfig = option(GardenConfig, "The life of seeds and the limits of growth.")
@@ -61,15 +70,17 @@ class GrowthRun:
         self,
         model: nn.Module,
         *,
-        slots: Sequence[str] | Mapping[str, str],
+        slots: SlotNames,
         train: Batches,
         val: Batches,
-        objective: Objective,
-        optimizer: OptimizerFactory | None = None,
+        loss: Loss | None = None,
+        optimizer: Optimizer | OptimizerFactory | None = None,
         config: GrowthConfig,
+        axes: DeclaredAxes | None = None,
         controller: str | Controller = DEFAULT_CONTROLLER,
         test: Batches | None = None,
-        scheduler: SchedulerFactory | None = None,
+        scheduler: LRScheduler | SchedulerFactory | None = None,
+        scheduler_every: SchedulerEvery = "epoch",
         name: str = "model",
         device: torch.device | str | None = None,
     ) -> None:
@@ -78,27 +89,47 @@ class GrowthRun:
         Without an optimizer it is the one of `config.training`, and its learning rates are those of
         `config.training` too, unless a scheduler sets them.
         """
+        if not isinstance(model, nn.Module):
+            raise UsageError(f"the model must be a torch.nn.Module, got {type(model).__name__}")
         self.config = config
         self.name = name
         self.controller_name = (
             controller if isinstance(controller, str) else type(controller).__name__
         )
-        self.device = _device_of(model) if device is None else torch.device(device)
+        self.device = _device_of(model) if device is None else choose_device(device)
         model = model.to(self.device)
+        if config.decide_every:
+            train = Windows(train, config.decide_every)
         for which, batches in (("train", train), ("val", val), ("test", test)):
-            if isinstance(batches, Iterator):
-                raise UsageError(f"{which} can be read only once; give a list or a DataLoader")
-        self._train = train
-        self._val = BatchEvaluator(_Moved(val, self.device), objective)
-        self._test = None if test is None else BatchEvaluator(_Moved(test, self.device), objective)
-        self.example_input, targets = _first_batch(val, self.device)
-        with _explaining(f"the model cannot take a validation batch {_shapes(self.example_input)}"):
+            if batches is not None or which != "test":
+                check_batches(which, batches)
+        batch = first_batch(val)
+        if isinstance(loss, nn.Module):
+            loss = loss.to(self.device)
+        judged = find_criterion(model, loss, batch, self.device)
+        criterion, keeps_label = judged.criterion, judged.is_measured_with_labels
+        self.example_input, _ = next(iter(Moved([batch], self.device, keeps_label=keeps_label)))
+        with explaining(
+            f"the model cannot take a validation batch {shapes_of(self.example_input)}"
+        ):
             garden = Garden(
-                model, slots, self.example_input, config=config.garden.replace(seed=config.seed)
+                model,
+                slots,
+                self.example_input,
+                axes=axes,
+                config=config.garden.replace(seed=config.seed),
             )
-        _try_objective(garden, objective, self.example_input, targets)
+        _warn_of_moving_statistics(model)
+        self._train = train
+        self._keeps_label = judged.trains_with_labels
+
+        def evaluator(batches: Batches) -> BatchEvaluator:
+            moved = Moved(batches, self.device, keeps_label=keeps_label)
+            return BatchEvaluator(moved, criterion.per_sample)
+
+        self._val = evaluator(val)
+        self._test = None if test is None else evaluator(test)
         self.parameters_before = garden.count_parameters()
-        self._make_optimizer = optimizer
         self._sets_rates = optimizer is None and scheduler is None
         self.gardener = Gardener(
             garden,
@@ -108,17 +139,24 @@ class GrowthRun:
             config=config.gardener,
             rates=_rates_to_come(config) if self._sets_rates else None,
         )
+        _warn_of_short_run(self.gardener)
         self.modules = describe_host(garden, self.example_input)
+        self._optimizer_of: MakeOptimizer = self._plain_optimizer
+        if optimizer is not None:
+            self._optimizer_of = optimizer_maker(optimizer, model)
         self.gardener.optimizer(lambda _: self._optimizer_of(garden))
         assert self.gardener.carried is not None
         self.trainee = Trainee(
             garden,
             self.gardener.carried,
-            objective,
+            criterion.per_sample,
             max_grad_norm=config.training.max_grad_norm,
-            scheduler=scheduler,
+            of_batch=criterion.of_batch,
+            scheduler=scheduler_maker(scheduler, optimizer),
+            scheduler_every=scheduler_every,
         )
         self.twin: Trainee | None = None
+        self._is_exhausted = False
         self._seconds = 0.0
 
     @property
@@ -136,11 +174,18 @@ class GrowthRun:
         """Time spent in epochs so far, before a resume too."""
         return self._seconds
 
+    @property
+    def is_done(self) -> bool:
+        """Whether all epochs are trained, or the training data is read through."""
+        return self.gardener.epoch >= self.config.epochs or self._is_exhausted
+
     def epochs(self) -> Iterator[EpochRecord]:
         """Train, measure and decide, one epoch at a time, until the horizon."""
-        while self.gardener.epoch < self.config.epochs:
+        while not self.is_done:
             start = time.monotonic()
             train_loss = self._train_epoch(self.gardener.epoch + 1)
+            if self._is_exhausted:
+                return
             twin_score = None if self.twin is None else _score(self._val, self.twin.garden)
             is_own_twin = self.config.twin and self.twin is None
             record = self.gardener.step(
@@ -154,7 +199,11 @@ class GrowthRun:
             yield record
 
     def finish(self) -> Grown:
-        """Measure every seed once more and touch the test split for the first and only time."""
+        """Measure every seed once more and touch the test split for the first and only time.
+
+        Seeds that were never blended in change nothing; they are taken out first.
+        """
+        self.garden.drop_inert()
         contributions = evaluate_contributions(self.garden, self._val)
         test = twin_test = None
         if self._test is not None:
@@ -175,7 +224,7 @@ class GrowthRun:
             test_score=test,
             twin_val_score=last.twin_score,
             twin_test_score=twin_test,
-            seeds=seed_records(self.history),
+            seeds=seeds_at_end(self.history),
             seconds=self._seconds,
         )
         self.garden.eval()
@@ -222,7 +271,7 @@ class GrowthRun:
                 if self._sets_rates:
                     one.set_rates(*self._rates(epoch, one.garden))
         number = -1
-        for number, (inputs, targets) in enumerate(_Moved(self._train, self.device)):
+        for number, (inputs, targets) in enumerate(self._training_batches()):
             for one in (self.trainee, self.twin):
                 if one is not None:
                     # What a module draws (dropout) depends on nothing but its place in the run:
@@ -230,19 +279,33 @@ class GrowthRun:
                     with drawing(self.device, self.config.seed, epoch, number, "train"):
                         one.train_batch(inputs, targets)
         if number < 0:
-            raise UsageError("the training set is empty; give it at least one batch")
+            self._stop_early(epoch - 1)
+            return None
         if self.twin is not None:
             self.twin.finish_epoch()
         return self.trainee.finish_epoch()
 
-    def _optimizer_of(self, garden: Garden) -> Optimizer:
-        if self._make_optimizer is None:
-            return build_optimizer(self.config.training, slot_groups(garden))
-        return self._make_optimizer(list(garden.parameters()))
+    def _plain_optimizer(self, garden: Garden) -> Optimizer:
+        return build_optimizer(self.config.training, slot_groups(garden))
 
     def _rates(self, epoch: int, garden: Garden) -> tuple[float, list[float]]:
         learned = garden.state.learned[0].tolist()
         return epoch_rates(self.config.training, epoch, self.config.epochs, learned)
+
+    def _stop_early(self, done: int) -> None:
+        """End a run whose data is read through; a set that was empty from the start is refused."""
+        if not done:
+            raise UsageError("the training set is empty; give it at least one batch")
+        self._is_exhausted = True
+        warnings.warn(
+            f"the training data ended after {done} of {self.config.epochs} decisions, "
+            f"{self.config.decide_every} steps each; the run ends here",
+            EsperWarning,
+            stacklevel=4,
+        )
+
+    def _training_batches(self) -> Moved:
+        return Moved(self._train, self.device, keeps_label=self._keeps_label)
 
     def _fork_twin(self) -> None:
         self.twin = self.trainee.fork(self._optimizer_of)
@@ -255,76 +318,42 @@ def _rates_to_come(config: GrowthConfig) -> RateTable:
     return RateTable(torch.tensor([factors]), torch.tensor([config.training.learning_rate]))
 
 
-class _Moved:
-    """Batches on a device."""
+def _warn_of_short_run(gardener: Gardener) -> None:
+    """Say at the start that a run ends before any seed can be blended in."""
+    if isinstance(gardener.controller, WaitController):
+        return
+    needed = shortest_run(
+        gardener.garden.config.lifecycle,
+        gardener.tracker,
+        must_settle=isinstance(gardener.controller, HeuristicController),
+    )
+    if gardener.horizon < needed:
+        warnings.warn(
+            f"{gardener.horizon} epochs are too few to grow in: before a seed is blended in, "
+            f"{needed} pass at least; train for more epochs",
+            EsperWarning,
+            stacklevel=4,
+        )
 
-    def __init__(self, batches: Batches, device: torch.device) -> None:
-        self._batches = batches
-        self._device = device
 
-    def __iter__(self) -> Iterator[tuple[Any, Any]]:
-        for batch in self._batches:
-            if not isinstance(batch, tuple | list) or len(batch) != 2:
-                size = f" of {len(batch)}" if isinstance(batch, tuple | list) else ""
-                raise UsageError(
-                    f"batches must be (inputs, targets) pairs, got a {type(batch).__name__}{size}"
+def _warn_of_moving_statistics(model: nn.Module) -> None:
+    """Say that a host is not as frozen as its owner may think."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.affine:
+            is_frozen = not module.weight.requires_grad
+            if is_frozen and module.track_running_stats:
+                warnings.warn(
+                    f"the parameters of {name!r} are frozen, but its running statistics move while "
+                    "the network trains; replace it by one that does not, or train it too",
+                    EsperWarning,
+                    stacklevel=4,
                 )
-            inputs, targets = batch
-            yield _move(inputs, self._device), _move(targets, self._device)
-
-
-def _move(value: Any, device: torch.device) -> Any:
-    if isinstance(value, Tensor):
-        return value.to(device, non_blocking=True)
-    if isinstance(value, Mapping):
-        return {key: _move(item, device) for key, item in value.items()}
-    if isinstance(value, tuple | list):
-        return tuple(_move(item, device) for item in value)
-    return value
+                return
 
 
 def _device_of(model: nn.Module) -> torch.device:
     parameter = next(model.parameters(), None)
     return torch.device("cpu") if parameter is None else parameter.device
-
-
-def _first_batch(batches: Batches, device: torch.device) -> tuple[Any, Any]:
-    for batch in _Moved(batches, device):
-        return batch
-    raise UsageError("the validation set is empty; give it at least one batch")
-
-
-def _try_objective(garden: Garden, objective: Objective, inputs: Any, targets: Any) -> None:
-    """Find out before an epoch is spent that the loss does not suit the model or the data."""
-    args, kwargs = call_arguments(inputs)
-    with evaluating(garden), torch.no_grad():
-        outputs = garden(*args, **kwargs)
-        what = f"outputs {_shapes(outputs)} and targets {_shapes(targets)}"
-        with _explaining(f"the loss cannot be taken of {what}"):
-            apply_objective(objective, outputs, targets)
-
-
-@contextmanager
-def _explaining(problem: str) -> Iterator[None]:
-    """Turn what somebody's own model or loss raises into one line that says where."""
-    try:
-        yield
-    except (EsperError, Warning):
-        raise
-    except Exception as error:
-        reason = " ".join(str(error).split())[:300]
-        raise UsageError(f"{problem}: {type(error).__name__}: {reason}") from error
-
-
-def _shapes(value: Any) -> str:
-    """Return the shapes in a batch, as its owner would write them."""
-    if isinstance(value, Tensor):
-        return str(list(value.shape))
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {_shapes(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, tuple | list):
-        return "(" + ", ".join(map(_shapes, value)) + ")"
-    return type(value).__name__
 
 
 def _score(evaluator: BatchEvaluator, garden: Garden) -> float:

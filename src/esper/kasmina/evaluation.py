@@ -28,7 +28,7 @@ from esper.kasmina.contribution import (
     values_in_points,
 )
 from esper.kasmina.garden import Garden
-from esper.kasmina.placement import call_arguments, evaluating
+from esper.kasmina.probe import call_arguments, evaluating
 from esper.leyline.errors import EsperWarning, NonFiniteError, UsageError
 
 Objective = Callable[[Any, Any], tuple[Tensor, Tensor | None]]
@@ -131,6 +131,7 @@ class BatchEvaluator:
         samples = len(leaves[0])
         # Something that all samples share can be neither repeated nor cut; then each configuration
         # has a pass of its own. It stays so: in a short batch the sizes may agree by chance.
+        self._fuses &= garden.batch_axis == 0
         self._fuses &= all(leaf.dim() > 0 and len(leaf) == samples for leaf in leaves)
         limit = pass_samples(garden, leaves[0].device)
         if len(configurations) == 1 or samples == 0:

@@ -8,7 +8,7 @@ and re-aims the modules so that they agree with it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ from esper.kasmina.blueprints.registry import BLUEPRINTS
 from esper.kasmina.costs import (
     NO_LIMIT,
     fitting_blueprints,
-    flop_counter,
     slot_costs,
     slot_flops,
 )
@@ -38,7 +37,8 @@ from esper.kasmina.operations import (
     parse_choice,
     style_of,
 )
-from esper.kasmina.placement import call_arguments, place_slots
+from esper.kasmina.placement import DeclaredAxes, Placed, SlotNames, place_slots
+from esper.kasmina.probe import call_arguments
 from esper.kasmina.seedbed import Listeners, Seedbed, TrainingMode
 from esper.kasmina.slot import Slot, shadow_loss
 from esper.kasmina.snapshots import decode_lifecycle, encode_lifecycle, read_garden, save_garden
@@ -46,9 +46,10 @@ from esper.kasmina.state import SlotState, empty_state
 from esper.leyline.actions import Actions, Command, LifecycleOp, decode_actions
 from esper.leyline.alpha import AlphaCurve, BlendStyle
 from esper.leyline.config import Config, option
-from esper.leyline.errors import CheckpointError, NonFiniteError, SlotError, nearest
+from esper.leyline.errors import CheckpointError, NonFiniteError, SlotError, UsageError, nearest
 from esper.leyline.manifest import restoring
 from esper.leyline.rules import Masks, build_masks
+from esper.leyline.stages import BLENDED_STAGES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,21 +91,28 @@ class Garden(nn.Module):
 
     Args:
         model: the host; it is used as it is, not copied.
-        slots: dotted names of submodules whose output may be augmented, or {name: submodule}.
+        slots: dotted names of submodules whose output may be augmented (`*` stands for any part
+            of a name, as in "blocks.*"), or {name: submodule}; or where they were found to be.
         example_input: one batch (a tensor, a tuple of arguments or a dict of them).
+        axes: what the axes of the activations are, such as "BTC" or "TBC": one name for all slots,
+            or by slot, submodule or pattern. What is not declared is found out by trying the
+            model, and refused where it cannot be told.
         config: the life of seeds and the limits of growth.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        slots: Sequence[str] | Mapping[str, str],
+        slots: SlotNames | Placed,
         example_input: Any,
         *,
+        axes: DeclaredAxes | None = None,
         config: GardenConfig | None = None,
     ) -> None:
         """Place the slots; nothing grows yet."""
         super().__init__()
+        if not isinstance(model, nn.Module):
+            raise UsageError(f"the model must be a torch.nn.Module, got {type(model).__name__}")
         if any(isinstance(module, Garden) for module in model.modules()):
             raise SlotError("the model already holds a Garden; grow that one instead")
         if _has_grown_elsewhere(model):
@@ -112,15 +120,21 @@ class Garden(nn.Module):
                 "the model already grows in another Garden, whose seeds stay active in it; "
                 "use that garden or build the model anew"
             )
-        with flop_counter() as counter:
-            placements = place_slots(model, slots, example_input)
+        if not isinstance(slots, Placed):
+            slots = place_slots(model, slots, example_input, axes)
+        placements = slots.slots
+        self.placed = slots
+        """Where the slots are; for another garden around a model of the same making."""
+        self.batch_axis = slots.batch_axis
+        """The axis of the model's inputs that holds the samples."""
         self.config = config or GardenConfig()
         self.model = model
-        self.host_flops = int(counter.get_total_flops()) // placements[0].shape[0]
+        self.host_flops = slots.host_flops
         """Operations of one sample's forward pass through the model alone."""
         self.seedbed = Seedbed(placements, self.config.training_mode, self.config.seed)
         self.slot_names = tuple(p.name for p in placements)
         self.slot_paths = {p.name: p.path for p in placements}
+        self.slot_axes = {p.name: p.axes for p in placements}
         self._state = empty_state(1, len(placements))
         self._listeners = Listeners()
         self._samples: dict[int, GradientSample] = {}
@@ -284,6 +298,18 @@ class Garden(nn.Module):
         self._state = state
         self._sync()
 
+    def drop_inert(self) -> tuple[str, ...]:
+        """Take out seeds that change nothing: never blended in, or pruned; return their slots.
+
+        The network puts out exactly what it did.
+        """
+        inert = self._state.occupied & ~_is_blended(self._state)
+        gone = (inert & self._state.has_module)[0].tolist()
+        names = tuple(name for name, is_gone in zip(self.slot_names, gone, strict=True) if is_gone)
+        self._state = self._state.clear(inert)
+        self._sync()
+        return names
+
     # -- measurements ----------------------------------------------------------------------------
 
     def measure_gradients(self) -> None:
@@ -360,6 +386,7 @@ class Garden(nn.Module):
         """
         meta = {
             "slot_paths": self.slot_paths,
+            "slot_axes": self.slot_axes,
             "example_shape": self._example_shape,
             "config": self.config.to_mapping(),
             "epoch": epoch,
@@ -434,6 +461,14 @@ class Garden(nn.Module):
             slot.was_shadowed = slot.seed is not None
 
 
+def _is_blended(state: SlotState) -> Tensor:
+    """Return bool [1, S]: whether the seed changes what the network puts out."""
+    blended = torch.zeros_like(state.occupied)
+    for stage in BLENDED_STAGES:
+        blended |= state.stage == int(stage)
+    return blended & (state.alpha > 0)
+
+
 def _example_shape(example: Any) -> list[int] | None:
     """Return the shape of a plain tensor example; others must be given again when loading."""
     args, kwargs = call_arguments(example)
@@ -467,6 +502,7 @@ def load_garden(folder: str | Path, *, model: nn.Module, example_input: Any = No
     state, meta = read_garden(folder)
     with restoring(Path(folder)):
         shape, slot_paths = meta["example_shape"], dict(meta["slot_paths"])
+        slot_axes = dict(meta["slot_axes"])
         config = GardenConfig.from_mapping(meta["config"])
     if example_input is None:
         if shape is None:
@@ -476,7 +512,7 @@ def load_garden(folder: str | Path, *, model: nn.Module, example_input: Any = No
             )
         like = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
         example_input = torch.zeros(shape, dtype=like.dtype, device=like.device)
-    garden = Garden(model, slot_paths, example_input, config=config)
+    garden = Garden(model, slot_paths, example_input, axes=slot_axes, config=config)
     try:
         garden.load_state_dict(state)
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:

@@ -16,6 +16,7 @@ from esper.kasmina.lifecycle import Applied, Outcome
 from esper.kasmina.state import SlotState
 from esper.leyline.actions import PLACEHOLDERS, Command, LifecycleOp
 from esper.leyline.alpha import STYLE_SPECS, AlphaAlgorithm, AlphaCurve, AlphaMode, BlendStyle
+from esper.leyline.axes import AxesName
 from esper.leyline.blueprints import NOOP, Topology
 from esper.leyline.errors import SlotError, UsageError, unknown_name
 from esper.leyline.rules import REFUSAL_TEXTS, Refusal
@@ -151,6 +152,11 @@ class SlotView:
     def topology(self) -> Topology:
         """Kind of activation at the slot."""
         return self._garden.seedbed[self._index].topology
+
+    @property
+    def axes(self) -> AxesName:
+        """The axes of the host's activation at the slot."""
+        return self._garden.seedbed[self._index].axes
 
     @property
     def channels(self) -> int:

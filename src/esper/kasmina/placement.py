@@ -1,17 +1,20 @@
-"""Finding where slots go: checks submodule names and infers topology and width from one batch."""
+"""Finding where slots go: checks submodule names, and what flows there, from one batch."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from esper.leyline.blueprints import TOPOLOGY_BY_RANK, Topology
+from esper.kasmina.costs import flop_counter
+from esper.kasmina.inference import Inference
+from esper.kasmina.probe import axis_size, first_tensor, look
+from esper.leyline.axes import AXES, RANKS, Axes, AxesName, parse_axes
+from esper.leyline.blueprints import Topology
 from esper.leyline.errors import EsperWarning, SlotError, nearest
 
 
@@ -21,62 +24,134 @@ class Placement:
 
     name: str
     path: str
-    topology: Topology
+    axes: AxesName
+    """The axes of the host's activation."""
     shape: tuple[int, ...]
+    """Its shape as a seed sees it: [B, C], [B, T, C] or [B, C, H, W]."""
+
+    @property
+    def topology(self) -> Topology:
+        """Kind of activation at the slot."""
+        return AXES[self.axes].topology
 
 
-def call_arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return (args, kwargs) for an example: a tensor, a tuple of arguments or a dict of them."""
-    if isinstance(example, Mapping):
-        return (), dict(example)
-    if isinstance(example, tuple | list):
-        return tuple(example), {}
-    return (example,), {}
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """All slots of a model, and what was learned about it on the way."""
+
+    slots: tuple[Placement, ...]
+    batch_axis: int
+    """The axis of its inputs that holds the samples."""
+    host_flops: int
+    """Operations of one sample's forward pass."""
 
 
-def slot_paths(slots: Sequence[str] | Mapping[str, str]) -> dict[str, str]:
-    """Return {slot name: submodule path}; a plain list names slots by their paths."""
+SlotNames = Sequence[str] | Mapping[str, str]
+"""Names of submodules (`*` stands for any part of a name between dots), or {name: submodule}."""
+
+DeclaredAxes = str | Mapping[str, str]
+"""Axes of all slots, or by slot, submodule or pattern."""
+
+
+def slot_paths(slots: SlotNames, model: nn.Module | None = None) -> dict[str, str]:
+    """Return {slot name: submodule path}; a plain list names slots by their paths.
+
+    Patterns are looked up in the model.
+    """
     if isinstance(slots, str):
         raise SlotError(f"slots must be a list of submodule names, got the text {slots!r}")
-    paths = dict(slots) if isinstance(slots, Mapping) else {path: path for path in slots}
+    try:
+        paths = dict(slots) if isinstance(slots, Mapping) else None
+        listed = list(slots)
+    except TypeError:
+        raise SlotError(
+            f"slots must be a list of submodule names, got {type(slots).__name__}"
+        ) from None
+    if paths is None:
+        found = [path for entry in listed for path in _expand(entry, model)]
+        paths = {path: path for path in found}
+        listed = found
+    strangers = [one for one in (*paths, *paths.values()) if not isinstance(one, str)]
+    if strangers:
+        raise SlotError(f"slots must be names of submodules, got {strangers[0]!r}")
     if not paths:
         raise SlotError("slots is empty; name at least one submodule whose output may grow")
-    if len(paths) != len(list(slots)):
-        raise SlotError(f"slot names must differ, got {list(slots)}")
+    if len(paths) != len(listed):
+        raise SlotError(f"slot names must differ, got {listed}")
     return paths
 
 
+def matches(path: str, pattern: str) -> bool:
+    """Return whether a dotted name fits a pattern, in which `*` stands within one part of it."""
+    parts, wanted = path.split("."), pattern.split(".")
+    return len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted))
+
+
 def place_slots(
-    model: nn.Module, slots: Sequence[str] | Mapping[str, str], example: Any
-) -> list[Placement]:
-    """Run the example once and return what each slot's submodule puts out."""
-    paths = slot_paths(slots)
+    model: nn.Module, slots: SlotNames, example: Any, axes: DeclaredAxes | None = None
+) -> Placed:
+    """Run the example and return what each slot's submodule puts out, and what its axes are."""
+    paths = slot_paths(slots, model)
     modules = {path: _find(model, path) for path in paths.values()}
-    outputs: dict[str, list[Any]] = {path: [] for path in modules}
-    handles = [
-        module.register_forward_hook(_recorder(outputs[path])) for path, module in modules.items()
-    ]
-    args, kwargs = call_arguments(example)
-    try:
-        with evaluating(model), torch.no_grad():
-            model(*args, **kwargs)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with flop_counter() as counter:
+        seen = look(model, modules, example)
+    if seen.error is not None:
+        raise seen.error
     _warn_about_batch_norm(model)
-    return [_place(name, path, outputs[path]) for name, path in paths.items()]
+    shapes = {path: _shape(path, seen.outputs[path]) for path in modules}
+    declared = _declared(paths, shapes, axes)
+    found = Inference(model, modules, example, shapes, declared)
+    result = []
+    for name, path in paths.items():
+        one = found.axes(path)
+        result.append(Placement(name, path, one.name, one.turn(shapes[path])))
+    flops = int(counter.get_total_flops()) // max(1, axis_size(example, found.batch_axis))
+    return Placed(tuple(result), found.batch_axis, flops)
 
 
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a model into eval mode for a block and every module back as it was."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
+def _expand(entry: Any, model: nn.Module | None) -> list[str]:
+    """Return the submodules that an entry of a list names."""
+    if not isinstance(entry, str) or "*" not in entry or model is None:
+        return [entry]
+    names = [name for name, _ in model.named_modules() if name]
+    found = [name for name in names if matches(name, entry)]
+    if not found:
+        raise SlotError(f"no submodule matches {entry!r}; the model has: {_some(names)}")
+    return found
+
+
+def _declared(
+    paths: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]], axes: DeclaredAxes | None
+) -> dict[str, Axes]:
+    """Return the declared axes by path, after checking that they fit what flows there."""
+    if axes is None:
+        return {}
+    if not isinstance(axes, str | Mapping):
+        raise SlotError(
+            f"axes must be a name such as 'BTC' or a dict by slot, got {type(axes).__name__}"
+        )
+    chosen: dict[str, Axes] = {}
+    entries = {"*": axes} if isinstance(axes, str) else axes
+    for key, value in entries.items():
+        one = parse_axes(value)
+        hit = [
+            path
+            for name, path in paths.items()
+            if isinstance(axes, str) or name == key or matches(name, key) or matches(path, key)
+        ]
+        if not hit:
+            raise SlotError(
+                f"axes are declared for {key!r}, which is no slot{nearest(str(key), paths) or ';'} "
+                f"slots: {_some(list(paths))}"
+            )
+        for path in hit:
+            if len(one.name) != len(shapes[path]):
+                raise SlotError(
+                    f"axes at {path!r} are declared {one.name}, but its output has the shape "
+                    f"{list(shapes[path])}"
+                )
+            chosen[path] = one
+    return chosen
 
 
 def _find(model: nn.Module, path: str) -> nn.Module:
@@ -86,20 +161,18 @@ def _find(model: nn.Module, path: str) -> nn.Module:
             raise AttributeError
         return model.get_submodule(path)
     except AttributeError:
-        shown = ", ".join(known[:20]) + (", …" if len(known) > 20 else "")
         raise SlotError(
-            f"the model has no submodule {path!r}{nearest(path, known) or ';'} it has: {shown}"
+            f"the model has no submodule {path!r}{nearest(path, known) or ';'} "
+            f"it has: {_some(known)}"
         ) from None
 
 
-def _recorder(outputs: list[Any]) -> Any:
-    def record(module: nn.Module, args: Any, output: Any) -> None:
-        outputs.append(output)
-
-    return record
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:20]) + (", …" if len(names) > 20 else "")
 
 
-def _place(name: str, path: str, outputs: list[Any]) -> Placement:
+def _shape(path: str, outputs: list[Any]) -> tuple[int, ...]:
+    """Return the shape of what a submodule puts out, or refuse what no slot can work on."""
     if not outputs:
         raise SlotError(
             f"submodule {path!r} was not called in a forward pass of the example input; "
@@ -110,19 +183,18 @@ def _place(name: str, path: str, outputs: list[Any]) -> Placement:
             f"submodule {path!r} was called {len(outputs)} times in one forward pass; a slot's "
             "submodule must be called once (give each use a submodule of its own)"
         )
-    output = outputs[0]
+    output = first_tensor(outputs[0])
     if not isinstance(output, Tensor):
         raise SlotError(
-            f"submodule {path!r} returns {type(output).__name__}, not a tensor; "
-            "choose a submodule that returns one tensor"
+            f"submodule {path!r} returns {type(outputs[0]).__name__}, not a tensor or a tuple that "
+            "begins with one; choose a submodule that does"
         )
-    topology = TOPOLOGY_BY_RANK.get(output.dim())
-    if topology is None or not output.is_floating_point():
+    if output.dim() not in RANKS or not output.is_floating_point():
         raise SlotError(
             f"submodule {path!r} puts out {output.dtype} of shape {list(output.shape)}; a slot "
             "needs floating-point [B, C], [B, T, C] or [B, C, H, W]"
         )
-    return Placement(name, path, topology, tuple(output.shape))
+    return tuple(output.shape)
 
 
 def _warn_about_batch_norm(model: nn.Module) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal
 
@@ -53,10 +53,12 @@ Reference = Callable[[str], Tensor | None]
 class Seedbed(nn.Module):
     """All slots of one garden, in action order."""
 
-    def __init__(self, placements: list[Placement], training_mode: TrainingMode, seed: int) -> None:
+    def __init__(
+        self, placements: Sequence[Placement], training_mode: TrainingMode, seed: int
+    ) -> None:
         """Create empty slots; `seed` names the random streams of initial weights."""
         super().__init__()
-        self.slots = nn.ModuleList(Slot(p.name, p.topology, p.shape) for p in placements)
+        self.slots = nn.ModuleList(Slot(p.name, p.axes, p.shape) for p in placements)
         self.training_mode: TrainingMode = training_mode
         self.run_seed = seed
         self.germinations = 0

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import IntEnum
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
 from esper.kasmina.blending import blend, blend_per_sample, straight_through
+from esper.leyline.axes import AXES, AxesName
 from esper.leyline.blueprints import Topology, channel_axis
 from esper.leyline.errors import SlotError, UsageError
 
@@ -31,13 +32,14 @@ class Slot(nn.Module):
 
     alpha: Tensor
 
-    def __init__(self, name: str, topology: Topology, shape: tuple[int, ...]) -> None:
-        """Create an empty slot for activations of this example shape (batch first)."""
+    def __init__(self, name: str, axes: AxesName, shape: tuple[int, ...]) -> None:
+        """Create an empty slot; `shape` is an example of what a seed sees there, batch first."""
         super().__init__()
         self.name = name
-        self.topology: Topology = topology
+        self.axes: AxesName = axes
+        self.topology: Topology = AXES[axes].topology
         self.shape = shape
-        self.channels = shape[channel_axis(topology)]
+        self.channels = shape[channel_axis(self.topology)]
         self.seed: nn.Module | None = None
         self.gate: nn.Module | None = None
         self.mode = int(SlotMode.PASS)
@@ -54,12 +56,28 @@ class Slot(nn.Module):
         """Forward hook of the host's submodule."""
         if self.mode == SlotMode.PASS:
             return None
-        return self(output)
+        if isinstance(output, Tensor):
+            return self(output)
+        rest = (self(output[0]), *output[1:])
+        # A named tuple takes its fields one by one.
+        return type(output)(*rest) if hasattr(output, "_fields") else type(output)(rest)
 
     def forward(self, h: Tensor) -> Tensor:
         """Return the host's activation with the seed mixed in as the mode says."""
         if self.mode == SlotMode.PASS or self.seed is None:
             return h
+        axes = AXES[self.axes]
+        if axes.is_usual:
+            return self._grown(h)
+        if h.dim() != len(axes.order):
+            self._refuse(h)
+        out = self._grown(h.permute(axes.order)).permute(axes.inverse)
+        # What follows may take a view of it, as it could of the host's own.
+        return out.contiguous() if h.is_contiguous() else out
+
+    def _grown(self, h: Tensor) -> Tensor:
+        """Return what `forward` does, for an activation as a seed sees it."""
+        assert self.seed is not None
         self._check(h)
         if self.branch is not None:
             return self.branch(h, self._blended)
@@ -86,11 +104,14 @@ class Slot(nn.Module):
     def _check(self, h: Tensor) -> None:
         """Refuse an activation that is not what the seed was built for."""
         if h.dim() != len(self.shape) or h.shape[channel_axis(self.topology)] != self.channels:
-            raise SlotError(
-                f"slot {self.name!r} was made for activations like {list(self.shape)} "
-                f"({self.channels} channels), got {list(h.shape)}; "
-                "a slot's submodule must keep its rank and width"
-            )
+            self._refuse(h)
+
+    def _refuse(self, h: Tensor) -> NoReturn:
+        raise SlotError(
+            f"slot {self.name!r} was made for activations like {list(self.shape)} "
+            f"({self.channels} channels), got {list(h.shape)}; "
+            "a slot's submodule must keep its rank and width"
+        )
 
     def _check_samples(self, h: Tensor, announced: int) -> None:
         """Refuse amplitudes per sample for a batch that has other samples by now."""
@@ -102,7 +123,7 @@ class Slot(nn.Module):
 
     def extra_repr(self) -> str:
         """Return what a printed model shows."""
-        return f"{self.name!r}, {self.topology}, channels={self.channels}"
+        return f"{self.name!r}, {self.axes}, channels={self.channels}"
 
 
 class Shadow(nn.Module):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +15,16 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from esper.kasmina.evaluation import Objective, apply_objective
 from esper.kasmina.garden import Garden
 from esper.kasmina.optimizer import SLOT, CarriedOptimizer
-from esper.kasmina.placement import call_arguments
+from esper.kasmina.probe import call_arguments
 from esper.leyline.errors import UsageError
 
 SchedulerFactory = Callable[[Optimizer], LRScheduler]
+
+BatchLoss = Callable[[Any, Any], Tensor]
+"""(outputs, targets) -> the number to train on."""
+
+SchedulerEvery = Literal["epoch", "batch"]
+"""When a schedule moves on: after every epoch, or after every batch."""
 
 
 class Trainee:
@@ -31,13 +37,28 @@ class Trainee:
         objective: Objective,
         *,
         max_grad_norm: float,
+        of_batch: BatchLoss | None = None,
         scheduler: SchedulerFactory | None = None,
+        scheduler_every: SchedulerEvery = "epoch",
         precision: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
-        """Bind the parts; the optimizer is told that gradients are measured before clipping."""
+        """Bind the parts; the optimizer is told that gradients are measured before clipping.
+
+        Args:
+            garden: what is trained.
+            carried: its optimizer.
+            objective: a loss for every sample.
+            max_grad_norm: to which gradients are clipped, 0 for not at all.
+            of_batch: the number to train on; the mean of the samples' losses by default.
+            scheduler: makes the schedule of an optimizer.
+            scheduler_every: when the schedule moves on.
+            precision: context in which the network runs.
+        """
         self.garden = garden
         self.carried = carried
         self.objective = objective
+        self._of_batch = of_batch
+        self._scheduler_every: SchedulerEvery = scheduler_every
         self.max_grad_norm = max_grad_norm
         self._precision = precision
         self._make_scheduler = scheduler
@@ -76,16 +97,22 @@ class Trainee:
         def batch_loss(model: nn.Module) -> Tensor:
             with self._precision():
                 outputs = model(*args, **kwargs)
+            if self._of_batch is not None:
+                return self._of_batch(outputs, targets)
             return apply_objective(self.objective, outputs, targets)[0].mean()
 
         optimizer = self.carried.optimizer
         optimizer.zero_grad(set_to_none=True)
         loss = self.garden.training_loss(batch_loss)
-        loss.backward()
+        # Of a frozen host without a seed nothing can learn yet.
+        if loss.requires_grad:
+            loss.backward()
         self.carried.sample_gradients()
         if self.max_grad_norm:
             self.garden.clip_gradients(self.max_grad_norm)
         optimizer.step()
+        if self.scheduler is not None and self._scheduler_every == "batch":
+            self.scheduler.step()
         self._losses.append(loss.detach())
 
     def finish_epoch(self) -> float | None:
@@ -93,20 +120,22 @@ class Trainee:
 
         It need not be finite: that is for the governor to judge.
         """
-        if self.scheduler is not None:
+        if self.scheduler is not None and self._scheduler_every == "epoch":
             self.scheduler.step()
         losses, self._losses = self._losses, []
         return float(torch.stack(losses).to(torch.float64).mean()) if losses else None
 
     def fork(self, make_optimizer: Callable[[Garden], Optimizer]) -> Trainee:
-        """Return an independent copy in exactly this state."""
+        """Return an independent copy in exactly this state, with an optimizer of its own."""
         garden = copy.deepcopy(self.garden)
         twin = Trainee(
             garden,
             CarriedOptimizer(garden, make_optimizer(garden)),
             self.objective,
             max_grad_norm=self.max_grad_norm,
+            of_batch=self._of_batch,
             scheduler=self._make_scheduler,
+            scheduler_every=self._scheduler_every,
             precision=self._precision,
         )
         # Only now: to make a schedule sets the learning rates back to its beginning.

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         BlendStyle,
         StyleSpec,
     )
+    from esper.leyline.axes import AXES, AXES_NAMES, USUAL_AXES, Axes, AxesName, parse_axes
     from esper.leyline.blueprints import (
         BLUEPRINT_KINDS,
         BUILTIN_BLUEPRINTS,
@@ -88,6 +89,7 @@ if TYPE_CHECKING:
         read_manifest,
     )
     from esper.leyline.randomness import derive_seed, generator, seeded
+    from esper.leyline.reasons import Explaining, Why, why_nothing_grew
     from esper.leyline.records import (
         DecisionRecord,
         EpochRecord,
@@ -130,6 +132,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ALPHA_TARGETS",
+    "AXES",
+    "AXES_NAMES",
     "BLENDED_STAGES",
     "BLUEPRINT_KINDS",
     "BUILTIN_BLUEPRINTS",
@@ -169,10 +173,13 @@ __all__ = [
     "TOPOLOGY_BY_RANK",
     "TRANSITIONS",
     "TREE_FILE",
+    "USUAL_AXES",
     "Actions",
     "AlphaAlgorithm",
     "AlphaCurve",
     "AlphaMode",
+    "Axes",
+    "AxesName",
     "BlendStyle",
     "BlueprintKind",
     "CheckpointError",
@@ -187,6 +194,7 @@ __all__ = [
     "EpochRecord",
     "EsperError",
     "EsperWarning",
+    "Explaining",
     "LifecycleOp",
     "Manifest",
     "Masks",
@@ -208,6 +216,7 @@ __all__ = [
     "Topology",
     "UnknownNameError",
     "UsageError",
+    "Why",
     "WriterLock",
     "atomic_write_text",
     "build_masks",
@@ -225,6 +234,7 @@ __all__ = [
     "load_tree",
     "nearest",
     "option",
+    "parse_axes",
     "parse_slot_id",
     "parse_stage",
     "placeholder_actions",
@@ -236,11 +246,13 @@ __all__ = [
     "selectable",
     "slot_id",
     "unknown_name",
+    "why_nothing_grew",
 ]
 
 _MODULES = (
     "actions",
     "alpha",
+    "axes",
     "blueprints",
     "config",
     "controller",
@@ -250,6 +262,7 @@ _MODULES = (
     "lock",
     "manifest",
     "randomness",
+    "reasons",
     "records",
     "registry",
     "rules",

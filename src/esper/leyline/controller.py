@@ -47,6 +47,8 @@ class ControllerContext:
     """Their kinds; by default what is known by name, and 'other' for the rest."""
     seed: int = 0
     """Seed of the run, for controllers that draw."""
+    inert_epochs: int = 0
+    """Epochs that a new seed lives through before it can be blended in; 0 where nobody knows."""
 
     def __post_init__(self) -> None:
         """Refuse kinds of other blueprints."""

@@ -72,18 +72,27 @@ def without_collections() -> Iterator[None]:
             gc.enable()
 
 
-def choose_device(name: str) -> torch.device:
+def choose_device(name: str | torch.device) -> torch.device:
     """Return the named device, or the one 'auto' stands for: a CUDA device where there is one."""
     import torch
 
     has_cuda = torch.cuda.is_available()
     if name == "auto":
         return torch.device("cuda" if has_cuda else "cpu")
-    if name.startswith("cuda") and not has_cuda:
+    try:
+        device = torch.device(name)
+    except (RuntimeError, TypeError):
+        raise UsageError(
+            f"no device is called {name!r}; use 'auto', 'cpu', 'cuda' or one such as 'cuda:0'"
+        ) from None
+    if device.type == "cuda" and not has_cuda:
         raise UsageError(
             "this machine has no CUDA device; use --device cpu (in Python: device='cpu')"
         )
-    return torch.device(name)
+    count = torch.cuda.device_count() if device.type == "cuda" else 0
+    if count and device.index is not None and device.index >= count:
+        raise UsageError(f"there is no {device}; this machine has cuda:0 to cuda:{count - 1}")
+    return device
 
 
 @lru_cache(maxsize=1)

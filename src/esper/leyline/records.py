@@ -63,6 +63,7 @@ class DecisionRecord:
     outcome: str
     """done, gate_failed or illegal."""
     reason: str
+    """Why it had no effect; of a WAIT or a PRUNE that had, why the controller chose it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +114,7 @@ class SeedRecord:
     ended: int | None
     """Epoch of its fossilization or removal, None while it lives."""
     fate: str
-    """fossilized, pruned, or the name of the stage it is in."""
+    """fossilized, pruned, dropped (still inert when the run ended), or the stage it is in."""
     parameters: int
     flops: int
     """Operations per sample."""
@@ -189,6 +190,17 @@ def seed_records(history: list[EpochRecord] | tuple[EpochRecord, ...]) -> tuple[
     )
 
 
+def seeds_at_end(history: list[EpochRecord] | tuple[EpochRecord, ...]) -> tuple[SeedRecord, ...]:
+    """Return the life of every seed of a run that is over; what was still inert is dropped."""
+    return tuple(
+        dataclasses.replace(seed, fate="dropped", ended=history[-1].epoch)
+        if seed.fate in _INERT
+        else seed
+        for seed in seed_records(history)
+    )
+
+
+_INERT = ("germinated", "training")
 _GONE = ("PRUNED", "EMBARGOED", "RESETTING", "DORMANT", "UNKNOWN")
 
 

@@ -111,6 +111,17 @@ def is_in(stage: Tensor, stages: tuple[SeedStage, ...]) -> Tensor:
     return result
 
 
+def why_full(view: RuleView, config: RulesConfig) -> str:
+    """Return why no seed can start in the only row; empty where one can, or one is alive."""
+    if bool(is_in(view.stage, (*LIVE_STAGES, *COOLDOWN_STAGES)).any()):
+        return ""
+    codes = refusals(view, config)[0, LifecycleOp.GERMINATE].tolist()
+    if not all(codes):
+        return ""
+    # What a limit forbids says more than that a slot is taken.
+    return REFUSAL_TEXTS[Refusal(max(codes))]
+
+
 def selectable(fits: Tensor) -> Tensor:
     """Return `fits` without noop, which is never a choice."""
     return fits & (torch.arange(fits.shape[-1], device=fits.device) != NOOP)

@@ -427,7 +427,7 @@ class SeedRow(Row):
     blueprint: str | None = column("", "What it was built from.")
     germinated: int | None = column("epochs", "Epoch of the decision that germinated it.")
     ended: int | None = column("epochs", "Epoch of its fossilization or removal.")
-    fate: str | None = column("", "fossilized, pruned, or the stage it is in.")
+    fate: str | None = column("", "fossilized, pruned, dropped, or the stage it is in.")
     parameters: int | None = column("parameters", "Parameters of the seed and its gate.")
     flops: int | None = column("operations", _FLOPS_OF_SEED)
     contribution: float | None = column("points", "Points lost without it, last measured.")

@@ -21,8 +21,10 @@ from esper.kasmina.engine import (
 from esper.kasmina.evaluation import BatchEvaluator
 from esper.kasmina.garden import Garden, GardenConfig
 from esper.kasmina.optimizer import CarriedOptimizer, slot_groups
+from esper.kasmina.placement import Placed, SlotNames
 from esper.kasmina.state import SlotState
 from esper.kasmina.trainee import Trainee
+from esper.leyline.axes import USUAL_AXES
 from esper.leyline.randomness import drawing
 from esper.population.conditions import Condition
 from esper.population.engine import SlotSpec
@@ -67,8 +69,12 @@ class SequentialEngine:
         task, data = condition.task, condition.data
         example = data.batch("val", data.subset[:2])[0]
         example = example.to(self._dtype) if example.is_floating_point() else example
-        paths = {slot.name: slot.path for slot in self.slots}
-        garden = Garden(host.to(data.device), paths, example, config=config)
+        # All hosts are of one making: what was found in the first holds for the others.
+        places: SlotNames | Placed = {slot.name: slot.path for slot in self.slots}
+        if self._trainees:
+            places = self._trainees[0].garden.placed
+        axes = {slot.name: USUAL_AXES[slot.topology] for slot in self.slots}
+        garden = Garden(host.to(data.device), places, example, axes=axes, config=config)
         return Trainee(
             garden,
             CarriedOptimizer(garden, build_optimizer(task.config, slot_groups(garden))),

@@ -11,6 +11,7 @@ from torch import nn
 from esper.kasmina.blueprints.registry import blueprint_by_id, selectable
 from esper.kasmina.garden import GardenConfig
 from esper.kasmina.placement import place_slots
+from esper.leyline.axes import USUAL_AXES
 from esper.leyline.errors import EsperWarning, UsageError
 from esper.population.conditions import Condition, divide
 from esper.population.engine import PopulationConfig, PopulationEngine, SlotSpec, Strategy
@@ -171,7 +172,7 @@ def find_slots(host: nn.Module, task: Task, config: PopulationConfig) -> tuple[S
             slot.shape,
             slot.shape[1] if slot.topology == "cnn" else slot.shape[-1],
         )
-        for slot in place_slots(host, task.slot_paths, example)
+        for slot in place_slots(host, task.slot_paths, example, USUAL_AXES[task.topology]).slots
     )
 
 

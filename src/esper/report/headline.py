@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from esper.leyline.reasons import is_grown
 from esper.leyline.records import EpochRecord, RunSummary, SeedRecord
 from esper.report.markup import (
     counted,
@@ -78,17 +79,25 @@ def heading(summary: RunSummary | None, task: str | None = None, kind: str = "gr
         return f"A run of esper {shortened(kind, _NAME_LENGTH)}{on}"
     if summary is None:
         return f"A growing run{on}, not yet at its end"
-    done = "grown" if any(seed.fate != "pruned" for seed in summary.seeds) else "trained"
+    done = "grown" if is_grown(summary.seeds) else "trained"
     return f"A network {done} on {shortened(summary.task, _NAME_LENGTH)}"
 
 
-def render_lead(outcome: Outcome, controller: str | None, seeds: Sequence[SeedRecord]) -> str:
-    """Return the story of a run in a few sentences."""
+def render_lead(
+    outcome: Outcome,
+    controller: str | None,
+    seeds: Sequence[SeedRecord],
+    why: Sequence[str] = (),
+) -> str:
+    """Return the story of a run in a few sentences; `why` says why nothing grew."""
     who = "the controller"
     if controller is not None:
         who = f"the controller {shortened(controller, _NAME_LENGTH)}"
     sentences = [_tell_seeds(who, outcome.epochs, seeds), _tell_score(outcome)]
+    told = "".join(f"<li>{escaped(line, limit=1000)}</li>\n" for line in why)
     paragraph = f'<p class="lead">{escaped(" ".join(sentences), limit=2000)}</p>\n'
+    if told:
+        paragraph += f'<ul class="why">\n{told}</ul>\n'
     if outcome.gain is not None:
         paragraph += (
             '<p class="note">The twin had the same initial weights and the same data in the same '
@@ -135,7 +144,8 @@ def _tell_seeds(who: str, epochs: int, seeds: Sequence[SeedRecord]) -> str:
     slots = len({seed.slot for seed in seeds})
     kept = [seed for seed in seeds if seed.fate == "fossilized"]
     pruned = sum(seed.fate == "pruned" for seed in seeds)
-    growing = len(seeds) - len(kept) - pruned
+    dropped = sum(seed.fate == "dropped" for seed in seeds)
+    growing = len(seeds) - len(kept) - pruned - dropped
     fates = []
     if kept:
         names = ", ".join(
@@ -148,6 +158,8 @@ def _tell_seeds(who: str, epochs: int, seeds: Sequence[SeedRecord]) -> str:
         fates.append(f"{len(kept)} became permanent ({names})")
     if pruned:
         fates.append(f"{pruned} {'was' if pruned == 1 else 'were'} pruned")
+    if dropped:
+        fates.append(f"{dropped} had no effect yet when the run ended, and left with it")
     if growing:
         fates.append(f"{growing} {'was' if growing == 1 else 'were'} still growing at the end")
     germinated = f"germinated {counted(len(seeds), 'seed')} at {counted(slots, 'slot')}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from esper.leyline.reasons import why_nothing_grew
 from esper.leyline.records import EpochRecord, ModuleRecord, RunSummary, SeedRecord, seed_records
 from esper.report.architecture import draw_architecture
 from esper.report.headline import heading, read_outcome, render_figures, render_lead
@@ -94,9 +95,9 @@ def _top(
     elif summary is None:
         missing = f'<p class="note">{escaped(_so_far(history, about))}</p>\n'
     controller = about.controller if summary is None else summary.controller
-    return (
-        render_lead(outcome, controller, seeds) + missing + render_figures(outcome, summary, seeds)
-    )
+    why = () if summary is None else why_nothing_grew(history)
+    lead = render_lead(outcome, controller, seeds, why)
+    return lead + missing + render_figures(outcome, summary, seeds)
 
 
 def _so_far(history: Sequence[EpochRecord], about: About) -> str:

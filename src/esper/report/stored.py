@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from esper.leyline.errors import EsperError
-from esper.leyline.records import ModuleRecord, RunSummary, seed_records
+from esper.leyline.records import ModuleRecord, RunSummary, seeds_at_end
 from esper.nissa.database import StoreError
 from esper.nissa.history import read_history
 from esper.nissa.listing import describe_run
@@ -83,7 +83,7 @@ def render_run(run: StoredRun) -> str:
             test_score=info.test_score,
             twin_val_score=info.twin_val_score,
             twin_test_score=info.twin_test_score,
-            seeds=seed_records(history),
+            seeds=seeds_at_end(history),
             seconds=info.seconds or 0.0,
         )
     return render_report(

@@ -166,7 +166,7 @@ def _span(first: int, last: int) -> str:
 
 
 def _worth_at_end(seed: SeedRecord, at_end: Mapping[str, tuple[float | None, float | None]]) -> str:
-    if seed.fate == "pruned" or seed.slot not in at_end:
+    if seed.fate in ("pruned", "dropped") or seed.slot not in at_end:
         return NOTHING
     return format_contribution(*at_end[seed.slot])
 

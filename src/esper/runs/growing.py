@@ -11,7 +11,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,15 +20,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
+from esper.growth.batches import Batches
 from esper.growth.build import model_run
+from esper.growth.criterion import Loss
 from esper.growth.gardener import DEFAULT_CONTROLLER
 from esper.growth.grown import Format, Grown, export_model
-from esper.growth.run import Batches, GrowthConfig, GrowthRun
+from esper.growth.optimization import OptimizerFactory
+from esper.growth.run import GrowthConfig, GrowthRun
 from esper.kasmina.contribution import Contributions
-from esper.kasmina.trainee import SchedulerFactory
+from esper.kasmina.placement import DeclaredAxes, SlotNames, slot_paths
+from esper.kasmina.trainee import SchedulerEvery, SchedulerFactory
 from esper.leyline.controller import Controller
-from esper.leyline.errors import UsageError
+from esper.leyline.errors import EsperWarning, UsageError
 from esper.leyline.files import atomic_write_text
 from esper.leyline.lock import WriterLock
 from esper.leyline.manifest import restoring
@@ -52,7 +58,6 @@ from esper.runs.record_growing import (
 from esper.runs.recorded import RecordedRun, carry_out_or_raise
 from esper.runs.request import STARTED_BY, compare_requests, read_request, refuse_code
 from esper.runs.world import World, batch_fingerprint
-from esper.tasks.objective import Objective
 
 SAVE_EVERY_S = 2.0
 """Least time from one checkpoint to the next."""
@@ -110,7 +115,7 @@ class GrowingRun(RecordedRun[EpochRecord]):
     @property
     def is_done(self) -> bool:
         """Whether all epochs are trained."""
-        return self.growth.gardener.epoch >= self.growth.config.epochs
+        return self.growth.is_done
 
     def is_due(self, step: EpochRecord) -> bool:
         """Return whether a checkpoint is to be saved after an epoch."""
@@ -166,6 +171,7 @@ class GrowingRun(RecordedRun[EpochRecord]):
             exported = export_model(grown.model, example, path / f"grown.{export}", export)
         summary = {
             **grown.summary.to_mapping(),
+            "why": list(grown.why),
             "contributions": describe_contributions(grown.contributions),
             "run": str(path),
             "report": str(report),
@@ -375,15 +381,18 @@ def _row(folder: RunFolder, growth: GrowthRun, settings: Mapping[str, Any], comm
 
 def grow(
     model: nn.Module,
-    slots: Sequence[str] | Mapping[str, str],
+    slots: SlotNames,
     *,
     train: Batches,
     val: Batches,
     epochs: int | None = None,
+    axes: DeclaredAxes | None = None,
     controller: str | Controller = DEFAULT_CONTROLLER,
-    loss: str | Objective = "classification",
-    optimizer: Callable[..., Optimizer] | None = None,
-    scheduler: SchedulerFactory | None = None,
+    loss: Loss | None = None,
+    optimizer: Optimizer | OptimizerFactory | None = None,
+    scheduler: LRScheduler | SchedulerFactory | None = None,
+    scheduler_every: SchedulerEvery = "epoch",
+    decide_every: int | None = None,
     test: Batches | None = None,
     max_seeds: int | None = None,
     max_parameters: int | None = None,
@@ -401,19 +410,32 @@ def grow(
     """Train a model for some epochs while a controller grows it.
 
     Args:
-        model: any module; it is trained in place.
-        slots: names of submodules whose output may be augmented.
-        train: (inputs, targets) batches, iterated anew each epoch; where it has `set_epoch(n)`,
-            that is called first.
-        val: (inputs, targets) batches in a fixed order.
-        epochs: length of the run, 60 by default.
+        model: any module; it is trained in place. What is frozen stays so: of a frozen model the
+            seeds alone are trained, as adapters.
+        slots: names of submodules whose output may be augmented (`*` stands for any part of a
+            name: "blocks.*"), or what `suggest_slots` returns.
+        train: (inputs, targets) batches, (input, ..., targets) for models of several inputs, or
+            dicts with labels (Hugging Face); iterated anew each epoch, after `set_epoch(n)` where
+            there is one.
+        val: such batches in a fixed order.
+        epochs: length of the run, 60 by default; with `decide_every`, how many decisions there
+            are, by default as many as one pass over `train` holds.
+        axes: what the axes of activations at slots are ("BTC", "TBC", "BCL", "BCHW", "BHWC",
+            "BC"): one name for all, or by slot or pattern; found out where it is not declared.
         controller: 'heuristic', 'wait', 'random', 'schedule:FILE', or an object.
-        loss: 'classification', 'language', 'regression', or a function from (outputs, targets) to
-            per-sample (loss, correct or None).
-        optimizer: takes the parameters and returns an optimizer; by default the one that
-            `config.training` describes, with its learning rates for host and seeds.
-        scheduler: takes the optimizer and returns a schedule, stepped once per epoch; the learning
-            rates are then its own, and those of `config.training` are not used.
+        loss: 'classification', 'language', 'regression', 'multilabel', 'model' for the loss that
+            the model itself computes from labels; a criterion such as `nn.CrossEntropyLoss()`; or
+            a function of (outputs, targets) to one number, to one for each sample, or to each
+            sample's (loss, correct or None). By default the model's own where it has one, else
+            'classification'.
+        optimizer: an optimizer of the model's parameters, or a function from parameters to one
+            (`torch.optim.AdamW`), whose parameters of seeds join by themselves; by default the one
+            that `config.training` describes, with its learning rates for host and seeds.
+        scheduler: a schedule of that optimizer, or a function from the optimizer to one; the
+            learning rates are then its own, and those of `config.training` are not used.
+        scheduler_every: whether it moves on after every 'epoch' or every 'batch'.
+        decide_every: training steps from one decision to the next, for training in one pass; then
+            `train` may be an iterator. By default a decision follows every pass over `train`.
         test: batches touched once, at the end.
         max_seeds: most seeds alive or fossilized at once; 0 is no limit.
         max_parameters: most trainable parameters; 0 is no limit.
@@ -431,12 +453,18 @@ def grow(
         overwrite: replace the run in `out`.
         on_epoch: called with the record of every epoch.
 
+    A run that leaves the network as it was says why, as an `EsperWarning` and in `Grown.why`; one
+    that is too short for a seed warns when it starts. In runs of less than 60 epochs all waits are
+    shortened in proportion. A seed that was never blended in is not part of the result.
+
     Raises:
         UsageError: Something about the request is wrong; one line says what would be right.
         KeyboardInterrupt: Ctrl-C. With `out`, the epoch in progress was finished and saved.
     """
     base = config or GrowthConfig()
-    chosen = {"epochs": epochs, "seed": seed, "twin": twin}
+    if decide_every and epochs is None and config is None:
+        epochs = _windows_in(train, decide_every)
+    chosen = {"epochs": epochs, "seed": seed, "twin": twin, "decide_every": decide_every}
     gardener = base.gardener
     if ablate_every is not None:
         gardener = gardener.replace(ablate_every=ablate_every)
@@ -456,9 +484,11 @@ def grow(
             val=val,
             test=test,
             config=settings,
+            axes=axes,
             loss=loss,
             optimizer=optimizer,
             scheduler=scheduler,
+            scheduler_every=scheduler_every,
             controller=controller,
             device=device,
         )
@@ -470,17 +500,20 @@ def grow(
         for record in growth.epochs():
             if on_epoch is not None:
                 on_epoch(record)
-        return growth.finish()
+        return _told_why(growth.finish())
     if resume and overwrite:
         raise UsageError("resume continues a run and overwrite replaces it; give one of them")
+    paths = slot_paths(slots, model)
     told = {
         STARTED_BY: "esper.grow",
         "model": type(model).__name__,
-        "slots": dict(slots) if isinstance(slots, Mapping) else list(slots),
+        "slots": paths if isinstance(slots, Mapping) else list(paths),
+        "axes": dict(axes) if isinstance(axes, Mapping) else axes,
         "controller": _told(controller),
         "loss": _told(loss),
         "optimizer": _told(optimizer),
         "scheduler": _told(scheduler),
+        "scheduler_every": scheduler_every,
         "growth": settings.to_mapping(),
     }
     folder = RunFolder(out)
@@ -499,7 +532,23 @@ def grow(
         )
     with run:
         carry_out_or_raise(run, on_epoch)
-        return run.finish()[0]
+        return _told_why(run.finish()[0])
+
+
+def _told_why(grown: Grown) -> Grown:
+    """Warn where nothing grew although something might have, and say why."""
+    if grown.why and grown.summary.controller != "wait":
+        warnings.warn(" ".join(grown.why), EsperWarning, stacklevel=3)
+    return grown
+
+
+def _windows_in(train: Any, steps: int) -> int:
+    """Return how many decisions one pass over the training data holds."""
+    if not hasattr(train, "__len__"):
+        raise UsageError(
+            "with decide_every, say how many decisions there are by epochs=N: train has no length"
+        )
+    return max(1, len(train) // steps)
 
 
 def _first_batch(growth: GrowthRun) -> World:

@@ -111,7 +111,12 @@ def record_interruption(store: RunStore, run: GrowthRun) -> None:
 def record_end(store: RunStore, grown: Grown) -> None:
     """Write down how the run ended and what every seed was worth then."""
     summary = grown.summary
-    rows = list(_final_contributions(grown))
+    rows: list[Row] = list(_final_contributions(grown))
+    scores = {one.epoch: one.val_score for one in grown.history}
+    for ordinal, seed in enumerate(summary.seeds):
+        if seed.fate == "dropped":
+            gained = scores[grown.history[-1].epoch] - scores[seed.germinated]
+            rows.append(copy_fields(SeedRow, seed, ordinal=ordinal, improvement=gained))
     if rows:
         store.write(*rows)
     store.finish(

@@ -15,6 +15,9 @@ from torch import nn
 from esper.growth.build import data_run, task_config
 from esper.growth.gardener import DEFAULT_CONTROLLER
 from esper.growth.run import GrowthConfig, GrowthRun
+from esper.kasmina.placement import DeclaredAxes, SlotNames, matches
+from esper.kasmina.suggestion import suggest_slots
+from esper.leyline.axes import USUAL_AXES
 from esper.leyline.config import Config, option
 from esper.leyline.errors import CheckpointError, ConfigError, UsageError, nearest
 from esper.leyline.process import choose_device
@@ -24,6 +27,9 @@ from esper.runs.checkpoint import GROWING, TRAINING, Checkpoints, resume_command
 from esper.runs.folder import SETTINGS, RunFolder
 from esper.runs.world import World, controller_fingerprint
 from esper.tasks import Task, TaskData, get_task, make_data, open_data
+
+AUTO = ("auto",)
+"""The slots that ask for those that look best."""
 
 STARTED_BY = "started_by"
 """Key in the settings of a run that only a program can continue, with the function it called."""
@@ -36,6 +42,9 @@ class GrowRequest(Config):
     task: str | None = option(None, "Task to grow; empty when a model is given.")
     model: str | None = option(None, "MODULE:FACTORY of the model to grow.")
     slots: tuple[str, ...] = option((), "Submodules whose output may grow; the task's if empty.")
+    axes: str | None = option(
+        None, "Axes of activations at slots, one name or A=BTC,B=TBC; found out if empty."
+    )
     data: str | None = option(None, "File or folder of the data.")
     controller: str = option(DEFAULT_CONTROLLER, "Who decides what grows.")
     device: Literal["cpu", "cuda"] = option("cpu", "Where it runs.")
@@ -63,18 +72,28 @@ class GrowRequest(Config):
         if self.task is not None:
             task = get_task(self.task)
             model, name = task.build_host(seed), task.name
-            slots = task.slot_paths
-            if self.slots:
+            slots: SlotNames = task.slot_paths
+            axes: DeclaredAxes | None = USUAL_AXES[task.topology]
+            if self.slots or self.axes:
+                axes = parse_declared(self.axes)
+            if self.slots == AUTO:
+                slots = _suggested(model, data, axes)
+            elif self.slots:
                 slots = task_slots(task, model, self.slots)
         else:
             assert self.model is not None
             model, name = build_model(self.model, seed), self.model
-            slots = dict(model_slots(model, self.slots))
+            axes = parse_declared(self.axes)
+            if self.slots == AUTO:
+                slots = _suggested(model, data, axes)
+            else:
+                slots = model_slots(model, self.slots)
         return data_run(
             model,
             slots,
             data,
             config=self.growth,
+            axes=axes,
             controller=self.controller,
             name=name,
         )
@@ -209,21 +228,46 @@ def task_slots(task: Task, model: nn.Module, chosen: tuple[str, ...]) -> dict[st
     own = task.slot_paths
     submodules = dict(model.named_modules())
     for slot in chosen:
-        if slot not in own and (not slot or slot not in submodules):
+        known = slot in own or any(name and matches(name, slot) for name in submodules)
+        if not known:
             raise UsageError(
                 f"task {task.name!r} has no slot {slot!r}{nearest(slot, own) or ';'} "
                 f"slots: {', '.join(own)} (or name a submodule of its host)"
             )
-    return {slot: own.get(slot, slot) for slot in chosen}
+    return {
+        path if "*" in slot else slot: path
+        for slot in chosen
+        for path in ([own[slot]] if slot in own else [n for n in submodules if matches(n, slot)])
+    }
 
 
-def model_slots(model: nn.Module, chosen: tuple[str, ...]) -> Mapping[str, str]:
+def parse_declared(text: str | None) -> DeclaredAxes | None:
+    """Return the axes that --axes declares: one name for all slots, or A=BTC,B=TBC."""
+    if not text:
+        return None
+    if "=" not in text:
+        return text.strip()
+    pairs = [part.partition("=") for part in text.split(",")]
+    if not all(name.strip() and equals and axes.strip() for name, equals, axes in pairs):
+        raise UsageError(f"--axes must be one name, or look like A=BTC,B=TBC, got {text!r}")
+    return {name.strip(): axes.strip() for name, _, axes in pairs}
+
+
+def _suggested(model: nn.Module, data: TaskData, axes: DeclaredAxes | None) -> SlotNames:
+    """Return the slots that look best for a model, on a batch of its data."""
+    example = data.batch("val", data.subset[:2])[0]
+    return list(suggest_slots(model.to(example.device), example, axes=axes))
+
+
+def model_slots(model: nn.Module, chosen: tuple[str, ...]) -> SlotNames:
     """Return the slots named on the command line, or those the model names itself."""
     if chosen:
-        return {path: path for path in chosen}
+        return chosen
     own: Any = vars(model).get("slot_paths")
     if isinstance(own, Mapping) and own:
         return dict(own)
     names = [name for name, _ in model.named_modules() if name]
     shown = ", ".join(names[:12]) + (", …" if len(names) > 12 else "")
-    raise UsageError(f"--model needs --slots NAME,NAME; this model has the submodules {shown}")
+    raise UsageError(
+        f"--model needs --slots NAME,NAME or --slots auto; this model has the submodules {shown}"
+    )

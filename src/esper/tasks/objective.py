@@ -15,7 +15,7 @@ from torch.nn import functional as F
 Objective = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]
 """Maps (outputs, targets) to (loss [B], correct [B] in 0 to 1, or None)."""
 
-ObjectiveName = Literal["classification", "language", "regression"]
+ObjectiveName = Literal["classification", "language", "regression", "multilabel"]
 
 ScoreKind = Literal["accuracy", "negative_loss"]
 """Unit of the score: accuracy in points 0 to 100, or the loss with its sign turned."""
@@ -39,16 +39,26 @@ def per_sample_regression(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor | 
     return loss.flatten(1).mean(dim=1), None
 
 
+def per_sample_multilabel(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Return binary cross-entropy and share of right labels for scores [B, K], labels [B, K]."""
+    y = y.float().reshape(outputs.shape)
+    loss = F.binary_cross_entropy_with_logits(outputs.float(), y, reduction="none")
+    right = ((outputs > 0) == (y > 0.5)).float()
+    return loss.flatten(1).mean(dim=1), right.flatten(1).mean(dim=1)
+
+
 OBJECTIVES: dict[ObjectiveName, Objective] = {
     "classification": per_sample_classification,
     "language": per_sample_language,
     "regression": per_sample_regression,
+    "multilabel": per_sample_multilabel,
 }
 
 SCORE_KINDS: dict[ObjectiveName, ScoreKind] = {
     "classification": "accuracy",
     "language": "accuracy",
     "regression": "negative_loss",
+    "multilabel": "accuracy",
 }
 
 assert set(OBJECTIVES) == set(SCORE_KINDS) == set(get_args(ObjectiveName)), "a name was forgotten"

@@ -24,6 +24,7 @@ from esper.kasmina.lifecycle import LifecycleConfig
 from esper.kasmina.norms import group_norm
 from esper.kasmina.seedbed import TrainingMode
 from esper.leyline.alpha import BlendStyle
+from esper.leyline.axes import USUAL_AXES
 from esper.leyline.blueprints import NOOP, Topology
 from esper.leyline.randomness import seeded
 
@@ -167,7 +168,13 @@ class _Case:
         """Return a garden around a fresh host, with a seed of this blueprint in TRAINING."""
         gates = GateConfig(min_training_epochs=0)
         config = GardenConfig(lifecycle=LifecycleConfig(gates=gates), training_mode=mode)
-        garden = Garden(self.host(rectified=rectified), [SLOT], self.batch()[0], config=config)
+        garden = Garden(
+            self.host(rectified=rectified),
+            [SLOT],
+            self.batch()[0],
+            axes=USUAL_AXES[self.topology],
+            config=config,
+        )
         for result in (
             garden.germinate(SLOT, self.blueprint.name, style=style, tempo=1),
             garden.advance(SLOT),
@@ -401,7 +408,7 @@ def _check_garden_copies(case: _Case, garden: Garden, x: Tensor) -> None:
         garden.save(Path(folder, "garden"))
         loaded = load_garden(Path(folder, "garden"), model=case.host()).eval()
         case.require(torch.equal(loaded(x), expected), "outputs differ after save and load")
-        fresh = Garden(case.host(), [SLOT], x, config=garden.config)
+        fresh = Garden(case.host(), [SLOT], x, axes=USUAL_AXES[case.topology], config=garden.config)
         fresh.load_state_dict(garden.state_dict())
         case.require(torch.equal(fresh.eval()(x), expected), "outputs differ after a state_dict")
         copied = copy.deepcopy(garden)

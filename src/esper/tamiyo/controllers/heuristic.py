@@ -29,9 +29,11 @@ from esper.leyline.alpha import (
 from esper.leyline.config import Config, option
 from esper.leyline.controller import ControllerContext
 from esper.leyline.errors import UsageError, unknown_name
+from esper.leyline.horizon import pace, shortened
+from esper.leyline.reasons import Why
 from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
-from esper.leyline.stages import LIVE_STAGES, SeedStage
+from esper.leyline.stages import COOLDOWN_STAGES, LIVE_STAGES, SeedStage
 from esper.tamiyo.controllers.choices import WAIT, Choice, pack_choices
 from esper.tamiyo.controllers.registry import read_settings, register_controller
 from esper.tamiyo.controllers.row_view import RowView, read_rows
@@ -110,9 +112,16 @@ class RowMemory:
         )
 
 
+Verdict = tuple[Choice, str]
+"""A choice and the reason for it, empty where there is none to tell."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class HeuristicConfig(Config):
-    """The constants of the heuristic."""
+    """The constants of the heuristic; times are meant for runs of 60 epochs or more.
+
+    In a shorter run they are shortened in proportion, and harm has to be as much greater.
+    """
 
     rotation: tuple[str, ...] = option(
         (
@@ -175,7 +184,9 @@ class HeuristicController:
             if name not in names:
                 raise unknown_name("blueprint", name, names)
         self._rotation = [names.index(name) for name in self.config.rotation]
+        self._inert_epochs = context.inert_epochs
         self._rows: list[RowMemory] = []
+        self._reasons: list[str] = []
 
     @classmethod
     def build(cls, argument: str | None, context: ControllerContext) -> HeuristicController:
@@ -185,6 +196,7 @@ class HeuristicController:
     def reset(self, rows: int, device: torch.device | str) -> None:
         """Give every row an empty memory."""
         self._rows = [RowMemory() for _ in range(rows)]
+        self._reasons = [""] * rows
 
     def act(self, signals: Signals, masks: Masks) -> dict[str, Tensor]:
         """Return what the rules say for every row."""
@@ -194,6 +206,7 @@ class HeuristicController:
                 f"call reset({signals.rows}, device) first"
             )
         choices = []
+        self._reasons = []
         for index, row in enumerate(read_rows(signals, masks)):
             if row.rolled_back:
                 # The past it remembers did not happen in the restored host.
@@ -201,8 +214,14 @@ class HeuristicController:
             memory = self._rows[index]
             memory.observe(row)
             memory.decay_penalties(self.config.penalty_decay, self.config.penalty_floor)
-            choices.append(self._decide(row, memory))
+            choice, reason = self._decide(row, memory)
+            choices.append(choice)
+            self._reasons.append(reason)
         return pack_choices(choices, masks)
+
+    def reasons(self) -> Sequence[str]:
+        """Return why each row waited or pruned at its last decision."""
+        return self._reasons
 
     def state_dict(self) -> dict[str, Any]:
         """Return the memory of every row as plain data."""
@@ -212,44 +231,59 @@ class HeuristicController:
         """Restore the memory of every row."""
         self._rows = [RowMemory.from_plain(row) for row in state["rows"]]
 
-    def _decide(self, row: RowView, memory: RowMemory) -> Choice:
+    def _decide(self, row: RowView, memory: RowMemory) -> Verdict:
         """Let the first live seed decide; without one, ask whether to germinate."""
         slot = next((slot for slot, stage in enumerate(row.stage) if stage in LIVE_STAGES), None)
         if slot is None:
             return self._germinate(row, memory)
         if row.alpha_mode[slot] == AlphaMode.DOWN:
-            return WAIT  # it is being pruned already
+            return WAIT, Why.DEVELOPING  # it is being pruned already
         stage = row.stage[slot]
         if stage == SeedStage.GERMINATED:
             return _at(LifecycleOp.ADVANCE, slot, row)
         if stage == SeedStage.HOLDING:
             return self._judge(row, slot, memory)
         if self._does_harm(row, slot, memory):
-            return self._prune(row, slot, memory)
+            return self._prune(row, slot, memory, Why.HARM)
         if stage == SeedStage.BLENDING and not row.is_fully_blended(slot):
-            return WAIT
+            return WAIT, Why.DEVELOPING
         # Whether a training seed is ready is the gate's business: it is asked every epoch.
         return _at(LifecycleOp.ADVANCE, slot, row)
 
-    def _germinate(self, row: RowView, memory: RowMemory) -> Choice:
+    def _germinate(self, row: RowView, memory: RowMemory) -> Verdict:
         """Plant the next blueprint once the host has settled and stopped improving."""
         config = self.config
-        if memory.last_prune is not None and row.epoch - memory.last_prune < config.rest_epochs:
-            return WAIT
-        if not row.stabilized or row.epoch < config.min_epoch:
-            return WAIT
         legal = row.legal[LifecycleOp.GERMINATE]
-        if not any(legal) or row.plateau_epochs < config.plateau_epochs:
-            return WAIT
+
+        def within(epochs: int) -> int:
+            return shortened(epochs, row.horizon)
+
+        rested = memory.last_prune is None or row.epoch - memory.last_prune >= within(
+            config.rest_epochs
+        )
+        obstacles = (
+            (not rested, Why.RESTING),
+            (not row.stabilized, Why.NOT_SETTLED),
+            (row.epoch < within(config.min_epoch), Why.EARLY),
+            (any(stage in COOLDOWN_STAGES for stage in row.stage), Why.RESTING),
+            (not any(legal), Why.FULL),
+            (row.plateau_epochs < within(config.plateau_epochs), Why.NO_PLATEAU),
+            # A seed that cannot be blended in any more would end as it began.
+            (row.horizon - row.epoch <= self._inert_epochs, Why.TOO_LATE),
+        )
+        for is_in_the_way, why in obstacles:
+            if is_in_the_way:
+                return WAIT, why
         slot = legal.index(True)
+        tempo = max(epochs for epochs in TEMPO_EPOCHS if epochs <= max(within(5), TEMPO_EPOCHS[0]))
         return {
             "op": LifecycleOp.GERMINATE,
             "slot": slot,
             "blueprint": self._next_blueprint(row.fits[slot], memory),
             "style": BlendStyle.SIGMOID_ADD,
-            "tempo": TEMPO_EPOCHS.index(5),
+            "tempo": TEMPO_EPOCHS.index(tempo),
             "alpha_target": ALPHA_TARGETS.index(1.0),
-        }
+        }, ""
 
     def _next_blueprint(self, fits: Sequence[bool], memory: RowMemory) -> int:
         """Return the next fitting blueprint of the rotation that is not penalised too much."""
@@ -275,11 +309,12 @@ class HeuristicController:
         """Return whether the score has fallen too far since the seed's stage began."""
         gain = row.score - memory.seeds[slot].stage_score
         return (
-            row.epochs_in_stage[slot] >= self.config.trial_epochs
-            and self._points(gain, slot, memory) < self.config.prune_below
+            row.epochs_in_stage[slot] >= shortened(self.config.trial_epochs, row.horizon)
+            # In a short run an epoch is worth more: scores move as much further by themselves.
+            and self._points(gain, slot, memory) < self.config.prune_below * pace(row.horizon)
         )
 
-    def _judge(self, row: RowView, slot: int, memory: RowMemory) -> Choice:
+    def _judge(self, row: RowView, slot: int, memory: RowMemory) -> Verdict:
         """Keep a holding seed or remove it."""
         config = self.config
         contribution = self._points(row.contribution[slot], slot, memory)
@@ -287,20 +322,22 @@ class HeuristicController:
         measured = not math.isnan(contribution)
         # An ablation older than the stage was made at a part of the amplitude and says too little.
         current = measured and row.counterfactual_age[slot] <= row.epochs_in_stage[slot]
-        if not current and row.epochs_in_stage[slot] < config.measurement_epochs:
-            return WAIT
+        patience = shortened(config.measurement_epochs, row.horizon)
+        if not current and row.epochs_in_stage[slot] < patience:
+            return WAIT, Why.DEVELOPING
         if measured and contribution > config.ransom_contribution and improvement < 0:
-            return self._prune(row, slot, memory)
+            return self._prune(row, slot, memory, Why.RANSOM)
         value = contribution if measured else improvement
         if value > config.fossilize_above:
             return _at(LifecycleOp.FOSSILIZE, slot, row)
-        return self._prune(row, slot, memory)
+        worth = f"{Why.WORTHLESS} ({value:+.2f} points)"
+        return self._prune(row, slot, memory, worth)
 
-    def _prune(self, row: RowView, slot: int, memory: RowMemory) -> Choice:
+    def _prune(self, row: RowView, slot: int, memory: RowMemory, why: str) -> Verdict:
         """Remove the seed at once and hold it against its blueprint; wait where that is illegal."""
-        choice = _at(LifecycleOp.PRUNE, slot, row)
+        choice, _ = _at(LifecycleOp.PRUNE, slot, row)
         if choice is WAIT:
-            return WAIT
+            return WAIT, Why.DEVELOPING
         memory.last_prune = row.epoch
         blueprint = row.blueprint[slot]
         penalty = memory.penalties.get(blueprint, 0.0) + self.config.prune_penalty
@@ -309,7 +346,7 @@ class HeuristicController:
             **choice,
             "alpha_speed": SPEED_TICKS.index(0),
             "alpha_curve": AlphaCurve.LINEAR,
-        }
+        }, why
 
     def _points(self, gain: float, slot: int, memory: RowMemory) -> float:
         """Return a gain of score in points (see the module's docstring for losses)."""
@@ -317,6 +354,6 @@ class HeuristicController:
         return gain if reference >= 0 else gain * self.config.loss_points / -reference
 
 
-def _at(op: LifecycleOp, slot: int, row: RowView) -> Choice:
+def _at(op: LifecycleOp, slot: int, row: RowView) -> Verdict:
     """Return this op on this slot, or WAIT where it is illegal."""
-    return {"op": op, "slot": slot} if row.legal[op][slot] else WAIT
+    return ({"op": op, "slot": slot}, "") if row.legal[op][slot] else (WAIT, Why.DEVELOPING)

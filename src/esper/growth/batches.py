@@ -1,0 +1,168 @@
+"""Batches as their owners have them: pairs, several inputs, or a dict with labels (Hugging Face).
+
+A batch is read into (inputs, targets): inputs are what the model is called with, a tensor, a tuple
+of arguments or a dict of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from esper.kasmina.probe import map_tensors
+from esper.leyline.errors import UsageError
+
+Batches = Iterable[Any]
+"""(inputs, targets) batches, (input, ..., targets), or dicts with labels; iterated anew each epoch.
+
+`set_epoch(n)` is called first, where it exists."""
+
+LABELS = ("labels", "label", "targets", "target", "y")
+"""Under which of these names a dict may hold its targets."""
+
+
+def label_of(batch: Any) -> str | None:
+    """Return the name of the targets in a batch that is a dict, None for any other."""
+    if not isinstance(batch, Mapping):
+        return None
+    found = [name for name in LABELS if name in batch]
+    if len(found) != 1:
+        has = ", ".join(map(str, batch)) or "nothing"
+        raise UsageError(
+            f"a batch that is a dict must hold its targets under one of {', '.join(LABELS)}, "
+            f"got {has}; give (inputs, targets) pairs instead"
+        )
+    return found[0]
+
+
+def read_batch(batch: Any, *, keeps_label: bool = False) -> tuple[Any, Any]:
+    """Return (inputs, targets); a label stays among the inputs where the model is to see it."""
+    label = label_of(batch)
+    if label is not None:
+        kept = {key: value for key, value in batch.items() if keeps_label or key != label}
+        return kept, batch[label]
+    if not isinstance(batch, tuple | list) or len(batch) < 2:
+        size = f" of {len(batch)}" if isinstance(batch, tuple | list) else ""
+        raise UsageError(
+            "batches must be (inputs, targets) pairs, (input, ..., targets), or dicts with labels, "
+            f"got a {type(batch).__name__}{size}"
+        )
+    *inputs, targets = batch
+    return (inputs[0] if len(inputs) == 1 else tuple(inputs)), targets
+
+
+class Moved:
+    """Batches, read and on a device."""
+
+    def __init__(self, batches: Batches, device: torch.device, *, keeps_label: bool = False):
+        """Read these batches; see `read_batch` about labels."""
+        self._batches = batches
+        self._device = device
+        self._keeps_label = keeps_label
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        for batch in self._batches:
+            inputs, targets = read_batch(batch, keeps_label=self._keeps_label)
+            yield self._moved(inputs), self._moved(targets)
+
+    def _moved(self, value: Any) -> Any:
+        return map_tensors(value, lambda tensor: tensor.to(self._device, non_blocking=True))
+
+
+class Windows:
+    """A stream of batches cut into windows of so many steps, each of which counts as an epoch.
+
+    A window begins where the last one ended. A data set that can be read again is, with its own
+    `set_epoch`; an iterator ends when it is read through.
+    """
+
+    def __init__(self, batches: Batches, steps: int) -> None:
+        """Cut these batches into windows of `steps`."""
+        if steps < 1:
+            raise UsageError(f"decide_every must be at least 1 step, got {steps}")
+        self._batches = batches
+        self._steps = steps
+        self._is_stream = isinstance(batches, Iterator)
+        self._window = 0
+        self._stream: Iterator[Any] | None = batches if isinstance(batches, Iterator) else None
+        self._passes = 0
+
+    def __len__(self) -> int:
+        return self._steps
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose which window is next; going back or ahead reads what lies between again."""
+        if epoch == self._window + 1:
+            return
+        if self._is_stream:
+            raise UsageError(
+                "batches that can be read only once cannot be resumed; give a list or a DataLoader"
+            )
+        self._stream, self._passes, self._window = None, 0, 0
+        for _ in range((epoch - 1) * self._steps):
+            if self._next() is _END:
+                raise UsageError("the training set is empty; give it at least one batch")
+        self._window = epoch - 1
+
+    def __iter__(self) -> Iterator[Any]:
+        self._window += 1
+        for _ in range(self._steps):
+            batch = self._next()
+            if batch is _END:
+                return
+            yield batch
+
+    def _next(self) -> Any:
+        if self._stream is not None:
+            batch = next(self._stream, _END)
+            if batch is not _END or self._is_stream:
+                return batch
+        self._passes += 1
+        set_epoch = getattr(self._batches, "set_epoch", None)
+        if callable(set_epoch):
+            set_epoch(self._passes)
+        self._stream = iter(self._batches)
+        return next(self._stream, _END)
+
+
+_END = object()
+
+
+def first_batch(batches: Batches) -> Any:
+    """Return the first validation batch as it comes."""
+    for batch in batches:
+        return batch
+    raise UsageError("the validation set is empty; give it at least one batch")
+
+
+def check_batches(name: str, batches: Any) -> None:
+    """Refuse what cannot be iterated anew each epoch."""
+    if isinstance(batches, Iterator):
+        advice = "give a list or a DataLoader"
+        if name == "train":
+            advice += ", or decide_every=N to take decisions within one pass"
+        raise UsageError(f"{name} can be read only once; {advice}")
+    if isinstance(batches, Tensor | str | Mapping) or not isinstance(batches, Iterable):
+        is_indexed = hasattr(batches, "__getitem__") and hasattr(batches, "__len__")
+        if isinstance(batches, Tensor | str | Mapping) or not is_indexed:
+            raise UsageError(
+                f"{name} must be batches to iterate over, such as a DataLoader, got a "
+                f"{type(batches).__name__}"
+            )
+        raise UsageError(
+            f"{name} is a {type(batches).__name__} of single samples; wrap it in a DataLoader"
+        )
+
+
+def shapes_of(value: Any) -> str:
+    """Return the shapes in a batch, as its owner would write them."""
+    if isinstance(value, Tensor):
+        return str(list(value.shape))
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {shapes_of(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, tuple | list):
+        return "(" + ", ".join(map(shapes_of, value)) + ")"
+    return type(value).__name__

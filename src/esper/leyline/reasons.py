@@ -1,0 +1,111 @@
+"""Why a controller waits or prunes, in words, and the story of a run in which nothing grew.
+
+A decision's reason begins with one of these, so that a run's reasons can be counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Protocol, runtime_checkable
+
+from esper.leyline.records import EpochRecord, SeedRecord, seeds_at_end
+
+
+class Why(StrEnum):
+    """Why nothing was germinated, or why a seed was pruned."""
+
+    NOT_SETTLED = "the network had not settled yet"
+    NO_PLATEAU = "its score was still improving"
+    EARLY = "it was too early in the run"
+    RESTING = "a seed had just been pruned"
+    TOO_LATE = "too few epochs were left for a seed"
+    FULL = "no slot could take a seed"
+    DEVELOPING = "a seed was developing"
+    HARM = "it did harm"
+    RANSOM = "the network had only come to depend on it"
+    WORTHLESS = "it was worth too little"
+
+
+ADVICE: dict[Why, str] = {
+    Why.NOT_SETTLED: "train for more epochs, or let a schedule decide (controller='schedule:FILE')",
+    Why.NO_PLATEAU: "train for more epochs: growth begins when the score no longer rises by itself",
+    Why.EARLY: "train for more epochs",
+    Why.TOO_LATE: "train for more epochs",
+    Why.FULL: "raise the limits (max_seeds, max_parameters, max_added_flops) or name more slots",
+    Why.DEVELOPING: "train for more epochs: the last seed had not been blended in",
+}
+
+
+@runtime_checkable
+class Explaining(Protocol):
+    """A controller that says why it decided as it did."""
+
+    def reasons(self) -> Sequence[str]:
+        """Return a reason for every row's last decision, empty where there is none to tell."""
+        ...
+
+
+def is_grown(seeds: Sequence[SeedRecord]) -> bool:
+    """Return whether any seed is part of the network at the end."""
+    return any(seed.fate not in ("pruned", "dropped") for seed in seeds)
+
+
+def why_nothing_grew(history: Sequence[EpochRecord]) -> tuple[str, ...]:
+    """Return, for a run at its end, why its network is what it was; nothing where it has grown."""
+    seeds = seeds_at_end(list(history))
+    if is_grown(seeds) or not history:
+        return ()
+    lines = [_tell_waiting(history)]
+    pruned = [seed for seed in seeds if seed.fate == "pruned"]
+    for seed in pruned:
+        reason = _reason_of_prune(seed, history)
+        lines.append(f"{_named(seed)} was pruned at epoch {seed.ended}{reason}.")
+    for seed in seeds:
+        if seed.fate == "dropped":
+            lines.append(
+                f"{_named(seed)}, germinated at epoch {seed.germinated}, was not yet blended in "
+                "when the run ended, and was dropped."
+            )
+    advice = _advice(history)
+    return (*lines, f"To change that: {advice}.") if advice else tuple(lines)
+
+
+def _tell_waiting(history: Sequence[EpochRecord]) -> str:
+    decisions = [record.decision for record in history if record.decision is not None]
+    counts = Counter(
+        decision.reason for decision in decisions if decision.op == "WAIT" and decision.reason
+    )
+    waited = sum(decision.op == "WAIT" for decision in decisions)
+    told = f"Nothing grew: the controller waited in {waited} of {len(decisions)} decisions"
+    reasons = [f"{count} because {reason}" for reason, count in counts.most_common()]
+    return f"{told}: {', '.join(reasons)}." if reasons else f"{told}."
+
+
+def _reason_of_prune(seed: SeedRecord, history: Sequence[EpochRecord]) -> str:
+    for record in history:
+        decision = record.decision
+        if record.rollback is not None and record.epoch == seed.ended:
+            return f" by a rollback ({record.rollback})"
+        if decision is None or (decision.op, decision.slot) != ("PRUNE", seed.slot):
+            continue
+        if record.epoch == seed.ended and decision.reason:
+            return f" because {decision.reason}"
+    return ""
+
+
+def _advice(history: Sequence[EpochRecord]) -> str | None:
+    counts: Counter[Why] = Counter()
+    for record in history:
+        decision = record.decision
+        if decision is None or decision.op != "WAIT":
+            continue
+        for why in ADVICE:
+            if decision.reason.startswith(why):
+                counts[why] += 1
+    return ADVICE[counts.most_common(1)[0][0]] if counts else None
+
+
+def _named(seed: SeedRecord) -> str:
+    return f"A {seed.blueprint} at {seed.slot}"

@@ -1,0 +1,182 @@
+"""Where a model could grow, what no slot covers, and a rehearsal in every slot."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import esper
+from esper.kasmina.placement import place_slots
+from esper.kasmina.suggestion import uncovered_parts
+from esper.leyline.errors import SlotError, UsageError
+from tests.kasmina.test_inference import TOKENS, Patches, Recurrent, Tagger, Waves
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, out: int, stride: int = 1) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(width, out, 3, stride, 1)
+        self.second = nn.Conv2d(out, out, 3, 1, 1)
+        self.short = nn.Conv2d(width, out, 1, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.second(torch.relu(self.first(x))) + self.short(x))
+
+
+class Stages(nn.Module):
+    """Stages of blocks, as residual networks have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 4, 3, 1, 1)
+        self.layer1 = nn.Sequential(Block(4, 4), Block(4, 4))
+        self.layer2 = nn.Sequential(Block(4, 8, 2), Block(8, 8))
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layer2(self.layer1(self.stem(x))).mean((2, 3)))
+
+
+def plain() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 8, 3), nn.ReLU(),
+        nn.Flatten(), nn.Linear(128, 10),
+    )  # fmt: skip
+
+
+def transformer() -> nn.Module:
+    with warnings.catch_warnings():
+        # PyTorch recommends batch_first; here it is the point that it is not.
+        warnings.simplefilter("ignore", UserWarning)
+        return nn.Transformer(8, 2, 1, 1, 16)
+
+
+CASES: list[tuple[Any, Any, dict[str, str], tuple[str, ...]]] = [
+    (
+        Stages,
+        torch.randn(2, 3, 8, 8),
+        {"layer1.0": "BCHW", "layer2.0": "BCHW", "layer2.1": "BCHW"},
+        ("stem", "layer1.1", "head"),
+    ),
+    (plain, torch.randn(2, 1, 14, 14), {"2": "BCHW", "4": "BCHW"}, ("6",)),
+    (
+        Tagger,
+        TOKENS,
+        {"encoder.layers.0": "TBC", "encoder.layers.1": "TBC"},
+        ("embed", "head"),
+    ),
+    (Waves, torch.randn(2, 1, 12), {"first": "BCL", "second": "BCL"}, ("head",)),
+    (Patches, torch.randn(2, 3, 8, 8), {"block": "BTC"}, ("patch", "head")),
+    (lambda: Recurrent(batch_first=True), torch.randn(3, 5, 4), {"lstm": "BTC"}, ("head",)),
+    (
+        transformer,
+        (torch.randn(5, 3, 8), torch.randn(4, 3, 8)),
+        {"encoder.layers.0": "TBC", "decoder.layers.0": "TBC"},
+        ("encoder.norm", "decoder.norm"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("make", "example", "axes", "uncovered"), CASES)
+def test_blocks_are_suggested_and_every_slot_passes_its_rehearsal(
+    make: Any, example: Any, axes: dict[str, str], uncovered: tuple[str, ...]
+) -> None:
+    model = make()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    found = esper.suggest_slots(model, example)
+    assert found.axes == axes
+    assert list(found) == list(axes)
+    assert found.uncovered == uncovered
+    checks = esper.check_slots(model, found, example)
+    assert [check.problem for check in checks] == [None] * len(axes)
+    assert all(check.parameters > 0 for check in checks)
+    # The rehearsal was on a copy.
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_suggestions_are_slots_and_say_what_they_are() -> None:
+    found = esper.suggest_slots(Stages(), torch.randn(2, 3, 8, 8), most=2)
+    assert found[-1] == "layer2.1"
+    assert found[:1] == [found[0]]
+    assert {slot.path for slot in (*found.slots, *found.others)} == {
+        "layer1.0",
+        "layer1.1",
+        "layer2.0",
+        "layer2.1",
+    }
+    text = str(found)
+    assert text.startswith("slots=['")
+    assert "also possible: " in text
+    assert "no slot covers: stem" in text
+    placed = place_slots(Stages(), found, torch.randn(2, 3, 8, 8), found.axes)
+    assert [slot.path for slot in placed.slots] == list(found)
+
+
+def test_what_cannot_hold_a_slot_is_named_with_its_reason() -> None:
+    class Mapped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            return {"out": self.inner(x)}
+
+    with pytest.raises(SlotError, match="no slot can be suggested for this Linear"):
+        esper.suggest_slots(nn.Linear(4, 2), torch.randn(2, 4))
+    pointwise = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    with pytest.raises(SlotError, match=r"declare axes=\{'1': 'BTC'\}"):
+        esper.suggest_slots(pointwise, torch.randn(3, 5, 4))
+    found = esper.suggest_slots(pointwise, torch.randn(3, 5, 4), axes="BTC")
+    assert found.axes == {"1": "BTC"}
+    with pytest.raises(UsageError, match="cannot take the example: RuntimeError"):
+        esper.suggest_slots(Stages(), torch.randn(2, 4, 8, 8))
+    with pytest.raises(UsageError, match=r"must be a torch\.nn\.Module"):
+        esper.suggest_slots(3, torch.randn(2))  # type: ignore[arg-type]
+
+
+def test_parts_are_covered_by_slots_at_in_or_around_them() -> None:
+    model = Stages()
+    assert uncovered_parts(model, ["layer1", "layer2.0.first"]) == (
+        "stem",
+        "layer2.0.second",
+        "layer2.0.short",
+        "layer2.1",
+        "head",
+    )
+
+
+def test_a_rehearsal_finds_an_output_that_is_not_used() -> None:
+    class Idle(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used = nn.Linear(4, 4)
+            self.idle = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.idle(x)
+            return self.used(x)
+
+    used, idle = esper.check_slots(Idle(), ["used", "idle"], torch.randn(3, 4))
+    assert used.problem is None
+    assert idle.problem == "a seed there changes nothing: the output of the submodule is not used"
+    assert "idle (BC, mlp_small): a seed there changes nothing" in str(idle)
+
+
+def test_a_rehearsal_finds_wrong_axes() -> None:
+    class Square(nn.Module):
+        """As many positions as channels: declared the wrong way round, nothing fails."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = nn.Conv1d(6, 6, 3, padding=1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.block(x).mean(2)
+
+    (check,) = esper.check_slots(Square(), ["block"], torch.randn(2, 6, 6))
+    assert (check.axes, check.problem) == ("BCL", None)

@@ -1,0 +1,111 @@
+"""Why nothing grew, told from the records of a run alone."""
+
+from __future__ import annotations
+
+from esper.leyline.reasons import Why, is_grown, why_nothing_grew
+from esper.leyline.records import DecisionRecord, EpochRecord, SlotRecord, seeds_at_end
+
+NONE = {
+    "style": None,
+    "tempo": None,
+    "alpha_target": None,
+    "alpha_speed": None,
+    "alpha_curve": None,
+}
+
+
+def epoch(
+    number: int,
+    op: str | None = "WAIT",
+    reason: str = "",
+    stage: str = "DORMANT",
+    rollback: str | None = None,
+) -> EpochRecord:
+    slot = SlotRecord(
+        name="a",
+        stage=stage,
+        blueprint=None if stage == "DORMANT" else "norm",
+        alpha=0.0,
+        alpha_target=0.0,
+        parameters=0 if stage == "DORMANT" else 9,
+        flops=0,
+        epochs_in_stage=0,
+        age=0,
+        contribution=None,
+        contribution_se=None,
+    )
+    decision = None
+    if op is not None:
+        acts = op != "WAIT"
+        decision = DecisionRecord(
+            op=op,
+            slot="a" if acts else None,
+            blueprint="norm" if op == "GERMINATE" else None,
+            outcome="done",
+            reason=reason,
+            **NONE,
+        )
+    return EpochRecord(
+        epoch=number,
+        train_loss=None,
+        val_loss=1.0,
+        val_score=50.0,
+        twin_score=None,
+        stabilized=False,
+        plateau_epochs=0,
+        parameters=100,
+        flops=100,
+        slots=(slot,),
+        decision=decision,
+        seconds=0.0,
+        rollback=rollback,
+    )
+
+
+def test_waiting_is_counted_by_its_reasons_and_answered_with_advice() -> None:
+    history = [
+        *(epoch(n, reason=Why.NOT_SETTLED) for n in (1, 2, 3)),
+        epoch(4, reason=Why.NO_PLATEAU),
+        epoch(5, None),
+    ]
+    first, last = why_nothing_grew(history)
+    assert first == (
+        "Nothing grew: the controller waited in 4 of 4 decisions: 3 because the network had not "
+        "settled yet, 1 because its score was still improving."
+    )
+    assert last.startswith("To change that: train for more epochs")
+
+
+def test_limits_are_named() -> None:
+    reason = f"{Why.FULL}: the limit of seeds (max_seeds) is reached"
+    first, last = why_nothing_grew([epoch(1, reason=reason), epoch(2, None)])
+    assert "1 because no slot could take a seed: the limit of seeds (max_seeds)" in first
+    assert "raise the limits" in last
+
+
+def test_a_prune_a_rollback_and_a_seed_that_came_too_late_are_told() -> None:
+    lived = [epoch(1, "GERMINATE"), epoch(2, "PRUNE", Why.HARM, "TRAINING"), epoch(3, None)]
+    assert why_nothing_grew(lived)[1:] == (
+        "A norm at a was pruned at epoch 2 because it did harm.",
+    )
+    rolled = [
+        epoch(1, "GERMINATE"),
+        epoch(2, stage="TRAINING", rollback="divergence"),
+        epoch(3, None),
+    ]
+    assert "A norm at a was pruned at epoch 2 by a rollback (divergence)." in why_nothing_grew(
+        rolled
+    )
+    late = [epoch(1, "GERMINATE"), epoch(2, None, stage="GERMINATED")]
+    assert why_nothing_grew(late)[1] == (
+        "A norm at a, germinated at epoch 1, was not yet blended in when the run ended, and was "
+        "dropped."
+    )
+
+
+def test_where_something_grew_there_is_nothing_to_tell() -> None:
+    history = [epoch(1, "GERMINATE"), epoch(2, None, stage="BLENDING")]
+    assert why_nothing_grew(history) == ()
+    assert is_grown(seeds_at_end(history))
+    assert why_nothing_grew([]) == ()
+    assert "waited in 0 of 0 decisions." in why_nothing_grew([epoch(1, None)])[0]
