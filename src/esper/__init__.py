@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from esper.nissa.reader import open_run
     from esper.population.population import Population
     from esper.runs.checkpoint import read_manifest
-    from esper.runs.growing import grow
+    from esper.runs.grow import grow
     from esper.runs.training import Trained, train
     from esper.simic.rewards import register_reward
     from esper.tamiyo.controllers import register_controller
@@ -75,7 +75,7 @@ _HOMES = {
     "Trained": "esper.runs.training",
     "check_slots": "esper.kasmina.selftest",
     "evaluate_contributions": "esper.kasmina.evaluation",
-    "grow": "esper.runs.growing",
+    "grow": "esper.runs.grow",
     "load_garden": "esper.kasmina.garden",
     "open_run": "esper.nissa.reader",
     "read_manifest": "esper.runs.checkpoint",

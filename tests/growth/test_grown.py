@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from esper.growth.grown import Format, Grown, check_format, export_model
 from esper.kasmina.garden import Garden
 from esper.leyline.errors import CheckpointError, UsageError
-from esper.runs.growing import grow
+from esper.runs.grow import grow
 from tests.plots import (
     EAGER,
     GROW_ONE,

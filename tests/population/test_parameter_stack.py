@@ -171,7 +171,7 @@ def test_norms_are_per_tensor_and_what_is_not_finite_stays_in_its_tensor() -> No
     assert spoiled[0, 0] == norms[0, 0]
 
 
-LARGE = SlotSpec("r0c0", "body", "cnn", (1, 8, 32, 32), 8)
+LARGE = SlotSpec("r0c0", "body", "cnn", (1, 32, 32, 32), 32)
 SMALL = SlotSpec("r0c1", "neck", "cnn", (1, 8, 2, 2), 8)
 
 

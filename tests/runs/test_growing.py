@@ -19,7 +19,7 @@ from esper.growth.run import GrowthConfig
 from esper.kasmina.garden import load_garden
 from esper.leyline.errors import UsageError
 from esper.leyline.records import EpochRecord, epoch_line
-from esper.runs.growing import grow
+from esper.runs.grow import grow
 from tests.plots import (
     EAGER,
     FEATURES,

@@ -23,7 +23,8 @@ from esper.leyline.errors import CheckpointError, UsageError
 from esper.leyline.records import EpochRecord
 from esper.nissa.reader import open_run
 from esper.runs.checkpoint import GROWING, Checkpoints, read_manifest
-from esper.runs.growing import GrowingRun, grow
+from esper.runs.grow import grow
+from esper.runs.growing import GrowingRun
 from tests.cli.terminal import esper as esper_command
 from tests.plots import SLOTS, growth_config, make_batches, make_net, plain_history, same
 

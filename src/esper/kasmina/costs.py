@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -24,6 +25,7 @@ from esper.kasmina.blueprints.registry import (
 from esper.kasmina.state import SlotState
 from esper.leyline.alpha import AlphaAlgorithm
 from esper.leyline.blueprints import TOPOLOGIES, Topology, channel_axis
+from esper.leyline.errors import EsperWarning
 
 NOT_FOR_THE_SLOT = -1
 """Cost of a seed whose blueprint is not for the slot's topology."""
@@ -159,8 +161,20 @@ def _slot_costs(
     for index, (topology, shape) in enumerate(slots):
         for choice in selectable(topology):
             blueprint = blueprint_by_id(choice)
+            try:
+                operations = seed_flops(blueprint, topology, shape)
+            except Exception as error:
+                # Foreign code: a seed that cannot run here must not take every other with it.
+                warnings.warn(
+                    f"blueprint {blueprints[choice]!r} is not offered at {topology} slots of shape "
+                    f"{'x'.join(map(str, shape[1:]))}: {type(error).__name__}: "
+                    f"{' '.join(str(error).split())}",
+                    EsperWarning,
+                    stacklevel=3,
+                )
+                continue
             params[index, choice] = seed_parameters(blueprint, channels[index], topology)
-            flops[index, choice] = seed_flops(blueprint, topology, shape) + gates[index]
+            flops[index, choice] = operations + gates[index]
     return SlotCosts(
         slot_channels=torch.tensor(channels),
         slot_positions=torch.tensor(

@@ -11,40 +11,27 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from functools import partial
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch import Tensor
 
-from esper.growth.batches import Batches
-from esper.growth.build import model_run
-from esper.growth.criterion import Loss
-from esper.growth.gardener import DEFAULT_CONTROLLER
 from esper.growth.grown import Format, Grown, export_model
-from esper.growth.optimization import OptimizerFactory
-from esper.growth.run import GrowthConfig, GrowthRun
+from esper.growth.run import GrowthRun
 from esper.kasmina.contribution import Contributions
-from esper.kasmina.placement import DeclaredAxes, SlotNames, slot_paths
-from esper.kasmina.trainee import SchedulerEvery, SchedulerFactory
-from esper.leyline.controller import Controller
-from esper.leyline.errors import EsperWarning, UsageError
+from esper.leyline.errors import UsageError
 from esper.leyline.files import atomic_write_text
 from esper.leyline.lock import WriterLock
 from esper.leyline.manifest import restoring
 from esper.leyline.records import EpochRecord, epoch_line
-from esper.leyline.settings import SettingChanges, change_settings, changed_settings
+from esper.leyline.settings import SettingChanges, change_settings
 from esper.nissa.database import STORE_FILE
 from esper.nissa.schema import RunRow
 from esper.nissa.sinks.sink import Sink
 from esper.nissa.store import DEFAULT_SINKS, OnAlarm, RunStore, open_store
 from esper.report import report_run
-from esper.runs.checkpoint import GROWING, Checkpoints, Which, Write, resume_command
+from esper.runs.checkpoint import GROWING, Checkpoints, Which, Write
 from esper.runs.folder import RunFolder
 from esper.runs.record_growing import (
     record_changes,
@@ -55,9 +42,9 @@ from esper.runs.record_growing import (
     record_start,
     run_row,
 )
-from esper.runs.recorded import RecordedRun, carry_out_or_raise
-from esper.runs.request import STARTED_BY, compare_requests, read_request, refuse_code
-from esper.runs.world import World, batch_fingerprint
+from esper.runs.recorded import RecordedRun
+from esper.runs.request import compare_requests, read_request, refuse_code
+from esper.runs.world import World
 
 SAVE_EVERY_S = 2.0
 """Least time from one checkpoint to the next."""
@@ -379,183 +366,6 @@ def _row(folder: RunFolder, growth: GrowthRun, settings: Mapping[str, Any], comm
     )
 
 
-def grow(
-    model: nn.Module,
-    slots: SlotNames,
-    *,
-    train: Batches,
-    val: Batches,
-    epochs: int | None = None,
-    axes: DeclaredAxes | None = None,
-    controller: str | Controller = DEFAULT_CONTROLLER,
-    loss: Loss | None = None,
-    optimizer: Optimizer | OptimizerFactory | None = None,
-    scheduler: LRScheduler | SchedulerFactory | None = None,
-    scheduler_every: SchedulerEvery = "epoch",
-    decide_every: int | None = None,
-    test: Batches | None = None,
-    max_seeds: int | None = None,
-    max_parameters: int | None = None,
-    max_added_flops: int | None = None,
-    ablate_every: int | None = None,
-    twin: bool | None = None,
-    seed: int | None = None,
-    device: torch.device | str | None = None,
-    config: GrowthConfig | None = None,
-    out: str | Path | None = None,
-    resume: bool | Which = False,
-    overwrite: bool = False,
-    on_epoch: Callable[[EpochRecord], None] | None = None,
-) -> Grown:
-    """Train a model for some epochs while a controller grows it.
-
-    Args:
-        model: any module; it is trained in place. What is frozen stays so: of a frozen model the
-            seeds alone are trained, as adapters.
-        slots: names of submodules whose output may be augmented (`*` stands for any part of a
-            name: "blocks.*"), or what `suggest_slots` returns.
-        train: (inputs, targets) batches, (input, ..., targets) for models of several inputs, or
-            dicts with labels (Hugging Face); iterated anew each epoch, after `set_epoch(n)` where
-            there is one.
-        val: such batches in a fixed order.
-        epochs: length of the run, 60 by default; with `decide_every`, how many decisions there
-            are, by default as many as one pass over `train` holds.
-        axes: what the axes of activations at slots are ("BTC", "TBC", "BCL", "BCHW", "BHWC",
-            "BC"): one name for all, or by slot or pattern; found out where it is not declared.
-        controller: 'heuristic', 'wait', 'random', 'schedule:FILE', or an object.
-        loss: 'classification', 'language', 'regression', 'multilabel', 'model' for the loss that
-            the model itself computes from labels; a criterion such as `nn.CrossEntropyLoss()`; or
-            a function of (outputs, targets) to one number, to one for each sample, or to each
-            sample's (loss, correct or None). By default the model's own where it has one, else
-            'classification'.
-        optimizer: an optimizer of the model's parameters, or a function from parameters to one
-            (`torch.optim.AdamW`), whose parameters of seeds join by themselves; by default the one
-            that `config.training` describes, with its learning rates for host and seeds.
-        scheduler: a schedule of that optimizer, or a function from the optimizer to one; the
-            learning rates are then its own, and those of `config.training` are not used.
-        scheduler_every: whether it moves on after every 'epoch' or every 'batch'.
-        decide_every: training steps from one decision to the next, for training in one pass; then
-            `train` may be an iterator. By default a decision follows every pass over `train`.
-        test: batches touched once, at the end.
-        max_seeds: most seeds alive or fossilized at once; 0 is no limit.
-        max_parameters: most trainable parameters; 0 is no limit.
-        max_added_flops: most operations per sample that seeds may add; 0 is no limit.
-        ablate_every: measure contributions at every this many epochs, 1 by default.
-        twin: also train the un-grown twin on the same batches (twice the cost); off by default.
-        seed: seed of new seeds, of controllers that draw and of dropout; 0 by default.
-        device: where to train; by default where the model is.
-        config: all settings and their defaults; the arguments above win over it.
-        out: folder for the run's record, TensorBoard, checkpoints and report; without one, nothing
-            is written.
-        resume: go on with the run in `out`, called as when it was started, or start it where there
-            is none; 'previous' goes on from the checkpoint before the latest. On the CPU the result
-            is that of an uninterrupted run, provided that `train` depends on nothing but the epoch.
-        overwrite: replace the run in `out`.
-        on_epoch: called with the record of every epoch.
-
-    A run that leaves the network as it was says why, as an `EsperWarning` and in `Grown.why`; one
-    that is too short for a seed warns when it starts. In runs of less than 60 epochs all waits are
-    shortened in proportion. A seed that was never blended in is not part of the result.
-
-    Raises:
-        UsageError: Something about the request is wrong; one line says what would be right.
-        KeyboardInterrupt: Ctrl-C. With `out`, the epoch in progress was finished and saved.
-    """
-    base = config or GrowthConfig()
-    if decide_every and epochs is None and config is None:
-        epochs = _windows_in(train, decide_every)
-    chosen = {"epochs": epochs, "seed": seed, "twin": twin, "decide_every": decide_every}
-    gardener = base.gardener
-    if ablate_every is not None:
-        gardener = gardener.replace(ablate_every=ablate_every)
-    settings = base.replace(
-        **{name: value for name, value in chosen.items() if value is not None},
-        garden=base.garden.limited(
-            max_seeds=max_seeds, max_parameters=max_parameters, max_added_flops=max_added_flops
-        ),
-        gardener=gardener,
-    )
-
-    def build() -> GrowthRun:
-        return model_run(
-            model,
-            slots,
-            train=train,
-            val=val,
-            test=test,
-            config=settings,
-            axes=axes,
-            loss=loss,
-            optimizer=optimizer,
-            scheduler=scheduler,
-            scheduler_every=scheduler_every,
-            controller=controller,
-            device=device,
-        )
-
-    if out is None:
-        if resume or overwrite:
-            raise UsageError("resume and overwrite are about a run folder; name it by out=...")
-        growth = build()
-        for record in growth.epochs():
-            if on_epoch is not None:
-                on_epoch(record)
-        return _told_why(growth.finish())
-    if resume and overwrite:
-        raise UsageError("resume continues a run and overwrite replaces it; give one of them")
-    paths = slot_paths(slots, model)
-    told = {
-        STARTED_BY: "esper.grow",
-        "model": type(model).__name__,
-        "slots": paths if isinstance(slots, Mapping) else list(paths),
-        "axes": dict(axes) if isinstance(axes, Mapping) else axes,
-        "controller": _told(controller),
-        "loss": _told(loss),
-        "optimizer": _told(optimizer),
-        "scheduler": _told(scheduler),
-        "scheduler_every": scheduler_every,
-        "growth": settings.to_mapping(),
-    }
-    folder = RunFolder(out)
-    is_resumed = bool(resume) and folder.is_run
-    if is_resumed:
-        _refuse_other_settings(folder, told)
-        which: Which = "previous" if resume == "previous" else "latest"
-        growth = build()
-        run = resume_growing(
-            out, growth, told, _first_batch(growth), checkpoint=which, command="esper.grow(...)"
-        )
-    else:
-        growth = build()
-        run = start_growing(
-            out, growth, told, _first_batch(growth), overwrite=overwrite, command="esper.grow(...)"
-        )
-    with run:
-        carry_out_or_raise(run, on_epoch)
-        return _told_why(run.finish()[0])
-
-
-def _told_why(grown: Grown) -> Grown:
-    """Warn where nothing grew although something might have, and say why."""
-    if grown.why and grown.summary.controller != "wait":
-        warnings.warn(" ".join(grown.why), EsperWarning, stacklevel=3)
-    return grown
-
-
-def _windows_in(train: Any, steps: int) -> int:
-    """Return how many decisions one pass over the training data holds."""
-    if not hasattr(train, "__len__"):
-        raise UsageError(
-            "with decide_every, say how many decisions there are by epochs=N: train has no length"
-        )
-    return max(1, len(train) // steps)
-
-
-def _first_batch(growth: GrowthRun) -> World:
-    """Return what can be known of somebody's loaders: their first validation batch."""
-    return World.now({"data": batch_fingerprint(growth.example_input)})
-
-
 def describe_contributions(result: Contributions) -> dict[str, Any]:
     """Return measured contributions as plain data."""
 
@@ -581,21 +391,6 @@ def shapes_of(growth: GrowthRun) -> Shapes:
     return {name: list(value.shape) for name, value in weights.items() if hasattr(value, "shape")}
 
 
-def _refuse_other_settings(folder: RunFolder, told: Mapping[str, Any]) -> None:
-    saved = folder.read_config()
-    if saved.get(STARTED_BY) != told[STARTED_BY]:
-        raise UsageError(
-            f"{folder.path} was not started by {told[STARTED_BY]}; continue it with: "
-            f"{resume_command(folder.path, GROWING)}"
-        )
-    for key, (before, now) in changed_settings(saved, told).items():
-        Checkpoints(folder.path, GROWING).refuse_other_format()
-        raise UsageError(
-            f"{key} is {before!r} in {folder.path} and cannot become {now!r} when it is continued; "
-            "start a new run for that"
-        )
-
-
 def _refuse_other_model(path: Path, own: Shapes, saved: Shapes) -> None:
     for name in {**saved, **own}:
         if own.get(name) != saved.get(name):
@@ -604,17 +399,6 @@ def _refuse_other_model(path: Path, own: Shapes, saved: Shapes) -> None:
                 f"{path} was started with another model: its {name} is {there} there and {here} "
                 "here; continue it with the model it was started with"
             )
-
-
-def _told(value: Any) -> str | None:
-    """Return what can be written down of a function, a class or a name."""
-    if value is None or isinstance(value, str):
-        return value
-    if isinstance(value, partial):
-        given = [repr(one) for one in value.args]
-        given += [f"{name}={one!r}" for name, one in value.keywords.items()]
-        return f"{_told(value.func)}({', '.join(given)})"
-    return str(getattr(value, "__qualname__", type(value).__qualname__))
 
 
 def _copy(value: Any) -> Any:
