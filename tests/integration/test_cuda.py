@@ -27,6 +27,7 @@ pytestmark = [
 
 FAST = LifecycleConfig(gates=GateConfig(min_training_epochs=0))
 SHAPES = {"cnn": (6, 3, 8, 8), "sequence": (6, 16, 64), "vector": (6, 64)}
+AXES = {"cnn": "BCHW", "sequence": "BTC", "vector": "BC"}
 
 
 def host(topology: str) -> tuple[nn.Module, torch.Tensor]:
@@ -56,7 +57,7 @@ def test_a_seed_lives_on_the_device_as_on_the_cpu(blueprint: str, topology: str)
         # FlexAttention has no float64.
         dtype = torch.float32 if blueprint == "flex_attention" else torch.float64
         model, x = model.to(device, dtype), x.to(device, dtype)
-        garden = Garden(model, ["0"], x, config=GardenConfig(lifecycle=FAST))
+        garden = Garden(model, ["0"], x, axes=AXES[topology], config=GardenConfig(lifecycle=FAST))
         gardener = esper.Gardener(garden, "wait", 50)
         optimizer = gardener.optimizer(torch.optim.SGD, lr=0.05, momentum=0.9)
         assert garden.germinate("0", blueprint, style=BlendStyle.GATED_GATE, tempo=1)

@@ -30,7 +30,7 @@ def test_images_and_targets(augmentations: str, dtype: torch.dtype) -> None:
         dataclasses.replace(each, augmentation=kind)
         for each, kind in zip((whole, whole.on(dark), whole), kinds, strict=True)
     ]
-    samples = RowSamples(data, [3, 4, 5], 16)
+    samples = RowSamples(data, [3, 4, 5])
     plan, inputs, memory = samples.draw([1, 2, 7]), BatchBuffers(dtype, samples.device), set()
     for start in (0, 16, 48):
         inputs.load(samples, plan, start, start + 16)
