@@ -306,7 +306,9 @@ def test_slots_that_look_best_are_found(command: Command, own_model: Path) -> No
     settings = yaml.safe_load((own_model / "run" / "config.yaml").read_text())
     assert (settings["slots"], settings["axes"]) == (["auto"], "1=BCHW,3=BCHW")
     assert settings["growth"]["decide_every"] == 1
-    assert command("grow", "--resume", "--out", "run", "--json").code == 0
+    assert (
+        command("grow", "--resume", "--model", "own_net:make", "--out", "run", "--json").code == 0
+    )
 
 
 def test_why_nothing_grew_is_told_below_the_tables_and_in_the_report(
