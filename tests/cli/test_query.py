@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from esper.nissa import open_store
-from esper.nissa.schema import EpochRow
+from esper.nissa.schema import SCHEMA_VERSION, EpochRow
 from tests.cli.terminal import environment, esper
 from tests.nissa.telling import run_row, tell
 
@@ -146,7 +146,9 @@ def test_a_store_of_an_older_esper_is_refused_in_one_line(
         said = esper(capsys, *verb)
         assert (said.code, said.out) == (1, "")
         assert len(said.err.splitlines()) == 1
-        assert "was written by an older Esper (schema 3, this one reads 4)" in said.err
+        assert (
+            f"was written by an older Esper (schema 3, this one reads {SCHEMA_VERSION})" in said.err
+        )
 
 
 def test_hostile_text_is_only_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
