@@ -119,7 +119,7 @@ def test_the_other_commands_know_a_training_run(command: Command, tmp_path: Path
     assert command("report", "runs/tiny", "--out", "page.html").code == 0
     assert (tmp_path / "page.html").is_file()
     grown = command(
-        *("grow", "--task", "digits_mlp", "--epochs", 3, "--no-twin"),
+        *("grow", "--task", "digits_mlp", "--epochs", 5, "--no-twin"),
         *("--controller", "runs/tiny", "--out", "runs/grown"),
     )
     assert grown.code == 0, grown.err

@@ -81,7 +81,7 @@ class Odd(nn.Module):
 
     def __init__(self, channels: int = 6, topology: Topology = "vector") -> None:
         super().__init__()
-        self.linear = nn.Linear(6, 6)
+        self.linear = nn.Linear(channels, channels)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.linear(x)
@@ -90,13 +90,13 @@ class Odd(nn.Module):
 
 class Normalising(Odd):
     def __init__(self, channels: int = 6, topology: Topology = "vector") -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm1d(6)
+        super().__init__(channels, topology)
+        self.norm = nn.BatchNorm1d(channels)
 
 
 class Dropping(Odd):
     def __init__(self, channels: int = 6, topology: Topology = "vector") -> None:
-        super().__init__()
+        super().__init__(channels, topology)
         self.drop = nn.Dropout(0.5)
 
 
@@ -115,15 +115,15 @@ class Differing(Odd):
     noise: Tensor
 
     def __init__(self, channels: int = 6, topology: Topology = "vector") -> None:
-        super().__init__()
-        self.register_buffer("noise", torch.randn(6))
+        super().__init__(channels, topology)
+        self.register_buffer("noise", torch.randn(channels))
 
 
 class Counting(Odd):
     calls: Tensor
 
     def __init__(self, channels: int = 6, topology: Topology = "vector") -> None:
-        super().__init__()
+        super().__init__(channels, topology)
         self.register_buffer("calls", torch.zeros(()))
 
     def forward(self, x: Tensor) -> Tensor:

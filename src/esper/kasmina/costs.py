@@ -26,6 +26,7 @@ from esper.kasmina.state import SlotState
 from esper.leyline.alpha import AlphaAlgorithm
 from esper.leyline.blueprints import TOPOLOGIES, Topology, channel_axis
 from esper.leyline.errors import EsperWarning
+from esper.leyline.randomness import seeded
 
 NOT_FOR_THE_SLOT = -1
 """Cost of a seed whose blueprint is not for the slot's topology."""
@@ -61,13 +62,18 @@ def _attention_flops(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
 
 
 def outline_flops(outline: nn.Module, example: Tensor) -> int:
-    """Return the operations of one sample's forward pass through a network on the meta device."""
+    """Return the operations of one sample's forward pass through a network.
+
+    Args:
+        outline: the network, best on the meta device, where nothing is computed.
+        example: a batch of inputs on any device.
+    """
     was_training = outline.training
     # One sample has no batch statistics.
     outline.eval()
     try:
         with flop_counter() as counter, torch.no_grad():
-            outline(example[:1].to("meta"))
+            outline(example[:1].to(next(outline.parameters(), example).device))
     finally:
         outline.train(was_training)
     return int(counter.get_total_flops())
@@ -96,9 +102,16 @@ def seed_flops(blueprint: Blueprint, topology: Topology, shape: tuple[int, ...])
 
 @lru_cache(maxsize=4096)
 def _seed_flops(blueprint: Blueprint, topology: Topology, shape: tuple[int, ...]) -> int:
-    with torch.device("meta"):
-        seed = blueprint.build(shape[channel_axis(topology)], topology).eval()
-    return outline_flops(seed, torch.empty(shape, device="meta"))
+    channels = shape[channel_axis(topology)]
+    try:
+        with torch.device("meta"):
+            seed = blueprint.build(channels, topology)
+        return outline_flops(seed, torch.empty(shape, device="meta"))
+    except Exception:
+        # What decides by the values it sees cannot run without any.
+        with seeded("costs"):
+            seed = blueprint.build(channels, topology)
+        return outline_flops(seed, torch.zeros(shape))
 
 
 def gate_flops(topology: Topology, shape: tuple[int, ...]) -> int:
