@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import pytest
 import torch
 from torch import Tensor
 
+from esper.kasmina import row_group
 from esper.kasmina.contribution import Measured
 from esper.kasmina.gates import GateConfig
 from esper.kasmina.governor import GovernorConfig, Panic
@@ -14,6 +16,8 @@ from esper.kasmina.row_group import RowConfig, RowGroup
 from esper.kasmina.state import SlotState
 from esper.leyline.actions import Command, LifecycleOp, decode_actions, placeholder_actions
 from esper.leyline.blueprints import NUM_BLUEPRINTS
+from esper.leyline.errors import EsperError
+from esper.leyline.rules import Masks, RulesConfig, RuleView, build_masks
 from esper.leyline.stages import SeedStage
 from esper.testing.imagined import ImaginedEngine
 from tests.kasmina.gardens import plain_facts
@@ -103,6 +107,28 @@ def test_a_seed_that_cannot_be_built_was_never_germinated() -> None:
     assert after["last_op"].tolist() == [0] * ROWS
     world.engine.refuses = False
     assert bool(world.group.step(do()).last_success.all())
+
+
+def test_debugging_finds_a_mask_that_allowed_what_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ESPER_DEBUG", "1")
+    world = World(RowConfig(lifecycle=EAGER))
+    world.group.live()
+    # What the masks forbid is refused, and that is all.
+    forbidden = do(LifecycleOp.FOSSILIZE, slot=1)
+    assert world.group.step(forbidden).last_success.tolist() == [False, True, True]
+    assert bool(world.group.step(do(LifecycleOp.GERMINATE, slot=0, blueprint=2)).last_success.all())
+
+    def permissive(view: RuleView, config: RulesConfig) -> Masks:
+        masks = build_masks(view, config)
+        return dataclasses.replace(masks, slot_by_op=torch.ones_like(masks.slot_by_op))
+
+    monkeypatch.setattr(row_group, "build_masks", permissive)
+    with pytest.raises(EsperError, match="row 0: FOSSILIZE at slot 1 was refused although its mas"):
+        world.group.act(forbidden)
+    monkeypatch.delenv("ESPER_DEBUG")
+    assert not bool(world.group.step(forbidden).last_success[0])
 
 
 def blend_all(world: World) -> None:

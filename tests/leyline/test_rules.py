@@ -14,6 +14,7 @@ from esper.leyline.rules import (
     Masks,
     Refusal,
     RulesConfig,
+    allows,
     build_masks,
     is_in,
     refusals,
@@ -187,9 +188,6 @@ def test_negative_limits_are_refused() -> None:
         RulesConfig(max_seeds=-1)
 
 
-SIGMOID_ADD, FULL = 2, 2
-
-
 @settings(max_examples=300)
 @given(STATES, CONFIGS)
 def test_masks_are_the_plain_reading_of_the_rules(rows: list[Row], config: RulesConfig) -> None:
@@ -203,12 +201,30 @@ def test_masks_are_the_plain_reading_of_the_rules(rows: list[Row], config: Rules
             assert bool(masks.op[r, op]) == any(legal)
         fits = [[False, *slot.fits[1:]] for slot in row]
         assert masks.blueprint_by_slot[r].tolist() == fits
+    # What no legal op uses is masked once the op is chosen, not before: entropy needs every step.
+    for head in ("style", "tempo", "alpha_target", "alpha_speed", "alpha_curve"):
+        assert bool(getattr(masks, head).all()), head
 
-        shaping = bool(
-            masks.op[r, LifecycleOp.GERMINATE] or masks.op[r, LifecycleOp.SET_ALPHA_TARGET]
-        )
-        assert masks.style[r].tolist() == [shaping or i == SIGMOID_ADD for i in range(4)]
-        assert masks.alpha_target[r].tolist() == [shaping or i == FULL for i in range(3)]
+
+@settings(max_examples=100)
+@given(STATES, CONFIGS)
+def test_an_action_is_allowed_exactly_where_no_reason_forbids_it(
+    rows: list[Row], config: RulesConfig
+) -> None:
+    assume(all(any(slot.enabled for slot in row) for row in rows))
+    masks = build_masks(view_of(rows), config)
+    count = len(rows)
+    for op in LifecycleOp:
+        for slot in range(-1, len(rows[0]) + 1):
+            for blueprint in (-1, 0, 1, 3, 4):
+                asked = [torch.full((count,), each) for each in (int(op), slot, blueprint)]
+                found = allows(masks, *asked).tolist()
+                for r, row in enumerate(rows):
+                    known = 0 <= slot < len(row)
+                    legal = known and reason(row, slot, op, config) is Refusal.NONE
+                    if op is GERMINATE:
+                        legal = legal and blueprint in (1, 3) and row[slot].fits[blueprint]
+                    assert found[r] == (legal or op is LifecycleOp.WAIT)
 
 
 @given(STATES, CONFIGS)

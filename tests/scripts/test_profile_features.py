@@ -22,6 +22,14 @@ def test_it_prints_one_json_document(capsys: pytest.CaptureFixture[str]) -> None
     assert sum(document["shares"].values()) == pytest.approx(1.0)
 
 
+def test_the_documents_own_command_profiles(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version", "v3", "--rows", "4", "--turns", "1", "--epochs", "1"]) == 0
+    assert "us per row" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["--version", "v2"])
+    assert "choose from" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("arguments", [["--rows", "0"], ["--slots", "0"], ["--epochs", "-1"]])
 def test_a_wrong_request_is_refused(
     arguments: list[str], capsys: pytest.CaptureFixture[str]

@@ -82,6 +82,17 @@ def test_the_heuristic_grows_networks_with_seeds_in_a_row(
     assert carried_out == commands
 
 
+@pytest.mark.filterwarnings("ignore:.*too few to grow in")
+def test_the_patience_of_the_heuristic_reaches_it(tmp_path: Path) -> None:
+    given = [
+        *("heuristic", "--max-epochs", "2", "--plateau-epochs", "7", "--task", "digits_mlp"),
+        *("--device", "cpu"),
+    ]
+    assert main(given) == 0
+    config = yaml.safe_load((tmp_path / "runs" / "heuristic-1" / "config.yaml").read_text())
+    assert config["controller"] == "heuristic:plateau_epochs=7"
+
+
 def test_folders_are_numbered_where_there_are_some(tmp_path: Path) -> None:
     assert free_folder("ppo", tmp_path) == tmp_path / "ppo-1"
     (tmp_path / "ppo-1").mkdir()

@@ -221,9 +221,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _complain(error: Exception, code: int) -> int:
     from esper.cli.output import one_line
+    from esper.leyline.process import is_debugging
 
     print(one_line(f"esper: {error}"), file=sys.stderr)
-    if os.environ.get("ESPER_DEBUG") == "1":
+    if is_debugging():
         raise error
     return code
 

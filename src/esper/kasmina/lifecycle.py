@@ -27,7 +27,16 @@ from esper.kasmina.state import SlotState
 from esper.leyline.actions import Command, LifecycleOp
 from esper.leyline.alpha import STEEPNESS, AlphaCurve, AlphaMode
 from esper.leyline.config import Config, option
-from esper.leyline.rules import Refusal, RulesConfig, RuleView, refusals
+from esper.leyline.errors import EsperError
+from esper.leyline.rules import (
+    REFUSAL_TEXTS,
+    Masks,
+    Refusal,
+    RulesConfig,
+    RuleView,
+    allows,
+    refusals,
+)
 from esper.leyline.stages import SeedStage
 
 
@@ -174,6 +183,24 @@ def check_command(
     bad = bad | (~known_slot & ~wait)
     codes = torch.where((codes == 0) & unfit, int(Refusal.BLUEPRINT_DOES_NOT_FIT), codes)
     return torch.where((codes == 0) & bad, int(Refusal.BAD_ARGUMENT), codes)
+
+
+def refuse_disagreement(masks: Masks, command: Command, applied: Applied) -> None:
+    """Raise where an operation was refused that the masks of the same moment allowed.
+
+    Both follow from one function, so this never happens; `ESPER_DEBUG=1` looks at every step. What
+    the masks forbade may be refused: a controller may ask for anything.
+    """
+    allowed = allows(masks, command.op, command.slot, command.blueprint)
+    wrong = allowed & (applied.refusal != 0) & (applied.refusal != int(Refusal.BAD_ARGUMENT))
+    if bool(wrong.any()):
+        row = int(wrong.nonzero()[0])
+        op, slot = LifecycleOp(int(command.op[row])), int(command.slot[row])
+        why = REFUSAL_TEXTS[Refusal(int(applied.refusal[row]))]
+        raise EsperError(
+            f"row {row}: {op.name} at slot {slot} was refused although its mask allowed it: {why}; "
+            "the masks and the lifecycle disagree, please report this"
+        )
 
 
 def apply_command(

@@ -36,6 +36,7 @@ from esper.kasmina.lifecycle import (
     LifecycleConfig,
     apply_command,
     record_epoch,
+    refuse_disagreement,
     remove_seeds,
     rule_view,
     tick,
@@ -53,6 +54,7 @@ from esper.kasmina.signals import (
 from esper.kasmina.state import SlotState, empty_state
 from esper.leyline.actions import Command, LifecycleOp
 from esper.leyline.config import Config, option
+from esper.leyline.process import is_debugging
 from esper.leyline.rules import Masks, RuleView, build_masks
 from esper.leyline.signals import Signals
 from esper.leyline.stages import SeedStage
@@ -183,6 +185,8 @@ class RowGroup:
         state, applied = apply_command(
             before, command, enabled=self.enabled, fits=self.fits, config=self.config.lifecycle
         )
+        if is_debugging():
+            refuse_disagreement(self.masks(), command, applied)
         try:
             self.state = self._sized(keep_rows(resting, before, tick(state, self.config.lifecycle)))
         except BaseException:

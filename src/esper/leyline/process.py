@@ -38,6 +38,11 @@ _LARGEST_BLOCK = 2**28
 _LARGEST_REST = 2**30
 
 
+def is_debugging() -> bool:
+    """Return whether `ESPER_DEBUG=1` is set; it is read anew each time."""
+    return os.environ.get("ESPER_DEBUG") == "1"
+
+
 def keep_freed_memory() -> bool:
     """Let the C library keep freed memory for the next tensor; return whether it could be told.
 

@@ -9,7 +9,7 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from esper.leyline.actions import HEAD_SIZES, NUM_OPS, PLACEHOLDERS, LifecycleOp
+from esper.leyline.actions import HEAD_SIZES, NUM_OPS, LifecycleOp
 from esper.leyline.alpha import AlphaMode
 from esper.leyline.blueprints import NOOP
 from esper.leyline.config import Config, option
@@ -250,23 +250,38 @@ def build_masks(view: RuleView, config: RulesConfig) -> Masks:
     if not bool(op[:, LifecycleOp.WAIT].all()):
         row = int((~op[:, LifecycleOp.WAIT]).nonzero()[0])
         raise EmptyMaskError(f"row {row} has no enabled slot, so no action is legal; enable one")
-    shaping = op[:, LifecycleOp.GERMINATE] | op[:, LifecycleOp.SET_ALPHA_TARGET]
 
     def everything(head: str) -> Tensor:
+        """All choices, at every step: a head keeps its entropy while no legal op uses it."""
         return torch.ones(rows, HEAD_SIZES[head], dtype=torch.bool, device=device)
-
-    def when_shaping(head: str) -> Tensor:
-        """All choices where they can matter, else the placeholder alone."""
-        choice = torch.arange(HEAD_SIZES[head], device=device)
-        return shaping[:, None] | (choice == int(PLACEHOLDERS[head]))
 
     return Masks(
         op=op,
         slot_by_op=slot_by_op,
         blueprint_by_slot=selectable(view.fits),
-        style=when_shaping("style"),
+        style=everything("style"),
         tempo=everything("tempo"),
-        alpha_target=when_shaping("alpha_target"),
+        alpha_target=everything("alpha_target"),
         alpha_speed=everything("alpha_speed"),
         alpha_curve=everything("alpha_curve"),
     )
+
+
+def allows(masks: Masks, op: Tensor, slot: Tensor, blueprint: Tensor) -> Tensor:
+    """Return bool [R]: whether the masks allow an op at a slot, with this blueprint if it plants.
+
+    Args:
+        masks: what is legal.
+        op: int64 [R].
+        slot: int64 [R]; out of range is not allowed, and any will do for WAIT.
+        blueprint: int64 [R], looked at where the op is GERMINATE.
+    """
+    rows = torch.arange(masks.rows, device=op.device)
+    slots, blueprints = masks.blueprint_by_slot.shape[1:]
+    known = (slot >= 0) & (slot < slots)
+    at = slot.clamp(0, slots - 1)
+    fits = masks.blueprint_by_slot[rows, at, blueprint.clamp(0, blueprints - 1)]
+    fits = fits & (blueprint >= 0) & (blueprint < blueprints)
+    legal = known & masks.slot_by_op[rows, op, at]
+    legal = legal & (fits | (op != int(LifecycleOp.GERMINATE)))
+    return torch.where(op == int(LifecycleOp.WAIT), masks.op[:, LifecycleOp.WAIT], legal)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from esper.nissa.columns import TABLES, VIEWS, Column, Table, View
 from esper.nissa.monitors import BANDS, MONITORS
-from esper.nissa.schema import SCHEMA_VERSION, UpdateHeadRow
+from esper.nissa.schema import SCHEMA_VERSION
 from esper.nissa.sinks.sink import METRICS, TERMS
 
 _INTRODUCTION = f"""\
@@ -124,10 +124,10 @@ def _metric_lines() -> Iterator[str]:
     yield "|---|---|"
     for record, names in METRICS.items():
         table = next(table for table in TABLES.values() if table.record is record)
-        suffix = "/&lt;head&gt;" if record is UpdateHeadRow else ""
         for column, name in names.items():
             if name is not None:
-                yield f"| {name}{suffix} | {table.name}.{column} |"
+                shown = name.replace("<", "&lt;").replace(">", "&gt;")
+                yield f"| {shown} | {table.name}.{column} |"
     for series in TERMS:
         yield f"| rewards/{series}/&lt;term&gt; | round_terms.{series} |"
 

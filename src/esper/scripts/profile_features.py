@@ -50,6 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m esper.scripts.profile_features", description=(__doc__ or "").splitlines()[0]
     )
+    parser.add_argument(
+        "--version", choices=("v3",), default="v3", help="observation: only v3 exists"
+    )
     parser.add_argument("--rows", type=int, default=64, help="hosts at once (default 64)")
     parser.add_argument("--slots", type=int, default=3, help="slots of each (default 3)")
     parser.add_argument("--epochs", type=int, default=30, help="epochs lived (default 30)")

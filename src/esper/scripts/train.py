@@ -71,6 +71,12 @@ def build_parser() -> Parser:
     heuristic.add_argument(
         "--max-seeds", type=int, default=0, metavar="N", help="seeds alive or fossilized; 0: any"
     )
+    heuristic.add_argument(
+        "--plateau-epochs",
+        type=int,
+        metavar="N",
+        help="epochs without progress before a seed is germinated (default: the heuristic's own)",
+    )
     _add_device(heuristic)
     return parser
 
@@ -109,9 +115,12 @@ def heuristic_commands(options: argparse.Namespace) -> list[list[str]]:
     """Return the arguments of `esper grow`, one network after another."""
     out = Path(options.out) if options.out else free_folder("heuristic")
     folders = [out] if options.episodes == 1 else [out / str(n) for n in range(options.episodes)]
+    controller = "heuristic"
+    if options.plateau_epochs is not None:
+        controller = f"heuristic:plateau_epochs={options.plateau_epochs}"
     return [
         [
-            *("grow", "--task", options.task, "--controller", "heuristic"),
+            *("grow", "--task", options.task, "--controller", controller),
             *("--epochs", str(options.max_epochs), "--seed", str(options.seed + number)),
             *("--max-seeds", str(options.max_seeds), "--device", options.device),
             *("--out", str(folder)),

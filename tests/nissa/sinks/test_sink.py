@@ -142,6 +142,22 @@ def test_a_head_is_a_curve_of_its_own() -> None:
     }
 
 
+def test_what_the_documents_name_has_their_names() -> None:
+    head = UpdateHeadRow(
+        head="tempo", ratio_max=3.5, ratio_min=0.1, ratio_mean=1.1, ratio_std=0.2, env_steps=600
+    )
+    assert named(head) == {
+        "ppo/ratio_tempo_max": (600, 3.5),
+        "ppo/ratio_tempo_min": (600, 0.1),
+        "ppo/ratio_tempo_mean": (600, 1.1),
+        "losses/ratio_std/tempo": (600, 0.2),
+    }
+    assert named(UpdateRow(env_steps=600, q_variance=0.02, q_op_spread=0.3)) == {
+        "critic/q_variance_across_ops": (600, 0.02),
+        "critic/q_op_spread": (600, 0.3),
+    }
+
+
 def test_epochs_are_curves_of_one_network_only() -> None:
     epoch = EpochRow(step=7, val_score=80.0, val_loss=0.5)
     assert named(epoch, GROWING) == {
@@ -168,7 +184,7 @@ def test_every_name_belongs_to_a_column_and_to_one_column_only() -> None:
         assert len(set(used)) == len(used)
         for name in used:
             group, _, rest = name.partition("/")
-            assert group in {"charts", "losses", "seeds", "rewards", "time", "memory"}
+            assert group in {"charts", "losses", "ppo", "critic", "rewards", "time", "memory"}
             assert rest
 
 

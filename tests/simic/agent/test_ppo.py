@@ -24,6 +24,7 @@ from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.tamiyo.controllers.policy_file import Policy
 from esper.tamiyo.networks.decision import Scores
 from esper.tamiyo.policy.action_masks import causal_heads
+from esper.tamiyo.policy.distribution import entropy
 from tests.simic.agent.rollouts import collect, make_agent, small_policy, weights
 
 OP = HEAD_NAMES.index("op")
@@ -87,19 +88,42 @@ def test_advance_op_gradient_isolation() -> None:
         assert (advantages[head].abs().sum() > 0) == (head in ("op", "slot")), head
 
 
-def test_masked_head_receives_entropy_gradient() -> None:
+@pytest.mark.parametrize("head", [head for head in HEAD_NAMES if head != "op"])
+def test_masked_head_receives_entropy_gradient(head: str) -> None:
     """A head that never mattered in a round still learns from its entropy, by a whole update."""
     policy = small_policy(initial_op_bias=(50.0, 0.0, 0.0, 0.0, 0.0, 0.0), floor={"kind": "off"})
     buffer = collect(policy, rows=8)
     assert (buffer.batch().op == int(LifecycleOp.WAIT)).all()
-    before = policy.network.blueprint_head[-1].weight.clone()
+    last = getattr(policy.network, f"{head}_head")[-1]
+    before = last.weight.clone()
     agent = make_agent(policy, **{**ONLY_ACTOR, "entropy_coef": 0.05})
     update(agent, buffer)
-    assert (policy.network.blueprint_head[-1].weight - before).abs().sum() > 1e-8
+    assert (last.weight - before).abs().sum() > 1e-8
 
     policy = small_policy(initial_op_bias=(50.0, 0.0, 0.0, 0.0, 0.0, 0.0), floor={"kind": "off"})
     update(make_agent(policy, **ONLY_ACTOR), collect(policy, rows=8))
-    assert torch.equal(policy.network.blueprint_head[-1].weight, before)
+    assert torch.equal(getattr(policy.network, f"{head}_head")[-1].weight, before)
+
+
+def test_entropy_pulls_on_every_head_at_every_step() -> None:
+    """Also where no legal op would use the head; an op without a choice is the one exception."""
+    policy = small_policy()
+    buffer = collect(policy, rows=16)
+    batch = buffer.batch()
+    idle = ~batch.available & batch.valid.unsqueeze(-1)
+    targets = make_targets(buffer, PPOConfig(), scale=torch.ones(()), progress=0.0, paid_off=0.0)
+    logits = torch.randn(*batch.base_masks.shape, requires_grad=True)
+    (entropy(logits, batch.base_masks) * targets.entropy_weights).sum().backward()
+    pulled = logits.grad.abs().sum(-1) > 0
+    for at, head in enumerate(HEAD_NAMES):
+        # A host with one slot, or with no blueprint that fits, has nothing to choose between.
+        several = batch.base_masks[..., at, :].sum(-1) > 1
+        if head in ("slot", "blueprint", "op"):
+            assert torch.equal(pulled[..., at], batch.valid & several), head
+        else:
+            assert torch.equal(pulled[..., at], batch.valid), head
+        if head in ("style", "alpha_target", "alpha_speed"):
+            assert bool((pulled[..., at] & idle[..., at]).any()), head
 
 
 def test_multi_head_joint_ratio_clipping() -> None:
@@ -190,7 +214,7 @@ def test_a_head_that_did_not_matter_has_none(ratio: str, layout: str) -> None:
 
 
 @LAYOUTS
-@pytest.mark.parametrize("critic", ["op_marginal", "op_sampled", "state"])
+@pytest.mark.parametrize("critic", ["op_marginal", "op_sampled", "op_soft", "state"])
 def test_the_value_loss_leaves_the_heads_alone(critic: str, layout: str) -> None:
     policy = small_policy(critic=critic, layout=layout)
     losses, _, _ = lose(policy, collect(policy))
@@ -377,7 +401,7 @@ def test_the_order_of_rows_belongs_to_the_round_alone() -> None:
 # ---------------------------------------------------------------------------------------- options
 
 
-@pytest.mark.parametrize("critic", ["op_marginal", "op_sampled", "state"])
+@pytest.mark.parametrize("critic", ["op_marginal", "op_sampled", "op_soft", "state"])
 @pytest.mark.parametrize("ratio", ["per_head", "joint"])
 @pytest.mark.parametrize("floor", ["mixture", "clamp", "off"])
 def test_every_combination_of_options_learns_something(critic: str, ratio: str, floor: str) -> None:
@@ -390,6 +414,37 @@ def test_every_combination_of_options_learns_something(critic: str, ratio: str, 
     assert agent.updates_done == 1
     assert report.approx_kl > 0
     assert any(not torch.equal(before[name], each) for name, each in weights(policy).items())
+
+
+def test_an_op_encoder_learns_and_starts_afresh_with_the_critic() -> None:
+    policy = small_policy(op_encoder=True)
+    agent = make_agent(policy)
+    before = weights(policy)
+    update(agent, collect(policy))
+    learned = weights(policy)
+    names = [name for name in before if name.startswith("op_encoder")]
+    assert names
+    assert all(group_of(name) == "value" for name in names)
+    assert any(not torch.equal(before[name], learned[name]) for name in names)
+    agent.reset_heads(["value"])
+    after = weights(policy)
+    for name in before:
+        if name.endswith("weight"):
+            assert torch.equal(learned[name], after[name]) == (group_of(name) != "value"), name
+
+
+def test_bf16_is_off_by_default_and_learns_with_coarse_numbers() -> None:
+    assert not PPOConfig().use_bf16
+    policies = [small_policy(), small_policy()]
+    exact, coarse = (
+        update(make_agent(policy, use_bf16=use, epochs=2, target_kl=0.0), collect(policy))
+        for policy, use in zip(policies, (False, True), strict=True)
+    )
+    assert not coarse.nonfinite
+    assert coarse.approx_kl > 0
+    assert coarse.approx_kl != exact.approx_kl
+    assert coarse.approx_kl == pytest.approx(exact.approx_kl, rel=0.5)
+    assert all(each.dtype == torch.float32 for each in policies[1].network.parameters())
 
 
 def test_a_head_without_a_step_size_stays() -> None:

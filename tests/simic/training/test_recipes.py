@@ -59,7 +59,7 @@ def test_document_000_is_to_the_letter() -> None:
 
 def test_document_001_has_its_width_and_multipliers() -> None:
     recipe = get_recipe("documents-001")
-    assert (recipe.policy.lstm_hidden_dim, recipe.policy.critic) == (256, "op_sampled")
+    assert (recipe.policy.lstm_hidden_dim, recipe.policy.critic) == (256, "op_soft")
     assert recipe.ppo.entropy_multipliers.blueprint == recipe.ppo.entropy_multipliers.tempo == 1.5
     assert recipe.ppo.entropy_multipliers.alpha_speed == 1.3
 

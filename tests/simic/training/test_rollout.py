@@ -198,7 +198,7 @@ def test_a_round_ends_with_its_last_row() -> None:
     assert played.buffer.cursor == 2
 
 
-@pytest.mark.parametrize("critic", ["op_marginal", "op_sampled", "state"])
+@pytest.mark.parametrize("critic", ["op_marginal", "op_sampled", "op_soft", "state"])
 def test_a_bootstrapped_horizon_is_valued_with_the_carried_memory(critic: Any) -> None:
     played = Played(Scripted(horizons=[3, 7, 7, 7]), horizon="bootstrap")
     played.policy = new_policy(CONFIG.replace(critic=critic), seed=1)

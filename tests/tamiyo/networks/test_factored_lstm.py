@@ -32,7 +32,7 @@ from tests.tamiyo.networks.situations import (
     small_policy,
 )
 
-CRITICS = ("op_marginal", "op_sampled", "state")
+CRITICS = ("op_marginal", "op_sampled", "op_soft", "state")
 
 
 def count(module: nn.Module) -> int:

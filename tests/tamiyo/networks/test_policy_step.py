@@ -141,9 +141,10 @@ def test_other_shapes_are_refused() -> None:
         {},
         {"lstm_layers": 2, "critic": "state", "num_slots": 5},
         {"critic": "op_sampled", "num_blueprints": 15},
+        {"critic": "op_soft", "op_encoder": True},
         {"lstm_hidden_dim": 512},
     ],
-    ids=["default", "deep", "sampled", "wide"],
+    ids=["default", "deep", "sampled", "soft", "wide"],
 )
 def test_decisions_are_those_of_the_network(
     options: dict[str, Any], library: str, monkeypatch: pytest.MonkeyPatch

@@ -58,7 +58,7 @@ def test_every_number_of_slots_is_served(slots: int) -> None:
 # --------------------------------------------------------------- what is sampled is what is scored
 
 
-@pytest.mark.parametrize("critic", ["op_marginal", "op_sampled", "state"])
+@pytest.mark.parametrize("critic", ["op_marginal", "op_sampled", "op_soft", "state"])
 @pytest.mark.parametrize("layers", [1, 2])
 def test_acting_equals_scoring(critic: str, layers: int) -> None:
     net = travelling(critic=critic, lstm_layers=layers, initial_op_bias=(0.0,) * 6)

@@ -694,3 +694,13 @@ def test_tables_made_while_inferring_are_ordinary(library: ModuleType) -> None:
     with torch.inference_mode():
         bench = make_workbench(2, CPU, library)
     assert not bench.tensor(bench.units).is_inference()
+
+
+def test_document_002_finds_its_names() -> None:
+    from esper.leyline import SlotConfig as DocumentedSlotConfig
+    from esper.tamiyo.policy.features import batch_obs_to_features_v3, get_feature_size_v3
+
+    config = DocumentedSlotConfig.default()
+    assert get_feature_size_v3(config) == 121
+    assert get_feature_size_v3(config) + 4 * config.num_slots == 133
+    assert batch_obs_to_features_v3 is batch_obs_to_features

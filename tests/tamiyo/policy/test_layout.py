@@ -8,6 +8,7 @@ import torch
 
 from esper.leyline.actions import LifecycleOp
 from esper.leyline.errors import NonFiniteError, UsageError
+from esper.leyline.process import is_debugging
 from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import SeedStage
 from esper.tamiyo.policy.layout import (
@@ -23,7 +24,6 @@ from esper.tamiyo.policy.layout import (
     feature_specs,
     find_stranger,
     get_feature_size,
-    is_debugging,
     must_not_wait,
     refuse_strangers,
     refuse_unknown_stages,

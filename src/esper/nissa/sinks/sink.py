@@ -277,6 +277,8 @@ ROUNDS = {
 }
 
 _OTHER_UPDATES = {
+    "q_variance": "critic/q_variance_across_ops",
+    "q_op_spread": "critic/q_op_spread",
     "learning_rate": "charts/learning_rate",
     "seconds": "time/update_s",
     "memory_bytes": None,
@@ -292,12 +294,15 @@ UPDATES = {
 }
 """Every measured column of an update, as `losses/<column>` unless another name is usual."""
 
+_RATIOS = {f"ratio_{part}": f"ppo/ratio_<head>_{part}" for part in ("max", "min", "mean")}
+"""The documents' own names; the alarms on ratios look at the same numbers."""
+
 HEADS = {
-    column.name: f"losses/{column.name}"
+    column.name: _RATIOS.get(column.name, f"losses/{column.name}/<head>")
     for column in TABLE_OF[UpdateHeadRow].columns
     if column.sql == "REAL"
 }
-"""Every measured column of a head; `/<head>` is added."""
+"""Every measured column of a head, which is put in the place of `<head>`."""
 
 METRICS: dict[type[Row], Mapping[str, str | None]] = {
     EpisodeRow: EPISODES,
@@ -334,19 +339,19 @@ def points_of(record: Row, run: RunRow) -> Iterator[Point]:
     if isinstance(record, EpochRow):
         if (run.rows or 1) > 1:
             return
-        step, suffix = record.step, ""
+        step, head = record.step, ""
     elif isinstance(record, UpdateHeadRow):
-        step, suffix = _env_step(record.env_steps, record.round), f"/{record.head}"
+        step, head = _env_step(record.env_steps, record.round), record.head
     elif isinstance(record, UpdateRow | RoundRow | EpisodeRow):
         if isinstance(record, UpdateRow) and not record.is_last:
             return
-        step, suffix = _env_step(record.env_steps, record.round), ""
+        step, head = _env_step(record.env_steps, record.round), ""
     else:
         return
     for column, name in names.items():
         value = getattr(record, column)
         if name is not None and value is not None:
-            yield Point(name=name + suffix, step=step, value=float(value))
+            yield Point(name=name.replace("<head>", head), step=step, value=float(value))
     if isinstance(record, RoundRow) and isinstance(record.reward_terms, Mapping):
         for term, numbers in record.reward_terms.items():
             for series in TERMS:

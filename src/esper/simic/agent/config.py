@@ -149,6 +149,11 @@ class PPOConfig(Config):
     target_kl: float = option(
         0.015, "An update stops when its KL exceeds 1.5 times this; 0 never stops.", minimum=0
     )
+    use_bf16: bool = option(
+        False,
+        "Whether an update scores a round in BF16, as the documents suggest; its log-probabilities "
+        "then carry two to three digits, and small ratios drown.",
+    )
     max_grad_norm: float = option(5.0, "Longest gradient; longer ones are shortened.", above=0)
     advantage_std_floor: float = option(
         STD_FLOOR, "Least deviation that advantages are divided by.", above=0

@@ -25,6 +25,8 @@ GROUP_NAMES: tuple[str, ...] = (*HEAD_NAMES, VALUE, TRUNK)
 def group_of(parameter_name: str) -> str:
     """Return the group of a parameter by its name in the network."""
     module = parameter_name.split(".", 1)[0]
+    if module == "op_encoder":
+        return VALUE
     name = module.removesuffix("_head")
     return name if module.endswith("_head") and name in GROUP_NAMES else TRUNK
 

@@ -167,10 +167,14 @@ class Passes:
         batch = self._batch
         states, blueprints = _rows(batch.states, rows), _rows(batch.blueprint_indices, rows)
         actions, masks = _rows(batch.actions, rows), _rows(batch.masks, rows)
+        precision = torch.autocast(
+            states.device.type, torch.bfloat16, enabled=self._config.use_bf16
+        )
         try:
-            return self._network.score(states, blueprints, actions, masks, with_baseline=False)
+            with precision:
+                return self._network.score(states, blueprints, actions, masks, with_baseline=False)
         except NonFiniteError:
-            with torch.no_grad():
+            with torch.no_grad(), precision:
                 out = self._network.score(
                     states, blueprints, actions, masks, with_baseline=False, check=False
                 )

@@ -35,6 +35,7 @@ from esper.simic.agent.optimizer import (
     VALUE,
     GradientNorms,
     forget,
+    group_of,
     load_optimizer_state,
     make_optimizer,
     optimizer_state,
@@ -224,8 +225,9 @@ class PPOAgent:
         for name in chosen:
             with seeded(self.seed, "fresh head", name, self.resets):
                 fresh = make_network(self.network.config, self.policy.blueprint_kinds)
-            own = getattr(self.network, f"{name}_head")
-            own.load_state_dict(getattr(fresh, f"{name}_head").state_dict())
+            start = fresh.state_dict()
+            own = {each: start[each] for each in start if group_of(each) == name}
+            self.network.load_state_dict(own, strict=False)
         forget(self.network, self.optimizer, set(chosen))
         self.resets += 1
 

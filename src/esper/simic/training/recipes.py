@@ -186,7 +186,9 @@ RECIPES: dict[str, TrainConfig] = {
         ),
         _DOCUMENTS_000.replace(
             recipe="documents-001",
-            policy=_DOCUMENTS_POLICY.replace(lstm_hidden_dim=256, floor=FloorConfig(kind="off")),
+            policy=_DOCUMENTS_POLICY.replace(
+                lstm_hidden_dim=256, critic="op_soft", floor=FloorConfig(kind="off")
+            ),
             ppo=_DOCUMENTS_LEARNER.replace(
                 entropy_multipliers=PerHead(
                     op=1.0,
@@ -214,7 +216,7 @@ _LINES = {
     "arena": "CIFAR-10 at 16x16, hosts, sizes, noise and rates that differ from round to round",
     "cifar": "CIFAR-10 with the reference conv host",
     "stories": "TinyStories, or any text, with a small transformer",
-    "documents-001": "document 001: 256 hidden, its entropy multipliers, baseline Q(s, sampled op)",
+    "documents-001": "document 001: 256 hidden, its entropy multipliers, its soft baseline",
     "documents-000": "document 000: 512 hidden, 150 decisions, its constants and its baseline",
 }
 assert set(_LINES) == set(RECIPES)

@@ -167,13 +167,13 @@ def _occlude(
     indices = blueprints.repeat(cases, 1)
     indices[features : features + slots].fill_diagonal_(-1)
     before = (hidden[0].expand(-1, cases, -1), hidden[1].expand(-1, cases, -1))
-    logits, op_values, _ = network.respond(states, indices, before)
+    logits, judged, _ = network.respond(states, indices, before)
     ops = network.table.op_logits(logits)
     log_probs = masked_log_softmax(ops, legal)
     if measured_on == "op":
         score = log_probs[:, int(step.op)]
     else:
-        score = (probabilities(log_probs) * op_values).sum(-1)
+        score = (probabilities(log_probs) * network.op_values(judged)).sum(-1)
     return score[-1] - score[:-1]
 
 

@@ -20,7 +20,15 @@ from esper.leyline.actions import HEAD_NAMES
 from esper.leyline.errors import UsageError
 from esper.leyline.rules import Masks
 from esper.tamiyo.networks.config import PolicyConfig
-from esper.tamiyo.networks.decision import Evaluation, PolicyStep, Scores, baseline, choose
+from esper.tamiyo.networks.critic import (
+    encode_ops,
+    finish,
+    memory_part,
+    op_part,
+    state_value,
+    value_of_op,
+)
+from esper.tamiyo.networks.decision import Evaluation, PolicyStep, Scores, choose
 from esper.tamiyo.networks.head_table import NUM_HEADS, OP, SLOT, HeadTable, MaskSource
 from esper.tamiyo.networks.layers import (
     Hidden,
@@ -28,9 +36,6 @@ from esper.tamiyo.networks.layers import (
     empty_hidden,
     run_sequence,
     run_step,
-    state_value,
-    value_of_every_op,
-    value_of_op,
 )
 from esper.tamiyo.policy.distribution import (
     FloorKind,
@@ -39,6 +44,7 @@ from esper.tamiyo.policy.distribution import (
     entropy,
     masked_log_probs,
     must_check,
+    probabilities,
 )
 
 Context = TypeVar("Context")
@@ -53,7 +59,7 @@ class ActorCritic(nn.Module, ABC, Generic[Context]):
         table: how its heads are laid out.
 
     A network builds its modules itself: every head as `<head>_head`, the critic by
-    `make_value_head`, and the memory; all else is what they read.
+    `make_value_head` and `make_op_encoder`, and the memory; all else is what they read.
     """
 
     lstm: nn.LSTM
@@ -62,6 +68,8 @@ class ActorCritic(nn.Module, ABC, Generic[Context]):
     """What the heads read it through."""
     value_head: nn.Sequential
     """The critic."""
+    op_encoder: nn.Sequential | None
+    """What stands between the op and the critic."""
     floors: Tensor
     row_floors: Tensor
 
@@ -185,15 +193,15 @@ class ActorCritic(nn.Module, ABC, Generic[Context]):
         if self.config.critic == "state":
             values = state_value(self.value_head, memory).t()
         else:
-            values = value_of_op(self.value_head, memory, op.t()).t()
+            values = value_of_op(self.value_head, self.op_encoder, memory, op.t()).t()
         expected = values
-        if with_baseline and self.config.critic == "op_marginal":
+        if with_baseline and self.config.critic in ("op_marginal", "op_soft"):
             choices = log_probs[..., OP, : self.table.sizes["op"]]
-            every = value_of_every_op(self.value_head, memory).transpose(0, 1)
-            expected = baseline(self.config.critic, every, choices, op)
+            judged = self.judge(memory).transpose(0, 1)
+            expected = self.baseline(judged, self.op_values(judged), choices, op)
         return Scores(
-            values=values,
-            baseline=expected,
+            values=values.float(),
+            baseline=expected.float(),
             log_probs=own,
             entropies=entropy(logits, legal),
             logits=logits,
@@ -230,12 +238,42 @@ class ActorCritic(nn.Module, ABC, Generic[Context]):
         memory: Tensor = self.lstm_ln(outputs.transpose(0, 1))
         return memory, context, hidden
 
-    def op_values(self, memory: Tensor) -> Tensor:
+    # ------------------------------------------------------------------------------- the critic
+
+    def judge(self, memory: Tensor) -> Tensor:
+        """Return what the memory adds to the critic's first layer, which all below begin with."""
+        return memory_part(self.value_head, memory)
+
+    def op_values(self, judged: Tensor) -> Tensor:
         """Return Q(s, op) for every op, [..., ops]; V(s) in every column without ops."""
+        ops = self.table.sizes["op"]
         if self.config.critic == "state":
-            value = state_value(self.value_head, memory)
-            return value.unsqueeze(-1).expand(*value.shape, self.table.sizes["op"])
-        return value_of_every_op(self.value_head, memory)
+            return finish(self.value_head, judged).unsqueeze(-1).expand(*judged.shape[:-1], ops)
+        every = torch.eye(ops, dtype=judged.dtype, device=judged.device)
+        return finish(self.value_head, judged.unsqueeze(-2) + self._effects(every))
+
+    def baseline(self, judged: Tensor, op_values: Tensor, log_probs: Tensor, op: Tensor) -> Tensor:
+        """Return the value that returns are compared with; the policy gets no gradient from it.
+
+        Args:
+            judged: what `judge` returned, [..., width / 2].
+            op_values: what `op_values` made of it, [..., ops].
+            log_probs: of the ops in the distribution that is sampled from, [..., ops].
+            op: the op that was sampled from it, int64 [...].
+        """
+        critic = self.config.critic
+        if critic == "op_marginal":
+            return (probabilities(log_probs.detach()) * op_values).sum(-1)
+        if critic == "op_soft":
+            shares = probabilities(log_probs.detach())
+            return finish(self.value_head, judged + self._effects(shares))
+        if critic == "op_sampled":
+            return op_values.gather(-1, op.unsqueeze(-1)).squeeze(-1)
+        return op_values[..., 0]
+
+    def _effects(self, shares: Tensor) -> Tensor:
+        """Return what ops, given as shares [..., ops], add to the critic's first layer."""
+        return op_part(self.value_head, encode_ops(self.op_encoder, shares))
 
     # ------------------------------------------------------------------------------------- a step
 
@@ -332,23 +370,23 @@ class ActorCritic(nn.Module, ABC, Generic[Context]):
         Returns:
             The step, and the logits of `every_logits`. Nothing is checked.
         """
-        logits, op_values, hidden = self.respond(state, blueprint_indices, hidden)
-        step = self.choose(logits, op_values, hidden, masks, uniforms, explore=explore)
+        logits, judged, hidden = self.respond(state, blueprint_indices, hidden)
+        step = self.choose(logits, judged, hidden, masks, uniforms, explore=explore)
         return step, logits
 
     def respond(
         self, state: Tensor, blueprint_indices: Tensor, hidden: Hidden
     ) -> tuple[Tensor, Tensor, Hidden]:
-        """Return the logits of `every_logits`, Q(s, op) [N, ops], and the memory after."""
+        """Return the logits of `every_logits`, what `judge` says, and the memory after."""
         features, context = self.read(state, blueprint_indices)
         memory, hidden = run_step(self.lstm, features, hidden)
         memory = self.lstm_ln(memory)
-        return self.every_logits(memory, context), self.op_values(memory), hidden
+        return self.every_logits(memory, context), self.judge(memory), hidden
 
     def choose(
         self,
         logits: Tensor,
-        op_values: Tensor,
+        judged: Tensor,
         hidden: Hidden,
         masks: Tensor,
         uniforms: Tensor | None,
@@ -356,6 +394,7 @@ class ActorCritic(nn.Module, ABC, Generic[Context]):
         explore: bool = True,
     ) -> PolicyStep:
         """Return the decision that these logits, masks and draws make; see `decision.choose`."""
+        op_values = self.op_values(judged)
         return choose(
             self.table,
             logits,
@@ -365,7 +404,7 @@ class ActorCritic(nn.Module, ABC, Generic[Context]):
             uniforms,
             self.row_floors,
             floor_kind=self.floor_kind(explore),
-            critic=self.config.critic,
+            expect=lambda log_probs, op: self.baseline(judged, op_values, log_probs, op),
         )
 
     def floor_kind(self, explore: bool) -> FloorKind:

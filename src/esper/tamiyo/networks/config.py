@@ -14,8 +14,9 @@ from esper.leyline.slots import SlotConfig
 from esper.tamiyo.policy.distribution import FloorConfig
 from esper.tamiyo.policy.observation import LayoutName, ObservationLayout, make_layout
 
-CriticKind = Literal["op_marginal", "op_sampled", "state"]
-"""What the baseline is: the mean of Q(s, op) over the policy, Q(s, sampled op), or V(s)."""
+CriticKind = Literal["op_marginal", "op_sampled", "op_soft", "state"]
+"""What the baseline is: the mean of Q(s, op) over the policy, Q(s, sampled op), what the critic
+says when it is fed the policy itself in place of an op, or V(s)."""
 
 SENTINEL_PRIOR: tuple[float, ...] = (2.0, 0.0, -2.0, -3.0, 3.0, 3.0)
 """Logits of the ops before any learning: WAIT likely, PRUNE rare, and seeds move on.
@@ -61,7 +62,11 @@ class PolicyConfig(Config):
     critic: CriticKind = option(
         "op_marginal",
         "op_marginal: the baseline is the mean of Q(s, op) over the policy; op_sampled: it is "
-        "Q(s, sampled op); state: the critic does not see the op.",
+        "Q(s, sampled op); op_soft: it is Q(s, probabilities of the ops); state: the critic does "
+        "not see the op.",
+    )
+    op_encoder: bool = option(
+        False, "Whether layers of its own encode the op before the critic sees it."
     )
     initial_op_bias: tuple[float, ...] = option(
         SENTINEL_PRIOR, "Logit of every op at the start, in the order of LifecycleOp."
@@ -80,6 +85,11 @@ class PolicyConfig(Config):
             raise ConfigError(
                 f"PolicyConfig.initial_op_bias must have {NUM_OPS} entries, one per op, "
                 f"got {len(self.initial_op_bias)}"
+            )
+        if self.op_encoder and self.critic == "state":
+            raise ConfigError(
+                "PolicyConfig.op_encoder needs a critic that sees the op; "
+                "leave it out, or use critic 'op_marginal'"
             )
         if self.state_dim is not None and self.layout != "documents":
             raise ConfigError(

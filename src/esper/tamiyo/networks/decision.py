@@ -10,13 +10,11 @@ import torch
 from torch import Tensor
 
 from esper.leyline.actions import HEAD_NAMES
-from esper.tamiyo.networks.config import CriticKind
 from esper.tamiyo.networks.head_table import OP, OP_ROW, SLOT, HeadTable
 from esper.tamiyo.networks.layers import Hidden
 from esper.tamiyo.policy.distribution import (
     FloorKind,
     chosen_log_probs,
-    probabilities,
     sample,
     unchecked_log_probs,
 )
@@ -134,7 +132,7 @@ def choose(
     floors: Tensor,
     *,
     floor_kind: FloorKind,
-    critic: CriticKind,
+    expect: Callable[[Tensor, Tensor], Tensor],
 ) -> PolicyStep:
     """Return the decision of every row; tensors in, tensors out, and nothing is checked.
 
@@ -150,7 +148,7 @@ def choose(
         uniforms: [N, 8] from [0, 1); None takes the likeliest choices.
         floors: least probability by row, [R].
         floor_kind: how floors are kept.
-        critic: what the baseline is.
+        expect: from the log-probabilities of the ops [N, ops] and the op drawn to the baseline.
     """
     log_probs = unchecked_log_probs(table.row_logits(logits), masks, floors, floor_kind)
     if uniforms is None:
@@ -170,25 +168,9 @@ def choose(
     return PolicyStep(
         actions=actions,
         log_probs=torch.where(causal, own, 0.0),
-        value=baseline(critic, op_values, choice_log_probs[:, OP, : table.sizes["op"]], op),
+        value=expect(choice_log_probs[:, OP, : table.sizes["op"]], op),
         op_values=op_values,
         masks=legal,
         choice_log_probs=choice_log_probs,
         hidden=hidden,
     )
-
-
-def baseline(critic: CriticKind, op_values: Tensor, log_probs: Tensor, op: Tensor) -> Tensor:
-    """Return the value that returns are compared with; the policy gets no gradient from it.
-
-    Args:
-        critic: its kind.
-        op_values: Q(s, op), [..., ops].
-        log_probs: of the ops in the distribution that is sampled from, [..., ops].
-        op: the op that was sampled from it, int64 [...].
-    """
-    if critic == "op_marginal":
-        return (probabilities(log_probs.detach()) * op_values).sum(-1)
-    if critic == "op_sampled":
-        return op_values.gather(-1, op.unsqueeze(-1)).squeeze(-1)
-    return op_values[..., 0]

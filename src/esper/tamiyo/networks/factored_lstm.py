@@ -20,7 +20,8 @@ from esper.leyline.defaults import DEFAULT_LSTM_HIDDEN_DIM
 from esper.leyline.slots import SlotConfig
 from esper.tamiyo.networks.actor_critic import ActorCritic
 from esper.tamiyo.networks.config import PolicyConfig
-from esper.tamiyo.networks.decision import Evaluation, Scores, baseline
+from esper.tamiyo.networks.critic import make_op_encoder, make_value_head
+from esper.tamiyo.networks.decision import Evaluation, Scores
 from esper.tamiyo.networks.head_table import OP, OP_ROW, HeadTable, MaskSource
 from esper.tamiyo.networks.layers import (
     BlueprintEmbedding,
@@ -30,7 +31,6 @@ from esper.tamiyo.networks.layers import (
     initialize_output,
     make_blueprint_head,
     make_head,
-    make_value_head,
     run_heads,
     run_layers,
 )
@@ -78,7 +78,8 @@ class FactoredRecurrentActorCriticV2(ActorCritic[None]):
         self.alpha_speed_head = make_head(width, sizes["alpha_speed"])
         self.alpha_curve_head = make_head(width, sizes["alpha_curve"])
         self.op_head = make_head(width, sizes["op"])
-        self.value_head = make_value_head(width, sees_op=config.critic != "state")
+        self.value_head = make_value_head(config)
+        self.op_encoder = make_op_encoder(config)
         self._initialize()
 
     @classmethod
@@ -121,7 +122,8 @@ class FactoredRecurrentActorCriticV2(ActorCritic[None]):
             hidden: the memory before the first step; empty without one.
             op_for_value: int64 [B, T]; the value is then Q(s, op). Without it the value is the
                 baseline of the critic: the mean of Q over the distribution that is sampled from,
-                Q of an op drawn from it ('op_sampled'), or V(s).
+                Q of an op drawn from it ('op_sampled'), Q of its probabilities ('op_soft'), or
+                V(s).
             masks: which ops that distribution allows; the logits themselves are not masked.
             explore: whether that distribution has floors.
             generator: where 'op_sampled' draws from.
@@ -132,7 +134,8 @@ class FactoredRecurrentActorCriticV2(ActorCritic[None]):
         """
         memory, _, hidden = self.remember(state, blueprint_indices, hidden, episode_starts)
         parts = [run_layers(head, memory).transpose(0, 1) for head in self.heads]
-        op_values = self.op_values(memory).transpose(0, 1)
+        judged = self.judge(memory).transpose(0, 1)
+        op_values = self.op_values(judged)
         if op_for_value is not None:
             value = op_values.gather(-1, op_for_value.unsqueeze(-1)).squeeze(-1)
         else:
@@ -146,7 +149,7 @@ class FactoredRecurrentActorCriticV2(ActorCritic[None]):
                 check=self.config.check,
             )
             op = sample(log_probs, generator, deterministic=self.config.critic != "op_sampled")
-            value = baseline(self.config.critic, op_values, log_probs, op)
+            value = self.baseline(judged, op_values, log_probs, op)
         logits = {f"{head}_logits": part for head, part in zip(HEAD_NAMES, parts, strict=True)}
         return {**logits, "value": value, "op_values": op_values, "hidden": hidden}
 
@@ -170,6 +173,8 @@ class FactoredRecurrentActorCriticV2(ActorCritic[None]):
 
     def _initialize(self) -> None:
         initialize_linear([self.feature_net, *self.heads, self.value_head])
+        if self.op_encoder is not None:
+            initialize_linear([self.op_encoder])
         initialize_lstm(self.lstm)
         for head in self.heads:
             initialize_output(head, self.config.policy_gain)

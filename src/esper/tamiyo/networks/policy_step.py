@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from esper.leyline.errors import UsageError
 from esper.leyline.process import without_collections
 from esper.tamiyo.networks.actor_critic import ActorCritic
+from esper.tamiyo.networks.critic import first_layer
 from esper.tamiyo.networks.decision import PolicyStep
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCriticV2
 from esper.tamiyo.networks.head_table import BLUEPRINT, NUM_HEADS, MaskSource
@@ -217,11 +218,10 @@ class PackedPolicyStep:
         self._cells = [self._pack_cell(*weights) for weights in policy.lstm.all_weights]
         # What reads the memory, side by side: plain heads, blueprint head, critic.
         plain = [head for index, head in enumerate(policy.heads) if index != BLUEPRINT]
-        value, effects = self._critic_layer()
+        value = self._critic_layer()
         firsts = [_linear(head, 0) for head in (*plain, policy.blueprint_head)]
         self._first = self._pack([*firsts, value])
         self._parts = (sum(each.out_features for each in firsts[:-1]), firsts[-1].out_features)
-        self._effects = effects
         # The last layers of the plain heads as one: each block sees its own head's part.
         lasts = [_linear(head, -1) for head in plain]
         blocks = torch.block_diag(*(layer.weight for layer in lasts))
@@ -260,8 +260,8 @@ class PackedPolicyStep:
         elif uniforms is None:
             uniforms = torch.rand(len(state), NUM_HEADS, generator=generator)
         legal = policy.table.row_masks(mask, (len(state),))
-        logits, op_values, hidden = self._respond(state, blueprint_indices, hidden)
-        step = policy.choose(logits, op_values, hidden, legal, uniforms, explore=self._explore)
+        logits, judged, hidden = self._respond(state, blueprint_indices, hidden)
+        step = policy.choose(logits, judged, hidden, legal, uniforms, explore=self._explore)
         policy.check_step(step, logits)
         return step
 
@@ -285,26 +285,18 @@ class PackedPolicyStep:
         blueprint = self._blueprint(self._neck(heads[:, plain:]))
         at = self._before
         logits = torch.cat([logits[:, :at], blueprint, logits[:, at:]], dim=1)
-        op_values = self._op_values(first[:, plain + wide :])
+        judged = first[:, plain + wide :]
         if len(cells) == 1:
-            return logits, op_values, (states[0], cells[0])
-        return logits, op_values, (torch.cat(states), torch.cat(cells))
+            return logits, judged, (states[0], cells[0])
+        return logits, judged, (torch.cat(states), torch.cat(cells))
 
-    def _op_values(self, base: Tensor) -> Tensor:
-        """Return Q(s, op), [rows, ops], from what the memory adds to the critic's first layer."""
-        last = _linear(self._policy.value_head, -1)
-        values = F.linear((base.unsqueeze(1) + self._effects).relu_(), last.weight, last.bias)
-        return values.squeeze(-1).expand(-1, self._policy.table.sizes["op"])
-
-    def _critic_layer(self) -> tuple[nn.Linear, Tensor]:
-        """Return the critic's first layer for the memory alone, and what each op adds to it."""
-        layer, width = _linear(self._policy.value_head, 0), self._policy.config.lstm_hidden_dim
+    def _critic_layer(self) -> nn.Linear:
+        """Return the critic's first layer for the memory alone; `choose` adds what ops add."""
+        layer, width = first_layer(self._policy.value_head), self._policy.config.lstm_hidden_dim
         memory = nn.Linear(width, layer.out_features)
         memory.weight.copy_(layer.weight[:, :width])
         memory.bias.copy_(layer.bias)
-        # A critic that does not see the op has one value for all of them.
-        effects = layer.weight[:, width:].t().clone()
-        return memory, effects if len(effects) else torch.zeros(1, layer.out_features)
+        return memory
 
     def _pack_cell(self, w_input: Tensor, w_hidden: Tensor, *biases: Tensor) -> Layer:
         """Return one product for input and state together, its gates in the order of `_GATES`."""

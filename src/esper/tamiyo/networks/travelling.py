@@ -25,13 +25,13 @@ from esper.leyline.blueprints import BLUEPRINT_KINDS, BlueprintKind
 from esper.leyline.errors import UsageError
 from esper.tamiyo.networks.actor_critic import ActorCritic
 from esper.tamiyo.networks.config import PolicyConfig
+from esper.tamiyo.networks.critic import make_op_encoder, make_value_head
 from esper.tamiyo.networks.head_table import OP, SLOT, HeadTable
 from esper.tamiyo.networks.layers import (
     initialize_linear,
     initialize_lstm,
     initialize_output,
     make_head,
-    make_value_head,
 )
 from esper.tamiyo.policy.travelling_layout import (
     NUM_HOST,
@@ -167,7 +167,8 @@ class TravellingActorCritic(ActorCritic[Slots]):
         self.alpha_speed_head = SlotHead(width, slot_width, sizes["alpha_speed"])
         self.alpha_curve_head = SlotHead(width, slot_width, sizes["alpha_curve"])
         self.op_head = make_head(width, sizes["op"])
-        self.value_head = make_value_head(width, sees_op=config.critic != "state")
+        self.value_head = make_value_head(config)
+        self.op_encoder = make_op_encoder(config)
         # One row per blueprint, and one without any bit for a slot that is empty: -1 finds it.
         numbers = [BLUEPRINT_KINDS.index(kind) for kind in kinds]
         rows = F.pad(F.one_hot(torch.tensor(numbers), NUM_KINDS).float(), (0, 0, 0, 1))
@@ -257,6 +258,8 @@ class TravellingActorCritic(ActorCritic[Slots]):
     def _initialize(self) -> None:
         heads = [self._head(name) for name in HEAD_NAMES]
         initialize_linear([self.slot_net, self.feature_net, *heads, self.value_head])
+        if self.op_encoder is not None:
+            initialize_linear([self.op_encoder])
         initialize_lstm(self.lstm)
         for head in (self.slot_head, self.blueprint_head, *map(self._head, _SHAPES)):
             out = head.out

@@ -24,6 +24,7 @@ from torch.nn import functional as F
 
 from esper.leyline.actions import NUM_OPS
 from esper.leyline.errors import UsageError
+from esper.leyline.process import is_debugging
 from esper.leyline.signals import Signals
 from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import NUM_STAGES, STAGE_INDEX, SeedStage
@@ -41,7 +42,6 @@ from esper.tamiyo.policy.layout import (
     feature_specs,
     find_stranger,
     get_feature_size,
-    is_debugging,
     refuse_strangers,
 )
 
@@ -217,7 +217,17 @@ def _sides(slots: int) -> Tensor:
     return torch.stack((ones.triu(1), ones.tril(-1)), dim=-1)
 
 
-__all__ = ["FEATURE_NAMES", "batch_obs_to_features", "feature_names", "get_feature_size"]
+__all__ = [
+    "FEATURE_NAMES",
+    "batch_obs_to_features",
+    "batch_obs_to_features_v3",
+    "feature_names",
+    "get_feature_size",
+    "get_feature_size_v3",
+]
+
+get_feature_size_v3 = get_feature_size
+"""Document 002's name of it; the size is that of document 000, 121 for three slots."""
 
 Features = tuple[Tensor, Tensor]
 """The observation, float32 [N, D], and the blueprint indices, int64 [N, S], -1 where empty."""
@@ -252,6 +262,10 @@ def batch_obs_to_features(*arguments: Any, **named: Any) -> Features:
     from esper.tamiyo.policy.reference import reports_to_features
 
     return reports_to_features(*arguments, **named)
+
+
+batch_obs_to_features_v3 = batch_obs_to_features
+"""Document 002's name of it."""
 
 
 def signals_to_features(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,6 +13,7 @@ from torch import Tensor
 from esper.leyline.actions import NUM_OPS, LifecycleOp
 from esper.leyline.alpha import AlphaAlgorithm, AlphaMode
 from esper.leyline.errors import NonFiniteError, UsageError
+from esper.leyline.process import is_debugging
 from esper.leyline.signals import HISTORY, Signals
 from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import STAGE_INDEX, SeedStage, parse_stage
@@ -185,11 +185,6 @@ def feature_names(slot_config: SlotConfig) -> tuple[str, ...]:
 
 FEATURE_NAMES: tuple[str, ...] = feature_names(SlotConfig.default())
 """The name of every index for the three default slots."""
-
-
-def is_debugging() -> bool:
-    """Return whether `ESPER_DEBUG=1` is set; it is read anew each time."""
-    return os.environ.get("ESPER_DEBUG") == "1"
 
 
 def must_not_wait(device: torch.device) -> bool:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from esper.leyline.errors import UsageError
+from esper.leyline.process import is_debugging
 from esper.leyline.signals import Signals
 from esper.leyline.slots import SlotConfig
 from esper.tamiyo.policy.features import batch_obs_to_features
@@ -29,7 +30,6 @@ from esper.tamiyo.policy.layout import (
     feature_names,
     feature_specs,
     get_feature_size,
-    is_debugging,
 )
 from esper.tamiyo.policy.travelling import observe_host, observe_pairs, observe_slots
 from esper.tamiyo.policy.travelling_layout import (
