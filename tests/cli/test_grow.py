@@ -19,7 +19,7 @@ from esper.cli import view
 from esper.kasmina.garden import load_garden
 from esper.leyline import files
 from esper.leyline.records import EpochRecord
-from esper.runs import recorded
+from esper.runs import growing, recorded
 from esper.runs.checkpoint import GROWING, Checkpoints
 from esper.runs.growing import GrowingRun
 from esper.runs.request import GrowRequest
@@ -600,6 +600,23 @@ def test_a_second_signal_stops_at_once(
     assert said.err.splitlines()[-1] == "esper: interrupted"
     assert len(history_of(tmp_path / "run")) == 1
     assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)] == before
+    assert command("grow", "--resume", "--out", "run").code == 0
+
+
+def test_a_signal_that_comes_while_a_run_opens_is_heeded_after_the_first_epoch(
+    command: Command, tmp_path: Path
+) -> None:
+    opened = growing.start_growing
+
+    def open_slowly(*arguments: Any, **named: Any) -> Any:
+        signal.raise_signal(signal.SIGTERM)
+        return opened(*arguments, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(growing, "start_growing", open_slowly)
+        said = command(*FAST, "--epochs", 4, "--controller", "wait", "--out", "run")
+    assert said.code == 130
+    assert len(history_of(tmp_path / "run")) == 1
     assert command("grow", "--resume", "--out", "run").code == 0
 
 

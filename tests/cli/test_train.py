@@ -14,7 +14,7 @@ import yaml
 from esper.cli import train_view
 from esper.leyline import files
 from esper.nissa import open_run
-from esper.runs import recorded
+from esper.runs import recorded, training
 from esper.simic.training.config import TrainConfig
 from esper.simic.training.recipes import RECIPES
 from tests.cli.terminal import Said, esper
@@ -223,6 +223,28 @@ def test_a_run_that_is_stopped_in_mid_episode_goes_on_exactly(
         assert (stored.info.status, len(stored.rows("rounds"))) == ("interrupted", 1)
     resumed = command("train", "--resume", "--json", "--out", "run")
     assert resumed.code == 0, resumed.err
+    assert learned(json.loads(resumed.out)) == learned(json.loads(whole.out))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_comes_while_a_run_opens_is_heeded_after_the_first_step(
+    number: signal.Signals, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = command(*TINY, "--json", "--out", "whole")
+    opened = training.start_training
+
+    def open_slowly(*arguments: Any, **named: Any) -> Any:
+        signal.raise_signal(number)
+        return opened(*arguments, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "start_training", open_slowly)
+        said = command(*TINY, "--json", "--out", "run")
+    assert said.code == 130
+    assert said.err.splitlines()[-1] == (
+        "interrupted in round 1; continue with: esper train --resume --out run"
+    )
+    resumed = command("train", "--resume", "--json", "--out", "run")
     assert learned(json.loads(resumed.out)) == learned(json.loads(whole.out))
 
 

@@ -182,7 +182,8 @@ def run(options: argparse.Namespace) -> int:
     if options.export:
         check_format(options.export)
     alarms = AlarmRelay()
-    with _open(options, alarms) as growing:
+    # From here on: what comes while it opens is heeded after the first epoch, which can be saved.
+    with stop_signals() as stopped, _open(options, alarms) as growing:
         growth = growing.growth
         view = GrowthView(
             err_console(),
@@ -197,7 +198,7 @@ def run(options: argparse.Namespace) -> int:
             view.show(record, _reasons(growth, record, options))
 
         again = resume_command(options.out, GROWING, model=growing.settings.get("model"))
-        with stop_signals() as stopped, view, naming_resume(again):
+        with view, naming_resume(again):
             is_done = growing.carry_out(show, lambda: bool(stopped))
         if is_done:
             grown, document = growing.finish(options.export)

@@ -86,7 +86,8 @@ def run(options: argparse.Namespace) -> int:
 
     _check_request(options)
     alarms = AlarmRelay()
-    with _open(options, alarms) as training:
+    # From here on: what comes while it opens is heeded after the first step, which can be saved.
+    with stop_signals() as stopped, _open(options, alarms) as training:
         config, trainer = training.config, training.trainer
         title = f"training {config.recipe} ({', '.join(config.tasks)}, {trainer.device.type})"
         view = TrainView(
@@ -94,7 +95,7 @@ def run(options: argparse.Namespace) -> int:
         )
         alarms.show_by(view.alarm)
         again = resume_command(options.out, TRAINING)
-        with stop_signals() as stopped, view, naming_resume(again):
+        with view, naming_resume(again):
             is_done = training.carry_out(view.show, lambda: bool(stopped))
         if is_done:
             document = training.finish()

@@ -26,7 +26,7 @@ from typing import Any
 
 from esper.nissa.columns import Row, column, key, table, unfold
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 
 _ROUND = "Round of training, from 0; 0 when one network is grown."
 _ROW = "Row of the population; 0 for one network."
@@ -222,6 +222,12 @@ class UpdateRow(Row):
     value_target_scale: float | None = column("", "Factor the critic's targets were divided by.")
     value_return_correlation: float | None = column("", "Correlation of baseline and return.")
     value_loss_by_op: Json | None = column("", "Value loss of each op's decisions.", json=True)
+    value_by_state: Json | None = column(
+        "reward",
+        "States right after a germination, and all others: n, mean value, mean return, and mean "
+        "and std of value - return.",
+        json=True,
+    )
     td_mean: float | None = column("reward", "Temporal difference: mean.")
     td_std: float | None = column("reward", "Temporal difference: standard deviation.")
     bellman_error: float | None = column("reward²", "Mean squared temporal difference.")

@@ -9,6 +9,7 @@ from esper.nissa.monitors.critic import (
     check_explained_variance,
     check_q_sensitivity,
     check_shape,
+    check_value_after_germination,
     check_value_collapse,
     check_value_loss_by_op,
     explained_variance_limit,
@@ -141,3 +142,27 @@ def test_once_is_chance() -> None:
     assert levels("advantage_shape", *updates) == {"skew": "info", "positive": "warning"}
     well = healthy_update(3, advantage_skew=0.1, advantage_positive=0.1)
     assert levels("advantage_shape", *updates, well) == {"positive": "warning"}
+
+
+@pytest.mark.parametrize(
+    ("planted", "other", "is_found"),
+    [
+        ({"n": 30, "error": 2.1, "std": 1.0}, {"n": 300, "error": 0.1, "std": 1.9}, True),
+        ({"n": 30, "error": -2.1, "std": 1.0}, {"n": 300, "error": 0.1, "std": 1.9}, True),
+        ({"n": 30, "error": 2.0, "std": 1.0}, {"n": 300, "error": 0.1, "std": 1.9}, False),
+        ({"n": 29, "error": 9.0, "std": 1.0}, {"n": 300, "error": 0.1, "std": 1.9}, False),
+        ({"n": 30, "error": 9.0, "std": 1.0}, {"n": 300, "error": 0.1, "std": 0.0}, False),
+        ({}, {"n": 300, "error": 0.1, "std": 1.9}, False),
+    ],
+)
+def test_a_critic_that_misjudges_new_seeds(
+    planted: dict[str, float], other: dict[str, float], is_found: bool
+) -> None:
+    by_state = {"germinated": planted, "other": other}
+    found = check_value_after_germination(by_state)
+    assert (found is not None) == is_found
+    told = levels("value_after_germination", healthy_update(1, value_by_state=by_state))
+    assert bool(list(told)) == is_found
+    # In the first round a critic has learned nothing yet.
+    first = levels("value_after_germination", healthy_update(0, value_by_state=by_state))
+    assert not list(first)

@@ -98,6 +98,7 @@ def test_names_and_objects_that_are_no_sinks_are_refused(tmp_path: Path) -> None
 
 GROWING = RunRow(kind="grow")
 TRAINING = RunRow(kind="train", rows=64)
+KNOWN_GROUPS = {"charts", "losses", "ppo", "critic", "seeds", "rewards", "time", "memory"}
 
 
 def named(record: object, run: RunRow = TRAINING) -> dict[str, tuple[int, float]]:
@@ -184,7 +185,7 @@ def test_every_name_belongs_to_a_column_and_to_one_column_only() -> None:
         assert len(set(used)) == len(used)
         for name in used:
             group, _, rest = name.partition("/")
-            assert group in {"charts", "losses", "ppo", "critic", "rewards", "time", "memory"}
+            assert group in KNOWN_GROUPS
             assert rest
 
 

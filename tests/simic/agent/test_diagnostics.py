@@ -15,6 +15,7 @@ from esper.simic.agent.diagnostics import (
     measure_feedback,
     measure_policy,
     memory_by_step,
+    value_by_state,
 )
 from esper.simic.agent.objective import Targets, make_targets
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
@@ -46,6 +47,26 @@ def test_kl_of_steps_is_never_negative_and_zero_without_a_change() -> None:
     assert (kl_of_steps(log_ratios) >= 0).all()
     assert float(kl_of_steps(torch.zeros(1))) == 0.0
     assert torch.allclose(kl_of_steps(log_ratios), log_ratios.exp() - 1 - log_ratios, atol=1e-6)
+
+
+def test_values_right_after_a_germination_are_told_from_the_others() -> None:
+    buffer, targets = round_of()
+    batch = buffer.batch()
+    found = value_by_state(batch, targets)
+    errors: dict[str, list[float]] = {"germinated": [], "other": []}
+    for row, length in enumerate(LENGTHS):
+        for at in range(length):
+            planted = at > 0 and int(batch.effective_op[row, at - 1]) == LifecycleOp.GERMINATE
+            error = targets.baselines[row, at] - targets.returns[row, at]
+            errors["germinated" if planted else "other"].append(float(error))
+    assert errors["germinated"]
+    for name, own in errors.items():
+        assert found[name]["n"] == len(own)
+        assert found[name]["error"] == pytest.approx(sum(own) / len(own), rel=1e-5)
+        difference = found[name]["value"] - found[name]["return"]
+        assert found[name]["error"] == pytest.approx(difference, rel=1e-5, abs=1e-6)
+    batch.effective_op.zero_()
+    assert set(value_by_state(batch, targets)) == {"other"}
 
 
 def test_the_round_is_described_over_its_running_steps() -> None:

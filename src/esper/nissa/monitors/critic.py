@@ -23,6 +23,7 @@ BIAS_COUNT = 100
 VALUE_SPREAD = 0.01
 VALUE_LOSS_RATIO = 10.0
 VALUE_LOSS_COUNT = 100
+GERMINATION_COUNT = 30
 
 
 def explained_variance_limit(progress: float) -> float:
@@ -126,6 +127,24 @@ def check_value_loss_by_op(
             )
 
 
+def check_value_after_germination(by_state: Mapping[str, Mapping[str, Any]]) -> Finding | None:
+    """Find a critic that misjudges states with a new seed more than it errs elsewhere."""
+    planted, other = by_state.get("germinated", {}), by_state.get("other", {})
+    counts = [int(each.get("n") or 0) for each in (planted, other)]
+    if min(counts) < GERMINATION_COUNT:
+        return None
+    off, limit = planted["error"] - other["error"], other["std"]
+    if limit <= 0 or abs(off) <= limit:
+        return None
+    return Finding(
+        severity="warning",
+        value=off,
+        threshold=limit,
+        message=f"right after a germination values are off by {off:+.3g} more than in other "
+        f"states, whose errors deviate by {limit:.3g} ({counts[0]} such states)",
+    )
+
+
 def check_value_collapse(value_std: float | None, return_std: float | None) -> Finding | None:
     """Find a critic that says the same of every state although returns differ."""
     if value_std is None or return_std is None or return_std < LOW_RETURN_STD:
@@ -204,6 +223,22 @@ def value_loss_by_op(recent: Recent) -> Iterator[Finding]:
     if isinstance(losses, Mapping) and isinstance(by_op, Mapping):
         counts = {op: int(numbers.get("n") or 0) for op, numbers in by_op.items()}
         yield from check_value_loss_by_op(losses, counts)
+
+
+@register_monitor(
+    "value_after_germination",
+    reads=UpdateRow,
+    thresholds="from the second round on, mean of value - return right after a germination further "
+    "from that of the other states than their deviation, 30 states each: warning",
+    meaning="The critic does not see what a new seed leads to.",
+    advice="Look at the value loss by op, and whether returns after a germination differ by "
+    "blueprint: the critic knows the blueprint from the state alone.",
+)
+def value_after_germination(recent: Recent) -> Iterator[Finding]:
+    """Look at the newest update."""
+    newest = recent.updates[-1]
+    if newest.round and isinstance(newest.value_by_state, Mapping):
+        yield from findings(check_value_after_germination(newest.value_by_state))
 
 
 @register_monitor(

@@ -18,6 +18,7 @@ import threading
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -235,6 +236,8 @@ def _holding_signals_back() -> Iterator[None]:
     if not hasattr(signal, "pthread_sigmask"):  # Windows has no such masks
         yield
         return
+    # The first process that is spawned starts this one before it, which then lets all signals in.
+    resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, PARENTS_SIGNALS)
     try:
         yield

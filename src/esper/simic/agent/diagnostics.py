@@ -96,11 +96,37 @@ def describe_round(batch: RolloutBatch, targets: Targets, scale: Tensor) -> dict
         "q_by_op": dict(
             zip((each.name for each in LifecycleOp), sensitivity["q_per_op_mean"], strict=True)
         ),
+        "value_by_state": value_by_state(batch, targets),
         "q_variance": sensitivity["q_variance_across_ops"],
         "q_op_spread": sensitivity["q_op_spread"],
         "lstm_by_step": memory_by_step(batch),
         "usable_steps": int(usable.sum()),
     }
+
+
+def value_by_state(batch: RolloutBatch, targets: Targets) -> dict[str, dict[str, float]]:
+    """Return how well states right after a germination are foreseen, and how well all others.
+
+    A new seed decides what follows, and the blueprint that was chosen is in the observation only
+    from then on: a critic that cannot read it there misses these states to one side.
+    """
+    valid = batch.valid.cpu()
+    germinated = batch.effective_op.cpu() == int(LifecycleOp.GERMINATE)
+    after = torch.zeros_like(valid)
+    after[:, 1:] = (germinated & valid)[:, :-1]
+    values, returns = targets.baselines.cpu().double(), targets.returns.cpu().double()
+    found = {}
+    for name, which in (("germinated", after & valid), ("other", ~after & valid)):
+        errors = (values - returns)[which]
+        if errors.numel():
+            found[name] = {
+                "n": int(errors.numel()),
+                "value": float(values[which].mean()),
+                "return": float(returns[which].mean()),
+                "error": float(errors.mean()),
+                "std": float(errors.std(correction=0)),
+            }
+    return found
 
 
 _ADVANTAGE = ("mean", "std", "skew", "kurtosis", "positive")
