@@ -447,6 +447,17 @@ def test_bf16_is_off_by_default_and_learns_with_coarse_numbers() -> None:
     assert all(each.dtype == torch.float32 for each in policies[1].network.parameters())
 
 
+@pytest.mark.gpu
+def test_bf16_learns_on_a_gpu() -> None:
+    policy = small_policy()
+    buffer = TamiyoRolloutBuffer(6, 12, policy.network.config, "cuda")
+    buffer.load_state_dict(collect(policy).state_dict())
+    agent = PPOAgent(policy, PPOConfig(use_bf16=True), "cuda", 0)
+    report = update(agent, buffer)
+    assert not report.nonfinite
+    assert report.approx_kl > 0
+
+
 def test_a_head_without_a_step_size_stays() -> None:
     policy = small_policy()
     multipliers = PerHead(**{**dict.fromkeys(HEAD_NAMES, 1.0), "tempo": 0.0})

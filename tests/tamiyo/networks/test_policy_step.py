@@ -76,8 +76,9 @@ def test_a_cpu_is_refused() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("rows", [1, 256])
-def test_replays_decide_as_the_network_does(rows: int) -> None:
-    net = small_policy().cuda()
+@pytest.mark.parametrize("options", [{}, {"critic": "op_soft", "op_encoder": True}])
+def test_replays_decide_as_the_network_does(rows: int, options: dict[str, Any]) -> None:
+    net = small_policy(**options).cuda()
     step = CapturedPolicyStep(net, rows)
     hidden, carried = net.initial_hidden(rows), None
     for at in range(10):
