@@ -91,6 +91,7 @@ _DESCRIPTION = "Grow neural networks while they train."
 
 _EPILOG = """\
 examples:
+  esper demo                                    two minutes: what growing brings, and what it costs
   esper grow --task digits --out runs/first     grow the embedded digits network
   esper train digits --out runs/tamiyo          train a controller on many such networks
   esper tasks                                   what can be grown here
@@ -99,6 +100,7 @@ examples:
 
 
 VERBS = {
+    "demo": "the first two minutes: grow narrow networks on data that comes along, and compare",
     "grow": "train and grow one network",
     "train": "train a controller",
     "search": "look for schedules of growth, and for settings of the heuristic",
