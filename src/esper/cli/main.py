@@ -107,6 +107,7 @@ VERBS = {
     "prove": "say which controller beats which, by how much, with what certainty",
     "report": "write one self-contained HTML file about a run",
     "runs": "list runs: what they are about, how far they are, and how they ended",
+    "compare": "put growing runs side by side: scores, twins, sizes, what grew",
     "query": "ask a run's store in SQL, as a table, CSV or JSON",
     "tasks": "list the tasks: host, slots, parameters, FLOPs, and whether their data was found",
     "blueprints": "list the kinds of seeds: where they fit and how large they are",
