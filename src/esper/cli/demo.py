@@ -26,6 +26,8 @@ TASK = "digits_narrow"
 """What is grown."""
 CONTROLLER = "heuristic"
 """Who decides."""
+FIRST_SEED = 10
+"""Of the seeds that are grown; those before it had a part in the choice of the task."""
 PICTURE = "growth.svg"
 
 
@@ -36,7 +38,9 @@ def set_up(parser: Parser) -> None:
         "twins that only wait and with static networks of the same final size."
     )
     parser.add_argument("--out", default="runs/demo", metavar="RUN", help="folder of the first run")
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the first run")
+    parser.add_argument(
+        "--seed", type=int, default=FIRST_SEED, metavar="S", help="seed of the first run"
+    )
     parser.add_argument("--seeds", type=int, default=5, metavar="K", help="networks that are grown")
     parser.add_argument("--epochs", type=int, metavar="E", help="length (default: the task's)")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
@@ -46,7 +50,7 @@ def set_up(parser: Parser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Grow, compare and print."""
     from esper.leyline.errors import UsageError
-    from esper.proof.same_size import compare, grow_once
+    from esper.proof.same_size import compare, grow_once, settings_of
     from esper.tasks import get_task
 
     if options.seeds < 1:
@@ -56,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
     data = task.load()
     started = time.process_time()
     console = err_console()
-    first, document = grow_live(options, task.config.horizon)
+    first, document = grow_live(options, settings_of(task, options.seed))
     grown = [first]
     for seed in range(options.seed + 1, options.seed + options.seeds):
         console.print(f"growing another, seed {seed}")
@@ -75,14 +79,13 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def grow_live(options: argparse.Namespace, epochs: int) -> tuple[RunSummary, dict[str, Any]]:
+def grow_live(options: argparse.Namespace, growth: Any) -> tuple[RunSummary, dict[str, Any]]:
     """Grow the first network into its folder, shown as it grows; return what came of it."""
     from esper.cli.view import GrowthView
     from esper.runs.growing import start_growing
     from esper.runs.recorded import carry_out_or_raise
-    from esper.runs.request import GrowRequest, growth_of
+    from esper.runs.request import GrowRequest
 
-    growth = growth_of(TASK).replace(epochs=epochs, seed=options.seed)
     request = GrowRequest(task=TASK, controller=CONTROLLER, growth=growth)
     data = request.load()
     growing = start_growing(
@@ -94,7 +97,7 @@ def grow_live(options: argparse.Namespace, epochs: int) -> tuple[RunSummary, dic
         command=f"esper {shlex.join(options.arguments)}",
     )
     title = f"growing {TASK} ({CONTROLLER}, seed {options.seed})"
-    with growing, GrowthView(err_console(), epochs, 0, title=title) as view:
+    with growing, GrowthView(err_console(), growth.epochs, 0, title=title) as view:
         carry_out_or_raise(growing, view.show)
         grown, document = growing.finish()
     picture = grown.picture(Path(options.out) / PICTURE)

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from esper.growth.build import task_config, task_run
+from esper.growth.run import GrowthConfig
 from esper.leyline.actions import placeholder_actions
 from esper.leyline.records import RunSummary
 from esper.population.population import Population
 from esper.proof.static import widened
+from esper.simic.training.recipes import LIFE
 from esper.tasks.dataset import TaskData
 from esper.tasks.task import Task
 
@@ -93,9 +95,15 @@ def of_size(task: Task, parameters: int) -> Task:
     return min(wider, key=lambda each: abs(each.host_parameters - parameters))
 
 
+def settings_of(task: Task, seed: int) -> GrowthConfig:
+    """Return how a network of a task is grown here: its seeds live as in our recipes."""
+    settings = task_config(task, seed=seed)
+    return settings.replace(garden=settings.garden.replace(lifecycle=LIFE))
+
+
 def grow_once(task: Task, data: TaskData, seed: int, controller: str) -> RunSummary:
     """Grow one network of a task beside its twin."""
-    run = task_run(task, data, config=task_config(task, seed=seed), controller=controller)
+    run = task_run(task, data, config=settings_of(task, seed), controller=controller)
     for _ in run.epochs():
         pass
     return run.finish().summary
