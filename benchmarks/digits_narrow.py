@@ -63,7 +63,7 @@ def measure(job: Job, controller: str) -> dict[str, Any]:
         "seeds": job.seeds,
         "spared": 1.0 - math.exp(-median(ratios.tolist())),
         "test_gain": tended.gain(twin),
-        "over_static": tended.gain(static),
+        "over_static": tended.lead(static),
         "static": static.name,
         **{
             name: {"test": arm.test, "parameters": arm.parameters, "flops": arm.flops}

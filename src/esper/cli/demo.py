@@ -124,11 +124,12 @@ def print_arms(arms: Sequence[Standing], grown: Sequence[RunSummary]) -> None:
     table = Table(title=f"{TASK}, {of}", title_justify="left")
     for name in ("", "test accuracy", "over the twin", "parameters", "FLOPs"):
         table.add_column(name, justify="right" if name else "left")
-    for arm in arms:
+    above = ("–", f"{tended.gain(twin):+.2f}", f"{static.lead(twin):+.2f}")
+    for arm, gain in zip(arms, above, strict=True):
         table.add_row(
             safe(arm.name),
             f"{median(arm.test):.2f}",
-            "–" if arm is twin else f"{arm.gain(twin):+.2f}",
+            gain,
             f"{arm.parameters:,}",
             f"{arm.flops:,}",
         )
@@ -140,7 +141,7 @@ def print_arms(arms: Sequence[Standing], grown: Sequence[RunSummary]) -> None:
 def verdict(twin: Standing, grown: Standing, static: Standing) -> str:
     """Return in one sentence what was found, in whichever direction."""
     wins = sum(own > other for own, other in zip(grown.test, twin.test, strict=True))
-    against_twin, against_static = grown.gain(twin), grown.gain(static)
+    against_twin, against_static = grown.gain(twin), grown.lead(static)
     told = f"Growing beat waiting in {wins} of {len(grown.test)} runs ({_points(against_twin)})"
     if against_static > 0:
         return f"{told}, and a static network of that size by {_points(against_static)}."

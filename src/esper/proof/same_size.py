@@ -1,8 +1,9 @@
 """A grown network against its twin, and against a static one that had its final size all along.
 
 The static network is the same host made wider until it has as many parameters, trained from
-scratch; its learning rate is tuned on the validation split, as the host's was. All scores of one
-arm are in the order of the seeds, so that arms can be compared pair by pair.
+scratch; its learning rate is tuned on the validation split, as the host's was. A network and its
+twin share weights and batches and are compared pair by pair; a static one shares neither, so that
+there medians are compared.
 """
 
 from __future__ import annotations
@@ -41,8 +42,12 @@ class Standing:
     """Operations of one sample's forward pass, likewise."""
 
     def gain(self, over: Standing) -> float:
-        """Return the median of the paired differences in test score."""
+        """Return the median of the paired differences in test score; for a network and its twin."""
         return median(own - other for own, other in zip(self.test, over.test, strict=True))
+
+    def lead(self, over: Standing) -> float:
+        """Return the difference of the median test scores, for networks that share nothing."""
+        return median(self.test) - median(over.test)
 
 
 @dataclass(frozen=True, slots=True)
