@@ -136,6 +136,7 @@ def print_arms(arms: Sequence[Standing], grown: Sequence[RunSummary]) -> None:
     console = out_console()
     console.print(table)
     console.print(safe(verdict(twin, tended, static)), soft_wrap=True)
+    console.print("So few seeds tell no difference below about a point from chance.")
 
 
 def verdict(twin: Standing, grown: Standing, static: Standing) -> str:
