@@ -1,4 +1,4 @@
-# Esper: `make demo` to see it learn to grow networks, `make test` before every change.
+# Esper: `make demo` to see a network grow, `make test` before every change.
 
 PYTHON ?= python3
 VENV   := .venv
@@ -37,8 +37,8 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --no-build-isolation -c constraints.txt -e '.[dev]'
 	@touch $@
 
-demo: setup ## train a small controller on the embedded digits, grow with it, compare with waiting
-	$(BIN)/python -m esper.scripts.demo
+demo: setup ## grow narrow networks on the embedded digits, compare with waiting and with static ones
+	$(BIN)/esper demo
 
 check: setup ## lint, format, types, import contracts, the shape of the tree and its size
 	$(BIN)/ruff check .

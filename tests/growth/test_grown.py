@@ -42,6 +42,18 @@ def grown() -> Grown:
     )
 
 
+def test_it_is_told_in_one_line(grown: Grown) -> None:
+    told = repr(grown)
+    assert "\n" not in told
+    assert f"val score {grown.summary.val_score:.2f}" in told
+    assert f"(twin {grown.summary.twin_val_score:.2f})" in told
+    assert f"→ {grown.summary.parameters_after:,} parameters, grew mlp_small at " in told
+    garden = repr(grown.model)
+    assert "\n" not in garden
+    assert f"{grown.model.count_parameters():,} parameters" in garden
+    assert "mlp_small" in garden
+
+
 def test_the_report_is_one_page_that_fetches_nothing(grown: Grown, tmp_path: Path) -> None:
     path = grown.report(tmp_path / "deep" / "report.html", command="grow <it> & see")
     page = path.read_text(encoding="utf-8")

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from esper.report.headline import heading, read_outcome, render_figures, render_lead
+from esper.report.picture import growth_picture
 from tests.report.runs import growing_run, make_epoch, summary_of
 
 
@@ -33,13 +34,26 @@ def test_lead_tells_what_became_of_the_seeds() -> None:
         (96.0, 95.5, "0.50 more than its twin"),
         (95.0, 95.5, "0.50 fewer than its twin"),
         (95.0, 95.0, "as many as its twin"),
-        (-0.25, -0.5, "0.2500 more than its twin"),
+        (-0.25, -0.5, "0.2500 less than its twin"),
+        (-0.25, -0.25, "as is its twin"),
     ],
 )
 def test_lead_compares_with_the_twin(score: float, twin: float, words: str) -> None:
     outcome = read_outcome([make_epoch(1, score, twin_score=twin)], None)
     assert outcome is not None
     assert words in render_lead(outcome, None, ())
+
+
+def test_a_loss_is_not_told_in_points() -> None:
+    history = [make_epoch(1, -0.25, twin_score=-0.5)]
+    outcome = read_outcome(history, None)
+    assert outcome is not None
+    told = (
+        render_lead(outcome, None, ()) + render_figures(outcome, None, ()) + growth_picture(history)
+    )
+    assert "points" not in told
+    for text in ("loss is 0.2500", "Loss, validation", "twin 0.5000", "score, the loss, negative"):
+        assert text in told
 
 
 def test_a_network_that_kept_nothing_was_trained() -> None:

@@ -88,7 +88,7 @@ def test_a_run_is_prolonged_by_name(tmp_path: Path) -> None:
     [
         ({}, "not empty; continue it with --resume.*in Python: resume=True"),
         ({"resume": True, "overwrite": True}, "give one of them"),
-        ({"resume": True, "recipe": "demo"}, "started from the recipe 'smoke', not 'demo'"),
+        ({"resume": True, "recipe": "digits"}, "started from the recipe 'smoke', not 'digits'"),
         ({"resume": True, "rows": 3}, "rows is 2 in this run and cannot become 3"),
         ({"resume": True, "ppo": {"clp": 1}}, "did you mean 'clip'"),
         ({"recipe": "smok", "out": "elsewhere"}, "did you mean 'smoke'"),

@@ -19,6 +19,7 @@ from tests.tasks.conftest import write_cifar_python, write_idx
 PARAMETERS = {
     "digits": 1_030,
     "digits_mlp": 1_850,
+    "digits_narrow": 312,
     "fashion": 3_778,
     "cifar_baseline": 6_418,
     "cifar_scale": 99_922,

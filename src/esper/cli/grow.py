@@ -406,7 +406,11 @@ def print_summary(grown: Any, document: dict[str, Any]) -> None:
 def _seed_table(grown: Any) -> Any:
     from rich.table import Table
 
-    table = Table(title="Seeds (contribution in points ± standard error)", title_justify="left")
+    from esper.leyline.records import is_loss
+
+    unit = "in loss" if is_loss(grown.summary.val_score) else "in points"
+    title = f"Seeds (contribution: {unit}, ± standard error; what the network would lose now)"
+    table = Table(title=title, title_justify="left")
     costs = ("parameters", "FLOPs")
     for column in ("slot", "seed", "germinated", "ended", "fate", *costs, "contribution"):
         table.add_column(column, justify="right" if column in costs else "left")

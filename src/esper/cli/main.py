@@ -91,6 +91,7 @@ _DESCRIPTION = "Grow neural networks while they train."
 
 _EPILOG = """\
 examples:
+  esper demo                                    two minutes: what growing brings, and what it costs
   esper grow --task digits --out runs/first     grow the embedded digits network
   esper train digits --out runs/tamiyo          train a controller on many such networks
   esper tasks                                   what can be grown here
@@ -99,12 +100,14 @@ examples:
 
 
 VERBS = {
+    "demo": "the first two minutes: grow narrow networks on data that comes along, and compare",
     "grow": "train and grow one network",
     "train": "train a controller",
     "search": "look for schedules of growth, and for settings of the heuristic",
     "prove": "say which controller beats which, by how much, with what certainty",
     "report": "write one self-contained HTML file about a run",
     "runs": "list runs: what they are about, how far they are, and how they ended",
+    "compare": "put growing runs side by side: scores, twins, sizes, what grew",
     "query": "ask a run's store in SQL, as a table, CSV or JSON",
     "tasks": "list the tasks: host, slots, parameters, FLOPs, and whether their data was found",
     "blueprints": "list the kinds of seeds: where they fit and how large they are",

@@ -44,6 +44,25 @@ class Grown:
     folder: Path | None = None
     """The run folder, where there is one."""
 
+    def __repr__(self) -> str:
+        """Return the outcome in one line."""
+        summary = self.summary
+        split, score, twin = ("test", summary.test_score, summary.twin_test_score)
+        if score is None:
+            split, score, twin = ("val", summary.val_score, summary.twin_val_score)
+        told = f"{split} score {score:.2f}"
+        if twin is not None:
+            told += f" (twin {twin:.2f})"
+        sizes = dict.fromkeys((summary.parameters_before, summary.parameters_after))
+        kept = [
+            f"{seed.blueprint} at {seed.slot}"
+            for seed in summary.seeds
+            if seed.fate not in ("pruned", "dropped")
+        ]
+        size = " → ".join(f"{each:,}" for each in sizes)
+        grew = ", ".join(kept) or "nothing"
+        return f"Grown({summary.task}: {told}, {size} parameters, grew {grew})"
+
     @property
     def why(self) -> tuple[str, ...]:
         """Why nothing grew, line by line; empty where something did."""

@@ -149,6 +149,15 @@ class Garden(nn.Module):
 
     # -- what there is ---------------------------------------------------------------------------
 
+    def __repr__(self) -> str:
+        """Return the garden in one line; `print(garden.model)` shows the host's modules."""
+        slots = ", ".join(
+            f"{name}: {view.blueprint} {view.stage.name.lower()}" if view.blueprint else name
+            for name, view in self.slots.items()
+        )
+        size = f"{self.count_parameters():,} parameters"
+        return f"Garden({type(self.model).__name__}, {size}, slots [{slots}])"
+
     @property
     def slots(self) -> Mapping[str, SlotView]:
         """Every slot by name, with its stage, alpha, blueprint and contribution."""

@@ -246,6 +246,11 @@ def epoch_line(record: EpochRecord) -> str:
     return "  ".join(parts)
 
 
+def is_loss(score: float) -> bool:
+    """Return whether a score is a loss with its sign turned, and not an accuracy in points."""
+    return score < 0
+
+
 def decisions_of(history: Sequence[EpochRecord]) -> list[tuple[int, DecisionRecord]]:
     """Return every decision but WAIT with its epoch."""
     return [

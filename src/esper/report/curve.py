@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from esper.leyline.records import EpochRecord
+from esper.leyline.records import EpochRecord, is_loss
 from esper.report.chart import Point, draw_path, known_points, make_point
 from esper.report.frame import AXIS_NAME, LANE_SCALE, Frame
 from esper.report.labels import text_width
@@ -36,6 +36,12 @@ class Curves:
     low: float
     high: float
     ticks: list[float]
+
+    @property
+    def unit(self) -> str:
+        """What the scores are."""
+        scores = [score for _, score in known_points(self.grown)]
+        return "the loss, negative" if any(map(is_loss, scores)) else "in points"
 
     @property
     def has_twin(self) -> bool:
@@ -70,9 +76,10 @@ def read_curves(history: Sequence[EpochRecord]) -> Curves:
     return Curves(grown, twin, low, high, round_ticks(low, high, _TICKS))
 
 
-def draw_caption(top: float) -> str:
+def draw_caption(curves: Curves, top: float) -> str:
     """Say what the panel shows, in a row above it."""
-    return label("Validation score, in points", class_="strong", x=MARGIN, y=top, dy=".9em")
+    text = f"Validation score, {curves.unit}"
+    return label(text, class_="strong", x=MARGIN, y=top, dy=".9em")
 
 
 def draw_curves(

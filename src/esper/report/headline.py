@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from esper.leyline.reasons import is_grown
-from esper.leyline.records import EpochRecord, RunSummary, SeedRecord
+from esper.leyline.records import EpochRecord, RunSummary, SeedRecord, is_loss
 from esper.report.markup import (
     counted,
     decimals_for,
@@ -38,7 +38,7 @@ class Outcome:
 
     @property
     def gain(self) -> float | None:
-        """Points above the twin, None where no twin ran."""
+        """How far the score is above the twin's, None where no twin ran."""
         return None if self.twin is None else self.score - self.twin
 
 
@@ -116,16 +116,13 @@ def render_figures(
         tiles.append(
             (
                 "Gain over the twin",
-                _points(outcome),
+                _gained(outcome),
                 f"{outcome.split} split",
             )
         )
-    twin = "" if outcome.twin is None else f"twin {format_number(outcome.twin)}"
-    tiles.append((f"Score, {outcome.split}", format_number(outcome.score), twin))
+    tiles.append(_score_tile(outcome.split, outcome.score, outcome.twin))
     if summary is not None and summary.test_score is not None:
-        twin_score = summary.twin_val_score
-        twin = "" if twin_score is None else f"twin {format_number(twin_score)}"
-        tiles.append(("Score, validation", format_number(summary.val_score), twin))
+        tiles.append(_score_tile("validation", summary.val_score, summary.twin_val_score))
     for name, before, after in (
         ("Parameters", outcome.parameters_before, outcome.parameters_after),
         ("Operations per sample", outcome.flops_before, outcome.flops_after),
@@ -167,24 +164,34 @@ def _tell_seeds(who: str, epochs: int, seeds: Sequence[SeedRecord]) -> str:
 
 
 def _tell_score(outcome: Outcome) -> str:
-    told = f"The network scores {format_number(outcome.score)} points on the {outcome.split} split"
     gain = outcome.gain
+    if is_loss(outcome.score):
+        loss = format_number(-outcome.score)
+        told = f"The network's loss is {loss} on the {outcome.split} split"
+        more, fewer, same = "less than its twin's", "more than its twin's", "as is its twin's"
+    else:
+        score = format_number(outcome.score)
+        told = f"The network scores {score} points on the {outcome.split} split"
+        more, fewer, same = "more than its twin", "fewer than its twin", "as many as its twin"
     if gain is not None and math.isfinite(gain):
         size = format_number(abs(gain), decimals=decimals_for(outcome.score))
-        if gain > 0:
-            told += f", {size} more than its twin"
-        else:
-            told += f", {size} fewer than its twin" if gain < 0 else ", as many as its twin"
+        told += f", {size} {more if gain > 0 else fewer}" if gain else f", {same}"
     before, after = outcome.parameters_before, outcome.parameters_after
     if before == after:
         return f"{told}, with {format_count(after)} parameters as at the start."
     return f"{told}. Its parameters went from {format_count(before)} to {format_count(after)}."
 
 
-def _points(outcome: Outcome) -> str:
+def _score_tile(split: str, score: float, twin: float | None) -> tuple[str, str, str]:
+    name, sign = ("Loss", -1) if is_loss(score) else ("Score", 1)
+    beside = "" if twin is None else f"twin {format_number(sign * twin)}"
+    return f"{name}, {split}", format_number(sign * score), beside
+
+
+def _gained(outcome: Outcome) -> str:
     # With the score's own decimals, so that the two can be compared at a glance.
-    decimals = decimals_for(outcome.score)
-    return f"{format_number(outcome.gain, decimals=decimals, signed=True)} points"
+    gain = format_number(outcome.gain, decimals=decimals_for(outcome.score), signed=True)
+    return f"{gain} (negative loss)" if is_loss(outcome.score) else f"{gain} points"
 
 
 def _change(before: int, after: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from esper.leyline.records import EpochRecord, SeedRecord, seed_records
+from esper.leyline.records import EpochRecord, SeedRecord, is_loss, seed_records
 from esper.report import curve
 from esper.report.bands import draw_lanes
 from esper.report.curve import draw_caption, draw_curves, read_curves
@@ -75,9 +75,10 @@ def describe(history: Sequence[EpochRecord]) -> str:
     if not history:
         return "No epochs were recorded."
     first, last = history[0], history[-1]
+    unit = " (the negative loss)" if is_loss(last.val_score) else " points"
     told = [
         f"{counted(len(history), 'epoch')}. The validation score goes from "
-        f"{format_number(first.val_score)} to {format_number(last.val_score)} points"
+        f"{format_number(first.val_score)} to {format_number(last.val_score)}{unit}"
         + ("." if last.twin_score is None else _tell_twin(last.twin_score))
     ]
     lives = seed_records(tuple(history))
@@ -93,7 +94,7 @@ def _draw_run(history: Sequence[EpochRecord]) -> tuple[list[str], float]:
     curves = read_curves(history)
     frame = frame_for(history, MARGIN + curves.left_room(), WIDTH - MARGIN - curves.right_room())
     top = MARGIN + ROW + 12
-    drawing = [draw_caption(top)]
+    drawing = [draw_caption(curves, top)]
     top += ROW + 10
     drawing.extend(draw_curves(history, curves, frame, top))
     top += curve.HEIGHT + ROW + 26

@@ -29,6 +29,7 @@ from esper.leyline.settings import changed_settings
 from esper.runs.checkpoint import GROWING, Checkpoints, Which, resume_command
 from esper.runs.folder import RunFolder
 from esper.runs.growing import resume_growing, start_growing
+from esper.runs.progress import EpochProgress, is_shown
 from esper.runs.recorded import carry_out_or_raise
 from esper.runs.request import STARTED_BY
 from esper.runs.world import World, batch_fingerprint
@@ -61,6 +62,7 @@ def grow(
     resume: bool | Which = False,
     overwrite: bool = False,
     on_epoch: Callable[[EpochRecord], None] | None = None,
+    progress: bool | None = None,
 ) -> Grown:
     """Train a model for some epochs while a controller grows it.
 
@@ -107,6 +109,7 @@ def grow(
             is that of an uninterrupted run, provided that `train` depends on nothing but the epoch.
         overwrite: replace the run in `out`.
         on_epoch: called with the record of every epoch.
+        progress: show every epoch on standard error; by default where that is a terminal.
 
     A run that leaves the network as it was says why, as an `EsperWarning` and in `Grown.why`; one
     that is too short for a seed warns when it starts. In runs of less than 60 epochs all waits are
@@ -148,13 +151,20 @@ def grow(
             device=device,
         )
 
+    watcher = EpochProgress(settings.epochs) if is_shown(progress) else None
+
+    def show(record: EpochRecord) -> None:
+        if watcher is not None:
+            watcher.show(record)
+        if on_epoch is not None:
+            on_epoch(record)
+
     if out is None:
         if resume or overwrite:
             raise UsageError("resume and overwrite are about a run folder; name it by out=...")
         growth = build()
         for record in growth.epochs():
-            if on_epoch is not None:
-                on_epoch(record)
+            show(record)
         return _told_why(growth.finish())
     if resume and overwrite:
         raise UsageError("resume continues a run and overwrite replaces it; give one of them")
@@ -186,7 +196,7 @@ def grow(
             out, growth, told, _first_batch(growth), overwrite=overwrite, command="esper.grow(...)"
         )
     with run:
-        carry_out_or_raise(run, on_epoch)
+        carry_out_or_raise(run, show)
         return _told_why(run.finish()[0])
 
 

@@ -116,6 +116,21 @@ class Digits(Task):
         return read_digits() if data_path is None else open_data(data_path)
 
 
+@register_task("digits_narrow")
+class DigitsNarrow(Digits):
+    """Embedded 8x8 digits with a conv host that begins too narrow, at its tuned rate: the demo."""
+
+    # Chosen by `python -m benchmarks digits_narrow`; docs/log.md has what else was tried.
+    defaults = _digits_config(
+        host="cnn",
+        host_options=CnnConfig(channels=(2, 2, 8), in_channels=1),
+        batch_size=32,
+        learning_rate=0.2,
+        schedule=SCHEDULE,
+        warmup=WARM_UP,
+    )
+
+
 @register_task("digits_mlp")
 class DigitsMlp(Digits):
     """Embedded 8x8 digits with a fully connected host of about 2 k parameters."""

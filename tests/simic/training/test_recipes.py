@@ -9,7 +9,7 @@ from esper.simic.training.recipes import LEARNER, RECIPES, describe_recipes, get
 from esper.simic.training.row_source import TaskRows
 from esper.tasks import get_family
 
-OURS = ("smoke", "demo", "digits", "family", "cifar16", "arena", "cifar", "stories")
+OURS = ("smoke", "digits", "family", "cifar16", "arena", "cifar", "stories")
 DOCUMENTS = ("documents-001", "documents-000")
 
 

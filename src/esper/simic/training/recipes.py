@@ -96,17 +96,6 @@ RECIPES: dict[str, TrainConfig] = {
             reward=_REWARD,
         ),
         TrainConfig(
-            recipe="demo",
-            rounds=10,
-            rows=8,
-            episode_length=30,
-            evaluate_every=10,
-            evaluation_seeds=4,
-            policy=_POLICY.replace(lstm_hidden_dim=64),
-            ppo=LEARNER,
-            reward=_REWARD,
-        ),
-        TrainConfig(
             recipe="digits",
             rounds=24,
             rows=256,
@@ -209,7 +198,6 @@ RECIPES: dict[str, TrainConfig] = {
 
 _LINES = {
     "smoke": "digits, 2 rounds of 4 short episodes: does it run here? Seconds.",
-    "demo": "digits, a small controller in minutes on 2 cores",
     "digits": "digits, 60 decisions, 256 networks side by side; minutes on a GPU",
     "family": "digits with hosts of several sizes, few images, wrong labels; fits two cores",
     "cifar16": "CIFAR-10 at 16x16, 256 networks side by side; minutes on a GPU",

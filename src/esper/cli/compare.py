@@ -1,0 +1,184 @@
+"""`esper compare`: growing runs side by side, from their stores alone."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from esper.cli.main import Parser
+from esper.cli.output import out_console, points, print_json, safe
+
+_EPILOG = """\
+examples:
+  esper compare runs/first runs/patient
+  esper compare runs/seed* --json
+"""
+
+
+def set_up(parser: Parser) -> None:
+    """Describe the verb and its options."""
+    parser.description = (
+        "Put growing runs side by side: scores, twins, parameters, FLOPs and what grew."
+    )
+    parser.epilog = _EPILOG
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="folders of two or more runs")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.set_defaults(run=run, needs_no_torch=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One run of the comparison; absent is None."""
+
+    run: str
+    state: str
+    task: str | None
+    controller: str | None
+    seed: int | None
+    epochs: int
+    """Epochs done."""
+    val_score: float | None
+    twin_val_score: float | None
+    test_score: float | None
+    twin_test_score: float | None
+    parameters_before: int | None
+    parameters_after: int | None
+    flops_before: int | None
+    flops_after: int | None
+    seeds: tuple[dict[str, Any], ...]
+    """The life of every seed, in order."""
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the table."""
+    from esper.leyline.errors import UsageError
+
+    if len(options.runs) < 2:
+        raise UsageError("one run cannot be compared; name two or more (see `esper runs`)")
+    sides = [read_side(folder) for folder in options.runs]
+    if options.json:
+        plain = [{each.name: getattr(side, each.name) for each in fields(side)} for side in sides]
+        print_json({"runs": plain})
+    else:
+        print_sides(sides)
+    return 0
+
+
+def read_side(folder: str) -> Side:
+    """Return what the store of a growing run says."""
+    from esper.leyline.errors import UsageError
+    from esper.leyline.records import seed_records, seeds_at_end
+    from esper.nissa.columns import storable_text
+    from esper.nissa.database import store_path
+    from esper.nissa.history import read_history
+    from esper.nissa.listing import describe_run
+    from esper.nissa.reader import open_run
+
+    if not os.path.isfile(store_path(folder)):
+        raise UsageError(f"{folder} has no run.db; give the folder of a run (see `esper runs`)")
+    with open_run(folder) as stored:
+        info = stored.info
+        if info.kind != "grow":
+            raise UsageError(f"{folder} is a run of esper {info.kind}; only grown networks compare")
+        history = read_history(stored)
+        state = describe_run(stored.folder).state
+    last = history[-1] if history else None
+    lives = seeds_at_end(history) if state == "finished" else seed_records(history)
+    return Side(
+        run=storable_text(folder),
+        state=state,
+        task=info.task,
+        controller=info.controller,
+        seed=info.seed,
+        epochs=len(history),
+        val_score=_either(info.val_score, last and last.val_score),
+        twin_val_score=_either(info.twin_val_score, last and last.twin_score),
+        test_score=info.test_score,
+        twin_test_score=info.twin_test_score,
+        parameters_before=info.host_parameters,
+        parameters_after=_either(info.parameters, last and last.parameters),
+        flops_before=info.host_flops,
+        flops_after=_either(info.flops, last and last.flops),
+        seeds=tuple(
+            {
+                "slot": life.slot,
+                "blueprint": life.blueprint,
+                "germinated": life.germinated,
+                "ended": life.ended,
+                "fate": life.fate,
+            }
+            for life in lives
+        ),
+    )
+
+
+def print_sides(sides: Sequence[Side]) -> None:
+    """Print runs as columns; where all agree, one look says so."""
+    from rich.table import Table
+
+    table = Table(title="Runs compared", title_justify="left")
+    table.add_column("")
+    for side in sides:
+        table.add_column(safe(side.run), overflow="fold")
+    lines: dict[str, Callable[[Side], str]] = {
+        "state": lambda side: side.state,
+        "task": lambda side: side.task or "–",
+        "controller": lambda side: side.controller or "–",
+        "seed": lambda side: _count(side.seed),
+        "epochs": lambda side: _count(side.epochs),
+        "validation": lambda side: points(side.val_score),
+        "validation, twin": lambda side: points(side.twin_val_score),
+        "test": lambda side: points(side.test_score),
+        "test, twin": lambda side: points(side.twin_test_score),
+        "gain over the twin": _gain,
+        "parameters": lambda side: _sizes(side.parameters_before, side.parameters_after),
+        "FLOPs": lambda side: _sizes(side.flops_before, side.flops_after),
+        "what grew": lambda side: _lives(side, is_kept=True),
+        "what did not stay": lambda side: _lives(side, is_kept=False),
+    }
+    for name, tell in lines.items():
+        # Lines of seeds are kept; whatever else a name holds is made harmless.
+        cells = ["\n".join(safe(part).plain for part in tell(s).split("\n")) for s in sides]
+        table.add_row(name, *map(_text, cells))
+    out_console().print(table)
+
+
+def _text(cell: str) -> Any:
+    from rich.text import Text
+
+    return Text(cell)
+
+
+def _either(first: Any, second: Any) -> Any:
+    return second if first is None else first
+
+
+def _count(value: int | None) -> str:
+    return "–" if value is None else f"{value:,}"
+
+
+def _sizes(before: int | None, after: int | None) -> str:
+    return " → ".join(_count(size) for size in dict.fromkeys((before, after)))
+
+
+def _gain(side: Side) -> str:
+    """Return the gain on the test split, or on the validation split where there is no other."""
+    pairs = ((side.test_score, side.twin_test_score), (side.val_score, side.twin_val_score))
+    for split, (score, twin) in zip(("test", "validation"), pairs, strict=True):
+        if score is not None and twin is not None:
+            return f"{score - twin:+.2f} ({split})"
+    return "–"
+
+
+def _lives(side: Side, *, is_kept: bool) -> str:
+    """Return the seeds that are part of the network, or those that are not, a line each."""
+    told = []
+    for life in side.seeds:
+        is_gone = life["fate"] in ("pruned", "dropped")
+        if is_gone != is_kept:
+            line = f"{life['blueprint']} at {life['slot']}, from epoch {life['germinated']}"
+            told.append(line if life["fate"] == "fossilized" else f"{line}, {life['fate']}")
+    return "\n".join(told) or "nothing"

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from esper.cli import demo
+from esper.proof.same_size import Standing
+from tests.cli.terminal import esper
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give tables room, whatever terminal the tests run in."""
+    monkeypatch.setenv("COLUMNS", "240")
+
+
+def arm(name: str, *test: float) -> Standing:
+    return Standing(name, list(test), parameters=300, flops=5_000)
+
+
+def test_it_grows_compares_and_says_where_picture_and_report_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "demo"
+    said = esper(capsys, "demo", "--seeds", 1, "--epochs", 8, "--out", out)
+    assert said.code == 0, said.err
+    for text in ("digits_narrow, one seed", "twin (only waits)", "grown", "static, rate 0."):
+        assert text in said.out
+    assert "Growing beat waiting in " in said.out
+    for file in ("growth.svg", "report.html"):
+        assert str(out / file) in said.out
+        assert (out / file).is_file()
+
+
+def test_the_document_has_every_seed_and_the_demo_can_be_run_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(2):
+        said = esper(
+            *(capsys, "demo", "--seeds", 2, "--seed", 3, "--epochs", 7, "--json"),
+            *("--out", tmp_path / "demo"),
+        )
+    document = json.loads(said.out)
+    twin, grown, static = document["arms"]
+    assert [len(each["test"]) for each in (twin, grown, static)] == [2, 2, 2]
+    assert twin["parameters"] == document["parameters_before"]
+    assert document["seed"] == 3
+    assert document["cpu_s"] > 0
+
+
+@pytest.mark.parametrize(
+    ("static", "words"),
+    [
+        ((90.0, 91.0, 92.0), "beat waiting in 2 of 3 runs (+2.00 points), and a static network"),
+        ((80.0, 92.0, 95.0), "a static network of that size is as good"),
+        ((95.0, 95.0, 95.0), "a static network of that size is better by +3.00 points"),
+    ],
+)
+def test_the_verdict_says_what_was_found(static: tuple[float, ...], words: str) -> None:
+    told = demo.verdict(arm("twin", 90, 92, 91), arm("grown", 92, 90, 95), arm("s", *static))
+    assert words in told
+
+
+def test_there_is_at_least_one_network(capsys: pytest.CaptureFixture[str]) -> None:
+    said = esper(capsys, "demo", "--seeds", 0)
+    assert said.code == 2
+    assert "--seeds must be at least 1, got 0" in said.err
