@@ -8,6 +8,8 @@ and re-aims the modules so that they agree with it.
 
 from __future__ import annotations
 
+import copy
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from esper.kasmina import contribution as worth
 from esper.kasmina.blending import straight_through
@@ -25,7 +28,9 @@ from esper.kasmina.costs import (
     slot_costs,
     slot_flops,
 )
+from esper.kasmina.following import Followers, Mirrored
 from esper.kasmina.gradients import GradientSample, record_gradients, sample_gradients
+from esper.kasmina.inside import Whole, connect, slots_behind
 from esper.kasmina.lifecycle import LifecycleConfig, apply_command, record_epoch, rule_view, tick
 from esper.kasmina.operations import (
     OperationResult,
@@ -40,9 +45,10 @@ from esper.kasmina.operations import (
 from esper.kasmina.placement import DeclaredAxes, Placed, SlotNames, place_slots
 from esper.kasmina.probe import call_arguments
 from esper.kasmina.seedbed import Listeners, Seedbed, TrainingMode
-from esper.kasmina.slot import Slot, shadow_loss
+from esper.kasmina.slot import shadow_loss
 from esper.kasmina.snapshots import decode_lifecycle, encode_lifecycle, read_garden, save_garden
 from esper.kasmina.state import SlotState, empty_state
+from esper.kasmina.wrappers import watch
 from esper.leyline.actions import Actions, Command, LifecycleOp, decode_actions
 from esper.leyline.alpha import AlphaCurve, BlendStyle
 from esper.leyline.config import Config, option
@@ -114,11 +120,14 @@ class Garden(nn.Module):
         if not isinstance(model, nn.Module):
             raise UsageError(f"the model must be a torch.nn.Module, got {type(model).__name__}")
         if any(isinstance(module, Garden) for module in model.modules()):
-            raise SlotError("the model already holds a Garden; grow that one instead")
-        if _has_grown_elsewhere(model):
+            raise SlotError(
+                "the model already holds a Garden; grow that one on, or give garden.bake(), a "
+                "plain copy of what it has become"
+            )
+        if any(slot.seed is not None for slot in slots_behind(model)):
             raise SlotError(
                 "the model already grows in another Garden, whose seeds stay active in it; "
-                "use that garden or build the model anew"
+                "use that garden, garden.bake() or a model built anew"
             )
         if not isinstance(slots, Placed):
             slots = place_slots(model, slots, example_input, axes)
@@ -139,8 +148,17 @@ class Garden(nn.Module):
         self._listeners = Listeners()
         self._samples: dict[int, GradientSample] = {}
         self._example_shape = _example_shape(example_input)
-        for slot, placement in zip(self.seedbed, placements, strict=True):
-            model.get_submodule(placement.path).register_forward_hook(slot.attend)
+        # Amplitudes follow from the lifecycle; DDP need not send them around in every pass.
+        self._ddp_params_and_buffers_to_ignore = [
+            f"seedbed.slots.{index}.alpha" for index in range(len(placements))
+        ]
+        self._whole = Whole()
+        self._followers = Followers()
+        self._mirrored = Mirrored()
+        self._original: weakref.ref[Garden] | None = None
+        self._wrapper: weakref.ref[DistributedDataParallel] | None = None
+        paths = (placement.path for placement in placements)
+        connect(model, dict(zip(paths, self.seedbed, strict=True)), self._whole)
         self.register_load_state_dict_pre_hook(_grow_to_match)  # type: ignore[no-untyped-call]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -399,9 +417,55 @@ class Garden(nn.Module):
         self._sync()
         return self
 
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Return weights and lifecycle: everything that `load_state_dict` grows a garden from."""
+        with self._whole.entered():
+            return super().state_dict(*args, **kwargs)
+
+    @property
+    def original(self) -> Garden | None:
+        """The garden that this one was copied from, as long as that is there."""
+        return None if self._original is None else self._original()
+
+    @property
+    def wrapper(self) -> DistributedDataParallel | None:
+        """The DDP wrapper that trains this garden in several processes, where there is one."""
+        return None if self._wrapper is None else self._wrapper()
+
+    def wrap(self, wrapper: DistributedDataParallel) -> None:
+        """Take notice of the wrapper that holds this garden."""
+        self._wrapper = weakref.ref(wrapper)
+
+    def follow(self, garden: Garden) -> None:
+        """Grow as another garden does from now on, with weights of one's own.
+
+        For averages of weights (EMA): new seeds start as copies, and what goes there goes here.
+        The copy in a `torch.optim.swa_utils.AveragedModel` does so by itself.
+        """
+        if garden is self or garden.slot_names != self.slot_names:
+            raise UsageError("a garden can only follow another with the same slots: its copy")
+        garden._followers.add(self)
+        self._mirrored = Mirrored()
+        self._mirror(garden)
+
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the listeners behind: a copy has owners of its own."""
-        return {**self.__dict__, "_listeners": Listeners()}
+        """Leave those who listen and follow behind: a copy has owners of its own."""
+        own = {
+            "_listeners": Listeners(),
+            "_followers": Followers(),
+            "_mirrored": Mirrored(),
+            "_original": None,
+            "_wrapper": None,
+        }
+        return {**self.__dict__, **own}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Garden:
+        """Return an independent garden, which knows what it was copied from."""
+        copied = type(self).__new__(type(self))
+        memo[id(self)] = copied
+        copied.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        copied._original = weakref.ref(self)
+        return copied
 
     # -- inside ----------------------------------------------------------------------------------
 
@@ -441,6 +505,15 @@ class Garden(nn.Module):
             everywhere = torch.ones_like(self._state.occupied)
             self._state = self._state.where(everywhere, params=self.seedbed.sizes())
             self._listeners.tell()
+        for follower in self._followers:
+            follower._mirror(self)
+
+    def _mirror(self, garden: Garden) -> None:
+        """Take over what grows in another garden, but keep the weights of what is known."""
+        self.seedbed.mirror(garden.seedbed, self._mirrored, self._reference)
+        self._state = garden.state
+        self._sync()
+        self._listeners.tell()
 
     def _reference(self, slot: str) -> Tensor | None:
         """Return a host tensor near the slot: its device and precision are the seed's."""
@@ -461,6 +534,9 @@ class Garden(nn.Module):
             slot.was_shadowed = slot.seed is not None
 
 
+watch(Garden)
+
+
 def _is_blended(state: SlotState) -> Tensor:
     """Return bool [1, S]: whether the seed changes what the network puts out."""
     blended = torch.zeros_like(state.occupied)
@@ -474,16 +550,6 @@ def _example_shape(example: Any) -> list[int] | None:
     args, kwargs = call_arguments(example)
     plain = len(args) == 1 and not kwargs and isinstance(args[0], Tensor)
     return list(args[0].shape) if plain and args[0].is_floating_point() else None
-
-
-def _has_grown_elsewhere(model: nn.Module) -> bool:
-    """Return whether a hook of another garden's slot mixes a seed into this model."""
-    owners = (
-        getattr(hook, "__self__", None)
-        for module in model.modules()
-        for hook in module._forward_hooks.values()
-    )
-    return any(isinstance(owner, Slot) and owner.seed is not None for owner in owners)
 
 
 def _grow_to_match(garden: nn.Module, state_dict: Mapping[str, Any], prefix: str, *_: Any) -> None:
