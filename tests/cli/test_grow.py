@@ -16,7 +16,7 @@ import torch
 import yaml
 
 from esper.cli import view
-from esper.kasmina.garden import load_garden
+from esper.kasmina.loading import load_garden
 from esper.leyline import files
 from esper.leyline.records import EpochRecord
 from esper.runs import recorded

@@ -101,9 +101,7 @@ def life_by_hand(rank: int) -> None:
         train_on(wrapped, trained, half)
         train_on(alone, single, slice(None))
         check_equal(garden)
-        for (name, one), other in zip(
-            garden.named_parameters(), alone.parameters(), strict=True
-        ):
+        for (name, one), other in zip(garden.named_parameters(), alone.parameters(), strict=True):
             torch.testing.assert_close(one, other, rtol=0, atol=1e-5, msg=name)
         garden.tick()
         alone.tick()
@@ -148,7 +146,6 @@ def test_a_life_by_hand_is_the_same_on_all_ranks_and_in_one_process(tmp_path: Pa
 
 
 # -- by a gardener --------------------------------------------------------------------------------
-
 
 
 def life_with_a_gardener(rank: int) -> None:

@@ -72,7 +72,7 @@ def test_a_copy_is_guarded_by_its_own_seeds() -> None:
 
 
 class Pretrained(Stack):
-    """Saves itself as models of Hugging Face do: its own state_dict, read back without strictness."""
+    """Saves itself as models of Hugging Face do: its own state_dict, read back leniently."""
 
     def save_pretrained(self, file: io.BytesIO) -> None:
         torch.save(self.state_dict(), file)

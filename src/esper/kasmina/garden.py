@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from esper.kasmina import contribution as worth
+from esper.kasmina.bake import baked_copy
 from esper.kasmina.blending import straight_through
 from esper.kasmina.blueprints.registry import BLUEPRINTS
 from esper.kasmina.costs import (
@@ -43,17 +44,15 @@ from esper.kasmina.operations import (
     style_of,
 )
 from esper.kasmina.placement import DeclaredAxes, Placed, SlotNames, place_slots
-from esper.kasmina.probe import call_arguments
 from esper.kasmina.seedbed import Listeners, Seedbed, TrainingMode
 from esper.kasmina.slot import shadow_loss
-from esper.kasmina.snapshots import decode_lifecycle, encode_lifecycle, read_garden, save_garden
+from esper.kasmina.snapshots import decode_lifecycle, encode_lifecycle, save_garden
 from esper.kasmina.state import SlotState, empty_state
 from esper.kasmina.wrappers import watch
 from esper.leyline.actions import Actions, Command, LifecycleOp, decode_actions
 from esper.leyline.alpha import AlphaCurve, BlendStyle
 from esper.leyline.config import Config, option
-from esper.leyline.errors import CheckpointError, NonFiniteError, SlotError, UsageError, nearest
-from esper.leyline.manifest import restoring
+from esper.leyline.errors import NonFiniteError, SlotError, UsageError, nearest
 from esper.leyline.rules import Masks, build_masks
 from esper.leyline.stages import BLENDED_STAGES
 
@@ -99,7 +98,8 @@ class Garden(nn.Module):
         model: the host; it is used as it is, not copied.
         slots: dotted names of submodules whose output may be augmented (`*` stands for any part
             of a name, as in "blocks.*"), or {name: submodule}; or where they were found to be.
-        example_input: one batch (a tensor, a tuple of arguments or a dict of them).
+        example_input: one batch (a tensor, a tuple of arguments or a dict of them); not needed
+            where the slots were found already.
         axes: what the axes of the activations are, such as "BTC" or "TBC": one name for all slots,
             or by slot, submodule or pattern. What is not declared is found out by trying the
             model, and refused where it cannot be told.
@@ -110,7 +110,7 @@ class Garden(nn.Module):
         self,
         model: nn.Module,
         slots: SlotNames | Placed,
-        example_input: Any,
+        example_input: Any = None,
         *,
         axes: DeclaredAxes | None = None,
         config: GardenConfig | None = None,
@@ -130,6 +130,10 @@ class Garden(nn.Module):
                 "use that garden, garden.bake() or a model built anew"
             )
         if not isinstance(slots, Placed):
+            if example_input is None:
+                raise UsageError(
+                    "give one batch as example_input: it tells what flows at the slots"
+                )
             slots = place_slots(model, slots, example_input, axes)
         placements = slots.slots
         self.placed = slots
@@ -147,7 +151,6 @@ class Garden(nn.Module):
         self._state = empty_state(1, len(placements))
         self._listeners = Listeners()
         self._samples: dict[int, GradientSample] = {}
-        self._example_shape = _example_shape(example_input)
         # Amplitudes follow from the lifecycle; DDP need not send them around in every pass.
         self._ddp_params_and_buffers_to_ignore = [
             f"seedbed.slots.{index}.alpha" for index in range(len(placements))
@@ -403,13 +406,21 @@ class Garden(nn.Module):
         An earlier `state_dict` may be written instead of the present one, and the epoch it is of.
         """
         meta = {
-            "slot_paths": self.slot_paths,
-            "slot_axes": self.slot_axes,
-            "example_shape": self._example_shape,
+            "placed": self.placed.to_mapping(),
             "config": self.config.to_mapping(),
             "epoch": epoch,
         }
         save_garden(self.state_dict() if state is None else state, folder, meta)
+
+    def bake(self) -> nn.Module:
+        """Return the network as a plain copy: a module of the host's class, without Esper.
+
+        Outputs are the same; seeds that change nothing are left out. It trains on, can be pickled
+        and loaded where Esper is not installed, exported, and grown in again. What was half blended
+        in stays as it is.
+        """
+        hanging = zip(self.placed.slots, self.seedbed, strict=True)
+        return baked_copy(self.model, {p.path: (slot, p) for p, slot in hanging})
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Garden:
         """Move or cast as any module; amplitudes are written anew in the new precision."""
@@ -463,7 +474,8 @@ class Garden(nn.Module):
         """Return an independent garden, which knows what it was copied from."""
         copied = type(self).__new__(type(self))
         memo[id(self)] = copied
-        copied.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        state = copy.deepcopy(self.__getstate__(), memo)
+        copied.__setstate__(state)  # type: ignore[no-untyped-call]
         copied._original = weakref.ref(self)
         return copied
 
@@ -545,45 +557,9 @@ def _is_blended(state: SlotState) -> Tensor:
     return blended & (state.alpha > 0)
 
 
-def _example_shape(example: Any) -> list[int] | None:
-    """Return the shape of a plain tensor example; others must be given again when loading."""
-    args, kwargs = call_arguments(example)
-    plain = len(args) == 1 and not kwargs and isinstance(args[0], Tensor)
-    return list(args[0].shape) if plain and args[0].is_floating_point() else None
-
-
 def _grow_to_match(garden: nn.Module, state_dict: Mapping[str, Any], prefix: str, *_: Any) -> None:
     """Before weights are loaded, grow the garden to the topology they belong to."""
     encoded = state_dict.get(f"{prefix}_extra_state")
     if encoded is not None:
         assert isinstance(garden, Garden)
         garden._restore(encoded)
-
-
-def load_garden(folder: str | Path, *, model: nn.Module, example_input: Any = None) -> Garden:
-    """Rebuild a saved garden around a fresh model of the same architecture.
-
-    The example input is needed only where the model takes anything but one float tensor.
-    """
-    state, meta = read_garden(folder)
-    with restoring(Path(folder)):
-        shape, slot_paths = meta["example_shape"], dict(meta["slot_paths"])
-        slot_axes = dict(meta["slot_axes"])
-        config = GardenConfig.from_mapping(meta["config"])
-    if example_input is None:
-        if shape is None:
-            raise CheckpointError(
-                f"{folder}: this garden's model does not take one float tensor; "
-                "pass example_input as when it was made"
-            )
-        like = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
-        example_input = torch.zeros(shape, dtype=like.dtype, device=like.device)
-    garden = Garden(model, slot_paths, example_input, axes=slot_axes, config=config)
-    try:
-        garden.load_state_dict(state)
-    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise CheckpointError(
-            f"{folder}: the model does not match the saved one: {reason}"
-        ) from None
-    return garden

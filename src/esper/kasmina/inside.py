@@ -62,7 +62,7 @@ def connect(model: nn.Module, slots: dict[str, Slot], whole: Whole) -> None:
             slot for path, slot in slots.items() if not name or f"{path}.".startswith(f"{name}.")
         ]
         module = model.get_submodule(name)
-        module.register_state_dict_pre_hook(Guard(whole, below))  # type: ignore[no-untyped-call]
+        module.register_state_dict_pre_hook(Guard(whole, below))
 
 
 def disconnect(model: nn.Module) -> None:

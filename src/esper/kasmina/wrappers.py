@@ -42,7 +42,7 @@ class Renewal:
         self._known = self._parameters()
         self._finds_unused: bool | None = None
 
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, wrapper: nn.Module, args: Any) -> None:
         """Renew the wrapper if a seed came, went, froze or thawed since the last pass."""
         # Without gradients nothing is reduced, and one process may well evaluate alone.
@@ -91,7 +91,7 @@ def renew(wrapper: DistributedDataParallel, *, find_unused_parameters: bool) -> 
     for name in (buffers, "skip_all_reduce_unused_params", "batched_grad_copy"):
         if name in known:
             options[name] = getattr(wrapper, name)
-    kept = {
+    kept: dict[str, Any] = {
         name: value
         for name, value in wrapper.__dict__.items()
         if name.endswith(("_hooks", "_hooks_with_kwargs", "_hooks_always_called"))
