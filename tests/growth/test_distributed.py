@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -33,15 +34,28 @@ WORLD = 2
 BATCHES = make_batches(6, 16, seed=3)
 
 
-def run_ranks(name: str, folder: Path) -> None:
-    """Call a function of this file in two processes, and show what goes wrong in them."""
-    code = (
-        "import sys; from tests.growth import test_distributed as here; "
-        "here.start(sys.argv[1], sys.argv[2], int(sys.argv[3]))"
-    )
+SCENARIOS = (
+    "life_by_hand",
+    "life_with_a_gardener",
+    "parts_of_the_validation_set",
+    "ranks_that_differ",
+    "hooks_are_kept",
+)
+
+PROGRAM = """
+import sys
+from tests.growth import test_distributed as here
+here.play(sys.argv[1], int(sys.argv[2]))
+"""
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """What two processes say who go through all scenarios together: each name, then how it was."""
+    folder = str(tmp_path_factory.mktemp("meeting"))
     started = [
         subprocess.Popen(
-            [sys.executable, "-c", code, name, str(folder / "meeting"), str(rank)],
+            [sys.executable, "-c", PROGRAM, folder, str(rank)],
             cwd=Path(__file__).parents[2],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -49,17 +63,30 @@ def run_ranks(name: str, folder: Path) -> None:
         )
         for rank in range(WORLD)
     ]
-    said = [process.communicate(timeout=120)[0] for process in started]
-    assert all(process.returncode == 0 for process in started), "\n".join(said)
-
-
-def start(name: str, meeting: str, rank: int) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=WORLD)
     try:
-        globals()[name](rank)
+        return [process.communicate(timeout=200)[0] for process in started]
     finally:
+        for process in started:
+            process.kill()
+
+
+def play(folder: str, rank: int) -> None:
+    """Go through the scenarios in one of the processes; the first that fails is the last."""
+    torch.set_num_threads(1)
+    for name in SCENARIOS:
+        method = f"file://{folder}/{name}"
+        patience = timedelta(seconds=60)
+        dist.init_process_group(
+            "gloo", init_method=method, rank=rank, world_size=WORLD, timeout=patience
+        )
+        globals()[name](rank)
+        dist.barrier()
         dist.destroy_process_group()
+        print(f"{name} went well", flush=True)
+
+
+def went_well(said: list[str], name: str) -> None:
+    assert all(f"{name} went well" in one for one in said), "\n".join(said)
 
 
 def everywhere(value: Any) -> list[Any]:
@@ -141,8 +168,8 @@ def life_by_hand(rank: int) -> None:
     assert not wrapped.find_unused_parameters
 
 
-def test_a_life_by_hand_is_the_same_on_all_ranks_and_in_one_process(tmp_path: Path) -> None:
-    run_ranks("life_by_hand", tmp_path)
+def test_a_life_by_hand_is_the_same_on_all_ranks_and_in_one_process(said: list[str]) -> None:
+    went_well(said, "life_by_hand")
 
 
 # -- by a gardener --------------------------------------------------------------------------------
@@ -170,13 +197,12 @@ def life_with_a_gardener(rank: int) -> None:
     assert {"GERMINATE", "ADVANCE"} <= ops, ops
 
 
-def test_rank_0_measures_and_decides_for_all(tmp_path: Path) -> None:
-    run_ranks("life_with_a_gardener", tmp_path)
+def test_rank_0_measures_and_decides_for_all(said: list[str]) -> None:
+    went_well(said, "life_with_a_gardener")
 
 
 def parts_of_the_validation_set(rank: int) -> None:
     garden, alone = make_garden(), make_garden()
-    DistributedDataParallel(garden)
     kept = DistributedDataParallel(garden)
     batches = make_batches(4, 8, seed=9)
     mine = batches[2 * rank : 2 * rank + 2]
@@ -188,8 +214,8 @@ def parts_of_the_validation_set(rank: int) -> None:
     assert kept.module is garden
 
 
-def test_a_divided_validation_set_counts_as_a_whole(tmp_path: Path) -> None:
-    run_ranks("parts_of_the_validation_set", tmp_path)
+def test_a_divided_validation_set_counts_as_a_whole(said: list[str]) -> None:
+    went_well(said, "parts_of_the_validation_set")
 
 
 def ranks_that_differ(rank: int) -> None:
@@ -207,8 +233,8 @@ def ranks_that_differ(rank: int) -> None:
             wrapped.eval()(BATCHES[0][0])
 
 
-def test_a_rank_that_acts_alone_is_named(tmp_path: Path) -> None:
-    run_ranks("ranks_that_differ", tmp_path)
+def test_a_rank_that_acts_alone_is_named(said: list[str]) -> None:
+    went_well(said, "ranks_that_differ")
 
 
 def hooks_are_kept(rank: int) -> None:
@@ -238,8 +264,8 @@ def hooks_are_kept(rank: int) -> None:
     check_equal(garden)
 
 
-def test_what_its_owner_set_on_a_wrapper_is_kept(tmp_path: Path) -> None:
-    run_ranks("hooks_are_kept", tmp_path)
+def test_what_its_owner_set_on_a_wrapper_is_kept(said: list[str]) -> None:
+    went_well(said, "hooks_are_kept")
 
 
 # -- one process ----------------------------------------------------------------------------------
