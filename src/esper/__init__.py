@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from esper.growth.run import GrowthConfig
     from esper.kasmina.blueprints import register_blueprint
     from esper.kasmina.evaluation import evaluate_contributions
-    from esper.kasmina.garden import Garden, GardenConfig, load_garden
+    from esper.kasmina.garden import Garden, GardenConfig
     from esper.kasmina.hosts import register_host
+    from esper.kasmina.loading import load_garden
     from esper.kasmina.selftest import check_slots
     from esper.kasmina.suggestion import suggest_slots
     from esper.leyline.errors import EsperError, EsperWarning
@@ -76,7 +77,7 @@ _HOMES = {
     "check_slots": "esper.kasmina.selftest",
     "evaluate_contributions": "esper.kasmina.evaluation",
     "grow": "esper.runs.grow",
-    "load_garden": "esper.kasmina.garden",
+    "load_garden": "esper.kasmina.loading",
     "open_run": "esper.nissa.reader",
     "read_manifest": "esper.runs.checkpoint",
     "register_blueprint": "esper.kasmina.blueprints",

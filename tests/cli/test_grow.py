@@ -16,7 +16,7 @@ import torch
 import yaml
 
 from esper.cli import view
-from esper.kasmina.garden import load_garden
+from esper.kasmina.loading import load_garden
 from esper.leyline import files
 from esper.leyline.records import EpochRecord
 from esper.runs import growing, recorded
@@ -680,7 +680,6 @@ def test_a_finished_run_can_be_finished_again(command: Command, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("option", "name"),
     [
-        (("--epochs", 9), "--epochs"),
         (("--seed", 0), "--seed"),
         (("--no-twin",), "--twin"),
         (("--twin",), "--twin"),
@@ -694,6 +693,15 @@ def test_a_resumed_run_keeps_its_settings(
 ) -> None:
     line = command("grow", "--resume", "--out", "run", *option).complaint()
     assert f"--resume continues with the settings of the run; leave out {name}" in line
+
+
+def test_a_finished_run_is_extended(command: Command, tmp_path: Path) -> None:
+    controller = ("--controller", "wait")
+    assert command(*FAST, "--epochs", 2, *controller, "--out", "run").code == 0
+    said = command("grow", "--resume", "--epochs", 4, "--json", "--out", "run")
+    assert said.code == 0, said.err
+    assert epochs_trained(tmp_path / "run") == [1, 2, 3, 4]
+    assert len(history_of(tmp_path / "run")) == 4
 
 
 def test_settings_that_were_damaged_are_named(command: Command, tmp_path: Path) -> None:

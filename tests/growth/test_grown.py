@@ -104,6 +104,23 @@ def test_the_twin_is_the_plain_model(grown: Grown) -> None:
     assert not torch.equal(grown.twin(x), grown.model(x))
 
 
+def test_a_plain_network_comes_out_of_it_and_grows_on(grown: Grown) -> None:
+    plain, x = grown.bake(), torch.randn(5, 4)
+    assert type(plain).__name__ == "TinyNet"
+    assert torch.equal(plain(x), grown.model(x))
+    again = grow(
+        plain,
+        SLOTS,
+        train=make_batches(),
+        val=make_batches(2, 32, seed=9),
+        epochs=6,
+        controller=Script(GROW_ONE),
+        config=growth_config(1),
+    )
+    assert again.summary.parameters_before == grown.summary.parameters_after
+    assert again.summary.parameters_after > again.summary.parameters_before
+
+
 SHAPE = (1, 8, 8)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import runpy
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,7 +30,7 @@ def run_example(
 
 def test_every_example_is_tested_here_and_short() -> None:
     names = sorted(path.name for path in EXAMPLES.glob("*.py"))
-    assert names == ["grow_your_model.py", "own_loop.py"]
+    assert names == ["distributed.py", "grow_your_model.py", "own_loop.py"]
     for name in names:
         assert len((EXAMPLES / name).read_text(encoding="utf-8").splitlines()) < 80
 
@@ -53,6 +55,19 @@ def test_keeping_ones_own_loop(
     assert len(lines) == 3
     assert lines[-1].startswith("epoch 3: ")
     assert lines[-1].endswith("502 parameters")
+
+
+def test_growing_in_two_processes() -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    done = subprocess.run(
+        [*command, "--nproc-per-node=2", str(EXAMPLES / "distributed.py"), "--epochs=2"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("epoch 2: ")
+    assert len(done.stdout.splitlines()) == 1
 
 
 @pytest.mark.slow

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 
 import esper
-from esper.leyline.errors import EsperWarning
-from tests.plots import EAGER, GROW_ONE, Script
+from esper.leyline.errors import EsperWarning, SlotError
+from tests.plots import EAGER, GROW_ONE, Script, raise_seed, shake
 
 transformers = pytest.importorskip("transformers")
 
@@ -87,3 +89,25 @@ def test_a_model_grows_on_its_own_loss(make: Any, labels: str, slots: str) -> No
         )
     assert grown.history[0].val_loss == pytest.approx(float(expected), rel=1e-3)
     assert {view.axes for view in grown.model.slots.values()} == {"BTC"}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+def test_a_grown_model_is_not_saved_without_its_seeds(tmp_path: Path) -> None:
+    model, batch = bert(num_labels=3), batches("classes")[0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", EsperWarning)
+        garden = esper.Garden(model, ["bert.encoder.layer.0"], batch, axes="BTC", config=EAGER)
+    raise_seed(garden, "bert.encoder.layer.0", blueprint="lora")
+    shake(garden)
+    with pytest.raises(SlotError, match=r"save the garden .* or a plain copy \(garden\.bake\(\)\)"):
+        model.save_pretrained(tmp_path / "inner")
+    assert not (tmp_path / "inner" / "model.safetensors").exists()
+    # The plain copy is what it was: of the host's class, with everything in its weights.
+    baked: Any = garden.bake()
+    torch.testing.assert_close(
+        baked.eval()(**batch).logits, garden.eval()(**batch).logits, rtol=0, atol=1e-6
+    )
+    baked.save_pretrained(tmp_path / "baked")
+    saved = safetensors.torch.load_file(tmp_path / "baked" / "model.safetensors")
+    assert saved.keys() == baked.state_dict().keys()
+    assert any(".grown." in name for name in saved)

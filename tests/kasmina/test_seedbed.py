@@ -316,7 +316,7 @@ def test_configurations_run_side_by_side_in_one_batch() -> None:
     torch.testing.assert_close(together, torch.cat(separate))
     torch.testing.assert_close(separate[0], garden(X))
     bare = Stack()
-    bare.load_state_dict(garden.model.state_dict())
+    bare.load_state_dict(dict(garden.model.named_parameters()))
     assert torch.equal(separate[3], bare(X))
 
 

@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import StepLR
 
 import esper
 from esper.growth.grown import Grown
-from esper.kasmina.garden import load_garden
+from esper.kasmina.loading import load_garden
 from esper.leyline.errors import CheckpointError, UsageError
 from esper.leyline.records import EpochRecord
 from esper.nissa.reader import open_run

@@ -26,7 +26,7 @@ examples:
   esper grow --model mynet:make --slots layer1,layer2 --data images.npz --out runs/mine
   esper grow --task digits --controller heuristic:plateau_epochs=5 --out runs/patient
   esper grow --resume --out runs/first
-  esper grow --resume --set growth.epochs=80 --out runs/first
+  esper grow --resume --epochs 80 --out runs/first
   esper grow --resume --model mynet:make --out runs/mine
 """
 
@@ -156,8 +156,8 @@ def set_up(parser: Parser) -> None:
     where.add_argument(
         "--resume",
         action="store_true",
-        help="continue the run in --out, with --set if asked for; give --model again where it had "
-        "one, as no code is run because a folder names it",
+        help="continue the run in --out, or extend it by a larger --epochs, with --set if asked "
+        "for; give --model again where it had one, as no code is run because a folder names it",
     )
     where.add_argument(
         "--from",
@@ -229,6 +229,8 @@ def _open(options: argparse.Namespace, on_alarm: Any) -> Any:
         _refuse_changes(options)
         if options.device is not None:
             settings["device"] = choose_device(options.device).type
+        if options.epochs is not None:
+            settings["growth.epochs"] = options.epochs
         return resume_request(
             options.out,
             settings=settings,
@@ -342,7 +344,7 @@ def _refuse_changes(options: argparse.Namespace) -> None:
     from esper.leyline.errors import UsageError
 
     kept = {"out", "resume", "source", "export", "json", "verbose", "run", "overwrite", "arguments"}
-    kept |= {"settings", "model", "device"}
+    kept |= {"settings", "model", "device", "epochs"}
     if options.overwrite:
         raise UsageError("--resume continues a run and --overwrite replaces it; give one of them")
     changed = [
@@ -353,7 +355,7 @@ def _refuse_changes(options: argparse.Namespace) -> None:
     if changed:
         raise UsageError(
             f"--resume continues with the settings of the run; leave out {', '.join(changed)}, or "
-            "name what is to change, as in --set growth.epochs=80"
+            "name what is to change, as in --set growth.training.learning_rate=0.01"
         )
 
 

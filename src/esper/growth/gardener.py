@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from esper.growth.distributed import Ranks
 from esper.growth.horizon import fit_lifecycle, fit_tracker, inert_epochs
 from esper.kasmina.blueprints.registry import blueprint_kinds, blueprint_names
 from esper.kasmina.costs import slot_costs
@@ -101,6 +102,11 @@ class GardenerConfig(Config):
     governor: GovernorConfig = option(
         GovernorConfig, "When the network goes back to its last safe state."
     )
+    val_is_sharded: bool = option(
+        False,
+        "In several processes: put the samples that each evaluates together. "
+        "Otherwise all evaluate the same, and those of rank 0 count.",
+    )
     fits_horizon: bool = option(
         True, "In a run of less than 60 epochs, shorten the waits in proportion."
     )
@@ -126,10 +132,11 @@ def garden_facts(garden: Garden, config: GardenerConfig, horizon: int) -> RowFac
 class OwnersEngine:
     """One garden that its owner trains: `train` only takes over what the owner's epoch left."""
 
-    def __init__(self, garden: Garden) -> None:
-        """Bind the garden; its optimizer may come later."""
+    def __init__(self, garden: Garden, ranks: Ranks) -> None:
+        """Bind the garden and the processes that train it; its optimizer may come later."""
         self.garden = garden
         self.carried: CarriedOptimizer | None = None
+        self._ranks = ranks
         self._evaluator: Evaluator | None = None
         self._train_loss = math.nan
 
@@ -169,12 +176,13 @@ class OwnersEngine:
     def train(self, epochs: Sequence[int]) -> EpochResult:
         """Return what the owner's epoch said."""
         sample, sampled = take_samples([self.garden])
-        return EpochResult(torch.tensor([self._train_loss], dtype=torch.float64), sample, sampled)
+        loss = torch.tensor([self._train_loss], dtype=torch.float64)
+        return self._ranks.from_first(EpochResult(loss, sample, sampled))
 
     def measure(self, plans: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
         """Evaluate the garden in every configuration of its plan."""
         assert self._evaluator is not None, "an epoch is measured after it was finished"
-        return self._evaluator.measure(self.garden, plans[0])
+        return self._ranks.measured(*self._evaluator.measure(self.garden, plans[0]))
 
     def read(self, row: int) -> RowWeights:
         """Return copies of the garden's weights."""
@@ -197,6 +205,9 @@ class Gardener:
     restores host and fossilized seeds as they were in the last safe epoch (a copy is taken every
     few epochs), removes what was still growing, clears the controller's memory and goes on; the
     reason stands in the epoch's record. After several rollbacks in a row it gives up with an error.
+
+    A garden wrapped by `DistributedDataParallel` has a gardener in every process; call `step` in
+    all of them. Rank 0 measures and decides, all act, and the topologies are compared.
 
     Args:
         garden: what grows.
@@ -253,7 +264,8 @@ class Gardener:
         self.controller = make_controller(controller, context)
         self.controller.reset(1, "cpu")
         self.history: list[EpochRecord] = []
-        self._engine = OwnersEngine(garden)
+        self._ranks = Ranks(garden, val_is_sharded=self.config.val_is_sharded)
+        self._engine = OwnersEngine(garden, self._ranks)
         self._group = RowGroup(
             self._engine,
             [seed],
@@ -322,6 +334,7 @@ class Gardener:
             )
         group = self._group
         evaluator = as_evaluator(evaluate)
+        train_loss = self._ranks.mean(train_loss)
         self._engine.finish_epoch(evaluator, train_loss)
         # Its owner may have acted on the garden by hand.
         group.state = self.garden.state
@@ -415,13 +428,14 @@ class Gardener:
         return panic.name.lower()
 
     def _decide(self, signals: Signals, before_action: Callable[[], None] | None) -> DecisionRecord:
-        actions = self.controller.act(signals, self._group.masks())
+        actions = self._ranks.from_first(self.controller.act(signals, self._group.masks()))
         if before_action is not None and int(actions["op"][0]) != int(LifecycleOp.WAIT):
             before_action()
         reason = self._reason(LifecycleOp(int(actions["op"][0])))
         command = decode_actions({head: value.cpu() for head, value in actions.items()})
         before = self.garden.state
         applied = self._group.act(command)
+        self._ranks.check_topology()
         gates = self.garden.config.lifecycle.gates
         result = describe_result(before, command, applied, self.garden.slot_names, gates)
         if result.ok and not result.reason:

@@ -68,6 +68,10 @@ class Grown:
         """Why nothing grew, line by line; empty where something did."""
         return why_nothing_grew(self.history)
 
+    def bake(self) -> nn.Module:
+        """Return the network as a plain module of the host's own class, without Esper."""
+        return self.model.bake()
+
     def report(self, path: str | Path, *, command: str | None = None) -> Path:
         """Write one self-contained HTML page about the run and return its path."""
         line = shlex.join(sys.argv) if command is None else command

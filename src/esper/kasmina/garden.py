@@ -8,6 +8,8 @@ and re-aims the modules so that they agree with it.
 
 from __future__ import annotations
 
+import copy
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +17,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from esper.kasmina import contribution as worth
+from esper.kasmina.bake import baked_copy
 from esper.kasmina.blending import straight_through
 from esper.kasmina.blueprints.registry import BLUEPRINTS
 from esper.kasmina.costs import (
@@ -25,7 +29,9 @@ from esper.kasmina.costs import (
     slot_costs,
     slot_flops,
 )
+from esper.kasmina.following import Followers, Mirrored
 from esper.kasmina.gradients import GradientSample, record_gradients, sample_gradients
+from esper.kasmina.inside import Whole, connect, slots_behind
 from esper.kasmina.lifecycle import LifecycleConfig, apply_command, record_epoch, rule_view, tick
 from esper.kasmina.operations import (
     OperationResult,
@@ -38,16 +44,15 @@ from esper.kasmina.operations import (
     style_of,
 )
 from esper.kasmina.placement import DeclaredAxes, Placed, SlotNames, place_slots
-from esper.kasmina.probe import call_arguments
 from esper.kasmina.seedbed import Listeners, Seedbed, TrainingMode
-from esper.kasmina.slot import Slot, shadow_loss
-from esper.kasmina.snapshots import decode_lifecycle, encode_lifecycle, read_garden, save_garden
+from esper.kasmina.slot import shadow_loss
+from esper.kasmina.snapshots import decode_lifecycle, encode_lifecycle, save_garden
 from esper.kasmina.state import SlotState, empty_state
+from esper.kasmina.wrappers import watch
 from esper.leyline.actions import Actions, Command, LifecycleOp, decode_actions
 from esper.leyline.alpha import AlphaCurve, BlendStyle
 from esper.leyline.config import Config, option
-from esper.leyline.errors import CheckpointError, NonFiniteError, SlotError, UsageError, nearest
-from esper.leyline.manifest import restoring
+from esper.leyline.errors import NonFiniteError, SlotError, UsageError, nearest
 from esper.leyline.rules import Masks, build_masks
 from esper.leyline.stages import BLENDED_STAGES
 
@@ -93,7 +98,8 @@ class Garden(nn.Module):
         model: the host; it is used as it is, not copied.
         slots: dotted names of submodules whose output may be augmented (`*` stands for any part
             of a name, as in "blocks.*"), or {name: submodule}; or where they were found to be.
-        example_input: one batch (a tensor, a tuple of arguments or a dict of them).
+        example_input: one batch (a tensor, a tuple of arguments or a dict of them); not needed
+            where the slots were found already.
         axes: what the axes of the activations are, such as "BTC" or "TBC": one name for all slots,
             or by slot, submodule or pattern. What is not declared is found out by trying the
             model, and refused where it cannot be told.
@@ -104,7 +110,7 @@ class Garden(nn.Module):
         self,
         model: nn.Module,
         slots: SlotNames | Placed,
-        example_input: Any,
+        example_input: Any = None,
         *,
         axes: DeclaredAxes | None = None,
         config: GardenConfig | None = None,
@@ -114,13 +120,20 @@ class Garden(nn.Module):
         if not isinstance(model, nn.Module):
             raise UsageError(f"the model must be a torch.nn.Module, got {type(model).__name__}")
         if any(isinstance(module, Garden) for module in model.modules()):
-            raise SlotError("the model already holds a Garden; grow that one instead")
-        if _has_grown_elsewhere(model):
+            raise SlotError(
+                "the model already holds a Garden; grow that one on, or give garden.bake(), a "
+                "plain copy of what it has become"
+            )
+        if any(slot.seed is not None for slot in slots_behind(model)):
             raise SlotError(
                 "the model already grows in another Garden, whose seeds stay active in it; "
-                "use that garden or build the model anew"
+                "use that garden, garden.bake() or a model built anew"
             )
         if not isinstance(slots, Placed):
+            if example_input is None:
+                raise UsageError(
+                    "give one batch as example_input: it tells what flows at the slots"
+                )
             slots = place_slots(model, slots, example_input, axes)
         placements = slots.slots
         self.placed = slots
@@ -138,9 +151,17 @@ class Garden(nn.Module):
         self._state = empty_state(1, len(placements))
         self._listeners = Listeners()
         self._samples: dict[int, GradientSample] = {}
-        self._example_shape = _example_shape(example_input)
-        for slot, placement in zip(self.seedbed, placements, strict=True):
-            model.get_submodule(placement.path).register_forward_hook(slot.attend)
+        # Amplitudes follow from the lifecycle; DDP need not send them around in every pass.
+        self._ddp_params_and_buffers_to_ignore = [
+            f"seedbed.slots.{index}.alpha" for index in range(len(placements))
+        ]
+        self._whole = Whole()
+        self._followers = Followers()
+        self._mirrored = Mirrored()
+        self._original: weakref.ref[Garden] | None = None
+        self._wrapper: weakref.ref[DistributedDataParallel] | None = None
+        paths = (placement.path for placement in placements)
+        connect(model, dict(zip(paths, self.seedbed, strict=True)), self._whole)
         self.register_load_state_dict_pre_hook(_grow_to_match)  # type: ignore[no-untyped-call]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -394,13 +415,21 @@ class Garden(nn.Module):
         An earlier `state_dict` may be written instead of the present one, and the epoch it is of.
         """
         meta = {
-            "slot_paths": self.slot_paths,
-            "slot_axes": self.slot_axes,
-            "example_shape": self._example_shape,
+            "placed": self.placed.to_mapping(),
             "config": self.config.to_mapping(),
             "epoch": epoch,
         }
         save_garden(self.state_dict() if state is None else state, folder, meta)
+
+    def bake(self) -> nn.Module:
+        """Return the network as a plain copy: a module of the host's class, without Esper.
+
+        Outputs are the same; seeds that change nothing are left out. It trains on, can be pickled
+        and loaded where Esper is not installed, exported, and grown in again. What was half blended
+        in stays as it is.
+        """
+        hanging = zip(self.placed.slots, self.seedbed, strict=True)
+        return baked_copy(self.model, {p.path: (slot, p) for p, slot in hanging})
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Garden:
         """Move or cast as any module; amplitudes are written anew in the new precision."""
@@ -408,9 +437,56 @@ class Garden(nn.Module):
         self._sync()
         return self
 
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Return weights and lifecycle: everything that `load_state_dict` grows a garden from."""
+        with self._whole.entered():
+            return super().state_dict(*args, **kwargs)
+
+    @property
+    def original(self) -> Garden | None:
+        """The garden that this one was copied from, as long as that is there."""
+        return None if self._original is None else self._original()
+
+    @property
+    def wrapper(self) -> DistributedDataParallel | None:
+        """The DDP wrapper that trains this garden in several processes, where there is one."""
+        return None if self._wrapper is None else self._wrapper()
+
+    def wrap(self, wrapper: DistributedDataParallel) -> None:
+        """Take notice of the wrapper that holds this garden."""
+        self._wrapper = weakref.ref(wrapper)
+
+    def follow(self, garden: Garden) -> None:
+        """Grow as another garden does from now on, with weights of one's own.
+
+        For averages of weights (EMA): new seeds start as copies, and what goes there goes here.
+        The copy in a `torch.optim.swa_utils.AveragedModel` does so by itself.
+        """
+        if garden is self or garden.slot_names != self.slot_names:
+            raise UsageError("a garden can only follow another with the same slots: its copy")
+        garden._followers.add(self)
+        self._mirrored = Mirrored()
+        self._mirror(garden)
+
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the listeners behind: a copy has owners of its own."""
-        return {**self.__dict__, "_listeners": Listeners()}
+        """Leave those who listen and follow behind: a copy has owners of its own."""
+        own = {
+            "_listeners": Listeners(),
+            "_followers": Followers(),
+            "_mirrored": Mirrored(),
+            "_original": None,
+            "_wrapper": None,
+        }
+        return {**self.__dict__, **own}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Garden:
+        """Return an independent garden, which knows what it was copied from."""
+        copied = type(self).__new__(type(self))
+        memo[id(self)] = copied
+        state = copy.deepcopy(self.__getstate__(), memo)
+        copied.__setstate__(state)  # type: ignore[no-untyped-call]
+        copied._original = weakref.ref(self)
+        return copied
 
     # -- inside ----------------------------------------------------------------------------------
 
@@ -450,6 +526,15 @@ class Garden(nn.Module):
             everywhere = torch.ones_like(self._state.occupied)
             self._state = self._state.where(everywhere, params=self.seedbed.sizes())
             self._listeners.tell()
+        for follower in self._followers:
+            follower._mirror(self)
+
+    def _mirror(self, garden: Garden) -> None:
+        """Take over what grows in another garden, but keep the weights of what is known."""
+        self.seedbed.mirror(garden.seedbed, self._mirrored, self._reference)
+        self._state = garden.state
+        self._sync()
+        self._listeners.tell()
 
     def _reference(self, slot: str) -> Tensor | None:
         """Return a host tensor near the slot: its device and precision are the seed's."""
@@ -470,6 +555,9 @@ class Garden(nn.Module):
             slot.was_shadowed = slot.seed is not None
 
 
+watch(Garden)
+
+
 def _is_blended(state: SlotState) -> Tensor:
     """Return bool [1, S]: whether the seed changes what the network puts out."""
     blended = torch.zeros_like(state.occupied)
@@ -478,55 +566,9 @@ def _is_blended(state: SlotState) -> Tensor:
     return blended & (state.alpha > 0)
 
 
-def _example_shape(example: Any) -> list[int] | None:
-    """Return the shape of a plain tensor example; others must be given again when loading."""
-    args, kwargs = call_arguments(example)
-    plain = len(args) == 1 and not kwargs and isinstance(args[0], Tensor)
-    return list(args[0].shape) if plain and args[0].is_floating_point() else None
-
-
-def _has_grown_elsewhere(model: nn.Module) -> bool:
-    """Return whether a hook of another garden's slot mixes a seed into this model."""
-    owners = (
-        getattr(hook, "__self__", None)
-        for module in model.modules()
-        for hook in module._forward_hooks.values()
-    )
-    return any(isinstance(owner, Slot) and owner.seed is not None for owner in owners)
-
-
 def _grow_to_match(garden: nn.Module, state_dict: Mapping[str, Any], prefix: str, *_: Any) -> None:
     """Before weights are loaded, grow the garden to the topology they belong to."""
     encoded = state_dict.get(f"{prefix}_extra_state")
     if encoded is not None:
         assert isinstance(garden, Garden)
         garden._restore(encoded)
-
-
-def load_garden(folder: str | Path, *, model: nn.Module, example_input: Any = None) -> Garden:
-    """Rebuild a saved garden around a fresh model of the same architecture.
-
-    The example input is needed only where the model takes anything but one float tensor.
-    """
-    state, meta = read_garden(folder)
-    with restoring(Path(folder)):
-        shape, slot_paths = meta["example_shape"], dict(meta["slot_paths"])
-        slot_axes = dict(meta["slot_axes"])
-        config = GardenConfig.from_mapping(meta["config"])
-    if example_input is None:
-        if shape is None:
-            raise CheckpointError(
-                f"{folder}: this garden's model does not take one float tensor; "
-                "pass example_input as when it was made"
-            )
-        like = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
-        example_input = torch.zeros(shape, dtype=like.dtype, device=like.device)
-    garden = Garden(model, slot_paths, example_input, axes=slot_axes, config=config)
-    try:
-        garden.load_state_dict(state)
-    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise CheckpointError(
-            f"{folder}: the model does not match the saved one: {reason}"
-        ) from None
-    return garden

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
@@ -16,6 +17,9 @@ from esper.kasmina.probe import axis_size, first_tensor, look
 from esper.leyline.axes import AXES, RANKS, Axes, AxesName, parse_axes
 from esper.leyline.blueprints import Topology
 from esper.leyline.errors import EsperWarning, SlotError, nearest
+
+Holder = Literal["tensor", "tuple", "list", "other"]
+"""What a submodule puts out: the activation alone, or in a tuple, a list or another kind of one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +32,8 @@ class Placement:
     """The axes of the host's activation."""
     shape: tuple[int, ...]
     """Its shape as a seed sees it: [B, C], [B, T, C] or [B, C, H, W]."""
+    holder: Holder = "tensor"
+    """What the host's submodule puts it out in."""
 
     @property
     def topology(self) -> Topology:
@@ -44,6 +50,16 @@ class Placed:
     """The axis of its inputs that holds the samples."""
     host_flops: int
     """Operations of one sample's forward pass."""
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Return all of it as plain data."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_mapping(cls, data: Mapping[str, Any]) -> Placed:
+        """Rebuild what `to_mapping` returned."""
+        slots = (Placement(**{**one, "shape": tuple(one["shape"])}) for one in data["slots"])
+        return cls(tuple(slots), int(data["batch_axis"]), int(data["host_flops"]))
 
 
 SlotNames = Sequence[str] | Mapping[str, str]
@@ -104,7 +120,8 @@ def place_slots(
     result = []
     for name, path in paths.items():
         one = found.axes(path)
-        result.append(Placement(name, path, one.name, one.turn(shapes[path])))
+        holder = _holder(seen.kinds[path])
+        result.append(Placement(name, path, one.name, one.turn(shapes[path]), holder))
     flops = int(counter.get_total_flops()) // max(1, axis_size(example, found.batch_axis))
     return Placed(tuple(result), found.batch_axis, flops)
 
@@ -195,6 +212,11 @@ def _shape(path: str, outputs: list[Any]) -> tuple[int, ...]:
             "needs floating-point [B, C], [B, T, C] or [B, C, H, W]"
         )
     return tuple(output.shape)
+
+
+def _holder(kind: type) -> Holder:
+    kinds: dict[type, Holder] = {tuple: "tuple", list: "list"}
+    return "tensor" if issubclass(kind, Tensor) else kinds.get(kind, "other")
 
 
 def _warn_about_batch_norm(model: nn.Module) -> None:

@@ -78,6 +78,8 @@ class Seen:
 
     outputs: dict[str, list[Any]] = field(default_factory=dict)
     """By submodule, one entry for every call."""
+    kinds: dict[str, type] = field(default_factory=dict)
+    """By submodule, what it puts its tensors out in; a copy in `outputs` may not tell."""
     whole: Any = None
     """What the model returned; None where it failed on the way."""
     error: Exception | None = None
@@ -94,6 +96,7 @@ def look(model: nn.Module, modules: Mapping[str, nn.Module], example: Any) -> Se
 
     def recorder(path: str) -> Any:
         def record(module: nn.Module, args: Any, output: Any) -> None:
+            seen.kinds[path] = type(output)
             # A copy: what follows may work in place.
             seen.outputs[path].append(map_tensors(output, Tensor.clone))
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from esper.kasmina.blending import GateNetwork
 from esper.kasmina.blueprints.registry import Blueprint, blueprint_by_id
+from esper.kasmina.following import Mirrored
 from esper.kasmina.placement import Placement
 from esper.kasmina.slot import Slot, SlotMode
 from esper.kasmina.state import SlotState
@@ -96,6 +97,18 @@ class Seedbed(nn.Module):
             self._sync_mode(index, slot, state)
             _sync_freeze(index, slot, state)
         return changed
+
+    def mirror(self, other: Seedbed, mirrored: Mirrored, reference: Reference) -> None:
+        """Hold what another seedbed holds: copies of its new modules, one's own of known ones."""
+        for mine, theirs in zip(self, other, strict=True):
+            like = reference(mine.name)
+            for name in ("seed", "gate"):
+                before = getattr(mine, name)
+                module = mirrored.take_over(before, getattr(theirs, name))
+                if module is not before:
+                    setattr(mine, name, None if module is None else self._settle(module, like))
+                    mine.frozen = theirs.frozen
+        self.germinations = other.germinations
 
     def shadowed(self) -> Slot | None:
         """Return the slot whose seed learns from a shadow pass, if there is one."""

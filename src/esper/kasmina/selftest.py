@@ -17,9 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints.registry import blueprint_by_id
-from esper.kasmina.garden import Garden, GardenConfig, load_garden
+from esper.kasmina.garden import Garden, GardenConfig
 from esper.kasmina.gates import GateConfig
 from esper.kasmina.lifecycle import LifecycleConfig
+from esper.kasmina.loading import load_garden
 from esper.kasmina.placement import DeclaredAxes, SlotNames
 from esper.kasmina.probe import (
     SAMPLES,
@@ -129,7 +130,7 @@ def _find_problem(
     with tempfile.TemporaryDirectory() as folder:
         garden.save(Path(folder, "garden"))
         fresh = copy.deepcopy(model)
-        loaded = load_garden(Path(folder, "garden"), model=fresh, example_input=example).eval()
+        loaded = load_garden(Path(folder, "garden"), model=fresh).eval()
         again = _run(loaded, example)
     if not all(torch.equal(one, other) for one, other in zip(grown, again, strict=True)):
         return "outputs differ after it was saved and loaded"

@@ -18,9 +18,10 @@ from torch.nn import functional as F
 
 from esper.kasmina.blueprints.registry import BLUEPRINTS, Blueprint, count_parameters
 from esper.kasmina.costs import seed_flops
-from esper.kasmina.garden import Garden, GardenConfig, load_garden
+from esper.kasmina.garden import Garden, GardenConfig
 from esper.kasmina.gates import GateConfig
 from esper.kasmina.lifecycle import LifecycleConfig
+from esper.kasmina.loading import load_garden
 from esper.kasmina.norms import group_norm
 from esper.kasmina.seedbed import TrainingMode
 from esper.leyline.alpha import BlendStyle

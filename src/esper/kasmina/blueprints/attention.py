@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Proxy
 from torch.nn import functional as F
 
 from esper.kasmina.blueprints.registry import register_blueprint
@@ -125,9 +126,10 @@ def _causal_mask(length: int, device: str) -> Any:
 def causal_flex(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Return causal attention, by FlexAttention on CUDA and by SDPA elsewhere.
 
-    FlexAttention has no kernel for heads narrower than 16; those go through SDPA everywhere.
+    FlexAttention has no kernel for heads narrower than 16; those go through SDPA everywhere, and so
+    does a graph that is written down without knowing where it will run.
     """
-    if q.device.type != "cuda" or q.shape[-1] < _NARROWEST:
+    if isinstance(q, Proxy) or q.device.type != "cuda" or q.shape[-1] < _NARROWEST:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
     mask = _causal_mask(q.shape[-2], str(q.device))
     with warnings.catch_warnings():

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints.registry import BLUEPRINTS, register_blueprint
-from esper.kasmina.garden import Garden, load_garden
+from esper.kasmina.garden import Garden
+from esper.kasmina.loading import load_garden
 from esper.kasmina.optimizer import CarriedOptimizer
-from esper.leyline.errors import CheckpointError
+from esper.leyline.errors import CheckpointError, UsageError
 from esper.leyline.manifest import MANIFEST_FILE, TENSORS_FILE, TREE_FILE
 from esper.leyline.stages import SeedStage
 from esper.leyline.storage import load_tree, save_tree
@@ -34,7 +35,7 @@ FRESH_PROCESS = """
 import sys
 import torch
 from torch.nn import functional as F
-from esper.kasmina.garden import load_garden
+from esper.kasmina.loading import load_garden
 from esper.kasmina.optimizer import CarriedOptimizer
 from esper.leyline.storage import load_tree, save_tree
 from tests.kasmina.gardens import Residual
@@ -187,18 +188,41 @@ def test_tied_weights_survive(tmp_path: Path) -> None:
     assert loaded.model.c.weight is loaded.model.a.weight
 
 
-def test_a_model_of_tokens_needs_its_example_again(tmp_path: Path) -> None:
-    def model() -> nn.Module:
-        return nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4))
+class Tokens(nn.Module):
+    """Two inputs by name, of whole numbers and of truth values."""
 
-    tokens = torch.randint(9, (2, 5))
-    garden = Garden(model(), ["0"], tokens, axes="BTC", config=quick_config())
-    bring(garden, "0", SeedStage.HOLDING, "lora")
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(9, 4)
+        self.mix = nn.Linear(4, 4)
+
+    def forward(self, *, tokens: Tensor, mask: Tensor) -> Tensor:
+        out: Tensor = self.mix(self.embed(tokens)) * mask[..., None]
+        return out
+
+
+def test_no_example_is_needed_again_whatever_the_inputs_are(tmp_path: Path) -> None:
+    batch = {"tokens": torch.randint(9, (2, 5)), "mask": torch.rand(2, 5) > 0.5}
+    garden = Garden(Tokens(), ["mix"], batch, axes="BTC", config=quick_config())
+    bring(garden, "mix", SeedStage.HOLDING, "lora")
+    stir(garden, "mix")
     garden.save(tmp_path / "g")
-    with pytest.raises(CheckpointError, match="pass example_input as when it was made"):
-        load_garden(tmp_path / "g", model=model())
-    loaded = load_garden(tmp_path / "g", model=model(), example_input=tokens)
-    assert torch.equal(loaded(tokens), garden(tokens))
+    loaded = load_garden(tmp_path / "g", model=Tokens())
+    assert torch.equal(loaded(**batch), garden(**batch))
+    assert loaded.placed == garden.placed
+    assert loaded.count_flops() == garden.count_flops() > 0
+
+
+def test_a_model_is_not_run_to_be_loaded(tmp_path: Path) -> None:
+    class Silent(Stack):
+        def forward(self, x: Tensor) -> Tensor:
+            raise AssertionError("nobody asked")
+
+    garden = stack_garden()
+    garden.save(tmp_path / "g")
+    assert load_garden(tmp_path / "g", model=Silent()).slot_names == garden.slot_names
+    with pytest.raises(UsageError, match="give one batch as example_input"):
+        Garden(Stack(), ["a"])
 
 
 # -- what can be wrong ----------------------------------------------------------------------------
