@@ -246,7 +246,8 @@ def test_a_loader_that_gives_other_samples_is_noticed(tmp_path: Path) -> None:
     def call(val: list[Any], **more: Any) -> None:
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 3))
-        grow(model, ["0"], train=batches(0), val=val, epochs=2, out=tmp_path / "run", **more)
+        settings = {"epochs": 2, "controller": "wait", "out": tmp_path / "run", **more}
+        grow(model, ["0"], train=batches(0), val=val, **settings)
 
     call(batches(1))
     call(batches(1), resume=True)
