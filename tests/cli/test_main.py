@@ -301,8 +301,13 @@ def test_a_plugin_reaches_worker_processes(tmp_path: Path) -> None:
     ],
 )
 def test_a_plugin_that_cannot_be_imported_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], source: str | None, told: str
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    source: str | None,
+    told: str,
 ) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
     file = tmp_path / f"plugin_{told[:2].strip().lower()}.py"
     if source is not None:
         file.write_text(source)
@@ -319,3 +324,4 @@ def test_a_plugin_does_not_shadow_a_module(
     said = esper(capsys, "--import", str(tmp_path / "json.py"), "tasks")
     assert said.code == 2
     assert "rename the file" in said.err
+    assert str(tmp_path) not in sys.path

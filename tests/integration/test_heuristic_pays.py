@@ -8,6 +8,7 @@ from benchmarks.digits_heuristic import grow_one
 from esper.simic.training.evaluation import paired_interval
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_heuristic_ends_a_point_above_its_twin_on_digits() -> None:
     results = [grow_one(seed, "digits", None) for seed in range(10)]

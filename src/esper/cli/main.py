@@ -10,8 +10,9 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, NoReturn
 
 from esper._version import __version__
@@ -162,7 +163,7 @@ def import_plugin(name: str) -> None:
 
     if not name:
         raise UsageError("--import needs the name of a module or the path of a .py file")
-    module, folder, path = name, os.getcwd(), ""
+    module, folder = name, os.getcwd()
     if name.endswith(".py") or os.sep in name:
         path = os.path.abspath(name)
         if not os.path.isfile(path):
@@ -171,21 +172,26 @@ def import_plugin(name: str) -> None:
         module = file.removesuffix(".py")
         if not module.isidentifier():
             raise UsageError(f"--import {name}: {module!r} cannot be the name of a module")
+        known = find_spec(module)
+        if known is not None and (known.origin is None or not _is_file(known.origin, path)):
+            raise UsageError(
+                f"--import {name}: a module {module!r} exists already ({known.origin}); "
+                "rename the file"
+            )
     if folder not in sys.path:
         sys.path.insert(0, folder)
     try:
-        found = import_module(module)
+        import_module(module)
     except UsageError:
         raise
     except Exception as error:
         raise UsageError(
             f"--import {name}: {type(error).__name__}: {error}; it must import without errors"
         ) from error
-    origin = getattr(found, "__file__", None)
-    if path and origin and not os.path.samefile(origin, path):
-        raise UsageError(
-            f"--import {name}: a module {module!r} exists already ({origin}); rename the file"
-        )
+
+
+def _is_file(origin: str, path: str) -> bool:
+    return os.path.isfile(origin) and os.path.samefile(origin, path)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -255,7 +261,9 @@ def _plain_warnings() -> Iterator[None]:
 
         def show(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
             if issubclass(category, EsperWarning):
-                print(one_line(f"esper: warning: {message}"), file=sys.stderr)
+                # A run goes on when nobody reads what it says, as with Python's own warnings.
+                with suppress(OSError):
+                    print(one_line(f"esper: warning: {message}"), file=sys.stderr, flush=True)
             else:
                 usual(message, category, *rest, **more)
 
