@@ -38,8 +38,9 @@ def wholes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         (GROW, "killed while saving"),
         (GROW, "disk full"),
         (GROW, "readers"),
-        (TRAIN, "folder moved away"),
-        (TRAIN, "a second writer"),
+        # Those of training take as long as all others together.
+        pytest.param(TRAIN, "folder moved away", marks=pytest.mark.slow),
+        pytest.param(TRAIN, "a second writer", marks=pytest.mark.slow),
     ],
     ids=lambda one: one if isinstance(one, str) else one.name,
 )
