@@ -25,6 +25,7 @@ from esper.leyline.alpha import BlendStyle
 from esper.leyline.errors import EsperWarning
 from esper.leyline.stages import SeedStage
 from esper.population import stacked, validation
+from esper.population.device import StackStream
 from esper.population.engine import Strategy
 from esper.population.parameter_stack import StackCapacity
 from esper.population.seed_stacks import ABSENT, GATE
@@ -341,7 +342,7 @@ def assert_near(one: Tensor, other: Tensor, tolerance: float) -> None:
 class Eager:
     """Stands for a captured pass where there is nothing to capture it with."""
 
-    def __init__(self) -> None:
+    def __init__(self, stream: StackStream) -> None:
         self.forgotten = self.runs = 0
 
     def forget(self) -> None:
@@ -383,9 +384,9 @@ def keep_spares(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(validation, "StackCapacity", with_spares)
     monkeypatch.setattr(validation, "GraphReplay", Eager)
     monkeypatch.setattr(validation, "_SAMPLES_CPU", 400)
-    make = validation.ValidationPass
+    make, stream = validation.ValidationPass, StackStream(torch.device("cpu"))
     monkeypatch.setattr(
-        stacked, "ValidationPass", lambda *parts, may_capture: make(*parts, may_capture=True)
+        stacked, "ValidationPass", lambda *parts, graph_stream: make(*parts, graph_stream=stream)
     )
 
 

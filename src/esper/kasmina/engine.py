@@ -183,12 +183,17 @@ class EvaluatedEngine(Engine, Protocol):
 
 
 @runtime_checkable
-class RemoteEngine(Protocol):
-    """An engine whose rows live elsewhere: it need not be waited for at once."""
+class AsynchronousEngine(Protocol):
+    """An engine that works by itself: it need not be waited for at once."""
 
     def announce(self, epochs: Sequence[int]) -> None:
         """Let the epoch begin that `train` is going to be asked for."""
         ...
+
+
+@runtime_checkable
+class RemoteEngine(AsynchronousEngine, Protocol):
+    """An engine whose rows live elsewhere."""
 
     def read_rows(self, rows: Sequence[int]) -> list[RowWeights]:
         """Return what `read` does of several rows at once."""

@@ -28,7 +28,13 @@ from esper.kasmina.contribution import (
     values_in_points,
 )
 from esper.kasmina.costs import fitting_blueprints
-from esper.kasmina.engine import Engine, EvaluatedEngine, RemoteEngine, RowWeights
+from esper.kasmina.engine import (
+    AsynchronousEngine,
+    Engine,
+    EvaluatedEngine,
+    RemoteEngine,
+    RowWeights,
+)
 from esper.kasmina.governor import GovernorConfig, GovernorState, Panic, govern, start_governing
 from esper.kasmina.gradients import record_gradients
 from esper.kasmina.lifecycle import (
@@ -266,8 +272,8 @@ class RowGroup:
             self.safe_epoch = self.tracker.epoch.clone()
 
     def announce(self) -> None:
-        """Let the next epoch begin elsewhere, so that other groups need not wait for its end."""
-        if isinstance(self.engine, RemoteEngine):
+        """Let the next epoch begin, so that other groups need not wait for its end."""
+        if isinstance(self.engine, AsynchronousEngine):
             self.engine.announce(self._next_epochs())
 
     def memory(self, rows: Sequence[int] | None = None) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Running on a device: CUDA graphs, streams, and out-of-memory errors that say what would fit.
 
-`GraphReplay` captures a training step (`StackedEngine`) or a validation pass (`ValidationPass`);
-`CudaStreams` runs seeds of different blueprints side by side (`SlotForward`);
+`StackStream` lets stacks run side by side (`StackedEngine`); `GraphReplay` captures a training step
+or a validation pass of one; `CudaStreams` runs seeds of different blueprints side by side
+(`SlotForward`);
 `naming_rows_that_fit` turns an allocator's complaint into advice (`Population`).
 """
 
@@ -10,7 +11,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -23,6 +23,73 @@ Step = Callable[[], None]
 """Work on tensors that stay where they are; what changes from run to run are their numbers."""
 
 
+_PRIORITIES = 4
+"""How many PyTorch tells apart: 0 and those below, the lowest number first."""
+
+
+class StackStream:
+    """The stream of one stack, with memory that only its graphs use; without CUDA, nothing.
+
+    Stacks on streams of their own fill a device together that none of them fills alone, and while
+    the host is busy with one, the device works on the others. For that the first has to be ready
+    before the last: earlier turns have precedence.
+    """
+
+    def __init__(self, device: torch.device, turn: int = 0) -> None:
+        """Create a stream on a CUDA device."""
+        self.is_on_cuda = device.type == "cuda"
+        self.priority = min(0, turn + 1 - _PRIORITIES)
+        self._stream: torch.cuda.Stream | None = None
+        self._pool: tuple[Any, torch.cuda.CUDAGraph] | None = None
+        if self.is_on_cuda:
+            self._stream = torch.cuda.Stream(device, priority=self.priority)
+
+    @contextmanager
+    def use(self, *, is_awaited: bool = True) -> Iterator[None]:
+        """Run a block on the stream, after what was begun before.
+
+        Args:
+            is_awaited: whether what begins after the block runs after it.
+        """
+        if self._stream is None:
+            yield
+            return
+        here = torch.cuda.current_stream()
+        self._stream.wait_stream(here)
+        with torch.cuda.stream(self._stream):
+            yield
+        if is_awaited:
+            here.wait_stream(self._stream)
+
+    @contextmanager
+    def capture(self, graph: torch.cuda.CUDAGraph) -> Iterator[None]:
+        """Record what a block does, instead of doing it.
+
+        All graphs of a stack share memory: one of them runs at a time, and what it leaves there is
+        read before the next one runs. Graphs of other stacks may run meanwhile, so cuBLAS must
+        not remember there what it works in here.
+        """
+        torch._C._cuda_clearCublasWorkspaces()
+        # Other threads may go on, as the capture is none of theirs.
+        capture = torch.cuda.graph(
+            graph, pool=self._memory(), stream=self._stream, capture_error_mode="thread_local"
+        )
+        try:
+            with without_collections(), capture:
+                yield
+        finally:
+            torch._C._cuda_clearCublasWorkspaces()
+
+    def _memory(self) -> Any:
+        """Return the memory of graphs: it lives as long as a graph does, and an empty one does."""
+        if self._pool is None:
+            handle, anchor = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph()
+            with torch.cuda.graph(anchor, pool=handle, stream=self._stream):
+                torch.zeros(1, device="cuda")
+            self._pool = handle, anchor
+        return self._pool[0]
+
+
 class GraphReplay:
     """Runs a step eagerly once, then captures it, then replays it in one launch.
 
@@ -30,8 +97,9 @@ class GraphReplay:
     everything up.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, stream: StackStream) -> None:
         """Create a runner that has seen nothing."""
+        self._stream = stream
         self.captures = 0
         self.forget()
 
@@ -43,40 +111,16 @@ class GraphReplay:
     def run(self, step: Step) -> None:
         """Carry out one step."""
         if not self._warm:
-            self._run_beside(step)
+            step()
             self._warm = True
             return
         if self._graph is None:
             graph = torch.cuda.CUDAGraph()
-            # Other threads may go on: the sampler draws the next epoch meanwhile.
-            capture = torch.cuda.graph(graph, pool=_pool()[0], capture_error_mode="thread_local")
-            with without_collections(), capture:
+            with self._stream.capture(graph):
                 step()
             self._graph = graph
             self.captures += 1
         self._graph.replay()
-
-    def _run_beside(self, step: Step) -> None:
-        """Run on a side stream, as capture will: libraries set up what they need there."""
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            step()
-        torch.cuda.current_stream().wait_stream(stream)
-
-
-@lru_cache(maxsize=1)
-def _pool() -> tuple[Any, torch.cuda.CUDAGraph]:
-    """Return the memory that all graphs share.
-
-    One graph runs at a time, and what it leaves there is read before the next one runs. A pool
-    lives as long as some graph uses it; the empty one returned with it keeps it.
-    """
-    pool = torch.cuda.graph_pool_handle()
-    anchor = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(anchor, pool=pool):
-        torch.zeros(1, device="cuda")
-    return pool, anchor
 
 
 Job = tuple[Callable[[Tensor], Tensor], Tensor]
@@ -93,9 +137,9 @@ class CudaStreams:
     a captured step keeps them apart as branches.
     """
 
-    def __init__(self, count: int = 0) -> None:
+    def __init__(self, count: int = 0, priority: int = 0) -> None:
         """Create `count` streams on the current CUDA device."""
-        self._streams = [torch.cuda.Stream() for _ in range(count)]
+        self._streams = [torch.cuda.Stream(priority=priority) for _ in range(count)]
 
     def run(self, jobs: Sequence[Job]) -> list[Tensor]:
         """Return what the functions return for their activations."""

@@ -350,10 +350,11 @@ class Population:
         self._groups, self._parts, self._is_midway = [], [], False
 
     def _live(self) -> Signals:
-        """Let all rows live through an epoch; what runs elsewhere begins for all tasks at once."""
+        """Let all rows live through an epoch; what runs by itself begins for all tasks at once."""
         self._is_midway = True
         for group in self._groups:
-            group.announce()
+            with self._memory_of(group):
+                group.announce()
         for group in self._groups:
             with self._memory_of(group):
                 group.live()
@@ -442,7 +443,8 @@ class Population:
     def _make_groups(self) -> None:
         """Make new rows; stacks that held as many of their architecture begin again."""
         client = self._prepare_worker_client()
-        groups, parts = [], []
+        groups: list[TaskGroup] = []
+        parts: list[list[int]] = []
         for architecture, rows in self._roster.architectures.items():
             conditions = [self._roster.condition(row) for row in rows]
             keys = [derive_seed(self.seed, self.row_seeds[row], "row") for row in rows]
@@ -452,7 +454,9 @@ class Population:
                 return waiting.pop(0) if waiting else None
 
             with naming_rows_that_fit(len(rows), at_once=False):
-                engines = make_engines(conditions, keys, self.strategy, self.config, client, take)
+                engines = make_engines(
+                    conditions, keys, self.strategy, self.config, client, take, len(groups)
+                )
                 for part, engine in engines:
                     groups.append(
                         TaskGroup(

@@ -7,7 +7,7 @@ passes over validation data; on CUDA both are captured in graphs (`device`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from esper.kasmina.state import SlotState
 from esper.leyline.stages import SeedStage
 from esper.population.batches import BatchBuffers, RowSamples
 from esper.population.conditions import Condition
-from esper.population.device import CudaStreams, GraphReplay
+from esper.population.device import CudaStreams, GraphReplay, StackStream
 from esper.population.engine import SlotSpec
 from esper.population.parameter_stack import ParameterStack, StackCapacity
 from esper.population.seed_stacks import ABSENT, GATE, SeedStacks
@@ -48,8 +48,34 @@ class StackedEngine:
         *,
         use_bf16: bool = False,
         use_graphs: bool = True,
+        turn: int = 0,
     ) -> None:
-        """Stack the hosts; each is used once, the first also as the shape of them all."""
+        """Stack the hosts; each is used once, the first also as the shape of them all.
+
+        Args:
+            hosts: the networks of the rows.
+            slots: what flows at every slot of theirs.
+            conditions: what each row trains under.
+            keys: names of the rows' random streams.
+            use_bf16: run hosts and seeds in BF16.
+            use_graphs: capture steps on a device.
+            turn: how many other stacks of the population have their turn before this one.
+        """
+        self._stream = StackStream(conditions[0].data.device, turn)
+        self._running: tuple[list[int], Callable[[], EpochResult]] | None = None
+        """The epoch that has begun, and what waits for its end."""
+        with self._stream.use():
+            self._stack(hosts, slots, conditions, keys, use_bf16, use_graphs)
+
+    def _stack(
+        self,
+        hosts: Sequence[nn.Module],
+        slots: tuple[SlotSpec, ...],
+        conditions: Sequence[Condition],
+        keys: Sequence[int],
+        use_bf16: bool,
+        use_graphs: bool,
+    ) -> None:
         self.slots = slots
         self.is_stacked = True
         shared = conditions[0].task
@@ -81,9 +107,11 @@ class StackedEngine:
         self._row: Tensor | None = None
         self._step: TrainStep | None = None
         install_vmap_rules(self._template.to(self._device, self._compute))
-        on_cuda = self._device.type == "cuda"
-        self._replay = GraphReplay() if use_graphs and on_cuda else None
-        streams = CudaStreams(_STREAMS if has_kernels(self._hosts.used) else 0)
+        may_capture = use_graphs and self._stream.is_on_cuda
+        self._replay = GraphReplay(self._stream) if may_capture else None
+        streams = CudaStreams(
+            _STREAMS if has_kernels(self._hosts.used) else 0, self._stream.priority
+        )
         self._seed_stacks = SeedStacks(
             slots,
             keys,
@@ -107,7 +135,7 @@ class StackedEngine:
             self._compute,
             streams,
             self._forward_with_seeds,
-            may_capture=self._replay is not None,
+            graph_stream=self._stream if may_capture else None,
         )
         for index, slot in enumerate(slots):
             host_module = self._template.get_submodule(slot.path)
@@ -127,10 +155,12 @@ class StackedEngine:
         rows are numbers in it.
         """
         assert len(hosts) == len(self._keys), "a stack is renewed row by row"
-        self._hosts.fill([dict(host.named_parameters()) for host in hosts])
-        self._seed_stacks.renew(keys)
-        self._take_rows(conditions, keys)
-        self._validation.assign([condition.data for condition in conditions])
+        assert self._running is None, "an epoch that has begun is waited for"
+        with self._stream.use():
+            self._hosts.fill([dict(host.named_parameters()) for host in hosts])
+            self._seed_stacks.renew(keys)
+            self._take_rows(conditions, keys)
+            self._validation.assign([condition.data for condition in conditions])
         self._state = None
 
     def _take_rows(self, conditions: Sequence[Condition], keys: Sequence[int]) -> None:
@@ -142,11 +172,27 @@ class StackedEngine:
     def sync(self, state: SlotState) -> Tensor:
         """Build, free and re-aim seeds as the state says; return their sizes, int64 [R, S]."""
         self._state = state
-        self._seed_stacks.sync(state)
-        return self._seed_stacks.sizes(state)
+        with self._stream.use():
+            self._seed_stacks.sync(state)
+            return self._seed_stacks.sizes(state)
+
+    def announce(self, epochs: Sequence[int]) -> None:
+        """Let a device begin with the epoch that `train` is going to be asked for."""
+        if self._stream.is_on_cuda:
+            with self._stream.use(is_awaited=False):
+                self._running = list(epochs), self._begin(epochs)
 
     def train(self, epochs: Sequence[int]) -> EpochResult:
         """Train one epoch of every row that is not at rest."""
+        with self._stream.use():
+            if self._running is None:
+                return self._begin(epochs)()
+            (begun, wait), self._running = self._running, None
+            assert begun == list(epochs), "what was announced is what is trained"
+            return wait()
+
+    def _begin(self, epochs: Sequence[int]) -> Callable[[], EpochResult]:
+        """Train one epoch, or let a device begin to; return what waits for its end."""
         assert self._state is not None, "sync comes before train"
         # A row at rest stays at its last epoch, whose samples it does not learn from.
         ends = [condition.horizon for condition in self._conditions]
@@ -176,49 +222,52 @@ class StackedEngine:
                 if number == last_sampled:
                     gradients = step.keep_gradients()
         assert gradients is not None, "an epoch has at least one batch"
-        sample, sampled = self._summarise(*gradients())
-        return EpochResult((losses / len(starts)).cpu(), sample, sampled)
+        norms, mean = gradients, losses / len(starts)
+        return lambda: EpochResult(mean.cpu(), *self._summarise(*norms()))
 
     def measure(self, plans: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
         """Evaluate every configuration of every row, as many at a time as a pass should hold."""
         assert self._state is not None, "sync comes before measure"
         self._template.eval()
-        with torch.no_grad(), stacked_attention():
+        with self._stream.use(), torch.no_grad(), stacked_attention():
             return self._validation.measure(plans, self._state)
 
     def score_test(self) -> Tensor:
         """Return float64 [R, 2]: score in points and loss of every row on the whole test split."""
         assert self._state is not None, "sync comes before score_test"
         self._template.eval()
-        with torch.no_grad(), stacked_attention():
+        with self._stream.use(), torch.no_grad(), stacked_attention():
             return self._validation.score_test(self._state)
 
     def read(self, row: int) -> RowWeights:
         """Return copies of everything this engine knows about a row."""
-        host, moments = self._hosts.read(row)
-        seeds, seed_moments = self._seed_stacks.read(row)
+        with self._stream.use():
+            host, moments = self._hosts.read(row)
+            seeds, seed_moments = self._seed_stacks.read(row)
         return RowWeights(
             host, moments, seeds, seed_moments, germinations=self._seed_stacks.germinations[row]
         )
 
     def read_at_rest(self, rows: Sequence[int], seeds: Tensor) -> list[RowWeights]:
         """Return copies of some rows without moments, with those of their `seeds`, bool [R, S]."""
-        hosts = self._hosts.read_at_rest(rows)
-        return [
-            RowWeights(
-                host,
-                Moments(),
-                kept := self._seed_stacks.read_at_rest(row, seeds[row].tolist()),
-                {slot: Moments() for slot in kept},
-                germinations=self._seed_stacks.germinations[row],
-            )
-            for row, host in zip(rows, hosts, strict=True)
-        ]
+        with self._stream.use():
+            hosts = self._hosts.read_at_rest(rows)
+            return [
+                RowWeights(
+                    host,
+                    Moments(),
+                    kept := self._seed_stacks.read_at_rest(row, seeds[row].tolist()),
+                    {slot: Moments() for slot in kept},
+                    germinations=self._seed_stacks.germinations[row],
+                )
+                for row, host in zip(rows, hosts, strict=True)
+            ]
 
     def write(self, row: int, weights: RowWeights, state: SlotState) -> None:
         """Replace a row; `state` [1, S] says what lives in its slots."""
-        self._hosts.write(row, weights.host, weights.host_moments)
-        self._seed_stacks.write(row, weights, state)
+        with self._stream.use():
+            self._hosts.write(row, weights.host, weights.host_moments)
+            self._seed_stacks.write(row, weights, state)
 
     def close(self) -> None:
         """Nothing is held but memory."""

@@ -87,6 +87,7 @@ def make_engines(
     config: PopulationConfig,
     client: WorkerClient | None = None,
     take_stack: Callable[[int], StackedEngine | None] = lambda rows: None,
+    first_turn: int = 0,
 ) -> Iterator[tuple[list[int], PopulationEngine]]:
     """Yield (rows, engine) for rows of one architecture, in order.
 
@@ -97,6 +98,7 @@ def make_engines(
         config: settings shared by all rows.
         client: processes that know the conditions, for workers.
         take_stack: hands out a stack of that many rows of the architecture, which begins again.
+        first_turn: how many other stacks have their turn before these.
     """
     rows = list(range(len(keys)))
     if strategy == "workers":
@@ -108,7 +110,8 @@ def make_engines(
         # Blueprints may have been registered since the stacks were made.
         problem = stacking_problem(task, config)
         if problem is None:
-            for part in divide(rows, most_rows_of(task, config, device)):
+            parts = divide(rows, most_rows_of(task, config, device))
+            for turn, part in enumerate(parts, start=first_turn):
                 own = [conditions[row] for row in part], [keys[row] for row in part]
                 hosts = build_hosts(*own, config)
                 stack = take_stack(len(part))
@@ -121,6 +124,7 @@ def make_engines(
                         *own,
                         use_bf16=config.use_bf16,
                         use_graphs=config.use_graphs,
+                        turn=turn,
                     )
                 yield part, stack
             return

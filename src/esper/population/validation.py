@@ -22,7 +22,7 @@ from esper.kasmina.contribution import values_in_points
 from esper.kasmina.state import SlotState
 from esper.leyline.alpha import AlphaAlgorithm
 from esper.population.batches import order_images
-from esper.population.device import CudaStreams, GraphReplay
+from esper.population.device import CudaStreams, GraphReplay, StackStream
 from esper.population.engine import SlotSpec
 from esper.population.parameter_stack import ParameterStack, StackCapacity
 from esper.population.seed_stacks import GATE, IS_BLENDED, SeedStacks
@@ -256,7 +256,10 @@ Run = Callable[[dict[str, Tensor], SlotForwards, Tensor], Tensor]
 _SAMPLES_CPU = 512
 _SAMPLES_ACCELERATOR = 131_072
 _BYTES_ACCELERATOR = 2**29
-"""Samples of one pass: so many, or more where a slot's output has few bytes."""
+_SHARE_ACCELERATOR = 1 / 64
+"""Samples of one pass: so many, or more while a slot's output has no more than these bytes, or than
+that share of the device's memory. To launch the kernels of a small pass takes longer than to run
+them."""
 
 
 class ValidationPass:
@@ -278,7 +281,7 @@ class ValidationPass:
         streams: CudaStreams,
         run: Run,
         *,
-        may_capture: bool,
+        graph_stream: StackStream | None,
     ) -> None:
         """Make room for the samples of rows with this data; nothing is evaluated yet."""
         self._hosts, self._run, self._objective = hosts, run, objective
@@ -291,16 +294,20 @@ class ValidationPass:
         at_once = _SAMPLES_CPU
         if not on_cpu:
             largest = max(prod(slot.shape[1:]) for slot in slots) * compute.itemsize
-            at_once = max(_SAMPLES_ACCELERATOR, _BYTES_ACCELERATOR // largest)
+            memory = torch.cuda.get_device_properties(self._device).total_memory
+            most = max(_BYTES_ACCELERATOR, int(_SHARE_ACCELERATOR * memory))
+            at_once = max(_SAMPLES_ACCELERATOR, most // largest)
         self._positions_at_once = max(1, at_once // self._part)
         capacity = StackCapacity(
-            has_spares=may_capture,
+            has_spares=graph_stream is not None,
             rows=self._positions_at_once,
             sample_bytes=self._count * compute.itemsize,
         )
         # A pass over large activations keeps the device busy without being captured.
-        capacity.has_spares = may_capture and all(capacity.is_cheap(slot) for slot in slots)
-        self._replay = GraphReplay() if capacity.has_spares else None
+        capacity.has_spares &= all(capacity.is_cheap(slot) for slot in slots)
+        self._replay = None
+        if graph_stream is not None and capacity.has_spares:
+            self._replay = GraphReplay(graph_stream)
         self._captured_version = -1
         self._rows = ValidationRows(seed_stacks, slots, capacity, self._device, streams)
         self._results: tuple[Tensor, Tensor | None] = (torch.zeros(0), None)
