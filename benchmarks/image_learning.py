@@ -66,6 +66,7 @@ def judge(
     played: dict[str, Any] = {}
     for name, controller in (
         ("learned, greedy", load_policy(run, device=where)),
+        ("learned, drawing", f"learned:{run}"),
         ("random", "random"),
         ("heuristic", "heuristic"),
     ):

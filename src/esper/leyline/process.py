@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from esper._version import __version__
 from esper.leyline.errors import UsageError
@@ -75,6 +75,28 @@ def without_collections() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+@contextmanager
+def capture_graph(graph: torch.cuda.CUDAGraph, **options: Any) -> Iterator[None]:
+    """Record what a block does on a CUDA device into a graph, instead of doing it.
+
+    cuBLAS remembers for every stream what memory it works in. What it had before the capture may
+    belong to another graph, that runs at the same time or is freed earlier; what it takes
+    meanwhile belongs to this one.
+
+    Args:
+        graph: an empty graph.
+        options: those of `torch.cuda.graph`.
+    """
+    import torch
+
+    torch._C._cuda_clearCublasWorkspaces()
+    try:
+        with without_collections(), torch.cuda.graph(graph, **options):
+            yield
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()
 
 
 def choose_device(name: str | torch.device) -> torch.device:

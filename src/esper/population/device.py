@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from esper.leyline.process import without_collections
+from esper.leyline.process import capture_graph
 from esper.population.engine import MemoryLimitError
 
 Step = Callable[[], None]
@@ -61,30 +61,22 @@ class StackStream:
         if is_awaited:
             here.wait_stream(self._stream)
 
-    @contextmanager
-    def capture(self, graph: torch.cuda.CUDAGraph) -> Iterator[None]:
-        """Record what a block does, instead of doing it.
+    def capture(self, graph: torch.cuda.CUDAGraph) -> AbstractContextManager[None]:
+        """Return a block whose work is recorded instead of done.
 
         All graphs of a stack share memory: one of them runs at a time, and what it leaves there is
-        read before the next one runs. Graphs of other stacks may run meanwhile, so cuBLAS must
-        not remember there what it works in here.
+        read before the next one runs.
         """
-        torch._C._cuda_clearCublasWorkspaces()
         # Other threads may go on, as the capture is none of theirs.
-        capture = torch.cuda.graph(
+        return capture_graph(
             graph, pool=self._memory(), stream=self._stream, capture_error_mode="thread_local"
         )
-        try:
-            with without_collections(), capture:
-                yield
-        finally:
-            torch._C._cuda_clearCublasWorkspaces()
 
     def _memory(self) -> Any:
         """Return the memory of graphs: it lives as long as a graph does, and an empty one does."""
         if self._pool is None:
             handle, anchor = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph()
-            with torch.cuda.graph(anchor, pool=handle, stream=self._stream):
+            with capture_graph(anchor, pool=handle, stream=self._stream):
                 torch.zeros(1, device="cuda")
             self._pool = handle, anchor
         return self._pool[0]

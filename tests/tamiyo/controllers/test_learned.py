@@ -15,7 +15,7 @@ from esper.leyline.errors import UsageError
 from esper.leyline.randomness import generator
 from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
-from esper.tamiyo.controllers.learned import LearnedController
+from esper.tamiyo.controllers.learned import LearnedController, follow_urges
 from esper.tamiyo.controllers.policy_file import Policy, new_policy
 from esper.tamiyo.networks.config import PolicyConfig
 from esper.testing.controllers import check_actions, check_controller
@@ -99,6 +99,63 @@ def test_seeds_differ_and_greedy_does_not_draw(policy: Policy) -> None:
     assert ops(1, True) == ops(2, True)
 
 
+def test_chances_that_last_are_acted_on_and_small_ones_never_are() -> None:
+    legal = torch.tensor([[True, True, False, True, False, False]] * 3)
+    chances = torch.tensor(
+        [
+            [0.6, 0.4, 0.0, 0.0, 0.0, 0.0],
+            [0.98, 0.01, 0.0, 0.01, 0.0, 0.0],
+            [0.2, 0.2, 0.0, 0.6, 0.0, 0.0],
+        ]
+    )
+    urges, taken = torch.zeros(3, 6), []
+    for _ in range(60):
+        op, urges = follow_urges(urges, chances, legal)
+        taken.append(op.tolist())
+    first, never, both = zip(*taken, strict=True)
+    assert first[:4] == (LifecycleOp.WAIT, LifecycleOp.GERMINATE) * 2
+    assert set(never) == {LifecycleOp.WAIT}
+    # The likelier op does not keep the other from its turn.
+    assert both[0] == LifecycleOp.PRUNE
+    assert 5 < both.count(LifecycleOp.GERMINATE) < both.count(LifecycleOp.PRUNE)
+
+
+def test_an_urge_ends_with_what_it_was_about() -> None:
+    legal = torch.ones(1, 6, dtype=torch.bool)
+    chances = torch.tensor([[0.6, 0.4, 0.0, 0.0, 0.0, 0.0]])
+    _, urges = follow_urges(torch.zeros(1, 6), chances, legal)
+    legal[0, LifecycleOp.GERMINATE] = False
+    _, urges = follow_urges(urges, chances * legal, legal)
+    legal[0, LifecycleOp.GERMINATE] = True
+    op, _ = follow_urges(urges, chances, legal)
+    assert op.tolist() == [LifecycleOp.WAIT]
+
+
+def test_a_greedy_decision_is_whole_and_goes_on_where_it_was(policy: Policy) -> None:
+    controller = LearnedController(policy, CONTEXT, greedy=True)
+    signals, masks = situation(8)
+    controller.reset(8, "cpu")
+    likeliest = policy.network.get_action(
+        policy.normalizer.normalize(policy.layout.observe(signals)[0]),
+        masks,
+        policy.layout.observe(signals)[1],
+        deterministic=True,
+        explore=False,
+    )
+    with_urges = []
+    for _ in range(12):
+        actions = controller.act(signals, masks)
+        check_actions(actions, masks)
+        with_urges.append(actions["op"])
+        again = LearnedController(policy, CONTEXT, greedy=True)
+        again.load_state_dict(controller.state_dict())
+    assert not all(torch.equal(op, likeliest.op) for op in with_urges)
+    assert torch.equal(controller.act(signals, masks)["op"], again.act(signals, masks)["op"])
+    told = controller.explain(0)
+    assert sum(told.probabilities["op"].values()) == pytest.approx(1.0)
+    assert max(told.probabilities["op"].values()) < 1.0
+
+
 def test_memory_matters_and_a_rollback_clears_it(policy: Policy) -> None:
     controller = LearnedController(policy, CONTEXT, greedy=True)
     signals, masks = situation(2)
@@ -131,7 +188,7 @@ def test_acting_learns_nothing(policy: Policy) -> None:
 
 def test_reset_comes_first_and_rows_must_agree(policy: Policy) -> None:
     controller = LearnedController(policy, CONTEXT)
-    assert controller.state_dict() == {"step": 0, "state": None, "cell": None}
+    assert controller.state_dict() == {"step": 0, "state": None, "cell": None, "urges": None}
     with pytest.raises(UsageError, match=r"reset for 0 rows but is shown 2; call reset\(2"):
         controller.act(*situation(2))
     controller.reset(3, "cpu")

@@ -113,6 +113,21 @@ def test_replays_see_new_weights_and_new_draws() -> None:
 
 
 @pytest.mark.gpu
+def test_weights_that_were_moved_are_found_again() -> None:
+    net = small_policy().cuda()
+    step = CapturedPolicyStep(net, 16, deterministic=True, explore=False)
+    states, blueprints = (each.cuda() for each in random_inputs(net, 16))
+    # cuDNN packs an LSTM's weights anew, whatever device the network was on.
+    net.to("cuda")
+    with torch.no_grad():
+        for weight in net.lstm.parameters():
+            weight.mul_(0.5)
+    step.refresh()
+    wanted = net.get_action(states, None, blueprints, deterministic=True, explore=False)
+    torch.testing.assert_close(step(states, None, blueprints).value, wanted.value)
+
+
+@pytest.mark.gpu
 def test_without_a_memory_it_is_empty() -> None:
     net = small_policy().cuda()
     step = CapturedPolicyStep(net, 3, deterministic=True, explore=False)

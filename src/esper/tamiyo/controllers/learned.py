@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from esper.leyline.actions import HEAD_NAMES
+from esper.leyline.actions import HEAD_NAMES, LifecycleOp
 from esper.leyline.controller import ControllerContext
 from esper.leyline.errors import CheckpointError, UsageError
 from esper.leyline.manifest import MANIFEST_FILE
@@ -21,6 +22,29 @@ from esper.tamiyo.controllers.policy_file import Policy, find_policy, load_polic
 from esper.tamiyo.controllers.registry import register_controller
 from esper.tamiyo.networks.decision import PolicyStep
 from esper.tamiyo.networks.layers import Hidden, clear_rows
+
+URGE_MEMORY = 0.8
+"""Share of an urge that is left a step later: a chance of one in eight, kept up, is enough to act;
+one in a hundred, which is what is left of exploration, never is."""
+
+
+def follow_urges(urges: Tensor, chances: Tensor, legal: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the op of every row, int64 [R], and the urges [R, ops] that are left.
+
+    The likeliest op of every step is no likely way through an episode: a policy that germinates
+    in each step with a chance of 0.4 has most likely done so after two, and would wait for ever if
+    it was asked for the likeliest op alone. So chances add up to an urge, over steps in which the
+    op was legal, and what has become more urgent than a half is done.
+
+    Args:
+        urges: float32 [R, ops], what is left of the steps before.
+        chances: float32 [R, ops], the probability of every op now.
+        legal: bool [R, ops].
+    """
+    urges = torch.where(legal, URGE_MEMORY * urges + chances, 0.0)
+    urges[:, LifecycleOp.WAIT] = 0.5
+    op = urges.argmax(1)
+    return op, urges.scatter(1, op.unsqueeze(1), 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +71,8 @@ class LearnedController:
     Args:
         policy: the network with its frozen observation statistics and its blueprints.
         context: the slots, blueprints and seed to work with.
-        greedy: take the likeliest action instead of drawing one.
+        greedy: draw nothing: act when that has become likelier than not to have acted
+            (`follow_urges`), and choose what is likeliest then.
         explore: keep the floors, as in a rollout.
 
     Raises:
@@ -69,6 +94,7 @@ class LearnedController:
         self._ids = _blueprint_ids(self.policy, context)
         self._step = 0
         self._hidden: Hidden | None = None
+        self._urges = torch.zeros(0)
         self._last: _Decision | None = None
 
     @classmethod
@@ -81,6 +107,7 @@ class LearnedController:
         self.policy.network.to(device)
         self.policy.normalizer.to(device)
         self._hidden = self.policy.network.initial_hidden(rows)
+        self._urges = torch.zeros(rows, len(LifecycleOp), device=self._hidden[0].device)
         self._step = 0
         self._last = None
 
@@ -96,16 +123,30 @@ class LearnedController:
         with torch.no_grad():
             raw, blueprints = self.policy.layout.observe(self._own_signals(signals), device)
             observation = self.policy.normalizer.normalize(raw)
-        before = clear_rows(self._hidden, signals.rolled_back.to(device))
-        step = self.policy.network.get_action(
-            observation,
-            self._own_masks(masks, device),
-            blueprint_indices=blueprints,
-            hidden=before,
-            deterministic=self.greedy,
-            explore=self.explore,
-            uniforms=None if self.greedy else self._draws(signals.rows).to(device),
-        )
+        rolled_back = signals.rolled_back.to(device)
+        before = clear_rows(self._hidden, rolled_back)
+        uniforms = None if self.greedy else self._draws(signals.rows).to(device)
+
+        def decide(legal: Masks) -> PolicyStep:
+            return self.policy.network.get_action(
+                observation,
+                legal,
+                blueprint_indices=blueprints,
+                hidden=before,
+                deterministic=self.greedy,
+                explore=self.explore,
+                uniforms=uniforms,
+            )
+
+        own = self._own_masks(masks, device)
+        step = decide(own)
+        if self.greedy:
+            self._urges[rolled_back] = 0.0
+            op, self._urges = follow_urges(self._urges, step.op_chances, own.op)
+            if not torch.equal(op, step.op):
+                # The other heads choose for this op; it was chosen from what all ops were like.
+                only = F.one_hot(op, len(LifecycleOp)).bool()
+                step = decide(replace(own, op=only)).with_op_of(step)
         self._last = _Decision(raw, observation, blueprints, before, step)
         self._hidden = step.hidden
         self._step += 1
@@ -130,11 +171,16 @@ class LearnedController:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the step and the memory of every row."""
+        """Return the step, and the memory and the urges of every row."""
         if self._hidden is None:
-            return {"step": self._step, "state": None, "cell": None}
+            return {"step": self._step, "state": None, "cell": None, "urges": None}
         state, cell = self._hidden
-        return {"step": self._step, "state": state.clone(), "cell": cell.clone()}
+        return {
+            "step": self._step,
+            "state": state.clone(),
+            "cell": cell.clone(),
+            "urges": self._urges.clone(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue after the given step with the given memories."""
@@ -145,6 +191,7 @@ class LearnedController:
             return
         device = self.policy.network.floors.device
         self._hidden = (state["state"].to(device).clone(), state["cell"].to(device).clone())
+        self._urges = state["urges"].to(device).clone()
 
     def _draws(self, rows: int) -> Tensor:
         """Return one number per row and head, float64 [rows, 8]."""
@@ -189,7 +236,7 @@ class LearnedController:
 
 @register_controller("greedy")
 class GreedyController(LearnedController):
-    """The learned controller that always takes the likeliest action; built from its name."""
+    """The learned controller that draws nothing; built from its name."""
 
     @classmethod
     def build(cls, argument: str | None, context: ControllerContext) -> GreedyController:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, ItemsView
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -15,6 +15,7 @@ from esper.tamiyo.networks.layers import Hidden
 from esper.tamiyo.policy.distribution import (
     FloorKind,
     chosen_log_probs,
+    probabilities,
     sample,
     unchecked_log_probs,
 )
@@ -53,6 +54,22 @@ class PolicyStep:
     def blueprint_idx(self) -> Tensor:
         """int64 [N], id of the blueprint; noop unless the op is GERMINATE."""
         return self["blueprint"]
+
+    @property
+    def op_chances(self) -> Tensor:
+        """float32 [N, ops], the probability of every op."""
+        return probabilities(self.choice_log_probs[..., OP, : self.op_values.shape[-1]])
+
+    def with_op_of(self, other: PolicyStep) -> PolicyStep:
+        """Return this decision, its op chosen from what `other` chose from."""
+        choices, masks = self.choice_log_probs.clone(), self.masks.clone()
+        log_probs = self.log_probs.clone()
+        choices[..., OP, :] = other.choice_log_probs[..., OP, :]
+        masks[..., OP, :] = other.masks[..., OP, :]
+        log_probs[..., OP] = choices[..., OP, :].gather(-1, self.op.unsqueeze(-1)).squeeze(-1)
+        return replace(
+            self, choice_log_probs=choices, masks=masks, log_probs=log_probs, value=other.value
+        )
 
     def __getitem__(self, head: str) -> Tensor:
         return self.actions[..., HEAD_NAMES.index(head)]

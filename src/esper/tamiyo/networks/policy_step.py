@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from esper.leyline.errors import UsageError
-from esper.leyline.process import without_collections
+from esper.leyline.process import capture_graph
 from esper.tamiyo.networks.actor_critic import ActorCritic
 from esper.tamiyo.networks.critic import first_layer
 from esper.tamiyo.networks.decision import PolicyStep
@@ -63,6 +63,12 @@ class CapturedPolicyStep:
         self._masks = table.everything.expand(rows, -1, -1).clone()
         self._uniforms = torch.rand(rows, NUM_HEADS, device=device)
         self._hidden = policy.initial_hidden(rows)
+        self._capture()
+
+    def _capture(self) -> None:
+        """Capture a step with the weights where they are now."""
+        device = self._state.device
+        self._captured = _places(self._policy)
         with torch.cuda.device(device), torch.no_grad():
             stream = torch.cuda.Stream(device)
             stream.wait_stream(torch.cuda.current_stream(device))
@@ -71,7 +77,7 @@ class CapturedPolicyStep:
                     self._run()
             torch.cuda.current_stream(device).wait_stream(stream)
             self._graph = torch.cuda.CUDAGraph()
-            with without_collections(), torch.cuda.graph(self._graph):
+            with capture_graph(self._graph):
                 self._step = self._run()
 
     @torch.no_grad()
@@ -115,7 +121,13 @@ class CapturedPolicyStep:
         return self._step
 
     def refresh(self) -> None:
-        """Do nothing: the graph reads the weights where they are."""
+        """Capture the step anew if weights have been moved; the graph reads them where they were.
+
+        cuDNN packs the weights of an LSTM into new memory whenever the network is put on a device,
+        even on the one it is on.
+        """
+        if _places(self._policy) != self._captured:
+            self._capture()
 
     def _run(self) -> PolicyStep:
         step, _ = self._policy.decide(
@@ -317,6 +329,11 @@ class PackedPolicyStep:
     def _versions(self) -> list[tuple[int, int]]:
         """Return what changes when a parameter is written to or moved."""
         return [(weight.data_ptr(), weight._version) for weight in self._weights]
+
+
+def _places(policy: nn.Module) -> list[int]:
+    """Return where the weights and buffers of a network are."""
+    return [tensor.data_ptr() for tensor in (*policy.parameters(), *policy.buffers())]
 
 
 def _normalize(x: Tensor, norm: nn.Module) -> Tensor:
