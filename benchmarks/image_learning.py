@@ -66,7 +66,6 @@ def judge(
     played: dict[str, Any] = {}
     for name, controller in (
         ("learned, greedy", load_policy(run, device=where)),
-        ("learned, drawing", f"learned:{run}"),
         ("random", "random"),
         ("heuristic", "heuristic"),
     ):
