@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from esper.runs.grow import grow
     from esper.runs.training import Trained, train
     from esper.simic.rewards import register_reward
-    from esper.tamiyo.controllers import register_controller
+    from esper.tamiyo.controllers import Tamiyo, register_controller
     from esper.tasks import register_task
 
 __all__ = [
@@ -44,6 +44,7 @@ __all__ = [
     "GrowthConfig",
     "Manifest",
     "Population",
+    "Tamiyo",
     "Trained",
     "__version__",
     "check_slots",
@@ -73,6 +74,7 @@ _HOMES = {
     "GrowthConfig": "esper.growth.run",
     "Manifest": "esper.leyline.manifest",
     "Population": "esper.population.population",
+    "Tamiyo": "esper.tamiyo.controllers",
     "Trained": "esper.runs.training",
     "check_slots": "esper.kasmina.selftest",
     "evaluate_contributions": "esper.kasmina.evaluation",

@@ -430,9 +430,9 @@ MISTAKES: dict[str, tuple[tuple[object, ...], str]] = {
         ("grow", "--resume", "--overwrite", "--out", "used"),
         "--resume continues a run and --overwrite replaces it; give one of them",
     ),
-    "pretrained": (
-        (*FAST, "--controller", "pretrained", "--out", "run"),
-        "no pretrained controller ships with this version; use the controller 'heuristic'",
+    "no such pretrained controller": (
+        (*FAST, "--controller", "tamiyo:small", "--out", "run"),
+        "there is no controller 'small': Esper ships tamiyo, and a folder must have a config.json",
     ),
     "unknown controller": (
         (*FAST, "--controller", "heuristc", "--out", "run"),

@@ -258,7 +258,7 @@ def test_limits_hold() -> None:
             {"loss": lambda outputs, y: (outputs,)},
             r"must return \(loss\[B\], correct\[B\] or None\)",
         ),
-        ({"controller": "pretrained"}, "no pretrained controller ships with this version"),
+        ({"controller": "tamiyo:small"}, "there is no controller 'small': Esper ships tamiyo"),
         ({"slots": ["stim"]}, "no submodule 'stim', did you mean 'stem'"),
         ({"slots": "stem"}, "slots must be a list of submodule names"),
         ({"epochs": 0}, "epochs must be at least 1"),

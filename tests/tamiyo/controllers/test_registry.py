@@ -54,15 +54,6 @@ def test_unknown_name_suggests_the_nearest() -> None:
     assert "schedule" in text
 
 
-@pytest.mark.parametrize("spec", ["pretrained", "pretrained:small"])
-def test_pretrained_says_what_to_use(spec: str) -> None:
-    with pytest.raises(UsageError) as error:
-        make_controller(spec, CONTEXT)
-    text = one_line(error)
-    assert "no pretrained controller ships with this version" in text
-    assert "'heuristic'" in text
-
-
 @pytest.mark.parametrize("as_text", [True, False])
 def test_a_path_is_the_folder_of_a_policy(tmp_path: Path, as_text: bool) -> None:
     save_policy(tmp_path / "policy", new_policy(PolicyConfig(lstm_hidden_dim=16)))

@@ -13,6 +13,7 @@ from esper.tamiyo.controllers.policy_file import (
     new_policy,
     save_policy,
 )
+from esper.tamiyo.controllers.pretrained import Tamiyo, TamiyoController, shipped_names
 from esper.tamiyo.controllers.random import RandomController
 from esper.tamiyo.controllers.registry import (
     CONTROLLERS,
@@ -42,6 +43,8 @@ __all__ = [
     "Policy",
     "RandomController",
     "ScheduleController",
+    "Tamiyo",
+    "TamiyoController",
     "WaitController",
     "find_policy",
     "is_legal",
@@ -53,4 +56,5 @@ __all__ = [
     "refuse_argument",
     "register_controller",
     "save_policy",
+    "shipped_names",
 ]

@@ -154,7 +154,7 @@ def save_policy(
         "config": policy.network.config.to_mapping(),
         "blueprints": list(policy.blueprint_names),
         "kinds": list(policy.blueprint_kinds),
-        "features": _signature(policy.network.config),
+        "features": read_features(policy.network.config),
         "normalizer": dict(policy.normalizer.state_dict()),
         "weights": dict(policy.network.state_dict()),
     }
@@ -206,7 +206,7 @@ def load_policy(folder: str | Path, *, device: torch.device | str = "cpu") -> Po
     return policy
 
 
-def _signature(config: PolicyConfig) -> list[str]:
+def read_features(config: PolicyConfig) -> list[str]:
     """Return all that a policy reads, by name: its features, and the kinds that it tells apart."""
     kinds = BLUEPRINT_KINDS if config.layout == "travelling" else ()
     return [*config.observation.signature, *(f"kind.{kind}" for kind in kinds)]
@@ -229,7 +229,7 @@ def _refuse_misfit(policy: Policy, context: ControllerContext) -> None:
 
 
 def _refuse_other_features(folder: Path, config: PolicyConfig, saved: list[str]) -> None:
-    own = _signature(config)
+    own = read_features(config)
     for index, (theirs, ours) in enumerate(zip(saved, own, strict=False)):
         if theirs != ours:
             raise CheckpointError(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 from esper.leyline.config import Config
 from esper.leyline.controller import Controller, ControllerContext
@@ -24,6 +24,15 @@ class ControllerPlugin(Controller, Protocol):
     @classmethod
     def build(cls, argument: str | None, context: ControllerContext) -> Controller:
         """Return a controller; `argument` is what followed the colon, None without a colon."""
+        ...
+
+
+@runtime_checkable
+class ControllerMaker(Protocol):
+    """What has a controller for every host, such as `esper.Tamiyo`."""
+
+    def controller(self, context: ControllerContext) -> Controller:
+        """Return the controller for a host."""
         ...
 
 
@@ -53,13 +62,13 @@ def register_controller(name: str) -> Callable[[type[P]], type[P]]:
 
 
 def make_controller(
-    spec: str | os.PathLike[str] | Controller, context: ControllerContext
+    spec: str | os.PathLike[str] | Controller | ControllerMaker, context: ControllerContext
 ) -> Controller:
     """Return the controller `spec` asks for.
 
     Args:
-        spec: 'name', 'name:argument', the folder of a saved policy, or an object that already is
-            a controller, which is returned as it is.
+        spec: 'name', 'name:argument', the folder of a saved policy, `esper.Tamiyo`, or an object
+            that already is a controller, which is returned as it is.
         context: The slots, blueprints and seed the controller will work with.
 
     Returns:
@@ -71,16 +80,16 @@ def make_controller(
         # A class also has every method of the protocol; passing one is a forgotten call.
         if isinstance(spec, Controller) and not isinstance(spec, type):
             return spec
+        if isinstance(spec, ControllerMaker) and not isinstance(spec, type):
+            return spec.controller(context)
         raise UsageError(
             "a controller must be a name or an object with reset, act, state_dict and "
             f"load_state_dict, got {spec!r}"
         )
     name, colon, argument = spec.partition(":")
-    if name not in CONTROLLERS:
-        _refuse_pretrained(name)
-        # false, not an error, for what cannot be a path
-        if os.path.exists(spec) or os.sep in spec:
-            return CONTROLLERS.get("learned").build(spec, context)
+    # false, not an error, for what cannot be a path
+    if name not in CONTROLLERS and (os.path.exists(spec) or os.sep in spec):
+        return CONTROLLERS.get("learned").build(spec, context)
     return CONTROLLERS.get(name).build(argument if colon else None, context)
 
 
@@ -116,11 +125,3 @@ def read_settings(name: str, argument: str | None, config: type[C]) -> C:
         return config.from_mapping(given)
     except ConfigError as error:
         raise UsageError(f"controller {name}:{argument}: {error}") from None
-
-
-def _refuse_pretrained(name: str) -> None:
-    """Raise a helpful line for the name of a controller that will ship with the package."""
-    if name == "pretrained":
-        raise UsageError(
-            "no pretrained controller ships with this version; use the controller 'heuristic'"
-        )

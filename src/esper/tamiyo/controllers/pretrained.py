@@ -1,0 +1,211 @@
+"""Tamiyo, trained and ready: controllers as folders that travel, and the one that ships with Esper.
+
+    tamiyo = esper.Tamiyo.from_pretrained("tamiyo")       # the shipped one, or a folder
+    esper.grow(model, data, slots=..., controller=tamiyo)
+    tamiyo.save_pretrained("my-tamiyo")
+
+A folder has `config.json` (the network, what it reads and what it may choose, with a hash of
+each), `model.safetensors` (weights and observation statistics), `train_config.json` (how it was
+trained), `results.json` (what it reached, against what) and `README.md`, the card. Nothing in it is
+code. A controller that reads or chooses other things than this Esper knows is refused by the name
+of what differs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+
+from esper._version import __version__
+from esper.leyline.actions import HEAD_VALUES
+from esper.leyline.controller import ControllerContext
+from esper.leyline.errors import CheckpointError, EsperError, UsageError
+from esper.leyline.files import write_folder
+from esper.leyline.manifest import from_json, read_bytes, to_json
+from esper.tamiyo.controllers.learned import LearnedController
+from esper.tamiyo.controllers.policy_file import Policy, new_policy, read_features
+from esper.tamiyo.controllers.registry import register_controller
+from esper.tamiyo.networks.config import PolicyConfig
+
+MODEL_TYPE = "tamiyo"
+SCHEMA = 1
+DEFAULT = "tamiyo"
+"""The controller that ships with the package."""
+
+_SHIPPED = Path(__file__).parents[1] / "weights"
+_CONFIG, _WEIGHTS, _CARD = "config.json", "model.safetensors", "README.md"
+_TRAIN_CONFIG, _RESULTS = "train_config.json", "results.json"
+_LARGEST = 2**28
+"""Bytes of a file beyond which it is not read."""
+
+
+@dataclass(frozen=True)
+class Tamiyo:
+    """A trained controller with what is known about it."""
+
+    policy: Policy
+    card: str = ""
+    """What a person should know, in Markdown."""
+    train_config: Mapping[str, Any] = field(default_factory=dict)
+    """How it was trained."""
+    results: Mapping[str, Any] = field(default_factory=dict)
+    """What it reached, and against what."""
+
+    @classmethod
+    def from_pretrained(cls, name: str | Path = DEFAULT) -> Tamiyo:
+        """Return the controller that ships under a name, or the one in a folder.
+
+        Raises:
+            UsageError: There is no such name or folder.
+            CheckpointError: The folder is damaged, or its controller reads or chooses other
+                things than this Esper knows.
+        """
+        folder = _find(name)
+        config = _read_json(folder / _CONFIG)
+        _refuse_other(folder, config)
+        try:
+            policy = new_policy(
+                PolicyConfig.from_mapping(config["network"]),
+                blueprint_names=tuple(config["blueprints"]),
+                blueprint_kinds=tuple(config["kinds"]),
+            )
+            tensors = load(read_bytes(folder / _WEIGHTS, _LARGEST))
+            policy.network.load_state_dict(_under("network.", tensors))
+            policy.normalizer.load_state_dict(_under("normalizer.", tensors))
+        except (EsperError, KeyError, RuntimeError, SafetensorError, TypeError) as error:
+            reason = " ".join(str(error).split())
+            raise CheckpointError(
+                f"the controller in {folder} cannot be used: {reason}; get another copy of it"
+            ) from error
+        return cls(
+            policy,
+            read_bytes(folder / _CARD, _LARGEST).decode(errors="replace"),
+            _read_json(folder / _TRAIN_CONFIG),
+            _read_json(folder / _RESULTS),
+        )
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write the controller into a folder, replacing one that is there."""
+        network, normalizer = self.policy.network, self.policy.normalizer
+        tensors = {
+            **{f"network.{name}": value for name, value in network.state_dict().items()},
+            **{f"normalizer.{name}": value for name, value in normalizer.state_dict().items()},
+        }
+        here = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+        write_folder(
+            Path(folder),
+            {
+                _CONFIG: to_json(_describe(self.policy)),
+                _WEIGHTS: save(here),
+                _TRAIN_CONFIG: to_json(dict(self.train_config)),
+                _RESULTS: to_json(dict(self.results)),
+                _CARD: self.card.encode(),
+            },
+        )
+
+    def controller(self, context: ControllerContext) -> TamiyoController:
+        """Return what acts by it on a host with these slots and blueprints."""
+        return TamiyoController(self.policy, context, greedy=True)
+
+
+@register_controller("tamiyo")
+class TamiyoController(LearnedController):
+    """The controller that ships with Esper, or one in a folder: tamiyo, tamiyo:FOLDER."""
+
+    @classmethod
+    def build(cls, argument: str | None, context: ControllerContext) -> TamiyoController:
+        """Return the controller that ships under a name, or the one in a folder."""
+        return Tamiyo.from_pretrained(argument or DEFAULT).controller(context)
+
+
+def shipped_names() -> tuple[str, ...]:
+    """Return the names of the controllers that ship with the package."""
+    return tuple(sorted(place.parent.name for place in _SHIPPED.glob(f"*/{_CONFIG}")))
+
+
+def _find(name: str | Path) -> Path:
+    shipped = shipped_names()
+    if str(name) in shipped:
+        return _SHIPPED / str(name)
+    folder = Path(name)
+    if not (folder / _CONFIG).is_file():
+        raise UsageError(
+            f"there is no controller {str(name)!r}: Esper ships {', '.join(shipped)}, and a folder "
+            f"must have a {_CONFIG}, as `save_pretrained` writes it"
+        )
+    return folder
+
+
+def _describe(policy: Policy) -> dict[str, Any]:
+    """Return what `config.json` says."""
+    config = policy.network.config
+    features, choices = read_features(config), _choices()
+    return {
+        "model_type": MODEL_TYPE,
+        "schema": SCHEMA,
+        "esper": __version__,
+        "network": config.to_mapping(),
+        "blueprints": list(policy.blueprint_names),
+        "kinds": list(policy.blueprint_kinds),
+        "observation": {"hash": _hash(features), "features": features},
+        "actions": {"hash": _hash(choices), "choices": choices},
+    }
+
+
+def _choices() -> list[str]:
+    """Return all that a controller may choose, apart from slots and blueprints."""
+    return [f"{head}={value}" for head, values in HEAD_VALUES.items() for value in values]
+
+
+def _hash(names: Sequence[str]) -> str:
+    return hashlib.sha256("\n".join(names).encode()).hexdigest()
+
+
+def _refuse_other(folder: Path, config: dict[str, Any]) -> None:
+    """Raise unless the folder is of a controller that fits this Esper."""
+    if config.get("model_type") != MODEL_TYPE or config.get("schema") != SCHEMA:
+        raise CheckpointError(
+            f"{folder} has a {config.get('model_type')!r} of schema {config.get('schema')!r}; this "
+            f"Esper reads {MODEL_TYPE!r} of schema {SCHEMA}"
+        )
+    try:
+        network = PolicyConfig.from_mapping(config["network"])
+        parts = [
+            ("reads", config["observation"]["features"], read_features(network)),
+            ("chooses", config["actions"]["choices"], _choices()),
+        ]
+        hashes = [config["observation"]["hash"], config["actions"]["hash"]]
+    except (EsperError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{folder / _CONFIG} is not complete: {error}") from error
+    for (verb, theirs, ours), stated in zip(parts, hashes, strict=True):
+        if stated == _hash(ours):
+            continue
+        pairs = zip(theirs, ours, strict=False)
+        differing = next(
+            (f"{one!r} where this Esper has {other!r}" for one, other in pairs if one != other),
+            f"{len(theirs)} things where this Esper has {len(ours)}",
+        )
+        raise CheckpointError(
+            f"the controller in {folder} {verb} {differing}; use it with Esper "
+            f"{config.get('esper')}, or another controller"
+        )
+
+
+def _under(prefix: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        found = from_json(read_bytes(path, _LARGEST))
+    except (RecursionError, ValueError) as error:
+        raise CheckpointError(f"{path} is no JSON: {error}; get another copy of it") from error
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path} must hold a mapping; get another copy of it")
+    return found

@@ -1,0 +1,166 @@
+"""Controllers as folders that travel, and the one that ships."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import esper
+from esper.leyline.controller import ControllerContext
+from esper.leyline.errors import CheckpointError, UsageError
+from esper.tamiyo.controllers import (
+    Tamiyo,
+    TamiyoController,
+    make_controller,
+    new_policy,
+    shipped_names,
+)
+from esper.tamiyo.networks.config import PolicyConfig
+from esper.testing.controllers import check_controller
+from tests.tamiyo.controllers.test_learned import context, situation
+
+FILES = {"config.json", "model.safetensors", "train_config.json", "results.json", "README.md"}
+
+
+@pytest.fixture(scope="module")
+def shipped() -> Tamiyo:
+    return Tamiyo.from_pretrained("tamiyo")
+
+
+def test_one_ships_and_says_what_it_is(shipped: Tamiyo) -> None:
+    assert shipped_names() == ("tamiyo",)
+    assert esper.Tamiyo is Tamiyo
+    assert shipped.policy.travels
+    assert shipped.train_config["recipe"] == "cifar16"
+    assert shipped.results["seeds"] == 24
+    for heading in ("## Trained on", "## Results", "## Limits"):
+        assert heading in shipped.card
+
+
+def test_its_card_states_what_its_results_say(shipped: Tamiyo) -> None:
+    learned = next(row for row in shipped.results["table"] if row[0] == "learned, greedy")
+    gain = learned[1].split(" (")[0]
+    assert gain in shipped.card
+
+
+def test_battery() -> None:
+    check_controller(lambda context: make_controller("tamiyo", context))
+
+
+@pytest.mark.parametrize("slots", [1, 3, 7, 16])
+def test_it_serves_hosts_of_1_to_16_slots(shipped: Tamiyo, slots: int) -> None:
+    controller = make_controller(shipped, context(slots))
+    assert isinstance(controller, TamiyoController)
+    controller.reset(4, "cpu")
+    controller.act(*situation(4, slots))
+
+
+def test_it_decides_as_it_did_when_it_was_made(shipped: Tamiyo) -> None:
+    """Log-probabilities of a fixed sequence: a change of features or network shows here."""
+    policy = shipped.policy
+    hidden, found = None, []
+    for seed in range(3):
+        signals, masks = situation(4, 3, seed)
+        raw, blueprints = policy.layout.observe(signals)
+        step = policy.network.get_action(
+            policy.normalizer.normalize(raw),
+            masks,
+            blueprints,
+            hidden,
+            deterministic=True,
+            explore=False,
+        )
+        hidden = step.hidden
+        found.append(step.op_chances)
+    golden = json.loads((Path(__file__).parent / "golden_tamiyo.json").read_text())
+    torch.testing.assert_close(torch.stack(found), torch.tensor(golden), rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_saved_comes_back(tmp_path: Path) -> None:
+    policy = new_policy(PolicyConfig(lstm_hidden_dim=16, layout="travelling"), seed=3)
+    policy.normalizer.update(policy.layout.observe(situation(20)[0])[0])
+    made = Tamiyo(policy, "# Mine", {"seed": 3}, {"gain": 1.5})
+    for _ in range(2):
+        made.save_pretrained(tmp_path / "mine")
+    assert {place.name for place in (tmp_path / "mine").iterdir()} == FILES
+    again = Tamiyo.from_pretrained(tmp_path / "mine")
+    assert (again.card, again.train_config, again.results) == ("# Mine", {"seed": 3}, {"gain": 1.5})
+    for part in ("network", "normalizer"):
+        one, two = (getattr(each.policy, part).state_dict() for each in (made, again))
+        assert one.keys() == two.keys()
+        assert all(torch.equal(one[name], two[name]) for name in one)
+    named = make_controller(f"tamiyo:{tmp_path / 'mine'}", context())
+    assert isinstance(named, TamiyoController)
+
+
+def test_a_name_that_is_none_is_refused() -> None:
+    with pytest.raises(UsageError, match="there is no controller 'tamio': Esper ships tamiyo, and"):
+        Tamiyo.from_pretrained("tamio")
+
+
+def change(folder: Path, edit: Any) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    edit(config)
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def rename_feature(config: dict[str, Any]) -> None:
+    config["observation"]["features"][4] = "host.weather"
+    config["observation"]["hash"] = "0"
+
+
+def drop_choice(config: dict[str, Any]) -> None:
+    config["actions"]["choices"].pop()
+    config["actions"]["hash"] = "0"
+
+
+@pytest.mark.parametrize(
+    ("edit", "says"),
+    [
+        (rename_feature, "reads 'host.weather' where this Esper has"),
+        (drop_choice, r"chooses \d+ things where this Esper has \d+"),
+        (lambda config: config.update(schema=9), "schema 9; this Esper reads 'tamiyo' of schema 1"),
+        (lambda config: config.pop("network"), "is not complete"),
+        (lambda config: config["network"].update(lstm_hidden_dim=64), "cannot be used"),
+        (lambda config: config["network"].update(colour="red"), "is not complete"),
+    ],
+)
+def test_one_that_differs_is_refused_by_what_differs(
+    tmp_path: Path, shipped: Tamiyo, edit: Any, says: str
+) -> None:
+    shipped.save_pretrained(tmp_path / "other")
+    change(tmp_path / "other", edit)
+    with pytest.raises(CheckpointError, match=says):
+        Tamiyo.from_pretrained(tmp_path / "other")
+
+
+@pytest.mark.parametrize("name", sorted(FILES - {"README.md"}))
+@pytest.mark.parametrize("content", [b"", b"[" * 100_000, b"\x00\xff", b"[]"])
+def test_damage_is_one_line(tmp_path: Path, shipped: Tamiyo, name: str, content: bytes) -> None:
+    shipped.save_pretrained(tmp_path / "bad")
+    (tmp_path / "bad" / name).write_bytes(content)
+    with pytest.raises(CheckpointError) as error:
+        Tamiyo.from_pretrained(tmp_path / "bad")
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path, shipped: Tamiyo) -> None:
+    shipped.save_pretrained(tmp_path / "part")
+    (tmp_path / "part" / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+        Tamiyo.from_pretrained(tmp_path / "part")
+    shutil.rmtree(tmp_path / "part")
+    with pytest.raises(UsageError, match="there is no controller"):
+        Tamiyo.from_pretrained(tmp_path / "part")
+
+
+def test_a_maker_is_no_controller_until_it_has_a_host(shipped: Tamiyo) -> None:
+    made = make_controller(shipped, ControllerContext(slot_names=("a", "b")))
+    assert made.state_dict()["state"] is None
+    with pytest.raises(UsageError, match="must be a name or an object"):
+        make_controller(Tamiyo, ControllerContext(slot_names=("a",)))  # type: ignore[arg-type]
