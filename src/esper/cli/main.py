@@ -105,6 +105,7 @@ VERBS = {
     "grow": "train and grow one network",
     "train": "train a controller",
     "search": "look for schedules of growth, and for settings of the heuristic",
+    "clone": "teach a policy what the best schedules of a search do",
     "prove": "say which controller beats which, by how much, with what certainty",
     "report": "write one self-contained HTML file about a run",
     "runs": "list runs: what they are about, how far they are, and how they ended",

@@ -112,6 +112,19 @@ class _Clock:
         self._show(Progress(self._done, self._total, spent, f"{self.text}, epoch {epoch}"))
 
 
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Cells that are played together."""
+
+    population: Population
+    controllers: RowControllers
+    """Who decides, as their arms say."""
+    seeds: list[int]
+    """Of every row."""
+    cells: list[tuple[Cell, int]]
+    """In the order of the rows, each with the index of its task."""
+
+
 class Player:
     """Plays cells, chunk by chunk.
 
@@ -147,9 +160,7 @@ class Player:
                     return
                 yield results
         finally:
-            if self._population is not None:
-                self._population.close()
-            self._population = None
+            self.close()
 
     def horizon_of(self, cell: Cell) -> int:
         """Return how many epochs a cell's rows live."""
@@ -164,14 +175,27 @@ class Player:
         limits = {"param_limit": self.config.param_limit, "flop_limit": self.config.flop_limit}
         return type(task)(task.config.replace(horizon=self.horizon_of(cell), **limits))
 
+    def prepare(self, cells: Sequence[Cell]) -> Stage:
+        """Return the rows of some cells, and who decides for them."""
+        tasks, placed = self._by_task(cells)
+        population = self._assign(tasks, placed)
+        controller = self._controllers(population, [cell for cell, _ in placed])
+        seeds = [seed for cell, _ in placed for seed in cell.seeds]
+        return Stage(population, controller, seeds, placed)
+
+    def close(self) -> None:
+        """Free the rows."""
+        if self._population is not None:
+            self._population.close()
+        self._population = None
+
     def _play_chunk(self, chunk: Sequence[Cell], clock: _Clock) -> list[CellResult] | None:
         """Return the results of cells that are played together, None where it was stopped."""
-        tasks, cells = self._by_task(chunk)
-        population = self._assign(tasks, cells)
+        stage = self.prepare(chunk)
+        population, cells = stage.population, stage.cells
         tally = _Tally(population)
-        controller = self._controllers(population, [cell for cell, _ in cells])
-        seeds = [seed for cell, _ in cells for seed in cell.seeds]
-        for epoch, moment in enumerate(live_episodes(population, controller, seeds), start=1):
+        moments = live_episodes(population, stage.controllers, stage.seeds)
+        for epoch, moment in enumerate(moments, start=1):
             lived = tally.note(moment.signals.to("cpu"), is_start=moment.actions is None)
             clock.tick(lived, epoch)
             if self._is_stopped():

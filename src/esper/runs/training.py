@@ -233,7 +233,7 @@ def resume_training(
         if state is not None:
             with restoring(place):
                 changes = compare_settings(TrainConfig.from_mapping(state["config"]), config)
-        trainer = Trainer(config)
+        trainer = Trainer(config, is_continued=state is not None)
         world, versions = _find_world(trainer), {}
         command, resume = "", True
         if state is not None:

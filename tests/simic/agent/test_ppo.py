@@ -310,6 +310,50 @@ def test_updates_lead_out_of_a_collapse() -> None:
     assert gap_after(exploration_kl=0.01) < 19.9
 
 
+@pytest.mark.parametrize("layout", ["documents", "travelling"])
+def test_an_anchor_holds_a_policy_near_its_start(layout: str) -> None:
+    start = small_policy(seed=9, layout=layout)
+
+    def learn(weight: float) -> tuple[PPOAgent, TamiyoRolloutBuffer, float]:
+        """Return the agent, its round, and how far one update led away from the start."""
+        options = {**ONLY_ACTOR, "anchor_kl": weight, "target_kl": 0.0, "epochs": 12}
+        options["learning_rate"] = 3e-3
+        agent = make_agent(small_policy(layout=layout), **options)
+        agent.start_from(start)
+        assert same_tree(weights(agent.policy), weights(start))
+        buffer = collect(agent.policy)
+        batch = buffer.batch()
+        update(agent, buffer)
+        one, two = (
+            policy.network.score(
+                batch.states, batch.blueprint_indices, batch.actions, batch.masks
+            ).log_probs
+            for policy in (agent.policy, start)
+        )
+        return agent, buffer, float((one - two).abs().mean())
+
+    free, buffer, far = learn(0.0)
+    held, _, near = learn(1000.0)
+    assert near < 0.5 * far
+    assert free.anchor_logits(buffer.batch()) is None
+    logits = held.anchor_logits(buffer.batch())
+    again = make_agent(small_policy(layout=layout), anchor_kl=1.0)
+    again.load_state_dict(held.state_dict())
+    other = again.anchor_logits(buffer.batch())
+    assert logits is not None
+    assert other is not None
+    assert torch.equal(logits, other)
+
+
+def test_a_start_of_another_shape_is_refused() -> None:
+    with pytest.raises(UsageError, match="another network than this run's"):
+        make_agent().start_from(small_policy(lstm_hidden_dim=16))
+
+
+def same_tree(one: dict[str, Tensor], two: dict[str, Tensor]) -> bool:
+    return all(torch.equal(one[name], two[name]) for name in one)
+
+
 def test_curiosity_ends_when_episodes_pay_off() -> None:
     policy = small_policy()
     buffer = collect(policy, rows=8)

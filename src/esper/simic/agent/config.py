@@ -193,4 +193,10 @@ class PPOConfig(Config):
         0.01, "Weight of KL(uniform, policy) on free steps: the pull out of a collapse.", minimum=0
     )
     exploration: ExplorationConfig = option(ExplorationConfig, "Curiosity, until episodes pay off.")
+    anchor_kl: float = option(
+        0.0,
+        "Weight of KL(policy, the policy it started from): how far training may lead away from "
+        "it. It needs a start.",
+        minimum=0,
+    )
     imitation: ImitationConfig = option(ImitationConfig, "Learning again from rare good episodes.")

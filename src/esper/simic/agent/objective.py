@@ -33,7 +33,7 @@ from esper.simic.agent.normalizers import clip_rewards
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.tamiyo.networks.decision import Scores
 from esper.tamiyo.policy.action_masks import causal_heads
-from esper.tamiyo.policy.distribution import entropy, exploration_kl
+from esper.tamiyo.policy.distribution import entropy, exploration_kl, masked_kl
 
 _TENSORS_WITH_ROWS = (
     "advantages",
@@ -219,10 +219,26 @@ class Scored:
     """KL(uniform, policy) over the base masks."""
     curiosity: Tensor
     """[r, T], closeness of the op to its reference."""
+    anchored: Tensor
+    """KL(policy, the policy it started from) over the base masks; 0 without one."""
 
     @classmethod
-    def of(cls, scores: Scores, base_masks: Tensor, reference: Tensor) -> Scored:
-        """Return what the losses need of a scored sequence; `reference` as in `curiosity`."""
+    def of(
+        cls,
+        scores: Scores,
+        base_masks: Tensor,
+        reference: Tensor,
+        anchor: Tensor | None = None,
+    ) -> Scored:
+        """Return what the losses need of a scored sequence.
+
+        Args:
+            scores: the sequence.
+            base_masks: bool [r, T, 8, K].
+            reference: of the op, as in `curiosity`.
+            anchor: [r, T, 8, K], logits of the policy it started from.
+        """
+        zero = torch.zeros_like(scores.log_probs)
         return cls(
             log_probs=scores.log_probs,
             values=scores.values,
@@ -230,6 +246,7 @@ class Scored:
             own_entropies=scores.entropies.detach(),
             exploration=exploration_kl(scores.logits, base_masks),
             curiosity=curiosity(scores.logits, base_masks, reference),
+            anchored=zero if anchor is None else masked_kl(scores.logits, anchor, base_masks),
         )
 
     @classmethod
@@ -243,6 +260,7 @@ class Scored:
             own_entropies=values.new_zeros(by_head),
             exploration=values.new_zeros(by_head),
             curiosity=torch.zeros_like(values),
+            anchored=values.new_zeros(by_head),
         )
 
     def write(self, rows: Tensor | None, scored: Scored) -> None:
@@ -319,7 +337,8 @@ class Objective:
         penalty = self.floor_penalty(scored, targets)
         explored = scored.exploration * targets.exploration_weights / share
         pulled = (explored * targets.exploration_coefficients.unsqueeze(1)).sum()
-        total = policy + config.value_coef * value - bonus + penalty + pulled
+        held = config.anchor_kl * (scored.anchored * targets.exploration_weights).sum() / share
+        total = policy + config.value_coef * value - bonus + penalty + pulled + held
         return Losses(policy, value, bonus, penalty, explored.flatten(0, -2).sum(0), total)
 
     def policy_loss(

@@ -70,6 +70,7 @@ class Passes:
         self._batch, self._targets = batch, targets
         self._progress, self._paid_off = progress, paid_off
         self._reference = agent.op_reference
+        self._anchor = agent.anchor_logits(batch)
         self._objective = Objective(agent.config, progress, targets.shares)
         self._count = min(agent.config.minibatches, batch.rows)
         self._usable = batch.usable
@@ -130,7 +131,7 @@ class Passes:
             # These are the weights it starts from: the reference and the first pass are one.
             self._old.copy_(scores.log_probs.detach())
             self._measure_feedback(rows, scores)
-        scored = Scored.of(scores, _rows(self._batch.base_masks, rows), self._reference)
+        scored = self._scored(scores, rows)
         targets = self._targets if rows is None else self._targets.rows(rows)
         old = _rows(self._old, rows)
         share = 1.0 if rows is None else len(rows) / self._batch.rows
@@ -187,6 +188,11 @@ class Passes:
                 self.nonfinite.append(NonFinite(epoch, "value"))
             return None
 
+    def _scored(self, scores: Scores, rows: Tensor | None) -> Scored:
+        anchor = None if self._anchor is None else _rows(self._anchor, rows)
+        masks = _rows(self._batch.base_masks, rows)
+        return Scored.of(scores, masks, self._reference, anchor)
+
     def _diagnose(self, scored: Scored, epoch: int) -> None:
         """Record which numbers of a minibatch are not finite."""
         found = {"log_prob": scored.log_probs, "entropy": scored.entropies}
@@ -233,8 +239,7 @@ class Passes:
             if scores is None:
                 self._latest.forget()
                 break
-            scored = Scored.of(scores, _rows(self._batch.base_masks, rows), self._reference)
-            self._latest.write(rows, scored)
+            self._latest.write(rows, self._scored(scores, rows))
         self._record(epoch, None)
 
     @torch.no_grad()

@@ -9,6 +9,8 @@ far, and takes no step on a number that is not finite.
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -106,6 +108,41 @@ class PPOAgent:
         is_prior = config.exploration.op_reference == "prior"
         self.op_reference = bias if is_prior else torch.zeros_like(bias)
         """Logits that the op stays close to while it is curious."""
+        self._anchor: Policy | None = None
+
+    def start_from(self, other: Policy) -> None:
+        """Take over another policy's weights and statistics, and stay near it from now on.
+
+        Raises:
+            UsageError: It is another network.
+        """
+        try:
+            self.network.load_state_dict(other.network.state_dict())
+            self.policy.normalizer.load_state_dict(other.normalizer.state_dict())
+        except RuntimeError as error:
+            raise UsageError(
+                "the policy to start from is another network than this run's; give the settings it "
+                f"was made with: {' '.join(str(error).split())[:200]}"
+            ) from error
+        self._drop_anchor()
+
+    def anchor_logits(self, batch: RolloutBatch) -> Tensor | None:
+        """Return [R, T, 8, K]: what the policy it started from says; None where that is nothing."""
+        anchor = self._anchor
+        if anchor is None or not self.config.anchor_kl:
+            return None
+        with torch.no_grad():
+            states = anchor.normalizer.normalize(batch.raw_states)
+            scores = anchor.network.score(
+                states, batch.blueprint_indices, batch.actions, batch.masks, with_baseline=False
+            )
+        return scores.logits
+
+    def _drop_anchor(self) -> None:
+        """Remember the policy as it is now."""
+        network = copy.deepcopy(self.network).requires_grad_(False)
+        normalizer = copy.deepcopy(self.policy.normalizer)
+        self._anchor = dataclasses.replace(self.policy, network=network, normalizer=normalizer)
 
     def value_units(self, tasks: Sequence[str]) -> Tensor:
         """Return float32 [R]: what brings the critic's numbers onto the scale of raw rewards."""
@@ -246,6 +283,14 @@ class PPOAgent:
             "good_episodes": self.good_episodes.state_dict(),
             "paid_off": dict(self._paid_off),
             "reward_scales": self.reward_scales.state_dict(),
+            "anchor": None if self._anchor is None else self._anchor_state(self._anchor),
+        }
+
+    @staticmethod
+    def _anchor_state(anchor: Policy) -> dict[str, Any]:
+        return {
+            "network": dict(anchor.network.state_dict()),
+            "normalizer": dict(anchor.normalizer.state_dict()),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -260,6 +305,11 @@ class PPOAgent:
         self.good_episodes.load_state_dict(state["good_episodes"])
         self._paid_off = dict(state["paid_off"])
         self.reward_scales.load_state_dict(state["reward_scales"])
+        if state["anchor"] is not None:
+            self._drop_anchor()
+            assert self._anchor is not None
+            self._anchor.network.load_state_dict(state["anchor"]["network"])
+            self._anchor.normalizer.load_state_dict(state["anchor"]["normalizer"])
 
     def _learn_units(
         self, batch: RolloutBatch, tasks: Sequence[str], counts: Tensor | None

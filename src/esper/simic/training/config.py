@@ -76,6 +76,9 @@ class TrainConfig(Config):
         (), "Stages of tasks, one after another; empty for the same tasks throughout."
     )
 
+    start: str | None = option(
+        None, "Policy to start from, a folder as of `esper clone`; empty to start from nothing."
+    )
     policy: PolicyConfig = option(PolicyConfig, "The network.")
     ppo: PPOConfig = option(PPOConfig, "The learner.")
     reward: RewardConfig = option(RewardConfig, "What rows are paid for.")
@@ -102,6 +105,8 @@ class TrainConfig(Config):
         if not self.tasks:
             raise ConfigError("TrainConfig.tasks must name at least one task or family")
         check_gamma(self.reward, self.ppo.gamma)
+        if self.ppo.anchor_kl and not self.start:
+            raise ConfigError("ppo.anchor_kl keeps a policy near its start; give start=FOLDER too")
         open_ended = [not (stage.rounds or stage.paid_off) for stage in self.curriculum]
         if any(open_ended[:-1]):
             number = open_ended.index(True)
@@ -127,7 +132,7 @@ class TrainConfig(Config):
         return self.episode_length + 1
 
 
-FIXED_SETTINGS = ("seed", "rows", "episode_length", "policy")
+FIXED_SETTINGS = ("seed", "rows", "episode_length", "policy", "start")
 """What a continued run keeps."""
 
 CHANGEABLE_WITHIN = (

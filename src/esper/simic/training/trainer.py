@@ -33,7 +33,7 @@ from esper.simic.training.progress import Progress, RoundReport, Tally
 from esper.simic.training.rollout import Rollout
 from esper.simic.training.row_source import Environment, GivenRows, RowSource, TaskRows
 from esper.simic.training.twins import TwinCurves
-from esper.tamiyo.controllers.policy_file import new_policy
+from esper.tamiyo.controllers.policy_file import load_policy, new_policy
 
 
 class Trainer:
@@ -43,6 +43,7 @@ class Trainer:
         config: the whole run.
         environment: rows to train on instead of populations on the configuration's tasks.
         reward: what rows are paid for instead of the configuration's mode.
+        is_continued: whether a state will be loaded, so that no policy to start from is needed.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Trainer:
         *,
         environment: Environment | None = None,
         reward: Reward | None = None,
+        is_continued: bool = False,
     ) -> None:
         """Build policy and learner; no row is built yet."""
         self.config = config
@@ -75,6 +77,8 @@ class Trainer:
         self.policy.network.to(self.device)
         self.policy.normalizer.to(self.device)
         self.agent = PPOAgent(self.policy, config.ppo, self.device, config.seed)
+        if config.start is not None and not is_continued:
+            self.agent.start_from(load_policy(config.start))
         self.buffer = TamiyoRolloutBuffer(rows, config.episode_length, network, self.device)
         self.twins: TwinCurves | None = None
         if self.reward.needs_twin and isinstance(self.row_source, TaskRows):

@@ -194,6 +194,12 @@ def exploration_kl(logits: Tensor, mask: Tensor) -> Tensor:
     return total.squeeze(-1).log() - shifted.sum(-1) / legal - legal.log()
 
 
+def masked_kl(logits: Tensor, other: Tensor, mask: Tensor) -> Tensor:
+    """Return KL(softmax of `logits`, softmax of `other`) over the legal choices in nats, [...]."""
+    own, theirs = masked_log_softmax(logits, mask), masked_log_softmax(other, mask)
+    return (torch.where(mask, own.exp() * (own - theirs), 0.0)).sum(-1)
+
+
 def must_check(check: bool, tensor: Tensor) -> bool:
     """Return whether values are looked at now: not while a graph is compiled or captured."""
     if torch.compiler.is_compiling():

@@ -1,0 +1,135 @@
+"""`esper clone`: teach a policy what the best schedules of a search do."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from esper.cli.main import Parser
+from esper.cli.output import err_console, out_console, print_json, safe
+from esper.cli.playing import PlayView, add_options, open_folder, print_members, resolve
+
+_EPILOG = """\
+examples:
+  esper search --family image16_family --count 36 --out runs/search
+  esper clone runs/search --out runs/clone
+  esper prove runs/clone wait heuristic --family image16_family --out runs/proof
+  esper train arena --set start=runs/clone --set ppo.anchor_kl=0.1 --out runs/tamiyo
+
+what it writes into the folder:
+  policy/      the clone                     esper grow --controller greedy:FOLDER
+  clone.json   every round: losses, how often it agrees with the schedules, scores of both
+  state/       all episodes, to go on with   esper clone --resume --out FOLDER
+"""
+
+
+def set_up(parser: Parser) -> None:
+    """Describe the verb and its options."""
+    parser.description = (
+        "Teach a policy to do on every train member what the best schedule of a search did there, "
+        "from what it sees alone. In the first round the schedules act, in every later round the "
+        "policy acts itself in more of the episodes and is told what they would have done (DAgger)."
+    )
+    parser.epilog = _EPILOG
+    parser.add_argument("search", nargs="?", metavar="SEARCH", help="folder of `esper search`")
+    what = parser.add_argument_group("how it is taught")
+    what.add_argument("--rounds", type=int, metavar="R", help="rounds of episodes (default: 5)")
+    what.add_argument("--episodes", type=int, metavar="N", help="of a round (default: 256)")
+    what.add_argument("--passes", type=int, metavar="N", help="over all episodes (default: 30)")
+    what.add_argument("--seed", type=int, metavar="S", help="of weights and draws (default: 0)")
+    add_options(parser, split="train")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Carry out the command."""
+    from pathlib import Path
+
+    from esper.proof.clone import CloneConfig, Cloner, read_plans
+    from esper.proof.folder import locked
+    from esper.proof.play import Player
+    from esper.runs.recorded import INTERRUPTED, stop_signals
+
+    if options.list:
+        return print_members(make(options).members.find(), options.json, {})
+    config = open_folder(CloneConfig, options, make)
+    members, plans = config.members.find(), read_plans(config.plans)
+    with locked(options.out), stop_signals() as stopped:
+        view = PlayView(err_console(), "cloning")
+        player = Player(config.play.replace(rows=max(config.play.rows, config.episodes)))
+        cloner = Cloner(
+            config,
+            members,
+            plans,
+            Path(options.out),
+            player,
+            view.show,
+            lambda: bool(stopped),
+        )
+        with view:
+            is_done = cloner.run()
+        if not is_done:
+            told = f"interrupted; continue with: esper clone --resume --out {options.out}"
+            err_console().print(safe(told), soft_wrap=True)
+            return INTERRUPTED
+    if options.json:
+        print_json(cloner.summary())
+    else:
+        print_summary(cloner.summary())
+    return 0
+
+
+def make(options: argparse.Namespace) -> Any:
+    """Turn options into a configuration."""
+    from pathlib import Path
+
+    from esper.leyline.errors import UsageError
+    from esper.leyline.settings import change_settings
+    from esper.proof.clone import CloneConfig, read_plans
+    from esper.proof.folder import read_config
+    from esper.proof.search import PRIVILEGED_FILE, SearchConfig
+
+    if not options.search:
+        raise UsageError("SEARCH is missing; give the folder that `esper search` wrote")
+    searched = read_config(options.search, SearchConfig)
+    plans = Path(options.search).absolute() / PRIVILEGED_FILE
+    read_plans(plans)
+    given = {
+        "rounds": options.rounds,
+        "episodes": options.episodes,
+        "passes": options.passes,
+        "seed": options.seed,
+    }
+    named = {key: value for key, value in given.items() if value is not None}
+    # Members and limits are those of the search unless something else is asked for.
+    base = CloneConfig(plans=str(plans), members=searched.members, play=searched.play)
+    return resolve(change_settings(base, named), options)
+
+
+def print_summary(found: dict[str, Any]) -> None:
+    """Print what came of every round."""
+    from rich.table import Table
+
+    table = Table(title="Clone", title_justify="left")
+    columns = {
+        "round": "",
+        "schedules act in": "teacher_share",
+        "their score": "teacher_score",
+        "clone's score": "clone_score",
+        "loss": "loss",
+        "held out": "held_out_loss",
+        "same op where they act": "held_out_agreement",
+    }
+    for column in columns:
+        table.add_column(column, justify="right")
+    for number, each in enumerate(found["rounds"], start=1):
+        values = [each.get(key) for key in list(columns.values())[1:]]
+        shares = ("teacher_share", "held_out_agreement")
+        texts = [
+            "–" if value is None else f"{value:.0%}" if key in shares else f"{value:.3f}"
+            for key, value in zip(list(columns.values())[1:], values, strict=True)
+        ]
+        table.add_row(str(number), *texts)
+    console = out_console()
+    console.print(table)
+    console.print(safe(f"{found['policy']}: use it with --controller greedy:FOLDER"))

@@ -1,0 +1,131 @@
+"""Clones of a search's schedules."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from esper.leyline.actions import LifecycleOp, causal_table
+from esper.leyline.errors import UsageError
+from esper.population.engine import PopulationConfig
+from esper.proof.clone import CloneConfig, Cloner, Lessons, read_plans
+from esper.proof.member import GivenMember
+from esper.proof.play import PlayConfig, Player
+from esper.simic.training.recipes import LIFE
+from esper.tamiyo.controllers.policy_file import load_policy
+from esper.tamiyo.networks.config import PolicyConfig
+from esper.tasks import get_task
+
+GROWS = ({"epoch": 2, "op": "grow", "slot": "r0c0", "blueprint": "conv_light"},)
+
+
+def members() -> list[GivenMember]:
+    base = get_task("digits")
+    made = []
+    for name, size in (("large", None), ("small", 100)):
+        config = base.config.replace(
+            train_size=size, samples_per_step=64, validation_samples=32, horizon=8
+        )
+        made.append(GivenMember(name, type(base)(config)))
+    return made
+
+
+def make(folder: Path, stop_after: int = 10**9, **changes: Any) -> Cloner:
+    told: list[float] = []
+    play = PlayConfig(
+        strategy="sequential",
+        device="cpu",
+        population=PopulationConfig(
+            lifecycle=LIFE.replace(gates=LIFE.gates.replace(min_training_epochs=1))
+        ),
+    )
+    options: dict[str, Any] = {"rounds": 2, "episodes": 6, "passes": 40, "learning_rate": 1e-2}
+    config = CloneConfig(
+        policy=PolicyConfig(lstm_hidden_dim=32, layout="travelling", slot_width=16),
+        play=play,
+        **{**options, **changes},
+    )
+    plans = {"large": GROWS, "small": ()}
+    folder.mkdir(exist_ok=True)
+    return Cloner(
+        config,
+        members(),
+        plans,
+        folder,
+        Player(play),
+        lambda progress: told.append(progress.done),
+        lambda: len(told) >= stop_after,
+    )
+
+
+@pytest.fixture(scope="module")
+def cloned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Cloner]:
+    folder = tmp_path_factory.mktemp("clone")
+    cloner = make(folder)
+    assert cloner.run()
+    return folder, cloner
+
+
+def test_it_does_what_the_schedules_do_by_what_it_sees(cloned: tuple[Path, Cloner]) -> None:
+    folder, cloner = cloned
+    first, second = cloner.history
+    assert first["teacher_share"] == 1.0
+    assert second["teacher_share"] == 0.5
+    assert first["clone_score"] is None
+    assert second["clone_score"] is not None
+    loss = second["loss"]
+    assert loss is not None
+    assert loss < 0.2
+    told = json.loads((folder / "clone.json").read_text())
+    assert told["members"] == ["large", "small"]
+    policy = load_policy(folder)
+    assert policy.travels
+
+
+def test_what_counts_is_a_choice_and_what_is_wanted_is_legal(cloned: tuple[Path, Cloner]) -> None:
+    lessons = cloned[1]._lessons[0]
+    wanted = lessons.masks.gather(-1, lessons.actions.unsqueeze(-1)).squeeze(-1)
+    matters = causal_table()[lessons.actions[..., -1]] & lessons.counts.unsqueeze(-1)
+    assert bool(wanted[matters].all())
+    ops = lessons.actions[..., -1][lessons.counts].unique().tolist()
+    assert {int(LifecycleOp.WAIT), int(LifecycleOp.GERMINATE)} <= set(ops)
+
+
+def test_a_clone_that_was_stopped_goes_on_to_the_same_end(
+    tmp_path: Path, cloned: tuple[Path, Cloner]
+) -> None:
+    for stop_after in (3, 20, 52):
+        assert not make(tmp_path / "run", stop_after).run()
+    again = make(tmp_path / "run")
+    assert again.run()
+    assert again.history == cloned[1].history
+
+
+def test_episodes_of_different_length_are_joined() -> None:
+    def lessons(steps: int) -> Lessons:
+        return Lessons(
+            states=torch.ones(2, steps, 3),
+            blueprints=torch.zeros(2, steps, 1, dtype=torch.int64),
+            actions=torch.zeros(2, steps, 8, dtype=torch.int64),
+            masks=torch.ones(2, steps, 8, 4, dtype=torch.bool),
+            counts=torch.ones(2, steps, dtype=torch.bool),
+        )
+
+    joined = Lessons.join([lessons(3), lessons(5)])
+    assert joined.states.shape == (4, 5, 3)
+    assert joined.counts.sum(1).tolist() == [3, 3, 5, 5]
+    assert bool(joined.masks.all())
+
+
+def test_wrong_requests_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="2 members need as many episodes"):
+        make(tmp_path / "few", episodes=1)
+    with pytest.raises(UsageError, match=r"privileged\.json"):
+        read_plans(tmp_path / "nothing.json")
+    (tmp_path / "list.json").write_text("[1]")
+    with pytest.raises(UsageError, match="no schedule for every member"):
+        read_plans(tmp_path / "list.json")
