@@ -85,7 +85,7 @@ def make(options: argparse.Namespace) -> Any:
 
     from esper.leyline.errors import UsageError
     from esper.leyline.settings import change_settings
-    from esper.proof.clone import CloneConfig, read_plans
+    from esper.proof.clone import CloneConfig, find_taught, read_plans
     from esper.proof.folder import read_config
     from esper.proof.search import PRIVILEGED_FILE, SearchConfig
 
@@ -93,7 +93,6 @@ def make(options: argparse.Namespace) -> Any:
         raise UsageError("SEARCH is missing; give the folder that `esper search` wrote")
     searched = read_config(options.search, SearchConfig)
     plans = Path(options.search).absolute() / PRIVILEGED_FILE
-    read_plans(plans)
     given = {
         "rounds": options.rounds,
         "episodes": options.episodes,
@@ -103,7 +102,10 @@ def make(options: argparse.Namespace) -> Any:
     named = {key: value for key, value in given.items() if value is not None}
     # Members and limits are those of the search unless something else is asked for.
     base = CloneConfig(plans=str(plans), members=searched.members, play=searched.play)
-    return resolve(change_settings(base, named), options)
+    config: CloneConfig = resolve(change_settings(base, named), options)
+    # What is wrong is said before a folder is made.
+    find_taught(config, config.members.find(), read_plans(plans))
+    return config
 
 
 def print_summary(found: dict[str, Any]) -> None:

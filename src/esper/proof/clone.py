@@ -125,6 +125,21 @@ def read_plans(path: str | Path) -> dict[str, PlainSchedule]:
     return {str(label): tuple(own) for label, own in found.items()}
 
 
+def find_taught(
+    config: CloneConfig, members: Sequence[Member], plans: Mapping[str, PlainSchedule]
+) -> list[Member]:
+    """Return the members that have a schedule, each of which needs an episode in every round."""
+    taught = [member for member in members if member.label in plans]
+    if not taught:
+        raise UsageError("no member has a schedule; search on the members that are cloned")
+    if config.episodes < len(taught):
+        raise UsageError(
+            f"{len(taught)} members need as many episodes a round, got {config.episodes}; "
+            f"give --episodes {len(taught)}"
+        )
+    return taught
+
+
 class Cloner:
     """A clone in its folder.
 
@@ -153,14 +168,7 @@ class Cloner:
         self._plans = plans
         self._show, self._is_stopped = show, is_stopped
         self._started = time.monotonic()
-        self.members = [member for member in members if member.label in plans]
-        if not self.members:
-            raise UsageError("no member has a schedule; search on the members that are cloned")
-        if config.episodes < len(self.members):
-            raise UsageError(
-                f"{len(self.members)} members need as many episodes a round, got "
-                f"{config.episodes}; give --episodes {len(self.members)}"
-            )
+        self.members = find_taught(config, members, plans)
         self._lessons: list[Lessons] = []
         self._policy: Policy | None = None
         self.history: list[dict[str, float | None]] = []
@@ -308,7 +316,7 @@ class Cloner:
         if len(held_out):
             with torch.no_grad():
                 other, agreed = _imitate(policy, lessons.take(held_out, device))
-            result |= {"held_out_loss": float(other), "held_out_agreement": float(agreed)}
+            result |= {"held_out_loss": float(other), "held_out_agreement": agreed}
         result["loss"] = lost
         self._save()
         return True
@@ -356,10 +364,11 @@ def _teacher_share(number: int) -> float:
     return float(0.5**number)
 
 
-def _imitate(policy: Policy, lessons: Lessons) -> tuple[Tensor, Tensor]:
+def _imitate(policy: Policy, lessons: Lessons) -> tuple[Tensor, float | None]:
     """Return the mean loss of a step that counts, and how often the op was the one wanted.
 
-    Agreement is over steps in which the schedule does something: most of the time it waits.
+    Agreement is over steps in which the schedule does something, as most of the time it waits; None
+    where there are none.
     """
     network = policy.network
     scores = network.score(
@@ -375,5 +384,4 @@ def _imitate(policy: Policy, lessons: Lessons) -> tuple[Tensor, Tensor]:
     op = lessons.actions[..., OP]
     ops = scores.logits[..., OP, :].masked_fill(~lessons.masks[..., OP, :], -torch.inf)
     does = counts & (op != int(LifecycleOp.WAIT))
-    agreed = ((ops.argmax(-1) == op) & does).sum() / does.sum().clamp(min=1)
-    return loss, agreed
+    return loss, float((ops.argmax(-1) == op)[does].float().mean()) if bool(does.any()) else None

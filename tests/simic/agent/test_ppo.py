@@ -330,7 +330,7 @@ def test_an_anchor_holds_a_policy_near_its_start(layout: str) -> None:
             ).log_probs
             for policy in (agent.policy, start)
         )
-        return agent, buffer, float((one - two).abs().mean())
+        return agent, buffer, float((one - two).detach().abs().mean())
 
     free, buffer, far = learn(0.0)
     held, _, near = learn(1000.0)
