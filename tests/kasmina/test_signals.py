@@ -205,6 +205,15 @@ def test_a_fast_fall_or_rise_keeps_the_latch_open() -> None:
     assert latched_at([1.0 + 0.5 * epoch for epoch in range(12)]) is None
 
 
+@pytest.mark.parametrize(
+    ("slope", "closes"), [(-0.029, True), (-0.031, False), (0.049, True), (0.051, False)]
+)
+def test_the_latch_closes_just_below_its_slopes(slope: float, closes: bool) -> None:
+    """With a first loss of 100 and a best of 0, all progress is 100: a slope is in hundredths."""
+    losses = [100.0, 0.0, *[50.0 + 100 * slope * epoch for epoch in range(7)]]
+    assert latched_at(losses) == (8 if closes else None)
+
+
 def test_an_unstable_epoch_starts_the_count_anew() -> None:
     losses = [10.0, 5.0, 5.0, 5.0, 5.0, 5.0, 3.0, 3.0, 3.0, 3.0, 3.0, 3.0, 3.0]
     states = track(losses)

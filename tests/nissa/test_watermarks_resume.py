@@ -125,6 +125,15 @@ def test_old_watermarks_are_forgotten_and_numbers_go_on(tmp_path: Path) -> None:
     assert found == [(64, 37)]
 
 
+def test_the_mark_a_run_went_back_to_stays_and_later_ones_go(tmp_path: Path) -> None:
+    marks: dict[int, dict[str, Any]] = {}
+    tell(tmp_path, stop_after=12, marks=marks)
+    with open_store(tmp_path, run_row(), resume=marks[5], sinks=()) as store:
+        found = query_run(tmp_path, "SELECT MAX(number) FROM watermarks").rows
+        assert found == [(marks[5]["number"],)] != [(marks[10]["number"],)]
+        assert store.watermark()["number"] == marks[5]["number"] + 1
+
+
 def test_vacuuming_does_not_move_a_watermark(tmp_path: Path, uninterrupted: Path) -> None:
     marks: dict[int, dict[str, Any]] = {}
     tell(tmp_path, stop_after=12, marks=marks)

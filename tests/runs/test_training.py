@@ -16,8 +16,14 @@ from esper.leyline.errors import CheckpointError, ConfigError, UsageError
 from esper.nissa.reader import open_run
 from esper.runs.checkpoint import TRAINING, Checkpoints, read_manifest
 from esper.runs.folder import RunFolder
-from esper.runs.training import TrainingRun, read_run_config, resume_training, start_training
-from esper.simic.training.config import TrainConfig
+from esper.runs.training import (
+    TrainingRun,
+    read_run_config,
+    resolve_recipe,
+    resume_training,
+    start_training,
+)
+from esper.simic.training.config import StageConfig, TrainConfig
 from tests.plots import same
 from tests.simic.training.tiny import stored_rows, tiny_config
 
@@ -322,3 +328,14 @@ def test_other_data_is_noticed_when_a_run_is_continued(
         resume_training(run, sinks=())
     with resume_training(run, settings={"data": None}, sinks=()):
         pass
+
+
+def test_tasks_that_are_named_replace_a_recipes_curriculum(tmp_path: Path) -> None:
+    stages = (StageConfig(tasks=("digits_mlp",), rounds=1), StageConfig(tasks=("digits",)))
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(yaml.safe_dump(tiny_config(curriculum=stages).to_mapping()))
+    assert resolve_recipe(str(recipe), {"seed": 5}).curriculum == stages
+    named = resolve_recipe(str(recipe), {"tasks": ("digits",)})
+    assert (named.tasks, named.curriculum) == (("digits",), ())
+    both = resolve_recipe(str(recipe), {"tasks": ("digits",), "curriculum": stages[:1]})
+    assert both.curriculum == stages[:1]

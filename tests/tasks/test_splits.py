@@ -51,6 +51,17 @@ def test_carving_is_disjoint_complete_and_repeatable(
     assert np.abs(shares - fraction).max() <= 1.0 / smallest
 
 
+@pytest.mark.parametrize("fraction", [0.05, 0.5, 0.9])
+def test_a_class_of_one_stays_on_the_training_side(fraction: float) -> None:
+    labels = np.array([0] * 20 + [1] + [2, 2])
+    rest, carved = carve(Part(np.arange(23)[:, None], labels), fraction, "x")
+    assert rest.y is not None
+    assert carved.y is not None
+    assert (rest.y == 1).sum() == 1
+    assert (carved.y == 1).sum() == 0
+    assert (rest.y == 2).sum() == (carved.y == 2).sum() == 1, "of two, each side has one"
+
+
 def test_other_keys_carve_other_samples() -> None:
     part = labelled(200, 4)
     assert ids(carve(part, 0.2, "x")[1]) != ids(carve(part, 0.2, "y")[1])

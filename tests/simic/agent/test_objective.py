@@ -145,6 +145,19 @@ def test_values_are_in_the_networks_scale_and_advantages_in_the_rewards() -> Non
     assert torch.allclose(targets.value_targets * 5.0, targets.returns, atol=1e-5)
 
 
+def test_what_follows_is_discounted_in_the_errors_of_the_critic() -> None:
+    policy, config = small_policy(), PPOConfig(gamma=0.5)
+    buffer = collect(policy, rows=3, lengths=[12, 5, 7])
+    scale = torch.tensor(2.0)
+    targets = make_targets(buffer, config, scale=scale, progress=0.5, paid_off=0.5)
+    batch = buffer.batch()
+    for row, length in enumerate((12, 5, 7)):
+        values = (batch.values[row, :length] * scale).tolist()
+        for at, following in enumerate([*values[1:], 0.0]):
+            expected = float(batch.rewards[row, at]) + 0.5 * following - values[at]
+            assert float(targets.td_errors[row, at]) == pytest.approx(expected, abs=1e-5)
+
+
 @pytest.mark.parametrize("ratio", ["per_head", "joint"])
 def test_only_running_steps_with_a_choice_teach_the_actor(ratio: str) -> None:
     buffer = collect(small_policy(), rows=8, steps=10, lengths=[10, 4, 6, 10, 10, 2, 9, 10])
