@@ -480,7 +480,8 @@ class RowReference:
         return 0.0
 
     def count_contributing(self) -> int:
-        return len(self.contributing | ({self.slot} if self.contributes_now() else set()))
+        kept = {slot for slot in self.contributing if self.after.stage[slot] in MODULE}
+        return len(kept | ({self.slot} if self.contributes_now() else set()))
 
     def contributes_now(self) -> bool:
         if self.op != FOSSILIZE:

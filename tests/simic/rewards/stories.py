@@ -11,6 +11,7 @@ from esper.kasmina.gates import GateConfig
 from esper.kasmina.lifecycle import LifecycleConfig
 from esper.leyline.actions import LifecycleOp, placeholder_actions
 from esper.leyline.alpha import SPEED_TICKS, TEMPO_EPOCHS
+from esper.leyline.blueprints import NUM_BLUEPRINTS
 from esper.leyline.signals import Signals
 from esper.simic.rewards import RewardConfig, RewardStep, Transition, make_reward
 from esper.testing import ImaginedRows
@@ -130,6 +131,11 @@ class Story:
             values = [step.terms[name] for name in names] if names else [step.total]
             total += gamma**index * sum(float(value) for value in values)
         return total
+
+
+def every_seed(size: int) -> Tensor:
+    """Parameters or operations of seeds, alike for every blueprint."""
+    return torch.full((NUM_BLUEPRINTS,), size)
 
 
 def term(step: RewardStep, name: str) -> float:

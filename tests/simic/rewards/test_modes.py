@@ -18,17 +18,15 @@ from esper.simic.rewards import (
     december_config,
     make_reward,
 )
-from esper.simic.rewards.config import (
-    AttributionConfig,
-    LossConfig,
-    OperationConfig,
-    RentConfig,
-    TwinConfig,
-)
+from esper.simic.rewards.config import LossConfig, SparseConfig, TwinConfig
+from esper.simic.rewards.modes import SHAPED_TERMS
+from esper.simic.rewards.terms.attribution import AttributionConfig
+from esper.simic.rewards.terms.costs import RentConfig
+from esper.simic.rewards.terms.operations import OperationConfig
 from esper.tamiyo.controllers.random import RandomController
 from esper.testing import random_episode, random_signals
 from tests.simic.rewards.comparing import assert_matches_reference
-from tests.simic.rewards.stories import Story
+from tests.simic.rewards.stories import Story, close, every_seed, term
 
 MODES = ("twin", "shaped", "escrow", "sparse", "minimal", "basic", "simplified", "loss")
 
@@ -94,11 +92,12 @@ def test_every_mode_agrees_with_the_reference_on_whatever_signals(
         RewardConfig(mode="shaped", operation=OperationConfig(punish_refusals=True)),
         RewardConfig(mode="twin", twin=TwinConfig(flop_rent_points=0.25)),
         RewardConfig(mode="shaped", rent=RentConfig(flop_weight=0.3)),
-        RewardConfig(mode="loss", loss=LossConfig(flop_rent_weight=0.02)),
+        RewardConfig(mode="loss", loss=LossConfig(flop_rent_weight=0.02, typical_change=0.15)),
+        RewardConfig(mode="sparse", sparse=SparseConfig(scale=0.5, limit=0.4)),
     ],
     ids=[
         *("december", "hindsight", "bare", "trusting", "minimum", "unsettled", "refusals"),
-        *("twin flops", "shaped flops", "loss flops"),
+        *("twin flops", "shaped flops", "loss flops", "bounded"),
     ],
 )
 def test_variants_agree_with_the_reference(config: RewardConfig) -> None:
@@ -173,6 +172,91 @@ def test_a_rollback_leaves_only_what_must_be_settled() -> None:
             assert bool((step.terms["rollback"][bad] < 0).all())
             for name in step.terms.keys() - settled:
                 assert bool((step.terms[name][bad] == 0).all()), name
+
+
+@pytest.mark.parametrize("mode", ["basic", "simplified"])
+def test_planting_and_pruning_never_pays(mode: str) -> None:
+    """Nor in `twin` and `shaped`, which have their own pages of such stories."""
+    story = Story(RewardConfig(mode=mode), slots=1)
+    for _ in range(2):
+        story.germinate()
+        story.blend()
+        story.prune()
+        story.wait(8)
+        assert story.sum() < 0
+        assert story.sum(gamma=story.config.gamma) < 0
+
+
+def test_gains_of_basic_add_up_to_the_change_over_the_episode() -> None:
+    story = Story(RewardConfig(mode="basic"), horizon=12)
+    for points in (3, -5, 10, 1):
+        story.score += points
+        story.wait()
+    story.finish()
+    assert close(story.sum("gain"), 5 * 9 / 100)
+
+
+def test_sparse_pays_nothing_before_the_end_and_then_for_what_stays() -> None:
+    story = Story(RewardConfig(mode="sparse"), horizon=20, seed_params=every_seed(50_000))
+    story.hold(0)
+    story.score = 60
+    story.contribution[:] = torch.tensor([[2.0, 4.0]])
+    story.wait(2)
+    story.fossilize(0)
+    story.hold(1)
+    assert story.sum() == 0
+    # 56 points without the seed that was never fossilized; the fossil is a tenth of the budget.
+    assert close(float(story.finish().total), 0.56 - 0.1 * 0.1)
+
+
+def test_a_reward_that_is_all_terminal_cannot_do_without() -> None:
+    with pytest.raises(ConfigError, match="disable_terminal_reward means nothing"):
+        make_reward(RewardConfig(mode="sparse", disable_terminal_reward=True))
+
+
+def test_simplified_can_do_without_potentials_and_end() -> None:
+    bare = RewardConfig(mode="simplified", disable_pbrs=True, disable_terminal_reward=True)
+    assert set(Story(bare).wait().terms) == {"action", "rollback"}
+
+
+ESCROW = RewardConfig(mode="escrow")
+
+
+def test_escrow_has_the_terms_of_shaped_and_what_is_forfeited() -> None:
+    names = set(Story(ESCROW).wait().terms)
+    assert names == set(SHAPED_TERMS) | {"escrow"}
+    assert not make_reward(ESCROW).needs_twin
+
+
+def test_in_escrow_growing_and_pruning_never_pays_even_while_the_host_learns() -> None:
+    story = Story(ESCROW, slots=1, horizon=100)
+    for _ in range(2):
+        story.germinate()
+        for _ in range(6):
+            story.score += 1
+            story.wait()
+        story.contribution[:] = 3.0
+        story.blend()
+        story.wait(3)
+        story.prune()
+        story.wait(8)
+        assert story.sum() < 0
+
+
+def test_in_escrow_fossilizing_pays_more_than_holding_on() -> None:
+    """What `shaped` pays for every epoch in which a good seed is kept undecided."""
+    totals = {}
+    for decides in (True, False):
+        story = Story(ESCROW, slots=1, horizon=30)
+        story.hold()
+        story.score, story.contribution[:] = 55, 3.0
+        story.wait(6)
+        if decides:
+            story.fossilize()
+        story.finish()
+        totals[decides] = story.sum()
+        assert term(story.steps[-1], "terminal") > 0
+    assert totals[True] > totals[False]
 
 
 def on(device: str, transition: Transition) -> Transition:

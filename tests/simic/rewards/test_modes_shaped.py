@@ -6,8 +6,8 @@ from esper.leyline.actions import LifecycleOp
 from esper.leyline.blueprints import NUM_BLUEPRINTS
 from esper.leyline.stages import LIVE_STAGES
 from esper.simic.rewards import RewardConfig
-from esper.simic.rewards.config import AttributionConfig
-from tests.simic.rewards.stories import FADE, Story, close, detail, term
+from esper.simic.rewards.terms.attribution import AttributionConfig
+from tests.simic.rewards.stories import FADE, Story, close, detail, every_seed, term
 from tests.simic.rewards.test_modes_twin import scaffolded
 
 SHAPED = RewardConfig(mode="shaped")
@@ -130,7 +130,7 @@ def test_a_seed_that_only_trains_pays_no_rent() -> None:
 def test_a_slow_prune_shocks_less_than_a_fast_one() -> None:
     shocks = []
     for speed in range(4):
-        story = Story(SHAPED, slots=1, seed_params=torch.full((13,), 5_000))
+        story = Story(SHAPED, slots=1, seed_params=every_seed(5_000))
         story.hold()
         start = len(story.steps)
         story.prune(speed=speed)

@@ -11,7 +11,7 @@ from esper.leyline.randomness import generator
 from esper.simic.rewards import RewardConfig, make_reward
 from esper.simic.rewards.config import TwinConfig
 from esper.testing import random_episode
-from tests.simic.rewards.stories import FADE, Story, close, detail, term
+from tests.simic.rewards.stories import FADE, Story, close, detail, every_seed, term
 
 TWIN = RewardConfig(mode="twin")
 FREE = TWIN.replace(twin=TwinConfig(rent_points=0.0, open_seed_cost=0.0))
@@ -209,7 +209,7 @@ def test_moving_alpha_back_and_forth_never_pays(speed: int) -> None:
 
 def test_rent_is_calibrated_by_the_whole_episode() -> None:
     # A seed as large as the host.
-    story = Story(TWIN, horizon=41, seed_params=torch.full((13,), 10_000))
+    story = Story(TWIN, horizon=41, seed_params=every_seed(10_000))
     story.germinate()
     story.finish()
     assert close(story.sum("rent"), -0.5)
@@ -218,7 +218,7 @@ def test_rent_is_calibrated_by_the_whole_episode() -> None:
 def test_rent_for_operations_is_calibrated_likewise() -> None:
     # A seed that takes as many operations as the host, and hardly a parameter.
     config = TWIN.replace(twin=TwinConfig(flop_rent_points=0.25))
-    sizes, operations = torch.full((13,), 1), torch.full((13,), 1_000_000)
+    sizes, operations = every_seed(1), every_seed(1_000_000)
     story = Story(config, horizon=41, seed_params=sizes, seed_flops=operations)
     story.germinate()
     story.finish()

@@ -1,20 +1,38 @@
-"""Every constant of the rewards: one configuration, nested by term.
+"""The constants of the rewards: one configuration, nested by term and by mode.
 
-The defaults of `shaped` and its relatives are those of 10 January 2026; `december_config` gives
-those of 30 December 2025. What is paid for what is in `terms/`, which mode has which terms in
-`modes/`, and both as a table in docs/rewards.md.
+The constants of a term lie beside it in `terms/`; those of a mode, which several terms read, are
+here. The defaults of `shaped` and its relatives are those of 10 January 2026; `december_config`
+gives those of 30 December 2025. docs/rewards.md has both as a table.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from esper.leyline.config import Config, option
 from esper.leyline.defaults import DEFAULT_GAMMA
 from esper.leyline.errors import ConfigError
-
-Combination = Literal["harmonic", "geometric", "minimum"]
+from esper.simic.rewards.terms.attribution import (
+    AttributionConfig,
+    EscrowConfig,
+    RansomwareConfig,
+    SynergyConfig,
+    TimingConfig,
+)
+from esper.simic.rewards.terms.costs import (
+    GovernorRewardConfig,
+    OccupancyConfig,
+    RentConfig,
+    ShockConfig,
+)
+from esper.simic.rewards.terms.gain import PotentialConfig, TerminalConfig
+from esper.simic.rewards.terms.hindsight import HindsightConfig
+from esper.simic.rewards.terms.operations import (
+    FirstGerminationConfig,
+    OperationConfig,
+    WarningConfig,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,221 +62,6 @@ class TwinConfig(Config):
     open_seed_cost: float = option(
         0.1, "Cost of a seed that is neither fossilized nor gone at the end.", minimum=0.0
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class AttributionConfig(Config):
-    """How much of a seed's contribution is paid for."""
-
-    combination: Combination = option(
-        "harmonic", "How a contribution beyond the progress made is bounded by it."
-    )
-    unknown_share: float = option(
-        0.5, "Share of the contribution where the progress is unknown.", minimum=0.0, maximum=1.0
-    )
-    regress_steepness: float = option(
-        3.0, "How fast the discount falls per point the network got worse.", minimum=0.0
-    )
-    proxy_weight: float = option(
-        0.3, "Reward per point of progress of a seed that was never measured.", minimum=0.0
-    )
-    settles_prunes: bool = option(
-        True,
-        "Whether a pruned seed settles its account: harm refunds at most what it has cost, and a "
-        "seed that was never measured returns its credit.",
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class RansomwareConfig(Config):
-    """Penalty for a seed credited with more than the network gained."""
-
-    min_contribution: float = option(1.0, "Contributions up to this are never suspected.")
-    min_discount: float = option(
-        0.5, "Regress discount below which the discount alone punishes.", minimum=0.0
-    )
-    min_improvement: float = option(0.1, "Improvement above which the ratio decides.", above=0.0)
-    max_ratio: float = option(5.0, "Contribution over improvement that is still fine.", above=0.0)
-    ratio_weight: float = option(0.1, "Penalty per `max_ratio` of excess.", minimum=0.0)
-    contribution_scale: float = option(
-        10.0, "Contribution without improvement that costs the whole limit.", above=0.0
-    )
-    limit: float = option(0.3, "Largest penalty.", minimum=0.0)
-    hostage_contribution: float = option(
-        0.1, "Contribution above which a seed may hold points hostage."
-    )
-    hostage_improvement: float = option(-0.2, "Improvement below which it does.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class TimingConfig(Config):
-    """Discount for seeds that were germinated while the host still learned by itself."""
-
-    epochs: int = option(10, "Germinated from this epoch on: no discount; 0 is off.", minimum=0)
-    least: float = option(0.4, "Discount at epoch 0.", minimum=0.0, maximum=1.0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class WarningConfig(Config):
-    """Small costs of leaving things as they are."""
-
-    blending_base: float = option(0.1, "Cost of blending while worse than before.", minimum=0.0)
-    blending_slope: float = option(0.05, "More of it per epoch in BLENDING.", minimum=0.0)
-    blending_limit: float = option(0.3, "Most of what the epochs add.", minimum=0.0)
-    holding_base: float = option(0.1, "Cost of holding a good seed undecided.", minimum=0.0)
-    holding_slope: float = option(0.05, "More of it per epoch beyond the free ones.", minimum=0.0)
-    holding_limit: float = option(0.3, "Largest cost of holding.", minimum=0.0)
-    holding_free: int = option(2, "Epochs in HOLDING before it costs.", minimum=0)
-    holding_ops: Literal["undecided", "wait"] = option(
-        "undecided", "Warn at every op that leaves the seed undecided, or at WAIT only."
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class PotentialConfig(Config):
-    """Stage potentials; shaping pays scale * (gamma * potential after - potential before)."""
-
-    scale: float = option(0.3, "Reward per unit of potential.", minimum=0.0)
-    germinated: float = option(1.0, "Potential of GERMINATED.")
-    training: float = option(2.0, "Potential of TRAINING.")
-    blending: float = option(3.5, "Potential of BLENDING.")
-    holding: float = option(5.5, "Potential of HOLDING.")
-    fossilized: float = option(6.0, "Potential of FOSSILIZED.")
-    progress_rate: float = option(0.3, "Potential per epoch in the stage.", minimum=0.0)
-    progress_limit: float = option(2.0, "Most that epochs in the stage add.", minimum=0.0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SynergyConfig(Config):
-    """Bonus for seeds that help each other."""
-
-    weight: float = option(0.1, "Largest bonus.", minimum=0.0)
-    steepness: float = option(0.5, "Scale of the sum of interactions inside tanh.", minimum=0.0)
-    min_discount: float = option(0.5, "Regress discount below which there is none.", minimum=0.0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RentConfig(Config):
-    """Cost of the parameters in use, and of the operations if they are to count."""
-
-    weight: float = option(0.5, "Factor of the logarithm of the growth.", minimum=0.0)
-    flop_weight: float = option(
-        0.0, "Factor of the logarithm of the growth in operations per sample.", minimum=0.0
-    )
-    limit: float = option(1.5, "Largest rent of one step.", minimum=0.0)
-    min_host: float = option(200.0, "Host parameters that are assumed at least.", minimum=0.0)
-    slot_share: float = option(
-        0.0039, "Overhead of a blended slot, as a share of the host.", minimum=0.0
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShockConfig(Config):
-    """Cost of sudden changes of amplitude."""
-
-    weight: float = option(0.1958, "Factor of the squared change times the size.", minimum=0.0)
-    limit: float | None = option(1.0, "Largest cost of one step; nothing is no limit.", minimum=0.0)
-    min_host: float = option(200.0, "Host parameters that are assumed at least.", minimum=0.0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class OccupancyConfig(Config):
-    """Cost of slots that hold a seed."""
-
-    per_seed: float = option(0.01, "Cost of each live or fossilized seed.", minimum=0.0)
-    free_seeds: int = option(1, "Seeds that cost nothing.", minimum=0)
-    per_fossil: float = option(0.002, "Further cost of each fossil.", minimum=0.0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class FirstGerminationConfig(Config):
-    """Bonus for the first germination of an episode."""
-
-    bonus: float = option(0.2, "Paid once per episode.", minimum=0.0)
-    is_returned: bool = option(
-        True, "Whether it is taken back when that seed is removed or never blended."
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class OperationConfig(Config):
-    """What an operation costs or earns by itself."""
-
-    germinate: float = option(0.15, "Cost of GERMINATE.", minimum=0.0)
-    set_alpha_target: float = option(0.005, "Cost of SET_ALPHA_TARGET.", minimum=0.0)
-    advance: float = option(0.0, "Cost of ADVANCE.", minimum=0.0)
-    fossilize: float = option(0.01, "Cost of FOSSILIZE.", minimum=0.0)
-    fossilize_harm: float = option(0.5, "Cost of a fossil that made it worse.", minimum=0.0)
-    fossilize_harm_slope: float = option(0.2, "More of it per point lost.", minimum=0.0)
-    fossilize_harm_limit: float = option(1.0, "Most of what the points add.", minimum=0.0)
-    fossilize_hostage: float = option(0.3, "More for a fossil that is ransomware.", minimum=0.0)
-    fossilize_bonus: float = option(0.5, "Bonus of a fossil that contributes.", minimum=0.0)
-    fossilize_slope: float = option(0.1, "More of it per point of contribution.", minimum=0.0)
-    fossilize_contribution: float = option(1.0, "Points it must contribute for the bonus.")
-    fossilize_epochs: int = option(5, "Epochs in HOLDING for the whole bonus.", minimum=1)
-    fossilize_idle: float = option(0.2, "Cost of a fossil that contributes less.", minimum=0.0)
-    prune: float = option(0.005, "Cost of PRUNE.", minimum=0.0)
-    prune_unknown: float = option(0.1, "Cost of pruning a young unmeasured seed.", minimum=0.0)
-    prune_unknown_age: int = option(5, "Age from which that costs nothing.", minimum=0)
-    prune_harmful: float = option(0.15, "Bonus of pruning a harmful seed.", minimum=0.0)
-    prune_harmful_contribution: float = option(-0.5, "Contribution below which it is harmful.")
-    prune_harmful_age: int = option(3, "Age from which there is the bonus.", minimum=0)
-    prune_harmful_young: float = option(0.1, "Cost of pruning it earlier.", minimum=0.0)
-    prune_useless: float = option(0.1, "Bonus of pruning a slightly harmful seed.", minimum=0.0)
-    prune_good: float = option(0.3, "Cost of pruning a seed that contributes.", minimum=0.0)
-    prune_good_slope: float = option(0.05, "More of it per point of contribution.", minimum=0.0)
-    prune_good_limit: float = option(0.9, "Most of the two together.", minimum=0.0)
-    punish_refusals: bool = option(
-        False, "Whether an illegal operation costs something instead of counting as WAIT."
-    )
-    refused_germinate: float = option(0.3, "Cost of GERMINATE on a seed.", minimum=0.0)
-    refused_fossilize: float = option(1.0, "Cost of FOSSILIZE on what does not hold.", minimum=0.0)
-    refused_prune: float = option(0.2, "Cost of PRUNE on an empty slot.", minimum=0.0)
-    refused_prune_fossil: float = option(1.0, "Cost of PRUNE on a fossil.", minimum=0.0)
-    refused_prune_young: float = option(
-        0.3, "Cost of PRUNE per epoch a seed is too young for it.", minimum=0.0
-    )
-    min_prune_age: int = option(1, "Age at which it is old enough, as in the rules.", minimum=0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class TerminalConfig(Config):
-    """Bonus at the end of an episode."""
-
-    score_weight: float = option(0.05, "Reward per point of the final score.")
-    fossil_bonus: float = option(3.0, "Bonus for contributing fossils.", minimum=0.0)
-    fossil_saturation: float | None = option(
-        3.0, "The bonus is bonus * tanh(count / this); nothing makes it bonus * count.", above=0.0
-    )
-    min_improvement: float = option(1.0, "Improvement at fossilization of a contributing fossil.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class HindsightConfig(Config):
-    """Credit for seeds that helped another one to fossilize."""
-
-    weight: float = option(0.1, "Largest credit of one recorded boost.", minimum=0.0)
-    steepness: float = option(0.1, "Scale of boost times improvement inside tanh.", minimum=0.0)
-    limit: float = option(0.2, "Largest credit of one fossilization.", minimum=0.0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class GovernorRewardConfig(Config):
-    """What a rollback costs, in every mode but `twin`."""
-
-    rollback_penalty: float = option(10.0, "Cost of a rollback, which ends the row.", minimum=0.0)
-    auto_prune: float = option(0.2, "Cost per seed the governor removed.", minimum=0.0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class EscrowConfig(Config):
-    """Credit held in escrow until a seed is fossilized."""
-
-    combination: Combination = option("geometric", "How contribution and progress are combined.")
-    stable_epochs: int = option(
-        3, "Epochs whose least score is the stable one.", minimum=1, maximum=5
-    )
-    max_change: float = option(2.0, "Largest change of a balance in one step.", above=0.0)
 
 
 @dataclass(frozen=True, kw_only=True)

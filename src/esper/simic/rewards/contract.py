@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,7 +13,10 @@ from esper.leyline.actions import Actions, LifecycleOp
 from esper.leyline.errors import UsageError
 from esper.leyline.registry import Registry
 from esper.leyline.signals import Signals
-from esper.simic.rewards.config import RewardConfig
+
+if TYPE_CHECKING:
+    # The configuration is made of the constants of all terms, which import this.
+    from esper.simic.rewards.config import RewardConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

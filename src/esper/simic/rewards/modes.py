@@ -16,29 +16,18 @@ from esper.simic.rewards.contract import RewardStep, Transition, register_reward
 from esper.simic.rewards.terms.attribution import (
     attribution,
     describe_attribution,
-    describe_hindsight,
     describe_seeds,
     escrow,
     escrow_attribution,
     follow_attribution,
     follow_balances,
-    follow_scaffolds,
-    hindsight,
     share_of_shaping,
     synergy,
 )
 from esper.simic.rewards.terms.costs import (
-    action,
-    any_action,
     auto_prune,
-    blending,
     budget_rent,
-    clawback,
-    early_prune,
-    first_germination,
-    follow_first_germination,
     growth_rent,
-    holding,
     occupancy,
     rent,
     rollback,
@@ -60,6 +49,21 @@ from esper.simic.rewards.terms.gain import (
     score_change,
     simplified_terminal,
     terminal,
+)
+from esper.simic.rewards.terms.hindsight import (
+    describe_hindsight,
+    follow_scaffolds,
+    hindsight,
+)
+from esper.simic.rewards.terms.operations import (
+    action,
+    any_action,
+    blending,
+    clawback,
+    early_prune,
+    first_germination,
+    follow_first_germination,
+    holding,
 )
 from esper.simic.rewards.view import Changes, Memory, StepView, follow_seeds, start_memory
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,8 +17,11 @@ from esper.leyline.errors import CheckpointError
 from esper.leyline.rules import is_in
 from esper.leyline.signals import Signals
 from esper.leyline.stages import LIVE_STAGES, MODULE_STAGES
-from esper.simic.rewards.config import RewardConfig
 from esper.simic.rewards.contract import Transition
+
+if TYPE_CHECKING:
+    # The configuration is made of the constants of all terms, which import this.
+    from esper.simic.rewards.config import RewardConfig
 
 NO_SLOT = -1
 Changes = dict[str, Tensor]

@@ -9,15 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from esper.leyline.actions import LifecycleOp
 from esper.simic.rewards import RewardConfig
-from esper.simic.rewards.config import (
+from esper.simic.rewards.terms.attribution import (
     AttributionConfig,
     Combination,
-    HindsightConfig,
     RansomwareConfig,
     TimingConfig,
-)
-from esper.simic.rewards.terms.attribution import (
     bound_contribution,
     ransomware_penalty,
     regress_discount,
@@ -26,6 +24,7 @@ from esper.simic.rewards.view import StepView
 from tests.simic.rewards.stories import Story, close, detail, term
 
 SHAPED = RewardConfig(mode="shaped")
+ESCROW = RewardConfig(mode="escrow")
 PLAIN = SHAPED.replace(timing=TimingConfig(epochs=0))
 
 
@@ -201,91 +200,159 @@ def test_the_documents_refund_all_of_it() -> None:
     assert close(term(story.prune(), "attribution"), 20)
 
 
-GAMMA = 0.9
-CONFIG = RewardConfig(mode="shaped", gamma=GAMMA, hindsight=HindsightConfig(limit=9.0))
+# ---------------------------------------------------------------------------------------- escrow
 
 
-def boosted(config: RewardConfig, score: float = 54.0) -> Story:
-    """Slot 1 was boosted by slot 0 at one epoch, which `story.boost` names."""
-    story = Story(config)
-    story.hold(0)
-    story.germinate(1)
-    story.blend(1)
-    story.score = score
-    story.interaction[0] = torch.tensor([[0.0, 5.0], [5.0, 0.0]])
-    story.wait()
-    story.boost = int(story.signals.epoch)  # type: ignore[attr-defined]
-    story.interaction.zero_()
-    story.contribution[:] = 2.0
+def credited(horizon: int = 60) -> Story:
+    """A seed in HOLDING whose balance has reached sqrt(3 * 12) = 6 in three steps of two."""
+    story = Story(ESCROW, slots=1, horizon=horizon)
+    story.hold()
+    story.score, story.contribution[:] = 53, 12.0
+    story.wait(6)
     return story
 
 
-def test_credit_is_discounted_by_the_age_of_the_boost() -> None:
-    story = boosted(CONFIG)
-    story.wait(3)
-    story.advance(1)
-    delay = int(story.signals.epoch) - story.boost  # type: ignore[attr-defined]
-    step = story.fossilize(1)
-    assert delay == 4
-    wanted = 0.1 * math.tanh(0.1 * 5 * 4) * GAMMA**delay
-    assert close(detail(step, "hindsight_credit"), wanted)
-    assert detail(step, "scaffold_count") == 1
-    assert detail(step, "scaffold_delay") == delay
+def test_the_balance_moves_in_bounded_steps_to_what_was_earned() -> None:
+    story = credited()
+    moves = [term(step, "attribution") for step in story.steps if term(step, "attribution")]
+    assert moves == pytest.approx([2, 2, 2])
+    assert term(story.wait(), "attribution") == 0
 
 
-def test_a_scaffold_that_is_gone_still_earns_it() -> None:
-    story = boosted(CONFIG)
-    story.prune(0)
-    story.wait(8)
-    story.advance(1)
-    assert detail(story.fossilize(1), "hindsight_credit") > 0
+def test_what_was_earned_shows_only_when_the_score_is_stable() -> None:
+    story = Story(ESCROW, slots=1)
+    story.hold()
+    story.score, story.contribution[:] = 53, 12.0
+    moves = [term(story.wait(), "attribution") for _ in range(5)]
+    assert moves == pytest.approx([0, 0, 0, 2, 2])
 
 
-def test_a_beneficiary_that_is_gone_leaves_nothing_to_the_next_seed_of_its_slot() -> None:
-    story = boosted(CONFIG)
-    story.prune(1)
-    story.wait(8)
-    story.hold(1)
-    story.score = 70
+def test_pruning_takes_the_balance_back() -> None:
+    story = credited()
+    story.prune()
+    assert close(story.sum("attribution"), 0.0)
+
+
+def test_a_seed_that_fades_earns_nothing_any_more() -> None:
+    story = credited()
+    story.prune(speed=3)
+    assert close(story.sum("attribution"), 0.0)
+    story.wait(12)
+    assert close(story.sum("attribution"), 0.0)
+
+
+def test_harm_takes_it_back_and_costs_its_harm() -> None:
+    story = credited()
+    held = story.sum("attribution")
+    story.contribution[:] = -1.0
     story.wait()
-    assert detail(story.fossilize(1), "hindsight_credit") == 0
+    assert close(term(story.wait(), "attribution"), -1.0 - held)
+    assert close(term(story.wait(), "attribution"), -1.0)
 
 
-def test_boosts_are_credited_once() -> None:
-    story = boosted(CONFIG)
-    story.advance(1)
-    assert detail(story.fossilize(1), "hindsight_credit") > 0
-    step = story.fossilize(0)
-    # Slot 0 was boosted as well, by slot 1.
-    assert detail(step, "hindsight_credit") > 0
-    assert story.sum("hindsight") > 0
-    assert detail(story.wait(), "hindsight_credit") == 0
+def test_fossilizing_keeps_it() -> None:
+    story = credited()
+    story.fossilize()
+    paid = story.sum("attribution")
+    assert paid > 5
+    story.finish()
+    assert story.sum("attribution") == paid
+    assert story.sum("escrow") == 0
 
 
-def test_there_is_no_credit_without_improvement() -> None:
-    story = boosted(CONFIG, score=49.0)
-    story.advance(1)
-    step = story.fossilize(1)
-    assert bool(story.signals.last_success)
-    assert detail(step, "hindsight_credit") == 0
-    assert math.isnan(detail(step, "scaffold_delay"))
+@pytest.mark.parametrize("rolled_back", [False, True])
+def test_the_end_forfeits_what_is_not_fossilized(rolled_back: bool) -> None:
+    story = credited()
+    story.do(LifecycleOp.WAIT, rolled_back=rolled_back)
+    story.finish()
+    assert close(story.sum("attribution", "escrow"), 0.0)
 
 
-def test_one_fossilization_earns_at_most_the_limit() -> None:
-    story = boosted(CONFIG.replace(hindsight=HindsightConfig(), gamma=1.0), score=90.0)
-    story.interaction[0] = torch.tensor([[0.0, 50.0], [50.0, 0.0]])
-    story.wait(5)
-    story.advance(1)
-    assert close(detail(story.fossilize(1), "hindsight_credit"), 0.2)
-
-
-def test_every_epoch_of_boosts_counts() -> None:
-    story = boosted(CONFIG)
-    story.interaction[0] = torch.tensor([[0.0, 5.0], [5.0, 0.0]])
+def test_fossilizing_after_a_loss_never_raises_the_balance() -> None:
+    story = Story(ESCROW, slots=1)
+    story.germinate()
+    story.score = 60
+    story.advance()
+    story.advance()
     story.wait(2)
-    story.interaction.zero_()
-    story.advance(1)
-    step = story.fossilize(1)
-    size = 0.1 * math.tanh(0.1 * 5 * 4)
-    assert close(detail(step, "hindsight_credit"), size * (GAMMA + GAMMA**2 + GAMMA**3))
-    assert detail(step, "scaffold_delay") == 2
+    story.advance()
+    story.score, story.contribution[:] = 50.5, 5.0
+    story.wait(3)
+    step = story.fossilize()
+    assert bool(story.signals.last_success)
+    assert term(step, "attribution") <= 0
+
+
+def test_balances_of_all_slots_are_summed() -> None:
+    story = Story(ESCROW)
+    story.hold(0)
+    story.germinate(1)
+    story.blend(1)
+    story.score, story.contribution[:] = 60, torch.tensor([[1.0, 1.5]])
+    story.wait(6)
+    assert close(story.sum("attribution"), 2.5)
+
+
+# --------------------------------------------------------------------------------------- synergy
+
+
+def pair(together: float, score: float = 54, worth: float = 1.0) -> Story:
+    story = Story(SHAPED)
+    story.hold(0)
+    story.germinate(1)
+    story.contribution[:] = worth
+    story.interaction[0] = torch.tensor([[0.0, together], [together, 0.0]])
+    story.score = score
+    story.blend(1)
+    return story
+
+
+def test_seeds_that_help_each_other_earn_a_bonus() -> None:
+    assert close(term(pair(2.0).wait(), "synergy"), 0.1 * math.tanh(1.0))
+
+
+def test_no_bonus_for_seeds_in_each_others_way_nor_for_harm_nor_after_a_loss() -> None:
+    assert term(pair(-2.0).wait(), "synergy") == 0
+    assert term(pair(2.0, worth=-1.0).wait(), "synergy") == 0
+    assert term(pair(2.0, score=45).wait(), "synergy") == 0
+
+
+# --------------------------------------------------------------------------------------- details
+
+
+def test_without_a_seed_there_is_nothing_to_say() -> None:
+    step = Story(SHAPED).wait()
+    for name in ("regress_discount", "timing_discount", "attribution_ratio"):
+        assert math.isnan(detail(step, name))
+    assert detail(step, "ransomware_penalty") == 0
+    assert detail(step, "shaped_reward_ratio") == 0
+
+
+def test_of_several_seeds_the_most_suspicious_is_reported() -> None:
+    story = Story(SHAPED)
+    story.wait(15)
+    story.hold(0)
+    story.score = 52
+    story.germinate(1)
+    story.score = 50.5
+    story.contribution[:] = torch.tensor([[4.0, 4.0]])
+    story.blend(1)
+    step = story.wait()
+    assert close(detail(step, "regress_discount"), 1 / (1 + math.exp(4.5)))
+    assert close(detail(step, "attribution_ratio"), 4 / 0.5)
+    assert detail(step, "timing_discount") == 1
+    assert close(detail(step, "ransomware_penalty"), -0.1 * (8 - 5) / 5 / 2)
+
+
+def test_a_seed_that_holds_points_hostage_is_counted() -> None:
+    story = Story(SHAPED, slots=1)
+    story.hold()
+    story.score, story.contribution[:] = 49, 3.0
+    story.wait()
+    assert detail(story.wait(), "ransomware_seeds") == 1
+
+
+def test_share_of_shaping() -> None:
+    step = Story(SHAPED).germinate()
+    absolute = sum(abs(float(value)) for value in step.terms.values())
+    assert close(detail(step, "shaped_reward_ratio"), abs(float(step.terms["pbrs"])) / absolute)

@@ -8,8 +8,12 @@ import torch
 from esper.leyline.actions import LifecycleOp
 from esper.leyline.randomness import generator
 from esper.simic.rewards import RewardConfig, make_reward
-from esper.simic.rewards.config import PotentialConfig, TerminalConfig
-from esper.simic.rewards.terms.gain import committed_score, potential
+from esper.simic.rewards.terms.gain import (
+    PotentialConfig,
+    TerminalConfig,
+    committed_score,
+    potential,
+)
 from esper.testing import random_episode
 from tests.simic.rewards.stories import Story, close, term
 

@@ -1,18 +1,73 @@
-"""What of a seed's contribution is paid for: bounded attribution, escrow, synergy, hindsight."""
+"""What of a seed's contribution is paid for: bounded attribution, escrow, synergy."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from esper.leyline.actions import LifecycleOp
 from esper.leyline.alpha import AlphaMode
+from esper.leyline.config import Config, option
 from esper.leyline.stages import SeedStage
-from esper.simic.rewards.config import Combination
 from esper.simic.rewards.view import Changes, StepView, follow_seeds
+
+Combination = Literal["harmonic", "geometric", "minimum"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttributionConfig(Config):
+    """How much of a seed's contribution is paid for."""
+
+    combination: Combination = option(
+        "harmonic", "How a contribution beyond the progress made is bounded by it."
+    )
+    unknown_share: float = option(
+        0.5, "Share of the contribution where the progress is unknown.", minimum=0.0, maximum=1.0
+    )
+    regress_steepness: float = option(
+        3.0, "How fast the discount falls per point the network got worse.", minimum=0.0
+    )
+    proxy_weight: float = option(
+        0.3, "Reward per point of progress of a seed that was never measured.", minimum=0.0
+    )
+    settles_prunes: bool = option(
+        True,
+        "Whether a pruned seed settles its account: harm refunds at most what it has cost, and a "
+        "seed that was never measured returns its credit.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RansomwareConfig(Config):
+    """Penalty for a seed credited with more than the network gained."""
+
+    min_contribution: float = option(1.0, "Contributions up to this are never suspected.")
+    min_discount: float = option(
+        0.5, "Regress discount below which the discount alone punishes.", minimum=0.0
+    )
+    min_improvement: float = option(0.1, "Improvement above which the ratio decides.", above=0.0)
+    max_ratio: float = option(5.0, "Contribution over improvement that is still fine.", above=0.0)
+    ratio_weight: float = option(0.1, "Penalty per `max_ratio` of excess.", minimum=0.0)
+    contribution_scale: float = option(
+        10.0, "Contribution without improvement that costs the whole limit.", above=0.0
+    )
+    limit: float = option(0.3, "Largest penalty.", minimum=0.0)
+    hostage_contribution: float = option(
+        0.1, "Contribution above which a seed may hold points hostage."
+    )
+    hostage_improvement: float = option(-0.2, "Improvement below which it does.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimingConfig(Config):
+    """Discount for seeds that were germinated while the host still learned by itself."""
+
+    epochs: int = option(10, "Germinated from this epoch on: no discount; 0 is off.", minimum=0)
+    least: float = option(0.4, "Discount at epoch 0.", minimum=0.0, maximum=1.0)
 
 
 def regress_discount(view: StepView) -> Tensor:
@@ -115,6 +170,17 @@ def _account(view: StepView) -> tuple[Tensor, Tensor]:
     return (-paid).clamp(min=0), paid.clamp(min=0)
 
 
+@dataclass(frozen=True, kw_only=True)
+class EscrowConfig(Config):
+    """Credit held in escrow until a seed is fossilized."""
+
+    combination: Combination = option("geometric", "How contribution and progress are combined.")
+    stable_epochs: int = option(
+        3, "Epochs whose least score is the stable one.", minimum=1, maximum=5
+    )
+    max_change: float = option(2.0, "Largest change of a balance in one step.", above=0.0)
+
+
 @dataclass(frozen=True, slots=True)
 class Balances:
     """What one step does to the balances; float32 [R, S]."""
@@ -178,6 +244,15 @@ def _fading(view: StepView) -> Tensor:
     return down & (view.before.alpha_target <= 0)
 
 
+@dataclass(frozen=True, kw_only=True)
+class SynergyConfig(Config):
+    """Bonus for seeds that help each other."""
+
+    weight: float = option(0.1, "Largest bonus.", minimum=0.0)
+    steepness: float = option(0.5, "Scale of the sum of interactions inside tanh.", minimum=0.0)
+    min_discount: float = option(0.5, "Regress discount below which there is none.", minimum=0.0)
+
+
 def synergy(view: StepView) -> Tensor:
     """Return [R]: the mean over live seeds of what their interactions earn."""
     config = view.config.synergy
@@ -229,69 +304,3 @@ def _extreme(mask: Tensor, values: Tensor, sign: int) -> Tensor:
     """Return [R]: the greatest (sign 1) or least (sign -1) value under the mask, NaN without."""
     bounded = torch.where(mask, sign * values, -torch.inf).amax(1)
     return torch.where(mask.any(1), sign * bounded, torch.nan)
-
-
-@dataclass(frozen=True, slots=True)
-class Credit:
-    """What a fossilization earned in hindsight; float32 [R]."""
-
-    amount: Tensor
-    """The credit, 0 where nothing was earned."""
-    scaffolds: Tensor
-    """How many slots held a scaffold of the fossil."""
-    delay: Tensor
-    """Mean age of the boosts in epochs, NaN where there are none."""
-
-
-def earned_credit(view: StepView) -> Credit:
-    """Return what this step's fossilization, if any, earned."""
-    config = view.config.hindsight
-    rows = torch.arange(view.before.rows, device=view.op.device)
-    # [R, scaffold, epoch] of the slot the action is about.
-    boosts = view.memory.boosts[rows, :, view.transition.actions["slot"]]
-    improvement = torch.where(view.did(LifecycleOp.FOSSILIZE), view.improvement, 0.0).sum(1)
-    earns = improvement > 0
-    entry = (boosts > 0) & earns[:, None, None]
-    epochs = torch.arange(boosts.shape[-1], device=boosts.device)
-    age = (view.before.epoch[:, None] - epochs).clamp(min=0)[:, None, :]
-    size = torch.tanh(config.steepness * boosts * improvement[:, None, None])
-    credit = torch.where(entry, config.weight * size * view.config.gamma**age, 0.0).sum((1, 2))
-    delay = torch.where(entry, age, 0).sum((1, 2)) / entry.sum((1, 2))
-    return Credit(
-        amount=credit.clamp(max=config.limit),
-        scaffolds=entry.any(2).sum(1).float(),
-        delay=delay,
-    )
-
-
-def hindsight(view: StepView) -> Tensor:
-    """Return [R]: credit earned in the step before, or in this one if it is the last."""
-    earned = view.once(earned_credit).amount
-    return view.memory.pending + torch.where(view.ended, earned, 0.0)
-
-
-def follow_scaffolds(view: StepView) -> Changes:
-    """Write this epoch's boosts into the ledger and strike out those that are settled."""
-    memory, after = view.memory, view.after
-    # Boosts of a seed that is fossilized are credited; those of one that is gone are void.
-    kept = view.has_module & ~view.did(LifecycleOp.FOSSILIZE)
-    boosts = torch.where(kept[:, None, :, None], memory.boosts, 0.0)
-    # Rows whose own episode is over may live on beside longer ones.
-    epoch = after.epoch.clamp(max=boosts.shape[-1] - 1)
-    index = epoch[:, None, None, None].expand(*boosts.shape[:3], 1)
-    fresh = torch.where(kept[:, None, :], after.interaction, 0.0).clamp(min=0)
-    earned = view.once(earned_credit).amount
-    return {
-        "boosts": boosts.scatter(3, index, fresh.unsqueeze(3)),
-        "pending": torch.where(view.ended, 0.0, earned),
-    }
-
-
-def describe_hindsight(view: StepView) -> Mapping[str, Tensor]:
-    """Return the credit this step earned, with its scaffolds and their delay, paid or not."""
-    credit = view.once(earned_credit)
-    return {
-        "hindsight_credit": credit.amount,
-        "scaffold_count": credit.scaffolds,
-        "scaffold_delay": credit.delay,
-    }

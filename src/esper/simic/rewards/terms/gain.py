@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from esper.leyline.config import Config, option
 from esper.leyline.errors import UsageError
 from esper.leyline.rules import is_in
 from esper.leyline.signals import Signals
 from esper.leyline.stages import LIVE_STAGES, SeedStage
-from esper.simic.rewards.config import PotentialConfig
 from esper.simic.rewards.view import Changes, StepView, follow_seeds
 
 
@@ -73,6 +74,18 @@ def loss_change(view: StepView) -> Tensor:
 def _recent_gains(view: StepView) -> Tensor:
     newest = view.once(gain_points)[:, None]
     return torch.cat((view.memory.recent_gains[:, 1:], newest), dim=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TerminalConfig(Config):
+    """Bonus at the end of an episode."""
+
+    score_weight: float = option(0.05, "Reward per point of the final score.")
+    fossil_bonus: float = option(3.0, "Bonus for contributing fossils.", minimum=0.0)
+    fossil_saturation: float | None = option(
+        3.0, "The bonus is bonus * tanh(count / this); nothing makes it bonus * count.", above=0.0
+    )
+    min_improvement: float = option(1.0, "Improvement at fossilization of a contributing fossil.")
 
 
 def terminal(view: StepView) -> Tensor:
@@ -140,6 +153,20 @@ def committed_score(signals: Signals) -> Tensor:
 
 def _at_the_end(view: StepView, value: Tensor) -> Tensor:
     return torch.where(view.transition.is_last, value, 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PotentialConfig(Config):
+    """Stage potentials; shaping pays scale * (gamma * potential after - potential before)."""
+
+    scale: float = option(0.3, "Reward per unit of potential.", minimum=0.0)
+    germinated: float = option(1.0, "Potential of GERMINATED.")
+    training: float = option(2.0, "Potential of TRAINING.")
+    blending: float = option(3.5, "Potential of BLENDING.")
+    holding: float = option(5.5, "Potential of HOLDING.")
+    fossilized: float = option(6.0, "Potential of FOSSILIZED.")
+    progress_rate: float = option(0.3, "Potential per epoch in the stage.", minimum=0.0)
+    progress_limit: float = option(2.0, "Most that epochs in the stage add.", minimum=0.0)
 
 
 def potential(signals: Signals, config: PotentialConfig) -> Tensor:

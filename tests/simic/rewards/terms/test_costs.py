@@ -1,18 +1,22 @@
 import math
 
-import torch
-
+from esper.leyline.actions import LifecycleOp
 from esper.simic.rewards import RewardConfig
-from esper.simic.rewards.config import RentConfig
-from esper.simic.rewards.terms.costs import effective_flops, effective_params
-from tests.simic.rewards.stories import Story, close, term
+from esper.simic.rewards.terms.costs import (
+    GovernorRewardConfig,
+    RentConfig,
+    ShockConfig,
+    effective_flops,
+    effective_params,
+)
+from tests.simic.rewards.stories import Story, close, every_seed, term
 
 SHAPED = RewardConfig(mode="shaped")
 HOST = 10_000
 
 
 def held(config: RewardConfig, size: int, slots: int = 1, flops: int = 0) -> Story:
-    sizes, operations = torch.full((13,), size), torch.full((13,), flops)
+    sizes, operations = every_seed(size), every_seed(flops)
     story = Story(config, slots=slots, seed_params=sizes, seed_flops=operations)
     story.hold()
     return story
@@ -68,3 +72,41 @@ def test_occupancy_counts_live_and_fossilized_seeds_and_no_cooling_slots() -> No
     story.score = 55
     assert close(term(story.fossilize(0), "occupancy"), -0.01 - 0.002)
     assert close(term(story.prune(1), "occupancy"), -0.002)
+
+
+def test_shock_is_the_squared_change_by_size() -> None:
+    story = held(SHAPED, 5_000)
+    assert term(story.wait(), "shock") == 0
+    assert close(term(story.set_alpha(0), "shock"), -0.1958 * 0.25 * 0.5)
+
+
+def test_the_seed_that_is_removed_still_counts_with_its_size() -> None:
+    assert close(term(held(SHAPED, 5_000).prune(), "shock"), -0.1958 * 0.5)
+
+
+def test_shock_has_a_limit_which_can_be_lifted() -> None:
+    assert term(held(SHAPED, 10_000_000).prune(), "shock") == -1.0
+    free = SHAPED.replace(shock=ShockConfig(limit=None))
+    assert close(term(held(free, 10_000_000).prune(), "shock"), -195.8)
+
+
+def test_every_seed_the_governor_removes_costs_and_fossils_stay() -> None:
+    story = Story(SHAPED, slots=3)
+    story.hold(0)
+    story.fossilize(0)
+    story.hold(1)
+    story.germinate(2)
+    step = story.do(LifecycleOp.WAIT, rolled_back=True)
+    assert close(term(step, "auto_prune"), -0.4)
+    assert term(step, "rollback") == -10
+
+
+def test_pruning_by_hand_is_no_business_of_the_governor() -> None:
+    story = Story(SHAPED)
+    story.germinate()
+    assert term(story.prune(), "auto_prune") == 0
+
+
+def test_the_penalty_is_configured() -> None:
+    config = SHAPED.replace(governor=GovernorRewardConfig(rollback_penalty=3.0))
+    assert float(Story(config).do(LifecycleOp.WAIT, rolled_back=True).total) == -3
