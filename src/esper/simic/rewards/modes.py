@@ -13,58 +13,7 @@ from esper.leyline.errors import CheckpointError, ConfigError, UsageError
 from esper.leyline.signals import Signals
 from esper.simic.rewards.config import RewardConfig
 from esper.simic.rewards.contract import RewardStep, Transition, register_reward
-from esper.simic.rewards.terms.attribution import (
-    attribution,
-    describe_attribution,
-    describe_seeds,
-    escrow,
-    escrow_attribution,
-    follow_attribution,
-    follow_balances,
-    share_of_shaping,
-    synergy,
-)
-from esper.simic.rewards.terms.costs import (
-    auto_prune,
-    budget_rent,
-    growth_rent,
-    occupancy,
-    rent,
-    rollback,
-    shock,
-    twin_rent,
-    twin_rollback,
-)
-from esper.simic.rewards.terms.gain import (
-    committed_terminal,
-    describe_gain,
-    follow_gain,
-    gain,
-    gain_potential,
-    loss_change,
-    loss_pbrs,
-    loss_terminal,
-    open_seeds,
-    pbrs,
-    score_change,
-    simplified_terminal,
-    terminal,
-)
-from esper.simic.rewards.terms.hindsight import (
-    describe_hindsight,
-    follow_scaffolds,
-    hindsight,
-)
-from esper.simic.rewards.terms.operations import (
-    action,
-    any_action,
-    blending,
-    clawback,
-    early_prune,
-    first_germination,
-    follow_first_germination,
-    holding,
-)
+from esper.simic.rewards.terms import attribution, costs, gain, hindsight, operations
 from esper.simic.rewards.view import Changes, Memory, StepView, follow_seeds, start_memory
 
 Term = Callable[[StepView], Tensor]
@@ -112,7 +61,7 @@ class ComposedReward:
         self.needs_twin = needs_twin
         self._terms = _without_disabled(config, terms, tuple(ablations))
         self._updates = (follow_seeds, *updates)
-        self._details = (describe_seeds, *details)
+        self._details = (attribution.describe_seeds, *details)
         self._settled = frozenset(settled)
         self._potential = potential
         self._memory: Memory | None = None
@@ -127,7 +76,7 @@ class ComposedReward:
         self._memory = start_memory(
             signals,
             final_epochs=self.config.twin.final_epochs,
-            keeps_boosts=follow_scaffolds in self._updates,
+            keeps_boosts=hindsight.follow_scaffolds in self._updates,
         )
 
     def step(self, transition: Transition) -> RewardStep:
@@ -141,7 +90,7 @@ class ComposedReward:
         details: dict[str, Tensor] = {}
         for explain in self._details:
             details |= explain(view)
-        details |= share_of_shaping(terms)
+        details |= attribution.share_of_shaping(terms)
         changes: Changes = {}
         for update in self._updates:
             changes |= view.once(update)
@@ -189,26 +138,26 @@ def _without_disabled(
 @register_reward("basic")
 def make_basic(config: RewardConfig) -> ComposedReward:
     """Return the reward."""
-    terms = {"gain": score_change, "rent": budget_rent, "rollback": rollback}
+    terms = {"gain": gain.score_change, "rent": costs.budget_rent, "rollback": costs.rollback}
     return ComposedReward(config, terms, settled=("rollback",))
 
 
 SHAPED_TERMS: dict[str, Term] = {
-    "attribution": attribution,
-    "blending": blending,
-    "holding": holding,
-    "pbrs": pbrs,
-    "synergy": synergy,
-    "rent": rent,
-    "shock": shock,
-    "occupancy": occupancy,
-    "first_germination": first_germination,
-    "clawback": clawback,
-    "action": action,
-    "terminal": terminal,
-    "auto_prune": auto_prune,
-    "hindsight": hindsight,
-    "rollback": rollback,
+    "attribution": attribution.attribution,
+    "blending": operations.blending,
+    "holding": operations.holding,
+    "pbrs": gain.pbrs,
+    "synergy": attribution.synergy,
+    "rent": costs.rent,
+    "shock": costs.shock,
+    "occupancy": costs.occupancy,
+    "first_germination": operations.first_germination,
+    "clawback": operations.clawback,
+    "action": operations.action,
+    "terminal": gain.terminal,
+    "auto_prune": costs.auto_prune,
+    "hindsight": hindsight.hindsight,
+    "rollback": costs.rollback,
 }
 """Every term, in the order in which they are summed."""
 
@@ -222,8 +171,12 @@ def make_shaped(config: RewardConfig) -> ComposedReward:
     return ComposedReward(
         config,
         SHAPED_TERMS,
-        updates=(follow_attribution, follow_first_germination, follow_scaffolds),
-        details=(describe_attribution, describe_hindsight),
+        updates=(
+            attribution.follow_attribution,
+            operations.follow_first_germination,
+            hindsight.follow_scaffolds,
+        ),
+        details=(attribution.describe_attribution, hindsight.describe_hindsight),
         settled=SETTLED,
         ablations=SWITCHES,
     )
@@ -234,9 +187,17 @@ def make_escrow(config: RewardConfig) -> ComposedReward:
     """Return the reward."""
     return ComposedReward(
         config,
-        {**SHAPED_TERMS, "attribution": escrow_attribution, "escrow": escrow},
-        updates=(follow_balances, follow_first_germination, follow_scaffolds),
-        details=(describe_attribution, describe_hindsight),
+        {
+            **SHAPED_TERMS,
+            "attribution": attribution.escrow_attribution,
+            "escrow": attribution.escrow,
+        },
+        updates=(
+            attribution.follow_balances,
+            operations.follow_first_germination,
+            hindsight.follow_scaffolds,
+        ),
+        details=(attribution.describe_attribution, hindsight.describe_hindsight),
         settled=(*SETTLED, "escrow"),
         ablations=tuple(REMOVED_TERMS),
     )
@@ -248,11 +209,11 @@ def make_loss(config: RewardConfig) -> ComposedReward:
     return ComposedReward(
         config,
         {
-            "gain": loss_change,
-            "pbrs": loss_pbrs,
-            "rent": growth_rent,
-            "terminal": loss_terminal,
-            "rollback": rollback,
+            "gain": gain.loss_change,
+            "pbrs": gain.loss_pbrs,
+            "rent": costs.growth_rent,
+            "terminal": gain.loss_terminal,
+            "rollback": costs.rollback,
         },
         settled=("pbrs", "rollback"),
         ablations=("disable_pbrs", "disable_terminal_reward"),
@@ -262,7 +223,11 @@ def make_loss(config: RewardConfig) -> ComposedReward:
 @register_reward("minimal")
 def make_minimal(config: RewardConfig) -> ComposedReward:
     """Return the reward."""
-    terms = {"action": early_prune, "terminal": committed_terminal, "rollback": rollback}
+    terms = {
+        "action": operations.early_prune,
+        "terminal": gain.committed_terminal,
+        "rollback": costs.rollback,
+    }
     return ComposedReward(config, terms, settled=("rollback",))
 
 
@@ -272,10 +237,10 @@ def make_simplified(config: RewardConfig) -> ComposedReward:
     return ComposedReward(
         config,
         {
-            "pbrs": pbrs,
-            "action": any_action,
-            "terminal": simplified_terminal,
-            "rollback": rollback,
+            "pbrs": gain.pbrs,
+            "action": operations.any_action,
+            "terminal": gain.simplified_terminal,
+            "rollback": costs.rollback,
         },
         settled=("pbrs", "rollback"),
         ablations=("disable_pbrs", "disable_terminal_reward"),
@@ -285,7 +250,7 @@ def make_simplified(config: RewardConfig) -> ComposedReward:
 @register_reward("sparse")
 def make_sparse(config: RewardConfig) -> ComposedReward:
     """Return the reward."""
-    terms = {"terminal": committed_terminal, "rollback": rollback}
+    terms = {"terminal": gain.committed_terminal, "rollback": costs.rollback}
     return ComposedReward(config, terms, settled=("rollback",))
 
 
@@ -293,19 +258,19 @@ def make_sparse(config: RewardConfig) -> ComposedReward:
 def make_twin(config: RewardConfig) -> ComposedReward:
     """Return the reward; hindsight credit is always recorded, and paid if the config says so."""
     terms: dict[str, Term] = {
-        "gain": gain,
-        "rent": twin_rent,
-        "terminal": open_seeds,
-        "rollback": twin_rollback,
+        "gain": gain.gain,
+        "rent": costs.twin_rent,
+        "terminal": gain.open_seeds,
+        "rollback": costs.twin_rollback,
     }
     if config.pay_hindsight:
-        terms["hindsight"] = hindsight
+        terms["hindsight"] = hindsight.hindsight
     return ComposedReward(
         config,
         terms,
-        updates=(follow_gain, follow_scaffolds),
-        details=(describe_gain, describe_hindsight),
+        updates=(gain.follow_gain, hindsight.follow_scaffolds),
+        details=(gain.describe_gain, hindsight.describe_hindsight),
         settled=("gain", "rollback"),
-        potential=gain_potential,
+        potential=gain.gain_potential,
         needs_twin=True,
     )
