@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import builtins
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -135,14 +135,28 @@ def test_fixed_statistics_are_the_data_s() -> None:
     assert scaled.std() == pytest.approx(STD, abs=1e-4)
 
 
+def test_they_are_scikit_learns_own() -> None:
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    source = read_digits()
+    assert np.array_equal(source.x.reshape(-1, 64), images)
+    assert np.array_equal(source.y, labels)
+
+
+def test_rows_of_digits_start_without_scikit_learn_and_without_the_compiler() -> None:
+    """Each costs every process of a run a second."""
+    script = (
+        "import sys, esper.population.population\n"
+        "from esper.tasks.presets import read_digits\n"
+        "read_digits()\n"
+        "print(sorted({'sklearn', 'scipy.stats', 'torch._dynamo'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
 def test_missing_scikit_learn_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    real_import = builtins.__import__
-
-    def refuse(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name.startswith("sklearn"):
-            raise ImportError(name)
-        return real_import(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", refuse)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(DataError, match="pip install scikit-learn"):
         read_digits()
