@@ -11,6 +11,7 @@ from esper.nissa.monitors import MONITORS, Finding, register_monitor
 from esper.nissa.monitors.monitor import (
     BANDS,
     WINDOW,
+    Limits,
     Recent,
     findings,
     is_latched,
@@ -201,3 +202,28 @@ def test_what_is_not_known_has_no_colour() -> None:
     assert light("approx_kl", math.nan) == "unknown"
     assert light("somebody_elses", 1.0) == "unknown"
     assert all(band.meaning for band in BANDS.values())
+
+
+@pytest.mark.parametrize(
+    ("value", "severity", "told"),
+    [
+        (None, None, ""),
+        (math.nan, None, ""),
+        (1.0, None, ""),
+        (1.5, "info", "1.50 of 1"),
+        (3.0, "info", "3.00 of 1"),
+        (9.0, "critical", "9.00 of 3"),
+    ],
+)
+def test_the_worst_limit_that_is_passed_counts(
+    value: float | None, severity: str | None, told: str
+) -> None:
+    message = "{value:.2f} of {limit:g}"
+    found = Limits(info=1.0, critical=3.0).find(value, message, subject="x")
+    assert (None if found is None else found.severity) == severity
+    if value is not None and found is not None:
+        assert (found.message, found.subject, found.value) == (told, "x", value)
+        floor = Limits(info=-1.0, critical=-3.0, is_floor=True).find(-value, message)
+        assert floor is not None
+        assert floor.severity == severity
+        assert floor.threshold == -(found.threshold or 0.0)

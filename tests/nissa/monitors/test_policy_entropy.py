@@ -5,6 +5,7 @@ import math
 import pytest
 
 from esper.leyline.actions import HEAD_NAMES, HEAD_SIZES
+from esper.nissa.monitors.monitor import Limits
 from esper.nissa.monitors.policy import (
     COLLAPSE_OTHER,
     NATS,
@@ -89,15 +90,19 @@ def test_the_collapse_of_the_briefing_is_found_and_the_healthy_op_is_not() -> No
 
 def test_thresholds_in_nats_are_the_documents_and_scale_with_the_choices() -> None:
     for head, (warning, critical) in NATS.items():
-        assert nats_thresholds(head, HEAD_SIZES[head]) == pytest.approx((warning, critical))
-    warning, critical = nats_thresholds("blueprint", 7) or (0.0, 0.0)
-    assert warning == pytest.approx(1.5 * math.log(7) / math.log(13))
+        limits = nats_thresholds(head, HEAD_SIZES[head])
+        assert limits == Limits(warning=warning, critical=critical, is_floor=True)
+    fewer = nats_thresholds("blueprint", 7)
+    assert fewer is not None
+    assert fewer.warning == pytest.approx(1.5 * math.log(7) / math.log(HEAD_SIZES["blueprint"]))
     # Every head can be healthy whatever the number of its choices: uniform is above the warning.
     for head in HEAD_NAMES:
         for valid in range(2, HEAD_SIZES[head] + 1):
             limits = nats_thresholds(head, valid)
             assert limits is not None
-            assert limits[1] < limits[0] < math.log(valid)
+            assert limits.warning is not None
+            assert limits.critical is not None
+            assert limits.critical < limits.warning < math.log(valid)
     assert nats_thresholds("slot", 1) is None
     assert nats_thresholds("somebody_elses", 5) is None
 

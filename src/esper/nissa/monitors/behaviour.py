@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from esper.nissa.monitors.monitor import (
     Finding,
+    Limits,
     Recent,
     Series,
     findings,
@@ -15,13 +17,10 @@ from esper.nissa.monitors.monitor import (
 from esper.nissa.schema import EpisodeRow, EpochRow, RoundRow, UpdateRow
 
 FREE_STEPS = 100
-OBS_WARNING = 0.05
-OBS_CRITICAL = 0.10
-GROWTH_WARNING = 2.0
-GROWTH_CRITICAL = 5.0
+OBS_CLAMP = Limits(warning=0.05, critical=0.10)
+GROWTH = Limits(info=2.0, warning=5.0)
 STILLBORN_SEEDS = 50
-SHORTCUT_WARNING = 0.3
-SHORTCUT_CRITICAL = 0.6
+SHORTCUT = Limits(warning=0.3, critical=0.6)
 SHORTCUT_UPDATES = 3
 WASTED_ROUNDS = 10
 WASTED_SEEDS = 100
@@ -44,22 +43,14 @@ def check_obs_clamp(
     share: float | None, features: Mapping[str, float] | None = None
 ) -> Finding | None:
     """Find observations of which too much lies at its clamp; name the features that do most."""
-    if share is None or share <= OBS_WARNING:
-        return None
-    is_critical = share > OBS_CRITICAL
-    limit = OBS_CRITICAL if is_critical else OBS_WARNING
-    return Finding(
-        severity="critical" if is_critical else "warning",
-        value=share,
-        threshold=limit,
-        message=f"{share:.1%} of the observation lies at its clamp (limit {limit:.0%})"
-        + _tell_features(features or {}),
+    found = OBS_CLAMP.find(
+        share, "{value:.1%} of the observation lies at its clamp (limit {limit:.0%})"
     )
-
-
-def _tell_features(features: Mapping[str, float]) -> str:
+    if found is None or not features:
+        return found
     most = sorted(features.items(), key=lambda item: -item[1])[:3]
-    return f": {', '.join(f'{name} {share:.0%}' for name, share in most)}" if most else ""
+    named = ", ".join(f"{name} {share:.0%}" for name, share in most)
+    return replace(found, message=f"{found.message}: {named}")
 
 
 def check_shortcut(dependence: Series) -> Finding | None:
@@ -69,17 +60,11 @@ def check_shortcut(dependence: Series) -> Finding | None:
     are hidden, update by update.
     """
     values = measured(dependence)[-SHORTCUT_UPDATES:]
-    if len(values) < SHORTCUT_UPDATES or min(values) <= SHORTCUT_WARNING:
+    if len(values) < SHORTCUT_UPDATES:
         return None
-    is_critical = min(values) > SHORTCUT_CRITICAL
-    limit = SHORTCUT_CRITICAL if is_critical else SHORTCUT_WARNING
-    return Finding(
-        severity="critical" if is_critical else "warning",
-        value=values[-1],
-        threshold=limit,
-        message=f"{values[-1]:.0%} of the op's probability hangs on the last action alone "
-        f"(limit {limit:.0%})",
-    )
+    message = f"{values[-1]:.0%} of the op's probability hangs on the last action alone "
+    found = SHORTCUT.find(min(values), message + "(limit {limit:.0%})")
+    return None if found is None else replace(found, value=values[-1])
 
 
 def check_wasted(
@@ -100,15 +85,8 @@ def check_wasted(
 
 def check_growth(ratio: float | None) -> Finding | None:
     """Find a network that has grown out of proportion."""
-    if ratio is None or ratio <= GROWTH_WARNING:
-        return None
-    is_critical = ratio > GROWTH_CRITICAL
-    limit = GROWTH_CRITICAL if is_critical else GROWTH_WARNING
-    return Finding(
-        severity="warning" if is_critical else "info",
-        value=ratio,
-        threshold=limit,
-        message=f"a network has {ratio:.2f} times the parameters of its host (limit {limit:g})",
+    return GROWTH.find(
+        ratio, "a network has {value:.2f} times the parameters of its host (limit {limit:g})"
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from esper.nissa.monitors.monitor import Finding, Recent, findings, register_monitor
+from esper.nissa.monitors.monitor import Finding, Limits, Recent, findings, register_monitor
 from esper.nissa.schema import UpdateRow
 
 EXPLAINED_VARIANCE: tuple[tuple[float, float], ...] = (
@@ -17,8 +17,8 @@ EXPLAINED_VARIANCE: tuple[tuple[float, float], ...] = (
 """Up to this share of the run, explained variance must be at least that."""
 
 LOW_RETURN_STD = 1e-3
-Q_VARIANCE = 0.01
-Q_OP_SPREAD = 0.1
+Q_VARIANCE = Limits(warning=0.01, is_floor=True)
+Q_OP_SPREAD = Limits(warning=0.1, is_floor=True)
 BIAS_COUNT = 100
 VALUE_SPREAD = 0.01
 VALUE_LOSS_RATIO = 10.0
@@ -58,31 +58,17 @@ def check_explained_variance(
             message=f"returns hardly vary{told}, so explained variance says nothing",
         )
     limit = explained_variance_limit(1.0 if progress is None else progress)
-    if value >= limit:
-        return None
-    return Finding(
-        severity="warning",
-        value=value,
-        threshold=limit,
-        message=f"explained variance is {value:.3g} (at least {limit:g} by now)",
-    )
+    message = "explained variance is {value:.3g} (at least {limit:g} by now)"
+    return Limits(warning=limit, is_floor=True).find(value, message)
 
 
 def check_q_sensitivity(q_variance: float | None, q_op_spread: float | None) -> Iterator[Finding]:
     """Find a critic that ignores the op it is given."""
-    for subject, value, limit in (
-        ("q_variance", q_variance, Q_VARIANCE),
-        ("q_op_spread", q_op_spread, Q_OP_SPREAD),
-    ):
-        if value is not None and value < limit:
-            yield Finding(
-                severity="warning",
-                subject=subject,
-                value=value,
-                threshold=limit,
-                message=f"{subject} is {value:.3g} (at least {limit:g}): the critic hardly tells "
-                "the ops apart",
-            )
+    told = "is {value:.3g} (at least {limit:g}): the critic hardly tells the ops apart"
+    return findings(
+        Q_VARIANCE.find(q_variance, f"q_variance {told}", subject="q_variance"),
+        Q_OP_SPREAD.find(q_op_spread, f"q_op_spread {told}", subject="q_op_spread"),
+    )
 
 
 def check_advantage_bias(by_op: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
@@ -147,17 +133,10 @@ def check_value_after_germination(by_state: Mapping[str, Mapping[str, Any]]) -> 
 
 def check_value_collapse(value_std: float | None, return_std: float | None) -> Finding | None:
     """Find a critic that says the same of every state although returns differ."""
-    if value_std is None or return_std is None or return_std < LOW_RETURN_STD:
+    if return_std is None or return_std < LOW_RETURN_STD:
         return None
-    limit = VALUE_SPREAD * return_std
-    if value_std >= limit:
-        return None
-    return Finding(
-        severity="warning",
-        value=value_std,
-        threshold=limit,
-        message=f"values hardly vary ({value_std:.3g}) while returns do ({return_std:.3g})",
-    )
+    message = f"values hardly vary ({{value:.3g}}) while returns do ({return_std:.3g})"
+    return Limits(warning=VALUE_SPREAD * return_std, is_floor=True).find(value_std, message)
 
 
 @register_monitor(
@@ -273,8 +252,9 @@ def advantage_floored(recent: Recent) -> Iterator[Finding]:
         )
 
 
-SKEW = 3.0
-KURTOSIS = 10.0
+SKEW = Limits(info=3.0)
+SKEW_DOWN = Limits(info=-3.0, is_floor=True)
+KURTOSIS = Limits(info=10.0)
 POSITIVE = (0.15, 0.85)
 UPDATES = 3
 
@@ -283,23 +263,13 @@ def check_shape(
     skew: float | None, kurtosis: float | None, positive: float | None
 ) -> Iterator[Finding]:
     """Find advantages that a few decisions dominate, or that lie almost all on one side."""
-    if skew is not None and abs(skew) > SKEW:
-        yield Finding(
-            severity="info",
-            subject="skew",
-            value=skew,
-            threshold=SKEW,
-            message=f"advantages are skewed by {skew:.3g} (limit {SKEW:g} either way)",
-        )
-    if kurtosis is not None and kurtosis > KURTOSIS:
-        yield Finding(
-            severity="info",
-            subject="kurtosis",
-            value=kurtosis,
-            threshold=KURTOSIS,
-            message=f"advantages have heavy tails: excess kurtosis {kurtosis:.3g} (limit "
-            f"{KURTOSIS:g})",
-        )
+    told = "advantages are skewed by {value:.3g} (limit {limit:g})"
+    tails = "advantages have heavy tails: excess kurtosis {value:.3g} (limit {limit:g})"
+    yield from findings(
+        SKEW.find(skew, told, subject="skew"),
+        SKEW_DOWN.find(skew, told, subject="skew"),
+        KURTOSIS.find(kurtosis, tails, subject="kurtosis"),
+    )
     low, high = POSITIVE
     if positive is not None and not low <= positive <= high:
         yield Finding(

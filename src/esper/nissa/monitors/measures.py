@@ -10,7 +10,7 @@ from torch import Tensor
 
 from esper.leyline.actions import LifecycleOp
 from esper.nissa.monitors.critic import check_advantage_bias
-from esper.nissa.monitors.policy import HEAD_RATIO_CRITICAL, HEAD_RATIO_WARNING, RATIO_UNCHANGED
+from esper.nissa.monitors.policy import HEAD_RATIO, RATIO_UNCHANGED
 
 _MAX_LOG_RATIO = 20.0
 
@@ -97,10 +97,8 @@ def monitor_per_head_ratios(
 
 
 def _level(least: float, most: float) -> str:
-    if most > HEAD_RATIO_CRITICAL:
-        return "critical"
-    if most > HEAD_RATIO_WARNING:
-        return "warning"
+    if (found := HEAD_RATIO.find(most, "")) is not None:
+        return found.severity
     return "unchanged" if RATIO_UNCHANGED[0] < least and most < RATIO_UNCHANGED[1] else "ok"
 
 

@@ -101,6 +101,38 @@ def findings(*found: Finding | None) -> Iterator[Finding]:
     return (each for each in found if each is not None)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Where a number is worth knowing, worth a look and bad; it may lack any of the three."""
+
+    info: float | None = None
+    warning: float | None = None
+    critical: float | None = None
+    is_floor: bool = False
+    """Numbers below the limits are found, not those above."""
+
+    def find(
+        self, value: float | None, message: str, *, subject: str | None = None
+    ) -> Finding | None:
+        """Return what is to be said of a number, None if nothing.
+
+        Args:
+            value: the number; None where it was not measured.
+            message: what to say, with places for `{value}` and for the `{limit}` it is beyond.
+            subject: what it is about, where there are several.
+        """
+        sign = -1.0 if self.is_floor else 1.0
+        severities: tuple[Severity, ...] = ("critical", "warning", "info")
+        for severity in severities:
+            limit = getattr(self, severity)
+            if value is not None and limit is not None and sign * value > sign * limit:
+                told = message.format(value=value, limit=limit)
+                return Finding(
+                    severity=severity, subject=subject, value=value, threshold=limit, message=told
+                )
+        return None
+
+
 Check = Callable[[Recent], Iterable[Finding]]
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from esper.leyline.actions import HEAD_SIZES
 from esper.nissa.monitors.monitor import (
     Finding,
+    Limits,
     Recent,
     Series,
     findings,
@@ -22,50 +23,29 @@ from esper.nissa.monitors.monitor import (
 )
 from esper.nissa.schema import UpdateHeadRow, UpdateRow
 
-JOINT_RATIO_MAX = 5.0
-JOINT_RATIO_MIN = 0.1
-HEAD_RATIO_WARNING = 3.0
-HEAD_RATIO_CRITICAL = 10.0
+JOINT_RATIO_MAX = Limits(critical=5.0)
+JOINT_RATIO_MIN = Limits(warning=0.1, is_floor=True)
+HEAD_RATIO = Limits(warning=3.0, critical=10.0)
 RATIO_UNCHANGED = (0.99, 1.01)
-KL_WARNING = 0.1
-KL_CRITICAL = 0.5
+KL = Limits(warning=0.1, critical=0.5)
 KL_STAGNANT = 1e-6
 STAGNANT_UPDATES = 5
 
 
 def check_joint_ratio(ratio_max: float | None, ratio_min: float | None) -> Iterator[Finding]:
     """Find joint ratios that exploded or collapsed."""
-    if ratio_max is not None and ratio_max > JOINT_RATIO_MAX:
-        yield Finding(
-            severity="critical",
-            subject="explosion",
-            value=ratio_max,
-            threshold=JOINT_RATIO_MAX,
-            message=f"the joint ratio reached {ratio_max:.3g} (limit {JOINT_RATIO_MAX:g})",
-        )
-    if ratio_min is not None and ratio_min < JOINT_RATIO_MIN:
-        yield Finding(
-            severity="warning",
-            subject="collapse",
-            value=ratio_min,
-            threshold=JOINT_RATIO_MIN,
-            message=f"the joint ratio fell to {ratio_min:.3g} (limit {JOINT_RATIO_MIN:g})",
-        )
+    grew, fell = "the joint ratio reached {value:.3g}", "the joint ratio fell to {value:.3g}"
+    limit = " (limit {limit:g})"
+    return findings(
+        JOINT_RATIO_MAX.find(ratio_max, grew + limit, subject="explosion"),
+        JOINT_RATIO_MIN.find(ratio_min, fell + limit, subject="collapse"),
+    )
 
 
 def check_head_ratio(head: str, ratio_max: float | None) -> Finding | None:
     """Find a head whose own ratio is too large, however healthy the joint one looks."""
-    if ratio_max is None or ratio_max <= HEAD_RATIO_WARNING:
-        return None
-    is_critical = ratio_max > HEAD_RATIO_CRITICAL
-    limit = HEAD_RATIO_CRITICAL if is_critical else HEAD_RATIO_WARNING
-    return Finding(
-        severity="critical" if is_critical else "warning",
-        subject=head,
-        value=ratio_max,
-        threshold=limit,
-        message=f"the ratio of the head {head} reached {ratio_max:.3g} (limit {limit:g})",
-    )
+    message = f"the ratio of the head {head} reached {{value:.3g}} (limit {{limit:g}})"
+    return HEAD_RATIO.find(ratio_max, message, subject=head)
 
 
 def is_unchanged(ranges: Mapping[str, tuple[float | None, float | None]]) -> bool:
@@ -80,16 +60,7 @@ def is_unchanged(ranges: Mapping[str, tuple[float | None, float | None]]) -> boo
 
 def check_kl(approx_kl: float | None) -> Finding | None:
     """Find an update that took the policy too far."""
-    if approx_kl is None or approx_kl <= KL_WARNING:
-        return None
-    is_critical = approx_kl > KL_CRITICAL
-    limit = KL_CRITICAL if is_critical else KL_WARNING
-    return Finding(
-        severity="critical" if is_critical else "warning",
-        value=approx_kl,
-        threshold=limit,
-        message=f"the KL of an update is {approx_kl:.3g} nats (limit {limit:g})",
-    )
+    return KL.find(approx_kl, "the KL of an update is {value:.3g} nats (limit {limit:g})")
 
 
 def check_stagnation(approx_kl: Series, clipfrac: Series, usable_steps: Series) -> Finding | None:
@@ -185,8 +156,7 @@ def policy_stagnation(recent: Recent) -> Iterator[Finding]:
 
 # ------------------------------------------------------------------------------------ exploration
 
-ENTROPY_WARNING = 0.3
-ENTROPY_CRITICAL = 0.1
+ENTROPY = Limits(warning=0.3, critical=0.1, is_floor=True)
 
 COLLAPSE: dict[str, float] = {"op": 0.08, "slot": 0.10, "blueprint": 0.05, "tempo": 0.05}
 COLLAPSE_OTHER = 0.08
@@ -208,8 +178,8 @@ NATS: dict[str, tuple[float, float]] = {
 SPARSE_USAGE = 0.10
 
 
-def nats_thresholds(head: str, valid_actions: float) -> tuple[float, float] | None:
-    """Return (warning, critical) in nats for so many valid choices; None where there is no limit.
+def nats_thresholds(head: str, valid_actions: float) -> Limits | None:
+    """Return the limits in nats for so many valid choices; None where there is none.
 
     The documents give them for all choices of a head; they scale with the greatest entropy there
     can be, ln(valid choices).
@@ -218,7 +188,7 @@ def nats_thresholds(head: str, valid_actions: float) -> tuple[float, float] | No
         return None
     scale = math.log(valid_actions) / math.log(HEAD_SIZES[head])
     warning, critical = NATS[head]
-    return warning * scale, critical * scale
+    return Limits(warning=warning * scale, critical=critical * scale, is_floor=True)
 
 
 def is_sentinel(idle_share_free: float | None) -> bool:
@@ -231,16 +201,7 @@ def is_sentinel(idle_share_free: float | None) -> bool:
 
 def check_entropy(entropy: float | None) -> Finding | None:
     """Find a policy whose heads, taken together, hardly explore."""
-    if entropy is None or entropy >= ENTROPY_WARNING:
-        return None
-    is_critical = entropy < ENTROPY_CRITICAL
-    limit = ENTROPY_CRITICAL if is_critical else ENTROPY_WARNING
-    return Finding(
-        severity="critical" if is_critical else "warning",
-        value=entropy,
-        threshold=limit,
-        message=f"the mean normalised entropy is {entropy:.3g} (limit {limit:g})",
-    )
+    return ENTROPY.find(entropy, "the mean normalised entropy is {value:.3g} (limit {limit:g})")
 
 
 def check_head_collapse(head: str, conditional: Series) -> Finding | None:
@@ -263,17 +224,8 @@ def check_head_collapse(head: str, conditional: Series) -> Finding | None:
 def check_head_nats(head: str, entropy_nats: float | None, valid: float | None) -> Finding | None:
     """Find a head whose entropy in nats is low for the number of choices it had."""
     limits = nats_thresholds(head, HEAD_SIZES.get(head, 0) if valid is None else valid)
-    if limits is None or entropy_nats is None or entropy_nats >= limits[0]:
-        return None
-    is_critical = entropy_nats < limits[1]
-    limit = limits[1] if is_critical else limits[0]
-    return Finding(
-        severity="critical" if is_critical else "warning",
-        subject=head,
-        value=entropy_nats,
-        threshold=limit,
-        message=f"the entropy of the head {head} is {entropy_nats:.3g} nats (limit {limit:.3g})",
-    )
+    message = f"the entropy of the head {head} is {{value:.3g}} nats (limit {{limit:.3g}})"
+    return None if limits is None else limits.find(entropy_nats, message, subject=head)
 
 
 def monitor_sparse_head_entropy(
@@ -297,20 +249,15 @@ def monitor_sparse_head_entropy(
         used = usage.get(head)
         valid = (valid_actions or {}).get(head, float(HEAD_SIZES.get(head, 0)))
         limits = nats_thresholds(head, valid)
-        if limits is None or entropy is None or not used or used >= SPARSE_USAGE:
+        if limits is None or not used or used >= SPARSE_USAGE:
             continue
-        if entropy < limits[0]:
-            found.append(
-                Finding(
-                    severity="critical",
-                    subject=head,
-                    value=entropy,
-                    threshold=limits[0],
-                    message=f"the head {head} is down to {entropy:.3g} nats although only "
-                    f"{100 * used:.1f} % of decisions used it",
-                )
-            )
-    return found
+        message = (
+            f"the head {head} is down to {{value:.3g}} nats although only {100 * used:.1f} % of "
+            "decisions used it"
+        )
+        sparse = Limits(critical=limits.warning, is_floor=True)
+        found.append(sparse.find(entropy, message, subject=head))
+    return list(findings(*found))
 
 
 @register_monitor(

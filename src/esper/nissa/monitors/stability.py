@@ -11,6 +11,7 @@ from typing import Any
 
 from esper.nissa.monitors.monitor import (
     Finding,
+    Limits,
     Recent,
     Series,
     findings,
@@ -21,13 +22,12 @@ from esper.nissa.monitors.monitor import (
 from esper.nissa.monitors.policy import was_used
 from esper.nissa.schema import EpochRow, RoundRow, UpdateRow
 
-GRADIENT_DRIFT = 0.5
+GRADIENT_DRIFT = Limits(info=0.5)
 GRADIENT_MEMORY = 0.99
 GRADIENT_WARMUP = 10
-GRADIENT_MIN = 1e-7
-GRADIENT_MAX = 100.0
-LOG_PROB_WARNING = -50.0
-LOG_PROB_CRITICAL = -100.0
+GRADIENT_MIN = Limits(warning=1e-7, is_floor=True)
+GRADIENT_MAX = Limits(critical=100.0)
+LOG_PROB = Limits(warning=-50.0, critical=-100.0, is_floor=True)
 SKIPPED_CRITICAL = 3
 HEAD_GRADIENT_UPDATES = 3
 
@@ -40,31 +40,15 @@ def check_gradient_drift(grad_norms: Series) -> Finding | None:
     average = smoothed(values[:-1], GRADIENT_MEMORY)
     if not average:
         return None
-    drift = abs(values[-1] - average) / average
-    if drift <= GRADIENT_DRIFT:
-        return None
-    return Finding(
-        severity="info",
-        value=drift,
-        threshold=GRADIENT_DRIFT,
-        message=f"the gradient norm {values[-1]:.3g} is {drift:.0%} away from its average "
-        f"{average:.3g}",
-    )
+    message = f"the gradient norm {values[-1]:.3g} is {{value:.0%}} away from its average "
+    message += f"{average:.3g}"
+    return GRADIENT_DRIFT.find(abs(values[-1] - average) / average, message)
 
 
 def check_gradient_norm(grad_norm: float | None) -> Finding | None:
     """Find a gradient that has vanished or exploded."""
-    if grad_norm is None or GRADIENT_MIN <= grad_norm <= GRADIENT_MAX:
-        return None
-    if math.isnan(grad_norm):
-        return None
-    limit = GRADIENT_MAX if grad_norm > GRADIENT_MAX else GRADIENT_MIN
-    return Finding(
-        severity="critical" if grad_norm > GRADIENT_MAX else "warning",
-        value=grad_norm,
-        threshold=limit,
-        message=f"the gradient norm is {grad_norm:.3g} (limit {limit:g})",
-    )
+    message = "the gradient norm is {value:.3g} (limit {limit:g})"
+    return GRADIENT_MAX.find(grad_norm, message) or GRADIENT_MIN.find(grad_norm, message)
 
 
 def check_head_gradient(head: str, grad_norms: Series) -> Finding | None:
@@ -76,32 +60,16 @@ def check_head_gradient(head: str, grad_norms: Series) -> Finding | None:
     if not values:
         return None
     last = values[-HEAD_GRADIENT_UPDATES:]
-    is_dead = len(last) == HEAD_GRADIENT_UPDATES and max(last) < GRADIENT_MIN
-    if not is_dead and last[-1] <= GRADIENT_MAX:
-        return None
-    limit = GRADIENT_MIN if is_dead else GRADIENT_MAX
+    is_dead = len(last) == HEAD_GRADIENT_UPDATES and GRADIENT_MIN.find(max(last), "") is not None
     told = f" in {HEAD_GRADIENT_UPDATES} updates in a row" if is_dead else ""
-    return Finding(
-        severity="warning" if is_dead else "critical",
-        subject=head,
-        value=last[-1],
-        threshold=limit,
-        message=f"the gradient norm of the head {head} is {last[-1]:.3g}{told} (limit {limit:g})",
-    )
+    message = f"the gradient norm of the head {head} is {{value:.3g}}{told} (limit {{limit:g}})"
+    return (GRADIENT_MIN if is_dead else GRADIENT_MAX).find(last[-1], message, subject=head)
 
 
 def check_log_prob(log_prob_min: float | None) -> Finding | None:
     """Find actions that were all but impossible under the policy that took them."""
-    if log_prob_min is None or log_prob_min >= LOG_PROB_WARNING:
-        return None
-    is_critical = log_prob_min < LOG_PROB_CRITICAL
-    limit = LOG_PROB_CRITICAL if is_critical else LOG_PROB_WARNING
-    return Finding(
-        severity="critical" if is_critical else "warning",
-        value=log_prob_min,
-        threshold=limit,
-        message=f"an action has the log-probability {log_prob_min:.3g} (limit {limit:g})",
-    )
+    message = "an action has the log-probability {value:.3g} (limit {limit:g})"
+    return LOG_PROB.find(log_prob_min, message)
 
 
 def check_skipped(was_skipped: Sequence[bool | None]) -> Finding | None:
@@ -206,9 +174,9 @@ def skipped_updates(recent: Recent) -> Iterator[Finding]:
 
 # ------------------------------------------------------------------------------------------ memory
 
-LSTM_RMS_MAX = 10.0
-LSTM_RMS_MIN = 1e-6
-LSTM_DRIFT = 2.0
+LSTM_RMS_MAX = Limits(warning=10.0)
+LSTM_RMS_MIN = Limits(warning=1e-6, is_floor=True)
+LSTM_DRIFT = Limits(warning=2.0)
 _PARTS = {"h_rms": "hidden state", "c_rms": "cell state"}
 
 
@@ -223,28 +191,17 @@ def check_lstm_rms(subject: str, rms: float | None) -> Finding | None:
             value=rms,
             message=f"the LSTM's {subject} is not finite",
         )
-    if LSTM_RMS_MIN <= rms <= LSTM_RMS_MAX:
-        return None
-    limit = LSTM_RMS_MAX if rms > LSTM_RMS_MAX else LSTM_RMS_MIN
-    return Finding(
-        severity="warning",
-        subject=subject,
-        value=rms,
-        threshold=limit,
-        message=f"the LSTM's {subject} has a root mean square of {rms:.3g} (limit {limit:g})",
-    )
+    message = f"the LSTM's {subject} has a root mean square of {{value:.3g}} (limit {{limit:g}})"
+    grown = LSTM_RMS_MAX.find(rms, message, subject=subject)
+    return grown or LSTM_RMS_MIN.find(rms, message, subject=subject)
 
 
 def check_lstm_drift(early: float | None, late: float | None) -> Finding | None:
     """Find a memory that keeps growing late in long episodes."""
-    if early is None or late is None or early <= 0 or late <= LSTM_DRIFT * early:
+    if early is None or late is None or early <= 0:
         return None
-    return Finding(
-        severity="warning",
-        value=late / early,
-        threshold=LSTM_DRIFT,
-        message=f"the LSTM's cell state is {late / early:.3g} times as large beyond epoch 100",
-    )
+    message = "the LSTM's cell state is {value:.3g} times as large beyond epoch 100"
+    return LSTM_DRIFT.find(late / early, message)
 
 
 def check_lstm_steps(steps: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
@@ -266,15 +223,10 @@ def check_lstm_steps(steps: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
         return
     for name, part in _PARTS.items():
         before, after = half.get(name), last.get(name)
-        if before and after and after > LSTM_DRIFT * before:
-            yield Finding(
-                severity="warning",
-                subject=part,
-                value=after / before,
-                threshold=LSTM_DRIFT,
-                message=f"the LSTM's {part} is {after / before:.3g} times as large at step "
-                f"{last['step']} as at step {half['step']}",
-            )
+        if before and after:
+            message = f"the LSTM's {part} is {{value:.3g}} times as large at step {last['step']} "
+            message += f"as at step {half['step']}"
+            yield from findings(LSTM_DRIFT.find(after / before, message, subject=part))
 
 
 @register_monitor(
@@ -320,31 +272,21 @@ def lstm_growth(recent: Recent) -> Iterator[Finding]:
         yield from check_lstm_steps(steps)
 
 
-MEMORY_EVENT = 0.85
-MEMORY_WARNING = 0.90
+MEMORY = Limits(info=0.85, warning=0.90)
 COOLDOWN_S = 60.0
 
 
 def check_gpu_memory(samples: Sequence[tuple[float | None, float | None]]) -> Finding | None:
     """Find GPU memory running out, at most once a minute; samples are (time in s, share)."""
     fired_at: float | None = None
-    fires = False
-    share = None
+    found = None
     for at, share in samples:
         now = at or 0.0
         is_due = fired_at is None or now - fired_at >= COOLDOWN_S
-        fires = share is not None and share > MEMORY_EVENT and is_due
-        if fires:
+        found = MEMORY.find(share, "{value:.0%} of the GPU's memory is in use") if is_due else None
+        if found is not None:
             fired_at = now
-    if not fires or share is None:
-        return None
-    is_warning = share > MEMORY_WARNING
-    return Finding(
-        severity="warning" if is_warning else "info",
-        value=share,
-        threshold=MEMORY_WARNING if is_warning else MEMORY_EVENT,
-        message=f"{share:.0%} of the GPU's memory is in use",
-    )
+    return found
 
 
 _TEXTS = {
