@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 
+from esper.leyline.blueprints import NUM_BLUEPRINTS
 from esper.scripts.document_observation import PAGES, main, render, render_travelling
 from esper.tamiyo.policy.layout import BASE_FEATURES, FEEDBACK_FEATURES, SLOT_FEATURES
 from esper.tamiyo.policy.observation import TravellingLayout
@@ -26,7 +27,7 @@ def test_every_feature_has_its_line() -> None:
 
 def test_every_travelling_feature_has_its_line() -> None:
     page = render_travelling()
-    for part in TravellingLayout(3, 13).parts:
+    for part in TravellingLayout(3, NUM_BLUEPRINTS).parts:
         for index, spec in enumerate(part.specs):
             assert f"| {index} | `{spec.name}` | {spec.formula} |" in page
 

@@ -20,7 +20,6 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from esper.leyline.errors import UsageError
@@ -220,12 +219,7 @@ class RunStore:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None and self._status is None and self._writer.error is None:
             is_stopped = isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit)
             note = " ".join(f"{type(error).__name__}: {error}".split())

@@ -160,12 +160,7 @@ class RecordedRun(ABC, Generic[Step]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.store.__exit__(kind, error, trace)
 
 

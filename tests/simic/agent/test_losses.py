@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from esper.leyline.actions import HEAD_NAMES, HEAD_SIZES
+from esper.leyline.blueprints import NUM_BLUEPRINTS
 from esper.leyline.defaults import ENTROPY_COEF_PER_HEAD
 from esper.leyline.errors import UsageError
 from esper.simic.agent.config import ExplorationConfig, PPOConfig
@@ -211,10 +212,10 @@ def test_the_op_is_curious_until_it_succeeds_and_sparse_heads_where_they_could_a
 
 def test_curiosity_is_full_at_the_reference_itself_and_less_elsewhere() -> None:
     ops = HEAD_SIZES["op"]
-    logits = torch.zeros(2, len(HEAD_NAMES), 13)
+    logits = torch.zeros(2, len(HEAD_NAMES), NUM_BLUEPRINTS)
     prior = torch.tensor(SENTINEL_PRIOR)
     logits[0, OP, :ops] = prior
-    legal = torch.zeros(2, len(HEAD_NAMES), 13, dtype=torch.bool)
+    legal = torch.zeros(2, len(HEAD_NAMES), NUM_BLUEPRINTS, dtype=torch.bool)
     legal[:, OP, [0, 3, 5]] = True
     near = curiosity(logits, legal, prior)
     assert float(near[0]) == pytest.approx(1.0)
@@ -225,9 +226,9 @@ def test_curiosity_is_full_at_the_reference_itself_and_less_elsewhere() -> None:
 
 def test_never_trying_an_op_costs_without_bound() -> None:
     """Always waiting is close to a reference that mostly waits, but only seen from its own side."""
-    logits = torch.zeros(3, len(HEAD_NAMES), 13)
+    logits = torch.zeros(3, len(HEAD_NAMES), NUM_BLUEPRINTS)
     logits[:, OP, 0] = torch.tensor([2.0, 20.0, 200.0])
-    legal = torch.zeros(3, len(HEAD_NAMES), 13, dtype=torch.bool)
+    legal = torch.zeros(3, len(HEAD_NAMES), NUM_BLUEPRINTS, dtype=torch.bool)
     legal[:, OP, :2] = True
     near, far, farther = curiosity(logits, legal, torch.tensor(SENTINEL_PRIOR)).tolist()
     assert near == pytest.approx(1.0)
@@ -236,10 +237,10 @@ def test_never_trying_an_op_costs_without_bound() -> None:
 
 
 def test_curiosity_pulls_a_collapsed_op_back_to_its_reference() -> None:
-    logits = torch.zeros(1, len(HEAD_NAMES), 13, requires_grad=True)
-    legal = torch.zeros(1, len(HEAD_NAMES), 13, dtype=torch.bool)
+    logits = torch.zeros(1, len(HEAD_NAMES), NUM_BLUEPRINTS, requires_grad=True)
+    legal = torch.zeros(1, len(HEAD_NAMES), NUM_BLUEPRINTS, dtype=torch.bool)
     legal[:, OP, :2] = True
-    moved = logits + 3.0 * (torch.arange(13) == 0)
+    moved = logits + 3.0 * (torch.arange(NUM_BLUEPRINTS) == 0)
     curiosity(moved, legal, torch.zeros(HEAD_SIZES["op"])).sum().backward()
     gradient = logits.grad
     assert gradient is not None

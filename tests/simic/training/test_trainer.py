@@ -26,7 +26,7 @@ from esper.tasks import FAMILIES, Axes, Family, get_family, register_family
 from esper.tasks.presets import Digits
 from esper.testing.problems.graded import GradedProblem
 from tests.plots import same
-from tests.simic.training.tiny import tiny_config
+from tests.simic.training.tiny import NAME, tiny_config
 
 STEPS = 10
 

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from esper.leyline.actions import CAUSAL_HEADS, HEAD_NAMES, LifecycleOp
-from esper.leyline.blueprints import BUILTIN_BLUEPRINTS, BUILTIN_KINDS
+from esper.leyline.blueprints import BUILTIN_BLUEPRINTS, BUILTIN_KINDS, NUM_BLUEPRINTS
 from esper.leyline.controller import ControllerContext
 from esper.leyline.errors import UsageError
 from esper.leyline.randomness import generator
@@ -226,7 +226,7 @@ def test_blueprints_are_matched_by_name_not_by_number() -> None:
     shuffled = new_policy(LIVELY, blueprint_names=names, seed=2)
     with torch.no_grad():
         table = shuffled.network.blueprint_embedding.embedding.weight
-        table[:13] = own.network.blueprint_embedding.embedding.weight[order]
+        table[:NUM_BLUEPRINTS] = own.network.blueprint_embedding.embedding.weight[order]
         for name in ("weight", "bias"):
             theirs = getattr(shuffled.network.blueprint_head[-1], name)
             theirs.copy_(getattr(own.network.blueprint_head[-1], name)[order])

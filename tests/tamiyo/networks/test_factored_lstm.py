@@ -17,7 +17,7 @@ from esper.leyline.actions import (
     LifecycleOp,
     causal_table,
 )
-from esper.leyline.blueprints import NOOP
+from esper.leyline.blueprints import NOOP, NUM_BLUEPRINTS
 from esper.leyline.errors import ConfigError, EmptyMaskError, NonFiniteError, UsageError
 from esper.leyline.rules import Masks
 from esper.tamiyo.networks.decision import Evaluation
@@ -43,16 +43,25 @@ def count(module: nn.Module) -> int:
 
 
 def test_parameters_of_every_part() -> None:
+    """As document 000 lays it out: 512 wide, an LSTM, two-layer heads, a deeper blueprint."""
     net = FactoredRecurrentActorCriticV2(state_dim=121, num_slots=3)
-    assert count(net) == 3_561_570
-    assert count(net.blueprint_embedding) == 56
-    assert count(net.feature_net) == 69_632
-    assert count(net.lstm) == 2_101_248
-    assert count(net.lstm_ln) == 1_024
-    assert count(net.blueprint_head) == 329_997
-    assert count(net.value_head) == 133_121
-    plain = [head for head in net.heads if head is not net.blueprint_head]
-    assert sum(map(count, plain)) == 926_492
+    wide, half, neck = 512, 256, 128
+
+    def dense(inputs: int, outputs: int) -> int:
+        return inputs * outputs + outputs
+
+    plain = {head: size for head, size in HEAD_SIZES.items() if head != "blueprint"} | {"slot": 3}
+    parts = {
+        "blueprint_embedding": 4 * (NUM_BLUEPRINTS + 1),
+        "feature_net": dense(121 + 3 * 4, wide) + 2 * wide,
+        "lstm": 4 * 2 * dense(wide, wide),
+        "lstm_ln": 2 * wide,
+        "blueprint_head": dense(wide, wide) + dense(wide, neck) + dense(neck, NUM_BLUEPRINTS),
+        "value_head": dense(wide + NUM_OPS, half) + dense(half, 1),
+        **{f"{head}_head": dense(wide, half) + dense(half, size) for head, size in plain.items()},
+    }
+    assert {name: count(getattr(net, name)) for name in parts} == parts
+    assert count(net) == sum(parts.values())
 
 
 def test_parameters_of_the_narrow_revision() -> None:
@@ -64,11 +73,11 @@ def test_named_parts() -> None:
     net = FactoredRecurrentActorCriticV2(lstm_hidden_dim=64)
     for head, size in HEAD_SIZES.items():
         assert getattr(net, f"{head}_head")[-1].out_features == size
-    assert net.blueprint_head[-1].weight.shape == (13, 128)
+    assert net.blueprint_head[-1].weight.shape == (NUM_BLUEPRINTS, 128)
     assert [layer.out_features for layer in net.blueprint_head if isinstance(layer, nn.Linear)] == [
         64,
         128,
-        13,
+        NUM_BLUEPRINTS,
     ]
     assert net.value_head[0].in_features == 64 + NUM_OPS
     assert isinstance(net.lstm, nn.LSTM)
@@ -96,7 +105,7 @@ def test_other_numbers_of_slots(slots: int, features: int, inputs: int) -> None:
 
 def test_forward_needs_neither_masks_nor_memory() -> None:
     net = FactoredRecurrentActorCriticV2(state_dim=121, num_slots=3)
-    out = net(torch.randn(2, 5, 121), torch.randint(0, 13, (2, 5, 3)))
+    out = net(torch.randn(2, 5, 121), torch.randint(0, NUM_BLUEPRINTS, (2, 5, 3)))
     for head, size in HEAD_SIZES.items():
         assert out[f"{head}_logits"].shape == (2, 5, size)
     assert out["value"].shape == (2, 5)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from esper.leyline.actions import HEAD_NAMES, HEAD_SIZES, NUM_OPS, LifecycleOp
-from esper.leyline.blueprints import NOOP
+from esper.leyline.blueprints import NOOP, NUM_BLUEPRINTS
 from esper.leyline.errors import UsageError
 from esper.leyline.rules import Masks
 from esper.tamiyo.controllers.choices import head_mask
@@ -26,11 +26,11 @@ def test_logits_lie_where_their_head_is(table: HeadTable) -> None:
     logits = torch.arange(float(total)).expand(2, total)
     parts = dict(zip(HEAD_NAMES, logits.split(list(HEAD_SIZES.values()), -1), strict=True))
     rectangle = table.head_logits(logits)
-    assert rectangle.shape == (2, NUM_HEADS, 13)
+    assert rectangle.shape == (2, NUM_HEADS, NUM_BLUEPRINTS)
     for index, head in enumerate(HEAD_NAMES):
         assert torch.equal(rectangle[:, index, : HEAD_SIZES[head]], parts[head])
     rows = table.row_logits(logits)
-    assert rows.shape == (2, NUM_OPS + 3 + 1 + 6, 13)
+    assert rows.shape == (2, NUM_OPS + 3 + 1 + 6, NUM_BLUEPRINTS)
     for row, index in enumerate(table.row_heads.tolist()):
         head = HEAD_NAMES[index]
         assert torch.equal(rows[:, row, : HEAD_SIZES[head]], parts[head])
@@ -107,8 +107,8 @@ def test_fewer_slots_and_blueprints_are_padded() -> None:
     rows = table.row_masks(masks, (6,))
     assert torch.equal(rows[:, :NUM_OPS, :2], masks.slot_by_op)
     assert not rows[:, :NUM_OPS, 2:].any()
-    assert torch.equal(rows[:, NUM_OPS : NUM_OPS + 2, :13], masks.blueprint_by_slot)
-    assert not rows[:, NUM_OPS : NUM_OPS + 8, 13:].any()
+    assert torch.equal(rows[:, NUM_OPS : NUM_OPS + 2, :NUM_BLUEPRINTS], masks.blueprint_by_slot)
+    assert not rows[:, NUM_OPS : NUM_OPS + 8, NUM_BLUEPRINTS:].any()
 
 
 def test_masks_by_head_spread_to_every_condition(table: HeadTable) -> None:

@@ -97,7 +97,7 @@ def test_empty_slots_have_the_last_row() -> None:
     assert rows.shape == (1, 3, 4)
     weight = embedding.embedding.weight
     assert weight.shape == (NUM_BLUEPRINTS + 1, 4)
-    assert torch.equal(rows[0], weight[[13, 0, 12]])
+    assert torch.equal(rows[0], weight[[NUM_BLUEPRINTS, 0, NUM_BLUEPRINTS - 1]])
 
 
 def test_the_indices_are_left_as_they_are() -> None:
@@ -123,8 +123,8 @@ def test_empty_slots_learn_too() -> None:
     embedding = BlueprintEmbedding()
     embedding(torch.tensor([-1])).sum().backward()
     assert embedding.embedding.weight.grad is not None
-    assert embedding.embedding.weight.grad[13].abs().sum() > 0
-    assert embedding.embedding.weight.grad[:13].abs().sum() == 0
+    assert embedding.embedding.weight.grad[NUM_BLUEPRINTS].abs().sum() > 0
+    assert embedding.embedding.weight.grad[:NUM_BLUEPRINTS].abs().sum() == 0
 
 
 def gain(weight: Tensor) -> float:

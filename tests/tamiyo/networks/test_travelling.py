@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from esper.leyline.actions import HEAD_NAMES, LifecycleOp
-from esper.leyline.blueprints import BUILTIN_KINDS, NOOP
+from esper.leyline.blueprints import BUILTIN_KINDS, NOOP, NUM_BLUEPRINTS
 from esper.leyline.errors import NonFiniteError, UsageError
 from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
@@ -34,7 +34,7 @@ def test_the_configuration_says_which_network_it_is() -> None:
     assert type(make_network(config, BUILTIN_KINDS)).__name__ == "TravellingActorCritic"
     plain = make_network(config.replace(layout="documents"), BUILTIN_KINDS)
     assert isinstance(plain, FactoredRecurrentActorCriticV2)
-    with pytest.raises(UsageError, match="13 blueprints need as many kinds"):
+    with pytest.raises(UsageError, match=f"{NUM_BLUEPRINTS} blueprints need as many kinds"):
         make_network(config, BUILTIN_KINDS[:5])
 
 
@@ -116,8 +116,8 @@ def test_frequencies_follow_the_scored_probabilities() -> None:
         here = germinates & (step.slot == slot)
         if int(here.sum()) < 500:
             continue
-        found = torch.bincount(step.blueprint_idx[here], minlength=13) / here.sum()
-        told = probabilities(step.choice_log_probs[here][0, BLUEPRINT])[:13]
+        found = torch.bincount(step.blueprint_idx[here], minlength=NUM_BLUEPRINTS) / here.sum()
+        told = probabilities(step.choice_log_probs[here][0, BLUEPRINT])[:NUM_BLUEPRINTS]
         torch.testing.assert_close(found, told, rtol=0, atol=0.03)
 
 
@@ -206,7 +206,7 @@ def test_a_blueprint_is_its_kind_and_its_cost() -> None:
     alike, other, pad = 1, 14, {"seed_params": 10, "seed_flops": 10}
     wider = {name: F.pad(getattr(signals, name), (0, 2), value=pad[name]) for name in pad}
     for name in wider:
-        wider[name][..., 13] = wider[name][..., alike]
+        wider[name][..., NUM_BLUEPRINTS] = wider[name][..., alike]
     state, blueprints = layout.observe(
         type(signals)(
             **{name: wider.get(name, getattr(signals, name)) for name in signals.__slots__}
@@ -215,8 +215,8 @@ def test_a_blueprint_is_its_kind_and_its_cost() -> None:
     with torch.no_grad():
         features, context = net.read(state, blueprints)
         scores = net.blueprint_head(features, context.encoded, net._describe(context.pairs))
-    assert torch.equal(scores[..., alike], scores[..., 13])
-    assert not torch.allclose(scores[..., other], scores[..., 13])
+    assert torch.equal(scores[..., alike], scores[..., NUM_BLUEPRINTS])
+    assert not torch.allclose(scores[..., other], scores[..., NUM_BLUEPRINTS])
 
 
 # ----------------------------------------------------------------------------------------- learning

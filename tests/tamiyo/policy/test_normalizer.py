@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from esper.leyline.blueprints import NUM_BLUEPRINTS
 from esper.leyline.errors import NonFiniteError, UsageError
 from esper.leyline.slots import SlotConfig
 from esper.leyline.storage import load_tree, save_tree
@@ -186,7 +187,7 @@ def test_what_cannot_be_averaged_is_refused_and_leaves_no_trace() -> None:
 
 
 def test_repeated_features_share_their_statistics_and_absent_ones_have_no_say() -> None:
-    layout = TravellingLayout(3, 13)
+    layout = TravellingLayout(3, NUM_BLUEPRINTS)
     numbers = torch.cat(
         [
             layout.observe(random_signals(200, 3, torch.Generator().manual_seed(seed))[0])[0]
@@ -211,7 +212,7 @@ def test_repeated_features_share_their_statistics_and_absent_ones_have_no_say() 
 
 
 def test_statistics_fit_any_number_of_slots_and_blueprints() -> None:
-    layout = TravellingLayout(2, 13)
+    layout = TravellingLayout(2, NUM_BLUEPRINTS)
     normalizer = ObservationNormalizer(layout)
     normalizer.update(layout.observe(random_signals(50, 2, torch.Generator().manual_seed(0))[0])[0])
     wide = TravellingLayout(7, 20)
@@ -224,7 +225,7 @@ def test_statistics_fit_any_number_of_slots_and_blueprints() -> None:
 
 
 def test_a_round_in_which_nothing_fits_teaches_nothing_of_costs() -> None:
-    layout = TravellingLayout(2, 13)
+    layout = TravellingLayout(2, NUM_BLUEPRINTS)
     numbers = torch.rand(10, layout.size)
     pairs = layout.parts[2]
     numbers[:, pairs.start :] = 0.0

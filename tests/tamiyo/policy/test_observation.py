@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from esper.leyline.actions import LifecycleOp
-from esper.leyline.blueprints import BUILTIN_BLUEPRINTS
+from esper.leyline.blueprints import BUILTIN_BLUEPRINTS, NUM_BLUEPRINTS
 from esper.leyline.errors import NonFiniteError, UsageError
 from esper.leyline.signals import Signals
 from esper.leyline.slots import SlotConfig
@@ -21,7 +21,7 @@ from esper.tamiyo.policy.observation import (
 )
 from esper.testing.signals import random_signals
 
-LAYOUTS: list[ObservationLayout] = [DocumentsLayout(3), TravellingLayout(3, 13)]
+LAYOUTS: list[ObservationLayout] = [DocumentsLayout(3), TravellingLayout(3, NUM_BLUEPRINTS)]
 
 
 def some(slots: int = 3, seed: int = 0) -> Signals:
@@ -58,7 +58,7 @@ def test_feedback_is_where_the_layout_says(layout: ObservationLayout) -> None:
 
 
 def test_parts_are_stretches_of_the_same_features() -> None:
-    layout, signals = TravellingLayout(3, 13), some()
+    layout, signals = TravellingLayout(3, NUM_BLUEPRINTS), some()
     numbers, _ = layout.observe(signals)
     host, slots, pairs = layout.parts
     assert host.of(numbers).shape == (20, 1, len(host.specs))
@@ -71,7 +71,7 @@ def test_parts_are_stretches_of_the_same_features() -> None:
 
 
 def test_what_a_policy_must_agree_with_counts_no_slots() -> None:
-    one, other = TravellingLayout(1, 13), TravellingLayout(16, 20)
+    one, other = TravellingLayout(1, NUM_BLUEPRINTS), TravellingLayout(16, 20)
     assert one.signature == other.signature
     assert len(set(one.signature)) == len(one.signature)
     assert DocumentsLayout(1).signature != DocumentsLayout(2).signature
@@ -79,7 +79,7 @@ def test_what_a_policy_must_agree_with_counts_no_slots() -> None:
 
 def test_slots_that_are_missing_do_not_exist() -> None:
     signals = some(2)
-    narrow, wide = TravellingLayout(2, 13), TravellingLayout(5, 13)
+    narrow, wide = TravellingLayout(2, NUM_BLUEPRINTS), TravellingLayout(5, NUM_BLUEPRINTS)
     few, many = narrow.observe(signals), wide.observe(signals)
     for small, large in zip(narrow.parts[:2], wide.parts[:2], strict=True):
         found = large.of(many[0])
@@ -89,8 +89,8 @@ def test_slots_that_are_missing_do_not_exist() -> None:
 
 
 def test_another_world_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"3 slots and 13 blueprints, .* laid out for 2 and 13"):
-        TravellingLayout(2, 13).observe(some())
+    with pytest.raises(UsageError, match=r"3 slots and .* blueprints, .* laid out for 2 and "):
+        TravellingLayout(2, NUM_BLUEPRINTS).observe(some())
     with pytest.raises(UsageError, match="laid out for 3 and 15"):
         TravellingLayout(3, 15).observe(some())
 
@@ -110,9 +110,9 @@ def test_debugging_names_a_feature_that_is_not_finite(monkeypatch: pytest.Monkey
     broken = replace(signals, grad_norm=torch.full_like(signals.grad_norm, torch.nan))
     monkeypatch.setenv("ESPER_DEBUG", "1")
     with pytest.raises(NonFiniteError, match=r"r0c\d\.grad_norm"):
-        TravellingLayout(3, 13).observe(broken)
+        TravellingLayout(3, NUM_BLUEPRINTS).observe(broken)
 
 
 def test_layouts_are_made_by_name() -> None:
-    assert make_layout("documents", 4, 13) == DocumentsLayout(4)
-    assert make_layout("travelling", 4, 13) == TravellingLayout(4, 13)
+    assert make_layout("documents", 4, NUM_BLUEPRINTS) == DocumentsLayout(4)
+    assert make_layout("travelling", 4, NUM_BLUEPRINTS) == TravellingLayout(4, NUM_BLUEPRINTS)
