@@ -32,6 +32,8 @@ from tests.population.tiny_tasks import (
     row_tree,
 )
 
+pytestmark = pytest.mark.usefixtures("kept_processes")
+
 
 class OtherImages(TinyImages):
     """Other images of the same shape."""

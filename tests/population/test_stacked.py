@@ -53,6 +53,8 @@ from tests.population.tiny_tasks import (
     row_tree,
 )
 
+pytestmark = pytest.mark.usefixtures("kept_processes")
+
 STEPS = 26
 ROWS = (4, 5, 6)
 

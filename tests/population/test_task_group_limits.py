@@ -36,6 +36,8 @@ from tests.population.tiny_tasks import (
     populations,
 )
 
+pytestmark = pytest.mark.usefixtures("kept_processes")
+
 STRATEGIES: tuple[Strategy, ...] = ("sequential", "stacked", "workers")
 GATED = int(BlendStyle.GATED_GATE)
 LIGHT, HEAVY = BLUEPRINTS.get("conv_light").id, BLUEPRINTS.get("conv_heavy").id

@@ -8,6 +8,8 @@ import torch
 from esper.leyline.actions import LifecycleOp, placeholder_actions
 from esper.population.population import Population
 
+pytestmark = pytest.mark.usefixtures("kept_processes")
+
 
 def grown(strategy: Any) -> Population:
     """Three small rows; the middle one has a seed blended in."""
