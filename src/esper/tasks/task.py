@@ -15,7 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.costs import NO_LIMIT, outline_flops
-from esper.kasmina.hosts import HOSTS, build_host, host_slots
+from esper.kasmina.hosts.registry import (
+    HOSTS,
+    build_host,
+    check_host_options,
+    host_slots,
+    read_host_options,
+)
 from esper.leyline.blueprints import Topology
 from esper.leyline.config import Config, option
 from esper.leyline.errors import ConfigError, DataError, UsageError
@@ -88,12 +94,7 @@ class TaskConfig(TrainingConfig):
     def __post_init__(self) -> None:
         """Check the rules that span several fields."""
         super().__post_init__()
-        expected = HOSTS.get(self.host).config_class
-        if not isinstance(self.host_options, expected):
-            raise ConfigError(
-                f"TaskConfig.host_options of host {self.host!r} must be a {expected.__name__}, "
-                f"got a {type(self.host_options).__name__}"
-            )
+        check_host_options("TaskConfig", self.host, self.host_options)
         if (self.num_classes is None) != (self.objective == "regression"):
             raise ConfigError(
                 f"TaskConfig.num_classes must be empty for regression and only there, "
@@ -125,11 +126,7 @@ class TaskConfig(TrainingConfig):
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
         """Build the configuration from plain data; the host's own class reads its options."""
-        values = dict(mapping)
-        options, host = values.get("host_options"), values.get("host")
-        if isinstance(options, Mapping) and isinstance(host, str):
-            values["host_options"] = HOSTS.get(host).config_class.from_mapping(options)
-        return super().from_mapping(values)
+        return super().from_mapping(read_host_options(mapping))
 
 
 DataPath = str | os.PathLike[str]

@@ -15,7 +15,13 @@ from torch import Tensor, nn
 
 from esper.kasmina.blending import GateNetwork, blend
 from esper.kasmina.blueprints.registry import blueprint_by_id, blueprint_names
-from esper.kasmina.hosts.registry import HOSTS, build_host, host_slots, register_host
+from esper.kasmina.hosts.registry import (
+    build_host,
+    check_host_options,
+    host_slots,
+    read_host_options,
+    register_host,
+)
 from esper.leyline.alpha import AlphaAlgorithm
 from esper.leyline.blueprints import Topology
 from esper.leyline.config import Config, option
@@ -51,12 +57,7 @@ class GrownConfig(Config):
     def __post_init__(self) -> None:
         """Check the rules that span several fields."""
         super().__post_init__()
-        expected = HOSTS.get(self.host).config_class
-        if not isinstance(self.host_options, expected):
-            raise ConfigError(
-                f"GrownConfig.host_options of host {self.host!r} must be a {expected.__name__}, "
-                f"got a {type(self.host_options).__name__}"
-            )
+        check_host_options("GrownConfig", self.host, self.host_options)
         slots = [seed.slot for seed in self.seeds]
         if len(set(slots)) != len(slots):
             raise ConfigError(f"GrownConfig.seeds must be in different slots, got {slots}")
@@ -64,11 +65,7 @@ class GrownConfig(Config):
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
         """Build the configuration from plain data; the host's own class reads its options."""
-        values = dict(mapping)
-        options, host = values.get("host_options"), values.get("host")
-        if isinstance(options, Mapping) and isinstance(host, str):
-            values["host_options"] = HOSTS.get(host).config_class.from_mapping(options)
-        return super().from_mapping(values)
+        return super().from_mapping(read_host_options(mapping))
 
 
 class SeededModule(nn.Module):

@@ -58,6 +58,25 @@ def register_host(name: str) -> Callable[[type[H]], type[H]]:
     return decorate
 
 
+def read_host_options(mapping: Mapping[str, Any]) -> dict[str, Any]:
+    """Return plain data whose `host_options` the class of its `host` has read."""
+    values = dict(mapping)
+    options, host = values.get("host_options"), values.get("host")
+    if isinstance(options, Mapping) and isinstance(host, str):
+        values["host_options"] = HOSTS.get(host).config_class.from_mapping(options)
+    return values
+
+
+def check_host_options(owner: str, host: str, options: Config) -> None:
+    """Raise unless the `host_options` of a configuration are of the host's own class."""
+    expected = HOSTS.get(host).config_class
+    if not isinstance(options, expected):
+        raise ConfigError(
+            f"{owner}.host_options of host {host!r} must be a {expected.__name__}, "
+            f"got a {type(options).__name__}"
+        )
+
+
 def build_host(name: str, options: Mapping[str, Any] | Config | None = None) -> nn.Module:
     """Build the host called `name` from its configuration or from plain options."""
     spec = HOSTS.get(name)
