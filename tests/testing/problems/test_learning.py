@@ -31,10 +31,12 @@ def test_the_learner_is_that_of_the_digits_recipe() -> None:
 def test_a_policy_is_judged_by_its_likeliest_actions_without_floors() -> None:
     problem = make_problem("trap", 1)
     policy = new_policy(PolicyConfig(lstm_hidden_dim=16))
-    assert play_greedily(problem, policy) == 0.0
     bias = policy.network.op_head[-1].bias
     with torch.no_grad():
-        bias[LifecycleOp.GERMINATE] = 9.0
+        bias[LifecycleOp.WAIT] = 9.0
+    assert play_greedily(problem, policy) == 0.0
+    with torch.no_grad():
+        bias[LifecycleOp.GERMINATE] = 18.0
     # One germination, for its fee, and nothing comes of it: waiting is what it likes best then.
     assert play_greedily(problem, policy) == pytest.approx(-problem.fee)
     assert HEAD_NAMES[-1] == "op"

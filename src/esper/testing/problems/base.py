@@ -10,12 +10,13 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypedDict, Unpack
 
 import torch
 from torch import Tensor
 
 from esper.kasmina.contribution import Measured
+from esper.kasmina.gates import GateConfig
 from esper.kasmina.governor import GovernorConfig
 from esper.kasmina.lifecycle import LifecycleConfig
 from esper.kasmina.row_group import RowConfig, RowGroup
@@ -57,44 +58,55 @@ _HOST_RANGE = (50.0, 80.0)
 """Score of the imagined host before its first epoch and in the long run."""
 
 
+class Layout(TypedDict, total=False):
+    """How the rows of a problem are laid out; what is not said is as in the problem's own."""
+
+    device: torch.device | str
+    """Where everything is computed."""
+    steps: int
+    """Decisions of an episode."""
+    lifecycle: LifecycleConfig
+    """The constants of a seed's life, with permissive gates; one seed at a time lives, whatever it
+    says."""
+    slots: int
+    """Number of slots."""
+    blueprints: Sequence[int]
+    """Ids of the blueprints that fit every slot."""
+    fee: float
+    """What a germination costs."""
+
+
 class Problem(ABC):
     """Rows that all face the same prices.
 
     Args:
         rows: number of rows; every one is the same problem.
         seed: what the prices are drawn from.
-        device: where everything is computed.
-        steps: decisions of an episode.
-        lifecycle: the constants of a seed's life, with permissive gates; one seed at a time lives,
-            whatever it says.
-        slots: number of slots.
-        blueprints: ids of the blueprints that fit every slot.
-        fee: what a germination costs.
+        layout: what differs from the problem's own `layout`.
     """
 
     name: ClassVar[str]
+    layout: ClassVar[Layout] = {
+        "device": "cpu",
+        "steps": 30,
+        "lifecycle": LifecycleConfig(gates=GateConfig(min_training_epochs=2)),
+        "slots": 3,
+        "blueprints": BLUEPRINTS,
+        "fee": 0.0,
+    }
+    """The real lifecycle with a short TRAINING, so that a seed can be fossilized in 30 steps."""
 
-    def __init__(
-        self,
-        rows: int,
-        *,
-        seed: int,
-        device: torch.device | str,
-        steps: int,
-        lifecycle: LifecycleConfig,
-        slots: int,
-        blueprints: Sequence[int],
-        fee: float,
-    ) -> None:
+    def __init__(self, rows: int = 64, *, seed: int = 0, **layout: Unpack[Layout]) -> None:
         """Lay out the rows; `reset` starts them."""
+        chosen: Layout = {**self.layout, **layout}
+        lifecycle = chosen["lifecycle"]
         if lifecycle.gates.kind != "permissive":
             raise UsageError("a problem needs permissive gates: its hosts have nothing to judge")
-        self.rows, self.seed, self.num_slots = rows, seed, slots
-        self.device = torch.device(device)
-        self.steps = steps
+        self.rows, self.seed, self.num_slots = rows, seed, chosen["slots"]
+        self.device = torch.device(chosen["device"])
+        self.steps, self.fee = chosen["steps"], chosen["fee"]
         self.lifecycle = lifecycle.replace(rules=lifecycle.rules.replace(max_seeds=1))
-        self.blueprints = tuple(blueprints)
-        self.fee = fee
+        self.blueprints = tuple(chosen["blueprints"])
         self.reward = ProblemReward(self)
         """What the rows are paid; a reward like any other."""
         self._group: RowGroup | None = None

@@ -6,18 +6,13 @@ best time are drawn from the problem's seed; the other prices fall off from ther
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
-from esper.kasmina.gates import GateConfig
-from esper.kasmina.lifecycle import LifecycleConfig
 from esper.leyline.randomness import generator
-from esper.testing.problems.base import BLUEPRINTS, Problem
-
-LIFE = LifecycleConfig(gates=GateConfig(min_training_epochs=2))
-"""The real lifecycle with a short TRAINING, so that a seed can be fossilized within 30 steps."""
+from esper.testing.problems.base import Layout, Problem
 
 _LEAST_PRICE = 0.2
 _TIME_SLOPE = 0.05
@@ -29,36 +24,16 @@ class GradedProblem(Problem):
 
     name = "graded"
 
-    def __init__(
-        self,
-        rows: int = 64,
-        *,
-        seed: int = 0,
-        device: torch.device | str = "cpu",
-        steps: int = 30,
-        lifecycle: LifecycleConfig = LIFE,
-        slots: int = 3,
-        blueprints: Sequence[int] = BLUEPRINTS,
-        fee: float = 0.0,
-    ) -> None:
+    def __init__(self, rows: int = 64, *, seed: int = 0, **layout: Unpack[Layout]) -> None:
         """Draw the prices; see `Problem` for the arguments."""
-        super().__init__(
-            rows,
-            seed=seed,
-            device=device,
-            steps=steps,
-            lifecycle=lifecycle,
-            slots=slots,
-            blueprints=blueprints,
-            fee=fee,
-        )
+        super().__init__(rows, seed=seed, **layout)
         draws = generator(seed, "graded prices")
         of_blueprint = torch.zeros(max(self.blueprints) + 1, dtype=torch.float64)
         of_blueprint[list(self.blueprints)] = _shuffled(len(self.blueprints), draws)
-        self.best_step = int(torch.randint(steps // 6, steps // 2, (), generator=draws))
-        away = (torch.arange(steps, dtype=torch.float64) - self.best_step).abs()
+        self.best_step = int(torch.randint(self.steps // 6, self.steps // 2, (), generator=draws))
+        away = (torch.arange(self.steps, dtype=torch.float64) - self.best_step).abs()
         self._of_blueprint = of_blueprint.to(self.device)
-        self._of_slot = _shuffled(slots, draws).to(self.device)
+        self._of_slot = _shuffled(self.num_slots, draws).to(self.device)
         self._of_step = (1 - _TIME_SLOPE * away).clamp(min=_LEAST_PRICE).to(self.device)
 
     def price(self, blueprint: Tensor, slot: Tensor, step: Tensor, scaffolded: Tensor) -> Tensor:

@@ -6,15 +6,14 @@ it was ever there: the pattern of two generations that the design documents desc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import ClassVar, Unpack
 
 import torch
 from torch import Tensor
 
-from esper.kasmina.lifecycle import LifecycleConfig
 from esper.kasmina.state import SlotState
 from esper.leyline.randomness import generator
-from esper.testing.problems.base import Problem
+from esper.testing.problems.base import Layout, Problem
 from esper.testing.problems.trap import LIFE
 
 BLUEPRINTS: tuple[int, ...] = (3, 8, 9, 10, 11)
@@ -25,49 +24,36 @@ class ScaffoldProblem(Problem):
     """B is worth 1 if it is germinated `gap` steps or more after an A was pruned.
 
     Args:
-        rows: see `Problem`, and so for those not named here.
+        rows: see `Problem`.
         seed: what A and B are drawn from.
-        device: where everything is computed.
-        steps: decisions of an episode.
-        lifecycle: the constants of a seed's life.
-        slots: number of slots.
-        blueprints: ids of the blueprints that fit every slot.
-        fee: what a germination costs.
         gap: least steps from the end of A to the germination of B.
         life: epochs A must have lived.
         loss: worth of every other seed.
         hindsight: credit for A, paid in the step after B is fossilized.
+        layout: see `Problem`.
     """
 
     name = "scaffold"
+    layout: ClassVar[Layout] = {
+        **Problem.layout,
+        "lifecycle": LIFE,
+        "steps": 120,
+        "blueprints": BLUEPRINTS,
+    }
 
     def __init__(
         self,
         rows: int = 64,
         *,
         seed: int = 0,
-        device: torch.device | str = "cpu",
-        steps: int = 120,
-        lifecycle: LifecycleConfig = LIFE,
-        slots: int = 3,
-        blueprints: Sequence[int] = BLUEPRINTS,
-        fee: float = 0.0,
         gap: int = 50,
         life: int = 3,
         loss: float = 0.0,
         hindsight: float = 0.0,
+        **layout: Unpack[Layout],
     ) -> None:
         """Draw A and B."""
-        super().__init__(
-            rows,
-            seed=seed,
-            device=device,
-            steps=steps,
-            lifecycle=lifecycle,
-            slots=slots,
-            blueprints=blueprints,
-            fee=fee,
-        )
+        super().__init__(rows, seed=seed, **layout)
         draws = generator(seed, "scaffold prices")
         first, second = torch.randperm(len(self.blueprints), generator=draws)[:2].tolist()
         self.scaffold: int = self.blueprints[first]

@@ -6,7 +6,7 @@ nothing; whoever learns that too well never finds what pays.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import ClassVar, Unpack
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from torch import Tensor
 from esper.kasmina.gates import GateConfig
 from esper.kasmina.lifecycle import LifecycleConfig
 from esper.leyline.randomness import generator
-from esper.testing.problems.base import BLUEPRINTS, Problem
+from esper.testing.problems.base import Layout, Problem
 
 LIFE = LifecycleConfig(
     gates=GateConfig(min_training_epochs=2),
@@ -29,53 +29,35 @@ class TrapProblem(Problem):
     """The one right seed is worth 1, any other is worth `loss`.
 
     Args:
-        rows: see `Problem`, and so for those not named here.
+        rows: see `Problem`.
         seed: what the right blueprint, slot and window are drawn from.
-        device: where everything is computed.
-        steps: decisions of an episode.
-        lifecycle: the constants of a seed's life.
-        slots: number of slots.
-        blueprints: ids of the blueprints that fit every slot.
-        fee: what a germination costs.
         window: steps during which the right seed can be germinated.
         loss: worth of every other seed.
+        layout: see `Problem`.
     """
 
     name = "trap"
+    layout: ClassVar[Layout] = {**Problem.layout, "lifecycle": LIFE, "fee": 0.05}
 
     def __init__(
         self,
         rows: int = 64,
         *,
         seed: int = 0,
-        device: torch.device | str = "cpu",
-        steps: int = 30,
-        lifecycle: LifecycleConfig = LIFE,
-        slots: int = 3,
-        blueprints: Sequence[int] = BLUEPRINTS,
-        fee: float = 0.05,
         window: int = 5,
         loss: float = -0.5,
+        **layout: Unpack[Layout],
     ) -> None:
         """Draw what pays."""
-        super().__init__(
-            rows,
-            seed=seed,
-            device=device,
-            steps=steps,
-            lifecycle=lifecycle,
-            slots=slots,
-            blueprints=blueprints,
-            fee=fee,
-        )
+        super().__init__(rows, seed=seed, **layout)
         draws = generator(seed, "trap prices")
 
         def draw(low: int, high: int) -> int:
             return int(torch.randint(low, high, (), generator=draws))
 
         self.right_blueprint = self.blueprints[draw(0, len(self.blueprints))]
-        self.right_slot = draw(0, slots)
-        self.first_step = draw(0, max(steps // 2 - window, 1))
+        self.right_slot = draw(0, self.num_slots)
+        self.first_step = draw(0, max(self.steps // 2 - window, 1))
         self.window, self.loss = window, loss
 
     def price(self, blueprint: Tensor, slot: Tensor, step: Tensor, scaffolded: Tensor) -> Tensor:
