@@ -86,31 +86,28 @@ _DOCUMENTS_000 = TrainConfig(
     reward=RewardConfig(mode="shaped"),
 )
 
+_OURS = TrainConfig(recipe="ours", policy=_POLICY, ppo=LEARNER, reward=_REWARD)
+
 RECIPES: dict[str, TrainConfig] = {
     recipe.recipe: recipe
     for recipe in (
-        TrainConfig(
+        _OURS.replace(
             recipe="smoke",
             rounds=2,
             rows=4,
             episode_length=6,
             policy=_POLICY.replace(lstm_hidden_dim=32),
-            ppo=LEARNER,
-            reward=_REWARD,
         ),
-        TrainConfig(
+        _OURS.replace(
             recipe="digits",
             rounds=24,
             rows=256,
             episode_length=60,
             evaluate_every=6,
             evaluation_seeds=16,
-            policy=_POLICY,
-            ppo=LEARNER,
-            reward=_REWARD,
             population=PopulationConfig(rows_per_stack=256),
         ),
-        TrainConfig(
+        _OURS.replace(
             recipe="family",
             tasks=("digits_family",),
             rounds=100,
@@ -119,12 +116,9 @@ RECIPES: dict[str, TrainConfig] = {
             episode_length=59,
             evaluate_every=10,
             evaluation_seeds=16,
-            policy=_POLICY,
-            ppo=LEARNER,
-            reward=_REWARD,
             population=PopulationConfig(lifecycle=LIFE),
         ),
-        TrainConfig(
+        _OURS.replace(
             recipe="cifar16",
             tasks=("cifar16",),
             rounds=12,
@@ -133,11 +127,9 @@ RECIPES: dict[str, TrainConfig] = {
             evaluate_every=6,
             evaluation_seeds=16,
             policy=_TRAVELLER,
-            ppo=LEARNER,
-            reward=_REWARD,
             population=PopulationConfig(lifecycle=LIFE, use_bf16=True),
         ),
-        TrainConfig(
+        _OURS.replace(
             recipe="arena",
             tasks=("image16_family",),
             rounds=60,
@@ -147,11 +139,9 @@ RECIPES: dict[str, TrainConfig] = {
             evaluate_every=10,
             evaluation_seeds=32,
             policy=_TRAVELLER.replace(num_slots=4),
-            ppo=LEARNER,
-            reward=_REWARD,
             population=PopulationConfig(lifecycle=LIFE, use_bf16=True),
         ),
-        TrainConfig(
+        _OURS.replace(
             recipe="cifar",
             tasks=("cifar_baseline",),
             rounds=20,
@@ -160,20 +150,15 @@ RECIPES: dict[str, TrainConfig] = {
             evaluate_every=10,
             evaluation_seeds=16,
             policy=_TRAVELLER,
-            ppo=LEARNER,
-            reward=_REWARD,
             population=PopulationConfig(lifecycle=LIFE, use_bf16=True),
         ),
-        TrainConfig(
+        _OURS.replace(
             recipe="stories",
             tasks=("stories",),
             rounds=100,
             rows=32,
             episode_length=60,
             evaluate_every=10,
-            policy=_POLICY,
-            ppo=LEARNER,
-            reward=_REWARD,
             population=PopulationConfig(use_bf16=True),
         ),
         _DOCUMENTS_000.replace(
