@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 from torch import nn
@@ -24,15 +25,17 @@ from esper.kasmina.placement import DeclaredAxes, SlotNames, slot_paths
 from esper.kasmina.trainee import SchedulerEvery, SchedulerFactory
 from esper.leyline.controller import Controller
 from esper.leyline.errors import EsperWarning, UsageError
-from esper.leyline.records import EpochRecord
+from esper.leyline.records import EpochRecord, epoch_line
 from esper.leyline.settings import changed_settings
 from esper.runs.checkpoint import GROWING, Checkpoints, Which, resume_command
 from esper.runs.folder import RunFolder
 from esper.runs.growing import resume_growing, start_growing
-from esper.runs.progress import EpochProgress, is_shown
 from esper.runs.recorded import carry_out_or_raise
 from esper.runs.request import STARTED_BY
 from esper.runs.world import World, batch_fingerprint
+
+_BAR = 20
+_CLEAR = "\r\x1b[2K"
 
 
 def grow(
@@ -245,3 +248,47 @@ def _told(value: Any) -> str | None:
         given += [f"{name}={one!r}" for name, one in value.keywords.items()]
         return f"{_told(value.func)}({', '.join(given)})"
     return str(getattr(value, "__qualname__", type(value).__qualname__))
+
+
+class EpochProgress:
+    """Shows every epoch; on a terminal as a bar that stays in its line, else as a line each.
+
+    What a controller did to a seed stays on the screen in either case.
+
+    Args:
+        epochs: length of the run.
+        stream: where to; standard error by default.
+    """
+
+    def __init__(self, epochs: int, stream: TextIO | None = None) -> None:
+        """Nothing is shown yet."""
+        self._epochs = epochs
+        self._stream = sys.stderr if stream is None else stream
+        self._is_live = self._stream.isatty()
+
+    def show(self, record: EpochRecord) -> None:
+        """Take over one epoch."""
+        done = _BAR * record.epoch // self._epochs
+        bar = f"{'━' * done}{'╌' * (_BAR - done)} " if self._is_live else ""
+        line = f"{bar}epoch {record.epoch}/{self._epochs}  {epoch_line(record)}"
+        decision = record.decision
+        acted = decision is not None and decision.op != "WAIT" and decision.outcome == "done"
+        event = ""
+        if decision is not None and acted:
+            words = (decision.op.lower(), decision.blueprint, decision.slot)
+            event = f"epoch {record.epoch}: {' '.join(word for word in words if word)}\n"
+        if not self._is_live:
+            self._write(f"{line}\n{event}")
+            return
+        self._write(f"{_CLEAR}{event}{line}{chr(10) if record.epoch >= self._epochs else ''}")
+
+    def _write(self, text: str) -> None:
+        encoding = self._stream.encoding or "utf-8"
+        # What the terminal's alphabet lacks is shown as a question mark, not as a crash.
+        self._stream.write(text.encode(encoding, "replace").decode(encoding))
+        self._stream.flush()
+
+
+def is_shown(asked: bool | None) -> bool:
+    """Return whether to show epochs; where nobody said so, whether somebody watches."""
+    return sys.stderr is not None and sys.stderr.isatty() if asked is None else asked

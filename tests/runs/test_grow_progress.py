@@ -7,8 +7,7 @@ import pytest
 
 from esper.growth.grown import Grown
 from esper.leyline.records import DecisionRecord, EpochRecord
-from esper.runs.grow import grow
-from esper.runs.progress import EpochProgress
+from esper.runs.grow import EpochProgress, grow
 from tests.plots import SLOTS, make_batches, make_net
 
 
