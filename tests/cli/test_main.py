@@ -287,7 +287,8 @@ def test_a_plugin_reaches_worker_processes(tmp_path: Path) -> None:
     file = tmp_path / "my_workers_plugin.py"
     file.write_text(PLUGIN.format(name="mine_too"))
     words = ["train", "smoke", "--task", "mine_too", "--import", str(file), "--rounds", "1"]
-    words += ["--set", "strategy=workers", "--out", str(tmp_path / "run"), "--device", "cpu"]
+    words += ["--set", "strategy=workers", "--set", "rows=2", "--set", "episode_length=2"]
+    words += ["--out", str(tmp_path / "run"), "--device", "cpu"]
     done = subprocess.run([sys.executable, "-m", "esper", *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

@@ -144,7 +144,7 @@ def test_the_plan_earns_exactly_what_was_computed(name: str, seed: int) -> None:
 TINY: dict[str, Problem] = {
     "graded": GradedProblem(1, steps=8, slots=1, blueprints=(1, 2), lifecycle=life()),
     "graded auto": GradedProblem(
-        1, steps=8, slots=2, blueprints=(1, 2), lifecycle=life(auto=True), fee=0.3
+        1, steps=7, slots=2, blueprints=(1, 2), lifecycle=life(auto=True), fee=0.3
     ),
     "trap": TrapProblem(1, steps=9, slots=1, blueprints=(1, 2), lifecycle=life(), window=2),
     "trap too late": TrapProblem(1, steps=5, slots=1, blueprints=(1, 2), lifecycle=life()),
