@@ -12,7 +12,7 @@ export MKL_NUM_THREADS := 1
 export ONEDNN_MAX_CPU_ISA := AVX512_CORE_BF16
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-slow fmt bench clean
+.PHONY: help setup demo check test test-slow test-browser fmt bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | \
@@ -54,6 +54,13 @@ test: check ## all that a change needs: the checks above, then the CPU test suit
 test-slow: setup ## full counts and long soaks, then the harness: hostile inputs, kills, full disks
 	$(BIN)/python -m pytest -m slow
 	$(BIN)/python -m tests.harness
+
+test-browser: setup ## the live page in a real browser: chromium, Debian's where it can be had
+	$(BIN)/python -m pip install --quiet --no-build-isolation -c constraints.txt -e '.[browser]'
+	@command -v chromium >/dev/null 2>&1 || command -v google-chrome >/dev/null 2>&1 || \
+		{ [ "$$(id -u)" = 0 ] && apt-get install -y -qq --no-install-recommends chromium; } || \
+		$(BIN)/python -m playwright install chromium
+	$(BIN)/python -m pytest tests/browser
 
 fmt: setup ## put the code into its standard form
 	$(BIN)/ruff check --fix .

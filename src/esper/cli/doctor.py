@@ -10,7 +10,11 @@ from typing import Any
 from esper.cli.main import Parser
 from esper.cli.output import out_console, print_json, safe
 
-_EXTRAS = {"export": ("onnx", "onnxscript"), "wandb": ("wandb",)}
+_EXTRAS = {
+    "dash": ("starlette", "uvicorn", "jinja2"),
+    "export": ("onnx", "onnxscript"),
+    "wandb": ("wandb",),
+}
 
 
 def set_up(parser: Parser) -> None:

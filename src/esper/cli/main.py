@@ -95,6 +95,7 @@ examples:
   esper demo                                    two minutes: what growing brings, and what it costs
   esper grow --task digits --out runs/first     grow the embedded digits network
   esper train digits --out runs/tamiyo          train a controller on many such networks
+  esper dashboard                               watch runs in a browser
   esper tasks                                   what can be grown here
   esper blueprints                              what it can be grown with
 """
@@ -107,6 +108,7 @@ VERBS = {
     "search": "look for schedules of growth, and for settings of the heuristic",
     "clone": "teach a policy what the best schedules of a search do",
     "prove": "say which controller beats which, by how much, with what certainty",
+    "dashboard": "show runs in a browser, live: curves, the garden, decisions, alarms",
     "report": "write one self-contained HTML file about a run",
     "runs": "list runs: what they are about, how far they are, and how they ended",
     "compare": "put growing runs side by side: scores, twins, sizes, what grew",

@@ -525,6 +525,7 @@ class EventKind(StrEnum):
     SEED_FOSSILIZED = "seed_fossilized"
     SEED_PRUNED = "seed_pruned"
     GOVERNOR_ROLLBACK = "governor_rollback"
+    DECISION_EXPLAINED = "decision_explained"
 
 
 @table("events", "Anything else that happened.", indexes=(("kind",),), numbered=True)

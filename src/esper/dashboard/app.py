@@ -1,0 +1,253 @@
+"""The web application: pages, data and events, all of it reading."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import sqlite3
+from collections.abc import Awaitable, Callable
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import anyio.to_thread
+import jinja2
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from esper._version import __version__
+from esper.dashboard import episodes, reading, stream
+from esper.dashboard.catalog import Catalog
+from esper.dashboard.guard import Access, Guard
+from esper.leyline.errors import EsperError
+from esper.report.markup import visible
+
+MOST_OVERLAID = 8
+"""Runs that one page looks at together."""
+
+_STATIC = files("esper.dashboard") / "static"
+
+
+def make_app(root: Path, access: Access, *, is_over: Callable[[], bool] = lambda: False) -> Guard:
+    """Return the application over the runs at or below a folder.
+
+    Args:
+        root: a run folder, or one that holds runs.
+        access: what a request must bring.
+        is_over: says when streams have to end, so that the server can stop.
+    """
+    pages = _Pages(root, is_over)
+    routes = [
+        Route("/", pages.runs_page),
+        Route("/run", pages.run_page),
+        Route("/api/runs", pages.runs),
+        Route("/api/run", pages.run),
+        Route("/api/series", pages.series),
+        Route("/api/garden", pages.garden),
+        Route("/api/seed", pages.seed),
+        Route("/api/decisions", pages.decisions),
+        Route("/api/foreseen", pages.foreseen),
+        Route("/api/stream", pages.stream),
+        Mount("/static", StaticFiles(directory=str(_STATIC))),
+    ]
+    app = Starlette(
+        routes=routes,
+        exception_handlers={
+            HTTPException: _refuse,
+            EsperError: _explain,
+            sqlite3.Error: _explain,
+        },
+        middleware=[Middleware(_OnlyGet)],
+    )
+    return Guard(app, access)
+
+
+class _OnlyGet:
+    """Refuses every method but GET and HEAD, also for static files."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http" and scope["method"] not in ("GET", "HEAD"):
+            await _answer({"error": "This page only reads."}, 405)(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+
+def _answer(data: Any, status: int = 200) -> Response:
+    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
+    return Response(text, status, media_type="application/json")
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return _answer({"error": visible(error.detail)}, error.status_code)
+
+
+async def _explain(request: Request, error: Exception) -> Response:
+    """Tell why a store did not answer: what is damaged says so, and the rest goes on."""
+    told = " ".join(str(error).split())
+    if "--timeout" in told:
+        told = "This took too long; choose a round, or fewer rows."
+    return _answer({"error": visible(told)}, 422)
+
+
+Handler = Callable[["_Pages", Request], Any]
+
+
+def _data(read: Handler) -> Callable[[_Pages, Request], Awaitable[Response]]:
+    """Make an answer of what a reader returns; it runs beside the loop that serves."""
+
+    @functools.wraps(read)
+    async def answer(self: _Pages, request: Request) -> Response:
+        found = await anyio.to_thread.run_sync(read, self, request)
+        return _answer(found)
+
+    return answer
+
+
+class _Pages:
+    """Everything that can be asked for."""
+
+    def __init__(self, root: Path, is_over: Callable[[], bool]) -> None:
+        self._catalog = Catalog(root)
+        self._is_over = is_over
+        self._templates = jinja2.Environment(
+            loader=jinja2.PackageLoader("esper.dashboard"),
+            autoescape=True,
+            undefined=jinja2.StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+
+    # ------------------------------------------------------------------------------------- pages
+
+    async def runs_page(self, request: Request) -> Response:
+        """Return the list of runs."""
+        return self._page("runs.html", root=visible(self._catalog.root))
+
+    async def run_page(self, request: Request) -> Response:
+        """Return the page of one run, or of several; a page is made even if the run is gone."""
+        return self._page("run.html", name=visible(request.query_params.get("id", "")))
+
+    def _page(self, template: str, **values: str) -> Response:
+        page = self._templates.get_template(template).render(version=__version__, **values)
+        return HTMLResponse(page)
+
+    # -------------------------------------------------------------------------------------- data
+
+    @_data
+    def runs(self, request: Request) -> Any:
+        """Return every run in a line; a damaged one says what is wrong with it."""
+        found = []
+        for name, entry in self._catalog.entries().items():
+            told = {
+                field.name: getattr(entry, field.name)
+                for field in dataclasses.fields(entry)
+                if field.name != "path"
+            }
+            found.append({"name": name, **reading.plain(told)})
+        return {"root": visible(self._catalog.root), "runs": found}
+
+    @_data
+    def run(self, request: Request) -> Any:
+        """Return what one run is and how it stands."""
+        name, path = self._asked(request)
+        told = reading.read_run(path, name)
+        return {**reading.plain(told), "name": name, "label": visible(name)}
+
+    @_data
+    def series(self, request: Request) -> Any:
+        """Return the points of a run's charts, and the position from which a stream goes on."""
+        _, path = self._asked(request)
+        # Read before the points: what is written meanwhile is then told twice, not left out.
+        position = stream.read_position(path)
+        kind = str(reading.ask(path, "SELECT kind FROM runs LIMIT 1")[0]["kind"])
+        tables = reading.read_series(path, kind)
+        return {"position": str(position), "kind": kind, "tables": reading.plain(tables)}
+
+    @_data
+    def garden(self, request: Request) -> Any:
+        """Return what lived in the slots of one episode."""
+        _, path = self._asked(request)
+        return reading.plain(
+            episodes.read_garden(path, _number(request, "round"), _number(request, "row"))
+        )
+
+    @_data
+    def seed(self, request: Request) -> Any:
+        """Return the life of one seed."""
+        _, path = self._asked(request)
+        numbers = [_number(request, key) for key in ("round", "row", "ordinal")]
+        found = episodes.read_seed(path, *numbers)
+        if found is None:
+            raise HTTPException(404, "There is no such seed.")
+        return reading.plain(found)
+
+    @_data
+    def decisions(self, request: Request) -> Any:
+        """Return decisions that meet all conditions."""
+        _, path = self._asked(request)
+        asked = request.query_params
+        found = episodes.read_decisions(
+            path,
+            round=_maybe_number(request, "round"),
+            row=_maybe_number(request, "row"),
+            op=asked.get("op") or None,
+            slot=asked.get("slot") or None,
+            outcome=asked.get("outcome") or None,
+            acted=asked.get("acted") == "1",
+            before=_maybe_number(request, "before"),
+        )
+        return reading.plain(found)
+
+    @_data
+    def foreseen(self, request: Request) -> Any:
+        """Return predicted against real returns."""
+        _, path = self._asked(request)
+        return reading.plain(episodes.read_foreseen(path, _number(request, "round")))
+
+    async def stream(self, request: Request) -> Response:
+        """Tell what is new in one run or several, from where the page stands."""
+        names = request.query_params.getlist("id")[:MOST_OVERLAID]
+        seen = request.headers.get("last-event-id") or request.query_params.get("after", "")
+        places = seen.split("|")
+        if len(places) != len(names):
+            places = [""] * len(names)
+        watches = []
+        for name, place in zip(names, places, strict=True):
+            path = await anyio.to_thread.run_sync(self._catalog.folder, name)
+            if path is None:
+                raise HTTPException(404, "There is no such run.")
+            watches.append(stream.Watch(name, path, stream.Position.parse(place)))
+        return StreamingResponse(
+            stream.events(watches, is_over=self._is_over), media_type="text/event-stream"
+        )
+
+    def _asked(self, request: Request) -> tuple[str, Path]:
+        name = request.query_params.get("id", "")
+        path = self._catalog.folder(name)
+        if path is None:
+            raise HTTPException(404, "There is no such run.")
+        return name, path
+
+
+def _maybe_number(request: Request, key: str) -> int | None:
+    text = request.query_params.get(key, "")
+    if not text:
+        return None
+    if not text.isascii() or not text.isdecimal() or len(text) > 15:
+        raise HTTPException(400, f"{key} must be a whole number.")
+    return int(text)
+
+
+def _number(request: Request, key: str) -> int:
+    found = _maybe_number(request, key)
+    return 0 if found is None else found

@@ -1,0 +1,177 @@
+"""What is new in a run, told to an open page: server-sent events keyed by row ids.
+
+The id of an event is where each table stood; a browser that lost the connection says the last one
+it saw, and gets exactly what came after, from this server or from one that was started since.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio.to_thread
+
+from esper.dashboard.panels import series_for
+from esper.dashboard.reading import ask, plain, read_new, read_progress
+from esper.leyline.errors import EsperError
+from esper.nissa.columns import TABLES
+from esper.nissa.database import STORE_FILE
+
+PAUSE_S = 1.0
+"""Time between two looks at a run."""
+
+HEARTBEAT_S = 10.0
+"""A line is sent at least this often, so that both ends know of each other."""
+
+MOST_ROWS = 2_000
+"""Rows of a table in one event; what is more follows at once."""
+
+WATCHED = tuple(name for name in TABLES if name != "runs")
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How much of a run a page has seen."""
+
+    store: str
+    """Changes when the store is another one, or was cut back to go on from a checkpoint."""
+    rows: tuple[int, ...]
+    """The last id of every watched table."""
+
+    def __str__(self) -> str:
+        return ".".join([self.store, *map(str, self.rows)])
+
+    @classmethod
+    def parse(cls, text: str) -> Position | None:
+        """Return the position that was written like this, None where it is no position."""
+        store, *rows = text.split(".")
+        if len(rows) != len(WATCHED) or not all(row.isdecimal() for row in rows):
+            return None
+        return cls(store, tuple(int(row) for row in rows))
+
+
+def read_position(path: Path) -> Position:
+    """Return where a run stands."""
+    ids = ", ".join(
+        f'(SELECT COALESCE(MAX(id), 0) FROM "{TABLES[name].stored_as}") AS "{name}"'
+        for name in WATCHED
+    )
+    found = ask(path, f"SELECT run_id, resumes, {ids} FROM runs LIMIT 1")
+    if not found:
+        raise EsperError("the store holds no run")
+    row = found[0]
+    store = f"{row['run_id'] or 0}-{row['resumes'] or 0}".replace(".", "")
+    return Position(store, tuple(int(row[name]) for name in WATCHED))
+
+
+def read_change(path: Path, kind: str, since: Position) -> tuple[Position, dict[str, Any]]:
+    """Return where a run stands now, and what a page that stood at `since` has to know."""
+    now = read_position(path)
+    was_cut = any(new < old for new, old in zip(now.rows, since.rows, strict=True))
+    if now.store != since.store or was_cut:
+        return now, {"reset": True}
+    series = {one.table: one for one in series_for(kind)}
+    reached, rows, changed = [], {}, []
+    for name, old, new in zip(WATCHED, since.rows, now.rows, strict=True):
+        upto = new
+        if new > old:
+            changed.append(name)
+            if name in series:
+                upto = min(new, old + MOST_ROWS)
+                rows[name] = read_new(path, series[name], old, upto)
+        reached.append(upto)
+    return Position(now.store, tuple(reached)), {"rows": rows, "changed": changed}
+
+
+class Watch:
+    """One run that a page looks at."""
+
+    def __init__(self, name: str, path: Path, since: Position | None) -> None:
+        """Begin after `since`, or at what is there at the first look."""
+        self.name, self.path = name, path
+        self.position = since
+        self._kind = ""
+        self._seen: tuple[Any, ...] = ()
+        self._told = ""
+
+    def look(self) -> dict[str, Any] | None:
+        """Return what is new, None where nothing is.
+
+        What cannot be read at the moment is told once, and looked for again.
+        """
+        try:
+            touched = _touched(self.path)
+            progress = None
+            is_first = self.position is None
+            if is_first:
+                self.position = read_position(self.path)
+            if not self._kind:
+                self._kind = str(ask(self.path, "SELECT kind FROM runs LIMIT 1")[0]["kind"])
+            change: dict[str, Any] = {}
+            if touched != self._seen and self.position is not None:
+                before = self.position
+                self.position, change = read_change(self.path, self._kind, before)
+                # Rows that did not fit into this event are looked for at once.
+                is_all = read_position(self.path) == self.position
+                self._seen = touched if is_all else ()
+            progress = read_progress(self.path)
+        except (EsperError, sqlite3.Error, OSError, ValueError, LookupError) as error:
+            return self._unless_told({"error": " ".join(str(error).split())})
+        # The age of a run changes all the time and is told with what is new only.
+        lasting = {key: value for key, value in progress.items() if key not in ("age_s", "eta_s")}
+        if change.get("changed") or change.get("reset") or is_first:
+            self._told = json.dumps(lasting, sort_keys=True, default=str)
+            return {"run": self.name, "progress": progress, **change}
+        return self._unless_told(lasting, progress)
+
+    def _unless_told(
+        self, what: Mapping[str, Any], progress: Mapping[str, Any] | None = None
+    ) -> dict[str, Any] | None:
+        text = json.dumps(what, sort_keys=True, default=str)
+        if text == self._told:
+            return None
+        self._told = text
+        return {"run": self.name, **({"progress": progress} if progress else what)}
+
+
+def _touched(path: Path) -> tuple[Any, ...]:
+    """Return what changes when a store is written to."""
+    found: list[tuple[int, ...] | None] = []
+    for name in (STORE_FILE, f"{STORE_FILE}-wal"):
+        try:
+            status = (path / name).stat()
+        except OSError:
+            found.append(None)
+        else:
+            found.append((status.st_ino, status.st_size, status.st_mtime_ns))
+    return tuple(found)
+
+
+async def events(
+    watches: Sequence[Watch],
+    *,
+    is_over: Callable[[], bool] = lambda: False,
+    pause_s: float = PAUSE_S,
+) -> AsyncIterator[str]:
+    """Yield server-sent events as long as somebody listens."""
+    yield "retry: 1000\n\n"
+    spoken = time.monotonic()
+    while not is_over():
+        for watch in watches:
+            found = await anyio.to_thread.run_sync(watch.look)
+            if found is not None:
+                spoken = time.monotonic()
+                name = found.pop("run")
+                data = json.dumps({"run": name, **plain(found)}, allow_nan=False)
+                places = "|".join(str(each.position or "") for each in watches)
+                yield f"id: {places}\nevent: change\ndata: {data}\n\n"
+        if time.monotonic() - spoken > HEARTBEAT_S:
+            spoken = time.monotonic()
+            yield "event: alive\ndata: {}\n\n"
+        await asyncio.sleep(pause_s)

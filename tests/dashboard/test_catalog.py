@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from esper.dashboard.catalog import Catalog
+from tests.dashboard.stores import growing
+
+
+def test_a_run_is_found_by_its_place_below_the_folder(tmp_path: Path) -> None:
+    growing(tmp_path / "runs" / "a" / "first", epochs=1)
+    catalog = Catalog(tmp_path / "runs")
+    assert list(catalog.entries()) == ["a/first"]
+    assert catalog.folder("a/first") == tmp_path / "runs" / "a" / "first"
+
+
+def test_a_folder_that_is_a_run_has_a_name(tmp_path: Path) -> None:
+    growing(tmp_path / "one", epochs=1)
+    assert Catalog(tmp_path / "one").folder(".") == tmp_path / "one"
+
+
+def test_no_name_leads_out_of_the_folder(tmp_path: Path) -> None:
+    growing(tmp_path / "secret", epochs=1)
+    growing(tmp_path / "runs" / "first", epochs=1)
+    catalog = Catalog(tmp_path / "runs")
+    for name in (
+        "../secret",
+        "first/../../secret",
+        str(tmp_path / "secret"),
+        "",
+        "first/",
+        "./first",
+    ):
+        assert catalog.folder(name) is None
+
+
+def test_a_run_that_begins_later_is_found(tmp_path: Path) -> None:
+    growing(tmp_path / "first", epochs=1)
+    catalog = Catalog(tmp_path, fresh_s=0.0)
+    assert catalog.folder("second") is None
+    growing(tmp_path / "second", epochs=1)
+    assert catalog.folder("second") == tmp_path / "second"
