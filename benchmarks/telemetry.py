@@ -97,8 +97,8 @@ def per_call(count: int) -> list[tuple[str, float]]:
     return results
 
 
-def growing_share(task_name: str, epochs: int | None) -> dict[str, float]:
-    """Return what telemetry cost one growing run."""
+def growing_share(task_name: str, epochs: int | None, out: Path | None = None) -> dict[str, float]:
+    """Return what telemetry cost one growing run; its store is kept where `out` names a folder."""
     from esper.growth.build import task_config, task_run
     from esper.nissa import open_store
     from esper.runs.record_growing import record_end, record_newest, record_start, run_row
@@ -109,7 +109,8 @@ def growing_share(task_name: str, epochs: int | None) -> dict[str, float]:
     config = task_config(task, seed=0, **changes)
     run = task_run(task, task.load(), config=config, controller="heuristic")
     told = 0.0
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as made:
+        folder = made if out is None else out
         started, cpu, own = time.perf_counter(), time.process_time(), time.thread_time()
         entered = time.perf_counter()
         row = run_row(

@@ -8,6 +8,7 @@ import pytest
 import esper
 from esper.growth.build import task_config, task_run
 from esper.growth.run import GrowthRun
+from esper.leyline.controller import Controller, ControllerContext
 from esper.leyline.records import ModuleRecord
 from esper.nissa import open_store, read_history
 from esper.runs.record_growing import (
@@ -18,6 +19,9 @@ from esper.runs.record_growing import (
     record_start,
     run_row,
 )
+from esper.tamiyo.controllers.learned import LearnedController
+from esper.tamiyo.controllers.policy_file import new_policy
+from esper.tamiyo.networks.config import PolicyConfig
 from esper.tasks import get_task
 
 # Most runs here are too short to grow, or grow by chance; that is not what they are about.
@@ -27,10 +31,10 @@ pytestmark = [
 ]
 
 
-def make_run(epochs: int = 3) -> GrowthRun:
+def make_run(epochs: int = 3, controller: str | Controller = "random") -> GrowthRun:
     task = get_task("digits_mlp")
     config = task_config(task, epochs=epochs, seed=1)
-    return task_run(task, task.load(), config=config, controller="random")
+    return task_run(task, task.load(), config=config, controller=controller)
 
 
 def test_a_run_is_written_from_its_start_to_its_end(tmp_path: Path) -> None:
@@ -55,6 +59,22 @@ def test_a_run_is_written_from_its_start_to_its_end(tmp_path: Path) -> None:
     assert modules == run.modules == grown.modules
     assert all(size is None or size > 1e6 for size in memory)
     json.dumps(info.versions)
+
+
+def test_a_learned_controller_says_why(tmp_path: Path) -> None:
+    slots = make_run().garden.slot_names
+    policy = new_policy(PolicyConfig(lstm_hidden_dim=32, num_slots=8), seed=5)
+    run = make_run(controller=LearnedController(policy, ControllerContext(slot_names=slots)))
+    row = run_row(run, name="x", controller="learned", config={}, command="esper grow")
+    with open_store(tmp_path, row, sinks=()) as store:
+        for _ in run.epochs():
+            record_newest(store, run)
+    with esper.open_run(tmp_path) as stored:
+        told = stored.rows("events", where="kind = 'decision_explained'")
+        decisions = {one["step"]: one["op"] for one in stored.rows("decisions")}
+    assert {one["step"]: one["data"]["op"] for one in told} == decisions
+    assert len(told) == 2
+    assert all(one["volatile"] and one["data"]["contributors"] for one in told)
 
 
 def test_a_history_can_be_written_at_once(tmp_path: Path) -> None:

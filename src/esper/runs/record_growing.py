@@ -29,6 +29,7 @@ from esper.nissa.schema import (
     StageRow,
 )
 from esper.nissa.store import RunStore
+from esper.tamiyo.controllers.learned import LearnedController
 
 _EMPTY = (SeedStage.DORMANT.name, SeedStage.UNKNOWN.name)
 _MEASURED = (SeedStage.BLENDING.name, SeedStage.HOLDING.name)
@@ -86,13 +87,29 @@ def record_history(store: RunStore, run: GrowthRun) -> None:
 def record_newest(store: RunStore, run: GrowthRun) -> None:
     """Write the epoch that was just finished, all of it in one transaction."""
     store.write(
+        *_explanation_rows(run),
         *epoch_rows(
             run.history,
             **_circumstances(run),
             memory_bytes=resident_bytes(),
             gpu_memory_share=gpu_memory_share(run.device),
-        )
+        ),
     )
+
+
+def _explanation_rows(run: GrowthRun) -> Iterator[Row]:
+    """Return why a learned controller decided as it did; it can be asked only now."""
+    controller, newest = run.gardener.controller, run.history[-1]
+    if newest.decision is not None and isinstance(controller, LearnedController):
+        yield EventRow(
+            step=newest.epoch,
+            # A history that is written at once, after a store was lost, has none.
+            volatile=True,
+            kind=EventKind.DECISION_EXPLAINED,
+            severity="debug",
+            message=f"why {newest.decision.op} was chosen",
+            data=controller.explain().to_mapping(),
+        )
 
 
 def _circumstances(run: GrowthRun) -> dict[str, Any]:

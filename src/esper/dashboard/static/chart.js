@@ -82,6 +82,7 @@ export class Chart {
     };
     this.data = [places];
     for (const line of this.lines) {
+      line.at = this.data.length;
       this.data.push(column(line.x, line.y));
       if (line.low) this.data.push(column(line.x, line.high), column(line.x, line.low));
     }
@@ -108,7 +109,6 @@ export class Chart {
     const bands = [];
     this.lines.forEach((line, place) => {
       const stroke = colour(line.colour);
-      line.at = series.length;
       const dash = line.dash ? DASHES[line.dash % 8] : isGrey ? DASHES[place % 8] : [];
       series.push({ label: line.name, stroke, width: line.width, dash, show: !this.hidden.has(line.name), points: { size: 5 } });
       if (line.low) {

@@ -20,6 +20,8 @@ const GLYPHS = {
   PRUNE: "M-4 -2.6L-2.6 -4L0 -1.4L2.6 -4L4 -2.6L1.4 0L4 2.6L2.6 4L0 1.4L-2.6 4L-4 2.6L-1.4 0Z",
 };
 
+const shortened = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
+
 export function drawKey() {
   const stages = STAGES.map((stage) => h("li", null, s("svg", { viewBox: "0 0 16 12", "aria-hidden": "true" },
     s("rect", { class: stage, x: 1, y: 1, width: 14, height: 10 })), stage));
@@ -95,7 +97,7 @@ export class Lanes {
     const { spans, seeds, marks } = this.garden;
     const bottom = top + TOP + BAND;
     const parts = [
-      s("text", { x: 2, y: top + TOP + BAND / 2 + 4 }, s("title", null, slot), slot.length > 8 ? `${slot.slice(0, 7)}…` : slot),
+      s("text", { x: 2, y: top + TOP + BAND / 2 + 4 }, s("title", null, slot), shortened(slot, 8)),
       s("rect", { class: "well", x: LEFT, y: top + TOP, width: clip(high) - LEFT, height: BAND }),
     ];
     for (const span of spans) {
@@ -124,7 +126,7 @@ export class Lanes {
       const until = this.endOf(seed, next);
       if (until < low || seed.germinated > high) return;
       const [from, to] = [clip(seed.germinated), clip(until)];
-      const name = String(seed.blueprint);
+      const name = shortened(String(seed.blueprint), 24);
       const value = isNumber(seed.contribution) ? worth(seed.contribution, seed.contribution_se) : "";
       const room = (next ? clip(next.germinated) : clip(high)) - Math.max(from, free);
       const labels = [];
