@@ -57,7 +57,7 @@ def fill(folder: Path, decisions: int) -> None:
             f"{place}, 0, CASE WHEN n % 1000 < 884 THEN 'WAIT' WHEN n % 1000 < 933 THEN "
             "'GERMINATE' WHEN n % 1000 < 977 THEN 'PRUNE' WHEN n % 1000 < 998 THEN "
             "'SET_ALPHA_TARGET' ELSE 'FOSSILIZE' END, CASE WHEN n % 1000 < 884 THEN NULL ELSE "
-            "'r0c' || n % 3 END, 'done', 1, 0.5, n % 97 / 97.0, n % 89 / 89.0 - 0.5, "
+            "'r0c' || (n % 3) END, 'done', 1, 0.5, n % 97 / 97.0, n % 89 / 89.0 - 0.5, "
             "-(n % 83) / 83.0 FROM numbers",
             decisions,
         ),
@@ -85,7 +85,7 @@ def fill(folder: Path, decisions: int) -> None:
         ),
         (
             "INSERT INTO update_heads (round, ordinal, head, entropy_conditional, approx_kl) "
-            "SELECT n / 32, n / 8 % 4, 'head' || n % 8, n % 5 / 5.0, 0.01 FROM numbers",
+            "SELECT n / 32, n / 8 % 4, 'head' || (n % 8), n % 5 / 5.0, 0.01 FROM numbers",
             32 * rounds,
         ),
         (

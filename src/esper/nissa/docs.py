@@ -24,6 +24,7 @@ which any program may read while the run goes on. This page is made from the cod
 
 | what for | how |
 |---|---|
+| all of it in a browser, live | `esper dashboard` ([the live page](dashboard.md)) |
 | which runs there are | `esper runs`, `esper runs --json` |
 | two growing runs side by side | `esper compare RUN RUN` (`--json`) |
 | a question in SQL | `esper query RUN "SELECT step, val_score FROM epochs"` (`--csv`, `--json`) |

@@ -6,6 +6,7 @@ import { Garden, drawForeseen } from "./garden.js";
 import { Live } from "./live.js";
 
 const FIRST_GROUP = "Learning";
+const MOST_ALARMS = 4;
 const asked = new URLSearchParams(location.search);
 const names = [asked.get("id") ?? "", ...asked.getAll("with")].filter((name, place, all) => name && all.indexOf(name) === place).slice(0, 8);
 const runs = new Map();
@@ -95,7 +96,8 @@ function lines(panel) {
         ...curve,
         name: isAlone ? curve.name : `${shortName(run.name)}: ${curve.name}`,
         colour: isAlone ? place + 1 : order + 1,
-        dash: isAlone ? (isDashed ? 1 : 0) : place,
+        // Colours repeat in some eyes: what comes late has a pattern as well.
+        dash: isAlone ? (isDashed ? 1 : place < 4 ? 0 : place - 2) : place,
         width: isAlone ? (isDashed ? 1.3 : 2) : isPinned ? 2.6 : 1.3,
         isFaint: isDashed,
         ...(isPinned && curve.low ? {} : { low: null, high: null }),
@@ -177,7 +179,8 @@ function drawAlarms() {
   const place = $("#alarms");
   place.hidden = !alarms.length;
   if (!alarms.length) return;
-  const standing = alarms.filter((alarm) => alarm.stands);
+  const order = ["critical", "warning", "info"];
+  const standing = alarms.filter((alarm) => alarm.stands).sort((a, b) => order.indexOf(a.severity) - order.indexOf(b.severity));
   const past = alarms.filter((alarm) => !alarm.stands);
   const line = (alarm) => h("div", { class: "alarm" },
     h("span", { class: `badge ${alarm.stands ? alarm.severity : "cleared"}` }, alarm.stands ? alarm.severity : alarm.state),
@@ -185,8 +188,8 @@ function drawAlarms() {
     h("p", { class: "note" }, `${main().kind === "train" ? `round ${alarm.round}` : `epoch ${alarm.step}`}${alarm.advice && alarm.stands ? `. ${alarm.advice}` : ""}`));
   const isOpen = $("#alarms details")?.open;
   show($(".body", place),
-    standing.length ? standing.slice(0, 6).map(line) : h("p", { class: "note" }, "None stands."),
-    (past.length > 0 || standing.length > 6) && h("details", { class: "more", open: isOpen }, h("summary", null, `${past.length + Math.max(0, standing.length - 6)} more, earlier or cleared`), standing.slice(6).map(line), past.map(line)));
+    standing.length ? standing.slice(0, MOST_ALARMS).map(line) : h("p", { class: "note" }, "None stands."),
+    (past.length > 0 || standing.length > MOST_ALARMS) && h("details", { class: "more", open: isOpen }, h("summary", null, `${past.length + Math.max(0, standing.length - MOST_ALARMS)} more, earlier or cleared`), standing.slice(MOST_ALARMS).map(line), past.map(line)));
 }
 
 function drawSettings() {
