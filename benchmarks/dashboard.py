@@ -162,7 +162,10 @@ def load_page(url: str, name: str) -> list[tuple[str, float, int]]:
 
 
 def write_on(folder: Path, seconds: float) -> tuple[int, str]:
-    """Write rounds all the time; return the rows and what the store says of waiting."""
+    """Write rounds all the time; return the rows and how long the writer was behind.
+
+    A store that could not be written to, because somebody held it, would end this with an error.
+    """
     from esper.nissa import RunRow, open_store, query_run
     from esper.nissa.schema import RoundRow
 
@@ -178,7 +181,7 @@ def write_on(folder: Path, seconds: float) -> tuple[int, str]:
     store.finish("finished")
     store.close()
     waits, wait_s = query_run(folder, "SELECT waits, wait_s FROM runs").rows[0]
-    return number * (20 * ROWS + 1), f"{waits or 0} waits, {wait_s or 0:.3f} s"
+    return number * (20 * ROWS + 1), f"{waits or 0} times, {wait_s or 0:.2f} s"
 
 
 def read_on(url: str, name: str, over: threading.Event) -> None:
@@ -247,18 +250,21 @@ def main(arguments: list[str]) -> int:
             ["question", "ms", "kB"],
             [[n, f"{1e3 * s:.0f}", f"{b / 1e3:.0f}"] for n, s, b in answers],
         )
-        with tempfile.TemporaryDirectory(dir=options.out) as folder:
-            over = threading.Event()
-            readers = [
-                threading.Thread(target=read_on, args=(url, Path(folder).name, over), daemon=True)
-                for _ in range(3)
-            ]
-            for reader in readers:
-                reader.start()
-            written, waited = write_on(Path(folder), options.seconds)
-            over.set()
-            for reader in readers:
-                reader.join()
-        print(f"\nwriter: {written:,} rows in {options.seconds:g} s, {waited}")
-        print(f"server: {memory(pid):.0f} MB at most")
+        rows = []
+        for count in (0, 3):
+            with tempfile.TemporaryDirectory(dir=options.out) as folder:
+                over = threading.Event()
+                readers = [
+                    threading.Thread(target=read_on, args=(url, Path(folder).name, over))
+                    for _ in range(count)
+                ]
+                for reader in readers:
+                    reader.start()
+                rows.append([count, *write_on(Path(folder), options.seconds)])
+                over.set()
+                for reader in readers:
+                    reader.join()
+        print()
+        print_table(["pages open", "rows written", "waited for the queue"], rows)
+        print(f"\nserver: {memory(pid):.0f} MB at most")
     return 0

@@ -27,6 +27,7 @@ from esper.dashboard.catalog import Catalog
 from esper.dashboard.guard import Access, Guard
 from esper.leyline.errors import EsperError
 from esper.report.markup import visible
+from esper.report.series import ask, read_series
 
 MOST_OVERLAID = 8
 """Runs that one page looks at together."""
@@ -169,8 +170,8 @@ class _Pages:
         _, path = self._asked(request)
         # Read before the points: what is written meanwhile is then told twice, not left out.
         position = stream.read_position(path)
-        kind = str(reading.ask(path, "SELECT kind FROM runs LIMIT 1")[0]["kind"])
-        tables = reading.read_series(path, kind)
+        kind = str(ask(path, "SELECT kind FROM runs LIMIT 1")[0]["kind"])
+        tables = read_series(path, kind)
         return {"position": str(position), "kind": kind, "tables": reading.plain(tables)}
 
     @_data

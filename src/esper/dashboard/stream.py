@@ -17,11 +17,12 @@ from typing import Any
 
 import anyio.to_thread
 
-from esper.dashboard.panels import series_for
-from esper.dashboard.reading import ask, plain, read_new, read_progress
+from esper.dashboard.reading import plain, read_progress
 from esper.leyline.errors import EsperError
 from esper.nissa.columns import TABLES
 from esper.nissa.database import STORE_FILE
+from esper.report.panels import series_for
+from esper.report.series import ask, read_new
 
 PAUSE_S = 1.0
 """Time between two looks at a run."""

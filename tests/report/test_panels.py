@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from esper.dashboard.panels import COMPUTED, panels_for, series_for
 from esper.nissa.columns import TABLES
+from esper.report.panels import COMPUTED, panels_for, series_for
 
 
 @pytest.mark.parametrize("kind", ["train", "grow"])

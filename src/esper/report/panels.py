@@ -1,7 +1,8 @@
-"""What is drawn of a run: every chart as plain data, for the page to draw and the stores to fill.
+"""What is drawn of a run: every chart as plain data, for the report and the live page alike.
 
 A panel names the columns it shows; `series_for` turns the panels of one kind of run into the
-tables to read, so that nothing is read that nobody looks at.
+tables to read, so that nothing is read that nobody looks at. The report draws a panel as SVG
+(`chart.py`), the live page with uPlot.
 """
 
 from __future__ import annotations
@@ -79,8 +80,13 @@ def _one(key: str, group: str, title: str, table: str, column: str, **more: Any)
     )
 
 
+def _share(key: str, group: str, title: str, table: str, column: str) -> Panel:
+    return _one(key, group, title, table, column, is_share=True, floor=0.0)
+
+
 LEARNING, GROWTH, POLICY = "Learning", "Behaviour", "Policy"
 CRITIC, REWARD, SPEED = "Critic", "Reward", "Throughput"
+"""Groups of panels; each is a section of the page and of the report."""
 
 TRAINING_PANELS: tuple[Panel, ...] = (
     Panel(
@@ -175,7 +181,9 @@ TRAINING_PANELS: tuple[Panel, ...] = (
             _line("forced", "forced_share", is_dashed=True),
         ),
     ),
+    _share("kept", GROWTH, "Early seeds fossilized", "rounds", "fossilization_rate"),
     _one("growth", GROWTH, "Largest growth", "rounds", "growth_ratio", unit="× host", floor=1.0),
+    _share("clamped", GROWTH, "Observations at their clamp", "rounds", "obs_clamp_share"),
     Panel(
         key="entropy",
         group=POLICY,
@@ -255,6 +263,24 @@ TRAINING_PANELS: tuple[Panel, ...] = (
         lines=(_line("gradient norm", "grad_norm"),),
     ),
     _one(
+        "advantages",
+        POLICY,
+        "Deviation of the advantages",
+        "updates",
+        "advantage_std_raw",
+        unit="reward",
+        floor=0.0,
+    ),
+    Panel(
+        key="lstm",
+        group=POLICY,
+        title="The policy's memory",
+        table="updates",
+        unit="r.m.s.",
+        floor=0.0,
+        lines=(_line("cell", "lstm_c_rms"), _line("hidden", "lstm_h_rms")),
+    ),
+    _one(
         "explained",
         CRITIC,
         "Explained variance",
@@ -276,6 +302,7 @@ TRAINING_PANELS: tuple[Panel, ...] = (
         ),
     ),
     _one("value_loss", CRITIC, "Value loss", "updates", "value_loss", floor=0.0),
+    _one("q_spread", CRITIC, "Value: spread over ops", "updates", "q_op_spread", floor=0.0),
     Panel(
         key="q_ops",
         group=CRITIC,
