@@ -10,9 +10,11 @@ from esper.report.chart import (
     Chart,
     Line,
     Point,
+    chart_of,
     describe_chart,
     draw_area,
     draw_chart,
+    draw_panels,
     draw_path,
     known_points,
     make_point,
@@ -20,6 +22,9 @@ from esper.report.chart import (
     value_text,
 )
 from esper.report.markup import Scale
+from esper.report.panels import Line as PanelLine
+from esper.report.panels import Panel
+from esper.report.series import Points
 from tests.report.reading import having, parse, told, written
 
 
@@ -49,7 +54,6 @@ def test_several_lines_and_bands_are_named() -> None:
         lines=[line([0.0, 0.5]), line([None, 0.75], "greedy", "c2")],
         bands=[Band(name="5 to 95 %", low=low, high=high)],
         reference=0.0,
-        size="wide",
     )
     root = parse(draw(chart))
     texts = written(root)
@@ -135,3 +139,51 @@ def test_thinning_keeps_the_ends_of_the_range() -> None:
     assert max(value for _, value in kept) == max(value for _, value in points)
     assert min(value for _, value in kept) == min(value for _, value in points)
     assert thin(points[:100], 200) == points[:100]
+
+
+# ------------------------------------------------------------------------------- from panels
+
+
+def points(columns: list[str], *rows: list[object]) -> Points:
+    return {"columns": columns, "rows": [list(row) for row in rows], "every": 1}
+
+
+def test_a_panel_becomes_lines_and_bands_in_the_order_of_its_axis() -> None:
+    curve = PanelLine(name="mean", column="mean", low="low", high="high")
+    rare = PanelLine(name="greedy", column="greedy", is_joined=True, is_dashed=True)
+    panel = Panel(key="k", group="g", title="Gain", table="rounds", lines=(curve, rare), unit="s")
+    columns = ["round", "mean", "low", "high", "greedy"]
+    chart = chart_of(panel, points(columns, [1, 2.0, 1.0, 3.0, 9.0], [0, 1.0, 0.0, 2.0, None]))
+    assert chart.lines[0].points == [(0.0, 1.0), (1.0, 2.0)]
+    assert (chart.lines[1].points, chart.lines[1].kind) == ([(1.0, 9.0)], "c2 dashed")
+    assert chart.bands[0].high == [(0.0, 2.0), (1.0, 3.0)]
+    assert (chart.axis, chart.unit) == ("round", "s")
+
+
+def test_a_panel_by_name_has_a_line_for_each_the_op_first() -> None:
+    panel = Panel(
+        key="k",
+        group="g",
+        title="t",
+        table="x",
+        by="head",
+        lines=(PanelLine(name="", column="kl"),),
+    )
+    chart = chart_of(
+        panel, points(["round", "head", "kl"], [0, "alpha_curve", 1.0], [0, "op", 2.0])
+    )
+    assert [line.name for line in chart.lines] == ["op", "alpha curve"]
+
+
+def test_a_panel_of_a_column_of_names_leaves_out_what_is_never_there() -> None:
+    panel = Panel(key="k", group="g", title="t", table="x", each=("terms", "mean"))
+    rows = [[0, {"rent": {"mean": -1.0}, "none": {"mean": 0.0}, "gain": {"mean": 3.0}}], [1, None]]
+    chart = chart_of(panel, points(["step", "terms"], *rows))
+    assert [line.name for line in chart.lines] == ["gain", "rent"]
+    assert chart.axis == "epoch"
+
+
+def test_panels_without_points_are_left_out() -> None:
+    panel = Panel(key="k", group="g", title="t", table="x", lines=(PanelLine(name="", column="a"),))
+    assert draw_panels([panel], {}) == ""
+    assert draw_panels([panel], {"x": points(["round", "a"], [0, None])}) == ""

@@ -16,7 +16,7 @@ from esper.report.stored import read_modules, render_run, report_run
 from esper.runs.record_growing import epoch_rows
 from tests.report.runs import COMMAND, CONFIG, HOST_PARAMETERS, SLOTS, VERSIONS, growing_run
 from tests.report.test_architecture import part
-from tests.report.test_page import HOSTILE, read
+from tests.report.test_growing import HOSTILE, read
 
 ROW = RunRow(
     task="digits",

@@ -11,7 +11,7 @@ from esper.cli.main import Parser
 from esper.cli.output import out_console, print_json, safe
 
 _EXTRAS = {
-    "dash": ("starlette", "uvicorn", "jinja2"),
+    "dash": ("starlette", "uvicorn"),
     "export": ("onnx", "onnxscript"),
     "wandb": ("wandb",),
 }

@@ -33,6 +33,7 @@ MOST_OVERLAID = 8
 """Runs that one page looks at together."""
 
 _STATIC = files("esper.dashboard") / "static"
+_LOOK = (files("esper.report") / "templates" / "look.css").read_text(encoding="utf-8")
 
 
 def make_app(root: Path, access: Access, *, is_over: Callable[[], bool] = lambda: False) -> Guard:
@@ -55,6 +56,7 @@ def make_app(root: Path, access: Access, *, is_over: Callable[[], bool] = lambda
         Route("/api/decisions", pages.decisions),
         Route("/api/foreseen", pages.foreseen),
         Route("/api/stream", pages.stream),
+        Route("/static/look.css", pages.look),
         Mount("/static", StaticFiles(directory=str(_STATIC))),
     ]
     app = Starlette(
@@ -137,6 +139,10 @@ class _Pages:
     async def run_page(self, request: Request) -> Response:
         """Return the page of one run, or of several; a page is made even if the run is gone."""
         return self._page("run.html", name=visible(request.query_params.get("id", "")))
+
+    async def look(self, request: Request) -> Response:
+        """Return the colours that pages and reports share."""
+        return Response(_LOOK, media_type="text/css")
 
     def _page(self, template: str, **values: str) -> Response:
         page = self._templates.get_template(template).render(version=__version__, **values)

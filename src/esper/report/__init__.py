@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from esper.report.page import render_report
+from esper.report.growing import render_report
 from esper.report.picture import growth_picture
 from esper.report.stored import render_run, report_run
 from esper.report.style import write_report

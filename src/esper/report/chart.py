@@ -1,11 +1,14 @@
-"""Small charts over the rounds of training: lines, bands between percentiles, stacked areas."""
+"""A panel as SVG: lines, and bands between percentiles, over rounds or epochs.
+
+The live page draws the same panels with uPlot; here nothing runs, so that a report can be kept.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Any, TypeVar
 
 from esper.report.markup import (
     Scale,
@@ -18,8 +21,11 @@ from esper.report.markup import (
     round_ticks,
     tick_labels,
     tooltip,
+    visible,
     width_in_em,
 )
+from esper.report.panels import Panel
+from esper.report.series import Points
 
 MOST_POINTS = 1200
 
@@ -27,6 +33,8 @@ MOST_POINTS = 1200
 _OFF_THE_CHART = 1e15
 
 T = TypeVar("T")
+
+_AXIS_NAMES = {"step": "epoch"}
 
 Point = tuple[float, float]
 """Where on the axis, and the value there."""
@@ -108,33 +116,28 @@ def _value(point: Point) -> float:
     return point[1]
 
 
-Size = Literal["wide", "small"]
-
-COLORS = ("c1", "c2", "c3", "c4", "c5", "c6")
-"""Classes of lines and areas, in the order in which they are given out."""
-
-LONGEST_TITLE = 22
-"""Characters that fit above a small chart on a phone."""
+COLORS = ("c1", "c2", "c3", "c4", "c5", "c6", "c7", "c8")
+"""Classes of lines and bands, in the order in which they are given out."""
 
 _FONT = 15.5
 """The largest text size, in the chart's units: that of a phone."""
 
 _ROW = 18.0
-_WIDTHS: dict[Size, float] = {"wide": 460.0, "small": 240.0}
-_PLOTS: dict[Size, float] = {"wide": 170.0, "small": 84.0}
-_TICKS: dict[Size, int] = {"wide": 5, "small": 3}
-_COLUMNS: dict[Size, int] = {"wide": 60, "small": 30}
-_MOST_POINTS: dict[Size, int] = {"wide": 500, "small": 240}
+_WIDTH = 460.0
+_PLOT = 170.0
+_TICKS = 5
+_COLUMNS = 60
+_MOST_POINTS = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One curve over the rounds."""
+    """One curve."""
 
     name: str
     points: Sequence[Point | None]
     kind: str = "c1"
-    """Class of its colour, one of `COLORS`; more words may follow (`dashed`, `dots`)."""
+    """Class of its colour, one of `COLORS`; `dashed` may follow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +160,9 @@ class Chart:
     """Drawn below the lines, in this order."""
     reference: float | None = None
     """A value with a line of its own: a limit, or nothing gained."""
-    size: Size = "small"
+    unit: str = ""
+    axis: str = "round"
+    """What the places on its axis are."""
     is_share: bool = False
     """Values are 0 to 1 and shown as percent."""
     floor: float | None = None
@@ -173,9 +178,9 @@ class Chart:
 
 def draw_chart(chart: Chart) -> str:
     """Draw a chart as an SVG for inside a page."""
-    width, plot = _WIDTHS[chart.size], _PLOTS[chart.size]
+    width, plot = _WIDTH, _PLOT
     low, high = _range(chart)
-    ticks = round_ticks(low, high, _TICKS[chart.size])
+    ticks = round_ticks(low, high, _TICKS)
     texts = _percent(ticks) if chart.is_share else tick_labels(ticks)
     left = max(map(_width, texts), default=0.0) + 6
     legend, top = _draw_legend(chart, _ROW + 4)
@@ -187,10 +192,11 @@ def draw_chart(chart: Chart) -> str:
         tooltip(chart.title),
         element("desc", escaped(describe_chart(chart), limit=2000)),
         label(chart.title, class_="strong", x=2, y=1, dy=".95em"),
+        label(chart.unit, class_="muted", x=width - 8, y=1, dy=".95em", text_anchor="end"),
         *legend,
         *_draw_grid(chart, ticks, texts, x, y),
     ]
-    most = _MOST_POINTS[chart.size]
+    most = _MOST_POINTS
     parts += [draw_area(band.kind, band.low, band.high, x, y, most=most) for band in chart.bands]
     if chart.reference is not None and low <= chart.reference <= high:
         at = y(chart.reference)
@@ -211,15 +217,15 @@ def describe_chart(chart: Chart) -> str:
         if points:
             (begin, first), (end, last) = points[0], points[-1]
             told.append(
-                f"{line.name}: {value_text(chart, first)} in round {begin:.0f}, "
-                f"{value_text(chart, last)} in round {end:.0f}"
+                f"{line.name}: {value_text(chart, first)} in {chart.axis} {begin:.0f}, "
+                f"{value_text(chart, last)} in {chart.axis} {end:.0f}"
             )
     for band in chart.bands:
         low, high = known_points(band.low), known_points(band.high)
         if low and high:
             told.append(
-                f"{band.name}: {value_text(chart, low[-1][1])} to "
-                f"{value_text(chart, high[-1][1])} in round {high[-1][0]:.0f}"
+                f"{band.name or 'between'}: {value_text(chart, low[-1][1])} to "
+                f"{value_text(chart, high[-1][1])} in {chart.axis} {high[-1][0]:.0f}"
             )
     return "; ".join(told) + "." if told else "Nothing was measured."
 
@@ -255,14 +261,14 @@ def _draw_legend(chart: Chart, top: float) -> tuple[list[str], float]:
     """Draw the names of what is shown, as many to a row as fit; return where they end."""
     named = [(line.name, f"line {line.kind}", line) for line in chart.lines]
     entries: list[tuple[str, str, Line | None]] = [*named]
-    entries += [(band.name, band.kind, None) for band in chart.bands]
+    entries += [(band.name, band.kind, None) for band in chart.bands if band.name]
     if len(named) == 1 and len(entries) == 1:
         # The title names the only line; its last value is all there is to add.
         points = known_points(chart.lines[0].points)
         text = value_text(chart, points[-1][1]) if points else ""
         return [label(text, class_="strong c1", x=2, y=top - 2, dy=".9em")], top + _ROW + 5
     drawing: list[str] = []
-    at, width = 2.0, _WIDTHS[chart.size]
+    at, width = 2.0, _WIDTH
     for name, kind, line in entries:
         points = known_points(line.points) if line is not None else []
         text = f"{name} {value_text(chart, points[-1][1])}" if points else name
@@ -290,8 +296,7 @@ def _draw_grid(
 
 def _draw_axis(chart: Chart, x: Scale, top: float) -> Iterator[str]:
     yield element("line", class_="axis", x1=x.start, x2=x.end, y1=top, y2=top)
-    room = 6 if chart.size == "wide" else 3
-    ticks = [tick for tick in round_ticks(x.low, x.high, room, whole=True) if x.low <= tick]
+    ticks = [tick for tick in round_ticks(x.low, x.high, 6, whole=True) if x.low <= tick]
     for tick, text in zip(ticks, tick_labels(ticks), strict=True):
         half = _width(text) / 2
         at = min(max(x(tick), x.start + half), x.end - half + 6)
@@ -299,7 +304,7 @@ def _draw_axis(chart: Chart, x: Scale, top: float) -> Iterator[str]:
 
 
 def _draw_columns(chart: Chart, x: Scale, top: float, height: float) -> Iterator[str]:
-    """Lay invisible columns over the plot that tell the numbers of the round in their middle."""
+    """Lay invisible columns over the plot that tell the numbers in their middle."""
     values: dict[float, list[str]] = {}
     for line in chart.lines:
         for at, value in known_points(line.points):
@@ -308,14 +313,14 @@ def _draw_columns(chart: Chart, x: Scale, top: float, height: float) -> Iterator
         for low, high in zip(band.low, band.high, strict=True):
             if low is not None and high is not None:
                 told = f"{value_text(chart, low[1])} to {value_text(chart, high[1])}"
-                values.setdefault(high[0], []).append(f"{band.name} {told}")
+                values.setdefault(high[0], []).append(f"{band.name or 'between'} {told}")
     places = sorted(values)
-    size = max(1, math.ceil(len(places) / _COLUMNS[chart.size]))
+    size = max(1, math.ceil(len(places) / _COLUMNS))
     chosen = places[size // 2 :: size]
     width = (x.end - x.start) / max(1, len(chosen))
     for at in chosen:
         begin = min(max(x(at) - width / 2, x.start), x.end - width)
-        told = f"round {at:.0f}: {', '.join(values[at])}"
+        told = f"{chart.axis} {at:.0f}: {', '.join(values[at])}"
         yield element(
             "rect", tooltip(told), class_="column", x=begin, y=top, width=width, height=height
         )
@@ -327,3 +332,79 @@ def _percent(ticks: Sequence[float]) -> list[str]:
 
 def _width(text: str) -> float:
     return width_in_em(text) * _FONT
+
+
+# ------------------------------------------------------------------------------- from panels
+
+
+def draw_panels(panels: Iterable[Panel], tables: Mapping[str, Points]) -> str:
+    """Return a grid of charts; those without anything to show are left out."""
+    charts = [chart_of(panel, tables[panel.table]) for panel in panels if panel.table in tables]
+    drawn = [draw_chart(chart) for chart in charts if not chart.is_empty]
+    body = "".join(f"<div>{picture}</div>\n" for picture in drawn)
+    return f'<div class="charts">\n{body}</div>\n' if drawn else ""
+
+
+def chart_of(panel: Panel, points: Points) -> Chart:
+    """Return a panel with its points, ready to be drawn."""
+    rows = sorted(points["rows"], key=lambda row: row[0])
+    at = points["columns"].index
+    lines: list[Line] = []
+    bands: list[Band] = []
+    if panel.each is not None:
+        column, member = panel.each
+        lines = list(_each_lines(rows, at(column), member))
+    elif panel.by is not None:
+        groups: dict[str, list[list[Any]]] = {}
+        for row in rows:
+            groups.setdefault(str(row[at(panel.by)]), []).append(row)
+        # The op is chosen first, whatever its place in the action.
+        names = sorted(groups, key=lambda name: (name != "op", name))
+        for color, name in zip(COLORS, names, strict=False):
+            curve = _curve(groups[name], at(panel.lines[0].column))
+            lines.append(Line(name=_words(name), points=curve, kind=color))
+    else:
+        for color, line in zip(COLORS, panel.lines, strict=False):
+            curve = _curve(rows, at(line.column))
+            if not any(curve):
+                continue
+            joined = known_points(curve) if line.is_joined else curve
+            kind = f"{color} dashed" if line.is_dashed else color
+            lines.append(Line(name=line.name, points=joined, kind=kind))
+            if line.low is not None and line.high is not None:
+                low, high = _curve(rows, at(line.low)), _curve(rows, at(line.high))
+                bands.append(Band(name="", low=low, high=high, kind=f"{color} band"))
+    return Chart(
+        title=panel.title,
+        lines=lines,
+        bands=bands,
+        reference=panel.reference,
+        unit=panel.unit,
+        axis=_AXIS_NAMES.get(points["columns"][0], points["columns"][0]),
+        is_share=panel.is_share,
+        floor=panel.floor,
+        ceiling=panel.ceiling,
+    )
+
+
+def _curve(rows: Sequence[Sequence[Any]], place: int) -> list[Point | None]:
+    return [make_point(row[0], row[place]) for row in rows]
+
+
+def _each_lines(rows: Sequence[Sequence[Any]], place: int, member: str) -> Iterator[Line]:
+    """Yield a line for each name in a JSON column, the largest first."""
+    found: dict[str, list[Point | None]] = {}
+    for row in rows:
+        if isinstance(row[place], Mapping):
+            for name, value in row[place].items():
+                inner = value.get(member) if member and isinstance(value, Mapping) else value
+                amount = inner if isinstance(inner, int | float) else None
+                found.setdefault(str(name), []).append(make_point(row[0], amount))
+    sizes = {name: sum(abs(value) for _, value in known_points(found[name])) for name in found}
+    ranked = sorted((name for name in found if sizes[name]), key=lambda name: -sizes[name])
+    for color, name in zip(COLORS, ranked, strict=False):
+        yield Line(name=_words(name), points=found[name], kind=color)
+
+
+def _words(name: str) -> str:
+    return visible(name, limit=40).replace("_", " ").lower()

@@ -15,8 +15,8 @@ from esper.nissa.history import read_history
 from esper.nissa.listing import describe_run
 from esper.nissa.reader import StoredRun, open_run
 from esper.nissa.schema import AlarmRow, EventKind, RunRow
+from esper.report.growing import render_report
 from esper.report.origin import About, group_alarms
-from esper.report.page import render_report
 from esper.report.style import write_report
 from esper.report.training import read_training, render_training
 

@@ -11,12 +11,12 @@ from esper.leyline.records import DecisionRecord, EpochRecord, SeedRecord, decis
 from esper.report.markup import (
     argument_words,
     counted,
-    escaped,
     format_contribution,
     format_count,
     op_words,
     outcome_words,
 )
+from esper.report.style import TEMPLATES, render_part
 
 MOST_ROWS = 500
 """A table shows no more rows than this and says how many there are beyond."""
@@ -46,37 +46,13 @@ def render_table(
         rows: The cells; only the first `MOST_ROWS` rows are shown.
         noun: What a row is, for the line about those not shown.
     """
-    head = "".join(
-        f'<th scope="col"{_kind(column)}>{escaped(column.name)}</th>' for column in columns
-    )
-    body = "".join(
-        "<tr>"
-        + "".join(
-            f"<td{_kind(column, cell)}>{escaped(cell)}</td>"
-            for column, cell in zip(columns, row, strict=True)
-        )
-        + "</tr>\n"
-        for row in rows[:MOST_ROWS]
-    )
-    table = (
-        f"<table><caption>{escaped(caption)}</caption>\n"
-        f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table>"
-    )
-    return _container(caption, table) + _note_beyond(len(rows), noun)
+    return render_part("table", caption, columns, rows[:MOST_ROWS], _beyond(len(rows), noun))
 
 
 def render_pairs(caption: str, pairs: Iterable[tuple[str, object]], *, noun: str) -> str:
     """Return a table of names and values."""
     rows = list(pairs)
-    body = "".join(
-        f'<tr><th scope="row">{escaped(name)}</th><td>{escaped(value)}</td></tr>\n'
-        for name, value in rows[:MOST_ROWS]
-    )
-    table = (
-        f'<table class="pairs"><caption>{escaped(caption)}</caption>\n'
-        f"<tbody>\n{body}</tbody></table>"
-    )
-    return _container(caption, table) + _note_beyond(len(rows), noun)
+    return render_part("pairs", caption, rows[:MOST_ROWS], _beyond(len(rows), noun))
 
 
 def render_seeds(
@@ -190,22 +166,14 @@ def _flatten_list(name: str, values: Sequence[Any]) -> Iterable[tuple[str, objec
         yield name, ", ".join(map(str, values)) or "none"
 
 
-def _container(caption: str, table: str) -> str:
-    # Reachable by keyboard, or nobody without a pointer could scroll it.
-    return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{escaped(caption)}">\n'
-        f"{table}</div>\n"
-    )
-
-
-def _note_beyond(total: int, noun: str) -> str:
+def _beyond(total: int, noun: str) -> str:
     beyond = total - MOST_ROWS
-    if beyond <= 0:
-        return ""
-    return f'<p class="note">And {counted(beyond, f"more {noun}")} not shown here.</p>\n'
+    return counted(beyond, f"more {noun}") if beyond > 0 else ""
 
 
-def _kind(column: Column, cell: object = "") -> str:
+def _cell_kind(column: Column, cell: object) -> str:
     # A long name in a narrow column would become a tower of syllables.
-    kind = column.kind or ("words" if len(str(cell)) > _LONG else "")
-    return f' class="{kind}"' if kind else ""
+    return column.kind or ("words" if len(str(cell)) > _LONG else "")
+
+
+TEMPLATES.globals["cell_kind"] = _cell_kind

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import math
 
-from esper.report.curve import read_curves
-from esper.report.picture import growth_picture
+from esper.report.picture import growth_picture, read_curves
 from tests.report.reading import having, parse, told
 from tests.report.runs import make_epoch
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from esper.report.headline import heading, read_outcome, render_figures, render_lead
+from esper.report.growing import heading, read_outcome, render_figures, render_lead
 from esper.report.picture import growth_picture
 from tests.report.runs import growing_run, make_epoch, summary_of
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from esper.nissa.schema import RoundRow
-from esper.report.training.tables import count_ops, late_rounds, render_blueprints, render_ops
+from esper.report.training_tables import count_ops, late_rounds, render_blueprints, render_ops
 
 
 def test_ops_are_added_up_and_their_rewards_weighted() -> None:

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from esper.leyline.actions import HEAD_NAMES
 from esper.nissa.schema import DecisionRow, EpisodeRow
 from esper.report.markup import counted, escaped, format_number, format_share, op_words, visible
 from esper.report.tables import NOTHING, Column, render_table
-from esper.report.training.record import ShownEpisode
-from esper.report.training.tables import number_text
+from esper.report.training_tables import number_text
 
 WAIT = "WAIT"
 
 _MOST_TERMS = 3
 _ARGUMENTS = tuple(head for head in HEAD_NAMES if head not in ("op", "slot"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownEpisode:
+    """One episode with its decisions, in order."""
+
+    episode: EpisodeRow
+    decisions: Sequence[DecisionRow]
 
 
 def render_episodes(episodes: Sequence[ShownEpisode]) -> str:

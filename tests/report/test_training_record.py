@@ -5,8 +5,8 @@ from pathlib import Path
 from esper.leyline.actions import HEAD_NAMES
 from esper.nissa import open_run, open_store
 from esper.nissa.schema import DecisionRow
-from esper.report.training.record import read_training
-from tests.report.training.runs import LENGTH, train_row, write_training
+from esper.report.training import read_training
+from tests.report.training_runs import LENGTH, train_row, write_training
 
 
 def test_a_run_is_read_back(tmp_path: Path) -> None:
@@ -17,7 +17,8 @@ def test_a_run_is_read_back(tmp_path: Path) -> None:
     assert [(row.round, row.ordinal) for row in record.updates] == [(n, 1) for n in range(5)]
     assert next(iter(record.heads)) == "op"
     assert set(record.heads) == set(HEAD_NAMES)
-    assert all([row.ordinal for row in rows] == [1] * 5 for rows in record.heads.values())
+    assert {(row.round, row.ordinal) for row in record.heads.values()} == {(4, 1)}
+    assert [row[0] for row in record.points["rounds"]["rows"]] == [0, 1, 2, 3, 4]
     assert [event.kind for event in record.events] == ["settings_changed"]
 
 

@@ -1,13 +1,26 @@
-"""The page of a training run, from beginning to end."""
+"""The report of a training run: how a controller learned, from what was recorded alone."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from esper.leyline.actions import HEAD_NAMES, HEAD_VALUES, choice_text
 from esper.nissa.monitors.monitor import BANDS, light
-from esper.nissa.schema import RoundRow, UpdateRow
+from esper.nissa.reader import StoredRun
+from esper.nissa.schema import (
+    DecisionRow,
+    EpisodeRow,
+    EventKind,
+    EventRow,
+    RoundRow,
+    UpdateHeadRow,
+    UpdateRow,
+)
+from esper.report.chart import draw_panels
+from esper.report.episodes import ShownEpisode, render_episodes
 from esper.report.markup import (
     counted,
     escaped,
@@ -18,20 +31,10 @@ from esper.report.markup import (
     shortened,
 )
 from esper.report.origin import About, AlarmGroup, found_sections, origin_sections, recorded_section
-from esper.report.style import CHART_STYLE, PAGE_STYLE, render_page, render_tiles, section
-from esper.report.training.charts import (
-    behaviour_charts,
-    gain_charts,
-    head_charts,
-    learner_charts,
-    render_charts,
-    reward_by_op_chart,
-    reward_chart,
-    value_charts,
-)
-from esper.report.training.episodes import render_episodes
-from esper.report.training.record import TrainingRecord
-from esper.report.training.tables import (
+from esper.report.panels import CRITIC, GROWTH, LEARNING, POLICY, REWARD, SPEED, panels_for
+from esper.report.series import Points, read_series
+from esper.report.style import render_page, render_tiles, section
+from esper.report.training_tables import (
     late_rounds,
     latest_fates,
     render_blueprints,
@@ -42,6 +45,121 @@ from esper.report.training.tables import (
     render_ops,
     render_terms,
 )
+
+SHOWN_EPISODES = 3
+TOLD_EVENTS = (
+    EventKind.SETTINGS_CHANGED,
+    EventKind.VERSIONS_CHANGED,
+    EventKind.CHECKPOINT_LOADED,
+    EventKind.STORE_RESTARTED,
+    EventKind.GOVERNOR_ROLLBACK,
+)
+_HEAD_COLUMNS = (
+    *("round", "ordinal", "head", "usage", "free_steps", "valid_actions", "entropy"),
+    *("entropy_conditional", "entropy_nats", "ratio_max", "approx_kl", "clipfrac", "grad_norm"),
+    "choices",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingRecord:
+    """Rounds, updates and a few episodes of one training run."""
+
+    rounds: Sequence[RoundRow] = ()
+    updates: Sequence[UpdateRow] = ()
+    """The last optimisation epoch of every update."""
+    heads: Mapping[str, UpdateHeadRow] = field(default_factory=dict)
+    """Per head, the op first, its state after the last update."""
+    points: Mapping[str, Points] = field(default_factory=dict)
+    """What its charts are drawn from, by table."""
+    episodes: Sequence[ShownEpisode] = ()
+    """The best, the middle and the worst of those recorded in the latest round."""
+    events: Sequence[EventRow] = ()
+    """Resumes, changed settings and the like."""
+    choice_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Per head, what its choices are called, in their order; heads may be missing."""
+
+
+def read_training(run: StoredRun) -> TrainingRecord:
+    """Read a training run from its store."""
+    rounds = [row for row in run.records("rounds") if isinstance(row, RoundRow)]
+    updates = [UpdateRow(**row) for row in run.rows("updates", where="is_last = 1")]
+    heads = {
+        str(row["head"]): UpdateHeadRow(**row)
+        for row in run.rows(
+            "update_heads",
+            columns=_HEAD_COLUMNS,
+            where="(round, ordinal) IN (SELECT round, ordinal FROM updates WHERE is_last = 1 "
+            "ORDER BY id DESC LIMIT 1)",
+        )
+    }
+    # The op is chosen first, whatever its place in the action.
+    order = {head: 1 + index for index, head in enumerate(HEAD_NAMES)} | {"op": 0}
+    kinds = ", ".join("?" for _ in TOLD_EVENTS)
+    events = run.rows("events", where=f"kind IN ({kinds})", parameters=[*TOLD_EVENTS])
+    return TrainingRecord(
+        rounds=rounds,
+        updates=updates,
+        heads={head: heads[head] for head in sorted(heads, key=lambda one: order.get(one, 99))},
+        points=read_series(run.path, "train"),
+        episodes=_read_episodes(run),
+        events=[EventRow(**row) for row in events],
+        choice_names=_choice_names(run),
+    )
+
+
+def _choice_names(run: StoredRun) -> dict[str, list[str]]:
+    """Return what the choices of every head are called in this run."""
+    names = {
+        head: [choice_text(head, value) for value in values] for head, values in HEAD_VALUES.items()
+    }
+    slots = run.info.slots
+    if isinstance(slots, Sequence):
+        names["slot"] = [str(slot) for slot in slots]
+    started = run.rows(
+        "events", columns=["data"], where="kind = ?", parameters=[EventKind.TRAINING_STARTED]
+    )
+    data = started[-1]["data"] if started else None
+    blueprints = data.get("blueprints") if isinstance(data, Mapping) else None
+    if isinstance(blueprints, Sequence):
+        names["blueprint"] = [str(blueprint) for blueprint in blueprints]
+    return names
+
+
+def _read_episodes(run: StoredRun) -> list[ShownEpisode]:
+    """Return the best, the middle and the worst recorded episode of the latest round with any."""
+    latest = run.query("SELECT MAX(round) FROM decisions").rows[0][0]
+    if latest is None:
+        return []
+    recorded = run.query(
+        "SELECT DISTINCT row FROM decisions WHERE round = ? ORDER BY row", [latest]
+    ).rows
+    rows = {row for (row,) in recorded}
+    found = [
+        EpisodeRow(**row)
+        for row in run.rows("episodes", where="round = ?", parameters=[latest])
+        if row["row"] in rows
+    ]
+    # An episode that is still going on has decisions and no end.
+    found += [
+        EpisodeRow(round=latest, row=row) for row in sorted(rows - {one.row for one in found})
+    ]
+    found.sort(key=lambda one: -(one.episodic_return or 0.0))
+    if len(found) > SHOWN_EPISODES:
+        found = [found[0], found[len(found) // 2], found[-1]]
+    return [
+        ShownEpisode(
+            episode=one,
+            decisions=[
+                DecisionRow(**row)
+                for row in run.rows(
+                    "decisions", where="round = ? AND row = ?", parameters=[latest, one.row]
+                )
+            ],
+        )
+        for one in found
+    ]
+
 
 _NAME_LENGTH = 60
 
@@ -167,11 +285,11 @@ def _tell_light(metric: str, value: float | None) -> str:
     return words.get(light(metric, value), "unknown")
 
 
-_CURVES = "Over the rounds, from 0. The bands hold 50 and 90 % of a round's episodes."
+_CURVES = "Bands hold what the legend says of a round's episodes; the twin only waited."
 _HEADS = (
-    "Entropies are shares of the greatest there can be, of the policy without its floor; the solid "
-    "line counts only decisions in which the head had a choice and mattered. A head that is rarely "
-    "used has its whole say there. Ratios and KL are measured after the update."
+    "Entropies are shares of the greatest there can be, of the policy without its floor, over "
+    "decisions in which the head had a choice and mattered. Ratios and KL are measured after the "
+    "update."
 )
 _EPISODES = (
     "Every decision of a few episodes of the latest recorded round, the best first: in brackets "
@@ -199,42 +317,41 @@ def render_training(
         *_inner_sections(record),
         *origin_sections(None, config, command, versions, about),
         *recorded_section(about),
-        style=f"{PAGE_STYLE}\n{CHART_STYLE}",
     )
 
 
 def _learning_sections(record: TrainingRecord) -> Iterator[str]:
     if not record.rounds:
         return
-    yield section("Learning", render_charts(gain_charts(record), "wide") + _note(_CURVES))
-    yield section("Behaviour", render_charts(behaviour_charts(record)))
+    yield section("Learning", _charts(record, LEARNING) + _note(_CURVES))
+    yield section("Behaviour", _charts(record, GROWTH))
     yield section("Operations", render_ops(record.rounds))
-    fates = latest_fates(record)
+    fates = latest_fates(record.rounds)
     if fates:
         yield section("Blueprints", render_blueprints(fates))
 
 
 def _inner_sections(record: TrainingRecord) -> Iterator[str]:
     if any(row.reward_terms for row in record.rounds):
-        body = render_charts(
-            [reward_chart(record), reward_by_op_chart(record)], "wide"
-        ) + render_terms(record.rounds)
-        yield section("Reward", body)
+        yield section("Reward", _charts(record, REWARD) + render_terms(record.rounds))
     if record.updates:
         last = record.updates[-1]
-        body = render_charts(value_charts(record)) + render_critic_by_op(last)
-        yield section("Values", body)
-        yield section("Updates", render_charts(learner_charts(record)) + render_memory(last))
-    if record.heads:
-        parts = [_note(_HEADS), render_heads(record.heads, record.choice_names)]
-        for head in record.heads:
-            parts.append(f"<h3>{escaped(head.replace('_', ' '))}</h3>\n")
-            parts.append(render_charts(head_charts(record, head), "heads"))
-        yield section("Heads", "".join(parts))
+        yield section("Critic", _charts(record, CRITIC) + render_critic_by_op(last))
+        body = _charts(record, POLICY) + _note(_HEADS)
+        if record.heads:
+            body += render_heads(record.heads, record.choice_names)
+        yield section("Policy", body + render_memory(last))
+    if record.rounds:
+        yield section("Throughput", _charts(record, SPEED))
     if record.episodes:
         yield section("Decisions", _note(_EPISODES) + render_episodes(record.episodes))
     if record.events:
         yield section("Events", render_events(record.events))
+
+
+def _charts(record: TrainingRecord, group: str) -> str:
+    panels = [panel for panel in panels_for("train") if panel.group == group]
+    return draw_panels(panels, record.points)
 
 
 def _note(text: str) -> str:

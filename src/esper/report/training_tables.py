@@ -9,7 +9,6 @@ from esper.leyline.actions import LifecycleOp
 from esper.nissa.schema import EventRow, RoundRow, UpdateHeadRow, UpdateRow
 from esper.report.markup import format_count, format_measure, format_share, op_words
 from esper.report.tables import NOTHING, Column, render_table
-from esper.report.training.record import TrainingRecord
 
 LATE_SHARE = 0.1
 """The end of a run, beside the whole of it: what the controller had become."""
@@ -118,9 +117,7 @@ def render_terms(rounds: Sequence[RoundRow]) -> str:
     return render_table("Terms of the reward, last tenth of the run", columns, rows, noun="term")
 
 
-def render_heads(
-    heads: Mapping[str, Sequence[UpdateHeadRow]], names: Mapping[str, Sequence[str]]
-) -> str:
+def render_heads(heads: Mapping[str, UpdateHeadRow], names: Mapping[str, Sequence[str]]) -> str:
     """Return the table of heads after the last update; `names` are those of their choices."""
     columns = (
         Column("Head"),
@@ -137,8 +134,7 @@ def render_heads(
         Column("Gradient norm", "number"),
     )
     rows = []
-    for head, series in heads.items():
-        last = series[-1]
+    for head, last in heads.items():
         rows.append(
             (
                 head.replace("_", " "),
@@ -225,9 +221,9 @@ def late_rounds(rounds: Sequence[RoundRow]) -> Sequence[RoundRow]:
     return rounds[-max(1, round(LATE_SHARE * len(rounds))) :]
 
 
-def latest_fates(record: TrainingRecord) -> Mapping[str, Mapping[str, int]]:
+def latest_fates(rounds: Sequence[RoundRow]) -> Mapping[str, Mapping[str, int]]:
     """Return what became of the seeds of every blueprint so far; nothing where it is unknown."""
-    for row in reversed(record.rounds):
+    for row in reversed(rounds):
         if isinstance(row.blueprint_fates, Mapping):
             return row.blueprint_fates
     return {}

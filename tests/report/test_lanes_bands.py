@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from esper.report.bands import BAND
+from esper.report.lanes import BAND
 from esper.report.picture import growth_picture
 from tests.report.reading import having, parse, told, written
 from tests.report.runs import growing_run, make_epoch, make_slot

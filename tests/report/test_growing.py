@@ -9,7 +9,7 @@ import pytest
 
 from esper.leyline.errors import CheckpointError
 from esper.leyline.records import EpochRecord, RunSummary
-from esper.report.page import render_report
+from esper.report.growing import render_report
 from esper.report.style import write_report
 from tests.report.runs import (
     COMMAND,
@@ -98,7 +98,7 @@ def test_seeds_and_decisions_are_told_in_full(history: list[EpochRecord]) -> Non
 def test_nothing_is_fetched_and_nothing_runs(history: list[EpochRecord]) -> None:
     page = render(history, summary_of(history))
     assert not re.search(r"https?://|\bsrc=|\bhref=|url\(|@import|<script|<link", page)
-    assert "default-src &#x27;none&#x27;" in page
+    assert "default-src 'none'" in page
 
 
 def test_hostile_values_stay_text(history: list[EpochRecord]) -> None:
