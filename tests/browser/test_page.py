@@ -187,6 +187,18 @@ def test_runs_are_laid_over_each_other_and_one_is_pinned(
     expect(names).to_have_count(2)
 
 
+def test_a_run_laid_over_that_is_gone_leaves_the_rest(
+    server: Server, browser: Browser, tmp_path: Path
+) -> None:
+    growing(tmp_path / "grown")
+    page = browser.new_page()
+    page.goto(f"{server.url}/run?id=grown&with=gone")
+    expect(page.locator("#trouble")).to_contain_text("gone: There is no such run.")
+    expect(page.locator("[data-chart=score] .legend li")).to_have_count(2)
+    expect(page.locator("#connection")).to_have_attribute("data-state", "live")
+    page.close()
+
+
 def test_the_list_names_broken_runs_filters_and_sees_new_ones(
     server: Server, open_page: Opener, tmp_path: Path
 ) -> None:

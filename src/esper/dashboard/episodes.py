@@ -20,7 +20,7 @@ MOST_DECISIONS = 50
 MOST_FORESEEN = 3_000
 
 _HERE = '"round" = ? AND "row" = ?'
-_JSON = ("alternatives", "reward_terms", "reward_details")
+_JSON = ("alternatives", "reward_terms", "reward_details", "explanation")
 
 
 def read_garden(path: Path, round: int, row: int) -> dict[str, Any]:
@@ -201,12 +201,16 @@ def read_decisions(
         values.append(before)
     where = f"WHERE {' AND '.join(conditions)} " if conditions else ""
     rows = ask(
-        path, f"SELECT * FROM decisions {where}ORDER BY id DESC LIMIT ?", [*values, MOST_DECISIONS]
+        path,
+        'SELECT *, (SELECT data FROM events WHERE events."round" = decisions."round" '
+        'AND events."row" = decisions."row" AND events.step = decisions.step AND kind = ? LIMIT 1) '
+        f"AS explanation FROM decisions {where}ORDER BY id DESC LIMIT ?",
+        [EventKind.DECISION_EXPLAINED, *values, MOST_DECISIONS],
     )
-    return {"decisions": [_decision(path, found) for found in rows]}
+    return {"decisions": [_decision(found) for found in rows]}
 
 
-def _decision(path: Path, found: dict[str, Any]) -> dict[str, Any]:
+def _decision(found: dict[str, Any]) -> dict[str, Any]:
     for name in _JSON:
         found[name] = unfolded(found[name])
     heads = {
@@ -217,16 +221,7 @@ def _decision(path: Path, found: dict[str, Any]) -> dict[str, Any]:
         }
         for head in HEAD_NAMES
     }
-    told = ask(
-        path,
-        f"SELECT data FROM events WHERE {_HERE} AND step = ? AND kind = ? LIMIT 1",
-        [found["round"], found["row"], found["step"], EventKind.DECISION_EXPLAINED],
-    )
-    return {
-        **found,
-        "heads": heads,
-        "explanation": unfolded(told[0]["data"]) if told else None,
-    }
+    return {**found, "heads": heads}
 
 
 def read_foreseen(path: Path, round: int) -> dict[str, Any]:

@@ -22,13 +22,21 @@ from esper.leyline.errors import EsperError
 from esper.nissa.columns import TABLES
 from esper.nissa.database import STORE_FILE
 from esper.report.panels import series_for
-from esper.report.series import ask, read_new
+from esper.report.series import Points, ask, read_new
 
 PAUSE_S = 1.0
 """Time between two looks at a run."""
 
 HEARTBEAT_S = 10.0
 """A line is sent at least this often, so that both ends know of each other."""
+
+QUIET_S = 3.0
+"""A run that writes nothing is asked this often whether it still runs."""
+
+SHARE = 0.01
+"""The part of its time that a stream looks at runs, at most: one that is slow is asked less."""
+
+LONGEST_PAUSE_S = 5.0
 
 MOST_ROWS = 2_000
 """Rows of a table in one event; what is more follows at once."""
@@ -72,13 +80,18 @@ def read_position(path: Path) -> Position:
 
 
 def read_change(path: Path, kind: str, since: Position) -> tuple[Position, dict[str, Any]]:
-    """Return where a run stands now, and what a page that stood at `since` has to know."""
+    """Return how far a page that stood at `since` gets now, and what it has to know for that.
+
+    Rows that do not fit into one event are said to be `left`.
+    """
     now = read_position(path)
     was_cut = any(new < old for new, old in zip(now.rows, since.rows, strict=True))
     if now.store != since.store or was_cut:
         return now, {"reset": True}
     series = {one.table: one for one in series_for(kind)}
-    reached, rows, changed = [], {}, []
+    reached: list[int] = []
+    rows: dict[str, Points] = {}
+    changed: list[str] = []
     for name, old, new in zip(WATCHED, since.rows, now.rows, strict=True):
         upto = new
         if new > old:
@@ -87,7 +100,10 @@ def read_change(path: Path, kind: str, since: Position) -> tuple[Position, dict[
                 upto = min(new, old + MOST_ROWS)
                 rows[name] = read_new(path, series[name], old, upto)
         reached.append(upto)
-    return Position(now.store, tuple(reached)), {"rows": rows, "changed": changed}
+    found: dict[str, Any] = {"rows": rows, "changed": changed}
+    if tuple(reached) != now.rows:
+        found["left"] = True
+    return Position(now.store, tuple(reached)), found
 
 
 class Watch:
@@ -100,6 +116,7 @@ class Watch:
         self._kind = ""
         self._seen: tuple[Any, ...] = ()
         self._told = ""
+        self._asked = -QUIET_S
 
     def look(self) -> dict[str, Any] | None:
         """Return what is new, None where nothing is.
@@ -116,11 +133,12 @@ class Watch:
                 self._kind = str(ask(self.path, "SELECT kind FROM runs LIMIT 1")[0]["kind"])
             change: dict[str, Any] = {}
             if touched != self._seen and self.position is not None:
-                before = self.position
-                self.position, change = read_change(self.path, self._kind, before)
+                self.position, change = read_change(self.path, self._kind, self.position)
                 # Rows that did not fit into this event are looked for at once.
-                is_all = read_position(self.path) == self.position
-                self._seen = touched if is_all else ()
+                self._seen = () if change.pop("left", False) else touched
+            elif time.monotonic() - self._asked < QUIET_S:
+                return None
+            self._asked = time.monotonic()
             progress = read_progress(self.path)
         except (EsperError, sqlite3.Error, OSError, ValueError, LookupError) as error:
             return self._unless_told({"error": " ".join(str(error).split())})
@@ -164,6 +182,7 @@ async def events(
     yield "retry: 1000\n\n"
     spoken = time.monotonic()
     while not is_over():
+        began = time.monotonic()
         for watch in watches:
             found = await anyio.to_thread.run_sync(watch.look)
             if found is not None:
@@ -175,4 +194,5 @@ async def events(
         if time.monotonic() - spoken > HEARTBEAT_S:
             spoken = time.monotonic()
             yield "event: alive\ndata: {}\n\n"
-        await asyncio.sleep(pause_s)
+        took = time.monotonic() - began
+        await asyncio.sleep(min(max(pause_s, took / SHARE), max(pause_s, LONGEST_PAUSE_S)))

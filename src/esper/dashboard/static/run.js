@@ -7,6 +7,7 @@ import { Live } from "./live.js";
 
 const FIRST_GROUP = "Learning";
 const MOST_ALARMS = 4;
+const LOOK_MS = 3000; // What has to be asked for anew is asked for no more often.
 const asked = new URLSearchParams(location.search);
 const names = [asked.get("id") ?? "", ...asked.getAll("with")].filter((name, place, all) => name && all.indexOf(name) === place).slice(0, 8);
 const runs = new Map();
@@ -279,11 +280,30 @@ async function load(name) {
   runs.set(name, new Run(name, info, series));
 }
 
+// The pinned run must be there; another one that is not leaves the rest as it is.
+async function loadAll() {
+  const missing = [];
+  await Promise.all(names.map((name, place) => load(name).catch((error) => {
+    if (place === 0) throw error;
+    missing.push([name, error.message]);
+  })));
+  for (const [name] of missing) names.splice(names.indexOf(name), 1);
+  return missing.map(([name, reason]) => `${name}: ${reason}`);
+}
+
+let lastTrouble = null;
+
 function onChange(change) {
   const run = runs.get(change.run);
   if (!run) return;
-  if (change.error) return trouble(`${change.run}: ${change.error}`);
-  trouble("");
+  if (change.error) {
+    lastTrouble = change.run;
+    return trouble(`${change.run}: ${change.error}`);
+  }
+  if (lastTrouble === change.run) {
+    lastTrouble = null;
+    trouble("");
+  }
   if (change.progress) run.info.progress = { ...run.info.progress, ...change.progress };
   if (change.reset) return reload(change.run);
   for (const [table, data] of Object.entries(change.rows || {})) run.add(table, data);
@@ -317,7 +337,7 @@ function lookIn() {
       const info = await get("/api/run", { id: names[0] }).catch(() => null);
       if (info && info.episodes.last !== null) garden.follow(info.episodes.last);
     } else garden.load();
-  }, 1500);
+  }, LOOK_MS);
 }
 
 async function reload(name) {
@@ -352,7 +372,7 @@ async function start() {
   $("#unzoom").addEventListener("click", () => [...Object.values(axes), garden?.axis].forEach((axis) => axis?.setZoom(null)));
   addEventListener("esper:zoom", () => ($("#unzoom").disabled = !axes.round.zoom && !axes.epoch.zoom && !garden?.axis.zoom));
   if (!names.length) throw new Error("No run was named; choose one in the list.");
-  await Promise.all(names.map(load));
+  const missing = await loadAll();
   // The order of the address is the order of the colours.
   const ordered = names.map((name) => [name, runs.get(name)]);
   runs.clear();
@@ -366,6 +386,7 @@ async function start() {
   offerOthers().catch(() => null);
   if (main().info.episodes.last === null) decisions.load();
   garden.load();
+  if (missing.length) trouble(`Not shown: ${missing.join("; ")}`);
   live = new Live(names, Object.fromEntries([...runs].map(([name, run]) => [name, run.position])), onChange);
   addEventListener("pagehide", () => live.stop());
 }

@@ -29,7 +29,7 @@ function progress(run) {
   if (run.done === null && run.planned === null) return "";
   const text = run.planned ? `${count(run.done ?? 0)} of ${count(run.planned)} ${run.unit}` : `${count(run.done)} ${run.unit}`;
   if (!run.planned) return text;
-  return [h("progress", { max: run.planned, value: run.done ?? 0, "aria-label": `${share((run.done ?? 0) / run.planned)} done` }), " ", text];
+  return [h("progress", { max: run.planned, value: run.done ?? 0, "aria-label": `${share((run.done ?? 0) / run.planned)} done` }), " ", h("span", null, text)];
 }
 
 function draw() {
