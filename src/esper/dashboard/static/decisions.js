@@ -15,6 +15,8 @@ export class Decisions {
     this.form.addEventListener("submit", (event) => event.preventDefault());
     this.asked = 0;
     this.shown = [];
+    // A growing run is one episode.
+    this.form.elements.all.parentElement.hidden = !("round" in where());
   }
 
   setSlots(slots) {
@@ -70,9 +72,10 @@ export class Decisions {
 function drawDecision(decision) {
   const { heads } = decision;
   const isRefused = decision.outcome && decision.outcome !== "done";
+  const likely = heads.op.probability ?? decision.explanation?.probabilities?.op?.[heads.op.choice];
   const given = HEADS.slice(2).filter((head) => heads[head].choice !== null).map((head) => `${words(head)} ${words(heads[head].choice)}`);
   const what = [h("strong", null, words(heads.op.choice)), heads.slot.choice !== null && ` at ${heads.slot.choice}`, given.length > 0 && `: ${given.join(", ")}`,
-    isNumber(heads.op.probability) && h("span", { class: "note" }, ` (${decision.forced ? "the only legal op" : share(heads.op.probability)})`)];
+    isNumber(likely) && h("span", { class: "note" }, ` (${decision.forced ? "the only legal op" : share(likely)})`)];
   const details = h("details", { class: "decision" },
     h("summary", null,
       h("span", { class: "when" }, `${decision.round ? `round ${decision.round}, ` : ""}epoch ${decision.step}`),
