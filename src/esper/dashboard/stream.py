@@ -36,7 +36,7 @@ QUIET_S = 3.0
 SHARE = 0.01
 """The part of its time that a stream looks at runs, at most: one that is slow is asked less."""
 
-LONGEST_PAUSE_S = 5.0
+LONGEST_PAUSE_S = 3.0
 
 MOST_ROWS = 2_000
 """Rows of a table in one event; what is more follows at once."""

@@ -116,8 +116,8 @@ export class Garden {
     const pairs = values.filter((one) => one.kind === "interaction" && one.other);
     const rows = values.filter((one) => one.kind !== "interaction" && one.kind !== "pair");
     show($(".body", place), h("div", { class: "side" },
-      rows.length > 0 && table("What each seed is worth", [["what", "words"], ["slot", ""], ["epoch", "number"], ["points", "number"]],
-        rows.map((one) => [kindWords(one.kind), one.slot ?? "all", one.step, worth(one.value, one.se)])),
+      rows.length > 0 && table("What each seed is worth", [["what", "words"], ["slot", ""], ["points", "number"], ["epoch", "number"]],
+        rows.map((one) => [kindWords(one.kind), one.slot ?? "all", worth(one.value, one.se), one.step])),
       h("div", null, h("h3", null, "Interactions"), pairs.length ? matrix(pairs)
         : h("p", { class: "note" }, "No pair was measured: that needs two seeds at a time."))));
   }

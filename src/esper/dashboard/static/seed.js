@@ -56,8 +56,8 @@ function draw(body, life) {
       entered.map((stage) => [stage.step, words(stage.stage), number(stage.alpha), worth(stage.contribution, stage.contribution_se)]))],
     decisions.length > 0 && [h("h3", null, "Decisions about it"), table("Decisions about it", [["epoch", "number"], ["operation", ""], ["outcome", "words"], ["reward", "number"]],
       decisions.map((one) => [one.step, words(one.op), one.reason || words(one.outcome), isNumber(one.reward) ? signed(one.reward, 3) : "–"]))],
-    values.length > 0 && [h("h3", null, "Last measured"), table("Last measured", [["what", "words"], ["with", ""], ["epoch", "number"], ["points", "number"]],
-      values.map((one) => [kindWords(one.kind), one.other ? (one.slot === seed.slot ? one.other : one.slot) : "", one.step, worth(one.value, one.se)]))]);
+    values.length > 0 && [h("h3", null, "Last measured"), table("Last measured", [["what", "words"], ["with", ""], ["points", "number"], ["epoch", "number"]],
+      values.map((one) => [kindWords(one.kind), one.other ? (one.slot === seed.slot ? one.other : one.slot) : "", worth(one.value, one.se), one.step]))]);
   all.forEach(({ chart, lines }) => chart.setLines(lines));
   return all.map(({ chart }) => chart);
 }
