@@ -46,7 +46,7 @@ def test_a_request_without_a_name_is_refused() -> None:
 
 def test_a_further_name_can_be_allowed() -> None:
     assert (
-        client(Access.on("127.0.0.1", ["proxy.example"]), "proxy.example").get("/").text == "inside"
+        client(Access.on("127.0.0.1", ["Proxy.example"]), "proxy.example").get("/").text == "inside"
     )
 
 

@@ -64,10 +64,10 @@ class Access:
     @classmethod
     def on(cls, host: str, names: Iterable[str] = ()) -> Access:
         """Return what a server that listens on this host must ask for."""
-        if is_loopback(host):
-            return cls(names=frozenset(names))
-        own = {host.lower(), socket.gethostname().lower(), socket.getfqdn().lower()}
         given = frozenset(name.lower() for name in names)
+        if is_loopback(host):
+            return cls(names=given)
+        own = {host.lower(), socket.gethostname().lower(), socket.getfqdn().lower()}
         return cls(is_local=False, token=new_token(), names=given | own)
 
     def knows_host(self, header: str) -> bool:
