@@ -17,6 +17,7 @@ from esper.cli.output import (
     print_json,
     safe,
 )
+from esper.cli.sinks import add_wandb, chosen_sinks
 
 _EPILOG = """\
 examples:
@@ -167,6 +168,7 @@ def set_up(parser: Parser) -> None:
     )
     where.add_argument("--overwrite", action="store_true", help="replace the run in --out")
     where.add_argument("--export", choices=("onnx", "pt2"), help="also write the grown network")
+    add_wandb(where)
     where.add_argument("--json", action="store_true", help="print one JSON document")
     where.add_argument("-v", "--verbose", action="store_true", help="show every decision")
     parser.set_defaults(run=run)
@@ -237,6 +239,7 @@ def _open(options: argparse.Namespace, on_alarm: Any) -> Any:
             model=options.model,
             checkpoint=options.source or "latest",
             command=command,
+            sinks=chosen_sinks(options),
             on_alarm=on_alarm,
         )
     if options.source is not None:
@@ -250,6 +253,7 @@ def _open(options: argparse.Namespace, on_alarm: Any) -> Any:
         request.world(data),
         overwrite=options.overwrite,
         command=command,
+        sinks=chosen_sinks(options),
         on_alarm=on_alarm,
     )
 
@@ -344,7 +348,7 @@ def _refuse_changes(options: argparse.Namespace) -> None:
     from esper.leyline.errors import UsageError
 
     kept = {"out", "resume", "source", "export", "json", "verbose", "run", "overwrite", "arguments"}
-    kept |= {"settings", "model", "device", "epochs"}
+    kept |= {"settings", "model", "device", "epochs", "wandb"}
     if options.overwrite:
         raise UsageError("--resume continues a run and --overwrite replaces it; give one of them")
     changed = [

@@ -10,6 +10,7 @@ from typing import Any
 
 from esper.cli.main import Parser
 from esper.cli.output import err_console, naming_resume, out_console, print_json, safe
+from esper.cli.sinks import add_wandb, chosen_sinks
 
 _RECIPES = "(default: the recipe's)"
 
@@ -72,6 +73,7 @@ def set_up(parser: Parser) -> None:
         help="with --resume: heads that start afresh, such as blueprint,tempo (default: none)",
     )
     where.add_argument("--overwrite", action="store_true", help="replace the run in --out")
+    add_wandb(where)
     where.add_argument("--json", action="store_true", help="print one JSON document")
     where.add_argument("-v", "--verbose", action="store_true", help="show every round and alarm")
     parser.set_defaults(run=run)
@@ -122,6 +124,7 @@ def _open(options: argparse.Namespace, on_alarm: Any) -> Any:
             resolve(options),
             overwrite=options.overwrite,
             command=f"esper {shlex.join(options.arguments)}",
+            sinks=chosen_sinks(options),
             on_alarm=on_alarm,
         )
     settings = parse_settings(options.settings or ())
@@ -132,6 +135,7 @@ def _open(options: argparse.Namespace, on_alarm: Any) -> Any:
         settings=settings,
         reset_heads=_names(options.reset_heads or ""),
         checkpoint=options.source or "latest",
+        sinks=chosen_sinks(options),
         on_alarm=on_alarm,
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
@@ -27,6 +27,8 @@ from esper.leyline.controller import Controller
 from esper.leyline.errors import EsperWarning, UsageError
 from esper.leyline.records import EpochRecord, epoch_line
 from esper.leyline.settings import changed_settings
+from esper.nissa.sinks import Sink
+from esper.nissa.store import DEFAULT_SINKS
 from esper.runs.checkpoint import GROWING, Checkpoints, Which, resume_command
 from esper.runs.folder import RunFolder
 from esper.runs.growing import resume_growing, start_growing
@@ -64,6 +66,7 @@ def grow(
     out: str | Path | None = None,
     resume: bool | Which = False,
     overwrite: bool = False,
+    sinks: Iterable[str | Sink] = DEFAULT_SINKS,
     on_epoch: Callable[[EpochRecord], None] | None = None,
     progress: bool | None = None,
 ) -> Grown:
@@ -111,6 +114,8 @@ def grow(
             is none; 'previous' goes on from the checkpoint before the latest. On the CPU the result
             is that of an uninterrupted run, provided that `train` depends on nothing but the epoch.
         overwrite: replace the run in `out`.
+        sinks: where curves and alarms of a run in `out` are shown beside its store: 'tensorboard',
+            'wandb' (with WANDB_MODE=offline without a server), a registered name, or an object.
         on_epoch: called with the record of every epoch.
         progress: show every epoch on standard error; by default where that is a terminal.
 
@@ -165,6 +170,8 @@ def grow(
     if out is None:
         if resume or overwrite:
             raise UsageError("resume and overwrite are about a run folder; name it by out=...")
+        if sinks != DEFAULT_SINKS:
+            raise UsageError("sinks show what is recorded in a run folder; name it by out=...")
         growth = build()
         for record in growth.epochs():
             show(record)
@@ -191,12 +198,24 @@ def grow(
         which: Which = "previous" if resume == "previous" else "latest"
         growth = build()
         run = resume_growing(
-            out, growth, told, _first_batch(growth), checkpoint=which, command="esper.grow(...)"
+            out,
+            growth,
+            told,
+            _first_batch(growth),
+            checkpoint=which,
+            command="esper.grow(...)",
+            sinks=sinks,
         )
     else:
         growth = build()
         run = start_growing(
-            out, growth, told, _first_batch(growth), overwrite=overwrite, command="esper.grow(...)"
+            out,
+            growth,
+            told,
+            _first_batch(growth),
+            overwrite=overwrite,
+            command="esper.grow(...)",
+            sinks=sinks,
         )
     with run:
         carry_out_or_raise(run, show)

@@ -23,7 +23,7 @@ from esper.leyline.manifest import restoring
 from esper.leyline.process import choose_device
 from esper.leyline.settings import SettingChanges, change_settings
 from esper.nissa.reader import open_run
-from esper.nissa.sinks.sink import Sink
+from esper.nissa.sinks import Sink, check_sinks
 from esper.nissa.store import DEFAULT_SINKS, OnAlarm, RunStore, open_store
 from esper.report import report_run
 from esper.runs.checkpoint import GROWING, TRAINING, Checkpoints, Which, Write, resume_command
@@ -180,6 +180,7 @@ def start_training(
     on_alarm: OnAlarm | None = None,
 ) -> TrainingRun:
     """Create a run folder and open it; nothing is trained yet."""
+    check_sinks(sinks)
     trainer = Trainer(config)
     # A wrong request must not replace a run that is there.
     world = _find_world(trainer)
@@ -215,6 +216,7 @@ def resume_training(
         UsageError: It is no training run, or a setting cannot change.
         CheckpointError: The checkpoint is damaged or foreign.
     """
+    check_sinks(sinks)
     folder = RunFolder(path)
     with folder.claim_run() as lock:
         config = read_run_config(folder)
@@ -293,6 +295,7 @@ def train(
     device: str | None = None,
     resume: bool | Which = False,
     overwrite: bool = False,
+    sinks: Iterable[str | Sink] = DEFAULT_SINKS,
     on_progress: Callable[[Progress], None] | None = None,
     **settings: Any,
 ) -> Trained:
@@ -306,6 +309,8 @@ def train(
         resume: go on with the run in `out` exactly, or with the settings that are given here, or
             start it where there is none; 'previous' goes on from the checkpoint before the latest.
         overwrite: replace the run in `out`.
+        sinks: where curves and alarms are shown beside the store: 'tensorboard', 'wandb' (with
+            WANDB_MODE=offline without a server), a registered name, or an object.
         on_progress: called after every step; `progress.report` is the round it may have finished.
         settings: any other setting of `TrainConfig`; a mapping changes some of a nested one, as in
             `ppo={"clip": 0.1}`.
@@ -326,10 +331,12 @@ def train(
         if recipe is not None:
             _refuse_other_recipe(folder, find_recipe(recipe))
         which: Which = "previous" if resume == "previous" else "latest"
-        run = resume_training(out, settings=given, checkpoint=which)
+        run = resume_training(out, settings=given, checkpoint=which, sinks=sinks)
     else:
         config = resolve_recipe(recipe or DEFAULT_RECIPE, given)
-        run = start_training(out, config, overwrite=overwrite, command="esper.train(...)")
+        run = start_training(
+            out, config, overwrite=overwrite, command="esper.train(...)", sinks=sinks
+        )
     with run:
         carry_out_or_raise(run, on_progress)
         summary = run.finish()
