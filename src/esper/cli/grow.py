@@ -142,8 +142,8 @@ def set_up(parser: Parser) -> None:
         action="append",
         metavar="KEY=VALUE",
         dest="settings",
-        help="any other setting of config.yaml, such as growth.training.momentum=0.8; may be given "
-        "again, and with --resume (default: none)",
+        help="any other setting (docs/settings.md), such as growth.training.momentum=0.8; may be "
+        "given again, and with --resume (default: none)",
     )
     limits = parser.add_argument_group("limits of growth (0: none)")
     for name, what_is_limited in (
