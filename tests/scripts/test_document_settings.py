@@ -31,8 +31,8 @@ def test_every_key_of_config_yaml_is_on_the_page(config: Config) -> None:
 
 def test_a_line_says_type_range_default_and_meaning() -> None:
     assert (
-        "| `growth.training.momentum` | a number, at least 0.0 and at most 0.9999 | `0.9` | Momentum"
-        " of SGD; the first beta of AdamW. |"
+        "| `growth.training.momentum` | a number, at least 0.0 and at most 0.9999 | `0.9` | "
+        "Momentum of SGD; the first beta of AdamW. |"
     ) in render()
 
 

@@ -54,7 +54,8 @@ def set_up(parser: Parser) -> None:
         action="append",
         metavar="KEY=VALUE",
         dest="settings",
-        help="any other setting (docs/settings.md), such as ppo.clip=0.1; may be given again (default: none)",
+        help="any other setting (docs/settings.md), such as ppo.clip=0.1; may be given "
+        "again (default: none)",
     )
     where = parser.add_argument_group("where it goes")
     where.add_argument("--out", metavar="RUN", required=True, help="folder of the run")

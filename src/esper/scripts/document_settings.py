@@ -31,12 +31,13 @@ _INTRODUCTION = """\
 # Settings
 
 Every setting there is, with the keys that `--set KEY=VALUE` takes. Values are YAML: `0.1`, `true`,
-`null` for nothing, `[a, b]` for a list. The same names are in `config.yaml` of a run, which says what
-held there, and in Python: `GrowthConfig(training=TrainingConfig(momentum=0.8))` is
+`null` for nothing, `[a, b]` for a list. The same names are in `config.yaml` of a run, which says
+what held there, and in Python: `GrowthConfig(training=TrainingConfig(momentum=0.8))` is
 `growth.training.momentum`, and `esper.train(ppo={"clip": 0.1})` is `ppo.clip`.
 
-A task (`esper grow`) and a recipe (`esper train`) have values of their own for some of these, and options
-such as `--epochs` come after them. A key that does not exist is refused with the nearest that does.
+A task (`esper grow`) and a recipe (`esper train`) have values of their own for some of these, and
+options such as `--epochs` come after them. A key that does not exist is refused with the nearest
+that does.
 
 This page is made from the code by `python -m esper.scripts.document_settings`.
 """
