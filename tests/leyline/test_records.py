@@ -11,7 +11,9 @@ from esper.leyline.records import (
     ModuleRecord,
     RunSummary,
     SeedRecord,
+    SizeRecord,
     SlotRecord,
+    best_by_size,
     copy_fields,
     seed_records,
 )
@@ -164,3 +166,24 @@ def test_a_record_of_another_kind_takes_over_what_both_have() -> None:
 
     found = copy_fields(Row, slot("HOLDING"), slot="a", alpha=0.5)
     assert found == Row(stage="HOLDING", alpha=0.5, slot="a", unknown=None)
+
+
+def test_every_size_a_network_had_has_its_best_epoch() -> None:
+    """A seed in isolation is not counted; one that was pruned gives the size back."""
+
+    def scored(number: int, score: float, stage: str) -> EpochRecord:
+        here = slot(stage)
+        return dataclasses.replace(
+            epoch(number, here),
+            val_score=score,
+            parameters=100 + here.parameters,
+            flops=300 + here.flops,
+        )
+
+    told = [(50.0, "DORMANT"), (52.0, "TRAINING"), (55.0, "BLENDING"), (54.0, "HOLDING")]
+    history = [scored(1 + index, *each) for index, each in enumerate([*told, (51.0, "DORMANT")])]
+    assert best_by_size(history) == (
+        SizeRecord(parameters=100, flops=300, val_score=52.0, epoch=2),
+        SizeRecord(parameters=107, flops=321, val_score=55.0, epoch=3),
+    )
+    assert best_by_size([]) == ()

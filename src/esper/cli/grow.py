@@ -402,11 +402,33 @@ def print_summary(grown: Any, document: dict[str, Any]) -> None:
         console.print(_seed_table(grown))
     else:
         console.print("The controller germinated nothing.")
+    if len(grown.best_by_size) > 1:
+        console.print(_size_table(grown))
     for line in grown.why:
         console.print(safe(line), soft_wrap=True)
     console.print(safe(f"report: {document['report']}"), soft_wrap=True)
     if document["exported"]:
         console.print(safe(f"exported: {document['exported']}"), soft_wrap=True)
+
+
+CONTRIBUTION = (
+    "contribution: what the network would lose now without the seed, {unit}, ± standard error; "
+    "what growing has brought is the difference to the twin"
+)
+
+
+def _size_table(grown: Any) -> Any:
+    from rich.table import Table
+
+    title = "Best validation score of every size it had"
+    table = Table(title=title, title_justify="left")
+    for column in ("parameters", "FLOPs", "validation", "epoch"):
+        table.add_column(column, justify="right")
+    for size in grown.best_by_size:
+        table.add_row(
+            f"{size.parameters:,}", f"{size.flops:,}", points(size.val_score), str(size.epoch)
+        )
+    return table
 
 
 def _seed_table(grown: Any) -> Any:
@@ -415,8 +437,8 @@ def _seed_table(grown: Any) -> Any:
     from esper.leyline.records import is_loss
 
     unit = "in loss" if is_loss(grown.summary.val_score) else "in points"
-    title = f"Seeds (contribution: {unit}, ± standard error; what the network would lose now)"
-    table = Table(title=title, title_justify="left")
+    table = Table(title="Seeds", title_justify="left")
+    table.caption, table.caption_justify = CONTRIBUTION.format(unit=unit), "left"
     costs = ("parameters", "FLOPs")
     for column in ("slot", "seed", "germinated", "ended", "fate", *costs, "contribution"):
         table.add_column(column, justify="right" if column in costs else "left")

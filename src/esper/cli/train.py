@@ -84,6 +84,7 @@ def run(options: argparse.Namespace) -> int:
     """Carry out the command."""
     from esper.cli.train_view import TrainView, print_summary
     from esper.cli.view import AlarmRelay
+    from esper.leyline.records import told_round
     from esper.runs.checkpoint import TRAINING, resume_command
     from esper.runs.recorded import INTERRUPTED, stop_signals
 
@@ -103,7 +104,7 @@ def run(options: argparse.Namespace) -> int:
         if is_done:
             document = training.finish()
     if not is_done:
-        told = f"interrupted in round {trainer.round + 1}; continue with: {again}"
+        told = f"interrupted in round {told_round(trainer.round)}; continue with: {again}"
         err_console().print(safe(told), soft_wrap=True)
         return INTERRUPTED
     if options.json:

@@ -27,7 +27,7 @@ from rich.table import Table
 from rich.text import Text
 
 from esper.cli.output import safe
-from esper.leyline.records import DecisionRecord, EpochRecord, epoch_line
+from esper.leyline.records import DecisionRecord, EpochRecord, epoch_line, told_round
 from esper.nissa.schema import AlarmRow
 
 STAGE_STYLES = {
@@ -236,5 +236,5 @@ def alarm_line(alarm: AlarmRow, *, unit: str = "epoch") -> str:
     if alarm.advice:
         parts.append(alarm.advice)
     word = "alarm" if alarm.state == "raised" else "alarm over"
-    when = alarm.round if unit == "round" else alarm.step
+    when = told_round(alarm.round) if unit == "round" else alarm.step
     return f"{unit} {when}: {word} ({alarm.severity}): {'. '.join(parts)}"

@@ -71,7 +71,11 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contributions:
-    """The worth of the seeds of one network."""
+    """What the seeds of one network are worth to it as it is now.
+
+    These are losses that ablations would cause, not gains: the host has learned beside its seeds,
+    and leans on them. What growing has brought is the difference to a twin.
+    """
 
     score: Estimate
     """f(all): the network as it is."""

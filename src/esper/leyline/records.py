@@ -43,7 +43,7 @@ class SlotRecord:
     epochs_in_stage: int
     age: int
     contribution: float | None
-    """Points lost without the seed."""
+    """Points that the network would lose now without the seed; not what the seed has brought."""
     contribution_se: float | None
 
 
@@ -200,6 +200,38 @@ def seeds_at_end(history: list[EpochRecord] | tuple[EpochRecord, ...]) -> tuple[
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeRecord:
+    """The best that a network was at one of its sizes."""
+
+    parameters: int
+    """Of the host and of every seed whose output reached it."""
+    flops: int
+    """Operations of one sample's forward pass, likewise."""
+    val_score: float
+    epoch: int
+
+
+def best_by_size(history: Sequence[EpochRecord]) -> tuple[SizeRecord, ...]:
+    """Return the best validation score of every size a network had, the smallest first.
+
+    A seed that learns in isolation changes no output yet, so that it is not counted.
+    """
+    best: dict[tuple[int, int], SizeRecord] = {}
+    for record in history:
+        inert = [slot for slot in record.slots if slot.stage.lower() in _INERT]
+        size = SizeRecord(
+            parameters=record.parameters - sum(slot.parameters for slot in inert),
+            flops=record.flops - sum(slot.flops for slot in inert),
+            val_score=record.val_score,
+            epoch=record.epoch,
+        )
+        key = (size.parameters, size.flops)
+        if key not in best or size.val_score > best[key].val_score:
+            best[key] = size
+    return tuple(best[key] for key in sorted(best))
+
+
 _INERT = ("germinated", "training")
 _GONE = ("PRUNED", "EMBARGOED", "RESETTING", "DORMANT", "UNKNOWN")
 
@@ -244,6 +276,11 @@ def epoch_line(record: EpochRecord) -> str:
         parts.append(f"train loss {record.train_loss:.4f}")
     parts.append(f"{record.parameters:,} parameters")
     return "  ".join(parts)
+
+
+def told_round(index: int) -> int:
+    """Return a round as people count it, from 1, like epochs; a store has its index, from 0."""
+    return index + 1
 
 
 def is_loss(score: float) -> bool:

@@ -93,7 +93,10 @@ def grow(
             'classification'.
         optimizer: an optimizer of the model's parameters, or a function from parameters to one
             (`torch.optim.AdamW`), whose parameters of seeds join by themselves; by default the one
-            that `config.training` describes, with its learning rates for host and seeds.
+            that `config.training` describes, with its learning rates for host and seeds: SGD with
+            momentum 0.9, weight decay 0.0005 and a constant rate of 0.01. With any optimizer,
+            gradients of the host and of each seed are clipped to a norm of 1, apart;
+            `config=GrowthConfig(training={"max_grad_norm": 0})` does without.
         scheduler: a schedule of that optimizer, or a function from the optimizer to one; the
             learning rates are then its own, and those of `config.training` are not used.
         scheduler_every: whether it moves on after every 'epoch' or every 'batch'.
@@ -107,7 +110,8 @@ def grow(
         twin: also train the un-grown twin on the same batches (twice the cost); off by default.
         seed: seed of new seeds, of controllers that draw and of dropout; 0 by default.
         device: where to train; by default where the model is.
-        config: all settings and their defaults; the arguments above win over it.
+        config: all settings and their defaults (docs/settings.md, below `growth`); the arguments
+            above win over it.
         out: folder for the run's record, TensorBoard, checkpoints and report; without one, nothing
             is written.
         resume: go on with the run in `out`, called as when it was started, or start it where there

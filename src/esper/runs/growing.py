@@ -159,6 +159,7 @@ class GrowingRun(RecordedRun[EpochRecord]):
         summary = {
             **grown.summary.to_mapping(),
             "why": list(grown.why),
+            "best_by_size": [dataclasses.asdict(size) for size in grown.best_by_size],
             "contributions": describe_contributions(grown.contributions),
             "run": str(path),
             "report": str(report),

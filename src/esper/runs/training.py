@@ -21,6 +21,7 @@ from esper.leyline.errors import CheckpointError, ConfigError, UsageError
 from esper.leyline.files import atomic_write_text
 from esper.leyline.manifest import restoring
 from esper.leyline.process import choose_device
+from esper.leyline.records import told_round
 from esper.leyline.settings import SettingChanges, change_settings
 from esper.nissa.reader import open_run
 from esper.nissa.sinks import Sink, check_sinks
@@ -135,7 +136,7 @@ class TrainingRun(RecordedRun[Progress]):
     def record_stop(self) -> str:
         """Write down that the run stops before its end; return where it stopped, in words."""
         self.store.finish("interrupted")
-        return f"in round {self.trainer.round}, step {self.trainer.step}"
+        return f"in round {told_round(self.trainer.round)}, step {self.trainer.step}"
 
     def finish(self) -> dict[str, Any]:
         """Write what a finished run leaves behind; return its summary."""
@@ -251,7 +252,7 @@ def resume_training(
         run = TrainingRun(folder, trainer, store, command, world, is_saved=is_saved)
         if state is None:
             record_start(store, trainer)
-        folder.log(f"continued in round {trainer.round}, step {trainer.step}")
+        folder.log(f"continued in round {told_round(trainer.round)}, step {trainer.step}")
         run.tell_versions(versions)
         if changes or reset_heads:
             record_changes(store, trainer, changes, reset_heads)
@@ -423,7 +424,7 @@ def round_line(report: RoundReport) -> str:
         return "-" if value is None else format(value, form)
 
     return (
-        f"round {report.round} return {report.return_mean:+.3f} "
+        f"round {told_round(report.round)} return {report.return_mean:+.3f} "
         f"gain {number(report.gain_mean, '+.2f')} score {report.score_mean:.2f} "
         f"fossilized {number(report.fossilization_rate, '.0%')} "
         f"ev {number(report.explained_variance, '.2f')} kl {number(report.approx_kl, '.4f')} "
