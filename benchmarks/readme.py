@@ -37,14 +37,18 @@ def snippet(name: str) -> str:
     return found[1]
 
 
-def run_snippet(name: str, seed: int, rate: float | None = None) -> tuple[dict[str, Any], str]:
-    """Run the lines with a seed, and with another rate if given; return the names and the output.
+def run_snippet(
+    name: str, seed: int, *, rate: float | None = None, epochs: int | None = None
+) -> tuple[dict[str, Any], str]:
+    """Run the lines with a seed, and another rate or length if given; return names and output.
 
     What they warn of, that nothing grew, is left to whoever looks at the result.
     """
     code = _replace(snippet(name), r"(manual_seed\()\d+", seed)
     if rate is not None:
         code = _replace(code, r"(lr=)[\d.]+", rate)
+    if epochs is not None:
+        code = _replace(code, r"(epochs\"?[=:] ?)\d+", epochs)
     names: dict[str, Any] = {}
     said = io.StringIO()
     with warnings.catch_warnings(), contextlib.redirect_stdout(said):
@@ -55,7 +59,7 @@ def run_snippet(name: str, seed: int, rate: float | None = None) -> tuple[dict[s
 
 def measure(job: tuple[int, float | None], name: str) -> dict[str, Any]:
     seed, rate = job
-    summary = run_snippet(name, seed, rate)[0]["grown"].summary
+    summary = run_snippet(name, seed, rate=rate)[0]["grown"].summary
     return {
         "seed": seed,
         "rate": rate,

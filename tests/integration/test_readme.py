@@ -32,6 +32,13 @@ def test_the_lines_run_as_printed_and_beat_their_twin() -> None:
     assert median(gains) > 10.0, gains
 
 
+@pytest.mark.filterwarnings("ignore:.*too few to grow in")
+def test_the_lines_for_text_run() -> None:
+    names, said = run_snippet("text", FIRST_SEED, epochs=2)
+    assert said.startswith("Grown(TransformerHost: test score ")
+    assert len(names["grown"].history) == 2
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_the_lines_for_text_beat_their_twin() -> None:
