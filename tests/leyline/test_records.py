@@ -15,7 +15,11 @@ from esper.leyline.records import (
     SlotRecord,
     best_by_size,
     copy_fields,
+    epoch_line,
     seed_records,
+    told_gain,
+    told_score,
+    told_worth,
 )
 
 
@@ -187,3 +191,15 @@ def test_every_size_a_network_had_has_its_best_epoch() -> None:
         SizeRecord(parameters=107, flops=321, val_score=55.0, epoch=3),
     )
     assert best_by_size([]) == ()
+
+
+def test_a_loss_is_told_as_a_loss_and_as_finely_as_it_is_small() -> None:
+    assert (told_score(91.919), told_score(-0.00123456)) == ("91.92", "loss 0.001235")
+    assert told_gain(91.0, 90.5) == "+0.50"
+    assert told_gain(-0.0011, -0.0013) == "loss -0.0002"
+    assert told_worth(1.234, 0.5) == "+1.23 ± 0.50"
+    assert told_worth(0.00312, 0.00047) == "+0.0031 ± 0.00047"
+    assert told_worth(0.0) == "+0.00"
+    of_loss = dataclasses.replace(epoch(1), val_score=-0.0021, val_loss=0.0021, twin_score=-0.0022)
+    assert epoch_line(of_loss) == "val loss 0.0021  twin loss 0.0022  100 parameters"
+    assert epoch_line(epoch(1)) == "val score 50.00  val loss 1.5000  100 parameters"

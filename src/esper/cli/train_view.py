@@ -54,7 +54,6 @@ class TrainView(LiveView):
         self._paces: deque[float] = deque(maxlen=10 * _STEPS_TO_TELL)
         """Seconds that a round of steps as long as the last ones would take, of each of them."""
         self._alarms: list[Text] = []
-        self._told: set[tuple[str | None, ...]] = set()
 
     def show(self, progress: Progress) -> None:
         """Take over one step, and the round it may have finished."""
@@ -80,11 +79,8 @@ class TrainView(LiveView):
 
     def alarm(self, alarm: AlarmRow) -> None:
         """Tell an alarm once; what is only informative, and every repetition, is in the report."""
-        key = (alarm.monitor, alarm.subject, alarm.severity)
-        is_grave = alarm.severity in ("warning", "critical")
-        if alarm.state != "raised" or key in self._told or not (is_grave or self._verbose):
+        if not self.is_news(alarm, verbose=self._verbose):
             return
-        self._told.add(key)
         if self._live is not None:
             # What to try would push everything else off the screen; the report has it.
             told = replace(alarm, advice=None)

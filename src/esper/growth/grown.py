@@ -25,6 +25,8 @@ from esper.leyline.records import (
     RunSummary,
     SizeRecord,
     best_by_size,
+    is_loss,
+    told_score,
 )
 from esper.report import growth_picture, render_report, write_report
 
@@ -58,9 +60,9 @@ class Grown:
         split, score, twin = ("test", summary.test_score, summary.twin_test_score)
         if score is None:
             split, score, twin = ("val", summary.val_score, summary.twin_val_score)
-        told = f"{split} score {score:.2f}"
+        told = f"{split} {'' if is_loss(score) else 'score '}{told_score(score)}"
         if twin is not None:
-            told += f" (twin {twin:.2f})"
+            told += f" (twin {told_score(twin)})"
         kept = [
             f"{seed.blueprint} at {seed.slot}"
             for seed in summary.seeds

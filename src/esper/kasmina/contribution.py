@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.state import SlotState
+from esper.leyline.records import told_worth
 from esper.leyline.stages import SeedStage
 
 FACTORIAL_LIMIT = 4
@@ -66,7 +67,7 @@ class Estimate:
     se: float
 
     def __str__(self) -> str:
-        return f"{self.value:+.2f} ± {self.se:.2f}"
+        return told_worth(self.value, self.se)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -268,10 +268,12 @@ class ModuleRecord:
 
 
 def epoch_line(record: EpochRecord) -> str:
-    """Return an epoch's metrics in one line."""
-    parts = [f"val score {record.val_score:.2f}", f"val loss {record.val_loss:.4f}"]
+    """Return an epoch's metrics in one line; where the score is the loss, that is said once."""
+    is_of_loss = is_loss(record.val_score)
+    parts = [] if is_of_loss else [f"val score {record.val_score:.2f}"]
+    parts.append(f"val loss {record.val_loss:{'.4g' if is_of_loss else '.4f'}}")
     if record.twin_score is not None:
-        parts.append(f"twin {record.twin_score:.2f}")
+        parts.append(f"twin {told_score(record.twin_score)}")
     if record.train_loss is not None:
         parts.append(f"train loss {record.train_loss:.4f}")
     parts.append(f"{record.parameters:,} parameters")
@@ -286,6 +288,27 @@ def told_round(index: int) -> int:
 def is_loss(score: float) -> bool:
     """Return whether a score is a loss with its sign turned, and not an accuracy in points."""
     return score < 0
+
+
+def told_score(score: float) -> str:
+    """Return a score as people say it: in points, or as the loss it is the negative of."""
+    return f"loss {-score:.4g}" if is_loss(score) else f"{score:.2f}"
+
+
+def told_worth(value: float, se: float | None = None) -> str:
+    """Return a contribution with its standard error; losses may be far smaller than points."""
+
+    def figures(number: float, sign: str = "") -> str:
+        return f"{number:{sign}.2f}" if abs(number) >= 0.01 or not number else f"{number:{sign}.2g}"
+
+    return figures(value, "+") + ("" if se is None else f" ± {figures(se)}")
+
+
+def told_gain(score: float, twin: float) -> str:
+    """Return how far a score is above the twin's, in points, or as a change of the loss."""
+    if is_loss(score) or is_loss(twin):
+        return f"loss {twin - score:+.4g}"
+    return f"{score - twin:+.2f}"
 
 
 def decisions_of(history: Sequence[EpochRecord]) -> list[tuple[int, DecisionRecord]]:
