@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from esper.cli.main import VERBS, build_parser
 from esper.leyline.config import Config
 from esper.leyline.settings import flat_settings
 from esper.proof.prove import ProveConfig
@@ -27,6 +28,16 @@ def test_every_key_of_config_yaml_is_on_the_page(config: Config) -> None:
     page = render()
     for key in flat_settings(config.to_mapping()):
         assert f"| `{key}` | " in page, key
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_command_that_takes_settings_is_on_the_page(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        build_parser([verb]).parse_args([verb, "--help"])
+    takes_settings = "--set KEY=VALUE" in capsys.readouterr().out
+    assert (f"## `esper {verb}`\n" in render()) == takes_settings
 
 
 def test_a_line_says_type_range_default_and_meaning() -> None:

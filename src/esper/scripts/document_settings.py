@@ -17,6 +17,7 @@ from typing import Any
 from esper.leyline.config import Config
 from esper.leyline.files import atomic_write_text
 from esper.leyline.settings import SettingInfo, list_settings
+from esper.proof.clone import CloneConfig
 from esper.proof.prove import ProveConfig
 from esper.proof.search import SearchConfig
 from esper.runs.request import CHANGEABLE, GrowRequest
@@ -56,6 +57,7 @@ _COMMANDS: tuple[tuple[str, type[Config], str], ...] = (
         f"{', '.join(f'`{key}`' for key in FIXED_SETTINGS)}.",
     ),
     ("esper search", SearchConfig, ""),
+    ("esper clone", CloneConfig, ""),
     ("esper prove", ProveConfig, ""),
 )
 
