@@ -170,7 +170,12 @@ def set_up(parser: Parser) -> None:
     where.add_argument("--export", choices=("onnx", "pt2"), help="also write the grown network")
     add_wandb(where)
     where.add_argument("--json", action="store_true", help="print one JSON document")
-    where.add_argument("-v", "--verbose", action="store_true", help="show every decision and alarm")
+    where.add_argument(
+        "-v",
+        "--verbose",
+        action="store_true",
+        help="show every decision, and alarms that only inform",
+    )
     parser.set_defaults(run=run)
 
 

@@ -110,14 +110,16 @@ class LiveView:
             self._live.stop()
 
     def is_news(self, alarm: AlarmRow, *, verbose: bool) -> bool:
-        """Return whether an alarm is to be told: what is grave, once; the rest is in the report."""
-        if verbose:
-            return True
+        """Return whether to tell an alarm: each once, and what only informs where asked for.
+
+        The report has all of them, with every repetition and its end.
+        """
         key = (alarm.monitor, alarm.subject, alarm.severity)
-        is_grave = alarm.severity in ("warning", "critical")
-        is_new = alarm.state == "raised" and is_grave and key not in self._told
-        self._told |= {key} if is_new else set()
-        return is_new
+        is_told = verbose or alarm.severity in ("warning", "critical")
+        if alarm.state != "raised" or not is_told or key in self._told:
+            return False
+        self._told.add(key)
+        return True
 
     def warn(self, line: str) -> None:
         """Print a line at once, above what is live; any thread may call it."""
