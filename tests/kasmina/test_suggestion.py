@@ -180,3 +180,18 @@ def test_a_rehearsal_finds_wrong_axes() -> None:
 
     (check,) = esper.check_slots(Square(), ["block"], torch.randn(2, 6, 6))
     assert (check.axes, check.problem) == ("BCL", None)
+
+
+@pytest.mark.parametrize(
+    ("layers", "example"),
+    [
+        ([nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1)], (4, 1, 8, 8)),
+        ([nn.Conv1d(2, 4, 3, padding=1), nn.ReLU(), nn.AdaptiveMaxPool1d(1)], (4, 2, 9)),
+    ],
+    ids=["images", "waves"],
+)
+def test_no_slot_is_suggested_where_everything_is_pooled_away(
+    layers: list[nn.Module], example: tuple[int, ...]
+) -> None:
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(4, 3))
+    assert list(esper.suggest_slots(model, torch.rand(example))) == ["1"]

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from esper.leyline.errors import EsperError
+from esper.leyline.records import told_score
 
 _LONGEST_LINE = 900
 
@@ -83,8 +84,8 @@ def naming_resume(command: str) -> Iterator[None]:
 
 
 def points(value: float | None) -> str:
-    """Return a score in points, or a dash."""
-    return "–" if value is None else f"{value:.2f}"
+    """Return a score in points, or the loss that it is, or a dash."""
+    return "–" if value is None else told_score(value)
 
 
 def _plain(value: Any) -> Any:

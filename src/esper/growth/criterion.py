@@ -101,6 +101,7 @@ def _make(loss: Loss, outputs: Any, targets: Any) -> Criterion:
     if isinstance(loss, str):
         for name, objective in OBJECTIVES.items():
             if name == loss:
+                _refuse_misfit(name, predictions(outputs), targets)
                 return Criterion(partial(_judged, objective))
         raise unknown_name("loss", loss, [*OBJECTIVES, "model"])
     if isinstance(loss, type):
@@ -116,6 +117,22 @@ def _make(loss: Loss, outputs: Any, targets: Any) -> Criterion:
         found = _Reducing(loss)
         return Criterion(found.per_sample, found.of_batch)
     return _from_result(loss, outputs, targets)
+
+
+def _refuse_misfit(name: str, scores: Tensor, targets: Any) -> None:
+    """Refuse targets that a loss by name would read as something else, or not at all."""
+    if not isinstance(targets, Tensor):
+        raise UsageError(f"targets must be a tensor, got {type(targets).__name__}")
+    shapes = f"outputs {list(scores.shape)} and targets {list(targets.shape)} of {targets.dtype}"
+    if name in ("multilabel", "regression") and scores.numel() != targets.numel():
+        raise UsageError(f"{name!r} compares one by one, which {shapes} do not allow")
+    if name in ("classification", "language") and (
+        targets.is_floating_point() or targets.dim() != scores.dim() - 1
+    ):
+        raise UsageError(
+            f"{name!r} needs the number of one class for every prediction, not {shapes}; several "
+            "labels at once are loss='multilabel', numbers loss='regression'"
+        )
 
 
 def _judged(objective: Objective, outputs: Any, targets: Any) -> tuple[Tensor, Tensor | None]:
@@ -181,6 +198,11 @@ class _Reducing:
                     "and targets need the same shape"
                 )
             targets = targets.reshape(scores.shape)
+        if self._is(_ELEMENTWISE, _ELEMENTWISE_FUNCTIONS) and not targets.is_floating_point():
+            raise UsageError(
+                f"the loss compares numbers, but targets are {targets.dtype}; give them as "
+                "targets.float(), or say loss='multilabel' or loss='regression'"
+            )
         if self._is(_CLASSES, _CLASS_FUNCTIONS) and scores.dim() > 2:
             scores = _classes_second(scores, targets)
         return scores, targets

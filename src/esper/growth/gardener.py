@@ -214,12 +214,13 @@ class Gardener:
         controller: a name such as 'heuristic', 'wait', 'random', 'schedule:FILE', or an object
             with the `Controller` protocol.
         horizon: epochs of the whole run; decisions follow all but the last.
-        max_seeds: most seeds alive or fossilized at once, 0 without a limit.
-        max_parameters: most trainable parameters of the grown network, 0 without a limit.
-        max_added_flops: most operations per sample that seeds may add, 0 without a limit.
-        ablate_every: measure contributions at every this many epochs.
+        max_seeds: most seeds alive or fossilized at once; the garden's, 0 (no limit), by default.
+        max_parameters: most trainable parameters of the grown network; likewise.
+        max_added_flops: most operations per sample that seeds may add; likewise.
+        ablate_every: measure contributions at every this many epochs; 1 by default.
         seed: seed of controllers that draw.
-        config: further settings.
+        config: further settings, such as what counts as a plateau (docs/settings.md, below
+            `growth.gardener`). Gradients are not clipped: that is for your own loop to do.
         rates: the learning rates that the owner's epochs will have; by default what the optimizer
             has when it is looked at.
     """

@@ -19,7 +19,15 @@ from esper.leyline.config import Config
 from esper.leyline.errors import CheckpointError, UsageError, unknown_name
 from esper.leyline.process import software_versions
 from esper.leyline.reasons import why_nothing_grew
-from esper.leyline.records import EpochRecord, ModuleRecord, RunSummary
+from esper.leyline.records import (
+    EpochRecord,
+    ModuleRecord,
+    RunSummary,
+    SizeRecord,
+    best_by_size,
+    is_loss,
+    told_score,
+)
 from esper.report import growth_picture, render_report, write_report
 
 
@@ -34,7 +42,9 @@ class Grown:
     summary: RunSummary
     """Parameters, scores, and the life of every seed."""
     contributions: Contributions
-    """What every seed is worth at the end, fossils included."""
+    """What the network would lose now without each seed, fossils included. Not what a seed has
+    brought: a host that had grown up without it would lean on it less. That is the difference to
+    the twin."""
     twin: nn.Module | None
     """The network that only waited, where one was trained and growth made a difference."""
     config: Config
@@ -50,18 +60,23 @@ class Grown:
         split, score, twin = ("test", summary.test_score, summary.twin_test_score)
         if score is None:
             split, score, twin = ("val", summary.val_score, summary.twin_val_score)
-        told = f"{split} score {score:.2f}"
+        told = f"{split} {'' if is_loss(score) else 'score '}{told_score(score)}"
         if twin is not None:
-            told += f" (twin {twin:.2f})"
-        sizes = dict.fromkeys((summary.parameters_before, summary.parameters_after))
+            told += f" (twin {told_score(twin)})"
         kept = [
             f"{seed.blueprint} at {seed.slot}"
             for seed in summary.seeds
             if seed.fate not in ("pruned", "dropped")
         ]
-        size = " → ".join(f"{each:,}" for each in sizes)
+        size = _change(summary.parameters_before, summary.parameters_after)
+        cost = _change(summary.flops_before, summary.flops_after)
         grew = ", ".join(kept) or "nothing"
-        return f"Grown({summary.task}: {told}, {size} parameters, grew {grew})"
+        return f"Grown({summary.task}: {told}, {size} parameters, {cost} FLOPs, grew {grew})"
+
+    @property
+    def best_by_size(self) -> tuple[SizeRecord, ...]:
+        """The best validation score of every size the network had, the smallest first."""
+        return best_by_size(self.history)
 
     @property
     def why(self) -> tuple[str, ...]:
@@ -94,6 +109,10 @@ class Grown:
         """Write the picture of what grew when, as SVG, and return its path."""
         write_report(Path(path), growth_picture(self.history, title=self.summary.task))
         return Path(path)
+
+
+def _change(before: int, after: int) -> str:
+    return " → ".join(f"{each:,}" for each in dict.fromkeys((before, after)))
 
 
 Format = Literal["onnx", "pt2"]

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
 from esper.growth.architecture import describe_host
 from esper.growth.batches import Batches, Moved, Windows, check_batches, first_batch, shapes_of
@@ -155,6 +155,7 @@ class GrowthRun:
             scheduler=scheduler_maker(scheduler, optimizer),
             scheduler_every=scheduler_every,
         )
+        _refuse_short_schedule(self.trainee.scheduler, scheduler_every, config, train)
         self.twin: Trainee | None = None
         self._is_exhausted = False
         self._seconds = 0.0
@@ -316,6 +317,21 @@ def _rates_to_come(config: GrowthConfig) -> RateTable:
     epochs = range(1, config.epochs + 1)
     factors = [rate_factor(config.training, epoch, config.epochs) for epoch in epochs]
     return RateTable(torch.tensor([factors]), torch.tensor([config.training.learning_rate]))
+
+
+def _refuse_short_schedule(
+    schedule: LRScheduler | None, every: SchedulerEvery, config: GrowthConfig, train: Batches
+) -> None:
+    """Refuse a schedule that would fail on the way, before anything is trained."""
+    if not isinstance(schedule, OneCycleLR) or (every == "batch" and not isinstance(train, Sized)):
+        return
+    each = len(train) if every == "batch" and isinstance(train, Sized) else 1
+    needed = config.epochs * each
+    if schedule.total_steps < needed:
+        raise UsageError(
+            f"OneCycleLR is made for {schedule.total_steps} steps, but the run steps it {needed} "
+            f"times ({config.epochs} epochs of {each}); give total_steps={needed}"
+        )
 
 
 def _warn_of_short_run(gardener: Gardener) -> None:

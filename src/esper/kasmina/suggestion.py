@@ -190,6 +190,20 @@ def _holds_blocks(module: nn.Module) -> bool:
     return any(_holds_blocks(row) for row in rows) and bool(kinds)
 
 
+_NO_PLACE = (
+    nn.Flatten,
+    nn.Dropout,
+    # What is left of an image or a sequence behind these has no neighbours to look at.
+    nn.AdaptiveAvgPool1d,
+    nn.AdaptiveAvgPool2d,
+    nn.AdaptiveAvgPool3d,
+    nn.AdaptiveMaxPool1d,
+    nn.AdaptiveMaxPool2d,
+    nn.AdaptiveMaxPool3d,
+)
+"""Layers behind which a seed would come too late."""
+
+
 def _activations(modules: Mapping[str, nn.Module], is_suited: Any) -> dict[str, str]:
     """Return, for a model without blocks, the last simple layer behind each with parameters.
 
@@ -207,7 +221,7 @@ def _activations(modules: Mapping[str, nn.Module], is_suited: Any) -> dict[str, 
             layers.append(path)
             is_open = True
         elif is_open:
-            if is_suited(path) and not isinstance(module, nn.Flatten | nn.Dropout):
+            if is_suited(path) and not isinstance(module, _NO_PLACE):
                 found[-1] = path
             else:
                 is_open = False

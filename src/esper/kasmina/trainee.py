@@ -111,8 +111,8 @@ class Trainee:
         if self.max_grad_norm:
             self.garden.clip_gradients(self.max_grad_norm)
         optimizer.step()
-        if self.scheduler is not None and self._scheduler_every == "batch":
-            self.scheduler.step()
+        if self._scheduler_every == "batch":
+            self._step_schedule()
         self._losses.append(loss.detach())
 
     def finish_epoch(self) -> float | None:
@@ -120,10 +120,21 @@ class Trainee:
 
         It need not be finite: that is for the governor to judge.
         """
-        if self.scheduler is not None and self._scheduler_every == "epoch":
-            self.scheduler.step()
+        if self._scheduler_every == "epoch":
+            self._step_schedule()
         losses, self._losses = self._losses, []
         return float(torch.stack(losses).to(torch.float64).mean()) if losses else None
+
+    def _step_schedule(self) -> None:
+        if self.scheduler is None:
+            return
+        try:
+            self.scheduler.step()
+        except ValueError as error:
+            reason = " ".join(str(error).split()).rstrip(".")
+            raise UsageError(
+                f"the scheduler cannot go on: {reason}; make it for all steps of the run"
+            ) from error
 
     def fork(self, make_optimizer: Callable[[Garden], Optimizer]) -> Trainee:
         """Return an independent copy in exactly this state, with an optimizer of its own."""
