@@ -1,6 +1,6 @@
 """Grow inside a LightningModule: python examples/in_lightning.py, with esper-grow[lightning].
 
-Stopped after some epochs, it goes on with `--resume runs/lightning/last.ckpt` as if it had not.
+Stopped, it goes on with `--resume runs/lightning/epoch=29-step=570.ckpt` as if it had not.
 """
 
 import argparse
@@ -28,18 +28,20 @@ class Digits(LightningModule):
         self.net = esper.Garden(net, slots=["1", "3"], example_input=torch.zeros(2, 64))
 
     def training_step(self, batch, _):
+        """Return the loss of a batch."""
         return F.cross_entropy(self.net(batch[0]), batch[1])
 
     def validation_step(self, batch, _):
+        """Log the loss of a batch."""
         self.log("val_loss", F.cross_entropy(self.net(batch[0]), batch[1]), prog_bar=True)
 
     def configure_optimizers(self):
+        """Return the optimizer, which seeds will join."""
         return torch.optim.AdamW(self.parameters(), lr=3e-3)
 
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-parser.add_argument("--epochs", type=int, default=60, help="epochs to train now")
-parser.add_argument("--horizon", type=int, default=60, help="epochs of the whole run")
+parser.add_argument("--epochs", type=int, default=60, help="epochs to train (default: 60)")
 parser.add_argument("--out", default="runs/lightning", help="folder of checkpoints")
 parser.add_argument("--resume", help="checkpoint to go on from")
 options = parser.parse_args()
@@ -48,8 +50,8 @@ digits = load_digits()
 x, y = torch.tensor(digits.data, dtype=torch.float32) / 16, torch.tensor(digits.target)
 data, held_out = TensorDataset(x[:1200], y[:1200]), TensorDataset(x[1200:], y[1200:])
 order = DistributedSampler(data, 1, 0)  # an order that depends on the epoch alone
-growing = GrowingCallback(horizon=options.horizon)
-saving = ModelCheckpoint(options.out, save_last=True, enable_version_counter=False)
+growing = GrowingCallback()
+saving = ModelCheckpoint(options.out, save_top_k=-1)
 trainer = Trainer(max_epochs=options.epochs, callbacks=[growing, saving], logger=False)
 module, val = Digits(), DataLoader(held_out, 200)
 trainer.fit(module, DataLoader(data, 64, sampler=order), val, ckpt_path=options.resume)

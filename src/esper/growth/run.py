@@ -228,6 +228,7 @@ class GrowthRun:
             contributions=contributions,
             twin=None if self.twin is None else self.twin.garden.model,
             config=self.config,
+            example_input=self.example_input,
             modules=self.modules,
         )
 

@@ -72,7 +72,7 @@ class GrowingCallback(Callback):  # type: ignore[misc]
         self._horizon = horizon
         self._loss = loss
         self._evaluate = evaluate
-        self._limits = {
+        self._limits: dict[str, Any] = {
             "max_seeds": max_seeds,
             "max_parameters": max_parameters,
             "max_added_flops": max_added_flops,
@@ -167,12 +167,12 @@ def _validations(trainer: Trainer) -> int:
         raise UsageError(
             "cannot tell how often this trainer will validate; say so: GrowingCallback(horizon=N)"
         )
+    between = int(trainer.val_check_batch)
     if trainer.check_val_every_n_epoch is None:
-        return max(1, int(steps) * trainer.accumulate_grad_batches // int(trainer.val_check_batch))
+        return max(1, int(steps) * int(trainer.accumulate_grad_batches) // between)
     per_epoch = math.ceil(batches / trainer.accumulate_grad_batches)
-    epochs = math.ceil(steps / per_epoch)
-    within = max(1, int(batches) // int(trainer.val_check_batch))
-    return max(1, epochs // trainer.check_val_every_n_epoch * within)
+    epochs = int(math.ceil(steps / per_epoch) // trainer.check_val_every_n_epoch)
+    return max(1, epochs * max(1, int(batches) // between))
 
 
 def _validation_batches(trainer: Trainer) -> Batches:

@@ -19,7 +19,6 @@ on as if it had not stopped.
 from __future__ import annotations
 
 import inspect
-import math
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -96,7 +95,10 @@ def growing_model(garden: Garden) -> GrowingModel:
         return GrowingModel.forward(self, *args, **kwargs)
 
     forward.__signature__ = inspect.signature(host.forward)  # type: ignore[attr-defined]
-    return type(f"Growing{host.__name__}", (GrowingModel,), {"forward": forward})(garden)
+    kind: type[GrowingModel] = type(
+        f"Growing{host.__name__}", (GrowingModel,), {"forward": forward}
+    )
+    return kind(garden)
 
 
 class GrowingCallback(TrainerCallback):  # type: ignore[misc]
@@ -220,8 +222,9 @@ def _inner(optimizer: Any) -> Any:
 
 def _evaluations(args: TrainingArguments, state: TrainerState) -> int:
     """Return how often the trainer will evaluate."""
+    # Its names are both text and members of an enumeration.
     if args.eval_strategy == "epoch":
-        return math.ceil(state.num_train_epochs)
+        return int(state.num_train_epochs)
     if args.eval_strategy == "steps":
-        return int(state.max_steps // state.eval_steps)
+        return int(state.max_steps / state.eval_steps)
     return 0
