@@ -578,6 +578,27 @@ def test_a_run_that_is_restored_goes_on_identically(
         assert {"GERMINATE", "ADVANCE", "PRUNE"} <= ops
 
 
+def test_garden_and_optimizer_are_all_that_a_trainer_has_to_save(tmp_path: Path) -> None:
+    whole, losses = drive("random", 14, seed=4)
+    first, before = drive("random", 6, seed=4, horizon=14)
+    assert first.carried is not None
+    state = {
+        "model": first.garden.state_dict(),
+        "optimizer": first.carried.optimizer.state_dict(),
+    }
+    torch.save(state, tmp_path / "state.pt")
+
+    saved = torch.load(tmp_path / "state.pt", weights_only=True)
+    second = Gardener(make_garden(seed=77), "random", 14, seed=4)
+    second.garden.load_state_dict(saved["model"])
+    optimizer = second.optimizer(SGD, lr=0.1, momentum=0.9)
+    optimizer.load_state_dict(saved["optimizer"])
+    assert second.epoch == 6
+    assert before + proceed(second, optimizer, 8) == losses
+    assert plain_history(second.history) == plain_history(whole.history)
+    assert same(second.garden.state_dict(), whole.garden.state_dict())
+
+
 def test_what_the_controller_sees_is_restored() -> None:
     """The last action had no effect; a restored gardener still says so."""
     for script in (Script({3: advance(1)}), Script({**GROW_ONE, 3: advance()})):

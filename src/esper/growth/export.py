@@ -121,5 +121,8 @@ def _as_onnx(program: torch.export.ExportedProgram) -> bytes:
     return content
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0] or type(error).__name__
+def _first_line(error: BaseException) -> str:
+    """Return the first line of what an error was caused by."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return str(error).strip().split("\n")[0].strip() or type(error).__name__

@@ -166,7 +166,7 @@ def uncovered_parts(model: nn.Module, paths: Sequence[str]) -> tuple[str, ...]:
 
 
 def _is_same(answer: Tensor, output: Tensor) -> bool:
-    """Return whether a model returns the output of a submodule, its axes perhaps in other places."""
+    """Return whether an answer is what a submodule puts out, with its axes in whatever order."""
     if answer.shape == output.shape:
         return bool((answer == output).all())
     if sorted(answer.shape) != sorted(output.shape):
