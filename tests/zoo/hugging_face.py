@@ -255,7 +255,7 @@ HUGGING_FACE = (
         lambda: {"input_features": numbers(4, 8, 32), "decoder_input_ids": words(4, 7)},
     ),
     _one(
-        "Time Series Transformer",
+        "PatchTST",
         "PatchTSTForPrediction",
         "PatchTSTConfig",
         {

@@ -12,9 +12,9 @@ _HEAD = """# The zoo
 
 Networks that others designed, each as small as it can be: written down with PyTorch alone, or made
 by the `transformers` library. For each one, slots are suggested, a seed is raised in every one of
-them, and what has grown is baked, saved and loaded around a fresh model, and exported with a free
-batch size; outputs must stay the same (exactly when saved, to 1e-5 when baked, to 1e-4 when
-exported). What is not possible is refused in one line.
+them, and what has grown is baked, saved and loaded around a fresh model, and exported and run with
+another size of batch; outputs must stay the same (exactly when saved, to 1e-5 when baked, to 1e-4
+when exported). What is not possible is refused in one line.
 
 `make test-integrations` goes through all of it and compares it with this page, which
 `python -m tests.zoo` writes. `make test` does so for the first five, without the exports.

@@ -338,6 +338,32 @@ class DeepSets(nn.Module):
         return self.out(self.each(elements))
 
 
+class VideoNet(nn.Module):
+    """Tran and others, 2014: convolutions over space and time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv3d(3, 4, 3, padding=1), nn.ReLU())
+        self.second = nn.Sequential(nn.Conv3d(4, 8, 3, padding=1), nn.ReLU())
+        self.fc = nn.Linear(8, 5)
+
+    def forward(self, frames: Tensor) -> Tensor:
+        return self.fc(self.second(self.first(frames)).mean((-3, -2, -1)))
+
+
+class SetTransformer(nn.Module):
+    """Attention that its owner forgot to tell which axis holds the samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(3, 8)
+        self.block = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0)
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, elements: Tensor) -> Tensor:
+        return self.head(self.block(self.embed(elements)).mean(1))
+
+
 class WaveNetBlock(nn.Module):
     def __init__(self, width: int, dilation: int) -> None:
         super().__init__()
@@ -437,6 +463,8 @@ PLAIN = (
     _plain("PointNet", PointNet, partial(numbers, 4, 10, 3)),
     _plain("neural field", NeuralField, partial(numbers, 4, 3)),
     _plain("Siamese network", Siamese, partial(numbers, 4, 6), partial(numbers, 4, 6)),
+    _plain("C3D (video)", VideoNet, partial(numbers, 2, 3, 4, 8, 8)),
+    _plain("encoder layer, batch_first forgotten", SetTransformer, partial(numbers, 4, 5, 3)),
     _plain("Deep Sets, undeclared", DeepSets, partial(numbers, 4, 5, 3)),
     _plain("Deep Sets, declared BTC", DeepSets, partial(numbers, 4, 5, 3), axes="BTC"),
 )

@@ -19,7 +19,7 @@ from esper.growth.export import Format, export_garden
 from esper.kasmina.blueprints.registry import blueprint_by_id
 from esper.kasmina.garden import Garden
 from esper.kasmina.operations import OperationResult
-from esper.kasmina.probe import call_arguments, tensors_in
+from esper.kasmina.probe import axis_size, call_arguments, resized, tensors_along, tensors_in
 from esper.leyline.errors import EsperError, EsperWarning
 from tests.plots import EAGER
 
@@ -93,7 +93,8 @@ def _examine(specimen: Specimen, steps: tuple[str, ...], found: Findings) -> Non
             if kind in steps:
                 with _noting(found, kind):
                     path = export_garden(garden, example, Path(folder, f"grown.{kind}"), kind)
-                    _check_same(_run_file(path, kind, example), grown, 1e-4)
+                    for batch in (example, _other_size(garden, example)):
+                        _check_same(_run_file(path, kind, batch), _outputs(garden, batch), 1e-4)
 
 
 def _made(specimen: Specimen) -> nn.Module:
@@ -155,6 +156,13 @@ def _outputs(model: nn.Module, example: Any) -> list[Tensor]:
     with torch.no_grad():
         found = list(tensors_in(model(*args, **kwargs)))
     return [out for out in found if out.is_floating_point()]
+
+
+def _other_size(garden: Garden, example: Any) -> Any:
+    """Return a batch of three samples."""
+    axis = garden.batch_axis
+    which = tensors_along(example, axis, axis_size(example, axis))
+    return resized(example, which, axis, 3)
 
 
 def _run_file(path: Path, kind: Format, example: Any) -> list[Tensor]:

@@ -9,8 +9,8 @@ from typing import Any, overload
 
 from torch import Tensor, nn
 
-from esper.kasmina.placement import DeclaredAxes, matches, place_slots
-from esper.kasmina.probe import first_tensor, look, teachable_at, tensors_in
+from esper.kasmina.placement import DeclaredAxes, matches, output_shape, place_slots
+from esper.kasmina.probe import Seen, first_tensor, look, teachable_at, tensors_in
 from esper.leyline.axes import RANKS, AxesName
 from esper.leyline.errors import EsperWarning, SlotError, UsageError
 
@@ -133,7 +133,7 @@ def suggest_slots(
         channels = place.shape[1] if place.topology == "cnn" else place.shape[-1]
         found.append(SuggestedSlot(path, kind, place.axes, channels))
     if not found:
-        reason = next(iter(refused.values()), "none of its submodules puts out one tensor once")
+        reason = next(iter(refused.values()), None) or _why_none(seen)
         raise SlotError(f"no slot can be suggested for this {type(model).__name__}: {reason}")
     chosen = _spread(found, most)
     return SlotSuggestions(
@@ -163,6 +163,16 @@ def uncovered_parts(model: nn.Module, paths: Sequence[str]) -> tuple[str, ...]:
 
     visit(model, "")
     return tuple(found)
+
+
+def _why_none(seen: Seen) -> str:
+    """Return why the first submodule at which no slot can be is none; a model may have no other."""
+    for path, outputs in seen.outputs.items():
+        try:
+            output_shape(path, outputs)
+        except SlotError as error:
+            return str(error)
+    return "none of its submodules puts out something to work on before the end"
 
 
 def _is_same(answer: Tensor, output: Tensor) -> bool:
