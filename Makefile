@@ -12,11 +12,11 @@ export MKL_NUM_THREADS := 1
 export ONEDNN_MAX_CPU_ISA := AVX512_CORE_BF16
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-slow test-browser fmt bench clean
+.PHONY: help setup demo check test test-slow test-browser test-integrations fmt bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | \
-		awk -F ':.*## ' '{ printf "  make %-10s %s\n", $$1, $$2 }'
+		awk -F ':.*## ' '{ printf "  make %-17s %s\n", $$1, $$2 }'
 
 setup: $(STAMP) ## create .venv with everything for development
 
@@ -49,7 +49,7 @@ check: setup ## lint, format, types, import contracts, the shape of the tree and
 	$(BIN)/python tools/tree_totals.py
 
 test: check ## all that a change needs: the checks above, then the CPU test suite
-	$(BIN)/python -m pytest -n 2 -m "not slow and not gpu"
+	$(BIN)/python -m pytest -n 2 -m "not slow and not gpu and not integrations"
 
 test-slow: setup ## full counts and long soaks, then the harness: hostile inputs, kills, full disks
 	$(BIN)/python -m pytest -m slow
@@ -61,6 +61,10 @@ test-browser: setup ## the live page in a real browser: chromium, Debian's where
 		{ [ "$$(id -u)" = 0 ] && apt-get install -y -qq --no-install-recommends chromium; } || \
 		$(BIN)/python -m playwright install chromium
 	$(BIN)/python -m pytest tests/browser
+
+test-integrations: setup ## Lightning, the Trainer of Hugging Face, and the zoo of networks; installs both
+	$(BIN)/python -m pip install --quiet --no-build-isolation -c constraints.txt -e '.[dev,integrations]'
+	$(BIN)/python -m pytest -n 2 -m integrations
 
 fmt: setup ## put the code into its standard form
 	$(BIN)/ruff check --fix .

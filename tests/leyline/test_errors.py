@@ -9,6 +9,7 @@ BUILTIN_PARENT = {
     "UsageError": ValueError,
     "ConfigError": ValueError,
     "UnknownNameError": KeyError,
+    "MissingExtraError": ImportError,
     "SlotError": ValueError,
     "DataError": OSError,
     "CheckpointError": OSError,

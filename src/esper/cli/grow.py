@@ -182,7 +182,7 @@ def set_up(parser: Parser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Carry out the command."""
     from esper.cli.view import AlarmRelay, GrowthView
-    from esper.growth.grown import check_format
+    from esper.growth.export import check_format
     from esper.runs.checkpoint import GROWING, resume_command
     from esper.runs.recorded import INTERRUPTED, stop_signals
 

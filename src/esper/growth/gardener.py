@@ -38,6 +38,7 @@ from esper.kasmina.garden import Garden
 from esper.kasmina.governor import PANIC_TEXTS, GovernorConfig, Panic
 from esper.kasmina.operations import OperationResult, describe_result
 from esper.kasmina.optimizer import CarriedOptimizer, make_optimizer
+from esper.kasmina.probe import map_tensors
 from esper.kasmina.row_group import RowConfig, RowGroup, measure_by_ablation
 from esper.kasmina.signals import Rates, RowFacts, TrackerConfig, row_facts, unknown_rates
 from esper.kasmina.state import SlotState
@@ -78,6 +79,9 @@ def describe_decision(
 
 
 DEFAULT_CONTROLLER = "heuristic"
+
+MEMORY = "gardener"
+"""Where the `state_dict` of a gardener's optimizer has what the gardener remembers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -304,14 +308,19 @@ class Gardener:
         """Return `factory(params, **options)`, kept in step with growth.
 
         Without `params` it covers the whole garden. Make it once; parameters of seeds join and
-        leave its groups by themselves.
+        leave its groups by themselves. Its `state_dict()` names its parameters and holds what the
+        gardener remembers, and its `load_state_dict` takes both back: whoever saves and loads the
+        garden and its optimizer, in this order, continues exactly.
         """
         if self._engine.carried is not None:
             raise UsageError("this gardener has an optimizer already; make one per gardener")
         self._engine.carried = make_optimizer(self.garden, factory, params, options)
         # Weights loaded since the gardener was made are what a first bad epoch goes back to.
         self._group.assume(self.garden.state)
-        return self._engine.carried.optimizer
+        optimizer = self._engine.carried.optimizer
+        optimizer.register_state_dict_post_hook(self._add_memory)
+        optimizer.register_load_state_dict_pre_hook(self._take_memory)
+        return optimizer
 
     def step(
         self,
@@ -383,10 +392,7 @@ class Gardener:
         return {
             "garden": dict(self.garden.state_dict()),
             "optimizer": None if self.carried is None else self.carried.state_dict(),
-            "controller": self.controller.state_dict(),
-            "rows": self._group.memory(),
-            "rollbacks": self._rollbacks,
-            "history": [record.to_mapping() for record in self.history],
+            **self.memory(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -396,11 +402,32 @@ class Gardener:
         self.garden.load_state_dict(state["garden"])
         if self.carried is not None and state["optimizer"] is not None:
             self.carried.load_state_dict(state["optimizer"])
+        self.recall(state)
+
+    def memory(self) -> dict[str, Any]:
+        """Return what a gardener remembers beside its garden and its optimizer."""
+        return {
+            "controller": self.controller.state_dict(),
+            "rows": self._group.memory(),
+            "rollbacks": self._rollbacks,
+            "history": [record.to_mapping() for record in self.history],
+        }
+
+    def recall(self, state: dict[str, Any]) -> None:
+        """Take over what `memory` returned; garden and optimizer are left alone."""
         self.controller.load_state_dict(state["controller"])
         self._group.recall(state["rows"])
         self._rollbacks = int(state["rollbacks"])
         self.history = [EpochRecord.from_mapping(record) for record in state["history"]]
         self._clock = time.monotonic()
+
+    def _add_memory(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
+        state[MEMORY] = self.memory()
+
+    def _take_memory(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
+        if MEMORY in state:
+            # Trainers move all of a saved optimizer to their device.
+            self.recall(map_tensors(state[MEMORY], Tensor.cpu))
 
     def _judge(self) -> str | None:
         """Return why the network went back, and say so; give up where that does not help."""
@@ -450,7 +477,8 @@ class Gardener:
         if op is LifecycleOp.WAIT and (limit := why_full(self._group.view(), self._rules())):
             return f"{Why.FULL}: {limit}"
         controller = self.controller
-        return controller.reasons()[0] if isinstance(controller, Explaining) else ""
+        # Plain text: a record is saved as plain data.
+        return str(controller.reasons()[0]) if isinstance(controller, Explaining) else ""
 
     def _rules(self) -> RulesConfig:
         return self.garden.config.lifecycle.effective_rules

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,8 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from esper.growth.batches import Moved, label_of, shapes_of
+from esper.growth.batches import Batches, Moved, label_of, shapes_of
 from esper.growth.criterion import Criterion, Loss, explaining, make_criterion, predictions
+from esper.kasmina.evaluation import BatchEvaluator
 from esper.kasmina.probe import call_arguments, evaluating
 from esper.leyline.errors import UsageError
 
@@ -34,9 +36,22 @@ class Judged:
     trains_with_labels: bool
     is_measured_with_labels: bool
 
+    def evaluator(
+        self,
+        batches: Batches,
+        device: torch.device,
+        *,
+        precision: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> BatchEvaluator:
+        """Return what measures a garden on such batches."""
+        moved = Moved(batches, device, keeps_label=self.is_measured_with_labels)
+        return BatchEvaluator(moved, self.criterion.per_sample, precision=precision)
+
 
 def find_criterion(model: nn.Module, loss: Loss | None, batch: Any, device: torch.device) -> Judged:
     """Return how a model is judged; without a loss it is its own, else that of classification."""
+    if isinstance(loss, nn.Module):
+        loss = loss.to(device)
     inputs, targets = next(iter(Moved([batch], device)))
     label = label_of(batch)
     is_possible = label is not None and _takes(model, label)

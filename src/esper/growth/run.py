@@ -104,8 +104,6 @@ class GrowthRun:
             if batches is not None or which != "test":
                 check_batches(which, batches)
         batch = first_batch(val)
-        if isinstance(loss, nn.Module):
-            loss = loss.to(self.device)
         judged = find_criterion(model, loss, batch, self.device)
         criterion, keeps_label = judged.criterion, judged.is_measured_with_labels
         self.example_input, _ = next(iter(Moved([batch], self.device, keeps_label=keeps_label)))
@@ -122,13 +120,8 @@ class GrowthRun:
         _warn_of_moving_statistics(model)
         self._train = train
         self._keeps_label = judged.trains_with_labels
-
-        def evaluator(batches: Batches) -> BatchEvaluator:
-            moved = Moved(batches, self.device, keeps_label=keeps_label)
-            return BatchEvaluator(moved, criterion.per_sample)
-
-        self._val = evaluator(val)
-        self._test = None if test is None else evaluator(test)
+        self._val = judged.evaluator(val, self.device)
+        self._test = None if test is None else judged.evaluator(test, self.device)
         self.parameters_before = garden.count_parameters()
         self._sets_rates = optimizer is None and scheduler is None
         self.gardener = Gardener(
@@ -236,6 +229,7 @@ class GrowthRun:
             contributions=contributions,
             twin=None if self.twin is None else self.twin.garden.model,
             config=self.config,
+            example_input=self.example_input,
             modules=self.modules,
         )
 

@@ -31,6 +31,10 @@ class UnknownNameError(UsageError, KeyError):
         return str(self.args[0])
 
 
+class MissingExtraError(UsageError, ImportError):
+    """A feature needs packages that are not installed; the message names the extra."""
+
+
 class SlotError(UsageError):
     """A slot cannot be placed there, or an activation at a slot is not what it was."""
 

@@ -17,7 +17,8 @@ from typing import Any
 
 from torch import Tensor
 
-from esper.growth.grown import Format, Grown, export_model
+from esper.growth.export import Format
+from esper.growth.grown import Grown
 from esper.growth.run import GrowthRun
 from esper.kasmina.contribution import Contributions
 from esper.leyline.errors import UsageError
@@ -154,8 +155,7 @@ class GrowingRun(RecordedRun[EpochRecord]):
         report = report_run(path)
         exported = None
         if export is not None:
-            example = self.growth.example_input
-            exported = export_model(grown.model, example, path / f"grown.{export}", export)
+            exported = grown.export(path / f"grown.{export}")
         summary = {
             **grown.summary.to_mapping(),
             "why": list(grown.why),
