@@ -57,7 +57,7 @@ GROW = Subject(
     (*_ESPER, "grow", "--task", "digits", "--epochs", "6", "--controller", "random", "--out"),
     (*_ESPER, "grow", "--resume", "--out"),
 )
-_TINY = ("-m", "tests.simic.training.tiny")
+_TINY = ("-m", "tests.simic.training.run_tiny")
 TRAIN = Subject("train", TRAINING, _TINY, _TINY)
 WORKERS = Subject("train (workers)", TRAINING, (*_TINY, "workers"), (*_TINY, "workers"))
 SUBJECTS = (GROW, TRAIN, WORKERS)
