@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
+import socket
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -42,9 +44,10 @@ def dying(answers: list[list[Any]]) -> Any:
         ours, theirs = multiprocessing.Pipe()
         for answer in next(started):
             send_message(theirs, answer)
-        theirs.close()
+        with socket.socket(fileno=os.dup(theirs.fileno())) as end:
+            end.shutdown(socket.SHUT_WR)  # what is sent to it is not refused
         process = SimpleNamespace(
-            exitcode=-9, join=lambda timeout=None: None, is_alive=lambda: False
+            exitcode=-9, join=lambda timeout=None: None, is_alive=lambda: False, keeps=theirs
         )
         return process, ours
 
