@@ -6,6 +6,7 @@ that nothing happened to.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import random
@@ -24,6 +25,7 @@ from esper.runs.checkpoint import GROWING, TRAINING, Checkpoints, RunKind
 from tests.plots import same
 
 LONGEST_S = 300
+_PR_CAPBSET_DROP, _CAP_DAC_OVERRIDE = 24, 1
 _ROOT = Path(__file__).parents[2]
 _TIMES = frozenset({"seconds", "telemetry", "command", "twin_seconds", "memory_bytes", "world"})
 
@@ -81,6 +83,9 @@ def going(
     """Within the block the run goes on, in a group of its own; its files may be limited in size."""
 
     def before() -> None:
+        if sys.platform == "linux":
+            # For root, too, a folder that is read-only shall be so.
+            ctypes.CDLL(None).prctl(_PR_CAPBSET_DROP, _CAP_DAC_OVERRIDE, 0, 0, 0)
         if limit is not None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
@@ -175,6 +180,35 @@ def kill_while_saving(subject: Subject, run: Path, r: random.Random) -> str | No
     return None
 
 
+def kill_worker(subject: Subject, run: Path, r: random.Random) -> str | None:
+    """Kill one worker process after another while the run goes on; the run must not end of it."""
+    with going(subject, run) as process:
+        for _ in range(3):
+            if not wait_until(process, lambda: len(workers_of(process)) > 1):
+                break
+            moment = time.monotonic() + r.uniform(0.0, 4.0)
+            wait_until(process, lambda until=moment: time.monotonic() >= until)  # type: ignore[misc]
+            for victim in r.sample(workers_of(process), k=min(1, len(workers_of(process)))):
+                with suppress(ProcessLookupError):
+                    os.kill(victim, signal.SIGKILL)
+        try:
+            _, err = process.communicate(timeout=LONGEST_S)
+        except subprocess.TimeoutExpired:
+            return "it hangs without a worker"
+    return None if process.returncode == 0 else f"it ended with its worker: {err[-300:]}"
+
+
+def workers_of(process: subprocess.Popen[str]) -> list[int]:
+    """Return the worker processes of a run."""
+    found = []
+    for folder in Path(f"/proc/{process.pid}/task").glob("*/children"):
+        for child in folder.read_text().split():
+            with suppress(OSError):
+                if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes():
+                    found.append(int(child))
+    return found
+
+
 def fill_disk(subject: Subject, run: Path, r: random.Random) -> str | None:
     """Let no file grow beyond a size, as on a disk that is full."""
     with going(subject, run, limit=int(10 ** r.uniform(2.5, 6.0))) as process:
@@ -187,6 +221,35 @@ def fill_disk(subject: Subject, run: Path, r: random.Random) -> str | None:
     if process.returncode not in (0, 1, 2):
         return f"exit code {process.returncode} on a full disk: {err[-300:]}"
     return None
+
+
+def read_only(subject: Subject, run: Path, r: random.Random) -> str | None:
+    """Let no file be made in the folder of the run, until it has ended."""
+    with going(subject, run) as process:
+        if not wait_until(process, lambda: has_checkpoint(run)):
+            return None
+        with unwritable(run):
+            try:
+                _, err = process.communicate(timeout=LONGEST_S)
+            except subprocess.TimeoutExpired:
+                return "it hangs in a folder that cannot be written"
+    if "Traceback" in err:
+        return f"a traceback in a folder that cannot be written: {err[-400:]}"
+    return None
+
+
+@contextmanager
+def unwritable(run: Path) -> Iterator[None]:
+    """Within the block no file can be made in the folder of a run."""
+    folders = [run, run / "checkpoints"]
+    before = [folder.stat().st_mode for folder in folders]
+    for folder in folders:
+        folder.chmod(0o555)
+    try:
+        yield
+    finally:
+        for folder, mode in zip(folders, before, strict=True):
+            folder.chmod(mode)
 
 
 def move_away(subject: Subject, run: Path, r: random.Random) -> str | None:
@@ -257,11 +320,21 @@ def read_meanwhile(subject: Subject, run: Path, r: random.Random) -> str | None:
 ACCIDENTS: dict[str, Callable[[Subject, Path, random.Random], str | None]] = {
     "killed at a random moment": kill_at_random,
     "killed while saving": kill_while_saving,
+    "worker killed": kill_worker,
     "disk full": fill_disk,
+    "folder read-only": read_only,
     "folder moved away": move_away,
     "a second writer": write_twice,
     "readers": read_meanwhile,
 }
+
+KILLS = ("killed at a random moment", "killed while saving")
+"""Accidents that happen several times to one run."""
+
+
+def happens_to(name: str, subject: Subject) -> bool:
+    """Return whether an accident can happen to a run: some have no workers."""
+    return subject is WORKERS or name != "worker killed"
 
 
 def survive(
