@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from esper.growth.batches import Moved, label_of, shapes_of
-from esper.growth.criterion import Criterion, Loss, explaining, make_criterion, predictions
+from esper.growth.criterion import Criterion, Loss, make_criterion, predictions
+from esper.growth.explaining import explaining
 from esper.kasmina.probe import call_arguments, evaluating
 from esper.leyline.errors import UsageError
 
