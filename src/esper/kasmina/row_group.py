@@ -31,6 +31,7 @@ from esper.kasmina.costs import fitting_blueprints
 from esper.kasmina.engine import (
     AsynchronousEngine,
     Engine,
+    EpochResult,
     EvaluatedEngine,
     RemoteEngine,
     RowWeights,
@@ -132,6 +133,8 @@ class RowGroup:
         self.last_success = torch.ones(rows, dtype=torch.bool, device=self.device)
         self.panic = self._full(int(Panic.NONE))
         """int64 [R], a `Panic`: why the governor acted in the last step."""
+        self.mad = torch.zeros((rows, slots), dtype=torch.bool, device=self.device)
+        """bool [R, S]: seeds that the governor pruned in the last step: they were not finite."""
         self.train_loss = torch.full((rows,), math.nan, dtype=torch.float64, device=self.device)
         self.measured: Measured | None = None
         """What the last epoch showed; not remembered in snapshots."""
@@ -216,8 +219,10 @@ class RowGroup:
         # From here on nothing of a user's can fail: what is remembered changes as a whole.
         tracker, governor, shown = self.tracker, self.governor, self.measured
         measured, good = self._govern(measured, resting)
+        self.mad = self._prune_mad(result, good & ~resting)
         state = self.state
-        members, sampled = members & good[:, None], result.sampled & good[:, None]
+        members = members & good[:, None]
+        sampled = result.sampled & good[:, None] & ~self.mad
         self.train_loss = torch.where(resting, self.train_loss, result.loss)
         self.state = record_epoch(self.state, measured.score)
         self.state = record_gradients(self.state, sampled, result.gradients)
@@ -342,6 +347,21 @@ class RowGroup:
         if bool(bad.any()):
             measured = self._roll_back(bad, measured)
         return measured, ~bad
+
+    def _prune_mad(self, result: EpochResult, which: Tensor) -> Tensor:
+        """Take seeds out of rows, bool [R], that can never be of use; return which, bool [R, S].
+
+        A seed in TRAINING touches nothing, so that no loss tells that it is not finite; its
+        gradients do. What is blended in shows in the loss of its row, which goes back as a whole.
+        """
+        is_young = self.state.stage == int(SeedStage.TRAINING)
+        is_finite = torch.isfinite(result.gradients.norm)
+        mad = result.sampled & is_young & ~is_finite & which[:, None]
+        if not self.config.governor.is_on:
+            return torch.zeros_like(mad)
+        if bool(mad.any()):
+            self.state = self._sized(remove_seeds(self.state, mad))
+        return mad
 
     def _roll_back(self, bad: Tensor, measured: Measured) -> Measured:
         """Bring rows back to host and fossils as they were, at rest; return what they show now."""
