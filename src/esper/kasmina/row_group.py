@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from esper.kasmina.blueprints.registry import blueprint_names
 from esper.kasmina.contribution import (
     Measured,
     compare_rows,
@@ -58,11 +59,13 @@ from esper.kasmina.signals import (
     track_epoch,
     unknown_rates,
 )
-from esper.kasmina.state import SlotState, empty_state
+from esper.kasmina.state import SlotState, check_state, empty_state
 from esper.leyline.actions import Command, LifecycleOp
 from esper.leyline.config import Config, option
+from esper.leyline.errors import CheckpointError
 from esper.leyline.process import is_debugging
 from esper.leyline.rules import Masks, RuleView, build_masks
+from esper.leyline.schema import check_like, check_range
 from esper.leyline.signals import Signals
 from esper.leyline.stages import SeedStage
 
@@ -304,12 +307,25 @@ class RowGroup:
         def here(tree: dict[str, Tensor]) -> dict[str, Tensor]:
             return {name: value.clone().to(self.device) for name, value in tree.items()}
 
-        self.state = SlotState.from_state_dict(here(saved["state"]))
+        mine = self.memory()
+        parts = ("tracker", "governor", "last_op", "last_success", "panic", "safe_epoch")
+        for name in (*parts, "train_loss"):
+            check_like(saved[name], mine[name], name)
+        check_range(saved["tracker"]["epoch"], 0, 2**53, "tracker.epoch")
+        state = check_state(saved["state"], self.state, len(blueprint_names()))
+        safe = [RowWeights.from_tree(tree) for tree in saved["safe"]]
+        needed = self.rows if self.config.governor.is_on else 0
+        if len(safe) != needed:
+            raise CheckpointError(
+                f"the saved state is damaged: there are {len(safe)} rows to go back to where "
+                f"{needed} are needed; use another copy of it"
+            )
+        self.state = state.to(self.device)
         self.tracker = TrackerState.from_state_dict(here(saved["tracker"]))
         self.governor = GovernorState.from_state_dict(here(saved["governor"]))
         for name in ("last_op", "last_success", "panic", "safe_epoch", "train_loss"):
             setattr(self, name, saved[name].clone().to(self.device))
-        self._safe = [RowWeights.from_tree(tree) for tree in saved["safe"]]
+        self._safe = safe
 
     def snapshot(self, rows: Sequence[int] | None = None) -> dict[str, Any]:
         """Return everything about some rows (all by default) as plain data and tensors."""
