@@ -79,7 +79,7 @@ def main() -> int:
     """Run everything and print the counts."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--inputs", type=int, default=2000, help="hostile inputs")
-    parser.add_argument("--kills", type=int, default=200, help="of each of the two kinds of kill")
+    parser.add_argument("--kills", type=int, default=200, help="of each kind of kill")
     parser.add_argument("--others", type=int, default=12, help="of every other accident")
     parser.add_argument("--only", choices=ACCIDENTS, help="one kind of accident")
     parser.add_argument("--seed", type=int, default=0)

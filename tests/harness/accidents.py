@@ -6,6 +6,7 @@ that nothing happened to.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import json
 import os
@@ -14,6 +15,7 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -21,8 +23,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from esper.runs.checkpoint import GROWING, TRAINING, Checkpoints, RunKind
+from esper.runs.recorded import INTERRUPTED
 from tests.plots import same
+from tests.simic.training.tiny import tiny_config
 
 LONGEST_S = 300
 _PR_CAPBSET_DROP, _CAP_DAC_OVERRIDE = 24, 1
@@ -59,9 +65,22 @@ GROW = Subject(
     (*_ESPER, "grow", "--task", "digits", "--epochs", "6", "--controller", "random", "--out"),
     (*_ESPER, "grow", "--resume", "--out"),
 )
-_TINY = ("-m", "tests.simic.training.run_tiny")
-TRAIN = Subject("train", TRAINING, _TINY, _TINY)
-WORKERS = Subject("train (workers)", TRAINING, (*_TINY, "workers"), (*_TINY, "workers"))
+
+
+def _training(name: str, strategy: str) -> Subject:
+    """Return the tiny training run by the command, with a checkpoint after every round."""
+    command = (*_ESPER, "--import", "tests.simic.training.tiny", "train")
+    recipe = Path(tempfile.gettempdir()) / f"esper-harness-{os.getpid()}-{strategy}.yaml"
+    config = tiny_config(checkpoint_seconds=0.01, strategy=strategy)
+    recipe.write_text(yaml.safe_dump(config.to_mapping()))
+    atexit.register(recipe.unlink, missing_ok=True)
+    return Subject(
+        name, TRAINING, (*command, str(recipe), "--out"), (*command, "--resume", "--out")
+    )
+
+
+TRAIN = _training("train", "sequential")
+WORKERS = _training("train (workers)", "workers")
 SUBJECTS = (GROW, TRAIN, WORKERS)
 
 
@@ -209,6 +228,26 @@ def workers_of(process: subprocess.Popen[str]) -> list[int]:
     return found
 
 
+def interrupt(subject: Subject, run: Path, r: random.Random) -> str | None:
+    """Press Ctrl-C at any moment: all processes of the group get it, workers that import too."""
+    with going(subject, run) as process:
+        moment = time.monotonic() + r.uniform(0.1, 8.0)
+        wait_until(process, lambda: time.monotonic() >= moment)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGINT)
+        try:
+            _, err = process.communicate(timeout=LONGEST_S)
+        except subprocess.TimeoutExpired:
+            return "it does not end when it is interrupted"
+    if not (run / "config.yaml").exists():
+        return None  # before there was a run to continue
+    if process.returncode == 0:
+        return None  # after its last step
+    if process.returncode != INTERRUPTED or "--resume" not in err or "Traceback" in err:
+        return f"exit code {process.returncode} when interrupted: {err[-400:]}"
+    return None
+
+
 def fill_disk(subject: Subject, run: Path, r: random.Random) -> str | None:
     """Let no file grow beyond a size, as on a disk that is full."""
     with going(subject, run, limit=int(10 ** r.uniform(2.5, 6.0))) as process:
@@ -320,6 +359,7 @@ def read_meanwhile(subject: Subject, run: Path, r: random.Random) -> str | None:
 ACCIDENTS: dict[str, Callable[[Subject, Path, random.Random], str | None]] = {
     "killed at a random moment": kill_at_random,
     "killed while saving": kill_while_saving,
+    "interrupted": interrupt,
     "worker killed": kill_worker,
     "disk full": fill_disk,
     "folder read-only": read_only,
@@ -328,7 +368,7 @@ ACCIDENTS: dict[str, Callable[[Subject, Path, random.Random], str | None]] = {
     "readers": read_meanwhile,
 }
 
-KILLS = ("killed at a random moment", "killed while saving")
+KILLS = ("killed at a random moment", "killed while saving", "interrupted")
 """Accidents that happen several times to one run."""
 
 
