@@ -14,6 +14,7 @@ BUILTIN_PARENT = {
     "DataError": OSError,
     "CheckpointError": OSError,
     "NonFiniteError": ArithmeticError,
+    "OwnCodeError": RuntimeError,
     "EmptyMaskError": ValueError,
 }
 

@@ -353,6 +353,7 @@ class Gardener:
         measured = group.measured
         assert measured is not None
         rollback = self._judge()
+        self._tell_mad()
         loss, score = float(measured.loss), float(measured.score)
         twin_score = score if is_own_twin else twin_score
         slots = slot_records(self.garden)
@@ -428,6 +429,17 @@ class Gardener:
         if MEMORY in state:
             # Trainers move all of a saved optimizer to their device.
             self.recall(map_tensors(state[MEMORY], Tensor.cpu))
+
+    def _tell_mad(self) -> None:
+        """Say which seeds were pruned because they are not finite."""
+        for slot in self._group.mad[0].nonzero().flatten().tolist():
+            name = self.garden.slot_names[slot]
+            warnings.warn(
+                f"epoch {self.epoch}: the gradients of the seed in {name!r} are not finite; it was "
+                "pruned, and the network goes on without it",
+                EsperWarning,
+                stacklevel=3,
+            )
 
     def _judge(self) -> str | None:
         """Return why the network went back, and say so; give up where that does not help."""

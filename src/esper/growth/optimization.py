@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from esper.growth.criterion import explaining
+from esper.growth.explaining import explaining
 from esper.kasmina.garden import Garden
 from esper.kasmina.trainee import SchedulerFactory
 from esper.leyline.errors import UsageError

@@ -19,8 +19,17 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
 from esper.growth.architecture import describe_host
-from esper.growth.batches import Batches, Moved, Windows, check_batches, first_batch, shapes_of
-from esper.growth.criterion import Loss, explaining
+from esper.growth.batches import (
+    Batches,
+    Moved,
+    Windows,
+    check_batches,
+    first_batch,
+    is_empty,
+    shapes_of,
+)
+from esper.growth.criterion import Loss
+from esper.growth.explaining import explaining
 from esper.growth.gardener import DEFAULT_CONTROLLER, Gardener, GardenerConfig
 from esper.growth.grown import Grown
 from esper.growth.horizon import shortest_run
@@ -40,7 +49,7 @@ from esper.kasmina.signals import RateTable
 from esper.kasmina.trainee import SchedulerEvery, SchedulerFactory, Trainee
 from esper.leyline.config import Config, option
 from esper.leyline.controller import Controller
-from esper.leyline.errors import EsperWarning, UsageError
+from esper.leyline.errors import EsperWarning, OwnCodeError, UsageError
 from esper.leyline.process import choose_device
 from esper.leyline.randomness import drawing
 from esper.leyline.records import EpochRecord, RunSummary, seeds_at_end
@@ -97,6 +106,7 @@ class GrowthRun:
             controller if isinstance(controller, str) else type(controller).__name__
         )
         self.device = _device_of(model) if device is None else choose_device(device)
+        _refuse_meta(model)
         model = model.to(self.device)
         if config.decide_every:
             train = Windows(train, config.decide_every)
@@ -121,7 +131,7 @@ class GrowthRun:
         self._train = train
         self._keeps_label = judged.trains_with_labels
         self._val = judged.evaluator(val, self.device)
-        self._test = None if test is None else judged.evaluator(test, self.device)
+        self._test = None if test is None else judged.evaluator(test, self.device, name="test")
         self.parameters_before = garden.count_parameters()
         self._sets_rates = optimizer is None and scheduler is None
         self.gardener = Gardener(
@@ -266,12 +276,18 @@ class GrowthRun:
                 if self._sets_rates:
                     one.set_rates(*self._rates(epoch, one.garden))
         number = -1
-        for number, (inputs, targets) in enumerate(self._training_batches()):
+        batches = self._training_batches()
+        for number, (inputs, targets) in enumerate(batches):
+            if is_empty((inputs, targets)):
+                raise UsageError(f"epoch {epoch}: {batches.place} has no sample; leave it out")
             for one in (self.trainee, self.twin):
                 if one is not None:
                     # What a module draws (dropout) depends on nothing but its place in the run:
                     # a twin draws the same, and so does a run that was resumed.
-                    with drawing(self.device, self.config.seed, epoch, number, "train"):
+                    with (
+                        drawing(self.device, self.config.seed, epoch, number, "train"),
+                        explaining(lambda: f"epoch {epoch}: {batches.place} failed", OwnCodeError),
+                    ):
                         one.train_batch(inputs, targets)
         if number < 0:
             self._stop_early(epoch - 1)
@@ -300,10 +316,19 @@ class GrowthRun:
         )
 
     def _training_batches(self) -> Moved:
-        return Moved(self._train, self.device, keeps_label=self._keeps_label)
+        return Moved(self._train, self.device, keeps_label=self._keeps_label, name="training")
 
     def _fork_twin(self) -> None:
         self.twin = self.trainee.fork(self._optimizer_of)
+
+
+def _refuse_meta(model: nn.Module) -> None:
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.is_meta:
+            raise UsageError(
+                f"{name!r} of the model is on the meta device, which holds no numbers; build the "
+                "model on a real device, or give it weights after model.to_empty(device=...)"
+            )
 
 
 def _rates_to_come(config: GrowthConfig) -> RateTable:

@@ -104,9 +104,14 @@ class Trainee:
         optimizer = self.carried.optimizer
         optimizer.zero_grad(set_to_none=True)
         loss = self.garden.training_loss(batch_loss)
-        # Of a frozen host without a seed nothing can learn yet.
         if loss.requires_grad:
             loss.backward()
+        elif any(parameter.requires_grad for parameter in self.garden.host_parameters()):
+            raise UsageError(
+                "the loss does not depend on the model's parameters, so that nothing can learn; "
+                "is something detached, rounded or constant?"
+            )
+        # Else the host is frozen and has no seed that learns yet.
         self.carried.sample_gradients()
         if self.max_grad_norm:
             self.garden.clip_gradients(self.max_grad_norm)

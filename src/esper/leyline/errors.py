@@ -51,6 +51,10 @@ class NonFiniteError(EsperError, ArithmeticError):
     """A loss or an activation is NaN or infinite."""
 
 
+class OwnCodeError(EsperError, RuntimeError):
+    """A model, a loss or a loader of the caller's own failed while it was used."""
+
+
 class EmptyMaskError(EsperError, ValueError):
     """No action is legal where one must be chosen."""
 
