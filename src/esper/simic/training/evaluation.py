@@ -20,9 +20,9 @@ from esper.population.population import Population
 from esper.simic.rewards import make_reward
 from esper.simic.rewards.contract import Reward, Transition
 from esper.simic.training.config import TrainConfig
+from esper.simic.training.episodes import twin_scores_at
 from esper.simic.training.outcome import RoundOutcome
 from esper.simic.training.plan import RoundPlan
-from esper.simic.training.rollout import twin_scores_at
 from esper.simic.training.row_source import Environment, TaskRows
 from esper.simic.training.traces import Trace, decision_columns, state_columns
 from esper.tamiyo.controllers import LearnedController, WaitController, make_controller
