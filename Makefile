@@ -12,11 +12,11 @@ export MKL_NUM_THREADS := 1
 export ONEDNN_MAX_CPU_ISA := AVX512_CORE_BF16
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-slow test-browser fmt bench clean
+.PHONY: help setup demo check test test-slow test-browser test-integrations fmt bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | \
-		awk -F ':.*## ' '{ printf "  make %-10s %s\n", $$1, $$2 }'
+		awk -F ':.*## ' '{ printf "  make %-18s %s\n", $$1, $$2 }'
 
 setup: $(STAMP) ## create .venv with everything for development
 
@@ -61,6 +61,10 @@ test-browser: setup ## the live page in a real browser: chromium, Debian's where
 		{ [ "$$(id -u)" = 0 ] && apt-get install -y -qq --no-install-recommends chromium; } || \
 		$(BIN)/python -m playwright install chromium
 	$(BIN)/python -m pytest tests/browser
+
+test-integrations: setup ## with the frameworks of others, which it installs: environments, Ray
+	$(BIN)/python -m pip install --quiet --no-build-isolation -c constraints.txt -e '.[dev,integrations]'
+	$(BIN)/python -m pytest -n 0 tests/integrations
 
 fmt: setup ## put the code into its standard form
 	$(BIN)/ruff check --fix .
