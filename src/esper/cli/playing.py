@@ -105,6 +105,7 @@ def open_folder(config_class: Any, options: argparse.Namespace, make: Any) -> An
     if options.overwrite:
         raise UsageError("--resume continues a run and --overwrite replaces it; give one of them")
     kept = {"out", "resume", "json", "run", "arguments", "overwrite", "list", "quick", "imports"}
+    kept |= {"engine", "address", "actors"}
     changed = [name for name, value in vars(options).items() if name not in kept and value]
     if changed:
         raise UsageError(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from typing import Any
 
+from esper.cli.engine import add_engine_options, chosen_cluster
 from esper.cli.main import Parser
 from esper.cli.output import err_console, out_console, print_json, safe
 from esper.cli.playing import PlayView, add_options, open_folder, print_members, resolve
@@ -42,6 +44,7 @@ def set_up(parser: Parser) -> None:
         help="digits, 6 members, 4 seeds, 40 epochs: minutes on two cores",
     )
     add_options(parser, split="select")
+    add_engine_options(parser)
     parser.set_defaults(run=run)
 
 
@@ -64,9 +67,9 @@ def run(options: argparse.Namespace) -> int:
     config = open_folder(ProveConfig, options, make)
     members = config.members.find(config.opening)
     folder = Path(options.out)
-    with locked(folder), stop_signals() as stopped:
+    with locked(folder), stop_signals() as stopped, chosen_cluster(options) as cluster:
         view = PlayView(err_console(), f"proving on {len(members)} members")
-        player = Player(config.play, view.show, lambda: bool(stopped))
+        player = Player(config.play, view.show, lambda: bool(stopped), cluster)
         proof = Proof(config, members, folder, player)
         with view:
             is_done = proof.run()
@@ -75,6 +78,9 @@ def run(options: argparse.Namespace) -> int:
             err_console().print(safe(told), soft_wrap=True)
             return INTERRUPTED
         found = proof.conclude()
+        if cluster is not None:
+            work = [dataclasses.asdict(each) for each in cluster.take_work()]
+            atomic_write_text(folder / "cluster.json", json.dumps(work, indent=1) + "\n")
         atomic_write_text(folder / "results.json", json.dumps(found, indent=1) + "\n")
         atomic_write_text(folder / "report.md", write_report(found))
     if options.json:

@@ -16,7 +16,7 @@ from esper.leyline.controller import Controller, ControllerContext
 from esper.leyline.errors import UsageError
 from esper.leyline.signals import Signals
 from esper.leyline.slots import SlotConfig
-from esper.population.population import Population
+from esper.population.cluster import AnyPopulation
 from esper.simic.rewards import make_reward
 from esper.simic.rewards.contract import Reward, Transition
 from esper.simic.training.config import TrainConfig
@@ -334,7 +334,7 @@ class Evaluator:
             self._twins = (waiting.states["val_score"], waiting, test)
         return self._twins
 
-    def _test_scores(self, population: Population) -> Tensor:
+    def _test_scores(self, population: AnyPopulation) -> Tensor:
         if not self._touch_test:
             return torch.full((population.rows,), torch.nan, dtype=torch.float64)
         return population.test_scores()
