@@ -80,12 +80,12 @@ class PopulationActor:
 
     def reset(self, number: int, row_seeds: Sequence[int]) -> Lived:
         """Build every row afresh and live its first epoch."""
-        started = time.perf_counter()
+        started = _now()
         return self._lived(number, self._populations[number].reset(row_seeds), started)
 
     def step(self, number: int, actions: Mapping[str, Any]) -> Lived:
         """Carry out one action per row and live through the epoch that follows."""
-        started = time.perf_counter()
+        started = _now()
         tensors = {head: torch.tensor(chosen) for head, chosen in actions.items()}
         return self._lived(number, self._populations[number].step(tensors), started)
 
@@ -93,7 +93,7 @@ class PopulationActor:
         self, number: int, seed: int, row_seeds: Sequence[int], rows: Sequence[dict[str, Any]]
     ) -> Lived:
         """Bring every row into a saved state."""
-        started = time.perf_counter()
+        started = _now()
         population = self._populations[number]
         signals = population.restore_rows(seed, row_seeds, rows)
         return self._lived(number, signals, started)
@@ -113,7 +113,13 @@ class PopulationActor:
         if population is not None:
             population.close()
 
-    def _lived(self, number: int, signals: Signals, started: float) -> Lived:
+    def _lived(self, number: int, signals: Signals, started: tuple[float, float]) -> Lived:
         population = self._populations[number]
         answer = pack(signals), pack(population.view()), population.panics().cpu().numpy()
-        return Lived(*answer, time.perf_counter() - started)
+        wall, processor = (now - then for now, then in zip(_now(), started, strict=True))
+        return Lived(*answer, wall, processor)
+
+
+def _now() -> tuple[float, float]:
+    """Return the clock and the processor's time."""
+    return time.perf_counter(), time.process_time()

@@ -51,6 +51,8 @@ class Lived:
     panics: NDArray[np.int64]
     seconds: float
     """How long it took there."""
+    processor_seconds: float
+    """Time that the process had the processor for it."""
 
 
 def pack(record: Signals | RuleView) -> Arrays:

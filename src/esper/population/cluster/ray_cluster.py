@@ -54,6 +54,8 @@ class ActorWork:
     """Epochs of all its rows."""
     seconds: float = 0.0
     """Time it has worked."""
+    processor_seconds: float = 0.0
+    """Time that it had the processor; much less where others use the machine too."""
     losses: list[str] = field(default_factory=list)
     """Nodes that the actor was lost on."""
 

@@ -259,6 +259,7 @@ class RayPopulation:
             work.rows = len(self._parts[actor])
             work.epochs += work.rows
             work.seconds += lived.seconds
+            work.processor_seconds += lived.processor_seconds
         order = self._order()
         self._signals = unpack(Signals, [each.signals for each in answers], order).to(self.device)
         self._view = unpack(RuleView, [each.view for each in answers], order)
