@@ -20,6 +20,7 @@ examples:
   esper prove patient=heuristic:plateau_epochs=9 heuristic wait --out runs/patience
   esper prove --resume --out runs/proof                 go on where it stopped
   esper prove --list --family image16_family            members and arms, nothing is played
+  esper prove runs/tamiyo --benchmark digits-v1 --out runs/entry     an entry, ranked
 """
 
 
@@ -36,6 +37,11 @@ def set_up(parser: Parser) -> None:
         metavar="ARM",
         help="what is played, as SPEC or NAME=SPEC; the first is judged (default: heuristic, wait, "
         "random, periodic, plateau)",
+    )
+    parser.add_argument(
+        "--benchmark",
+        metavar="NAME",
+        help="play the named public benchmark: ARM, if any, against all controls (default: none)",
     )
     parser.add_argument("--seeds", type=int, metavar="N", help="seeds on a member (default: 8)")
     parser.add_argument(
@@ -55,6 +61,7 @@ def run(options: argparse.Namespace) -> int:
 
     from esper.leyline.files import atomic_write_text
     from esper.proof.arm import KINDS
+    from esper.proof.benchmark import describe_benchmarks, publishable
     from esper.proof.folder import locked
     from esper.proof.play import Player
     from esper.proof.prove import Proof, ProveConfig
@@ -63,7 +70,8 @@ def run(options: argparse.Namespace) -> int:
 
     if options.list:
         config = make(options)
-        return print_members(config.members.find(config.opening), options.json, KINDS)
+        members = config.members.find(config.opening)
+        return print_members(members, options.json, KINDS, describe_benchmarks())
     config = open_folder(ProveConfig, options, make)
     members = config.members.find(config.opening)
     folder = Path(options.out)
@@ -83,6 +91,9 @@ def run(options: argparse.Namespace) -> int:
             atomic_write_text(folder / "cluster.json", json.dumps(work, indent=1) + "\n")
         atomic_write_text(folder / "results.json", json.dumps(found, indent=1) + "\n")
         atomic_write_text(folder / "report.md", write_report(found))
+        if config.benchmark:
+            scores = json.dumps(publishable(found), indent=1) + "\n"
+            atomic_write_text(folder / "scores.json", scores)
     if options.json:
         print_json(found)
     else:
@@ -92,9 +103,20 @@ def run(options: argparse.Namespace) -> int:
 
 def make(options: argparse.Namespace) -> Any:
     """Turn options into a configuration."""
+    from esper.leyline.errors import UsageError
     from esper.leyline.settings import change_settings
+    from esper.proof.benchmark import check_entry, get_benchmark
     from esper.proof.prove import ProveConfig
 
+    if options.benchmark:
+        if len(options.arms) > 1 or options.quick:
+            raise UsageError("a benchmark is one entry against its controls; name one ARM at most")
+        entry = _absolute(options.arms[0]) if options.arms else None
+        config = resolve(get_benchmark(options.benchmark).config(entry), options)
+        if options.seeds is not None:
+            config = config.replace(seeds=options.seeds)
+        check_entry(config)
+        return config
     quick = {"seeds": 4, "members.count": 6, "play.horizon": 40} if options.quick else {}
     # Files are named so that a run can be continued from anywhere.
     arms = [_absolute(text) for text in options.arms]
