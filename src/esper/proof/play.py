@@ -117,7 +117,7 @@ class _Clock:
 class Stage:
     """Cells that are played together."""
 
-    population: Population
+    population: AnyPopulation
     controllers: RowControllers
     """Who decides, as their arms say."""
     seeds: list[int]
