@@ -113,7 +113,7 @@ def test_the_command_begins_on_a_cluster_and_goes_on_at_home(
 
 
 def test_a_proof_on_a_cluster_finds_the_same(nodes: Cluster, tmp_path: Path) -> None:
-    asked = ["prove", "periodic:every=1", "wait", "--count", "1", "--seeds", "2", "--horizon", "3"]
+    asked = ["prove", "periodic:every=1", "wait", "--count", "1", "--seeds", "4", "--horizon", "2"]
     ray = ["--engine", "ray", "--address", nodes.address, "--actors", "2"]
     for name, engine in (("away", ray), ("home", [])):
         out = str(tmp_path / name)
@@ -121,7 +121,7 @@ def test_a_proof_on_a_cluster_finds_the_same(nodes: Cluster, tmp_path: Path) -> 
     away, home = ((tmp_path / name / "results.json").read_text() for name in ("away", "home"))
     assert away == home
     work = json.loads((tmp_path / "away" / "cluster.json").read_text())
-    assert [each["epochs"] for each in work] == [6, 6]
+    assert [each["epochs"] for each in work] == [8, 8]
 
 
 def _has_process(node: Any, pid: int) -> bool:
