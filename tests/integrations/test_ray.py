@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +82,9 @@ def test_a_node_killed_in_the_middle_changes_no_number(nodes: Cluster) -> None:
             for each in list(nodes.worker_nodes):
                 if _has_process(each, pid):
                     nodes.remove_node(each, allow_graceful=False)
+                    # A machine takes its processes along; here they outlive the node for a while.
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
                     return
             raise AssertionError(f"no node has the process {pid}")
 

@@ -25,6 +25,9 @@ _START_S = 180.0
 """Most time that an actor may take to start; nodes of a cloud need longer, and are waited for
 before a run begins."""
 
+_LAUNCHES = 3
+"""How often a replacement is started."""
+
 _PASSED_ON = (
     *("ONEDNN_MAX_CPU_ISA", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTHONPATH", "ESPER_DEBUG"),
     "ESPER_DATA",
@@ -107,7 +110,12 @@ class RayCluster:
         self._device = device
         self._generations = [0] * count
         self._handles = [self._launch() for _ in range(count)]
-        self.work = [self._greet(actor) for actor in range(count)]
+        try:
+            self.work = [self._greet(actor) for actor in range(count)]
+        except ActorLostError as error:
+            raise ClusterError(
+                f"{error} while it started; every node needs esper-grow[ray] and the same Python"
+            ) from None
 
     @property
     def actors(self) -> int:
@@ -197,6 +205,8 @@ class RayCluster:
                 f"the cluster had no room for actor {actor} within {_START_S:.0f} s; add a node, "
                 "or ask for fewer with --actors"
             ) from None
+        except (errors.RayActorError, errors.ObjectLostError, errors.WorkerCrashedError):
+            raise ActorLostError(f"actor {actor} was lost") from None
         except errors.RayError as error:
             reason = " ".join(str(error).split())[:200]
             raise ClusterError(f"actor {actor} does not start: {reason}") from None
@@ -207,9 +217,16 @@ class RayCluster:
         with contextlib.suppress(Exception):  # a process that only cannot be reached must not go on
             self._ray.kill(self._handles[actor])
         before = self.work[actor]
-        self._handles[actor] = self._launch()
         self._generations[actor] += 1
-        found = self._greet(actor)
+        for left in reversed(range(_LAUNCHES)):
+            self._handles[actor] = self._launch()
+            try:
+                found = self._greet(actor)
+                break
+            except ActorLostError as error:
+                # The cluster may not know yet that a node is gone, and send the actor there.
+                if not left:
+                    raise ClusterError(f"{error} {_LAUNCHES} times while it started") from None
         before.losses.append(before.node)
         before.node, before.device = found.node, found.device
 
