@@ -12,11 +12,12 @@ export MKL_NUM_THREADS := 1
 export ONEDNN_MAX_CPU_ISA := AVX512_CORE_BF16
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-slow test-browser test-integrations fmt bench clean
+.PHONY: help setup demo check test test-slow test-browser test-integrations test-minimum audit fmt \
+	bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | \
-		awk -F ':.*## ' '{ printf "  make %-18s %s\n", $$1, $$2 }'
+		awk -F ':.*## ' '{ printf "  make %-17s %s\n", $$1, $$2 }'
 
 setup: $(STAMP) ## create .venv with everything for development
 
@@ -49,7 +50,7 @@ check: setup ## lint, format, types, import contracts, the shape of the tree and
 	$(BIN)/python tools/tree_totals.py
 
 test: check ## all that a change needs: the checks above, then the CPU test suite
-	$(BIN)/python -m pytest -n 2 -m "not slow and not gpu"
+	$(BIN)/python -m pytest -n 2 -m "not slow and not gpu and not integrations"
 
 test-slow: setup ## full counts and long soaks, then the harness: hostile inputs, kills, full disks
 	$(BIN)/python -m pytest -m slow
@@ -62,9 +63,24 @@ test-browser: setup ## the live page in a real browser: chromium, Debian's where
 		$(BIN)/python -m playwright install chromium
 	$(BIN)/python -m pytest tests/browser
 
-test-integrations: setup ## with the frameworks of others, which it installs: environments, Ray
+test-integrations: setup ## Lightning, Hugging Face's Trainer, the zoo, environments, Ray; installs them
 	$(BIN)/python -m pip install --quiet --no-build-isolation -c constraints.txt -e '.[dev,integrations]'
-	$(BIN)/python -m pytest -n 0 tests/integrations
+	$(BIN)/python -m pytest -n 2 -m integrations
+
+# PyTorch is the installed one (an older one by TORCH=2.11.0): it is large, and nothing else decides.
+test-minimum: setup ## what the declared minimums of our dependencies break, in .venv-minimum
+	$(PYTHON) -m venv --clear .venv-minimum
+	$(BIN)/python -m tools.minimum_pins $(TORCH) > .venv-minimum/constraints.txt
+	.venv-minimum/bin/python -m pip install --quiet setuptools pytest pytest-timeout pytest-xdist hypothesis
+	.venv-minimum/bin/python -m pip install --quiet --no-build-isolation -c .venv-minimum/constraints.txt -e .
+	.venv-minimum/bin/python -m pytest -n 2 -m "not slow and not gpu" \
+		tests/leyline tests/nissa tests/tasks tests/runs tests/report tests/cli
+
+audit: setup ## known faults of what is installed, and pins that were withdrawn (needs the network)
+	$(PYTHON) -m venv --clear .venv-audit
+	.venv-audit/bin/python -m pip install --quiet pip-audit
+	$(BIN)/python -m tools.check_pins
+	.venv-audit/bin/pip-audit --strict --disable-pip --no-deps -r constraints.txt
 
 fmt: setup ## put the code into its standard form
 	$(BIN)/ruff check --fix .
@@ -74,6 +90,6 @@ bench: setup ## run the benchmarks
 	$(BIN)/python -m benchmarks
 
 clean: ## remove .venv, caches and builds; runs/ stays
-	rm -rf $(VENV) build dist src/*.egg-info
+	rm -rf $(VENV) .venv-minimum .venv-audit build dist src/*.egg-info
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests tools benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

@@ -46,10 +46,6 @@ hypothesis.settings.register_profile("ci", deadline=None, print_blob=True, deran
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "desk")
 
 
-# What needs frameworks of others is collected only where `make test-integrations` asks for it.
-collect_ignore = ["integrations"]
-
-
 @pytest.fixture(autouse=True)
 def fixed_seeds() -> None:
     """Start every test from the same global numbers, whatever ran before it."""

@@ -67,3 +67,12 @@ def test_there_is_at_least_one_network(capsys: pytest.CaptureFixture[str]) -> No
     said = esper(capsys, "demo", "--seeds", 0)
     assert said.code == 2
     assert "--seeds must be at least 1, got 0" in said.err
+
+
+def test_a_seed_out_of_range_is_refused_before_there_is_a_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for seed in (-1, 2**63 - 1, 2**70):
+        said = esper(capsys, "demo", "--seed", seed, "--out", tmp_path / "demo")
+        assert "GrowthConfig.seed must be" in said.complaint()
+    assert not (tmp_path / "demo").exists()

@@ -32,6 +32,13 @@ def test_the_document(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
     assert found["missing"] == {}
 
 
+def test_a_thing_is_said_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    said = esper(capsys, "doctor", "--data", tmp_path)
+    for word in ("versions", "│ data", "CIFAR-10 was not found", "Fashion-MNIST was not found"):
+        told = [line for line in said.out.splitlines() if word in line]
+        assert len(told) == 1, (word, told)
+
+
 def test_a_missing_extra_says_how_to_get_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

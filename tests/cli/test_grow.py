@@ -108,7 +108,7 @@ def test_a_run_with_every_controller(controller: str, command: Command, tmp_path
     if controller.startswith("schedule"):
         ops = [record["decision"] and record["decision"]["op"] for record in history]
         assert ops == ["GERMINATE", "ADVANCE", "WAIT", None]
-        assert "Seeds (contribution" in said.out
+        assert "would lose now without the seed" in said.out
         assert "norm" in said.out
     if controller == "wait":
         assert "The controller germinated nothing." in said.out
@@ -387,7 +387,7 @@ MISTAKES: dict[str, tuple[tuple[object, ...], str]] = {
     ),
     "too many classes": (
         ("grow", "--model", "own_net:make", "--data", "many.npz", "--slots", "0", "--out", "run"),
-        "the loss cannot be taken of outputs",
+        "labels go from 0 to 6, but the model gives 3 scores, for classes 0 to 2",
     ),
     "wrong slot of a task": (
         (*FAST, "--slots", "r0c7", "--out", "run"),

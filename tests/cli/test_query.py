@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import sqlite3
 import subprocess
 import sys
@@ -199,3 +200,16 @@ def test_a_reader_that_goes_away_is_no_failure(run: Path) -> None:
     child.stderr.close()
     assert child.wait(60) == 0, complaint
     assert complaint == b""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs pipes that can be polled")
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_a_question_whose_reader_has_gone_leaves_no_process_behind(
+    run: Path, form: list[str]
+) -> None:
+    endless = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT MAX(x) FROM c"
+    command = [sys.executable, "-m", "esper.cli.main", "query", str(run), endless]
+    child = subprocess.Popen([*command, "--timeout", "0", *form], stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    child.stdout.close()
+    assert child.wait(timeout=60) == 0

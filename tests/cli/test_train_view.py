@@ -74,7 +74,7 @@ def test_a_terminal_shows_what_matters() -> None:
         assert word in text
     assert "op 0.42 slot 0.9 blueprint 0.8 tempo 0.7 style –" in text
     assert "▁▂▄▆█" in text
-    assert "round 0: alarm (warning): it sank" in text
+    assert "round 1: alarm (warning): it sank" in text
 
 
 def test_without_a_terminal_there_are_plain_lines() -> None:

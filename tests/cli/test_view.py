@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -93,6 +94,21 @@ def test_an_alarm_is_a_line_at_once(terminal: bool) -> None:
     assert "epoch 60: alarm (warning): it grew \\x1b[31m. Set a limit." in stream.getvalue()
     over = AlarmRow(step=7, severity="info", state="cleared", message="m is over")
     assert alarm_line(over) == "epoch 7: alarm over (info): m is over"
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_an_alarm_is_told_once(verbose: bool) -> None:
+    stream = io.StringIO()
+    console = Console(file=stream, width=200)
+    first = AlarmRow(step=3, monitor="m", severity="warning", state="raised", message="it fell")
+    over = AlarmRow(step=4, monitor="m", severity="info", state="cleared", message="m is over")
+    with GrowthView(console, 60, 0, title="x", verbose=verbose) as view:
+        for alarm in (first, over, replace(first, step=9), replace(first, step=9, subject="a")):
+            view.alarm(alarm)
+        view.alarm(replace(first, monitor="n", severity="info"))
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == (3 if verbose else 2)
+    assert lines[0] == "epoch 3: alarm (warning): it fell"
 
 
 def test_an_alarm_that_comes_before_the_view_is_not_lost() -> None:

@@ -12,13 +12,20 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import SGD, AdamW
 
-from esper.growth.gardener import Gardener, GardenerConfig, describe_decision, slot_records
+from esper.growth.gardener import (
+    MEMORY,
+    Gardener,
+    GardenerConfig,
+    describe_decision,
+    slot_records,
+)
 from esper.kasmina.blueprints.registry import blueprint_by_id
 from esper.kasmina.costs import gate_flops, seed_flops
 from esper.kasmina.garden import Garden
 from esper.kasmina.governor import GovernorConfig
 from esper.kasmina.lifecycle import Outcome
 from esper.kasmina.operations import OperationResult
+from esper.kasmina.probe import map_tensors
 from esper.leyline.actions import CAUSAL_HEADS, LifecycleOp, placeholder_actions
 from esper.leyline.controller import Controller
 from esper.leyline.errors import ConfigError, EsperWarning, NonFiniteError, UsageError
@@ -576,6 +583,41 @@ def test_a_run_that_is_restored_goes_on_identically(
     if controller == "random":
         ops = {record.decision.op for record in whole.history if record.decision}
         assert {"GERMINATE", "ADVANCE", "PRUNE"} <= ops
+
+
+def test_garden_and_optimizer_are_all_that_a_trainer_has_to_save(tmp_path: Path) -> None:
+    whole, losses = drive("random", 14, seed=4)
+    first, before = drive("random", 6, seed=4, horizon=14)
+    assert first.carried is not None
+    state = {
+        "model": first.garden.state_dict(),
+        "optimizer": first.carried.optimizer.state_dict(),
+    }
+    torch.save(state, tmp_path / "state.pt")
+
+    saved = torch.load(tmp_path / "state.pt", weights_only=True)
+    second = Gardener(make_garden(seed=77), "random", 14, seed=4)
+    second.garden.load_state_dict(saved["model"])
+    optimizer = second.optimizer(SGD, lr=0.1, momentum=0.9)
+    optimizer.load_state_dict(saved["optimizer"])
+    assert second.epoch == 6
+    assert before + proceed(second, optimizer, 8) == losses
+    assert plain_history(second.history) == plain_history(whole.history)
+    assert same(second.garden.state_dict(), whole.garden.state_dict())
+
+
+@pytest.mark.gpu
+def test_trainers_may_move_all_of_a_saved_optimizer_to_their_device() -> None:
+    gardener, _ = drive("random", 6, seed=4, horizon=14)
+    assert gardener.carried is not None
+    state = gardener.carried.optimizer.state_dict()
+    seen = gardener.signals(55.0)
+    state[MEMORY] = map_tensors(state[MEMORY], Tensor.cuda)
+    fresh = Gardener(make_garden(seed=77), "random", 14, seed=4)
+    fresh.garden.load_state_dict(gardener.garden.state_dict())
+    fresh.optimizer(SGD, lr=0.1, momentum=0.9).load_state_dict(state)
+    for field in dataclasses.fields(Signals):
+        assert same(getattr(fresh.signals(55.0), field.name), getattr(seen, field.name))
 
 
 def test_what_the_controller_sees_is_restored() -> None:

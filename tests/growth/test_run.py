@@ -396,6 +396,24 @@ def test_one_bad_epoch_does_not_end_the_run() -> None:
     assert run.gardener.epoch == 6
 
 
+def test_a_seed_that_goes_mad_in_training_is_pruned_and_the_rest_goes_on() -> None:
+    run = make_run(epochs=7, twin=True)
+    epochs = run.epochs()
+    for _ in range(3):
+        next(epochs)  # the seed trains from now on
+    with torch.no_grad():
+        for parameter in run.garden.seedbed.parameters():
+            parameter.fill_(math.nan)
+    with pytest.warns(EsperWarning, match=r"epoch 4: the gradients of the seed in .* not finite"):
+        record = next(epochs)
+    assert record.rollback is None
+    assert record.slots[0].stage == "PRUNED"
+    for record in epochs:
+        # The host never noticed: it is what its twin is.
+        assert record.val_score == record.twin_score
+    assert run.garden.count_parameters() == run.parameters_before
+
+
 def test_settings_are_checked() -> None:
     with pytest.raises(UsageError, match=r"GrowthConfig\.epochs must be at least 1, got 0"):
         GrowthConfig(epochs=0)

@@ -12,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from tests.harness.accidents import ACCIDENTS, SUBJECTS, finish, survive
+from tests.harness.accidents import ACCIDENTS, KILLS, SUBJECTS, finish, happens_to, survive
 
 _PER_PROCESS = 120
 _PER_RUN = 4
@@ -41,6 +41,9 @@ def try_inputs(count: int, seed: int, folder: Path) -> tuple[Counter[str], list[
         found = json.loads(lines[-1])
         tried.update(found["tried"])
         faults += found["faults"]
+        print(
+            f"# hostile inputs: {tried.total()} of {count}, faults: {found['faults']}", flush=True
+        )
     return tried, faults
 
 
@@ -50,10 +53,11 @@ def try_accidents(counts: dict[str, int], seed: int) -> tuple[Counter[str], list
     faults: list[str] = []
     wholes: dict[str, Any] = {}
     for name, count in counts.items():
-        is_kill = name.startswith("killed")
+        is_kill = name in KILLS
+        subjects = [subject for subject in SUBJECTS if happens_to(name, subject)]
         number = 0
         while tried[name] < count:
-            subject = SUBJECTS[number % len(SUBJECTS)]
+            subject = subjects[number % len(subjects)]
             with tempfile.TemporaryDirectory() as place:
                 if subject.name not in wholes:
                     problem = finish(subject, Path(place) / "whole")
@@ -66,6 +70,8 @@ def try_accidents(counts: dict[str, int], seed: int) -> tuple[Counter[str], list
             tried[name] += times
             number += 1
             faults += [] if fault is None else [fault]
+            print(f"# {name}: {tried[name]} of {count}, {subject.name}: {fault or 'survived'}")
+            sys.stdout.flush()  # hours of work are not lost with the last line
     return tried, faults
 
 
@@ -73,14 +79,17 @@ def main() -> int:
     """Run everything and print the counts."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--inputs", type=int, default=2000, help="hostile inputs")
-    parser.add_argument("--kills", type=int, default=200, help="of each of the two kinds of kill")
+    parser.add_argument("--kills", type=int, default=200, help="of each kind of kill")
     parser.add_argument("--others", type=int, default=12, help="of every other accident")
+    parser.add_argument("--only", choices=ACCIDENTS, help="one kind of accident")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         tried, faults = try_inputs(options.inputs, options.seed, Path(place))
     counts = {
-        name: options.kills if name.startswith("killed") else options.others for name in ACCIDENTS
+        name: options.kills if name in KILLS else options.others
+        for name in ACCIDENTS
+        if options.only in (None, name)
     }
     more, others = try_accidents(counts, options.seed)
     tried, faults = tried + more, [*faults, *others]

@@ -6,6 +6,8 @@ that nothing happened to.
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 import json
 import os
 import random
@@ -13,6 +15,7 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -20,10 +23,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from esper.runs.checkpoint import GROWING, TRAINING, Checkpoints, RunKind
+from esper.runs.recorded import INTERRUPTED
 from tests.plots import same
+from tests.simic.training.tiny import tiny_config
 
 LONGEST_S = 300
+_PR_CAPBSET_DROP, _CAP_DAC_OVERRIDE = 24, 1
 _ROOT = Path(__file__).parents[2]
 _TIMES = frozenset({"seconds", "telemetry", "command", "twin_seconds", "memory_bytes", "world"})
 
@@ -57,9 +65,22 @@ GROW = Subject(
     (*_ESPER, "grow", "--task", "digits", "--epochs", "6", "--controller", "random", "--out"),
     (*_ESPER, "grow", "--resume", "--out"),
 )
-_TINY = ("-m", "tests.simic.training.tiny")
-TRAIN = Subject("train", TRAINING, _TINY, _TINY)
-WORKERS = Subject("train (workers)", TRAINING, (*_TINY, "workers"), (*_TINY, "workers"))
+
+
+def _training(name: str, strategy: str) -> Subject:
+    """Return the tiny training run by the command, with a checkpoint after every round."""
+    command = (*_ESPER, "--import", "tests.simic.training.tiny", "train")
+    recipe = Path(tempfile.gettempdir()) / f"esper-harness-{os.getpid()}-{strategy}.yaml"
+    config = tiny_config(checkpoint_seconds=0.01, strategy=strategy)
+    recipe.write_text(yaml.safe_dump(config.to_mapping()))
+    atexit.register(recipe.unlink, missing_ok=True)
+    return Subject(
+        name, TRAINING, (*command, str(recipe), "--out"), (*command, "--resume", "--out")
+    )
+
+
+TRAIN = _training("train", "sequential")
+WORKERS = _training("train (workers)", "workers")
 SUBJECTS = (GROW, TRAIN, WORKERS)
 
 
@@ -81,6 +102,9 @@ def going(
     """Within the block the run goes on, in a group of its own; its files may be limited in size."""
 
     def before() -> None:
+        if sys.platform == "linux":
+            # For root, too, a folder that is read-only shall be so.
+            ctypes.CDLL(None).prctl(_PR_CAPBSET_DROP, _CAP_DAC_OVERRIDE, 0, 0, 0)
         if limit is not None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
@@ -175,6 +199,55 @@ def kill_while_saving(subject: Subject, run: Path, r: random.Random) -> str | No
     return None
 
 
+def kill_worker(subject: Subject, run: Path, r: random.Random) -> str | None:
+    """Kill one worker process after another while the run goes on; the run must not end of it."""
+    with going(subject, run) as process:
+        for _ in range(3):
+            if not wait_until(process, lambda: len(workers_of(process)) > 1):
+                break
+            moment = time.monotonic() + r.uniform(0.0, 4.0)
+            wait_until(process, lambda until=moment: time.monotonic() >= until)  # type: ignore[misc]
+            for victim in r.sample(workers_of(process), k=min(1, len(workers_of(process)))):
+                with suppress(ProcessLookupError):
+                    os.kill(victim, signal.SIGKILL)
+        try:
+            _, err = process.communicate(timeout=LONGEST_S)
+        except subprocess.TimeoutExpired:
+            return "it hangs without a worker"
+    return None if process.returncode == 0 else f"it ended with its worker: {err[-300:]}"
+
+
+def workers_of(process: subprocess.Popen[str]) -> list[int]:
+    """Return the worker processes of a run."""
+    found = []
+    for folder in Path(f"/proc/{process.pid}/task").glob("*/children"):
+        for child in folder.read_text().split():
+            with suppress(OSError):
+                if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes():
+                    found.append(int(child))
+    return found
+
+
+def interrupt(subject: Subject, run: Path, r: random.Random) -> str | None:
+    """Press Ctrl-C at any moment: all processes of the group get it, workers that import too."""
+    with going(subject, run) as process:
+        moment = time.monotonic() + r.uniform(0.1, 8.0)
+        wait_until(process, lambda: time.monotonic() >= moment)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGINT)
+        try:
+            _, err = process.communicate(timeout=LONGEST_S)
+        except subprocess.TimeoutExpired:
+            return "it does not end when it is interrupted"
+    if not (run / "config.yaml").exists():
+        return None  # before there was a run to continue
+    if process.returncode == 0:
+        return None  # after its last step
+    if process.returncode != INTERRUPTED or "--resume" not in err or "Traceback" in err:
+        return f"exit code {process.returncode} when interrupted: {err[-400:]}"
+    return None
+
+
 def fill_disk(subject: Subject, run: Path, r: random.Random) -> str | None:
     """Let no file grow beyond a size, as on a disk that is full."""
     with going(subject, run, limit=int(10 ** r.uniform(2.5, 6.0))) as process:
@@ -187,6 +260,35 @@ def fill_disk(subject: Subject, run: Path, r: random.Random) -> str | None:
     if process.returncode not in (0, 1, 2):
         return f"exit code {process.returncode} on a full disk: {err[-300:]}"
     return None
+
+
+def read_only(subject: Subject, run: Path, r: random.Random) -> str | None:
+    """Let no file be made in the folder of the run, until it has ended."""
+    with going(subject, run) as process:
+        if not wait_until(process, lambda: has_checkpoint(run)):
+            return None
+        with unwritable(run):
+            try:
+                _, err = process.communicate(timeout=LONGEST_S)
+            except subprocess.TimeoutExpired:
+                return "it hangs in a folder that cannot be written"
+    if "Traceback" in err:
+        return f"a traceback in a folder that cannot be written: {err[-400:]}"
+    return None
+
+
+@contextmanager
+def unwritable(run: Path) -> Iterator[None]:
+    """Within the block no file can be made in the folder of a run."""
+    folders = [run, run / "checkpoints"]
+    before = [folder.stat().st_mode for folder in folders]
+    for folder in folders:
+        folder.chmod(0o555)
+    try:
+        yield
+    finally:
+        for folder, mode in zip(folders, before, strict=True):
+            folder.chmod(mode)
 
 
 def move_away(subject: Subject, run: Path, r: random.Random) -> str | None:
@@ -257,11 +359,22 @@ def read_meanwhile(subject: Subject, run: Path, r: random.Random) -> str | None:
 ACCIDENTS: dict[str, Callable[[Subject, Path, random.Random], str | None]] = {
     "killed at a random moment": kill_at_random,
     "killed while saving": kill_while_saving,
+    "interrupted": interrupt,
+    "worker killed": kill_worker,
     "disk full": fill_disk,
+    "folder read-only": read_only,
     "folder moved away": move_away,
     "a second writer": write_twice,
     "readers": read_meanwhile,
 }
+
+KILLS = ("killed at a random moment", "killed while saving", "interrupted")
+"""Accidents that happen several times to one run."""
+
+
+def happens_to(name: str, subject: Subject) -> bool:
+    """Return whether an accident can happen to a run: some have no workers."""
+    return subject is WORKERS or name != "worker killed"
 
 
 def survive(

@@ -30,6 +30,7 @@ from esper.cli.main import main as esper
 from esper.leyline.manifest import MANIFEST_FILE, manifest_checksum
 
 LONGEST_S = 60
+"""Seconds of computing after which a command hangs; of waiting it gets five times as many."""
 
 Attack = Callable[[random.Random, Path], list[str]]
 """Prepares something hostile in a folder and returns the arguments of the command."""
@@ -396,20 +397,23 @@ def attack(name: str, seed: int, folder: Path) -> str | None:
     place.mkdir(parents=True)
     out, err = io.StringIO(), io.StringIO()
     signal.signal(signal.SIGALRM, _ring)
+    signal.signal(signal.SIGPROF, _ring)
     try:
         arguments = ATTACKS[name](random.Random(seed), place)
-        signal.alarm(LONGEST_S)
+        signal.setitimer(signal.ITIMER_PROF, LONGEST_S)
+        signal.alarm(5 * LONGEST_S)
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             code = esper(arguments)
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 1
     except _Hang:
-        return f"{name} {seed}: no answer within {LONGEST_S} s"
+        return f"{name} {seed}: no answer after {LONGEST_S} s of computing"
     except BaseException:
         last = traceback.format_exc().strip().splitlines()
         return f"{name} {seed}: {last[-1][:200]} [{last[-3].strip()[:120]}]"
     finally:
         signal.alarm(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
     complaint = [
         line for line in err.getvalue().splitlines() if line.startswith(("esper", "Traceback"))
     ]

@@ -29,10 +29,15 @@ def run_example(
 
 
 def test_every_example_is_tested_here_and_short() -> None:
-    names = sorted(path.name for path in EXAMPLES.glob("*.py"))
-    assert names == ["distributed.py", "grow_your_model.py", "own_loop.py"]
-    for name in names:
-        assert len((EXAMPLES / name).read_text(encoding="utf-8").splitlines()) < 80
+    lines = {
+        path.name: len(path.read_text(encoding="utf-8").splitlines())
+        for path in EXAMPLES.glob("*.py")
+    }
+    # Those in other libraries' loops are run by the tests of esper.integrations.
+    others = {"distributed.py", "in_lightning.py", "in_trainer.py"}
+    assert set(lines) == {"grow_your_model.py", "own_loop.py", *others}
+    assert {name for name, length in lines.items() if length >= 80} == set()
+    assert {name for name in others if lines[name] >= 60} == set()
 
 
 @pytest.mark.filterwarnings("ignore:.*too few to grow in", "ignore:Nothing grew")

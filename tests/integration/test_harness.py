@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.harness.__main__ import try_inputs
-from tests.harness.accidents import GROW, TRAIN, finish, survive
+from tests.harness.accidents import GROW, TRAIN, WORKERS, Subject, finish, survive
 from tests.harness.hostile import ATTACKS
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="signals and limits are POSIX")
@@ -22,14 +23,18 @@ def test_hostile_inputs_are_one_line_each(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def wholes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What runs leave that nothing happens to."""
-    found = {}
-    for subject in (GROW, TRAIN):
-        run = tmp_path_factory.mktemp("whole") / "run"
-        assert finish(subject, run) is None
-        found[subject.name] = subject.numbers(run)
-    return found
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Subject], Any]:
+    """What a run leaves that nothing happens to."""
+    found: dict[str, Any] = {}
+
+    def numbers(subject: Subject) -> Any:
+        if subject.name not in found:
+            run = tmp_path_factory.mktemp("whole") / "run"
+            assert finish(subject, run) is None
+            found[subject.name] = subject.numbers(run)
+        return found[subject.name]
+
+    return numbers
 
 
 @pytest.mark.parametrize(
@@ -41,10 +46,11 @@ def wholes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         # Those of training take as long as all others together.
         pytest.param(TRAIN, "folder moved away", marks=pytest.mark.slow),
         pytest.param(TRAIN, "a second writer", marks=pytest.mark.slow),
+        pytest.param(WORKERS, "worker killed", marks=pytest.mark.slow),
     ],
     ids=lambda one: one if isinstance(one, str) else one.name,
 )
 def test_accidents_change_no_number(
-    subject: Any, name: str, wholes: dict[str, Any], tmp_path: Path
+    subject: Subject, name: str, whole: Callable[[Subject], Any], tmp_path: Path
 ) -> None:
-    assert survive(subject, name, tmp_path, wholes[subject.name], seed=1) is None
+    assert survive(subject, name, tmp_path, whole(subject), seed=1) is None

@@ -14,7 +14,10 @@ import esper
 from esper.leyline.errors import EsperWarning, SlotError
 from tests.plots import EAGER, GROW_ONE, Script, raise_seed, shake
 
-transformers = pytest.importorskip("transformers")
+transformers = pytest.importorskip(
+    "transformers", reason="needs the extra esper-grow[transformers]"
+)
+pytestmark = pytest.mark.integrations
 
 
 def bert(**options: Any) -> Any:

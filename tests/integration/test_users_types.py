@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import esper
 from esper.leyline.errors import EsperError, EsperWarning, UsageError
 from esper.leyline.stages import SeedStage
+from esper.nissa.schema import EpochRow
 from tests.plots import EAGER, GROW_ONE, Script, same
 
 FEATURES = 6
@@ -229,6 +231,19 @@ def test_a_frozen_model_is_grown_by_adapters_alone() -> None:
     assert moved
 
 
+def test_to_leave_out_what_is_frozen_is_answered_with_what_to_do() -> None:
+    x, y = data()
+    model = net()
+    model.requires_grad_(False)
+    with pytest.raises(UsageError, match=r"all frozen \(leave none of them out"):
+        grow(
+            model,
+            loaders(x, y),
+            loaders(x, y),
+            optimizer=lambda p: SGD([each for each in p if each.requires_grad], 0.1),
+        )
+
+
 def test_statistics_that_move_in_a_frozen_model_are_told() -> None:
     x, y = data()
     model = nn.Sequential(nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
@@ -270,6 +285,16 @@ def test_by_default_one_pass_is_taken_and_a_stream_may_end_early() -> None:
 # ----------------------------------------------------------------------------- what is wrong
 
 
+def many(kind: type) -> DataLoader[Any]:
+    x, _ = data()
+    labels = x[:, :2] > 0
+    return loaders(x, labels.float() if kind is float else labels.long())
+
+
+def too_short(optimizer: Any) -> OneCycleLR:
+    return OneCycleLR(optimizer, 0.1, total_steps=5)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -282,6 +307,9 @@ def test_by_default_one_pass_is_taken_and_a_stream_may_end_early() -> None:
         ({"train": TensorDataset(*data())}, "of single samples; wrap it in a DataLoader"),
         ({"loss": nn.CrossEntropyLoss}, "loss is the class CrossEntropyLoss"),
         ({"loss": nn.MSELoss()}, "need the same shape"),
+        ({"loss": "multilabel"}, "'multilabel' compares one by one, which outputs [8, 2] and"),
+        ({"val": many(float)}, "several labels at once are loss='multilabel'"),
+        ({"val": many(int), "loss": nn.BCEWithLogitsLoss()}, "targets are torch.int64; give"),
         ({"optimizer": "adam"}, "optimizer must be an optimizer, or a function"),
         ({"optimizer": lambda p: None}, "must return a torch.optim.Optimizer, got NoneType"),
         ({"optimizer": lambda p: SGD(p, lr=-1)}, "the optimizer cannot be made"),
@@ -289,6 +317,8 @@ def test_by_default_one_pass_is_taken_and_a_stream_may_end_early() -> None:
         ({"scheduler": 3}, "scheduler must be a schedule"),
         ({"scheduler_every": "batch"}, "is about a scheduler; give one too"),
         ({"scheduler_every": "step"}, "unknown scheduler_every 'step'"),
+        ({"scheduler": too_short, "scheduler_every": "batch"}, "27 times (9 epochs of 3); give"),
+        ({"sinks": ["wandb"]}, "name it by out=..."),
         ({"device": "gpu"}, "no device is called 'gpu'; use 'auto', 'cpu', 'cuda'"),
         ({"device": 3.5}, "no device is called 3.5"),
         ({"epochs": "ten"}, "epochs"),
@@ -316,6 +346,30 @@ def test_each_mistake_is_one_line(change: dict[str, Any], words: str) -> None:
         esper.grow(model, slots, **options)
     assert words in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_run_is_shown_by_sinks_of_its_owner(tmp_path: Path) -> None:
+    class Noting:
+        def __init__(self) -> None:
+            self.steps: list[int] = []
+
+        def start(self, context: Any) -> None: ...
+
+        def write(self, records: Any) -> None:
+            self.steps += [record.step for record in records if isinstance(record, EpochRow)]
+
+        def mark(self) -> dict[str, Any]:
+            return {}
+
+        def close(self, status: str) -> None: ...
+
+    x, y = data()
+    sink = Noting()
+    grow(net(), loaders(x, y), loaders(x, y), out=tmp_path / "run", sinks=[sink])
+    assert sink.steps == [1, 2, 3, 4, 5]
+    with pytest.raises(UsageError, match="sink"):
+        grow(net(), loaders(x, y), loaders(x, y), out=tmp_path / "other", sinks=["nowhere"])
+    assert not (tmp_path / "other").exists()
 
 
 def test_a_device_may_be_a_name() -> None:

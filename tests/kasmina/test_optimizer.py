@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LambdaLR, StepLR
 from esper.growth.gardener import Gardener
 from esper.kasmina.evaluation import evaluate_contributions
 from esper.kasmina.garden import Garden
-from esper.kasmina.optimizer import GRADIENT_STRIDE
+from esper.kasmina.optimizer import GRADIENT_STRIDE, NAMES
 from esper.leyline.errors import CheckpointError
 from esper.leyline.storage import load_tree, save_tree
 from tests.plots import (
@@ -469,6 +469,51 @@ def test_a_restored_gardener_trains_on_bit_for_bit(
         assert gardener.carried is not None
         assert fresh.carried is not None
         assert same(gardener.carried.state_dict(), fresh.carried.state_dict())
+
+
+@every_optimizer
+def test_the_state_of_the_optimizer_itself_is_restored_by_name(kind: str, tmp_path: Path) -> None:
+    """A trainer saves `optimizer.state_dict()`, and makes the optimizer of a grown network."""
+    gardener, optimizer = make_gardener(kind)
+    raise_seed(gardener.garden, "body", "BLENDING")
+    raise_seed(gardener.garden, "stem", "BLENDING")
+    train(gardener.garden, optimizer, make_batches(6))
+    torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
+
+    fresh = Gardener(make_garden(99), "wait", 100)
+    fresh.garden.load_state_dict(gardener.garden.state_dict())
+    factory, options = OPTIMIZERS[kind]
+    again = fresh.optimizer(factory, **options)
+    # The seeds came in another order than they stand in the network, and no shape would tell.
+    assert again.state_dict()[NAMES] != optimizer.state_dict()[NAMES]
+    assert [p.shape for p in parameters(again)] == [p.shape for p in parameters(optimizer)]
+    again.load_state_dict(torch.load(tmp_path / "optimizer.pt", weights_only=True))
+    assert again.state_dict()[NAMES] == optimizer.state_dict()[NAMES]
+    assert gardener.carried is not None
+    assert fresh.carried is not None
+    assert same(gardener.carried.state_dict(), fresh.carried.state_dict())
+    for one, its in ((gardener, optimizer), (fresh, again)):
+        train(one.garden, its, make_batches(3, seed=8))
+    assert same(gardener.garden.state_dict(), fresh.garden.state_dict())
+
+
+def parameters(optimizer: Optimizer) -> list[Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def test_a_state_without_names_is_taken_only_where_there_are_no_seeds() -> None:
+    gardener, optimizer = make_gardener("adamw")
+    train(gardener.garden, optimizer, make_batches(2))
+    plain = AdamW(make_garden().parameters(), lr=0.5)
+    optimizer.load_state_dict(plain.state_dict())
+    assert optimizer.param_groups[0]["lr"] == 0.5
+    raise_seed(gardener.garden, "stem", "TRAINING")
+    with pytest.raises(CheckpointError, match="does not name its parameters, so those of seeds"):
+        optimizer.load_state_dict(plain.state_dict())
+    named = optimizer.state_dict()
+    _, un_grown = make_gardener("adamw")
+    with pytest.raises(CheckpointError, match="knows parameters this network lacks"):
+        un_grown.load_state_dict(named)
 
 
 def test_a_restored_scheduler_drives_the_restored_groups() -> None:

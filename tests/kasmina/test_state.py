@@ -7,7 +7,8 @@ import dataclasses
 import pytest
 import torch
 
-from esper.kasmina.state import EMPTY, SlotState, empty_state
+from esper.kasmina.state import EMPTY, SlotState, check_state, empty_state
+from esper.leyline.errors import CheckpointError
 from esper.leyline.stages import MODULE_STAGES, SeedStage
 from tests.kasmina.gardens import one_slot, same_state
 
@@ -90,3 +91,35 @@ def test_improvements_are_differences_of_scores() -> None:
     assert float(state.total_improvement) == 7.5
     assert float(state.stage_improvement) == 2.5
     assert bool(one_slot(SeedStage.TRAINING).total_improvement.isnan())
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("stage", 5, "no SeedStage"),
+        ("previous_stage", -1, "no SeedStage"),
+        ("algorithm", 9, "no AlphaAlgorithm"),
+        ("alpha_curve", 9, "no AlphaCurve"),
+        ("alpha_mode", 3, "no AlphaMode"),
+        ("blueprint", 13, "state.blueprint has values outside of -1 to 12"),
+        ("alpha", 1.5, "state.alpha has values outside of 0 to 1"),
+        ("alpha_target", float("nan"), "state.alpha_target has values outside of 0 to 1"),
+        ("age", -1, "state.age has values outside"),
+        ("counterfactual_age", -2, "state.counterfactual_age has values outside"),
+    ],
+)
+def test_a_saved_state_that_no_life_leads_to_is_refused(name: str, value: float, said: str) -> None:
+    state, first = empty_state(2, 3), torch.zeros(2, 3, dtype=torch.bool)
+    first[1, 2] = True
+    assert same_state(check_state(state.state_dict(), state, 13), state)
+    with pytest.raises(CheckpointError, match=said):
+        check_state(state.where(first, **{name: value}).state_dict(), state, 13)
+    with pytest.raises(CheckpointError, match=f"state.{name} is of shape"):
+        check_state({**state.state_dict(), name: torch.zeros(2, 2)}, state, 13)
+
+
+def test_a_seed_without_a_blueprint_is_refused() -> None:
+    state = empty_state(1, 1)
+    alive = state.where(torch.ones(1, 1, dtype=torch.bool), stage=int(SeedStage.TRAINING))
+    with pytest.raises(CheckpointError, match="blueprint of a seed has values outside of 0 to 12"):
+        check_state(alive.state_dict(), state, 13)

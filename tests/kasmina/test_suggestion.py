@@ -139,6 +139,70 @@ def test_what_cannot_hold_a_slot_is_named_with_its_reason() -> None:
         esper.suggest_slots(3, torch.randn(2))  # type: ignore[arg-type]
 
 
+def test_what_no_gradient_comes_back_to_is_not_suggested() -> None:
+    class LastState(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(99, 4)
+            self.gru = nn.GRU(4, 4, batch_first=True)
+            self.neck = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+            self.head = nn.Linear(4, 2)
+            # Zero on the way is no reason: it will be learned.
+            nn.init.zeros_(self.head.weight)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            _, state = self.gru(self.embed(tokens))
+            scores: Tensor = self.head(self.neck(state[-1]))
+            return scores
+
+    class Around(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder = nn.ModuleList([nn.Sequential(nn.Linear(4, 4), nn.ReLU())])
+            self.inner = LastState()
+
+        def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+            return self.inner(tokens).T, self.encoder[0](torch.ones(3, 4)).detach().sum()
+
+    found = esper.suggest_slots(LastState(), TOKENS)
+    assert list(found) == ["neck"]
+    found = esper.suggest_slots(Around(), TOKENS)
+    assert list(found) == ["inner.neck"]
+    assert "no gradient comes back to 'encoder.0'" in found.refused["encoder.0"]
+
+
+def test_a_block_whose_parts_stand_in_a_row_is_one_block() -> None:
+    class Attending(nn.Sequential):
+        pass
+
+    class Mixing(nn.Sequential):
+        pass
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            parts = Attending(nn.Linear(4, 4), nn.Tanh()), Mixing(nn.Linear(4, 4), nn.ReLU())
+            self.parts = nn.ModuleList(parts)
+
+        def forward(self, x: Tensor) -> Tensor:
+            for part in self.parts:
+                x = x + part(x)
+            return x
+
+    class Stack(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.ModuleDict({"layers": nn.Sequential(Layer(), Layer())})
+            self.head = nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            scores: Tensor = self.head(self.body["layers"](x))
+            return scores.T
+
+    found = esper.suggest_slots(Stack(), torch.randn(3, 4))
+    assert list(found) == ["body.layers.0", "body.layers.1"]
+
+
 def test_parts_are_covered_by_slots_at_in_or_around_them() -> None:
     model = Stages()
     assert uncovered_parts(model, ["layer1", "layer2.0.first"]) == (
@@ -180,3 +244,18 @@ def test_a_rehearsal_finds_wrong_axes() -> None:
 
     (check,) = esper.check_slots(Square(), ["block"], torch.randn(2, 6, 6))
     assert (check.axes, check.problem) == ("BCL", None)
+
+
+@pytest.mark.parametrize(
+    ("layers", "example"),
+    [
+        ([nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1)], (4, 1, 8, 8)),
+        ([nn.Conv1d(2, 4, 3, padding=1), nn.ReLU(), nn.AdaptiveMaxPool1d(1)], (4, 2, 9)),
+    ],
+    ids=["images", "waves"],
+)
+def test_no_slot_is_suggested_where_everything_is_pooled_away(
+    layers: list[nn.Module], example: tuple[int, ...]
+) -> None:
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(4, 3))
+    assert list(esper.suggest_slots(model, torch.rand(example))) == ["1"]

@@ -9,10 +9,12 @@ BUILTIN_PARENT = {
     "UsageError": ValueError,
     "ConfigError": ValueError,
     "UnknownNameError": KeyError,
+    "MissingExtraError": ImportError,
     "SlotError": ValueError,
     "DataError": OSError,
     "CheckpointError": OSError,
     "NonFiniteError": ArithmeticError,
+    "OwnCodeError": RuntimeError,
     "EmptyMaskError": ValueError,
 }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from esper.leyline.reasons import Why, is_grown, why_nothing_grew
 from esper.leyline.records import DecisionRecord, EpochRecord, SlotRecord, seeds_at_end
 
@@ -109,3 +111,20 @@ def test_where_something_grew_there_is_nothing_to_tell() -> None:
     assert is_grown(seeds_at_end(history))
     assert why_nothing_grew([]) == ()
     assert "waited in 0 of 0 decisions." in why_nothing_grew([epoch(1, None)])[0]
+
+
+def test_a_seed_that_a_gate_held_back_says_what_the_gate_wanted() -> None:
+    refused = [
+        replace(record, decision=replace(record.decision, outcome="gate_failed"))
+        for record in (
+            epoch(number, "ADVANCE", f"ADVANCE at a: gate G2 waits, {number} are over", "TRAINING")
+            for number in (2, 3)
+        )
+        if record.decision is not None
+    ]
+    history = [epoch(1, "GERMINATE"), *refused, epoch(4, None, stage="TRAINING")]
+    told = why_nothing_grew(history)
+    assert (
+        "was dropped; it was held back 2 times, at last because gate G2 waits, 3 are over."
+        in (told[1])
+    )

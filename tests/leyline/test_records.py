@@ -11,9 +11,15 @@ from esper.leyline.records import (
     ModuleRecord,
     RunSummary,
     SeedRecord,
+    SizeRecord,
     SlotRecord,
+    best_by_size,
     copy_fields,
+    epoch_line,
     seed_records,
+    told_gain,
+    told_score,
+    told_worth,
 )
 
 
@@ -164,3 +170,36 @@ def test_a_record_of_another_kind_takes_over_what_both_have() -> None:
 
     found = copy_fields(Row, slot("HOLDING"), slot="a", alpha=0.5)
     assert found == Row(stage="HOLDING", alpha=0.5, slot="a", unknown=None)
+
+
+def test_every_size_a_network_had_has_its_best_epoch() -> None:
+    """A seed in isolation is not counted; one that was pruned gives the size back."""
+
+    def scored(number: int, score: float, stage: str) -> EpochRecord:
+        here = slot(stage)
+        return dataclasses.replace(
+            epoch(number, here),
+            val_score=score,
+            parameters=100 + here.parameters,
+            flops=300 + here.flops,
+        )
+
+    told = [(50.0, "DORMANT"), (52.0, "TRAINING"), (55.0, "BLENDING"), (54.0, "HOLDING")]
+    history = [scored(1 + index, *each) for index, each in enumerate([*told, (51.0, "DORMANT")])]
+    assert best_by_size(history) == (
+        SizeRecord(parameters=100, flops=300, val_score=52.0, epoch=2),
+        SizeRecord(parameters=107, flops=321, val_score=55.0, epoch=3),
+    )
+    assert best_by_size([]) == ()
+
+
+def test_a_loss_is_told_as_a_loss_and_as_finely_as_it_is_small() -> None:
+    assert (told_score(91.919), told_score(-0.00123456)) == ("91.92", "loss 0.001235")
+    assert told_gain(91.0, 90.5) == "+0.50"
+    assert told_gain(-0.0011, -0.0013) == "loss -0.0002"
+    assert told_worth(1.234, 0.5) == "+1.23 ± 0.50"
+    assert told_worth(0.00312, 0.00047) == "+0.0031 ± 0.00047"
+    assert told_worth(0.0) == "+0.00"
+    of_loss = dataclasses.replace(epoch(1), val_score=-0.0021, val_loss=0.0021, twin_score=-0.0022)
+    assert epoch_line(of_loss) == "val loss 0.0021  twin loss 0.0022  100 parameters"
+    assert epoch_line(epoch(1)) == "val score 50.00  val loss 1.5000  100 parameters"

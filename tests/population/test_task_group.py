@@ -157,10 +157,43 @@ def test_a_seed_in_training_cannot_spoil_its_own_host(
         step_spoiled(clean, "nothing", "before training")
         signals = step_spoiled(spoiled, "young seed", "before training")
         assert same(read_row(clean, VICTIM).host, read_row(spoiled, VICTIM).host)
+        assert not bool(signals.rolled_back.any())
+        check_that_the_young_seed_is_pruned(spoiled, signals)
+
+
+def check_that_the_young_seed_is_pruned(population: Population, signals: Signals) -> None:
+    """See that the victim's young seed is gone and all others, of all rows, are as they were."""
+    stages = [SeedStage.FOSSILIZED, SeedStage.BLENDING, SeedStage.TRAINING]
+    kept = [int(stage) for stage in stages]
+    gone = [*kept[:YOUNG], int(SeedStage.PRUNED)]
+    assert signals.stage.tolist() == [kept, gone, kept, kept]
+    assert signals.slot_params[VICTIM, YOUNG] == 0
+    assert read_row(population, VICTIM).seeds.keys() == {FOSSIL, LIVE}
+    assert population.groups[0].mad.sum() == 1
+    for _ in range(3):
+        signals = do(population)
+        assert not bool(population.groups[0].mad.any())
+    assert bool(torch.isfinite(signals.val_loss).all())
+    assert bool(do(population, {"op": 0}, germinate("norm", YOUNG)).last_success[VICTIM])
+
+
+@pytest.mark.slow
+def test_a_mad_seed_is_pruned_in_a_worker_too() -> None:
+    with populations(grown("workers", workers=2)) as (population,):
+        check_that_the_young_seed_is_pruned(
+            population, step_spoiled(population, "young seed", "before training")
+        )
+
+
+def test_a_mad_seed_stays_where_nobody_governs(states: tuple[Strategy, dict[str, Any]]) -> None:
+    off = GovernorConfig(is_on=False)
+    with populations(grown(states[0], governor=off)) as (population,):
+        signals = step_spoiled(population, "young seed", "before training")
+        assert signals.stage[VICTIM, YOUNG] == int(SeedStage.TRAINING)
         assert bool(signals.exploding[VICTIM, YOUNG])
         assert float(signals.grad_health[VICTIM, YOUNG]) < 0.7
-        # And its gate does not let it through.
-        signals = do(spoiled, {"op": 0}, advance(YOUNG))
+        # But its gate does not let it through.
+        signals = do(population, {"op": 0}, advance(YOUNG))
         assert not bool(signals.last_success[VICTIM])
 
 

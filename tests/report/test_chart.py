@@ -154,9 +154,10 @@ def test_a_panel_becomes_lines_and_bands_in_the_order_of_its_axis() -> None:
     panel = Panel(key="k", group="g", title="Gain", table="rounds", lines=(curve, rare), unit="s")
     columns = ["round", "mean", "low", "high", "greedy"]
     chart = chart_of(panel, points(columns, [1, 2.0, 1.0, 3.0, 9.0], [0, 1.0, 0.0, 2.0, None]))
-    assert chart.lines[0].points == [(0.0, 1.0), (1.0, 2.0)]
-    assert (chart.lines[1].points, chart.lines[1].kind) == ([(1.0, 9.0)], "c2 dashed")
-    assert chart.bands[0].high == [(0.0, 2.0), (1.0, 3.0)]
+    # A store has the index of a round; people count from 1.
+    assert chart.lines[0].points == [(1.0, 1.0), (2.0, 2.0)]
+    assert (chart.lines[1].points, chart.lines[1].kind) == ([(2.0, 9.0)], "c2 dashed")
+    assert chart.bands[0].high == [(1.0, 2.0), (2.0, 3.0)]
     assert (chart.axis, chart.unit) == ("round", "s")
 
 

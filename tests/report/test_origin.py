@@ -50,4 +50,6 @@ def test_a_monitor_says_what_its_alarm_means() -> None:
 
 
 def test_rounds_are_named_in_training() -> None:
-    assert "round 4" in render_alarms(group_alarms([alarm(0, round=4)]))
+    """People count rounds from 1, as progress does; a store from 0."""
+    assert "round 5" in render_alarms(group_alarms([alarm(0, round=4)]))
+    assert "round 1" in render_alarms(group_alarms([alarm(0, round=0)]))

@@ -58,7 +58,7 @@ def carry_out(run: TrainingRun, steps: int | None = None) -> bool:
 def in_process(folder: Path) -> subprocess.Popen[bytes]:
     """Start or continue the tiny run as a process of its own."""
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.simic.training.tiny", str(folder)],
+        [sys.executable, "-m", "tests.simic.training.run_tiny", str(folder)],
         cwd=Path(__file__).parents[2],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.DEVNULL,

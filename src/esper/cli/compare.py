@@ -166,10 +166,12 @@ def _sizes(before: int | None, after: int | None) -> str:
 
 def _gain(side: Side) -> str:
     """Return the gain on the test split, or on the validation split where there is no other."""
+    from esper.leyline.records import told_gain
+
     pairs = ((side.test_score, side.twin_test_score), (side.val_score, side.twin_val_score))
     for split, (score, twin) in zip(("test", "validation"), pairs, strict=True):
         if score is not None and twin is not None:
-            return f"{score - twin:+.2f} ({split})"
+            return f"{told_gain(score, twin)} ({split})"
     return "–"
 
 

@@ -57,6 +57,8 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(f"--seeds must be at least 1, got {options.seeds}")
     changes = {} if options.epochs is None else {"horizon": options.epochs}
     task = get_task(TASK, **changes)
+    # A seed that is out of range is refused before there is a folder.
+    settings_of(task, options.seed + options.seeds - 1)
     data = task.load()
     started = time.process_time()
     console = err_console()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from esper.cli.main import Parser
@@ -37,10 +38,20 @@ def run(options: argparse.Namespace) -> int:
         return 0
     table = Table(show_header=False, title="Esper on this machine", title_justify="left")
     for section, entries in found.items():
-        for key, value in (entries or {"nothing": ""}).items():
-            table.add_row(section, safe(key), safe(value))
+        heading = section
+        for names, value in _told_once(entries or {"nothing": ""}):
+            table.add_row(heading, safe(", ".join(names)), safe(value))
+            heading = ""
     out_console().print(table)
     return 0
+
+
+def _told_once(entries: Mapping[str, Any]) -> list[tuple[list[str], Any]]:
+    """Return entries of which the same is to be said together, in the order of the first."""
+    told: dict[Any, list[str]] = {}
+    for name, value in entries.items():
+        told.setdefault(value, []).append(name)
+    return [(names, value) for value, names in told.items()]
 
 
 def _data_found(data: dict[str, Any]) -> str:

@@ -17,6 +17,7 @@ from esper.cli.output import (
     print_json,
     safe,
 )
+from esper.cli.sinks import add_wandb, chosen_sinks
 
 _EPILOG = """\
 examples:
@@ -141,8 +142,8 @@ def set_up(parser: Parser) -> None:
         action="append",
         metavar="KEY=VALUE",
         dest="settings",
-        help="any other setting of config.yaml, such as growth.training.momentum=0.8; may be given "
-        "again, and with --resume (default: none)",
+        help="any other setting (docs/settings.md), such as growth.training.momentum=0.8; may be "
+        "given again, and with --resume (default: none)",
     )
     limits = parser.add_argument_group("limits of growth (0: none)")
     for name, what_is_limited in (
@@ -167,15 +168,21 @@ def set_up(parser: Parser) -> None:
     )
     where.add_argument("--overwrite", action="store_true", help="replace the run in --out")
     where.add_argument("--export", choices=("onnx", "pt2"), help="also write the grown network")
+    add_wandb(where)
     where.add_argument("--json", action="store_true", help="print one JSON document")
-    where.add_argument("-v", "--verbose", action="store_true", help="show every decision")
+    where.add_argument(
+        "-v",
+        "--verbose",
+        action="store_true",
+        help="show every decision, and alarms that only inform",
+    )
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Carry out the command."""
     from esper.cli.view import AlarmRelay, GrowthView
-    from esper.growth.grown import check_format
+    from esper.growth.export import check_format
     from esper.runs.checkpoint import GROWING, resume_command
     from esper.runs.recorded import INTERRUPTED, stop_signals
 
@@ -237,6 +244,7 @@ def _open(options: argparse.Namespace, on_alarm: Any) -> Any:
             model=options.model,
             checkpoint=options.source or "latest",
             command=command,
+            sinks=chosen_sinks(options),
             on_alarm=on_alarm,
         )
     if options.source is not None:
@@ -250,6 +258,7 @@ def _open(options: argparse.Namespace, on_alarm: Any) -> Any:
         request.world(data),
         overwrite=options.overwrite,
         command=command,
+        sinks=chosen_sinks(options),
         on_alarm=on_alarm,
     )
 
@@ -344,7 +353,7 @@ def _refuse_changes(options: argparse.Namespace) -> None:
     from esper.leyline.errors import UsageError
 
     kept = {"out", "resume", "source", "export", "json", "verbose", "run", "overwrite", "arguments"}
-    kept |= {"settings", "model", "device", "epochs"}
+    kept |= {"settings", "model", "device", "epochs", "wandb"}
     if options.overwrite:
         raise UsageError("--resume continues a run and --overwrite replaces it; give one of them")
     changed = [
@@ -398,11 +407,33 @@ def print_summary(grown: Any, document: dict[str, Any]) -> None:
         console.print(_seed_table(grown))
     else:
         console.print("The controller germinated nothing.")
+    if len(grown.best_by_size) > 1:
+        console.print(_size_table(grown))
     for line in grown.why:
         console.print(safe(line), soft_wrap=True)
     console.print(safe(f"report: {document['report']}"), soft_wrap=True)
     if document["exported"]:
         console.print(safe(f"exported: {document['exported']}"), soft_wrap=True)
+
+
+CONTRIBUTION = (
+    "contribution: what the network would lose now without the seed, {unit}, ± standard error; "
+    "what growing has brought is the difference to the twin"
+)
+
+
+def _size_table(grown: Any) -> Any:
+    from rich.table import Table
+
+    title = "Best validation score of every size it had"
+    table = Table(title=title, title_justify="left")
+    for column in ("parameters", "FLOPs", "validation", "epoch"):
+        table.add_column(column, justify="right")
+    for size in grown.best_by_size:
+        table.add_row(
+            f"{size.parameters:,}", f"{size.flops:,}", points(size.val_score), str(size.epoch)
+        )
+    return table
 
 
 def _seed_table(grown: Any) -> Any:
@@ -411,8 +442,8 @@ def _seed_table(grown: Any) -> Any:
     from esper.leyline.records import is_loss
 
     unit = "in loss" if is_loss(grown.summary.val_score) else "in points"
-    title = f"Seeds (contribution: {unit}, ± standard error; what the network would lose now)"
-    table = Table(title=title, title_justify="left")
+    table = Table(title="Seeds", title_justify="left")
+    table.caption, table.caption_justify = CONTRIBUTION.format(unit=unit), "left"
     costs = ("parameters", "FLOPs")
     for column in ("slot", "seed", "germinated", "ended", "fate", *costs, "contribution"):
         table.add_column(column, justify="right" if column in costs else "left")

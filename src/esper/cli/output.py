@@ -6,6 +6,7 @@ import io
 import json
 import math
 import os
+import select
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from esper.leyline.errors import EsperError
+from esper.leyline.records import told_score
 
 _LONGEST_LINE = 900
 
@@ -46,6 +48,21 @@ def out_console() -> Console:
 def err_console() -> Console:
     """Return the console of progress."""
     return _Progress(stderr=True, highlight=False)
+
+
+def somebody_reads() -> bool:
+    """Return whether standard output has a reader; only of a pipe can it be known that it has not.
+
+    Whoever writes learns it from the next line; this is for long work between two lines.
+    """
+    if not hasattr(select, "poll"):  # Windows
+        return True
+    poll = select.poll()
+    try:
+        poll.register(sys.stdout.fileno(), select.POLLERR)
+    except (OSError, ValueError):  # not a file
+        return True
+    return not poll.poll(0)
 
 
 def name_width(names: Iterable[str]) -> int:
@@ -83,8 +100,8 @@ def naming_resume(command: str) -> Iterator[None]:
 
 
 def points(value: float | None) -> str:
-    """Return a score in points, or a dash."""
-    return "–" if value is None else f"{value:.2f}"
+    """Return a score in points, or the loss that it is, or a dash."""
+    return "–" if value is None else told_score(value)
 
 
 def _plain(value: Any) -> Any:

@@ -53,7 +53,7 @@ def add_options(parser: Parser, *, split: str) -> None:
         action="append",
         metavar="KEY=VALUE",
         dest="settings",
-        help="any other setting, such as play.param_limit=3; may be given again",
+        help="any other setting (docs/settings.md), such as play.param_limit=3; may be given again",
     )
     where = parser.add_argument_group("where it goes")
     where.add_argument("--out", metavar="RUN", help="folder of the results")

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from esper.cli.main import Parser
-from esper.cli.output import err_console, out_console, safe
+from esper.cli.output import err_console, out_console, safe, somebody_reads
 
 _EPILOG = """\
 examples:
@@ -72,7 +72,9 @@ def run(options: argparse.Namespace) -> int:
         write(path, options.sql, options.limit, timeout_s)
         return 0
     limit = _TABLE_ROWS if options.limit is None else options.limit
-    result = query_run(path, options.sql, limit=limit, timeout_s=timeout_s)
+    result = query_run(
+        path, options.sql, limit=limit, timeout_s=timeout_s, is_wanted=somebody_reads
+    )
     print_table(result.columns, result.rows)
     if result.is_truncated:
         err_console().print(f"there are more than {limit} rows; see all with --csv, or --limit N")
@@ -85,7 +87,7 @@ def _print_csv(path: Any, sql: str, limit: int | None, timeout_s: float | None) 
     # A file gets exactly what was recorded; a terminal must not be steered by it.
     shown = (lambda text: safe(text).plain) if sys.stdout.isatty() else str
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    with stream_query(path, sql, timeout_s=timeout_s) as (columns, rows):
+    with stream_query(path, sql, timeout_s=timeout_s, is_wanted=somebody_reads) as (columns, rows):
         first = next(rows, None)
         writer.writerow([shown(name) for name in columns])
         count = 0
@@ -103,7 +105,7 @@ def _print_json(path: Any, sql: str, limit: int | None, timeout_s: float | None)
     """Print rows as they come: an answer may be larger than memory."""
     from esper.nissa.query import stream_query
 
-    with stream_query(path, sql, timeout_s=timeout_s) as (columns, rows):
+    with stream_query(path, sql, timeout_s=timeout_s, is_wanted=somebody_reads) as (columns, rows):
         count, is_truncated = 0, False
         for row in rows:
             if limit is not None and count == limit:

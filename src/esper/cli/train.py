@@ -11,6 +11,7 @@ from typing import Any
 from esper.cli.engine import add_engine_options, chosen_cluster
 from esper.cli.main import Parser
 from esper.cli.output import err_console, naming_resume, out_console, print_json, safe
+from esper.cli.sinks import add_wandb, chosen_sinks
 
 _RECIPES = "(default: the recipe's)"
 
@@ -55,7 +56,8 @@ def set_up(parser: Parser) -> None:
         action="append",
         metavar="KEY=VALUE",
         dest="settings",
-        help="any other setting, such as ppo.clip=0.1; may be given again (default: none)",
+        help="any other setting (docs/settings.md), such as ppo.clip=0.1; may be given "
+        "again (default: none)",
     )
     add_engine_options(parser)
     where = parser.add_argument_group("where it goes")
@@ -75,6 +77,7 @@ def set_up(parser: Parser) -> None:
         help="with --resume: heads that start afresh, such as blueprint,tempo (default: none)",
     )
     where.add_argument("--overwrite", action="store_true", help="replace the run in --out")
+    add_wandb(where)
     where.add_argument("--json", action="store_true", help="print one JSON document")
     where.add_argument("-v", "--verbose", action="store_true", help="show every round and alarm")
     parser.set_defaults(run=run)
@@ -84,6 +87,7 @@ def run(options: argparse.Namespace) -> int:
     """Carry out the command."""
     from esper.cli.train_view import TrainView, print_summary
     from esper.cli.view import AlarmRelay
+    from esper.leyline.records import told_round
     from esper.runs.checkpoint import TRAINING, resume_command
     from esper.runs.recorded import INTERRUPTED, stop_signals
 
@@ -107,7 +111,7 @@ def run(options: argparse.Namespace) -> int:
         if is_done:
             document = training.finish()
     if not is_done:
-        told = f"interrupted in round {trainer.round + 1}; continue with: {again}"
+        told = f"interrupted in round {told_round(trainer.round)}; continue with: {again}"
         err_console().print(safe(told), soft_wrap=True)
         return INTERRUPTED
     if options.json:
@@ -129,6 +133,7 @@ def _open(options: argparse.Namespace, on_alarm: Any, cluster: Any) -> Any:
             resolve(options),
             overwrite=options.overwrite,
             command=f"esper {shlex.join(options.arguments)}",
+            sinks=chosen_sinks(options),
             on_alarm=on_alarm,
             cluster=cluster,
         )
@@ -140,6 +145,7 @@ def _open(options: argparse.Namespace, on_alarm: Any, cluster: Any) -> Any:
         settings=settings,
         reset_heads=_names(options.reset_heads or ""),
         checkpoint=options.source or "latest",
+        sinks=chosen_sinks(options),
         on_alarm=on_alarm,
         cluster=cluster,
     )

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from esper.cli.output import safe
 from esper.cli.view import LiveView, alarm_line, sparkline
+from esper.leyline.records import told_round
 from esper.nissa.monitors.monitor import light
 from esper.nissa.schema import AlarmRow
 
@@ -53,7 +54,6 @@ class TrainView(LiveView):
         self._paces: deque[float] = deque(maxlen=10 * _STEPS_TO_TELL)
         """Seconds that a round of steps as long as the last ones would take, of each of them."""
         self._alarms: list[Text] = []
-        self._told: set[tuple[str | None, ...]] = set()
 
     def show(self, progress: Progress) -> None:
         """Take over one step, and the round it may have finished."""
@@ -79,11 +79,8 @@ class TrainView(LiveView):
 
     def alarm(self, alarm: AlarmRow) -> None:
         """Tell an alarm once; what is only informative, and every repetition, is in the report."""
-        key = (alarm.monitor, alarm.subject, alarm.severity)
-        is_grave = alarm.severity in ("warning", "critical")
-        if alarm.state != "raised" or key in self._told or not (is_grave or self._verbose):
+        if not self.is_news(alarm, verbose=self._verbose):
             return
-        self._told.add(key)
         if self._live is not None:
             # What to try would push everything else off the screen; the report has it.
             told = replace(alarm, advice=None)
@@ -108,7 +105,9 @@ class TrainView(LiveView):
             table.add_row("gain over twin", gain, sparkline(self._gains))
         if self._evaluated is not None:
             number, greedy = self._evaluated
-            table.add_row("greedy gain", f"{_signed(greedy)} points", f"after round {number + 1}")
+            table.add_row(
+                "greedy gain", f"{_signed(greedy)} points", f"after round {told_round(number)}"
+            )
         for name, value, text in (
             ("explained_variance", report.explained_variance, _number(report.explained_variance)),
             ("approx_kl", report.approx_kl, _number(report.approx_kl)),
@@ -130,9 +129,9 @@ class TrainView(LiveView):
             return
         eta = self._eta(now, done)
         if report is not None:
-            line = f"round {report.round + 1}/{self._rounds}  {round_line(report)}"
+            line = f"round {told_round(report.round)}/{self._rounds}  {round_line(report)}"
         else:
-            line = f"round {progress.round + 1}/{self._rounds}  {phase_line(progress)}"
+            line = f"round {told_round(progress.round)}/{self._rounds}  {phase_line(progress)}"
         self._console.print(safe(f"{line}  ETA {eta}"), soft_wrap=True)
 
     def _eta(self, now: float, done: float) -> str:
@@ -224,7 +223,7 @@ def print_summary(console: Console, document: dict[str, Any]) -> None:
     greedy = document["evaluation"]
     if greedy is not None:
         gain = _text(greedy["gain"], "{:+.2f}")
-        told = f"{greedy['episodes']} episodes after round {greedy['round'] + 1}"
+        told = f"{greedy['episodes']} episodes after round {told_round(greedy['round'])}"
         table.add_row("gain, greedy policy, points", "–", gain)
         table.caption, table.caption_justify = f"greedy: {told}", "left"
     console.print(table)

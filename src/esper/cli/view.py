@@ -27,7 +27,13 @@ from rich.table import Table
 from rich.text import Text
 
 from esper.cli.output import safe
-from esper.leyline.records import DecisionRecord, EpochRecord, epoch_line
+from esper.leyline.records import (
+    DecisionRecord,
+    EpochRecord,
+    epoch_line,
+    told_round,
+    told_worth,
+)
 from esper.nissa.schema import AlarmRow
 
 STAGE_STYLES = {
@@ -74,6 +80,7 @@ class LiveView:
         self._started = time.monotonic()
         self._lined = self._started
         self._first = done
+        self._told: set[tuple[str | None, ...]] = set()
         self._progress = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(),
@@ -101,6 +108,18 @@ class LiveView:
     ) -> None:
         if self._live is not None:
             self._live.stop()
+
+    def is_news(self, alarm: AlarmRow, *, verbose: bool) -> bool:
+        """Return whether to tell an alarm: each once, and what only informs where asked for.
+
+        The report has all of them, with every repetition and its end.
+        """
+        key = (alarm.monitor, alarm.subject, alarm.severity)
+        is_told = verbose or alarm.severity in ("warning", "critical")
+        if alarm.state != "raised" or not is_told or key in self._told:
+            return False
+        self._told.add(key)
+        return True
 
     def warn(self, line: str) -> None:
         """Print a line at once, above what is live; any thread may call it."""
@@ -175,17 +194,18 @@ class GrowthView(LiveView):
             self._print_lines(record)
 
     def alarm(self, alarm: AlarmRow) -> None:
-        """Tell an alarm."""
-        self.warn(alarm_line(alarm))
+        """Tell an alarm once; what is only informative, and every repetition, is in the report."""
+        if self.is_news(alarm, verbose=self._verbose):
+            self.warn(alarm_line(alarm))
 
     def _table(self, record: EpochRecord) -> Table:
         table = Table(box=None, pad_edge=False)
         for column in ("slot", "stage", "seed", "alpha", "contribution"):
             table.add_column(column, justify="right" if column == "alpha" else "left")
         for slot in record.slots:
-            worth = "" if slot.contribution is None else f"{slot.contribution:+.2f}"
-            if slot.contribution_se is not None:
-                worth += f" ± {slot.contribution_se:.2f}"
+            worth = ""
+            if slot.contribution is not None:
+                worth = told_worth(slot.contribution, slot.contribution_se)
             table.add_row(
                 safe(slot.name),
                 Text(slot.stage.lower(), style=STAGE_STYLES.get(slot.stage, "")),
@@ -236,5 +256,5 @@ def alarm_line(alarm: AlarmRow, *, unit: str = "epoch") -> str:
     if alarm.advice:
         parts.append(alarm.advice)
     word = "alarm" if alarm.state == "raised" else "alarm over"
-    when = alarm.round if unit == "round" else alarm.step
+    when = told_round(alarm.round) if unit == "round" else alarm.step
     return f"{unit} {when}: {word} ({alarm.severity}): {'. '.join(parts)}"

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esper.kasmina.probe import map_tensors
-from esper.leyline.errors import UsageError
+from esper.growth.explaining import explaining
+from esper.kasmina.probe import map_tensors, tensors_in
+from esper.leyline.errors import OwnCodeError, UsageError
 
 Batches = Iterable[Any]
 """(inputs, targets) batches, (input, ..., targets), or dicts with labels; iterated anew each epoch.
@@ -57,19 +58,50 @@ def read_batch(batch: Any, *, keeps_label: bool = False) -> tuple[Any, Any]:
 class Moved:
     """Batches, read and on a device."""
 
-    def __init__(self, batches: Batches, device: torch.device, *, keeps_label: bool = False):
-        """Read these batches; see `read_batch` about labels."""
+    def __init__(
+        self,
+        batches: Batches,
+        device: torch.device,
+        *,
+        keeps_label: bool = False,
+        name: str = "validation",
+    ):
+        """Read these batches; see `read_batch` about labels. The name is for messages."""
         self._batches = batches
         self._device = device
         self._keeps_label = keeps_label
+        self._name = name
+        self._number = 0
+        self._read: tuple[Any, Any] | None = None
+
+    @property
+    def place(self) -> str:
+        """Which batch it is, with its shapes, once it was read."""
+        shapes = "" if self._read is None else f" ({', '.join(map(shapes_of, self._read))})"
+        return f"{self._name} batch {self._number}{shapes}"
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
-        for batch in self._batches:
-            inputs, targets = read_batch(batch, keeps_label=self._keeps_label)
-            yield self._moved(inputs), self._moved(targets)
+        self._number, self._read = 1, None
+        with explaining(lambda: f"{self.place} cannot be read", OwnCodeError):
+            iterator = iter(self._batches)
+        while True:
+            with explaining(lambda: f"{self.place} cannot be read", OwnCodeError):
+                batch = next(iterator, _END)
+                if batch is _END:
+                    return
+                inputs, targets = read_batch(batch, keeps_label=self._keeps_label)
+                self._read = inputs, targets
+                moved = self._moved(inputs), self._moved(targets)
+            yield moved
+            self._number, self._read = self._number + 1, None
 
     def _moved(self, value: Any) -> Any:
-        return map_tensors(value, lambda tensor: tensor.to(self._device, non_blocking=True))
+        return map_tensors(value, self._move)
+
+    def _move(self, tensor: Tensor) -> Tensor:
+        if tensor.is_meta:
+            raise UsageError(f"{self.place} is on the meta device, which holds no numbers")
+        return tensor.to(self._device, non_blocking=True)
 
 
 class Windows:
@@ -132,10 +164,18 @@ _END = object()
 
 
 def first_batch(batches: Batches) -> Any:
-    """Return the first validation batch as it comes."""
-    for batch in batches:
-        return batch
+    """Return the first validation batch that holds something, as it comes."""
+    with explaining("the first validation batch cannot be read", OwnCodeError):
+        for batch in batches:
+            if not is_empty(batch):
+                return batch
     raise UsageError("the validation set is empty; give it at least one batch")
+
+
+def is_empty(batch: Any) -> bool:
+    """Return whether a batch holds tensors, but no sample."""
+    sizes = [len(tensor) for tensor in tensors_in(batch) if tensor.dim()]
+    return bool(sizes) and not any(sizes)
 
 
 def check_batches(name: str, batches: Any) -> None:

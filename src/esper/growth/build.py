@@ -12,19 +12,18 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from esper.growth.batches import Batches
-from esper.growth.criterion import Loss
+from esper.growth.criterion import Loss, predictions, refuse_labels
 from esper.growth.gardener import DEFAULT_CONTROLLER
 from esper.growth.optimization import OptimizerFactory
 from esper.growth.run import GrowthConfig, GrowthRun
 from esper.kasmina.costs import NO_LIMIT
 from esper.kasmina.placement import DeclaredAxes, SlotNames
-from esper.kasmina.probe import tensors_in
+from esper.kasmina.probe import call_arguments, evaluating, tensors_in
 from esper.kasmina.trainee import SchedulerEvery, SchedulerFactory
 from esper.leyline.axes import USUAL_AXES
 from esper.leyline.controller import Controller
 from esper.leyline.errors import UsageError, unknown_name
 from esper.tasks.dataset import TaskData
-from esper.tasks.objective import OBJECTIVES
 from esper.tasks.splits import Split
 from esper.tasks.task import Task
 
@@ -131,19 +130,25 @@ def data_run(
     config = _told_of_data(
         config, train_samples=data.size("train"), samples_per_epoch=data.samples_per_step
     )
-    return GrowthRun(
+    run = GrowthRun(
         model,
         slots=slots,
         train=TrainingBatches(data, config.training.batch_size, config.seed),
         val=FixedBatches(data, "val", subset=True),
         test=FixedBatches(data, "test"),
         axes=axes,
-        loss=OBJECTIVES[data.objective],
+        loss=data.objective,
         config=config,
         controller=controller,
         name=name,
         device=data.device,
     )
+    if data.objective == "classification":
+        args, kwargs = call_arguments(run.example_input)
+        with evaluating(run.garden), torch.no_grad():
+            scores = predictions(run.garden(*args, **kwargs))
+        refuse_labels(scores, torch.arange(data.num_classes or 1))
+    return run
 
 
 def task_run(

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,9 +18,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from esper.growth.batches import shapes_of
+from esper.growth.explaining import explaining
 from esper.kasmina.evaluation import Objective, apply_objective
 from esper.kasmina.probe import map_tensors, tensors_in
-from esper.leyline.errors import EsperError, UsageError, unknown_name
+from esper.leyline.errors import UsageError, unknown_name
 from esper.tasks.objective import OBJECTIVES
 
 Loss = str | nn.Module | Callable[..., Any]
@@ -54,18 +54,6 @@ class Criterion:
     """(outputs, targets) -> the number to train on; None for the mean over samples."""
 
 
-@contextmanager
-def explaining(problem: str) -> Iterator[None]:
-    """Turn what somebody's own model or loss raises into one line that says where."""
-    try:
-        yield
-    except (EsperError, Warning):
-        raise
-    except Exception as error:
-        reason = " ".join(str(error).split())[:300]
-        raise UsageError(f"{problem}: {type(error).__name__}: {reason}") from error
-
-
 def predictions(outputs: Any) -> Tensor:
     """Return the tensor to judge: the output itself, or its logits."""
     if isinstance(outputs, Tensor):
@@ -89,6 +77,10 @@ def make_criterion(loss: Loss, outputs: Any, targets: Any) -> Criterion:
     with explaining(f"the loss cannot be taken of {what}"), torch.no_grad():
         made = _make(loss, outputs, targets)
         loss_of_each, _ = apply_objective(made.per_sample, outputs, targets)
+        to_train_on = loss_of_each
+        if made.of_batch is not None:
+            to_train_on = made.of_batch(outputs, targets)
+        _refuse_without_gradient(to_train_on)
         if len(loss_of_each) != _samples(targets):
             raise UsageError(
                 f"the loss must return one number for each of the {_samples(targets)} samples, "
@@ -101,6 +93,9 @@ def _make(loss: Loss, outputs: Any, targets: Any) -> Criterion:
     if isinstance(loss, str):
         for name, objective in OBJECTIVES.items():
             if name == loss:
+                _refuse_misfit(name, predictions(outputs), targets)
+                if name == "classification":
+                    refuse_labels(predictions(outputs), targets)
                 return Criterion(partial(_judged, objective))
         raise unknown_name("loss", loss, [*OBJECTIVES, "model"])
     if isinstance(loss, type):
@@ -116,6 +111,34 @@ def _make(loss: Loss, outputs: Any, targets: Any) -> Criterion:
         found = _Reducing(loss)
         return Criterion(found.per_sample, found.of_batch)
     return _from_result(loss, outputs, targets)
+
+
+def _refuse_misfit(name: str, scores: Tensor, targets: Any) -> None:
+    """Refuse targets that a loss by name would read as something else, or not at all."""
+    if not isinstance(targets, Tensor):
+        raise UsageError(f"targets must be a tensor, got {type(targets).__name__}")
+    shapes = f"outputs {list(scores.shape)} and targets {list(targets.shape)} of {targets.dtype}"
+    if name in ("multilabel", "regression") and scores.numel() != targets.numel():
+        raise UsageError(f"{name!r} compares one by one, which {shapes} do not allow")
+    if name in ("classification", "language") and (
+        targets.is_floating_point() or targets.dim() != scores.dim() - 1
+    ):
+        raise UsageError(
+            f"{name!r} needs the number of one class for every prediction, not {shapes}; several "
+            "labels at once are loss='multilabel', numbers loss='regression'"
+        )
+
+
+def refuse_labels(scores: Tensor, labels: Any) -> None:
+    """Refuse labels of classes that a model has no score for; a GPU would not say which."""
+    if scores.dim() != 2 or not isinstance(labels, Tensor) or labels.is_floating_point():
+        return
+    low, high, most = int(labels.min()), int(labels.max()), scores.shape[1]
+    if low < 0 or high >= most:
+        raise UsageError(
+            f"labels go from {low} to {high}, but the model gives {most} scores, for classes 0 to "
+            f"{most - 1}; give it an output for each class"
+        )
 
 
 def _judged(objective: Objective, outputs: Any, targets: Any) -> tuple[Tensor, Tensor | None]:
@@ -181,6 +204,11 @@ class _Reducing:
                     "and targets need the same shape"
                 )
             targets = targets.reshape(scores.shape)
+        if self._is(_ELEMENTWISE, _ELEMENTWISE_FUNCTIONS) and not targets.is_floating_point():
+            raise UsageError(
+                f"the loss compares numbers, but targets are {targets.dtype}; give them as "
+                "targets.float(), or say loss='multilabel' or loss='regression'"
+            )
         if self._is(_CLASSES, _CLASS_FUNCTIONS) and scores.dim() > 2:
             scores = _classes_second(scores, targets)
         return scores, targets
@@ -240,6 +268,7 @@ def _from_result(loss: Callable[..., Any], outputs: Any, targets: Any) -> Criter
             "the loss must return a tensor: one number for the batch, or one for each sample, "
             f"got {type(result).__name__}"
         )
+    _refuse_without_gradient(result)
     if result.dim() == 1 and len(result) == _samples(targets):
         return Criterion(lambda outputs, targets: (loss(outputs, targets), None))
     if result.numel() != 1:
@@ -249,6 +278,14 @@ def _from_result(loss: Callable[..., Any], outputs: Any, targets: Any) -> Criter
         )
     _one_by_one(loss, outputs, targets)
     return Criterion(partial(_one_by_one, loss), lambda *pair: loss(*pair).reshape(()))
+
+
+def _refuse_without_gradient(loss: Tensor) -> None:
+    if not loss.is_floating_point():
+        raise UsageError(
+            f"the loss is {str(loss.dtype).removeprefix('torch.')}, of which there is no gradient; "
+            "it must be a floating-point number, such as a cross-entropy"
+        )
 
 
 def _one_by_one(loss: Callable[..., Any], outputs: Any, targets: Any) -> tuple[Tensor, None]:

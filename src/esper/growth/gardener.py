@@ -38,6 +38,7 @@ from esper.kasmina.garden import Garden
 from esper.kasmina.governor import PANIC_TEXTS, GovernorConfig, Panic
 from esper.kasmina.operations import OperationResult, describe_result
 from esper.kasmina.optimizer import CarriedOptimizer, make_optimizer
+from esper.kasmina.probe import map_tensors
 from esper.kasmina.row_group import RowConfig, RowGroup, measure_by_ablation
 from esper.kasmina.signals import Rates, RowFacts, TrackerConfig, row_facts, unknown_rates
 from esper.kasmina.state import SlotState
@@ -78,6 +79,9 @@ def describe_decision(
 
 
 DEFAULT_CONTROLLER = "heuristic"
+
+MEMORY = "gardener"
+"""Where the `state_dict` of a gardener's optimizer has what the gardener remembers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,12 +218,13 @@ class Gardener:
         controller: a name such as 'heuristic', 'wait', 'random', 'schedule:FILE', or an object
             with the `Controller` protocol.
         horizon: epochs of the whole run; decisions follow all but the last.
-        max_seeds: most seeds alive or fossilized at once, 0 without a limit.
-        max_parameters: most trainable parameters of the grown network, 0 without a limit.
-        max_added_flops: most operations per sample that seeds may add, 0 without a limit.
-        ablate_every: measure contributions at every this many epochs.
+        max_seeds: most seeds alive or fossilized at once; the garden's, 0 (no limit), by default.
+        max_parameters: most trainable parameters of the grown network; likewise.
+        max_added_flops: most operations per sample that seeds may add; likewise.
+        ablate_every: measure contributions at every this many epochs; 1 by default.
         seed: seed of controllers that draw.
-        config: further settings.
+        config: further settings, such as what counts as a plateau (docs/settings.md, below
+            `growth.gardener`). Gradients are not clipped: that is for your own loop to do.
         rates: the learning rates that the owner's epochs will have; by default what the optimizer
             has when it is looked at.
     """
@@ -303,14 +308,19 @@ class Gardener:
         """Return `factory(params, **options)`, kept in step with growth.
 
         Without `params` it covers the whole garden. Make it once; parameters of seeds join and
-        leave its groups by themselves.
+        leave its groups by themselves. Its `state_dict()` names its parameters and holds what the
+        gardener remembers, and its `load_state_dict` takes both back: whoever saves and loads the
+        garden and its optimizer, in this order, continues exactly.
         """
         if self._engine.carried is not None:
             raise UsageError("this gardener has an optimizer already; make one per gardener")
         self._engine.carried = make_optimizer(self.garden, factory, params, options)
         # Weights loaded since the gardener was made are what a first bad epoch goes back to.
         self._group.assume(self.garden.state)
-        return self._engine.carried.optimizer
+        optimizer = self._engine.carried.optimizer
+        optimizer.register_state_dict_post_hook(self._add_memory)
+        optimizer.register_load_state_dict_pre_hook(self._take_memory)
+        return optimizer
 
     def step(
         self,
@@ -343,6 +353,7 @@ class Gardener:
         measured = group.measured
         assert measured is not None
         rollback = self._judge()
+        self._tell_mad()
         loss, score = float(measured.loss), float(measured.score)
         twin_score = score if is_own_twin else twin_score
         slots = slot_records(self.garden)
@@ -382,10 +393,7 @@ class Gardener:
         return {
             "garden": dict(self.garden.state_dict()),
             "optimizer": None if self.carried is None else self.carried.state_dict(),
-            "controller": self.controller.state_dict(),
-            "rows": self._group.memory(),
-            "rollbacks": self._rollbacks,
-            "history": [record.to_mapping() for record in self.history],
+            **self.memory(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -395,11 +403,43 @@ class Gardener:
         self.garden.load_state_dict(state["garden"])
         if self.carried is not None and state["optimizer"] is not None:
             self.carried.load_state_dict(state["optimizer"])
+        self.recall(state)
+
+    def memory(self) -> dict[str, Any]:
+        """Return what a gardener remembers beside its garden and its optimizer."""
+        return {
+            "controller": self.controller.state_dict(),
+            "rows": self._group.memory(),
+            "rollbacks": self._rollbacks,
+            "history": [record.to_mapping() for record in self.history],
+        }
+
+    def recall(self, state: dict[str, Any]) -> None:
+        """Take over what `memory` returned; garden and optimizer are left alone."""
         self.controller.load_state_dict(state["controller"])
         self._group.recall(state["rows"])
         self._rollbacks = int(state["rollbacks"])
         self.history = [EpochRecord.from_mapping(record) for record in state["history"]]
         self._clock = time.monotonic()
+
+    def _add_memory(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
+        state[MEMORY] = self.memory()
+
+    def _take_memory(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
+        if MEMORY in state:
+            # Trainers move all of a saved optimizer to their device.
+            self.recall(map_tensors(state[MEMORY], Tensor.cpu))
+
+    def _tell_mad(self) -> None:
+        """Say which seeds were pruned because they are not finite."""
+        for slot in self._group.mad[0].nonzero().flatten().tolist():
+            name = self.garden.slot_names[slot]
+            warnings.warn(
+                f"epoch {self.epoch}: the gradients of the seed in {name!r} are not finite; it was "
+                "pruned, and the network goes on without it",
+                EsperWarning,
+                stacklevel=3,
+            )
 
     def _judge(self) -> str | None:
         """Return why the network went back, and say so; give up where that does not help."""
@@ -449,7 +489,8 @@ class Gardener:
         if op is LifecycleOp.WAIT and (limit := why_full(self._group.view(), self._rules())):
             return f"{Why.FULL}: {limit}"
         controller = self.controller
-        return controller.reasons()[0] if isinstance(controller, Explaining) else ""
+        # Plain text: a record is saved as plain data.
+        return str(controller.reasons()[0]) if isinstance(controller, Explaining) else ""
 
     def _rules(self) -> RulesConfig:
         return self.garden.config.lifecycle.effective_rules

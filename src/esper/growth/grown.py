@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-import io
 import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
-import torch
 from torch import nn
 
+from esper.growth.export import export_garden, format_of
 from esper.kasmina.contribution import Contributions
 from esper.kasmina.garden import Garden
-from esper.kasmina.probe import call_arguments, evaluating
 from esper.leyline.config import Config
-from esper.leyline.errors import CheckpointError, UsageError, unknown_name
+from esper.leyline.errors import UsageError
 from esper.leyline.process import software_versions
 from esper.leyline.reasons import why_nothing_grew
-from esper.leyline.records import EpochRecord, ModuleRecord, RunSummary
+from esper.leyline.records import (
+    EpochRecord,
+    ModuleRecord,
+    RunSummary,
+    SizeRecord,
+    best_by_size,
+    is_loss,
+    told_score,
+)
 from esper.report import growth_picture, render_report, write_report
 
 
@@ -34,11 +40,15 @@ class Grown:
     summary: RunSummary
     """Parameters, scores, and the life of every seed."""
     contributions: Contributions
-    """What every seed is worth at the end, fossils included."""
+    """What the network would lose now without each seed, fossils included. Not what a seed has
+    brought: a host that had grown up without it would lean on it less. That is the difference to
+    the twin."""
     twin: nn.Module | None
     """The network that only waited, where one was trained and growth made a difference."""
     config: Config
     """The settings of the run."""
+    example_input: Any = None
+    """One batch of inputs as the network takes them."""
     modules: tuple[ModuleRecord, ...] = ()
     """What the host is made of, in the order in which it is called."""
     folder: Path | None = None
@@ -50,18 +60,23 @@ class Grown:
         split, score, twin = ("test", summary.test_score, summary.twin_test_score)
         if score is None:
             split, score, twin = ("val", summary.val_score, summary.twin_val_score)
-        told = f"{split} score {score:.2f}"
+        told = f"{split} {'' if is_loss(score) else 'score '}{told_score(score)}"
         if twin is not None:
-            told += f" (twin {twin:.2f})"
-        sizes = dict.fromkeys((summary.parameters_before, summary.parameters_after))
+            told += f" (twin {told_score(twin)})"
         kept = [
             f"{seed.blueprint} at {seed.slot}"
             for seed in summary.seeds
             if seed.fate not in ("pruned", "dropped")
         ]
-        size = " → ".join(f"{each:,}" for each in sizes)
+        size = _change(summary.parameters_before, summary.parameters_after)
+        cost = _change(summary.flops_before, summary.flops_after)
         grew = ", ".join(kept) or "nothing"
-        return f"Grown({summary.task}: {told}, {size} parameters, grew {grew})"
+        return f"Grown({summary.task}: {told}, {size} parameters, {cost} FLOPs, grew {grew})"
+
+    @property
+    def best_by_size(self) -> tuple[SizeRecord, ...]:
+        """The best validation score of every size the network had, the smallest first."""
+        return best_by_size(self.history)
 
     @property
     def why(self) -> tuple[str, ...]:
@@ -71,6 +86,21 @@ class Grown:
     def bake(self) -> nn.Module:
         """Return the network as a plain module of the host's own class, without Esper."""
         return self.model.bake()
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the grown network into a folder, return it; `esper.load_garden` reads it back."""
+        self.model.save(folder)
+        return Path(folder)
+
+    def export(self, path: str | Path) -> Path:
+        """Write the network, with a free batch size, as ONNX or PT2 by the ending of the path.
+
+        It is in eval mode, and neither needs Esper nor the class of the host.
+        """
+        kind = format_of(path)
+        if self.example_input is None:
+            raise UsageError("this result has no example of its inputs, which an export needs")
+        return export_garden(self.model, self.example_input, path, kind)
 
     def report(self, path: str | Path, *, command: str | None = None) -> Path:
         """Write one self-contained HTML page about the run and return its path."""
@@ -96,66 +126,5 @@ class Grown:
         return Path(path)
 
 
-Format = Literal["onnx", "pt2"]
-
-
-def check_format(kind: str) -> None:
-    """Refuse a format that is not known or whose packages are missing, before any work is done."""
-    if kind not in get_args(Format):
-        raise unknown_name("export format", kind, get_args(Format))
-    if kind == "onnx":
-        try:
-            import onnxscript  # noqa: F401
-        except ImportError:
-            raise UsageError(
-                "exporting to ONNX needs the extra: pip install 'esper-grow[export]'; "
-                "or use --export pt2"
-            ) from None
-
-
-def export_model(model: nn.Module, example_input: Any, path: str | Path, kind: Format) -> Path:
-    """Write the network in eval mode, with a free batch size, and return the file's path."""
-    check_format(kind)
-    args, kwargs = call_arguments(example_input)
-    if kwargs:
-        raise UsageError("export takes positional inputs; pass them as a tuple")
-    path = Path(path)
-    batch = torch.export.Dim("batch", min=1)
-    # The arguments of Garden.forward are `*args`: one entry holding a tuple of them.
-    shapes = (tuple({0: batch} for _ in args),)
-    with evaluating(model), torch.no_grad():
-        try:
-            program = torch.export.export(model, args, dynamic_shapes=shapes)
-        except Exception as error:
-            reason = str(error).strip().split("\n")[0]
-            raise UsageError(
-                f"PyTorch cannot export this model: {reason}; "
-                "save it by garden.save(folder) instead"
-            ) from error
-        content = _as_pt2(program) if kind == "pt2" else _as_onnx(program, args)
-    try:
-        path.write_bytes(content)
-    except OSError as error:
-        raise CheckpointError(
-            f"cannot write {path}: {error.strerror}; export to a place you may write to"
-        ) from error
-    return path
-
-
-def _as_pt2(program: torch.export.ExportedProgram) -> bytes:
-    buffer = io.BytesIO()
-    torch.export.save(program, buffer)
-    return buffer.getvalue()
-
-
-def _as_onnx(program: torch.export.ExportedProgram, args: tuple[Any, ...]) -> bytes:
-    try:
-        converted = torch.onnx.export(program, args, dynamo=True, verbose=False)
-    except Exception as error:
-        reason = str(error).strip().split("\n")[0]
-        raise UsageError(
-            f"ONNX cannot express this model: {reason}; use --export pt2 instead"
-        ) from error
-    assert converted is not None
-    content: bytes = converted.model_proto.SerializeToString()
-    return content
+def _change(before: int, after: int) -> str:
+    return " → ".join(f"{each:,}" for each in dict.fromkeys((before, after)))

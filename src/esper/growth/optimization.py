@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from esper.growth.criterion import explaining
+from esper.growth.explaining import explaining
 from esper.kasmina.garden import Garden
 from esper.kasmina.trainee import SchedulerFactory
 from esper.leyline.errors import UsageError
@@ -38,8 +38,15 @@ def optimizer_maker(given: Optimizer | OptimizerFactory, model: nn.Module) -> Ma
         )
 
     def make(garden: Garden) -> Optimizer:
-        with explaining("the optimizer cannot be made of the model's parameters"):
-            made = given(list(garden.parameters()))
+        parameters = list(garden.parameters())
+        problem = "the optimizer cannot be made of the model's parameters"
+        if not any(parameter.requires_grad for parameter in parameters):
+            problem += (
+                ", which are all frozen (leave none of them out: they stay as they are, and those "
+                "of seeds join them)"
+            )
+        with explaining(problem):
+            made = given(parameters)
         if not isinstance(made, Optimizer):
             raise UsageError(
                 f"optimizer must return a torch.optim.Optimizer, got {type(made).__name__}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,13 +18,36 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from esper.growth.batches import Moved, label_of, shapes_of
-from esper.growth.criterion import Criterion, Loss, explaining, make_criterion, predictions
+from esper.growth.batches import Batches, Moved, label_of, shapes_of
+from esper.growth.criterion import Criterion, Loss, make_criterion, predictions
+from esper.growth.explaining import explaining
+from esper.kasmina.evaluation import BatchEvaluator, Objective
+from esper.kasmina.garden import Garden
 from esper.kasmina.probe import call_arguments, evaluating
-from esper.leyline.errors import UsageError
+from esper.leyline.errors import OwnCodeError, UsageError
 
 OWN = "model"
 """The name of the loss that the model computes itself."""
+
+
+class OwnersEvaluator(BatchEvaluator):
+    """Batches and a network of their owner's, whose failures are told with where they happened."""
+
+    def __init__(
+        self,
+        batches: Moved,
+        objective: Objective,
+        *,
+        precision: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> None:
+        """Measure on these batches."""
+        super().__init__(batches, objective, precision=precision)
+        self._moved = batches
+
+    def measure(self, garden: Garden, configurations: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return loss [K, M] and correctness [K, M] (or None) for configurations [K, S]."""
+        with explaining(lambda: f"{self._moved.place} failed", OwnCodeError):
+            return super().measure(garden, configurations)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +58,30 @@ class Judged:
     trains_with_labels: bool
     is_measured_with_labels: bool
 
+    def evaluator(
+        self,
+        batches: Batches,
+        device: torch.device,
+        *,
+        name: str = "validation",
+        precision: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> OwnersEvaluator:
+        """Return what measures a garden on such batches.
+
+        Args:
+            batches: in a fixed order.
+            device: where to.
+            name: what they are called where one of them fails.
+            precision: context in which the network runs, for instance autocast.
+        """
+        moved = Moved(batches, device, keeps_label=self.is_measured_with_labels, name=name)
+        return OwnersEvaluator(moved, self.criterion.per_sample, precision=precision)
+
 
 def find_criterion(model: nn.Module, loss: Loss | None, batch: Any, device: torch.device) -> Judged:
     """Return how a model is judged; without a loss it is its own, else that of classification."""
+    if isinstance(loss, nn.Module):
+        loss = loss.to(device)
     inputs, targets = next(iter(Moved([batch], device)))
     label = label_of(batch)
     is_possible = label is not None and _takes(model, label)

@@ -9,18 +9,27 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
 from esper.growth.architecture import describe_host
-from esper.growth.batches import Batches, Moved, Windows, check_batches, first_batch, shapes_of
-from esper.growth.criterion import Loss, explaining
+from esper.growth.batches import (
+    Batches,
+    Moved,
+    Windows,
+    check_batches,
+    first_batch,
+    is_empty,
+    shapes_of,
+)
+from esper.growth.criterion import Loss
+from esper.growth.explaining import explaining
 from esper.growth.gardener import DEFAULT_CONTROLLER, Gardener, GardenerConfig
 from esper.growth.grown import Grown
 from esper.growth.horizon import shortest_run
@@ -40,7 +49,7 @@ from esper.kasmina.signals import RateTable
 from esper.kasmina.trainee import SchedulerEvery, SchedulerFactory, Trainee
 from esper.leyline.config import Config, option
 from esper.leyline.controller import Controller
-from esper.leyline.errors import EsperWarning, UsageError
+from esper.leyline.errors import EsperWarning, OwnCodeError, UsageError
 from esper.leyline.process import choose_device
 from esper.leyline.randomness import drawing
 from esper.leyline.records import EpochRecord, RunSummary, seeds_at_end
@@ -97,6 +106,7 @@ class GrowthRun:
             controller if isinstance(controller, str) else type(controller).__name__
         )
         self.device = _device_of(model) if device is None else choose_device(device)
+        _refuse_meta(model)
         model = model.to(self.device)
         if config.decide_every:
             train = Windows(train, config.decide_every)
@@ -104,8 +114,6 @@ class GrowthRun:
             if batches is not None or which != "test":
                 check_batches(which, batches)
         batch = first_batch(val)
-        if isinstance(loss, nn.Module):
-            loss = loss.to(self.device)
         judged = find_criterion(model, loss, batch, self.device)
         criterion, keeps_label = judged.criterion, judged.is_measured_with_labels
         self.example_input, _ = next(iter(Moved([batch], self.device, keeps_label=keeps_label)))
@@ -122,13 +130,8 @@ class GrowthRun:
         _warn_of_moving_statistics(model)
         self._train = train
         self._keeps_label = judged.trains_with_labels
-
-        def evaluator(batches: Batches) -> BatchEvaluator:
-            moved = Moved(batches, self.device, keeps_label=keeps_label)
-            return BatchEvaluator(moved, criterion.per_sample)
-
-        self._val = evaluator(val)
-        self._test = None if test is None else evaluator(test)
+        self._val = judged.evaluator(val, self.device)
+        self._test = None if test is None else judged.evaluator(test, self.device, name="test")
         self.parameters_before = garden.count_parameters()
         self._sets_rates = optimizer is None and scheduler is None
         self.gardener = Gardener(
@@ -155,6 +158,7 @@ class GrowthRun:
             scheduler=scheduler_maker(scheduler, optimizer),
             scheduler_every=scheduler_every,
         )
+        _refuse_short_schedule(self.trainee.scheduler, scheduler_every, config, train)
         self.twin: Trainee | None = None
         self._is_exhausted = False
         self._seconds = 0.0
@@ -235,6 +239,7 @@ class GrowthRun:
             contributions=contributions,
             twin=None if self.twin is None else self.twin.garden.model,
             config=self.config,
+            example_input=self.example_input,
             modules=self.modules,
         )
 
@@ -271,12 +276,18 @@ class GrowthRun:
                 if self._sets_rates:
                     one.set_rates(*self._rates(epoch, one.garden))
         number = -1
-        for number, (inputs, targets) in enumerate(self._training_batches()):
+        batches = self._training_batches()
+        for number, (inputs, targets) in enumerate(batches):
+            if is_empty((inputs, targets)):
+                raise UsageError(f"epoch {epoch}: {batches.place} has no sample; leave it out")
             for one in (self.trainee, self.twin):
                 if one is not None:
                     # What a module draws (dropout) depends on nothing but its place in the run:
                     # a twin draws the same, and so does a run that was resumed.
-                    with drawing(self.device, self.config.seed, epoch, number, "train"):
+                    with (
+                        drawing(self.device, self.config.seed, epoch, number, "train"),
+                        explaining(lambda: f"epoch {epoch}: {batches.place} failed", OwnCodeError),
+                    ):
                         one.train_batch(inputs, targets)
         if number < 0:
             self._stop_early(epoch - 1)
@@ -305,10 +316,19 @@ class GrowthRun:
         )
 
     def _training_batches(self) -> Moved:
-        return Moved(self._train, self.device, keeps_label=self._keeps_label)
+        return Moved(self._train, self.device, keeps_label=self._keeps_label, name="training")
 
     def _fork_twin(self) -> None:
         self.twin = self.trainee.fork(self._optimizer_of)
+
+
+def _refuse_meta(model: nn.Module) -> None:
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.is_meta:
+            raise UsageError(
+                f"{name!r} of the model is on the meta device, which holds no numbers; build the "
+                "model on a real device, or give it weights after model.to_empty(device=...)"
+            )
 
 
 def _rates_to_come(config: GrowthConfig) -> RateTable:
@@ -316,6 +336,21 @@ def _rates_to_come(config: GrowthConfig) -> RateTable:
     epochs = range(1, config.epochs + 1)
     factors = [rate_factor(config.training, epoch, config.epochs) for epoch in epochs]
     return RateTable(torch.tensor([factors]), torch.tensor([config.training.learning_rate]))
+
+
+def _refuse_short_schedule(
+    schedule: LRScheduler | None, every: SchedulerEvery, config: GrowthConfig, train: Batches
+) -> None:
+    """Refuse a schedule that would fail on the way, before anything is trained."""
+    if not isinstance(schedule, OneCycleLR) or (every == "batch" and not isinstance(train, Sized)):
+        return
+    each = len(train) if every == "batch" and isinstance(train, Sized) else 1
+    needed = config.epochs * each
+    if schedule.total_steps < needed:
+        raise UsageError(
+            f"OneCycleLR is made for {schedule.total_steps} steps, but the run steps it {needed} "
+            f"times ({config.epochs} epochs of {each}); give total_steps={needed}"
+        )
 
 
 def _warn_of_short_run(gardener: Gardener) -> None:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.state import SlotState
+from esper.leyline.records import told_worth
 from esper.leyline.stages import SeedStage
 
 FACTORIAL_LIMIT = 4
@@ -66,12 +67,16 @@ class Estimate:
     se: float
 
     def __str__(self) -> str:
-        return f"{self.value:+.2f} ± {self.se:.2f}"
+        return told_worth(self.value, self.se)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contributions:
-    """The worth of the seeds of one network."""
+    """What the seeds of one network are worth to it as it is now.
+
+    These are losses that ablations would cause, not gains: the host has learned beside its seeds,
+    and leans on them. What growing has brought is the difference to a twin.
+    """
 
     score: Estimate
     """f(all): the network as it is."""

@@ -18,6 +18,7 @@ from torch.optim import AdamW, Optimizer
 from esper.kasmina.garden import Garden
 from esper.kasmina.gradients import GradientSample
 from esper.kasmina.state import SlotState, empty_state
+from esper.leyline.schema import check_count, check_tensors
 
 T = TypeVar("T")
 
@@ -70,7 +71,11 @@ class Moments:
     @classmethod
     def from_tree(cls, tree: dict[str, Any]) -> Moments:
         """Rebuild what `to_tree` returned."""
-        return cls(tree["momentum"], tree["squares"], tree["steps"])
+        return cls(
+            check_tensors(tree["momentum"], "momentum"),
+            check_tensors(tree["squares"], "squares"),
+            {str(name): check_count(steps, "steps") for name, steps in tree["steps"].items()},
+        )
 
     def _parts(self) -> tuple[dict[str, Any], ...]:
         return self.momentum, self.squares, self.steps
@@ -123,14 +128,18 @@ class RowWeights:
     def from_tree(cls, tree: dict[str, Any]) -> RowWeights:
         """Rebuild what `to_tree` returned."""
         moments = {int(slot): Moments.from_tree(m) for slot, m in tree["seed_moments"].items()}
+
+        def by_slot(name: str) -> dict[int, dict[str, Tensor]]:
+            return {int(slot): check_tensors(part, name) for slot, part in tree[name].items()}
+
         return cls(
-            host=tree["host"],
+            host=check_tensors(tree["host"], "host"),
             host_moments=Moments.from_tree(tree["host_moments"]),
-            seeds={int(slot): values for slot, values in tree["seeds"].items()},
+            seeds=by_slot("seeds"),
             seed_moments=moments,
-            host_buffers=tree["host_buffers"],
-            seed_buffers={int(slot): values for slot, values in tree["seed_buffers"].items()},
-            germinations=int(tree["germinations"]),
+            host_buffers=check_tensors(tree["host_buffers"], "host_buffers"),
+            seed_buffers=by_slot("seed_buffers"),
+            germinations=check_count(tree["germinations"], "germinations"),
         )
 
 
@@ -286,7 +295,7 @@ def write_weights(
             _copy_buffers(garden.seedbed[index].seed, values)
         for parameters, values, moments in parts:
             for name, parameter in parameters.items():
-                parameter.copy_(values[name])
+                parameter.copy_(_fitting(values[name], parameter, name))
                 if optimizer is not None:
                     optimizer.state.pop(parameter, None)
             if optimizer is not None:
@@ -299,7 +308,7 @@ def write_moments(
     """Let SGD or AdamW remember what was read of parameters; copies are taken."""
     for name, momentum in moments.momentum.items():
         parameter = parameters[name]
-        mine = momentum.to(parameter, copy=True)
+        mine = _fitting(momentum, parameter, name).to(parameter, copy=True)
         if name not in moments.steps:
             # Zeros are no buffer yet: to PyTorch the two are the same.
             if bool((momentum != 0).any()):
@@ -308,8 +317,17 @@ def write_moments(
             optimizer.state[parameter] = {
                 "step": torch.tensor(float(moments.steps[name])),
                 "exp_avg": mine,
-                "exp_avg_sq": moments.squares[name].to(parameter, copy=True),
+                "exp_avg_sq": _fitting(moments.squares[name], parameter, name).to(
+                    parameter, copy=True
+                ),
             }
+
+
+def _fitting(value: Tensor, like: Tensor, name: str) -> Tensor:
+    """Return a value for a parameter; PyTorch would spread a smaller one over it."""
+    if value.shape != like.shape:
+        raise ValueError(f"{name} has shape {list(value.shape)} instead of {list(like.shape)}")
+    return value
 
 
 def without_prefix(prefix: str, values: Mapping[str, T]) -> dict[str, T]:
@@ -325,4 +343,4 @@ def _copy_buffers(module: nn.Module | None, values: dict[str, Tensor]) -> None:
     """Take buffers over; those that are the same in every row need not be given."""
     for name, buffer in () if module is None else module.named_buffers():
         if name in values:
-            buffer.copy_(values[name])
+            buffer.copy_(_fitting(values[name], buffer, name))

@@ -4,6 +4,11 @@ The optimizer stays the user's own `torch.optim` object, with its own groups: pa
 seed join the group that names their slot (`slot_groups`), else that of the host module they stand
 behind; those of a removed seed leave with their state, and everybody else's state is untouched. So
 schedulers, gradient accumulation and gradient scaling work as if nothing had happened.
+
+What `optimizer.state_dict()` returns names its parameters, and `optimizer.load_state_dict` finds
+them by these names: PyTorch alone would go by their order, in which a network that was built grown
+has its seeds elsewhere than one in which they came later. So whoever saves and loads the optimizer,
+a trainer for instance, gives every parameter its own state back.
 """
 
 from __future__ import annotations
@@ -23,6 +28,9 @@ SLOT = "slot"
 GRADIENT_STRIDE = 10
 """Seeds' gradients are sampled at every this many optimizer steps."""
 
+NAMES = "parameter_names"
+"""Where the `state_dict` of a carried optimizer has the names of its parameters, by group."""
+
 
 class CarriedOptimizer:
     """Binds an optimizer to a garden for as long as this object lives."""
@@ -41,7 +49,9 @@ class CarriedOptimizer:
                     self._seeds[id(parameter)] = parameter
         self.reconcile()
         garden.on_change(self.reconcile)
-        self._hook = optimizer.register_step_pre_hook(self._before_step)
+        optimizer.register_step_pre_hook(self._before_step)
+        optimizer.register_state_dict_post_hook(self._add_names)
+        optimizer.register_load_state_dict_pre_hook(self._match_names)
 
     def reconcile(self) -> None:
         """Let new seeds' parameters in and removed ones out."""
@@ -73,9 +83,9 @@ class CarriedOptimizer:
         groups = [
             {
                 "options": {key: value for key, value in group.items() if key != "params"},
-                "params": [names[id(p)] for p in group["params"]],
+                "params": order,
             }
-            for group in self.optimizer.param_groups
+            for group, order in zip(self.optimizer.param_groups, self._order(), strict=True)
         ]
         state = {names[id(p)]: dict(entry) for p, entry in self.optimizer.state.items()}
         return {"class": type(self.optimizer).__name__, "groups": groups, "state": state}
@@ -87,35 +97,12 @@ class CarriedOptimizer:
             raise CheckpointError(
                 f"the saved optimizer is a {saved['class']}, this one a {kind}; use the same class"
             )
-        if len(saved["groups"]) != len(self.optimizer.param_groups):
-            raise CheckpointError(
-                f"the saved optimizer has {len(saved['groups'])} parameter groups, this one "
-                f"{len(self.optimizer.param_groups)}; make it with the same groups"
-            )
+        self._arrange([group["params"] for group in saved["groups"]])
         by_name = {name: p for p, name in self._named()}
-        missing = [n for group in saved["groups"] for n in group["params"] if n not in by_name]
-        if missing:
-            raise CheckpointError(
-                f"the saved optimizer knows parameters this network lacks: {', '.join(missing[:5])}"
-            )
-        saved_names = {name for group in saved["groups"] for name in group["params"]}
-        names = self._names()
-        dropped = [
-            names[id(p)]
-            for group in self.optimizer.param_groups
-            for p in group["params"]
-            if names[id(p)] not in saved_names
-        ]
-        if dropped:
-            raise CheckpointError(
-                f"the saved optimizer lacks parameters this one has: {', '.join(dropped[:5])}; "
-                "make it with the same parameters"
-            )
         for group, entry in zip(self.optimizer.param_groups, saved["groups"], strict=True):
             group.update(entry["options"])
             if isinstance(group.get("betas"), list):
                 group["betas"] = tuple(group["betas"])
-            group["params"] = [by_name[name] for name in entry["params"]]
         self.optimizer.state.clear()
         for name, entry in saved["state"].items():
             parameter = by_name[name]
@@ -123,6 +110,43 @@ class CarriedOptimizer:
                 key: _like(value, parameter, key) for key, value in entry.items()
             }
         self.start_epoch()
+
+    def _arrange(self, order: list[list[str]]) -> None:
+        """Put the parameters into groups and places as their names say, or refuse other ones."""
+        groups = self.optimizer.param_groups
+        if len(order) != len(groups):
+            raise CheckpointError(
+                f"the saved optimizer has {len(order)} parameter groups, this one {len(groups)}; "
+                "make it with the same groups"
+            )
+        by_name = {name: p for p, name in self._named()}
+        saved = [name for names in order for name in names]
+        missing = [name for name in saved if name not in by_name]
+        if missing:
+            raise CheckpointError(
+                f"the saved optimizer knows parameters this network lacks: {', '.join(missing[:5])}"
+            )
+        dropped = [name for names in self._order() for name in names if name not in set(saved)]
+        if dropped:
+            raise CheckpointError(
+                f"the saved optimizer lacks parameters this one has: {', '.join(dropped[:5])}; "
+                "make it with the same parameters"
+            )
+        for group, names in zip(groups, order, strict=True):
+            group["params"] = [by_name[name] for name in names]
+
+    def _add_names(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
+        state[NAMES] = self._order()
+
+    def _match_names(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
+        """Before PyTorch goes by the order of parameters, make it the order of the saved ones."""
+        if NAMES in state:
+            self._arrange(state[NAMES])
+        elif self._seeds:
+            raise CheckpointError(
+                "the saved optimizer does not name its parameters, so those of seeds cannot be "
+                "told apart; save the state of an optimizer made by gardener.optimizer(...)"
+            )
 
     def _before_step(self, *_: Any) -> None:
         if self.measures_itself:
@@ -166,6 +190,11 @@ class CarriedOptimizer:
 
     def _names(self) -> dict[int, str]:
         return {id(parameter): name for parameter, name in self._named()}
+
+    def _order(self) -> list[list[str]]:
+        """Return the names of the parameters of each group, in their order."""
+        names = self._names()
+        return [[names[id(p)] for p in group["params"]] for group in self.optimizer.param_groups]
 
 
 def slot_groups(garden: Garden) -> list[dict[str, Any]]:

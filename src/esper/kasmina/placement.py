@@ -114,7 +114,7 @@ def place_slots(
     if seen.error is not None:
         raise seen.error
     _warn_about_batch_norm(model)
-    shapes = {path: _shape(path, seen.outputs[path]) for path in modules}
+    shapes = {path: output_shape(path, seen.outputs[path]) for path in modules}
     declared = _declared(paths, shapes, axes)
     found = Inference(model, modules, example, shapes, declared)
     result = []
@@ -188,7 +188,7 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:20]) + (", …" if len(names) > 20 else "")
 
 
-def _shape(path: str, outputs: list[Any]) -> tuple[int, ...]:
+def output_shape(path: str, outputs: list[Any]) -> tuple[int, ...]:
     """Return the shape of what a submodule puts out, or refuse what no slot can work on."""
     if not outputs:
         raise SlotError(

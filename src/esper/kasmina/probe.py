@@ -116,6 +116,44 @@ def look(model: nn.Module, modules: Mapping[str, nn.Module], example: Any) -> Se
     return seen
 
 
+def teachable_at(model: nn.Module, modules: Mapping[str, nn.Module], example: Any) -> set[str]:
+    """Return the submodules to whose output a gradient comes back from what the model returns.
+
+    A recurrent network whose last state alone is used has none at its outputs. Weights of zero on
+    the way do not matter. Where nothing can be told, all are returned.
+    """
+    probes: dict[str, Tensor] = {}
+
+    def prober(path: str) -> Any:
+        def add(module: nn.Module, args: Any, output: Any) -> Any:
+            first = first_tensor(output)
+            is_plain = type(output) in (Tensor, tuple, list)
+            if not is_plain or not isinstance(first, Tensor) or not first.is_floating_point():
+                return None
+            probe = probes[path] = torch.zeros_like(first, requires_grad=True)
+            return first + probe if first is output else type(output)([first + probe, *output[1:]])
+
+        return add
+
+    handles = [module.register_forward_hook(prober(path)) for path, module in modules.items()]
+    args, kwargs = call_arguments(example)
+    device = next((tensor.device for tensor in tensors_in(example)), torch.device("cpu"))
+    try:
+        with evaluating(model), torch.enable_grad(), drawing(device, "probe"):
+            outputs = [out for out in tensors_in(model(*args, **kwargs)) if out.requires_grad]
+            if not outputs or not probes:
+                return set(modules)
+            total = torch.stack([out.float().sum() for out in outputs]).sum()
+            found = torch.autograd.grad(total, list(probes.values()), allow_unused=True)
+    except Exception:
+        return set(modules)
+    finally:
+        for handle in handles:
+            handle.remove()
+    without = {path for path, value in zip(probes, found, strict=True) if value is None}
+    return set(modules) - without
+
+
 def axis_size(example: Any, axis: int) -> int:
     """Return the size of the first tensor that has this axis, 0 where none has."""
     return next((t.shape[axis] for t in tensors_in(example) if t.dim() > axis), 0)

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from esper.kasmina.blueprints.registry import blueprint_names
 from esper.kasmina.contribution import (
     Measured,
     compare_rows,
@@ -31,6 +32,7 @@ from esper.kasmina.costs import fitting_blueprints
 from esper.kasmina.engine import (
     AsynchronousEngine,
     Engine,
+    EpochResult,
     EvaluatedEngine,
     RemoteEngine,
     RowWeights,
@@ -57,11 +59,13 @@ from esper.kasmina.signals import (
     track_epoch,
     unknown_rates,
 )
-from esper.kasmina.state import SlotState, empty_state
+from esper.kasmina.state import SlotState, check_state, empty_state
 from esper.leyline.actions import Command, LifecycleOp
 from esper.leyline.config import Config, option
+from esper.leyline.errors import CheckpointError
 from esper.leyline.process import is_debugging
 from esper.leyline.rules import Masks, RuleView, build_masks
+from esper.leyline.schema import check_like, check_range
 from esper.leyline.signals import Signals
 from esper.leyline.stages import SeedStage
 
@@ -132,6 +136,8 @@ class RowGroup:
         self.last_success = torch.ones(rows, dtype=torch.bool, device=self.device)
         self.panic = self._full(int(Panic.NONE))
         """int64 [R], a `Panic`: why the governor acted in the last step."""
+        self.mad = torch.zeros((rows, slots), dtype=torch.bool, device=self.device)
+        """bool [R, S]: seeds that the governor pruned in the last step: they were not finite."""
         self.train_loss = torch.full((rows,), math.nan, dtype=torch.float64, device=self.device)
         self.measured: Measured | None = None
         """What the last epoch showed; not remembered in snapshots."""
@@ -216,8 +222,10 @@ class RowGroup:
         # From here on nothing of a user's can fail: what is remembered changes as a whole.
         tracker, governor, shown = self.tracker, self.governor, self.measured
         measured, good = self._govern(measured, resting)
+        self.mad = self._prune_mad(result, good & ~resting)
         state = self.state
-        members, sampled = members & good[:, None], result.sampled & good[:, None]
+        members = members & good[:, None]
+        sampled = result.sampled & good[:, None] & ~self.mad
         self.train_loss = torch.where(resting, self.train_loss, result.loss)
         self.state = record_epoch(self.state, measured.score)
         self.state = record_gradients(self.state, sampled, result.gradients)
@@ -299,12 +307,25 @@ class RowGroup:
         def here(tree: dict[str, Tensor]) -> dict[str, Tensor]:
             return {name: value.clone().to(self.device) for name, value in tree.items()}
 
-        self.state = SlotState.from_state_dict(here(saved["state"]))
+        mine = self.memory()
+        parts = ("tracker", "governor", "last_op", "last_success", "panic", "safe_epoch")
+        for name in (*parts, "train_loss"):
+            check_like(saved[name], mine[name], name)
+        check_range(saved["tracker"]["epoch"], 0, 2**53, "tracker.epoch")
+        state = check_state(saved["state"], self.state, len(blueprint_names()))
+        safe = [RowWeights.from_tree(tree) for tree in saved["safe"]]
+        needed = self.rows if self.config.governor.is_on else 0
+        if len(safe) != needed:
+            raise CheckpointError(
+                f"the saved state is damaged: there are {len(safe)} rows to go back to where "
+                f"{needed} are needed; use another copy of it"
+            )
+        self.state = state.to(self.device)
         self.tracker = TrackerState.from_state_dict(here(saved["tracker"]))
         self.governor = GovernorState.from_state_dict(here(saved["governor"]))
         for name in ("last_op", "last_success", "panic", "safe_epoch", "train_loss"):
             setattr(self, name, saved[name].clone().to(self.device))
-        self._safe = [RowWeights.from_tree(tree) for tree in saved["safe"]]
+        self._safe = safe
 
     def snapshot(self, rows: Sequence[int] | None = None) -> dict[str, Any]:
         """Return everything about some rows (all by default) as plain data and tensors."""
@@ -342,6 +363,21 @@ class RowGroup:
         if bool(bad.any()):
             measured = self._roll_back(bad, measured)
         return measured, ~bad
+
+    def _prune_mad(self, result: EpochResult, which: Tensor) -> Tensor:
+        """Take seeds out of rows, bool [R], that can never be of use; return which, bool [R, S].
+
+        A seed in TRAINING touches nothing, so that no loss tells that it is not finite; its
+        gradients do. What is blended in shows in the loss of its row, which goes back as a whole.
+        """
+        is_young = self.state.stage == int(SeedStage.TRAINING)
+        is_finite = torch.isfinite(result.gradients.norm)
+        mad = result.sampled & is_young & ~is_finite & which[:, None]
+        if not self.config.governor.is_on:
+            return torch.zeros_like(mad)
+        if bool(mad.any()):
+            self.state = self._sized(remove_seeds(self.state, mad))
+        return mad
 
     def _roll_back(self, bad: Tensor, measured: Measured) -> Measured:
         """Bring rows back to host and fossils as they were, at rest; return what they show now."""

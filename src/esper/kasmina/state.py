@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from esper.leyline.alpha import AlphaAlgorithm, AlphaCurve, AlphaMode
+from esper.leyline.errors import CheckpointError
+from esper.leyline.schema import check_like, check_range
 from esper.leyline.stages import MODULE_STAGES, SeedStage
 
 
@@ -202,6 +205,48 @@ EMPTY: dict[str, float | int | bool] = {
     "counterfactual_age": -1,
 }
 """The value of every per-slot field where the slot is empty; interactions are zero."""
+
+
+_KINDS: dict[str, type[IntEnum]] = {
+    "stage": SeedStage,
+    "previous_stage": SeedStage,
+    "algorithm": AlphaAlgorithm,
+    "ramp": AlphaCurve,
+    "alpha_curve": AlphaCurve,
+    "alpha_mode": AlphaMode,
+}
+
+_MOST = float(2**53)
+_RANGES: dict[str, tuple[float, float]] = {
+    **dict.fromkeys(("blend_target", "alpha", "alpha_start", "alpha_target"), (0.0, 1.0)),
+    **dict.fromkeys(("tempo", "steps_total", "steps_done", "epochs_in_stage"), (0.0, _MOST)),
+    **dict.fromkeys(("age", "learned", "previous_epochs", "cooldown", "params"), (0.0, _MOST)),
+    "counterfactual_age": (-1.0, _MOST),
+}
+
+
+def check_state(saved: Mapping[str, Any], like: SlotState, blueprints: int) -> SlotState:
+    """Return a saved `state_dict` as a state, or refuse one that no life leads to.
+
+    Args:
+        saved: by field.
+        like: a state of as many rows and slots.
+        blueprints: how many there are.
+    """
+    check_like(saved, like.state_dict(), "state")
+    for name, kind in _KINDS.items():
+        legal = torch.tensor([int(member) for member in kind], device=saved[name].device)
+        if not bool(torch.isin(saved[name], legal).all()):
+            raise CheckpointError(
+                f"the saved state is damaged: state.{name} has values that are no {kind.__name__}; "
+                "use another copy of it"
+            )
+    for name, (low, high) in _RANGES.items():
+        check_range(saved[name], low, high, f"state.{name}")
+    state = SlotState.from_state_dict(dict(saved))
+    check_range(state.blueprint, -1, blueprints - 1, "state.blueprint")
+    check_range(state.blueprint[state.has_module], 0, blueprints - 1, "state.blueprint of a seed")
+    return state
 
 
 def empty_state(rows: int, slots: int, device: torch.device | str = "cpu") -> SlotState:

@@ -9,8 +9,8 @@ from typing import Any, overload
 
 from torch import Tensor, nn
 
-from esper.kasmina.placement import DeclaredAxes, matches, place_slots
-from esper.kasmina.probe import first_tensor, look, tensors_in
+from esper.kasmina.placement import DeclaredAxes, matches, output_shape, place_slots
+from esper.kasmina.probe import Seen, first_tensor, look, teachable_at, tensors_in
 from esper.leyline.axes import RANKS, AxesName
 from esper.leyline.errors import EsperWarning, SlotError, UsageError
 
@@ -102,6 +102,7 @@ def suggest_slots(
             f"{' '.join(str(seen.error).split())[:300]}"
         ) from seen.error
     final = list(tensors_in(seen.whole))
+    teachable = teachable_at(model, modules, example)
 
     def is_suited(name: str) -> bool:
         calls = seen.outputs[name]
@@ -109,14 +110,18 @@ def suggest_slots(
         if not isinstance(output, Tensor) or output.dim() not in RANKS:
             return False
         # What comes out at the end is an answer, not something to work on.
-        is_answer = any(out.shape == output.shape and bool((out == output).all()) for out in final)
-        return output.is_floating_point() and not is_answer
+        return output.is_floating_point() and not any(_is_same(out, output) for out in final)
 
     blocks = {path: path for path in _blocks(model, is_suited)}
     candidates = blocks or _activations(modules, is_suited)
     found: list[SuggestedSlot] = []
     refused: dict[str, str] = {}
     for path in candidates:
+        if path not in teachable:
+            refused[path] = (
+                f"no gradient comes back to {path!r}: what it puts out is not used, or cut off"
+            )
+            continue
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", EsperWarning)
@@ -128,7 +133,7 @@ def suggest_slots(
         channels = place.shape[1] if place.topology == "cnn" else place.shape[-1]
         found.append(SuggestedSlot(path, kind, place.axes, channels))
     if not found:
-        reason = next(iter(refused.values()), "none of its submodules puts out one tensor once")
+        reason = next(iter(refused.values()), None) or _why_none(seen)
         raise SlotError(f"no slot can be suggested for this {type(model).__name__}: {reason}")
     chosen = _spread(found, most)
     return SlotSuggestions(
@@ -160,6 +165,25 @@ def uncovered_parts(model: nn.Module, paths: Sequence[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
+def _why_none(seen: Seen) -> str:
+    """Return why the first submodule at which no slot can be is none; a model may have no other."""
+    for path, outputs in seen.outputs.items():
+        try:
+            output_shape(path, outputs)
+        except SlotError as error:
+            return str(error)
+    return "none of its submodules puts out something to work on before the end"
+
+
+def _is_same(answer: Tensor, output: Tensor) -> bool:
+    """Return whether an answer is what a submodule puts out, with its axes in whatever order."""
+    if answer.shape == output.shape:
+        return bool((answer == output).all())
+    if sorted(answer.shape) != sorted(output.shape):
+        return False
+    return bool((answer.flatten().sort().values == output.flatten().sort().values).all())
+
+
 def _blocks(model: nn.Module, is_suited: Any) -> list[str]:
     """Return the outermost submodules that are made of others, hold parameters and are suited."""
     found: list[str] = []
@@ -181,13 +205,32 @@ def _blocks(model: nn.Module, is_suited: Any) -> list[str]:
 def _holds_blocks(module: nn.Module) -> bool:
     """Return whether a module is a row of blocks rather than a block."""
     inner = [child for child in module.children() if any(True for _ in child.children())]
-    is_row = isinstance(module, nn.ModuleList | nn.ModuleDict | nn.Sequential)
-    kinds = {type(child) for child in inner}
-    if is_row:
+    if isinstance(module, nn.ModuleList | nn.ModuleDict | nn.Sequential):
         return bool(inner)
-    # Encoders and the like keep their blocks in a list of their own.
-    rows = [child for child in inner if isinstance(child, nn.ModuleList | nn.Sequential)]
-    return any(_holds_blocks(row) for row in rows) and bool(kinds)
+    # Encoders and the like keep their blocks in a row of their own, or have parts that do. What a
+    # block is made of may stand in a row too, but then each is of another kind.
+    return any(_holds_blocks(child) and not _is_made_of_kinds(child) for child in inner)
+
+
+def _is_made_of_kinds(module: nn.Module) -> bool:
+    """Return whether a module is a row of several parts of which no two are of one kind."""
+    kinds = [type(child) for child in module.children() if any(True for _ in child.children())]
+    is_row = isinstance(module, nn.ModuleList | nn.ModuleDict | nn.Sequential)
+    return is_row and 1 < len(kinds) == len(set(kinds))
+
+
+_NO_PLACE = (
+    nn.Flatten,
+    nn.Dropout,
+    # What is left of an image or a sequence behind these has no neighbours to look at.
+    nn.AdaptiveAvgPool1d,
+    nn.AdaptiveAvgPool2d,
+    nn.AdaptiveAvgPool3d,
+    nn.AdaptiveMaxPool1d,
+    nn.AdaptiveMaxPool2d,
+    nn.AdaptiveMaxPool3d,
+)
+"""Layers behind which a seed would come too late."""
 
 
 def _activations(modules: Mapping[str, nn.Module], is_suited: Any) -> dict[str, str]:
@@ -207,7 +250,7 @@ def _activations(modules: Mapping[str, nn.Module], is_suited: Any) -> dict[str, 
             layers.append(path)
             is_open = True
         elif is_open:
-            if is_suited(path) and not isinstance(module, nn.Flatten | nn.Dropout):
+            if is_suited(path) and not isinstance(module, _NO_PLACE):
                 found[-1] = path
             else:
                 is_open = False

@@ -104,15 +104,20 @@ class Trainee:
         optimizer = self.carried.optimizer
         optimizer.zero_grad(set_to_none=True)
         loss = self.garden.training_loss(batch_loss)
-        # Of a frozen host without a seed nothing can learn yet.
         if loss.requires_grad:
             loss.backward()
+        elif any(parameter.requires_grad for parameter in self.garden.host_parameters()):
+            raise UsageError(
+                "the loss does not depend on the model's parameters, so that nothing can learn; "
+                "is something detached, rounded or constant?"
+            )
+        # Else the host is frozen and has no seed that learns yet.
         self.carried.sample_gradients()
         if self.max_grad_norm:
             self.garden.clip_gradients(self.max_grad_norm)
         optimizer.step()
-        if self.scheduler is not None and self._scheduler_every == "batch":
-            self.scheduler.step()
+        if self._scheduler_every == "batch":
+            self._step_schedule()
         self._losses.append(loss.detach())
 
     def finish_epoch(self) -> float | None:
@@ -120,10 +125,21 @@ class Trainee:
 
         It need not be finite: that is for the governor to judge.
         """
-        if self.scheduler is not None and self._scheduler_every == "epoch":
-            self.scheduler.step()
+        if self._scheduler_every == "epoch":
+            self._step_schedule()
         losses, self._losses = self._losses, []
         return float(torch.stack(losses).to(torch.float64).mean()) if losses else None
+
+    def _step_schedule(self) -> None:
+        if self.scheduler is None:
+            return
+        try:
+            self.scheduler.step()
+        except ValueError as error:
+            reason = " ".join(str(error).split()).rstrip(".")
+            raise UsageError(
+                f"the scheduler cannot go on: {reason}; make it for all steps of the run"
+            ) from error
 
     def fork(self, make_optimizer: Callable[[Garden], Optimizer]) -> Trainee:
         """Return an independent copy in exactly this state, with an optimizer of its own."""

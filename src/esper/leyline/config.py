@@ -72,7 +72,9 @@ class Config:
 
     def to_mapping(self) -> dict[str, Any]:
         """Return plain data (numbers, strings, lists, dicts) that `from_mapping` reads back."""
-        return {field.name: _plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
+        return {
+            field.name: plain_value(getattr(self, field.name)) for field in dataclasses.fields(self)
+        }
 
     def replace(self: C, **changes: Any) -> C:
         """Return a copy with some fields changed, checked like any other."""
@@ -103,12 +105,19 @@ def _is_config(hint: Any) -> bool:
     return isinstance(hint, type) and issubclass(hint, Config)
 
 
-def _plain(value: Any) -> Any:
+def plain_value(value: Any) -> Any:
+    """Return the value of a field as plain data."""
     if isinstance(value, Config):
         return value.to_mapping()
     if isinstance(value, tuple):
-        return [_plain(item) for item in value]
+        return [plain_value(item) for item in value]
     return value
+
+
+def describe_type(hint: Any, limits: Mapping[str, Any]) -> str:
+    """Return in words what a field takes: its declared type, and the range of its numbers."""
+    allowed = _range_words(limits)
+    return f"{_words(hint)}, {allowed}" if allowed else _words(hint)
 
 
 def _check(where: str, value: Any, hint: Any) -> Any:
@@ -203,14 +212,16 @@ def _check_range(where: str, value: Any, limits: Mapping[str, Any]) -> None:
         or (above is not None and value <= above)
     )
     if bad:
-        parts = [
-            "" if finite else "finite",
-            f"at least {low}" if low is not None else "",
-            f"above {above}" if above is not None else "",
-            f"at most {high}" if high is not None else "",
-        ]
+        parts = ("" if finite else "finite", _range_words(limits))
         allowed = " and ".join(part for part in parts if part)
         raise ConfigError(f"{where} must be {allowed}, got {value!r}")
+
+
+def _range_words(limits: Mapping[str, Any]) -> str:
+    parts = (("at least", "minimum"), ("above", "above"), ("at most", "maximum"))
+    return " and ".join(
+        f"{word} {limits[name]}" for word, name in parts if limits.get(name) is not None
+    )
 
 
 def _words(hint: Any) -> str:

@@ -31,6 +31,10 @@ class UnknownNameError(UsageError, KeyError):
         return str(self.args[0])
 
 
+class MissingExtraError(UsageError, ImportError):
+    """A feature needs packages that are not installed; the message names the extra."""
+
+
 class SlotError(UsageError):
     """A slot cannot be placed there, or an activation at a slot is not what it was."""
 
@@ -45,6 +49,10 @@ class CheckpointError(EsperError, OSError):
 
 class NonFiniteError(EsperError, ArithmeticError):
     """A loss or an activation is NaN or infinite."""
+
+
+class OwnCodeError(EsperError, RuntimeError):
+    """A model, a loss or a loader of the caller's own failed while it was used."""
 
 
 class EmptyMaskError(EsperError, ValueError):

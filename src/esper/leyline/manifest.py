@@ -250,7 +250,7 @@ def manifest_checksum(manifest: dict[str, Any]) -> str:
 
 
 @contextmanager
-def restoring(place: Path) -> Iterator[None]:
+def restoring(place: Path | str) -> Iterator[None]:
     """Within the block a state is put back; where it does not fit, that is one line.
 
     Checksums say that a state is as it was saved, not that it is one of this kind of object.
@@ -273,7 +273,7 @@ def restoring(place: Path) -> Iterator[None]:
         raise damaged(place, f"what it holds does not fit ({reason})") from error
 
 
-def damaged(place: Path, what: str) -> CheckpointError:
+def damaged(place: Path | str, what: str) -> CheckpointError:
     """Return the error for a saved state that is not as it was saved."""
     line = " ".join(what.split())
     return CheckpointError(f"the saved state {place} is damaged: {line}; use another copy of it")

@@ -66,7 +66,7 @@ def why_nothing_grew(history: Sequence[EpochRecord]) -> tuple[str, ...]:
         if seed.fate == "dropped":
             lines.append(
                 f"{_named(seed)}, germinated at epoch {seed.germinated}, was not yet blended in "
-                "when the run ended, and was dropped."
+                f"when the run ended, and was dropped{_refusals(seed, history)}."
             )
     advice = _advice(history)
     return (*lines, f"To change that: {advice}.") if advice else tuple(lines)
@@ -93,6 +93,21 @@ def _reason_of_prune(seed: SeedRecord, history: Sequence[EpochRecord]) -> str:
         if record.epoch == seed.ended and decision.reason:
             return f" because {decision.reason}"
     return ""
+
+
+def _refusals(seed: SeedRecord, history: Sequence[EpochRecord]) -> str:
+    """Return how often a gate held a seed back, and what it wanted at last."""
+    refused = [
+        record.decision.reason
+        for record in history
+        if record.decision is not None
+        and record.epoch > seed.germinated
+        and (record.decision.slot, record.decision.outcome) == (seed.slot, "gate_failed")
+    ]
+    if not refused:
+        return ""
+    wanted = refused[-1].partition(": ")[2] or refused[-1]
+    return f"; it was held back {len(refused)} times, at last because {wanted}"
 
 
 def _advice(history: Sequence[EpochRecord]) -> str | None:

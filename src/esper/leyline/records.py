@@ -43,7 +43,7 @@ class SlotRecord:
     epochs_in_stage: int
     age: int
     contribution: float | None
-    """Points lost without the seed."""
+    """Points that the network would lose now without the seed; not what the seed has brought."""
     contribution_se: float | None
 
 
@@ -200,6 +200,38 @@ def seeds_at_end(history: list[EpochRecord] | tuple[EpochRecord, ...]) -> tuple[
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeRecord:
+    """The best that a network was at one of its sizes."""
+
+    parameters: int
+    """Of the host and of every seed whose output reached it."""
+    flops: int
+    """Operations of one sample's forward pass, likewise."""
+    val_score: float
+    epoch: int
+
+
+def best_by_size(history: Sequence[EpochRecord]) -> tuple[SizeRecord, ...]:
+    """Return the best validation score of every size a network had, the smallest first.
+
+    A seed that learns in isolation changes no output yet, so that it is not counted.
+    """
+    best: dict[tuple[int, int], SizeRecord] = {}
+    for record in history:
+        inert = [slot for slot in record.slots if slot.stage.lower() in _INERT]
+        size = SizeRecord(
+            parameters=record.parameters - sum(slot.parameters for slot in inert),
+            flops=record.flops - sum(slot.flops for slot in inert),
+            val_score=record.val_score,
+            epoch=record.epoch,
+        )
+        key = (size.parameters, size.flops)
+        if key not in best or size.val_score > best[key].val_score:
+            best[key] = size
+    return tuple(best[key] for key in sorted(best))
+
+
 _INERT = ("germinated", "training")
 _GONE = ("PRUNED", "EMBARGOED", "RESETTING", "DORMANT", "UNKNOWN")
 
@@ -236,19 +268,47 @@ class ModuleRecord:
 
 
 def epoch_line(record: EpochRecord) -> str:
-    """Return an epoch's metrics in one line."""
-    parts = [f"val score {record.val_score:.2f}", f"val loss {record.val_loss:.4f}"]
+    """Return an epoch's metrics in one line; where the score is the loss, that is said once."""
+    is_of_loss = is_loss(record.val_score)
+    parts = [] if is_of_loss else [f"val score {record.val_score:.2f}"]
+    parts.append(f"val loss {record.val_loss:{'.4g' if is_of_loss else '.4f'}}")
     if record.twin_score is not None:
-        parts.append(f"twin {record.twin_score:.2f}")
+        parts.append(f"twin {told_score(record.twin_score)}")
     if record.train_loss is not None:
         parts.append(f"train loss {record.train_loss:.4f}")
     parts.append(f"{record.parameters:,} parameters")
     return "  ".join(parts)
 
 
+def told_round(index: int) -> int:
+    """Return a round as people count it, from 1, like epochs; a store has its index, from 0."""
+    return index + 1
+
+
 def is_loss(score: float) -> bool:
     """Return whether a score is a loss with its sign turned, and not an accuracy in points."""
     return score < 0
+
+
+def told_score(score: float) -> str:
+    """Return a score as people say it: in points, or as the loss it is the negative of."""
+    return f"loss {-score:.4g}" if is_loss(score) else f"{score:.2f}"
+
+
+def told_worth(value: float, se: float | None = None) -> str:
+    """Return a contribution with its standard error; losses may be far smaller than points."""
+
+    def figures(number: float, sign: str = "") -> str:
+        return f"{number:{sign}.2f}" if abs(number) >= 0.01 or not number else f"{number:{sign}.2g}"
+
+    return figures(value, "+") + ("" if se is None else f" ± {figures(se)}")
+
+
+def told_gain(score: float, twin: float) -> str:
+    """Return how far a score is above the twin's, in points, or as a change of the loss."""
+    if is_loss(score) or is_loss(twin):
+        return f"loss {twin - score:+.4g}"
+    return f"{score - twin:+.2f}"
 
 
 def decisions_of(history: Sequence[EpochRecord]) -> list[tuple[int, DecisionRecord]]:

@@ -30,7 +30,7 @@ which any program may read while the run goes on. This page is made from the cod
 | a question in SQL | `esper query RUN "SELECT step, val_score FROM epochs"` (`--csv`, `--json`) |
 | data frames | `esper.open_run("RUN").table("epochs")` with Polars or pandas installed |
 | plain rows | `esper.open_run("RUN").rows("decisions", where="op != 'WAIT'")` |
-| curves | `tensorboard --logdir RUN/tb`; W&B with `pip install 'esper-grow[wandb]'` |
+| curves | `tensorboard --logdir RUN/tb`; W&B with `--wandb` (extra `wandb`; `WANDB_MODE=offline`) |
 
 A question can only read: it cannot write, attach another file or load code.
 

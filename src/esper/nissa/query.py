@@ -2,7 +2,7 @@
 
 The file is opened for reading, SQLite is told to refuse every write, and an authorizer lets only
 SELECT through: nothing can be written, attached or loaded, whatever the question says. A question
-that takes too long is ended, and Ctrl-C ends it at once.
+that takes too long is ended, so is one whose answer nobody waits for, and Ctrl-C ends it at once.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -85,6 +85,7 @@ def query_run(
     *,
     limit: int | None = None,
     timeout_s: float | None = TIMEOUT_S,
+    is_wanted: Callable[[], bool] | None = None,
 ) -> QueryResult:
     """Answer one SELECT over the store of a run.
 
@@ -94,12 +95,15 @@ def query_run(
         parameters: Values for `?` in it.
         limit: Most rows to return; all by default.
         timeout_s: When to give up; never if None.
+        is_wanted: Asked often whether somebody still waits for the answer.
 
     Raises:
         UsageError: The question is wrong, writes, or takes too long.
+        BrokenPipeError: Nobody waits for the answer any more.
         StoreError: The store is missing, damaged, foreign or newer.
     """
-    with stream_query(run, sql, parameters, timeout_s=timeout_s) as (columns, rows):
+    answer = stream_query(run, sql, parameters, timeout_s=timeout_s, is_wanted=is_wanted)
+    with answer as (columns, rows):
         found: list[tuple[Any, ...]] = []
         for row in rows:
             if limit is not None and len(found) == limit:
@@ -115,11 +119,12 @@ def stream_query(
     parameters: Sequence[Any] = (),
     *,
     timeout_s: float | None = TIMEOUT_S,
+    is_wanted: Callable[[], bool] | None = None,
 ) -> Iterator[tuple[tuple[str, ...], Iterator[tuple[Any, ...]]]]:
     """Open a question whose rows are read one by one; otherwise like `query_run`."""
     path = store_path(run)
     connection = connect_reader(path)
-    guard = _Guard(timeout_s)
+    guard = _Guard(timeout_s, is_wanted)
     try:
         restrict(connection)
         connection.set_progress_handler(guard, _CHECK_EVERY)
@@ -181,14 +186,16 @@ class _Guard:
     exception for a request to stop.
     """
 
-    def __init__(self, timeout_s: float | None) -> None:
+    def __init__(self, timeout_s: float | None, is_wanted: Callable[[], bool] | None) -> None:
+        self._is_wanted = is_wanted
         self._until = None if timeout_s is None else time.monotonic() + timeout_s
         self.timeout_s = timeout_s
-        self.is_late = False
+        self.is_late = self.is_abandoned = False
 
     def __call__(self) -> int:
         self.is_late = self._until is not None and time.monotonic() > self._until
-        return int(self.is_late)
+        self.is_abandoned = self._is_wanted is not None and not self._is_wanted()
+        return int(self.is_late or self.is_abandoned)
 
 
 def _rows(cursor: sqlite3.Cursor, path: str, guard: _Guard) -> Iterator[tuple[Any, ...]]:
@@ -222,6 +229,8 @@ def _explained(path: str, guard: _Guard) -> Iterator[None]:
     try:
         yield
     except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError) as error:
+        if guard.is_abandoned:
+            raise BrokenPipeError("nobody waits for the answer") from None
         if guard.is_late:
             raise UsageError(
                 f"the question took longer than {guard.timeout_s:g} s; ask for less, or allow more "

@@ -436,7 +436,9 @@ class SeedRow(Row):
     fate: str | None = column("", "fossilized, pruned, dropped, or the stage it is in.")
     parameters: int | None = column("parameters", "Parameters of the seed and its gate.")
     flops: int | None = column("operations", _FLOPS_OF_SEED)
-    contribution: float | None = column("points", "Points lost without it, last measured.")
+    contribution: float | None = column(
+        "points", "Points lost if it were taken out now; last measured."
+    )
     contribution_se: float | None = column("points", "Standard error of the contribution.")
     improvement: float | None = column("points", "Score since germination.")
 
@@ -460,7 +462,9 @@ class StageRow(Row):
     age: int | None = column("epochs", "Epochs since germination.")
     parameters: int | None = column("parameters", "Parameters of the seed and its gate.")
     flops: int | None = column("operations", _FLOPS_OF_SEED)
-    contribution: float | None = column("points", "Points lost without it, last measured.")
+    contribution: float | None = column(
+        "points", "Points lost if it were taken out now; last measured."
+    )
     contribution_se: float | None = column("points", "Standard error of the contribution.")
     improvement: float | None = column("points", "Score since germination.")
     interaction: float | None = column("points", "Sum of its interactions with other seeds.")

@@ -15,7 +15,7 @@ import copy
 import dataclasses
 import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -27,9 +27,11 @@ from esper.kasmina.blueprints.registry import blueprint_kinds, blueprint_names
 from esper.leyline.actions import Actions, decode_actions
 from esper.leyline.blueprints import BlueprintKind
 from esper.leyline.errors import CheckpointError, EsperWarning, UsageError
+from esper.leyline.manifest import restoring
 from esper.leyline.process import choose_device
 from esper.leyline.randomness import derive_seed
 from esper.leyline.rules import Masks, RuleView, build_masks
+from esper.leyline.schema import check_count
 from esper.leyline.signals import Signals
 from esper.leyline.storage import load_tree, save_tree
 from esper.population.conditions import Condition, Roster, StackKey
@@ -281,14 +283,23 @@ class Population:
     def restore(self, saved: dict[str, Any]) -> Signals:
         """Go back to a snapshot of a population made the same way, by whichever strategy."""
         self.refuse_foreign(saved)
-        self.seed, self.row_seeds = saved["seed"], list(saved["row_seeds"])
-        self._clear()
-        self._fill(saved["rows"])
+        with restoring("of the population"):
+            seed = check_count(saved["seed"], "seed")
+            seeds = [check_count(seed, "row_seeds") for seed in saved["row_seeds"]]
+            self._clear()
+            self.seed, self.row_seeds = seed, self.checked_seeds(seeds)
+            try:
+                self._fill(saved["rows"])
+            except BaseException:
+                # Half of a population is none.
+                self._clear()
+                raise
         return self.signals()
 
     def refuse_foreign(self, saved: dict[str, Any]) -> None:
         """Raise unless a snapshot is of a population made the same way."""
-        if not {"made", "seed", "row_seeds", "rows"} <= saved.keys():
+        needed = {"made", "seed", "row_seeds", "rows"}
+        if not isinstance(saved, Mapping) or not needed <= saved.keys():
             raise CheckpointError("this is no snapshot of a population; take one by snapshot()")
         difference = first_difference(saved["made"], self.made())
         if difference is not None:

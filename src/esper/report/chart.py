@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from esper.leyline.records import told_round
 from esper.report.markup import (
     Scale,
     element,
@@ -348,6 +349,8 @@ def draw_panels(panels: Iterable[Panel], tables: Mapping[str, Points]) -> str:
 def chart_of(panel: Panel, points: Points) -> Chart:
     """Return a panel with its points, ready to be drawn."""
     rows = sorted(points["rows"], key=lambda row: row[0])
+    if points["columns"][0] == "round":
+        rows = [[told_round(row[0]), *row[1:]] for row in rows]
     at = points["columns"].index
     lines: list[Line] = []
     bands: list[Band] = []

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from esper.leyline.actions import HEAD_NAMES
+from esper.leyline.records import told_round
 from esper.nissa.schema import DecisionRow, EpisodeRow
 from esper.report.markup import counted, escaped, format_number, format_share, op_words, visible
 from esper.report.tables import NOTHING, Column, render_table
@@ -41,7 +42,7 @@ def render_episodes(episodes: Sequence[ShownEpisode]) -> str:
 def tell_episode(shown: ShownEpisode) -> str:
     """Return an episode in one line."""
     episode = shown.episode
-    parts = [f"round {episode.round}, row {episode.row}"]
+    parts = [f"round {told_round(episode.round)}, row {episode.row}"]
     if episode.task is not None:
         parts.append(visible(episode.task, limit=60))
     if episode.env_seed is not None:

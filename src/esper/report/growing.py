@@ -13,6 +13,7 @@ from esper.leyline.records import (
     ModuleRecord,
     RunSummary,
     SeedRecord,
+    best_by_size,
     is_loss,
     seed_records,
 )
@@ -29,7 +30,7 @@ from esper.report.markup import (
 from esper.report.origin import About, AlarmGroup, found_sections, origin_sections, recorded_section
 from esper.report.picture import DEFAULT_TITLE, draw_picture
 from esper.report.style import render_page, render_tiles, section
-from esper.report.tables import render_decisions, render_seeds
+from esper.report.tables import render_decisions, render_seeds, render_sizes
 
 _MOST_KEPT_NAMED = 4
 _NAME_LENGTH = 60
@@ -220,6 +221,13 @@ _CAPTION = (
     "curve to read more."
 )
 
+_CONTRIBUTION = (
+    "A contribution is what the network would lose now if the seed were taken out and nothing else "
+    "changed. It is not what the seed has brought: a host that had learned without it would lean "
+    "on it less."
+)
+_GAIN = "What growing has brought is the difference to the twin."
+
 _NETWORK = (
     "The host on the left, from its input at the top to its output, with what each module puts "
     "out for one sample; modules without parameters are left out. On the right, the slots on "
@@ -311,9 +319,15 @@ def _growth_sections(
     at_end: Mapping[str, tuple[float | None, float | None]],
 ) -> Iterator[str]:
     if seeds:
-        yield section("Seeds", render_seeds(seeds, at_end))
+        has_twin = any(record.twin_score is not None for record in history)
+        told = f"{_CONTRIBUTION} {_GAIN}" if has_twin else _CONTRIBUTION
+        note = f'<p class="note">{escaped(told, limit=1000)}</p>\n'
+        yield section("Seeds", render_seeds(seeds, at_end) + note)
     elif history:
         yield section("Seeds", "<p>No seed was germinated.</p>\n")
+    sizes = best_by_size(history)
+    if len(sizes) > 1:
+        yield section("Sizes", render_sizes(sizes))
     if any(record.decision is not None and record.decision.op != "WAIT" for record in history):
         yield section("Decisions", render_decisions(history))
     elif history:

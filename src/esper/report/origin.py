@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from esper.leyline.records import RunSummary
+from esper.leyline.records import RunSummary, told_round
 from esper.nissa.monitors import MONITORS
 from esper.nissa.schema import AlarmRow
 from esper.report.markup import counted, escaped, format_count, format_duration
@@ -90,12 +90,16 @@ def _what(members: list[AlarmGroup]) -> str:
 
 
 def _moment(alarm: AlarmRow) -> int:
-    return alarm.round or alarm.step
+    """Return when people say it was: the round of training, or the epoch of one network."""
+    return told_round(alarm.round) if _is_in_training(alarm) else alarm.step
+
+
+def _is_in_training(alarm: AlarmRow) -> bool:
+    return bool(alarm.round) or not alarm.step
 
 
 def _when(members: list[AlarmGroup]) -> str:
-    is_round = any(group.first.round or not group.first.step for group in members)
-    unit = "round" if is_round else "epoch"
+    unit = "round" if any(_is_in_training(group.first) for group in members) else "epoch"
     first = min(_moment(group.first) for group in members)
     last = max(group.last for group in members)
     when = f"{unit} {format_count(first)}"

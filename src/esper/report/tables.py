@@ -7,12 +7,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from esper.leyline.records import DecisionRecord, EpochRecord, SeedRecord, decisions_of
+from esper.leyline.records import (
+    DecisionRecord,
+    EpochRecord,
+    SeedRecord,
+    SizeRecord,
+    decisions_of,
+    is_loss,
+)
 from esper.report.markup import (
     argument_words,
     counted,
     format_contribution,
     format_count,
+    format_number,
     op_words,
     outcome_words,
 )
@@ -89,6 +97,23 @@ def render_seeds(
         columns.append(Column("At the end ± se", "number"))
         rows = [(*row, _worth_at_end(seed, at_end)) for row, seed in zip(rows, seeds, strict=True)]
     return render_table("Seeds and what became of them", columns, rows, noun="seed")
+
+
+def render_sizes(sizes: Sequence[SizeRecord]) -> str:
+    """Return the best validation score of every size the network had."""
+    is_of_loss = is_loss(sizes[0].val_score)
+    best = "Lowest validation loss" if is_of_loss else "Best validation score"
+    columns = [Column(name, "number") for name in ("Parameters", "Operations", best, "Epoch")]
+    rows = [
+        (
+            format_count(size.parameters),
+            format_count(size.flops),
+            format_number(-size.val_score if is_of_loss else size.val_score),
+            size.epoch,
+        )
+        for size in sizes
+    ]
+    return render_table("The best of every size", columns, rows, noun="size")
 
 
 def render_decisions(history: Sequence[EpochRecord]) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from esper.leyline.actions import LifecycleOp
+from esper.leyline.records import told_round
 from esper.nissa.schema import EventRow, RoundRow, UpdateHeadRow, UpdateRow
 from esper.report.markup import format_count, format_measure, format_share, op_words
 from esper.report.tables import NOTHING, Column, render_table
@@ -210,7 +211,7 @@ def render_events(events: Sequence[EventRow]) -> str:
     """Return what happened to the run itself: resumes, changed settings, failed sinks."""
     columns = (Column("Round", "number"), Column("What"), Column("Details", "words"))
     rows = [
-        (event.round, str(event.kind or "").replace("_", " "), event.message or NOTHING)
+        (told_round(event.round), str(event.kind or "").replace("_", " "), event.message or NOTHING)
         for event in events
     ]
     return render_table("What happened to the run", columns, rows, noun="event")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
@@ -27,6 +27,8 @@ from esper.leyline.controller import Controller
 from esper.leyline.errors import EsperWarning, UsageError
 from esper.leyline.records import EpochRecord, epoch_line
 from esper.leyline.settings import changed_settings
+from esper.nissa.sinks import Sink
+from esper.nissa.store import DEFAULT_SINKS
 from esper.runs.checkpoint import GROWING, Checkpoints, Which, resume_command
 from esper.runs.folder import RunFolder
 from esper.runs.growing import resume_growing, start_growing
@@ -64,6 +66,7 @@ def grow(
     out: str | Path | None = None,
     resume: bool | Which = False,
     overwrite: bool = False,
+    sinks: Iterable[str | Sink] = DEFAULT_SINKS,
     on_epoch: Callable[[EpochRecord], None] | None = None,
     progress: bool | None = None,
 ) -> Grown:
@@ -90,7 +93,10 @@ def grow(
             'classification'.
         optimizer: an optimizer of the model's parameters, or a function from parameters to one
             (`torch.optim.AdamW`), whose parameters of seeds join by themselves; by default the one
-            that `config.training` describes, with its learning rates for host and seeds.
+            that `config.training` describes, with its learning rates for host and seeds: SGD with
+            momentum 0.9, weight decay 0.0005 and a constant rate of 0.01. With any optimizer,
+            gradients of the host and of each seed are clipped to a norm of 1, apart;
+            `config=GrowthConfig(training={"max_grad_norm": 0})` does without.
         scheduler: a schedule of that optimizer, or a function from the optimizer to one; the
             learning rates are then its own, and those of `config.training` are not used.
         scheduler_every: whether it moves on after every 'epoch' or every 'batch'.
@@ -104,13 +110,16 @@ def grow(
         twin: also train the un-grown twin on the same batches (twice the cost); off by default.
         seed: seed of new seeds, of controllers that draw and of dropout; 0 by default.
         device: where to train; by default where the model is.
-        config: all settings and their defaults; the arguments above win over it.
+        config: all settings and their defaults (docs/settings.md, below `growth`); the arguments
+            above win over it.
         out: folder for the run's record, TensorBoard, checkpoints and report; without one, nothing
             is written.
         resume: go on with the run in `out`, called as when it was started, or start it where there
             is none; 'previous' goes on from the checkpoint before the latest. On the CPU the result
             is that of an uninterrupted run, provided that `train` depends on nothing but the epoch.
         overwrite: replace the run in `out`.
+        sinks: where curves and alarms of a run in `out` are shown beside its store: 'tensorboard',
+            'wandb' (with WANDB_MODE=offline without a server), a registered name, or an object.
         on_epoch: called with the record of every epoch.
         progress: show every epoch on standard error; by default where that is a terminal.
 
@@ -165,6 +174,8 @@ def grow(
     if out is None:
         if resume or overwrite:
             raise UsageError("resume and overwrite are about a run folder; name it by out=...")
+        if sinks != DEFAULT_SINKS:
+            raise UsageError("sinks show what is recorded in a run folder; name it by out=...")
         growth = build()
         for record in growth.epochs():
             show(record)
@@ -191,12 +202,24 @@ def grow(
         which: Which = "previous" if resume == "previous" else "latest"
         growth = build()
         run = resume_growing(
-            out, growth, told, _first_batch(growth), checkpoint=which, command="esper.grow(...)"
+            out,
+            growth,
+            told,
+            _first_batch(growth),
+            checkpoint=which,
+            command="esper.grow(...)",
+            sinks=sinks,
         )
     else:
         growth = build()
         run = start_growing(
-            out, growth, told, _first_batch(growth), overwrite=overwrite, command="esper.grow(...)"
+            out,
+            growth,
+            told,
+            _first_batch(growth),
+            overwrite=overwrite,
+            command="esper.grow(...)",
+            sinks=sinks,
         )
     with run:
         carry_out_or_raise(run, show)

@@ -17,7 +17,8 @@ from typing import Any
 
 from torch import Tensor
 
-from esper.growth.grown import Format, Grown, export_model
+from esper.growth.export import Format
+from esper.growth.grown import Grown
 from esper.growth.run import GrowthRun
 from esper.kasmina.contribution import Contributions
 from esper.leyline.errors import UsageError
@@ -28,7 +29,7 @@ from esper.leyline.records import EpochRecord, epoch_line
 from esper.leyline.settings import SettingChanges, change_settings
 from esper.nissa.database import STORE_FILE
 from esper.nissa.schema import RunRow
-from esper.nissa.sinks.sink import Sink
+from esper.nissa.sinks import Sink, check_sinks
 from esper.nissa.store import DEFAULT_SINKS, OnAlarm, RunStore, open_store
 from esper.report import report_run
 from esper.runs.checkpoint import GROWING, Checkpoints, Which, Write
@@ -154,11 +155,11 @@ class GrowingRun(RecordedRun[EpochRecord]):
         report = report_run(path)
         exported = None
         if export is not None:
-            example = self.growth.example_input
-            exported = export_model(grown.model, example, path / f"grown.{export}", export)
+            exported = grown.export(path / f"grown.{export}")
         summary = {
             **grown.summary.to_mapping(),
             "why": list(grown.why),
+            "best_by_size": [dataclasses.asdict(size) for size in grown.best_by_size],
             "contributions": describe_contributions(grown.contributions),
             "run": str(path),
             "report": str(report),
@@ -192,6 +193,7 @@ def start_growing(
         sinks: where records are shown beside the store.
         on_alarm: called with every alarm.
     """
+    check_sinks(sinks)
     folder = RunFolder(path)
     with folder.claim_new(settings, overwrite=overwrite) as lock:
         folder.log(f"started: {command}" if command else "started")
@@ -228,6 +230,7 @@ def resume_growing(
         UsageError: The run was started with another model, or on other data.
         CheckpointError: The checkpoint is damaged or foreign, or another process writes the run.
     """
+    check_sinks(sinks)
     folder = RunFolder(path)
     with folder.claim_run() as lock:
         state = Checkpoints(folder.path, GROWING).load(checkpoint)
@@ -261,6 +264,7 @@ def resume_request(
             setting cannot change.
         CheckpointError: The checkpoint is damaged or foreign, or another process writes the run.
     """
+    check_sinks(sinks)
     folder = RunFolder(path)
     with folder.claim_run() as lock:
         written = read_request(folder)

@@ -21,9 +21,10 @@ from esper.leyline.errors import CheckpointError, ConfigError, UsageError
 from esper.leyline.files import atomic_write_text
 from esper.leyline.manifest import restoring
 from esper.leyline.process import choose_device
+from esper.leyline.records import told_round
 from esper.leyline.settings import SettingChanges, change_settings
 from esper.nissa.reader import open_run
-from esper.nissa.sinks.sink import Sink
+from esper.nissa.sinks import Sink, check_sinks
 from esper.nissa.store import DEFAULT_SINKS, OnAlarm, RunStore, open_store
 from esper.population.cluster import RayCluster
 from esper.report import report_run
@@ -136,7 +137,7 @@ class TrainingRun(RecordedRun[Progress]):
     def record_stop(self) -> str:
         """Write down that the run stops before its end; return where it stopped, in words."""
         self.store.finish("interrupted")
-        return f"in round {self.trainer.round}, step {self.trainer.step}"
+        return f"in round {told_round(self.trainer.round)}, step {self.trainer.step}"
 
     def finish(self) -> dict[str, Any]:
         """Write what a finished run leaves behind; return its summary."""
@@ -185,6 +186,7 @@ def start_training(
 
     With a cluster the rows live there, whatever it is when the run is continued.
     """
+    check_sinks(sinks)
     trainer = Trainer(config, cluster=cluster)
     # A wrong request must not replace a run that is there.
     world = _find_world(trainer)
@@ -222,6 +224,7 @@ def resume_training(
         UsageError: It is no training run, or a setting cannot change.
         CheckpointError: The checkpoint is damaged or foreign.
     """
+    check_sinks(sinks)
     folder = RunFolder(path)
     with folder.claim_run() as lock:
         config = read_run_config(folder)
@@ -256,7 +259,7 @@ def resume_training(
         run = TrainingRun(folder, trainer, store, command, world, is_saved=is_saved)
         if state is None:
             record_start(store, trainer)
-        folder.log(f"continued in round {trainer.round}, step {trainer.step}")
+        folder.log(f"continued in round {told_round(trainer.round)}, step {trainer.step}")
         run.tell_versions(versions)
         if changes or reset_heads:
             record_changes(store, trainer, changes, reset_heads)
@@ -300,6 +303,7 @@ def train(
     device: str | None = None,
     resume: bool | Which = False,
     overwrite: bool = False,
+    sinks: Iterable[str | Sink] = DEFAULT_SINKS,
     on_progress: Callable[[Progress], None] | None = None,
     **settings: Any,
 ) -> Trained:
@@ -313,6 +317,8 @@ def train(
         resume: go on with the run in `out` exactly, or with the settings that are given here, or
             start it where there is none; 'previous' goes on from the checkpoint before the latest.
         overwrite: replace the run in `out`.
+        sinks: where curves and alarms are shown beside the store: 'tensorboard', 'wandb' (with
+            WANDB_MODE=offline without a server), a registered name, or an object.
         on_progress: called after every step; `progress.report` is the round it may have finished.
         settings: any other setting of `TrainConfig`; a mapping changes some of a nested one, as in
             `ppo={"clip": 0.1}`.
@@ -333,10 +339,12 @@ def train(
         if recipe is not None:
             _refuse_other_recipe(folder, find_recipe(recipe))
         which: Which = "previous" if resume == "previous" else "latest"
-        run = resume_training(out, settings=given, checkpoint=which)
+        run = resume_training(out, settings=given, checkpoint=which, sinks=sinks)
     else:
         config = resolve_recipe(recipe or DEFAULT_RECIPE, given)
-        run = start_training(out, config, overwrite=overwrite, command="esper.train(...)")
+        run = start_training(
+            out, config, overwrite=overwrite, command="esper.train(...)", sinks=sinks
+        )
     with run:
         carry_out_or_raise(run, on_progress)
         summary = run.finish()
@@ -423,7 +431,7 @@ def round_line(report: RoundReport) -> str:
         return "-" if value is None else format(value, form)
 
     return (
-        f"round {report.round} return {report.return_mean:+.3f} "
+        f"round {told_round(report.round)} return {report.return_mean:+.3f} "
         f"gain {number(report.gain_mean, '+.2f')} score {report.score_mean:.2f} "
         f"fossilized {number(report.fossilization_rate, '.0%')} "
         f"ev {number(report.explained_variance, '.2f')} kl {number(report.approx_kl, '.4f')} "

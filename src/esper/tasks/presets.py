@@ -131,7 +131,7 @@ class DigitsNarrow(Digits):
         host="cnn",
         host_options=CnnConfig(channels=(2, 2, 8), in_channels=1),
         batch_size=32,
-        learning_rate=0.2,
+        learning_rate=0.05,
         schedule=SCHEDULE,
         warmup=WARM_UP,
     )

@@ -22,7 +22,8 @@ from esper.leyline.errors import EsperError, EsperWarning
 from esper.population import strategy
 from esper.population.engine import StrategyError
 from esper.population.workers.client import WorkersEngine, split_rows
-from esper.population.workers.pool import WorkerError, lease_pool
+from esper.population.workers.handle import WorkerError
+from esper.population.workers.pool import lease_pool
 from tests.plots import same
 from tests.population.plugins import Odd, plugged_in
 from tests.population.tiny_tasks import (
@@ -140,7 +141,7 @@ def test_rows_are_dealt_so_that_processes_have_as_many(
     assert split_rows(rows, processes, others) == dealt
 
 
-def test_workers_give_the_numbers_of_rows_one_after_another_until_one_is_killed() -> None:
+def test_workers_give_the_numbers_of_rows_one_after_another_though_one_is_killed() -> None:
     plain = make_population([TinyValues], 3)
     shared = make_population([TinyValues], 3, "workers", workers=2)
     with populations(plain, shared):
@@ -180,19 +181,50 @@ def test_workers_give_the_numbers_of_rows_one_after_another_until_one_is_killed(
         ] * len(plans[2]), "what was evaluated ahead is forgotten when a row is replaced"
         assert do(shared).rolled_back.tolist() == [False, False, True]
 
+        # A process that dies is replaced, whatever it was doing, and nobody can tell.
+        plain.restore(shared.snapshot())
         victim = engine._pool.process_ids[1]
         os.kill(victim, signal.SIGKILL)
-        with pytest.raises(WorkerError) as caught:
-            do(shared)
-        assert str(caught.value).startswith("worker process 1 ended unexpectedly with exit code -9")
-        assert "\n" not in str(caught.value)
-        with pytest.raises(WorkerError, match="ended unexpectedly"):
-            engine.read(engine._parts[1][0])
-        # What is broken is replaced.
-        again = shared.reset()
-        assert same(again.val_loss, plain.reset().val_loss)
+        with pytest.warns(EsperWarning, match="worker process 1 ended unexpectedly with exit code"):
+            found = do(shared, germinate("lora"))
+        assert same(do(plain, germinate("lora")).val_loss, found.val_loss)
+        engine.announce([9, 9, 9])
+        os.kill(engine._pool.process_ids[0], signal.SIGKILL)
+        with pytest.warns(EsperWarning, match="-9; another one plays its rows again"):
+            trained = engine.train([9, 9, 9])
+        assert same(plain.groups[0].engine.train([9, 9, 9]).loss, trained.loss)
+        for row in range(3):
+            assert same(row_tree(plain, row), row_tree(shared, row))
         assert victim not in {process.pid for process in multiprocessing.active_children()}
+        assert len(multiprocessing.active_children()) == 2
     assert not any(process.is_alive() for process in processes)
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.slow
+def test_rows_that_were_given_up_begin_again_in_new_processes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("esper.population.workers.handle.MOST_REPLACEMENTS", 1)
+    plain = make_population([TinyValues], 1)
+    shared = make_population([TinyValues], 1, "workers", workers=1)
+    with populations(plain, shared):
+        shared.reset()
+        engine = shared.groups[0].engine
+        assert isinstance(engine, WorkersEngine)
+        os.kill(engine._pool.process_ids[0], signal.SIGKILL)
+        with pytest.warns(EsperWarning, match="another one plays its rows again"):
+            do(shared)
+        os.kill(engine._pool.process_ids[0], signal.SIGKILL)
+        for _ in range(2):
+            with pytest.raises(WorkerError) as caught:
+                engine.read(0)
+            said = str(caught.value)
+            assert said.startswith("worker process 0 ended unexpectedly 2 times on the same rows")
+            assert "exit code -9" in said
+            assert "\n" not in said
+        # Other rows have other processes.
+        assert same(shared.reset().val_loss, plain.reset().val_loss)
     assert not multiprocessing.active_children()
 
 

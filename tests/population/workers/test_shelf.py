@@ -69,18 +69,18 @@ def test_what_arrives_is_what_was_sent() -> None:
     (one,) = conditions({"train_size": 9, "label_noise": 0.5})
     (plain,) = conditions({})
     for each in (one, plain):
-        packed = pack_condition(each, 7)
+        packed = pack_condition(each)
         assert len(packed) < 20_000, "samples stay where they are"
-        (task_class, *_), config, data = unpack_condition(packed, {7: each.data.splits})
+        (task_class, *_), config, data = unpack_condition(packed, each.data.splits)
         assert (task_class, config) == (TinyImages, each.task.config)
         assert data.splits is each.data.splits
         for name in ("kept", "train_targets", "subset"):
             assert torch.equal(getattr(data, name), getattr(each.data, name))
-    shared = unpack_condition(pack_condition(plain, 7), {7: plain.data.splits})[2]
+    shared = unpack_condition(pack_condition(plain), plain.data.splits)[2]
     assert shared.train_targets is plain.data.splits.targets["train"]
     text = TinyText()
     tokens = Condition(text, text.load())
-    assert unpack_condition(pack_condition(tokens, 1), {1: tokens.data.splits})[2].kind == "tokens"
+    assert unpack_condition(pack_condition(tokens), tokens.data.splits)[2].kind == "tokens"
 
 
 def test_what_cannot_travel_is_refused_and_leaves_nothing_behind() -> None:

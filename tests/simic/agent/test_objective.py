@@ -8,7 +8,7 @@ import torch
 
 from esper.leyline.actions import HEAD_NAMES, NUM_OPS
 from esper.simic.agent.config import PerHead, PPOConfig
-from esper.simic.agent.losses import compute_ppo_loss
+from esper.simic.agent.losses import collapsed_heads, compute_ppo_loss
 from esper.simic.agent.objective import Losses, Objective, Scored, Targets, make_targets
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.tamiyo.policy.action_masks import causal_heads
@@ -59,6 +59,21 @@ def test_the_floor_part_grows_and_falls_with_progress() -> None:
     early = float(Objective(config, 0.0)(scored, scored.log_probs, targets).penalty)
     assert middle > 0
     assert early == pytest.approx(1.5 * middle, rel=1e-5)
+
+
+def test_a_head_below_its_floor_has_its_entropy_boosted() -> None:
+    floors = PerHead.same(0.0).replace(blueprint=1.0, op=1.0)
+    _, targets, scored, config = scene(entropy_floor=floors, collapse_boost=2.0)
+    with_boost = Objective(config, 0.5)(scored, scored.log_probs, targets).bonus
+    plain = Objective(config.replace(collapse_boost=0.0), 0.5)
+    without = plain(scored, scored.log_probs, targets).bonus
+    part = scored.entropies * targets.entropy_weights
+    low = [HEAD_NAMES.index(head) for head in ("blueprint", "op")]
+    assert float(part[..., low].sum()) > 0
+    assert float(with_boost - without) == pytest.approx(2 * float(part[..., low].sum()), rel=1e-4)
+    # A head that nobody uses has no entropy to be below a floor.
+    nowhere = torch.zeros_like(targets.floor_counts)
+    assert not collapsed_heads(scored.entropies, nowhere, torch.ones(len(HEAD_NAMES))).any()
 
 
 def test_the_parts_of_the_heads_add_up() -> None:

@@ -234,7 +234,8 @@ def test_forced_and_padded_steps_never_enter_the_actor_loss(ratio: str) -> None:
     config = PPOConfig(**ONLY_ACTOR, ratio=ratio)
     log_probs = scores.log_probs.detach().requires_grad_()
     entropies = [scores.entropies] * 3
-    scored = Scored(log_probs, scores.values, *entropies, torch.zeros_like(scores.values))
+    nothing = torch.zeros_like(scores.values)
+    scored = Scored(log_probs, scores.values, *entropies, nothing, torch.zeros_like(log_probs))
     targets = make_targets(buffer, config, scale=torch.ones(()), progress=0.0, paid_off=0.0)
     Objective(config, 0.0)(scored, log_probs.detach(), targets).total.backward()
     assert log_probs.grad is not None

@@ -1,26 +1,17 @@
-"""A training run of seconds: tiny networks on a few digits, and a policy that acts a lot.
-
-As a program (`python -m tests.simic.training.tiny [STRATEGY] RUN`) it starts the run in a folder,
-or continues the one that is there.
-"""
+"""A training run of seconds: tiny networks on a few digits, and a policy that acts a lot."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from esper.kasmina.gates import GateConfig
 from esper.kasmina.hosts import CnnConfig
 from esper.kasmina.lifecycle import LifecycleConfig
-from esper.leyline.errors import EsperError
 from esper.leyline.rules import RulesConfig
 from esper.nissa.columns import TABLES
 from esper.nissa.reader import open_run
 from esper.population.engine import PopulationConfig
-from esper.runs.training import resume_training, start_training
 from esper.simic.agent.config import PPOConfig
 from esper.simic.training.config import TrainConfig
 from esper.tamiyo.networks.config import PolicyConfig
@@ -82,25 +73,3 @@ def stored_rows(run: Path) -> dict[str, list[tuple[Any, ...]]]:
                 if not getattr(row, "volatile", False)
             ]
     return found
-
-
-def main() -> None:
-    """Start or continue the run in the folder that is named."""
-    torch.set_num_threads(1)
-    strategy, folder = sys.argv[1:] if len(sys.argv) > 2 else ("sequential", sys.argv[1])
-    config = tiny_config(checkpoint_seconds=0.01, strategy=strategy)
-    try:
-        if (Path(folder) / "config.yaml").exists():
-            run = resume_training(folder, sinks=())
-        else:
-            run = start_training(folder, config, sinks=())
-        with run:
-            if run.carry_out():
-                run.finish()
-    except EsperError as error:
-        print(error, file=sys.stderr)
-        raise SystemExit(1) from None
-
-
-if __name__ == "__main__":
-    main()

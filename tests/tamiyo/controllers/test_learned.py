@@ -207,10 +207,39 @@ def test_more_slots_than_it_serves_are_refused() -> None:
         LearnedController(small, CONTEXT)
 
 
-def test_an_unknown_blueprint_is_refused_by_name(policy: Policy) -> None:
+def with_stranger(masks: Masks, *, alone: bool = False) -> Masks:
+    """Return masks of a host that has one more blueprint, which fits everywhere."""
+    fits = masks.blueprint_by_slot & (not alone)
+    stranger = torch.ones_like(fits[..., :1])
+    return replace(masks, blueprint_by_slot=torch.cat([fits, stranger], dim=-1))
+
+
+def test_a_blueprint_installed_later_changes_nothing_a_policy_does(policy: Policy) -> None:
     names = (*BUILTIN_BLUEPRINTS, "hyper_conv")
-    with pytest.raises(UsageError, match="does not know the blueprint 'hyper_conv'"):
-        LearnedController(policy, context(blueprint_names=names))
+    before = LearnedController(policy, context(), greedy=True)
+    after = LearnedController(policy, context(blueprint_names=names), greedy=True)
+    for controller in (before, after):
+        controller.reset(60, "cpu")
+    germinated = 0
+    for seed in range(10):
+        signals, masks = situation(60, seed=seed)
+        mine, theirs = before.act(signals, masks), after.act(signals, with_stranger(masks))
+        for head in HEAD_NAMES:
+            assert torch.equal(mine[head], theirs[head])
+        germinated += int((theirs["op"] == LifecycleOp.GERMINATE).sum())
+    assert germinated > 0
+
+
+def test_where_only_strangers_fit_a_policy_does_not_germinate(policy: Policy) -> None:
+    names = (*BUILTIN_BLUEPRINTS, "hyper_conv")
+    controller = LearnedController(policy, context(blueprint_names=names))
+    controller.reset(60, "cpu")
+    for seed in range(5):
+        signals, masks = situation(60, seed=seed)
+        # A seed of another controller may be one it does not know.
+        signals = replace(signals, blueprint=torch.where(signals.blueprint > 0, 13, -1))
+        actions = controller.act(signals, with_stranger(masks, alone=True))
+        assert not bool((actions["op"] == LifecycleOp.GERMINATE).any())
 
 
 def test_fewer_blueprints_than_it_knows_are_fine() -> None:

@@ -20,6 +20,8 @@ from esper.nissa.sinks.tensorboard import settings_of
 STEP = "esper/step"
 PROJECT = "esper"
 
+_WITHOUT_SERVER = ("offline", "dryrun", "disabled")
+
 
 @register_sink("wandb")
 class WandbSink:
@@ -35,12 +37,7 @@ class WandbSink:
 
     def start(self, context: SinkContext) -> None:
         """Start or continue the W&B run."""
-        try:
-            self._wandb = importlib.import_module("wandb")
-        except ImportError:
-            raise UsageError(
-                "W&B is not installed; install it with: pip install 'esper-grow[wandb]'"
-            ) from None
+        self._wandb = _load()
         self._run = context.run
         self._logger = self._wandb.init(
             project=self._project,
@@ -91,3 +88,29 @@ class WandbSink:
                 level=level,
                 wait_duration=60,
             )
+
+
+def check_wandb() -> None:
+    """Refuse W&B that is not installed or not logged in, before there is a run to show.
+
+    On a terminal W&B asks for its key itself. A sink would ask too late, on a thread of its own.
+    """
+    wandb = _load()
+    if wandb.setup().settings.mode in _WITHOUT_SERVER:
+        return
+    try:
+        wandb.login()
+    except Exception as error:  # foreign code, and its kinds of errors differ by version
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise UsageError(
+            f"W&B cannot be used: {reason}; run `wandb login`, or set WANDB_MODE=offline"
+        ) from error
+
+
+def _load() -> Any:
+    try:
+        return importlib.import_module("wandb")
+    except ImportError:
+        raise UsageError(
+            "W&B is not installed; install it with: pip install 'esper-grow[wandb]'"
+        ) from None

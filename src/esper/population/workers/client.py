@@ -29,7 +29,8 @@ from esper.kasmina.gradients import GradientSample
 from esper.kasmina.state import SlotState
 from esper.population.conditions import Condition
 from esper.population.engine import PopulationConfig, SlotSpec
-from esper.population.workers.pool import WorkerError, WorkerPool, lease_pool
+from esper.population.workers.handle import WorkerError
+from esper.population.workers.pool import WorkerPool, lease_pool
 from esper.population.workers.shelf import WorkerShelf
 
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import signal
 import sys
 import traceback
@@ -22,7 +21,12 @@ from esper.population.conditions import Condition
 from esper.population.engine import PopulationConfig, StrategyError
 from esper.population.sequential import SequentialEngine
 from esper.population.strategy import make_sequential
-from esper.population.workers.pool import PARENTS_SIGNALS, receive_message, send_message
+from esper.population.workers.handle import (
+    PARENTS_SIGNALS,
+    receive_message,
+    send_message,
+    unpack_message,
+)
 from esper.population.workers.shelf import unpack_condition
 from esper.tasks.splits import Splits
 
@@ -39,15 +43,7 @@ def serve(connection: Connection) -> None:
     try:
         send_message(connection, (0, "done", None))
         while (message := receive_message(connection)) is not None:
-            serial, name, arguments = message
-            try:
-                answer = "done", getattr(worker, name)(*arguments)
-            except Exception as error:
-                # A process border: the parent gets one line, the log of this process the story.
-                if not isinstance(error, EsperError):
-                    traceback.print_exc()
-                answer = "error", " ".join(str(error).split()) or type(error).__name__
-            send_message(connection, (serial, *answer))
+            send_message(connection, worker.answer(*message))
             worker.go_on()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # nobody listens any more
@@ -58,7 +54,7 @@ def serve(connection: Connection) -> None:
 
 
 class _Worker:
-    """Tasks and engines of one process; every public method but `go_on` is a request."""
+    """Tasks and engines of one process; public methods but `answer` and `go_on` are requests."""
 
     def __init__(self) -> None:
         self._sources: dict[int, Splits] = {}
@@ -67,18 +63,42 @@ class _Worker:
         self._ahead: dict[int, tuple[list[Tensor], tuple[Tensor, Tensor | None]]] = {}
         self._trained: list[int] = []
 
-    def load_source(self, number: int, packed: bytes) -> None:
+    def answer(self, serial: int, name: str, arguments: tuple[Any, ...]) -> tuple[int, str, Any]:
+        """Do what a request asks for; return its number, "done" or "error", and what came of it."""
+        try:
+            return serial, "done", getattr(self, name)(*arguments)
+        except Exception as error:
+            # A process border: the parent gets one line, the log of this process the story.
+            if not isinstance(error, EsperError):
+                traceback.print_exc()
+            return serial, "error", " ".join(str(error).split()) or type(error).__name__
+
+    def again(
+        self, told: list[tuple[bytes, bool]], forgotten: list[int]
+    ) -> list[tuple[int, str, Any]]:
+        """Do what a process before this one was asked for; return the answers that are awaited.
+
+        Args:
+            told: the requests, in their order, with whether somebody waits for the answer.
+            forgotten: what was unloaded since, but rows here were built from.
+        """
+        answers = [(self.answer(*unpack_message(packed)), awaited) for packed, awaited in told]
+        self._trained.clear()
+        self.unload(forgotten, forgotten)
+        return [answer for answer, is_awaited in answers if is_awaited]
+
+    def load_source(self, number: int, splits: Splits) -> None:
         """Keep a source of data under a number; its tensors are shared, not copied."""
-        self._sources[number] = pickle.loads(packed)
+        self._sources[number] = splits
 
     def load(
-        self, number: int, path: list[str], blueprints: tuple[str, ...], packed: bytes
+        self, number: int, source: int, path: list[str], blueprints: tuple[str, ...], packed: bytes
     ) -> None:
-        """Keep a task and its data under a number."""
+        """Keep a task and its data, which are of a source, under a number."""
         sys.path[:] = path
         try:
             # Classes travel by name: to unpickle them is to import the modules that register them.
-            (task_class, *_), task_config, data = unpack_condition(packed, self._sources)
+            (task_class, *_), task_config, data = unpack_condition(packed, self._sources[source])
         except (AttributeError, ImportError) as error:
             raise StrategyError(str(error)) from error
         if blueprint_names() != blueprints:

@@ -10,9 +10,8 @@ import io
 import pickle
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
@@ -22,7 +21,8 @@ from esper.kasmina.blueprints.registry import BLUEPRINTS, blueprint_names
 from esper.kasmina.hosts import HOSTS
 from esper.population.conditions import Condition
 from esper.population.engine import StrategyError
-from esper.population.workers.pool import WorkerError, WorkerPool
+from esper.population.workers.handle import WorkerError
+from esper.population.workers.pool import WorkerPool
 from esper.tasks.splits import Splits
 from esper.tasks.task import Task
 
@@ -90,33 +90,28 @@ class WorkerShelf:
     def _load_source(self, splits: Splits) -> None:
         number = self._pool.next_serial()
         self._sources[id(splits)] = splits, number
-        asked = {
-            # Memory is not copied but shared, which must be arranged with each process.
-            process: self._pool.ask(
-                process, "load_source", number, bytes(ForkingPickler.dumps(splits))
-            )
-            for process in range(self._count)
-        }
-        self._pool.answers(asked)
+        self._pool.answers(
+            {p: self._pool.ask(p, "load_source", number, splits) for p in range(self._count)}
+        )
 
     def _ask_to_load(self, condition: Condition, number: int) -> dict[int, int]:
-        packed = pack_condition(condition, self._sources[id(condition.data.splits)][1])
-        words = (number, list(sys.path), blueprint_names(), packed)
+        source = self._sources[id(condition.data.splits)][1]
+        words = (number, source, list(sys.path), blueprint_names(), pack_condition(condition))
         return {p: self._pool.ask(p, "load", *words) for p in range(self._count)}
 
 
 class _ConditionPickler(pickle.Pickler):
-    """Leaves the source out: the other side has it under a number."""
+    """Leaves the source out: the other side has it."""
 
-    def __init__(self, buffer: io.BytesIO, splits: Splits, number: int) -> None:
+    def __init__(self, buffer: io.BytesIO, splits: Splits) -> None:
         super().__init__(buffer, protocol=pickle.HIGHEST_PROTOCOL)
-        self._splits, self._number = splits, number
+        self._splits = splits
 
     def persistent_id(self, obj: Any) -> Any:
         if obj is self._splits:
-            return self._number, "splits"
+            return "splits"
         is_shared = isinstance(obj, Tensor) and obj is self._splits.targets.get("train")
-        return (self._number, "targets") if is_shared else None
+        return "targets" if is_shared else None
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, Tensor):
@@ -125,26 +120,24 @@ class _ConditionPickler(pickle.Pickler):
 
 
 class _ConditionUnpickler(pickle.Unpickler):
-    def __init__(self, buffer: io.BytesIO, sources: Mapping[int, Splits]) -> None:
+    def __init__(self, buffer: io.BytesIO, splits: Splits) -> None:
         super().__init__(buffer)
-        self._sources = sources
+        self._splits = splits
 
-    def persistent_load(self, pid: tuple[int, str]) -> Any:
-        number, what = pid
-        splits = self._sources[number]
-        return splits if what == "splits" else splits.targets["train"]
+    def persistent_load(self, pid: str) -> Any:
+        return self._splits if pid == "splits" else self._splits.targets["train"]
 
 
-def pack_condition(condition: Condition, source: int) -> bytes:
-    """Return a task and its data as bytes, for processes that have its source as `source`."""
+def pack_condition(condition: Condition) -> bytes:
+    """Return a task and its data as bytes, for processes that have its source."""
     task, data, buffer = condition.task, condition.data, io.BytesIO()
-    _ConditionPickler(buffer, data.splits, source).dump((_classes(task), task.config, data))
+    _ConditionPickler(buffer, data.splits).dump((_classes(task), task.config, data))
     return buffer.getvalue()
 
 
-def unpack_condition(packed: bytes, sources: Mapping[int, Splits]) -> Any:
+def unpack_condition(packed: bytes, splits: Splits) -> Any:
     """Return (classes, the task's configuration, its data) of what `pack_condition` returned."""
-    return _ConditionUnpickler(io.BytesIO(packed), sources).load()
+    return _ConditionUnpickler(io.BytesIO(packed), splits).load()
 
 
 def _classes(task: Task) -> list[type]:

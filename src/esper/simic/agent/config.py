@@ -189,6 +189,13 @@ class PPOConfig(Config):
     entropy_floor_penalty: PerHead = option(
         PerHead(**ENTROPY_FLOOR_PENALTY_COEF), "Weight of that penalty."
     )
+    collapse_boost: float = option(
+        0.0,
+        "How much more a head's entropy counts in the bonus while its mean is below its floor, as "
+        "a share of its weight; 0 is off (it is no pull where a head is certain: its gradient is 0 "
+        "there).",
+        minimum=0,
+    )
     exploration_kl: float = option(
         0.01, "Weight of KL(uniform, policy) on free steps: the pull out of a collapse.", minimum=0
     )

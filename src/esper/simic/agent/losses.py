@@ -225,6 +225,18 @@ def curiosity(logits: Tensor, masks: Tensor, reference: Tensor) -> Tensor:
     return 1.0 - distance / legal.sum(-1).clamp(min=2).log()
 
 
+def collapsed_heads(entropies: Tensor, counts: Tensor, floors: Tensor) -> Tensor:
+    """Return bool [8]: heads whose mean entropy on the steps that count is below its floor.
+
+    Args:
+        entropies: [..., 8], from 0 to 1.
+        counts: bool [..., 8], steps at which the head could matter.
+        floors: [8].
+    """
+    means = (entropies.detach() * mean_weights(counts)).flatten(0, -2).sum(0)
+    return (means < floors) & counts.flatten(0, -2).any(0)
+
+
 def compute_entropy_floor_penalty(
     entropy: Mapping[str, Tensor],
     head_masks: Mapping[str, Tensor],

@@ -18,6 +18,7 @@ from esper.simic.agent.advantages import (
 from esper.simic.agent.config import PPOConfig
 from esper.simic.agent.losses import (
     LEAST_SHARE,
+    collapsed_heads,
     compute_entropy_floor_penalty,
     compute_ppo_loss,
     curiosity,
@@ -332,7 +333,7 @@ class Objective:
             scored.values, targets.value_targets, targets.old_values, config.value_clip
         )
         value = (errors * targets.value_weights).sum() / share
-        bonus = (scored.entropies * targets.entropy_weights).sum()
+        bonus = (scored.entropies * self._entropy_weights(scored, targets)).sum()
         bonus = (bonus + (scored.curiosity * targets.curiosity_weights).sum()) / share
         penalty = self.floor_penalty(scored, targets)
         explored = scored.exploration * targets.exploration_weights / share
@@ -340,6 +341,14 @@ class Objective:
         held = config.anchor_kl * (scored.anchored * targets.exploration_weights).sum() / share
         total = policy + config.value_coef * value - bonus + penalty + pulled + held
         return Losses(policy, value, bonus, penalty, explored.flatten(0, -2).sum(0), total)
+
+    def _entropy_weights(self, scored: Scored, targets: Targets) -> Tensor:
+        """Return what every entropy counts in the bonus, more where its head has collapsed."""
+        if not self._config.collapse_boost:
+            return targets.entropy_weights
+        floors = scored.entropies.new_tensor(self._config.entropy_floor.by_head())
+        collapsed = collapsed_heads(scored.entropies, targets.floor_counts, floors)
+        return targets.entropy_weights * (1 + self._config.collapse_boost * collapsed)
 
     def policy_loss(
         self,

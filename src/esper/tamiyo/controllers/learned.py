@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from esper.leyline.actions import HEAD_NAMES, LifecycleOp
+from esper.leyline.blueprints import NOOP
 from esper.leyline.controller import ControllerContext
 from esper.leyline.errors import CheckpointError, UsageError
 from esper.leyline.manifest import MANIFEST_FILE
@@ -207,21 +208,28 @@ class LearnedController:
             ]
         )
 
-    # The host and the policy may number blueprints differently; names are what they agree on.
+    # The host and the policy may number blueprints differently; names are what they agree on. One
+    # that the policy does not know is never chosen, and where one lives, it is told as noop.
 
     def _own_signals(self, signals: Signals) -> Signals:
         if self._ids is None:
             return signals
         ids = self._ids.to(signals.blueprint.device)
-        known = ids[signals.blueprint.clamp(min=0)]
+        known = ids[signals.blueprint.clamp(min=0)].clamp(min=NOOP)
         return replace(signals, blueprint=torch.where(signals.blueprint < 0, -1, known))
 
     def _own_masks(self, masks: Masks, device: torch.device) -> Masks:
         if self._ids is not None:
             fits = masks.blueprint_by_slot
+            ids = self._ids.to(fits.device)
+            known = ids >= 0
             own = fits.new_zeros(*fits.shape[:-1], len(self.policy.blueprint_names))
-            own[..., self._ids.to(fits.device)] = fits
-            masks = replace(masks, blueprint_by_slot=own)
+            own[..., ids[known]] = fits[..., known]
+            slots = masks.slot_by_op.clone()
+            slots[:, LifecycleOp.GERMINATE] &= own.any(-1)
+            masks = replace(
+                masks, blueprint_by_slot=own, slot_by_op=slots, op=masks.op & slots.any(-1)
+            )
         return masks.to(device)
 
     def _host_actions(self, step: PolicyStep, device: torch.device) -> dict[str, Tensor]:
@@ -229,7 +237,8 @@ class LearnedController:
         if self._ids is not None:
             # What is chosen fits a slot of the host, so it is one of the host's.
             back = torch.zeros(len(self.policy.blueprint_names), dtype=torch.int64)
-            back[self._ids] = torch.arange(len(self._ids))
+            known = self._ids >= 0
+            back[self._ids[known]] = known.nonzero().squeeze(-1)
             actions["blueprint"] = back.to(device)[actions["blueprint"]]
         return actions
 
@@ -258,7 +267,10 @@ def _load(name: str, argument: str | None) -> Policy:
 
 
 def _blueprint_ids(policy: Policy, context: ControllerContext) -> Tensor | None:
-    """Return the policy's id of every blueprint of the host, None where they are the same."""
+    """Return the policy's id of every blueprint of the host, -1 for those it does not know.
+
+    None where they are the same.
+    """
     own = policy.blueprint_names
-    ids = [own.index(name) for name in context.blueprint_names]
+    ids = [own.index(name) if name in own else -1 for name in context.blueprint_names]
     return None if ids == list(range(len(ids))) else torch.tensor(ids)

@@ -2,9 +2,9 @@
 
 `save_policy` writes one folder by `leyline.storage`: checksummed, versioned, and without any code
 to run when it is loaded. What a policy knows of the world travels with it, so that it is refused
-where it does not fit: the features it reads, and of the documents' layout its blueprints by name
-and how many slots it serves. A travelling policy has neither; `Policy.fitted` lays it out for a
-host.
+where it does not fit: the features it reads, and of the documents' layout how many slots it
+serves. Blueprints of that layout are known by name; one that was installed later is never chosen.
+A travelling policy takes any number of either; `Policy.fitted` lays it out for a host.
 """
 
 from __future__ import annotations
@@ -95,8 +95,7 @@ class Policy:
         """Return the policy laid out for a host: a copy, or itself where that is what it is.
 
         Raises:
-            UsageError: It does not travel, and the host has more slots than it serves, or
-                blueprints that it does not know.
+            UsageError: It does not travel, and the host has more slots than it serves.
         """
         if not self.travels:
             _refuse_misfit(self, context)
@@ -218,13 +217,6 @@ def _refuse_misfit(policy: Policy, context: ControllerContext) -> None:
         raise UsageError(
             f"this policy serves hosts of 1 to {served} slots, and this one has "
             f"{len(context.slot_names)}; choose up to {served} of them"
-        )
-    own = policy.blueprint_names
-    unknown = [name for name in context.blueprint_names if name not in own]
-    if unknown:
-        raise UsageError(
-            f"this policy does not know the blueprint {', '.join(map(repr, unknown))}; "
-            f"it knows {', '.join(own)}; train one that does, or use another controller"
         )
 
 

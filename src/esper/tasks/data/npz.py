@@ -148,6 +148,8 @@ def _targets(path: Path, name: str, y: Array) -> Array:
             y = y[:, 0]
         if y.ndim != 1:
             raise DataError(f"{path}: {name} has shape {y.shape}; labels are [N]")
+        if y.dtype == np.uint64 and len(y) and int(y.max()) >= 2**63:
+            raise DataError(f"{path}: {name} has the label {int(y.max())}, larger than any can be")
         return y.astype(np.int64)
     if y.dtype.kind == "f" and y.ndim in (1, 2):
         return y.astype(np.float32).reshape(len(y), -1)

@@ -31,6 +31,8 @@ from esper.simic.training.trainer import Trainer
 from esper.tamiyo.policy.action_masks import rule_view
 from esper.testing.imagined import middle_aged_hosts
 
+pytestmark = pytest.mark.integrations
+
 SHORT: dict[str, Any] = {"episode_length": 3, "device": "cpu", "strategy": "sequential"}
 SIZES = [HEAD_SIZES[head] for head in HEAD_NAMES]
 

@@ -21,6 +21,8 @@ from esper.simic.training.config import TrainConfig
 from esper.simic.training.recipes import get_recipe
 from esper.simic.training.trainer import Trainer
 
+pytestmark = pytest.mark.integrations
+
 CONFIG: TrainConfig = get_recipe("smoke").replace(
     rounds=2, rows=3, rows_per_seed=2, episode_length=4, device="cpu", strategy="sequential"
 )

@@ -14,6 +14,8 @@ from esper.envs import GrowVectorEnv
 from esper.envs.stable_baselines import GrowVecEnv
 from esper.leyline.errors import UsageError
 
+pytestmark = pytest.mark.integrations
+
 EXAMPLES = Path(__file__).parents[2] / "examples" / "envs"
 SIZE = ("--recipe", "smoke", "--rows", "8", "--length", "8", "--rounds", "4")
 

@@ -1,0 +1,124 @@
+"""The lines of the README on five seeds: do they grow what they say, and beat their twins?
+
+They are run as printed, but for the seed. `--rates` tries learning rates on the seeds 0 to 4, and
+tells at each how well the twins do on the validation split: the rate has to suit waiting.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import re
+import warnings
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.pool import run_all
+from benchmarks.table import print_table
+
+PAGE = Path(__file__).parents[1] / "README.md"
+FIRST_SEED = 10
+SEEDS = tuple(range(FIRST_SEED, FIRST_SEED + 5))
+"""Those the README tells of; the rates were chosen on the first five."""
+SNIPPETS = {"digits": "Ten lines", "text": "Ten lines for text"}
+"""What is grown, and the heading under which the README does it."""
+
+
+def snippet(name: str) -> str:
+    """Return the lines under a heading of the README."""
+    page = PAGE.read_text(encoding="utf-8")
+    found = re.search(rf"##+ {SNIPPETS[name]}\n.*?```python\n(.*?)```", page, re.DOTALL)
+    assert found is not None, f"the README has no lines under {SNIPPETS[name]!r}"
+    return found[1]
+
+
+def run_snippet(
+    name: str, seed: int, *, rate: float | None = None, epochs: int | None = None
+) -> tuple[dict[str, Any], str]:
+    """Run the lines with a seed, and another rate or length if given; return names and output.
+
+    What they warn of, that nothing grew, is left to whoever looks at the result.
+    """
+    code = _replace(snippet(name), r"(manual_seed\()\d+", seed)
+    if rate is not None:
+        code = _replace(code, r"(lr=)[\d.]+", rate)
+    if epochs is not None:
+        code = _replace(code, r"(epochs\"?[=:] ?)\d+", epochs)
+    names: dict[str, Any] = {}
+    said = io.StringIO()
+    with warnings.catch_warnings(), contextlib.redirect_stdout(said):
+        warnings.filterwarnings("ignore", message="Nothing grew")
+        exec(code, names)
+    return names, said.getvalue()
+
+
+def measure(job: tuple[int, float | None], name: str) -> dict[str, Any]:
+    seed, rate = job
+    summary = run_snippet(name, seed, rate=rate)[0]["grown"].summary
+    return {
+        "seed": seed,
+        "rate": rate,
+        "twin": summary.twin_test_score,
+        "grown": summary.test_score,
+        "twin_val": summary.twin_val_score,
+        "parameters": [summary.parameters_before, summary.parameters_after],
+        "flops": [summary.flops_before, summary.flops_after],
+        "seeds": [f"{seed.blueprint} {seed.fate}" for seed in summary.seeds],
+    }
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks readme", description=__doc__)
+    parser.add_argument("what", nargs="?", choices=tuple(SNIPPETS), default="digits")
+    parser.add_argument("--rates", nargs="+", type=float, default=(), metavar="LR")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(arguments)
+    work = partial(measure, name=options.what)
+    if options.rates:
+        jobs = [(seed, rate) for rate in options.rates for seed in range(len(SEEDS))]
+        results = run_all(work, jobs, options.jobs)
+    else:
+        results = run_all(work, [(seed, None) for seed in SEEDS], options.jobs)
+    if options.json:
+        print(json.dumps(results, indent=2))
+    elif options.rates:
+        rows = [_rate_row(rate, results) for rate in options.rates]
+        print_table(["rate", "twin, validation", "median gain, test"], rows)
+    else:
+        print_table(
+            ["seed", "twin", "grown", "gain", "parameters", "FLOPs", "seeds"],
+            [_row(result) for result in results],
+        )
+        gains = [result["grown"] - result["twin"] for result in results]
+        print(f"\nmedian gain: {median(gains):+.2f} points on the test split")
+    return 0
+
+
+def _rate_row(rate: float, results: Sequence[dict[str, Any]]) -> list[str]:
+    own = [result for result in results if result["rate"] == rate]
+    gain = median(result["grown"] - result["twin"] for result in own)
+    return [f"{rate:g}", f"{median(result['twin_val'] for result in own):.2f}", f"{gain:+.2f}"]
+
+
+def _row(result: dict[str, Any]) -> list[str]:
+    return [
+        str(result["seed"]),
+        f"{result['twin']:.2f}",
+        f"{result['grown']:.2f}",
+        f"{result['grown'] - result['twin']:+.2f}",
+        " → ".join(f"{size:,}" for size in result["parameters"]),
+        " → ".join(f"{size:,}" for size in result["flops"]),
+        ", ".join(result["seeds"]) or "none",
+    ]
+
+
+def _replace(code: str, pattern: str, value: float) -> str:
+    changed, count = re.subn(pattern, rf"\g<1>{value:g}", code)
+    assert count == 1, f"{pattern} is {count} times in the lines"
+    return changed

@@ -1,0 +1,140 @@
+"""`python -m esper.scripts.document_settings`: writes docs/settings.md from the configurations.
+
+Every key that `--set` takes, with its type, its default and what it means, as the code declares
+it. With `--check` nothing is written, and the exit code is 1 where the page is out of date.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from esper.leyline.config import Config
+from esper.leyline.files import atomic_write_text
+from esper.leyline.settings import SettingInfo, list_settings
+from esper.proof.clone import CloneConfig
+from esper.proof.prove import ProveConfig
+from esper.proof.search import SearchConfig
+from esper.runs.request import CHANGEABLE, GrowRequest
+from esper.simic.training.config import FIXED_SETTINGS, TrainConfig
+from esper.tamiyo.controllers.heuristic import HeuristicConfig
+from esper.tamiyo.controllers.periodic import PeriodicConfig
+from esper.tamiyo.controllers.plateau import PlateauConfig
+
+PAGE = Path("docs/settings.md")
+
+_INTRODUCTION = """\
+# Settings
+
+Every setting there is, with the keys that `--set KEY=VALUE` takes. Values are YAML: `0.1`, `true`,
+`null` for nothing, `[a, b]` for a list. The same names are in `config.yaml` of a run, which says
+what held there, and in Python: `GrowthConfig(training=TrainingConfig(momentum=0.8))` is
+`growth.training.momentum`, and `esper.train(ppo={"clip": 0.1})` is `ppo.clip`.
+
+A task (`esper grow`) and a recipe (`esper train`) have values of their own for some of these, and
+options such as `--epochs` come after them. A key that does not exist is refused with the nearest
+that does.
+
+This page is made from the code by `python -m esper.scripts.document_settings`.
+"""
+
+_COMMANDS: tuple[tuple[str, type[Config], str], ...] = (
+    (
+        "esper grow",
+        GrowRequest,
+        "When a run is continued (`--resume`), these may change: "
+        f"{', '.join(f'`{key}`' for key in CHANGEABLE)}.",
+    ),
+    (
+        "esper train",
+        TrainConfig,
+        "When a run is continued, all may change but "
+        f"{', '.join(f'`{key}`' for key in FIXED_SETTINGS)}.",
+    ),
+    ("esper search", SearchConfig, ""),
+    ("esper clone", CloneConfig, ""),
+    ("esper prove", ProveConfig, ""),
+)
+
+_CONTROLLERS: tuple[tuple[str, type[Config]], ...] = (
+    ("heuristic", HeuristicConfig),
+    ("plateau", PlateauConfig),
+    ("periodic", PeriodicConfig),
+)
+
+_AFTER_A_COLON = """\
+## Controllers
+
+These follow the name of a controller, wherever one is named: `--controller
+heuristic:plateau_epochs=5,rest_epochs=2`, or a file of them, `heuristic:FILE`.
+"""
+
+
+def render() -> str:
+    """Return the whole page."""
+    parts = [_INTRODUCTION]
+    for name, config, note in _COMMANDS:
+        parts.append("\n\n".join(part for part in (f"## `{name}`", _summary(config), note) if part))
+        parts += _tables(config)
+    parts.append(_AFTER_A_COLON)
+    for name, config in _CONTROLLERS:
+        parts += [f"### `{name}`\n\n{_summary(config)}", _table(list(list_settings(config)))]
+    return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write or check the page; return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m esper.scripts.document_settings",
+        description=(__doc__ or "").splitlines()[0],
+    )
+    parser.add_argument("--out", type=Path, default=PAGE, help=f"the page (default {PAGE})")
+    parser.add_argument("--check", action="store_true", help="only say whether it is current")
+    options = parser.parse_args(arguments)
+    page = render()
+    if options.check:
+        is_current = options.out.is_file() and options.out.read_text(encoding="utf-8") == page
+        print(f"{options.out} is {'current' if is_current else 'out of date'}")
+        return 0 if is_current else 1
+    atomic_write_text(options.out, page)
+    print(f"wrote {options.out}")
+    return 0
+
+
+def _tables(config: type[Config]) -> Iterator[str]:
+    """Return a table for every part of a configuration, those of its own first."""
+    parts: dict[str, list[SettingInfo]] = {}
+    for each in list_settings(config):
+        parts.setdefault(each.key.rpartition(".")[0], []).append(each)
+    for part, settings in parts.items():
+        yield (f"### `{part}`\n\n" if part else "") + _table(settings)
+
+
+def _table(settings: Sequence[SettingInfo]) -> str:
+    lines = ["| key | type | default | meaning |", "|---|---|---|---|"]
+    for each in settings:
+        meaning = each.help.replace("|", "\\|")
+        kind = each.type.replace("|", "\\|")
+        lines.append(f"| `{each.key}` | {kind} | {_shown(each.default)} | {meaning} |")
+    return "\n".join(lines)
+
+
+def _shown(value: Any) -> str:
+    """Return a default as `--set` would take it."""
+    if value is dataclasses.MISSING:
+        return "must be given"
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return f"`{text}`"
+
+
+def _summary(config: type[Config]) -> str:
+    return (config.__doc__ or "").strip().splitlines()[0]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
