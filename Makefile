@@ -63,7 +63,7 @@ test-browser: setup ## the live page in a real browser: chromium, Debian's where
 		$(BIN)/python -m playwright install chromium
 	$(BIN)/python -m pytest tests/browser
 
-test-integrations: setup ## Lightning, the Trainer of Hugging Face, and the zoo of networks; installs both
+test-integrations: setup ## Lightning, Hugging Face's Trainer, the zoo, environments, Ray; installs them
 	$(BIN)/python -m pip install --quiet --no-build-isolation -c constraints.txt -e '.[dev,integrations]'
 	$(BIN)/python -m pytest -n 2 -m integrations
 

@@ -22,7 +22,10 @@ from pathlib import Path
 
 MAX_LINES = 600
 PACKAGE = Path("src/esper")
-FREE_FOLDERS = ("tests/integration", "tests/conformance", "tests/browser", "tests/zoo")
+FREE_FOLDERS = (
+    *("tests/integration", "tests/conformance", "tests/browser", "tests/zoo"),
+    "tests/frameworks",
+)
 MIRRORED_FOLDERS = ("tools", "benchmarks")
 # Paths from the root, such as "tests/test_public_names.py".
 EXEMPT_TESTS: frozenset[str] = frozenset()

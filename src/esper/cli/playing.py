@@ -105,6 +105,7 @@ def open_folder(config_class: Any, options: argparse.Namespace, make: Any) -> An
     if options.overwrite:
         raise UsageError("--resume continues a run and --overwrite replaces it; give one of them")
     kept = {"out", "resume", "json", "run", "arguments", "overwrite", "list", "quick", "imports"}
+    kept |= {"engine", "address", "actors"}
     changed = [name for name, value in vars(options).items() if name not in kept and value]
     if changed:
         raise UsageError(
@@ -114,12 +115,18 @@ def open_folder(config_class: Any, options: argparse.Namespace, make: Any) -> An
     return folder.read_config(options.out, config_class)
 
 
-def print_members(members: tuple[Member, ...], as_json: bool, arms: dict[str, str]) -> int:
-    """List the members that would be played, and what can be played on them."""
+def print_members(
+    members: tuple[Member, ...],
+    as_json: bool,
+    arms: dict[str, str],
+    benchmarks: dict[str, dict[str, Any]] | None = None,
+) -> int:
+    """List the members that would be played, what can be played on them, and the benchmarks."""
     from rich.table import Table
 
     if as_json:
-        print_json({"members": [member.label for member in members], "arms": arms})
+        found = {"members": [member.label for member in members], "arms": arms}
+        print_json(found | ({} if benchmarks is None else {"benchmarks": benchmarks}))
         return 0
     console = out_console()
     table = Table(title="Members", title_justify="left")
@@ -140,6 +147,13 @@ def print_members(members: tuple[Member, ...], as_json: bool, arms: dict[str, st
         width = max(map(len, arms))
         for name, line in arms.items():
             console.print(safe(f"  {name:<{width}}  {line}"), soft_wrap=True)
+    for name, each in (benchmarks or {}).items():
+        console.print(safe(f"Benchmark {name} ({each['checksum']}): {each['summary']}"))
+        scores = each["scores"]
+        told = "the controls' scores are not measured yet"
+        if scores is not None:
+            told = ", ".join(f"{arm} {one['score']:+.3f}" for arm, one in scores["arms"].items())
+        console.print(safe(f"  {told}"), soft_wrap=True)
     return 0
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from typing import Any
 
+from esper.cli.engine import add_engine_options, chosen_cluster
 from esper.cli.main import Parser
 from esper.cli.output import err_console, out_console, print_json, safe
 from esper.cli.playing import PlayView, add_options, open_folder, print_members, resolve
@@ -18,6 +20,7 @@ examples:
   esper prove patient=heuristic:plateau_epochs=9 heuristic wait --out runs/patience
   esper prove --resume --out runs/proof                 go on where it stopped
   esper prove --list --family image16_family            members and arms, nothing is played
+  esper prove runs/tamiyo --benchmark digits-v1 --out runs/entry     an entry, ranked
 """
 
 
@@ -35,6 +38,11 @@ def set_up(parser: Parser) -> None:
         help="what is played, as SPEC or NAME=SPEC; the first is judged (default: heuristic, wait, "
         "random, periodic, plateau)",
     )
+    parser.add_argument(
+        "--benchmark",
+        metavar="NAME",
+        help="play the named public benchmark: ARM, if any, against all controls (default: none)",
+    )
     parser.add_argument("--seeds", type=int, metavar="N", help="seeds on a member (default: 8)")
     parser.add_argument(
         "--quick",
@@ -42,6 +50,7 @@ def set_up(parser: Parser) -> None:
         help="digits, 6 members, 4 seeds, 40 epochs: minutes on two cores",
     )
     add_options(parser, split="select")
+    add_engine_options(parser)
     parser.set_defaults(run=run)
 
 
@@ -52,6 +61,7 @@ def run(options: argparse.Namespace) -> int:
 
     from esper.leyline.files import atomic_write_text
     from esper.proof.arm import KINDS
+    from esper.proof.benchmark import describe_benchmarks, publishable
     from esper.proof.folder import locked
     from esper.proof.play import Player
     from esper.proof.prove import Proof, ProveConfig
@@ -60,13 +70,14 @@ def run(options: argparse.Namespace) -> int:
 
     if options.list:
         config = make(options)
-        return print_members(config.members.find(config.opening), options.json, KINDS)
+        members = config.members.find(config.opening)
+        return print_members(members, options.json, KINDS, describe_benchmarks())
     config = open_folder(ProveConfig, options, make)
     members = config.members.find(config.opening)
     folder = Path(options.out)
-    with locked(folder), stop_signals() as stopped:
+    with locked(folder), stop_signals() as stopped, chosen_cluster(options) as cluster:
         view = PlayView(err_console(), f"proving on {len(members)} members")
-        player = Player(config.play, view.show, lambda: bool(stopped))
+        player = Player(config.play, view.show, lambda: bool(stopped), cluster)
         proof = Proof(config, members, folder, player)
         with view:
             is_done = proof.run()
@@ -75,8 +86,14 @@ def run(options: argparse.Namespace) -> int:
             err_console().print(safe(told), soft_wrap=True)
             return INTERRUPTED
         found = proof.conclude()
+        if cluster is not None:
+            work = [dataclasses.asdict(each) for each in cluster.take_work()]
+            atomic_write_text(folder / "cluster.json", json.dumps(work, indent=1) + "\n")
         atomic_write_text(folder / "results.json", json.dumps(found, indent=1) + "\n")
         atomic_write_text(folder / "report.md", write_report(found))
+        if config.benchmark:
+            scores = json.dumps(publishable(found), indent=1) + "\n"
+            atomic_write_text(folder / "scores.json", scores)
     if options.json:
         print_json(found)
     else:
@@ -86,9 +103,20 @@ def run(options: argparse.Namespace) -> int:
 
 def make(options: argparse.Namespace) -> Any:
     """Turn options into a configuration."""
+    from esper.leyline.errors import UsageError
     from esper.leyline.settings import change_settings
+    from esper.proof.benchmark import check_entry, get_benchmark
     from esper.proof.prove import ProveConfig
 
+    if options.benchmark:
+        if len(options.arms) > 1 or options.quick:
+            raise UsageError("a benchmark is one entry against its controls; name one ARM at most")
+        entry = _absolute(options.arms[0]) if options.arms else None
+        config = resolve(get_benchmark(options.benchmark).config(entry), options)
+        if options.seeds is not None:
+            config = config.replace(seeds=options.seeds)
+        check_entry(config)
+        return config
     quick = {"seeds": 4, "members.count": 6, "play.horizon": 40} if options.quick else {}
     # Files are named so that a run can be continued from anywhere.
     arms = [_absolute(text) for text in options.arms]

@@ -8,6 +8,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from esper.cli.engine import add_engine_options, chosen_cluster
 from esper.cli.main import Parser
 from esper.cli.output import err_console, naming_resume, out_console, print_json, safe
 from esper.cli.sinks import add_wandb, chosen_sinks
@@ -21,6 +22,7 @@ examples:
   esper train digits --set ppo.clip=0.1 --out runs/clip  the same with one setting changed
   esper train runs/digits/config.yaml --seed 1 --out runs/again
   esper train --resume --out runs/digits                 go on exactly where it stopped
+  esper train cifar --engine ray --address auto --out runs/cifar    on all GPUs of a Ray cluster
   esper train --resume --set ppo.entropy_coef=0.1 --reset-heads blueprint,tempo --out runs/digits
   esper grow --task digits --controller runs/digits --out runs/grown    use what was learned
 """
@@ -57,6 +59,7 @@ def set_up(parser: Parser) -> None:
         help="any other setting (docs/settings.md), such as ppo.clip=0.1; may be given "
         "again (default: none)",
     )
+    add_engine_options(parser)
     where = parser.add_argument_group("where it goes")
     where.add_argument("--out", metavar="RUN", required=True, help="folder of the run")
     where.add_argument(
@@ -91,7 +94,11 @@ def run(options: argparse.Namespace) -> int:
     _check_request(options)
     alarms = AlarmRelay()
     # From here on: what comes while it opens is heeded after the first step, which can be saved.
-    with stop_signals() as stopped, _open(options, alarms) as training:
+    with (
+        stop_signals() as stopped,
+        chosen_cluster(options) as cluster,
+        _open(options, alarms, cluster) as training,
+    ):
         config, trainer = training.config, training.trainer
         title = f"training {config.recipe} ({', '.join(config.tasks)}, {trainer.device.type})"
         view = TrainView(
@@ -114,7 +121,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _open(options: argparse.Namespace, on_alarm: Any) -> Any:
+def _open(options: argparse.Namespace, on_alarm: Any, cluster: Any) -> Any:
     """Start or continue the run."""
     from esper.leyline.process import choose_device
     from esper.leyline.settings import parse_settings
@@ -128,6 +135,7 @@ def _open(options: argparse.Namespace, on_alarm: Any) -> Any:
             command=f"esper {shlex.join(options.arguments)}",
             sinks=chosen_sinks(options),
             on_alarm=on_alarm,
+            cluster=cluster,
         )
     settings = parse_settings(options.settings or ())
     if options.device is not None:
@@ -139,6 +147,7 @@ def _open(options: argparse.Namespace, on_alarm: Any) -> Any:
         checkpoint=options.source or "latest",
         sinks=chosen_sinks(options),
         on_alarm=on_alarm,
+        cluster=cluster,
     )
 
 

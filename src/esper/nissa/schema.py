@@ -530,6 +530,8 @@ class EventKind(StrEnum):
     SEED_PRUNED = "seed_pruned"
     GOVERNOR_ROLLBACK = "governor_rollback"
     DECISION_EXPLAINED = "decision_explained"
+    ACTOR_WORKED = "actor_worked"
+    ACTOR_LOST = "actor_lost"
 
 
 @table("events", "Anything else that happened.", indexes=(("kind",),), numbered=True)

@@ -102,8 +102,8 @@ class Population:
             self._shelf = DataShelf(data, self.device)
         else:
             given = data
-        self._roster = self._enlist(task, rows, given)
-        self.row_seeds = self._checked_seeds(range(self.rows) if row_seeds is None else row_seeds)
+        self.roster = self._enlist(task, rows, given)
+        self.row_seeds = self.checked_seeds(range(self.rows) if row_seeds is None else row_seeds)
         self.num_slots = self._most_slots()
         self._groups: list[TaskGroup] = []
         self._parts: list[list[int]] = []
@@ -122,7 +122,7 @@ class Population:
     @property
     def rows(self) -> int:
         """Number of rows."""
-        return self._roster.rows
+        return self.roster.rows
 
     @property
     def tasks(self) -> list[Task]:
@@ -132,12 +132,12 @@ class Population:
     @property
     def conditions(self) -> tuple[Condition, ...]:
         """The tasks with their data."""
-        return self._roster.conditions
+        return self.roster.conditions
 
     @property
     def task_of_row(self) -> tuple[int, ...]:
         """Which of the tasks each row belongs to."""
-        return self._roster.task_of_row
+        return self.roster.task_of_row
 
     @staticmethod
     def known_blueprints() -> tuple[str, ...]:
@@ -180,7 +180,7 @@ class Population:
         """
         roster = self._enlist(tasks, self.rows if rows is None else rows, data)
         self._set_stacks_aside()
-        self._roster, self.row_seeds = roster, list(range(roster.rows))
+        self.roster, self.row_seeds = roster, list(range(roster.rows))
         self.num_slots = self._most_slots()
         if self._shelf is not None:
             self._shelf.forget_all_but(self.tasks)
@@ -195,7 +195,7 @@ class Population:
             row_seeds: seeds of the rows from now on, one for each; the same as before if None.
         """
         if row_seeds is not None:
-            self.row_seeds = self._checked_seeds(row_seeds)
+            self.row_seeds = self.checked_seeds(row_seeds)
         self.build()
         self._is_midway = True
         for group in self._groups:
@@ -271,7 +271,7 @@ class Population:
         """Return the state of every row as plain data and tensors."""
         self._need_rows()
         return {
-            "made": self._made(),
+            "made": self.made(),
             "seed": self.seed,
             "row_seeds": list(self.row_seeds),
             "rows": [
@@ -282,26 +282,49 @@ class Population:
 
     def restore(self, saved: dict[str, Any]) -> Signals:
         """Go back to a snapshot of a population made the same way, by whichever strategy."""
-        needed = {"made", "seed", "row_seeds", "rows"}
-        if not isinstance(saved, Mapping) or not needed <= saved.keys():
-            raise CheckpointError("this is no snapshot of a population; take one by snapshot()")
-        difference = first_difference(saved["made"], self._made())
-        if difference is not None:
-            raise CheckpointError(
-                f"the snapshot is of a population with {difference[0]}, this one has "
-                f"{difference[1]}; make it the same way"
-            )
+        self.refuse_foreign(saved)
         with restoring("of the population"):
             seed = check_count(saved["seed"], "seed")
             seeds = [check_count(seed, "row_seeds") for seed in saved["row_seeds"]]
             self._clear()
-            self.seed, self.row_seeds = seed, self._checked_seeds(seeds)
+            self.seed, self.row_seeds = seed, self.checked_seeds(seeds)
             try:
                 self._fill(saved["rows"])
             except BaseException:
                 # Half of a population is none.
                 self._clear()
                 raise
+        return self.signals()
+
+    def refuse_foreign(self, saved: dict[str, Any]) -> None:
+        """Raise unless a snapshot is of a population made the same way."""
+        needed = {"made", "seed", "row_seeds", "rows"}
+        if not isinstance(saved, Mapping) or not needed <= saved.keys():
+            raise CheckpointError("this is no snapshot of a population; take one by snapshot()")
+        difference = first_difference(saved["made"], self.made())
+        if difference is not None:
+            raise CheckpointError(
+                f"the snapshot is of a population with {difference[0]}, this one has "
+                f"{difference[1]}; make it the same way"
+            )
+
+    def snapshot_rows(self) -> list[dict[str, Any]]:
+        """Return the state of every row by itself, for whoever puts rows together anew."""
+        self._need_rows()
+        return [self._snapshot_of(row) for row in range(self.rows)]
+
+    def restore_rows(
+        self, seed: int, row_seeds: Sequence[int], rows: Sequence[dict[str, Any]]
+    ) -> Signals:
+        """Bring every row into a state of `snapshot_rows`, with the seeds it was built from."""
+        self.seed, self.row_seeds = seed, self.checked_seeds(row_seeds)
+        self._clear()
+        self._fill(
+            [
+                join_rows([rows[place] for place in places])
+                for places in self.roster.architectures.values()
+            ]
+        )
         return self.signals()
 
     def fork(self, rows: Sequence[int]) -> Population:
@@ -314,7 +337,7 @@ class Population:
         if not rows or min(rows) < 0 or max(rows) >= self.rows:
             raise UsageError(f"rows must be some of 0 to {self.rows - 1}, got {list(rows)}")
         twin = copy.copy(self)
-        twin._roster, chosen = self._roster.take(rows)
+        twin.roster, chosen = self.roster.take(rows)
         twin.row_seeds = [self.row_seeds[row] for row in chosen]
         twin._groups, twin._parts, twin._stacks = [], [], {}
         twin._worker_client = None if self._worker_client is None else self._worker_client.share()
@@ -322,7 +345,7 @@ class Population:
         twin._fill(
             [
                 join_rows([self._snapshot_of(chosen[place]) for place in places])
-                for places in twin._roster.architectures.values()
+                for places in twin.roster.architectures.values()
             ]
         )
         return twin
@@ -412,7 +435,7 @@ class Population:
             self._worker_client.use(self.conditions)
         return self._worker_client
 
-    def _made(self) -> dict[str, Any]:
+    def made(self) -> dict[str, Any]:
         """Return what a snapshot depends on: everything but how the rows are executed."""
         config = {
             name: value
@@ -443,7 +466,8 @@ class Population:
         conditions = [Condition(task, each) for task, each in zip(made, found, strict=True)]
         return Roster.of(conditions, [i for i, count in enumerate(counts) for _ in range(count)])
 
-    def _checked_seeds(self, seeds: Sequence[int]) -> list[int]:
+    def checked_seeds(self, seeds: Sequence[int]) -> list[int]:
+        """Return seeds for the rows, refusing another number of them."""
         if len(seeds) != self.rows:
             raise UsageError(f"row_seeds must have {self.rows} entries, got {len(seeds)}")
         return list(seeds)
@@ -456,8 +480,8 @@ class Population:
         client = self._prepare_worker_client()
         groups: list[TaskGroup] = []
         parts: list[list[int]] = []
-        for architecture, rows in self._roster.architectures.items():
-            conditions = [self._roster.condition(row) for row in rows]
+        for architecture, rows in self.roster.architectures.items():
+            conditions = [self.roster.condition(row) for row in rows]
             keys = [derive_seed(self.seed, self.row_seeds[row], "row") for row in rows]
 
             def take(count: int, own: StackKey = architecture) -> StackedEngine | None:
@@ -489,7 +513,7 @@ class Population:
         """Return the groups of every architecture."""
         return [
             [group for group in self._groups if group.architecture == architecture]
-            for architecture in self._roster.architectures
+            for architecture in self.roster.architectures
         ]
 
     def _fill(self, saved: Sequence[dict[str, Any]]) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from esper.proof.arm import WAIT, ArmSpec
 from esper.proof.results import CellResult
-from esper.proof.statistics import Comparison, Floats, front, log_ratios
+from esper.proof.statistics import Comparison, Floats, front, interquartile_mean, log_ratios
 
 COSTS = ("parameters", "flops", "total_flops")
 """What fronts are drawn against: sizes at the end, and all operations of a run."""
@@ -77,6 +77,19 @@ def privileged_share(
         return None
     possible = float(log_ratios(errors[name], errors[WAIT]).mean())
     return float(log_ratios(errors[subject], errors[WAIT]).mean()) / possible if possible else None
+
+
+def rank(errors: Mapping[str, Floats]) -> dict[str, float]:
+    """Return every arm's score, the best first: the interquartile mean of log ratios over waiting.
+
+    Args:
+        errors: test errors by arm, [members, seeds].
+    """
+    scores = {
+        arm: float(interquartile_mean(log_ratios(table, errors[WAIT])))
+        for arm, table in errors.items()
+    }
+    return dict(sorted(scores.items(), key=lambda item: -item[1]))
 
 
 def fronts(summaries: Mapping[str, Mapping[str, float]]) -> dict[str, list[str]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from esper.leyline.process import choose_device
 from esper.leyline.signals import Signals
 from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import SeedStage
+from esper.population.cluster import AnyPopulation, RayCluster, RayPopulation
 from esper.population.engine import PopulationConfig, Strategy
 from esper.population.population import Population
 from esper.proof.arm import Arm, ControllerArm, HeuristicArm, ScheduleArm, group_of, seed_of
@@ -116,7 +117,7 @@ class _Clock:
 class Stage:
     """Cells that are played together."""
 
-    population: Population
+    population: AnyPopulation
     controllers: RowControllers
     """Who decides, as their arms say."""
     seeds: list[int]
@@ -132,6 +133,7 @@ class Player:
         config: limits, device and how rows live.
         show: is told about every epoch.
         is_stopped: is asked after every epoch; where it says so, the chunk is given up.
+        cluster: where rows live instead of in this process.
     """
 
     def __init__(
@@ -139,12 +141,14 @@ class Player:
         config: PlayConfig,
         show: Show = lambda progress: None,
         is_stopped: Callable[[], bool] = lambda: False,
+        cluster: RayCluster | None = None,
     ) -> None:
         """Nothing is read or built yet."""
+        self.cluster = cluster
         self.config = config
         self._show, self._is_stopped = show, is_stopped
         self.device = choose_device(config.device)
-        self._population: Population | None = None
+        self._population: AnyPopulation | None = None
 
     def play(self, cells: Sequence[Cell]) -> Iterator[list[CellResult]]:
         """Yield the results of one chunk after another; ends early where it is stopped."""
@@ -209,21 +213,24 @@ class Player:
             start = rows.stop
         return found
 
-    def _assign(self, tasks: list[Task], cells: Sequence[tuple[Cell, int]]) -> Population:
+    def _assign(self, tasks: list[Task], cells: Sequence[tuple[Cell, int]]) -> AnyPopulation:
         """Return the population, with rows for these cells; it is made for the first of them."""
         task_of_row = [index for cell, index in cells for _ in cell.seeds]
         counts = [task_of_row.count(index) for index in range(len(tasks))]
         if self._population is not None:
             self._population.assign(tasks, counts)
             return self._population
-        self._population = Population(
-            tasks,
-            counts,
-            device=str(self.device),
-            strategy=self.config.strategy,
-            data=self.config.data,
-            config=self.config.population,
-        )
+        settings: dict[str, Any] = {
+            "device": str(self.device),
+            "strategy": self.config.strategy,
+            "config": self.config.population,
+        }
+        if self.cluster is None:
+            self._population = Population(tasks, counts, data=self.config.data, **settings)
+        else:
+            self._population = RayPopulation(
+                self.cluster, tasks, counts, data_path=self.config.data, **settings
+            )
         return self._population
 
     def _by_task(self, cells: Sequence[Cell]) -> tuple[list[Task], list[tuple[Cell, int]]]:
@@ -240,7 +247,7 @@ class Player:
             found.append((cell, places[key]))
         return tasks, sorted(found, key=lambda pair: pair[1])
 
-    def _controllers(self, population: Population, cells: Sequence[Cell]) -> RowControllers:
+    def _controllers(self, population: AnyPopulation, cells: Sequence[Cell]) -> RowControllers:
         """Return the controllers of all rows; one carries out all schedules."""
         groups: dict[tuple[str, ...], list[tuple[Cell, list[int]]]] = {}
         start = 0
@@ -254,7 +261,7 @@ class Player:
             parts.append((self._controller(population, [cell for cell, _ in members]), rows))
         return RowControllers(parts)
 
-    def _controller(self, population: Population, cells: Sequence[Cell]) -> Controller:
+    def _controller(self, population: AnyPopulation, cells: Sequence[Cell]) -> Controller:
         first = cells[0]
         context = ControllerContext(
             slot_names=SlotConfig.of(population.num_slots).slot_ids,
@@ -287,7 +294,7 @@ def make_chunks(cells: Sequence[Cell], rows: int) -> list[list[Cell]]:
 class _Tally:
     """What is counted while rows live."""
 
-    def __init__(self, population: Population) -> None:
+    def __init__(self, population: AnyPopulation) -> None:
         rows = population.rows
         samples = [len(condition.data.subset) for condition in population.conditions]
         self._validated = torch.tensor([samples[index] for index in population.task_of_row])

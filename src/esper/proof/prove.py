@@ -39,6 +39,7 @@ from esper.proof.findings import (
     comparison_mapping,
     fronts,
     privileged_share,
+    rank,
     restraint,
     summarise,
 )
@@ -64,6 +65,7 @@ REPORTED_ONLY = ("contextual", "privileged", STATIC, SCRATCH)
 class ProveConfig(Config):
     """Which arms, with how many seeds, and how they are judged."""
 
+    benchmark: str = option("", "Name of the public benchmark that this is; none if empty.")
     arms: tuple[str, ...] = option(
         ("heuristic", "wait", "random", "periodic", "plateau"),
         "What is played; the first is judged.",
@@ -144,6 +146,8 @@ class Proof:
         choice = self.config.members
         return {
             "subject": subject,
+            "benchmark": self.config.benchmark,
+            "ranking": rank(errors),
             "family": choice.family,
             "split": choice.split,
             "opening": self.config.opening,

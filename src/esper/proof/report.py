@@ -17,6 +17,7 @@ def write_report(found: Mapping[str, Any]) -> str:
         f"the host's parameters and {limits['flops']:g} times its operations. Log ratios are of "
         "test errors, above 0 where the first arm makes fewer; intervals are bootstraps over "
         "members and seeds of the interquartile mean.",
+        *_ranking(found),
         "## Verdicts",
         "\n".join(f"- {verdict}" for verdict in found["verdicts"]),
         "## Arms",
@@ -29,6 +30,18 @@ def write_report(found: Mapping[str, Any]) -> str:
         "Log ratio over waiting, mean over seeds, and in brackets the parameters added.",
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _ranking(found: Mapping[str, Any]) -> list[str]:
+    """Return the table of a public benchmark; nothing where it is none."""
+    if not found["benchmark"]:
+        return []
+    rows = [
+        [str(place), arm, f"{score:+.4f}"]
+        for place, (arm, score) in enumerate(found["ranking"].items(), start=1)
+    ]
+    told = "A score is the interquartile mean of log ratios over waiting."
+    return [f"## {found['benchmark']}", _table(["rank", "arm", "score"], rows), told]
 
 
 def _arms(arms: Mapping[str, Mapping[str, float]]) -> str:

@@ -8,6 +8,7 @@ few seeds are gone through one by one.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -30,6 +31,7 @@ from esper.leyline.stages import BLENDED_STAGES, MODULE_STAGES, SeedStage
 from esper.nissa.columns import Row
 from esper.nissa.schema import EpisodeRow, EventKind, EventRow, RoundRow, RunRow
 from esper.nissa.store import RunStore
+from esper.population.cluster import ActorWork
 from esper.simic.training.outcome import RoundOutcome, panic_names
 from esper.simic.training.progress import RoundReport
 from esper.simic.training.trainer import Trainer
@@ -101,6 +103,32 @@ def record_round(store: RunStore, trainer: Trainer, report: RoundReport) -> None
     # The round before its update: whoever watches the heads asks how much the round waited.
     rows: list[Row] = [*episode_rows(report), *_rollbacks(outcome), round_row(report, trainer)]
     store.write(*rows, *report.update.rows(report.round, report.env_steps))
+    if trainer.cluster is not None:
+        store.write(*_work(report.round, trainer.cluster.take_work()))
+
+
+def _work(number: int, work: Sequence[ActorWork]) -> Iterator[EventRow]:
+    """Return events for what every actor of a cluster has done, and where actors were lost."""
+    for each in work:
+        for node in each.losses:
+            yield EventRow(
+                round=number,
+                row=each.actor,
+                step=-1,
+                volatile=True,
+                kind=EventKind.ACTOR_LOST,
+                severity="warning",
+                message=f"actor {each.actor} was lost on {node}; its rows were played again",
+            )
+        yield EventRow(
+            round=number,
+            row=each.actor,
+            step=-1,
+            volatile=True,
+            kind=EventKind.ACTOR_WORKED,
+            message=f"actor {each.actor} on {each.node}: {each.epochs} epochs of networks",
+            data=dataclasses.asdict(each),
+        )
 
 
 def _rollbacks(outcome: RoundOutcome) -> Iterator[EventRow]:

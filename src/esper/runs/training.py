@@ -26,6 +26,7 @@ from esper.leyline.settings import SettingChanges, change_settings
 from esper.nissa.reader import open_run
 from esper.nissa.sinks import Sink, check_sinks
 from esper.nissa.store import DEFAULT_SINKS, OnAlarm, RunStore, open_store
+from esper.population.cluster import RayCluster
 from esper.report import report_run
 from esper.runs.checkpoint import GROWING, TRAINING, Checkpoints, Which, Write, resume_command
 from esper.runs.folder import SETTINGS, RunFolder
@@ -179,10 +180,14 @@ def start_training(
     command: str = "",
     sinks: Iterable[str | Sink] = DEFAULT_SINKS,
     on_alarm: OnAlarm | None = None,
+    cluster: RayCluster | None = None,
 ) -> TrainingRun:
-    """Create a run folder and open it; nothing is trained yet."""
+    """Create a run folder and open it; nothing is trained yet.
+
+    With a cluster the rows live there, whatever it is when the run is continued.
+    """
     check_sinks(sinks)
-    trainer = Trainer(config)
+    trainer = Trainer(config, cluster=cluster)
     # A wrong request must not replace a run that is there.
     world = _find_world(trainer)
     folder = RunFolder(path)
@@ -202,6 +207,7 @@ def resume_training(
     checkpoint: Which = "latest",
     sinks: Iterable[str | Sink] = DEFAULT_SINKS,
     on_alarm: OnAlarm | None = None,
+    cluster: RayCluster | None = None,
 ) -> TrainingRun:
     """Open a run to go on from its last checkpoint, exactly or with the named changes.
 
@@ -212,6 +218,7 @@ def resume_training(
         checkpoint: which checkpoint to go on from.
         sinks: where records are shown beside the store.
         on_alarm: called with every alarm.
+        cluster: where the rows live from now on instead of in this process.
 
     Raises:
         UsageError: It is no training run, or a setting cannot change.
@@ -230,7 +237,7 @@ def resume_training(
         if state is not None:
             with restoring(place):
                 changes = compare_settings(TrainConfig.from_mapping(state["config"]), config)
-        trainer = Trainer(config, is_continued=state is not None)
+        trainer = Trainer(config, is_continued=state is not None, cluster=cluster)
         world, versions = _find_world(trainer), {}
         command, resume = "", True
         if state is not None:

@@ -16,13 +16,13 @@ from esper.leyline.controller import Controller, ControllerContext
 from esper.leyline.errors import UsageError
 from esper.leyline.signals import Signals
 from esper.leyline.slots import SlotConfig
-from esper.population.population import Population
+from esper.population.cluster import AnyPopulation
 from esper.simic.rewards import make_reward
 from esper.simic.rewards.contract import Reward, Transition
 from esper.simic.training.config import TrainConfig
+from esper.simic.training.episodes import twin_scores_at
 from esper.simic.training.outcome import RoundOutcome
 from esper.simic.training.plan import RoundPlan
-from esper.simic.training.rollout import twin_scores_at
 from esper.simic.training.row_source import Environment, TaskRows
 from esper.simic.training.traces import Trace, decision_columns, state_columns
 from esper.tamiyo.controllers import LearnedController, WaitController, make_controller
@@ -334,7 +334,7 @@ class Evaluator:
             self._twins = (waiting.states["val_score"], waiting, test)
         return self._twins
 
-    def _test_scores(self, population: Population) -> Tensor:
+    def _test_scores(self, population: AnyPopulation) -> Tensor:
         if not self._touch_test:
             return torch.full((population.rows,), torch.nan, dtype=torch.float64)
         return population.test_scores()

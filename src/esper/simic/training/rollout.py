@@ -20,13 +20,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esper.leyline.actions import LifecycleOp, placeholder_actions
+from esper.leyline.actions import placeholder_actions
 from esper.leyline.errors import UsageError
 from esper.leyline.signals import Signals
 from esper.simic.agent.report import ClampCounter
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.rewards.contract import Reward, RewardStep, Transition
 from esper.simic.training.config import Horizon
+from esper.simic.training.episodes import Episodes
 from esper.simic.training.outcome import RoundOutcome
 from esper.simic.training.plan import RoundPlan, draw_uniforms
 from esper.simic.training.row_source import Environment
@@ -67,30 +68,38 @@ class Rollout:
         recorded_rows: Sequence[int] = (),
     ) -> None:
         """Set memory aside; nothing is played yet."""
-        self.policy, self.reward = policy, reward
-        self.environment = environment
+        self.policy = policy
         self.buffer = buffer
         self.seed, self.horizon = seed, horizon
         self.rows, self.steps = buffer.rows, buffer.steps
         self.device = environment.device
-        self.timings = dict.fromkeys(PHASES, 0.0)
+        self._episodes = Episodes(environment, reward)
+        self._policy_seconds = 0.0
         self._traces = RoundTraces(self.rows, self.steps, recorded_rows, self.device)
         self._clamps = ClampCounter(policy.layout, self.device)
         self._act = rollout_step(policy.network, self.rows)
         self._wait = placeholder_actions(self.rows, self.device)
-        self._plan: RoundPlan | None = None
         self._value_scale = torch.ones(self.rows, device=self.device)
-        self._twins = torch.zeros(0)
-        self._expected = self._twins
-        self._regression: TwinRegression | None = None
-        self._acted = torch.zeros(self.rows, dtype=torch.bool, device=self.device)
-        self._signals: Signals | None = None
         self._hidden: Hidden = policy.network.initial_hidden(self.rows)
-        self._active = torch.zeros(self.rows, dtype=torch.bool, device=self.device)
-        self._free = self._active
+        self._free = torch.zeros(self.rows, dtype=torch.bool, device=self.device)
         self._potential = torch.zeros(self.rows, device=self.device)
         self._is_done = True
         self._decided = 0
+
+    @property
+    def environment(self) -> Environment:
+        """The rows."""
+        return self._episodes.environment
+
+    @environment.setter
+    def environment(self, environment: Environment) -> None:
+        self._episodes.environment = environment
+
+    @property
+    def timings(self) -> dict[str, float]:
+        """Seconds of the round by what they were spent on, the keys of `PHASES`."""
+        spent = self._episodes.live_seconds, self._policy_seconds, self._episodes.reward_seconds
+        return dict(zip(PHASES, spent, strict=True))
 
     @property
     def step_count(self) -> int:
@@ -105,7 +114,7 @@ class Rollout:
     @property
     def active(self) -> Tensor:
         """Bool [R], rows whose episode still runs."""
-        return self._active
+        return self._episodes.active
 
     @property
     def decided(self) -> int:
@@ -115,19 +124,17 @@ class Rollout:
     @property
     def gains(self) -> Tensor:
         """float32 [R], score minus the twin's now, NaN without twins."""
-        return self.signals.val_score - self._twin_at(self.signals)
+        return self.signals.val_score - self._episodes.twin_scores
 
     @property
     def signals(self) -> Signals:
         """What is seen now."""
-        assert self._signals is not None, "start() comes first"
-        return self._signals
+        return self._episodes.signals
 
     @property
     def plan(self) -> RoundPlan:
         """What is being played."""
-        assert self._plan is not None, "start() comes first"
-        return self._plan
+        return self._episodes.plan
 
     # ---------------------------------------------------------------------------------- a round
 
@@ -150,63 +157,33 @@ class Rollout:
                 rewards, for whoever reads the decisions; 1 by default.
         """
         self._refuse_misfit()
-        if plan.rows != self.rows:
-            raise UsageError(f"the plan is for {plan.rows} rows, the environment has {self.rows}")
-        if twins is None and self.reward.needs_twin:
-            raise UsageError("this reward is a gain over the waiting twin; give its scores")
-        self._plan = plan
         one = torch.ones(self.rows, device=self.device)
         self._value_scale = one if value_scale is None else value_scale.to(one)
-        self._take_twins(twins)
-        self._expected = self._twins.clone()
-        self._regression = None if regression is None else regression.to(self.device)
-        self._acted = torch.zeros_like(self._acted)
         self._act.refresh()
         self.buffer.start()
         self._traces.start()
         self._clamps.start()
-        self.timings = dict.fromkeys(PHASES, 0.0)
-        started = time.perf_counter()
-        self._signals = self.environment.reset(plan.env_seeds)
-        self.timings["population"] += time.perf_counter() - started
+        self._policy_seconds = 0.0
+        self._episodes.start(plan, twins, regression)
         self._hidden = self.policy.network.initial_hidden(self.rows)
-        self._active = torch.ones(self.rows, dtype=torch.bool, device=self.device)
         self._potential = torch.zeros(self.rows, device=self.device)
         self._is_done = False
         self._decided = 0
-        self.reward.reset(self._signals)
-        self._keep_state(self._signals, self._twin_at(self._signals))
+        self._keep_state()
 
     def step(self) -> Tensor:
         """Let every row decide and live one epoch; return what was decided, int64 [R]."""
         if self._is_done:
             raise UsageError("every episode has ended; call finish(), then start() a new round")
-        before, active = self.signals, self._active
         started = time.perf_counter()
         with torch.no_grad():
-            decided = self._decide(before)
-            actions = self._carried_out(decided, active)
+            decided = self._decide(self.signals)
         acted = time.perf_counter()
-        # The rows train here, so gradients must be on.
-        after = self.environment.step(actions)
-        lived = time.perf_counter()
+        transition, paid = self._episodes.step(dict(decided.items()))
+        rewarded = time.perf_counter()
         with torch.no_grad():
-            self._compare(before, actions["op"], after)
-            transition = Transition(
-                before=before,
-                actions=actions,
-                after=after,
-                twin_before=twin_scores_at(self._expected, before),
-                twin_after=twin_scores_at(self._expected, after),
-                is_last=after.epoch >= after.max_epochs,
-                active=active,
-            )
-            paid = self.reward.step(transition)
-            rewarded = time.perf_counter()
             self._take_over(transition, decided, paid)
-        self.timings["policy"] += acted - started + time.perf_counter() - rewarded
-        self.timings["population"] += lived - acted
-        self.timings["reward"] += rewarded - lived
+        self._policy_seconds += acted - started + time.perf_counter() - rewarded
         return decided.op
 
     def finish(self) -> RoundOutcome:
@@ -225,46 +202,32 @@ class Rollout:
         """Return everything about the round in progress as plain data and tensors."""
         state, cell = self._hidden
         return {
-            "plan": self.plan.to_mapping(),
+            **self._episodes.state_dict(),
             "value_scale": self._value_scale.cpu(),
-            "twins": self._twins.cpu(),
-            "expected": self._expected.cpu(),
-            "regression": None if self._regression is None else self._regression.state_dict(),
-            "acted": self._acted.cpu(),
-            "environment": self.environment.snapshot(),
-            "reward": self.reward.state_dict(),
             "buffer": self.buffer.state_dict(),
             "hidden": [state.cpu().clone(), cell.cpu().clone()],
-            "active": self._active.cpu().clone(),
             "potential": self._potential.cpu().clone(),
             "is_done": self._is_done,
             "decided": self._decided,
             "clamps": self._clamps.state_dict(),
             **self._traces.state_dict(),
-            "timings": dict(self.timings),
+            "timings": self.timings,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on with the round that `state_dict` was taken of."""
-        self._plan = RoundPlan.from_mapping(state["plan"])
+        self._episodes.load_state_dict(state)
         self._value_scale = state["value_scale"].to(self.device)
-        self._take_twins(state["twins"])
-        self._expected = state["expected"].to(self.device)
-        saved = state["regression"]
-        self._regression = None if saved is None else TwinRegression(**saved).to(self.device)
-        self._acted = state["acted"].to(self.device)
-        self._signals = self.environment.restore(state["environment"])
-        self.reward.load_state_dict(state["reward"])
         self.buffer.load_state_dict(state["buffer"])
         hidden = [part.to(self.device) for part in state["hidden"]]
         self._hidden = (hidden[0], hidden[1])
-        self._active = state["active"].to(self.device)
         self._potential = state["potential"].to(self.device)
         self._is_done = bool(state["is_done"])
         self._decided = int(state["decided"])
         self._clamps.load_state_dict(state["clamps"])
         self._traces.load_state_dict(state)
-        self.timings = {phase: float(state["timings"][phase]) for phase in PHASES}
+        spent = [float(state["timings"][phase]) for phase in PHASES]
+        self._episodes.live_seconds, self._policy_seconds, self._episodes.reward_seconds = spent
         self._act.refresh()
 
     # --------------------------------------------------------------------------------- internals
@@ -301,10 +264,10 @@ class Rollout:
             base_masks=table.select(legal, table.rows_of(self._wait["op"], self._wait["slot"])),
             available=(ops.unsqueeze(-1) & table.causal).any(1),
             free=self._free,
-            active=self._active,
+            active=self.active,
             potential=self._potential,
         )
-        self._clamps.count(raw, state, self._active)
+        self._clamps.count(raw, state, self.active)
         return decided
 
     def _observe(self, signals: Signals) -> tuple[Tensor, Tensor, Tensor]:
@@ -317,28 +280,22 @@ class Rollout:
         )
         return self._act(state, legal, blueprints, self._hidden, uniforms=uniforms)
 
-    def _carried_out(self, decided: PolicyStep, active: Tensor) -> dict[str, Tensor]:
-        """Return the actions, with WAIT for rows whose episode has ended."""
-        return {
-            head: torch.where(active, chosen, self._wait[head]) for head, chosen in decided.items()
-        }
-
-    def _keep_state(self, signals: Signals, twin_scores: Tensor) -> None:
+    def _keep_state(self) -> None:
         panics = self.environment.panics().to(self.device)
-        self._traces.keep_state(signals, twin_scores, panics)
+        self._traces.keep_state(self.signals, self._episodes.twin_scores, panics)
 
     def _take_over(self, transition: Transition, decided: PolicyStep, paid: RewardStep) -> None:
         """Put what came of a decision into the buffer and the traces, and see who goes on."""
-        active, after, ended = transition.active, transition.after, transition.ended
+        ended = transition.ended
         is_cut = self.horizon == "bootstrap"
-        truncated = ended & ~after.rolled_back if is_cut else torch.zeros_like(active)
+        truncated = ended & ~transition.after.rolled_back if is_cut else torch.zeros_like(ended)
         self.buffer.add_outcome(
             reward=paid.total,
             effective_op=transition.effective_op,
             terminated=ended & ~truncated,
             truncated=truncated,
         )
-        self._signals, self._hidden = after, decided.hidden
+        self._hidden = decided.hidden
         self._traces.keep_decision(
             transition,
             decided,
@@ -349,12 +306,11 @@ class Rollout:
         )
         if paid.potential is not None:
             self._potential = paid.potential.to(torch.float32)
-        self._keep_state(after, self._twin_at(after))
-        self._active = active & ~ended
+        self._keep_state()
         if is_cut:
             self._bootstrap(truncated)
         # One copy to the host: how many decided, and how many go on.
-        decided_now, going_on = torch.stack([active.sum(), self._active.sum()]).tolist()
+        decided_now, going_on = torch.stack([transition.active.sum(), self.active.sum()]).tolist()
         self._decided += decided_now
         self._is_done = going_on == 0
         # The buffer holds whole episodes; one that does not end within it is a mistake.
@@ -374,25 +330,3 @@ class Rollout:
         values = self._forward(state, legal, blueprints).value
         rows = truncated.nonzero().squeeze(1)
         self.buffer.set_bootstrap(rows, values[rows], self._potential[rows])
-
-    def _compare(self, before: Signals, op: Tensor, after: Signals) -> None:
-        """Choose what rows that acted for the first time are compared with from now on."""
-        acts = after.last_success & (op != int(LifecycleOp.WAIT)) & ~self._acted
-        self._acted |= acts
-        if self._regression is not None:
-            expected = self._regression.expect(self._twins, before.epoch)
-            self._expected = torch.where(acts.unsqueeze(1), expected, self._expected)
-
-    def _take_twins(self, twins: Tensor | None) -> None:
-        if twins is None:
-            twins = torch.full((self.rows, 1), torch.nan)
-        self._twins = twins.to(self.device, torch.float32)
-
-    def _twin_at(self, signals: Signals) -> Tensor:
-        return twin_scores_at(self._twins, signals)
-
-
-def twin_scores_at(curves: Tensor, signals: Signals) -> Tensor:
-    """Return float32 [R]: the twins' scores after as many epochs, of curves [R, epochs]."""
-    last = curves.shape[1] - 1
-    return curves.gather(1, (signals.epoch - 1).clamp(0, last).unsqueeze(1)).squeeze(1)

@@ -21,6 +21,7 @@ from esper.leyline.randomness import derive_seed
 from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
 from esper.leyline.slots import SlotConfig
+from esper.population.cluster import AnyPopulation, RayCluster, RayPopulation
 from esper.population.population import Population
 from esper.population.workers.pool import WorkerPool, lease_pool
 from esper.simic.training.config import TrainConfig
@@ -158,12 +159,17 @@ class TaskRows:
     few architectures are drawn, and for each as many conditions as it has environment seeds: rows
     of one architecture stand together and can run as one stack, and rows that share a seed share
     the member.
+
+    Args:
+        config: the run.
+        cluster: where rows live instead of in this process.
     """
 
-    def __init__(self, config: TrainConfig) -> None:
+    def __init__(self, config: TrainConfig, cluster: RayCluster | None = None) -> None:
         """Look the tasks up; no data is read and nothing is built yet."""
         self._config = config
-        self._population: Population | None = None
+        self.cluster = cluster
+        self._population: AnyPopulation | None = None
         self._pool: WorkerPool | None = None
         self._labels: tuple[tuple[str, int], ...] = ()
         names = [name for stage in config.stages for name in stage.tasks]
@@ -219,7 +225,7 @@ class TaskRows:
             slot_names={group.label: tuple(group.task.slot_paths) for group in groups},
         )
 
-    def environment(self, round_number: int, stage: int) -> Population:
+    def environment(self, round_number: int, stage: int) -> AnyPopulation:
         """Return the population of a round; it is the same one, with the round's tasks."""
         groups = self.groups(round_number, stage)
         labels = tuple((group.label, group.rows) for group in groups)
@@ -233,7 +239,7 @@ class TaskRows:
         self._labels = labels
         return self._population
 
-    def evaluation(self, numbers: Sequence[int]) -> tuple[RoundPlan, Population]:
+    def evaluation(self, numbers: Sequence[int]) -> tuple[RoundPlan, AnyPopulation]:
         """Return a new population on seeds that training never draws, and its plan.
 
         Every task of the last stage has a row for each number; of a family, each number is a
@@ -258,19 +264,21 @@ class TaskRows:
 
     def make(
         self, groups: Sequence[RowGroup], row_seeds: Sequence[int] | None = None
-    ) -> Population:
+    ) -> AnyPopulation:
         """Return a new population of these rows, which share the data they read."""
-        config = self._config
-        population = Population(
-            [group.task for group in groups],
-            [group.rows for group in groups],
-            seed=config.seed,
-            device=str(self.device),
-            strategy=config.strategy,
-            data=[self._load(group) for group in groups],
-            config=config.population,
-            row_seeds=row_seeds,
-        )
+        config, data = self._config, [self._load(group) for group in groups]
+        tasks, rows = [group.task for group in groups], [group.rows for group in groups]
+        settings: dict[str, Any] = {
+            "seed": config.seed,
+            "device": str(self.device),
+            "strategy": config.strategy,
+            "data": data,
+            "config": config.population,
+            "row_seeds": row_seeds,
+        }
+        if self.cluster is not None:
+            return RayPopulation(self.cluster, tasks, rows, data_path=config.data, **settings)
+        population = Population(tasks, rows, **settings)
         if population.strategy == "workers" and self._pool is None:
             # Populations come and go; their processes stay until this is closed.
             self._pool = lease_pool()

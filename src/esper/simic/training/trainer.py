@@ -23,6 +23,7 @@ from torch import Tensor
 
 from esper.leyline.actions import LifecycleOp
 from esper.leyline.errors import CheckpointError, UsageError
+from esper.population.cluster import RayCluster
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.rewards import Reward, make_reward
@@ -44,6 +45,7 @@ class Trainer:
         environment: rows to train on instead of populations on the configuration's tasks.
         reward: what rows are paid for instead of the configuration's mode.
         is_continued: whether a state will be loaded, so that no policy to start from is needed.
+        cluster: where the rows live instead of in this process.
     """
 
     def __init__(
@@ -53,12 +55,14 @@ class Trainer:
         environment: Environment | None = None,
         reward: Reward | None = None,
         is_continued: bool = False,
+        cluster: RayCluster | None = None,
     ) -> None:
         """Build policy and learner; no row is built yet."""
         self.config = config
+        self.cluster = cluster
         self.row_source: RowSource
         if environment is None:
-            self.row_source = TaskRows(config)
+            self.row_source = TaskRows(config, cluster)
             rows = config.rows
         else:
             self.row_source = GivenRows(environment, config)

@@ -1,0 +1,125 @@
+"""`PopulationActor`: one process of a cluster with one device, and the populations it is asked for.
+
+It knows nothing of Ray: whatever carries its methods' arguments and answers will do.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from esper.kasmina.blueprints.registry import blueprint_names
+from esper.leyline.errors import DataError, UsageError
+from esper.leyline.process import choose_device, keep_freed_memory
+from esper.leyline.signals import Signals
+from esper.population.cluster.messages import Lived, RowsWanted, pack
+from esper.population.population import Population
+from esper.tasks.shelf import DataShelf
+
+
+class PopulationActor:
+    """Populations on one device, by number.
+
+    Args:
+        device: 'cpu' or 'cuda'; on a CPU one thread is used, whatever the machine has.
+    """
+
+    def __init__(self, device: str) -> None:
+        """Take the device; nothing is read yet."""
+        self._device = choose_device(device)
+        if self._device.type == "cpu":
+            torch.set_num_threads(1)
+        keep_freed_memory()
+        self._shelves: dict[str | None, DataShelf] = {}
+        self._known: dict[Hashable, str] = {}
+        self._populations: dict[int, Population] = {}
+
+    def describe(self) -> dict[str, Any]:
+        """Return where this is."""
+        name = torch.cuda.get_device_name() if self._device.type == "cuda" else "cpu"
+        return {"host": socket.gethostname(), "pid": os.getpid(), "device": name}
+
+    def open(self, number: int, wanted: RowsWanted) -> None:
+        """Have a population under a number, in place of one that was there; it has no rows yet."""
+        if blueprint_names() != wanted.blueprints:
+            other = sorted(set(wanted.blueprints) ^ set(blueprint_names())) or ["their order"]
+            raise UsageError(
+                f"the blueprints on {socket.gethostname()} are not those of the program "
+                f"({', '.join(other)}); install what registers them on every node"
+            )
+        tasks = [kind(config) for kind, config in wanted.tasks]
+        shelf = self._shelves.setdefault(wanted.data, DataShelf(wanted.data, self._device))
+        data = [shelf.load(task) for task in tasks]
+        for task, each in zip(tasks, data, strict=True):
+            if task.splits_key not in self._known:
+                self._known[task.splits_key] = each.splits.fingerprint()
+            if self._known[task.splits_key] != wanted.fingerprints[task.splits_key]:
+                raise DataError(
+                    f"the data of {task.name!r} on {socket.gethostname()} are not those of the "
+                    "program; give every node the same files"
+                )
+        known = self._populations.get(number)
+        if known is not None:
+            known.assign(tasks, wanted.rows, data)
+            return
+        self._populations[number] = Population(
+            tasks,
+            wanted.rows,
+            seed=wanted.seed,
+            device=str(self._device),
+            strategy=wanted.strategy,
+            data=data,
+            config=wanted.config,
+        )
+
+    def reset(self, number: int, row_seeds: Sequence[int]) -> Lived:
+        """Build every row afresh and live its first epoch."""
+        started = _now()
+        return self._lived(number, self._populations[number].reset(row_seeds), started)
+
+    def step(self, number: int, actions: Mapping[str, Any]) -> Lived:
+        """Carry out one action per row and live through the epoch that follows."""
+        started = _now()
+        tensors = {head: torch.tensor(chosen) for head, chosen in actions.items()}
+        return self._lived(number, self._populations[number].step(tensors), started)
+
+    def restore(
+        self, number: int, seed: int, row_seeds: Sequence[int], rows: Sequence[dict[str, Any]]
+    ) -> Lived:
+        """Bring every row into a saved state."""
+        started = _now()
+        population = self._populations[number]
+        signals = population.restore_rows(seed, row_seeds, rows)
+        return self._lived(number, signals, started)
+
+    def snapshot(self, number: int) -> list[dict[str, Any]]:
+        """Return the state of every row, each by itself."""
+        return self._populations[number].snapshot_rows()
+
+    def test_results(self, number: int) -> tuple[Tensor, Tensor]:
+        """Return scores and losses on the test split."""
+        scores, losses = self._populations[number].test_results()
+        return scores.cpu(), losses.cpu()
+
+    def close(self, number: int) -> None:
+        """Forget a population."""
+        population = self._populations.pop(number, None)
+        if population is not None:
+            population.close()
+
+    def _lived(self, number: int, signals: Signals, started: tuple[float, float]) -> Lived:
+        population = self._populations[number]
+        answer = pack(signals), pack(population.view()), population.panics().cpu().numpy()
+        wall, processor = (now - then for now, then in zip(_now(), started, strict=True))
+        return Lived(*answer, wall, processor)
+
+
+def _now() -> tuple[float, float]:
+    """Return the clock and the processor's time."""
+    return time.perf_counter(), time.process_time()

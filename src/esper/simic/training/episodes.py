@@ -1,0 +1,178 @@
+"""Episodes: all rows live side by side and are paid for what is done to them, whoever decides.
+
+    episodes.start(plan, twins)
+    while bool(episodes.active.any()):
+        transition, paid = episodes.step(actions)
+
+A row ends at its horizon or when the governor rolls it back; from then on it waits in its place and
+is paid nothing. `Rollout` lets a policy decide; `esper.envs` lets anybody.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from esper.leyline.actions import Actions, LifecycleOp, placeholder_actions
+from esper.leyline.errors import UsageError
+from esper.leyline.signals import Signals
+from esper.simic.rewards.contract import Reward, RewardStep, Transition
+from esper.simic.training.plan import RoundPlan
+from esper.simic.training.row_source import Environment
+from esper.simic.training.twin_regression import TwinRegression
+
+
+class Episodes:
+    """One episode in every row of an environment, resumable between any two steps.
+
+    Args:
+        environment: the rows; another with as many may take its place between rounds.
+        reward: what a step pays.
+    """
+
+    def __init__(self, environment: Environment, reward: Reward) -> None:
+        """Play nothing yet."""
+        self.environment, self.reward = environment, reward
+        self.rows, self.device = environment.rows, environment.device
+        self.live_seconds = 0.0
+        """Time that rows have spent living, since the start of the round."""
+        self.reward_seconds = 0.0
+        """Time that was spent on paying them."""
+        self._wait = placeholder_actions(self.rows, self.device)
+        self._plan: RoundPlan | None = None
+        self._signals: Signals | None = None
+        self._active = torch.zeros(self.rows, dtype=torch.bool, device=self.device)
+        self._acted = self._active.clone()
+        self._twins = torch.zeros(0)
+        self._expected = self._twins
+        self._regression: TwinRegression | None = None
+
+    @property
+    def plan(self) -> RoundPlan:
+        """What is being played."""
+        assert self._plan is not None, "start() comes first"
+        return self._plan
+
+    @property
+    def signals(self) -> Signals:
+        """What is seen now."""
+        assert self._signals is not None, "start() comes first"
+        return self._signals
+
+    @property
+    def active(self) -> Tensor:
+        """Bool [R], rows whose episode still runs."""
+        return self._active
+
+    @property
+    def twin_scores(self) -> Tensor:
+        """float32 [R], the waiting twins' scores now, NaN without twins."""
+        return twin_scores_at(self._twins, self.signals)
+
+    def start(
+        self,
+        plan: RoundPlan,
+        twins: Tensor | None = None,
+        regression: TwinRegression | None = None,
+    ) -> None:
+        """Build every row afresh and live its first epoch.
+
+        Args:
+            plan: the rows.
+            twins: float32 [rows, epochs], the waiting twin's score after each epoch; None where
+                no twin runs.
+            regression: what rows that act are compared with; their own twins alone by default.
+        """
+        if plan.rows != self.rows:
+            raise UsageError(f"the plan is for {plan.rows} rows, the environment has {self.rows}")
+        if twins is None and self.reward.needs_twin:
+            raise UsageError("this reward is a gain over the waiting twin; give its scores")
+        self._plan = plan
+        self._take_twins(twins)
+        self._expected = self._twins.clone()
+        self._regression = None if regression is None else regression.to(self.device)
+        self._acted = torch.zeros_like(self._acted)
+        self._active = torch.ones_like(self._acted)
+        started = time.perf_counter()
+        self._signals = self.environment.reset(plan.env_seeds)
+        self.live_seconds, self.reward_seconds = time.perf_counter() - started, 0.0
+        self.reward.reset(self._signals)
+
+    def step(self, decided: Actions) -> tuple[Transition, RewardStep]:
+        """Let every row live one epoch, and return what became of it and what that paid.
+
+        Args:
+            decided: one action per row; rows whose episode has ended wait, whatever it is.
+        """
+        before, active = self.signals, self._active
+        actions = {
+            head: torch.where(active, decided[head], wait) for head, wait in self._wait.items()
+        }
+        started = time.perf_counter()
+        # The rows train here, so gradients must be on.
+        after = self.environment.step(actions)
+        lived = time.perf_counter()
+        with torch.no_grad():
+            self._compare(before, actions["op"], after)
+            transition = Transition(
+                before=before,
+                actions=actions,
+                after=after,
+                twin_before=twin_scores_at(self._expected, before),
+                twin_after=twin_scores_at(self._expected, after),
+                is_last=after.epoch >= after.max_epochs,
+                active=active,
+            )
+            paid = self.reward.step(transition)
+            self._signals = after
+            self._active = active & ~transition.ended
+        self.live_seconds += lived - started
+        self.reward_seconds += time.perf_counter() - lived
+        return transition, paid
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything about the episodes in progress as plain data and tensors."""
+        return {
+            "plan": self.plan.to_mapping(),
+            "twins": self._twins.cpu(),
+            "expected": self._expected.cpu(),
+            "regression": None if self._regression is None else self._regression.state_dict(),
+            "acted": self._acted.cpu(),
+            "environment": self.environment.snapshot(),
+            "reward": self.reward.state_dict(),
+            "active": self._active.cpu().clone(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with the episodes that `state_dict` was taken of; other entries are left alone."""
+        self._plan = RoundPlan.from_mapping(state["plan"])
+        self._take_twins(state["twins"])
+        self._expected = state["expected"].to(self.device)
+        saved = state["regression"]
+        self._regression = None if saved is None else TwinRegression(**saved).to(self.device)
+        self._acted = state["acted"].to(self.device)
+        self._signals = self.environment.restore(state["environment"])
+        self.reward.load_state_dict(state["reward"])
+        self._active = state["active"].to(self.device)
+
+    def _compare(self, before: Signals, op: Tensor, after: Signals) -> None:
+        """Choose what rows that acted for the first time are compared with from now on."""
+        acts = after.last_success & (op != int(LifecycleOp.WAIT)) & ~self._acted
+        self._acted |= acts
+        if self._regression is not None:
+            expected = self._regression.expect(self._twins, before.epoch)
+            self._expected = torch.where(acts.unsqueeze(1), expected, self._expected)
+
+    def _take_twins(self, twins: Tensor | None) -> None:
+        if twins is None:
+            twins = torch.full((self.rows, 1), torch.nan)
+        self._twins = twins.to(self.device, torch.float32)
+
+
+def twin_scores_at(curves: Tensor, signals: Signals) -> Tensor:
+    """Return float32 [R]: the twins' scores after as many epochs, of curves [R, epochs]."""
+    last = curves.shape[1] - 1
+    return curves.gather(1, (signals.epoch - 1).clamp(0, last).unsqueeze(1)).squeeze(1)
