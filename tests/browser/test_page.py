@@ -157,7 +157,7 @@ def test_a_training_run_shows_every_panel_and_follows_rounds(
     for group in ("Learning", "Behaviour", "Policy", "Critic", "Reward", "Throughput"):
         expect(page.locator(f"[data-group={group}]")).to_be_visible()
     expect(page.locator("[data-chart=entropy] .legend li")).to_have_count(2)
-    expect(page.locator("[data-chart=foreseen]")).to_contain_text("3 decisions of round 2")
+    expect(page.locator("[data-chart=foreseen]")).to_contain_text("3 decisions of round 3")
     expect(page.locator("#worth")).to_contain_text("+2.00")
     decision = page.locator(".decision").first
     decision.locator("summary").click()
@@ -165,7 +165,7 @@ def test_a_training_run_shows_every_panel_and_follows_rounds(
     expect(decision).to_contain_text("+1.500")
     train_round(store, 3)
     store.flush()
-    expect(page.locator("#episode-round")).to_have_value("3")
+    expect(page.locator("#episode-round")).to_have_value("4")
     store.close()
 
 

@@ -28,7 +28,7 @@ def test_from_a_search_to_a_policy_that_trains_on(
     out = tmp_path / "clone"
     said = esper(capsys, "clone", str(searched), *SMALL, "--out", str(out))
     assert said.code == 0, said.err
-    assert "schedules act in" in said.out
+    assert "use it with --controller greedy:FOLDER" in said.out
     told = json.loads((out / "clone.json").read_text())
     assert len(told["members"]) == 2
     # What is done is done.

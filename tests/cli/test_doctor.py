@@ -48,6 +48,7 @@ def test_a_missing_extra_says_how_to_get_it(
         return None if name == "onnxscript" else find(name, *rest)
 
     monkeypatch.setattr(importlib.util, "find_spec", hide)
+    monkeypatch.setenv("COLUMNS", "120")
     assert examine(None)["missing"] == {"export": "pip install 'esper-grow[export]'"}
     assert "pip install 'esper-grow[export]'" in esper(capsys, "doctor").out
 

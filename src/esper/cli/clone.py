@@ -134,4 +134,5 @@ def print_summary(found: dict[str, Any]) -> None:
         table.add_row(str(number), *texts)
     console = out_console()
     console.print(table)
-    console.print(safe(f"{found['policy']}: use it with --controller greedy:FOLDER"))
+    told = f"{found['policy']}: use it with --controller greedy:FOLDER"
+    console.print(safe(told), soft_wrap=True)

@@ -1,5 +1,5 @@
 // Decisions, one line each; opened, they say why: probabilities, values, features, reward.
-import { $, get, h, isNumber, number, share, show, signed, words } from "./dom.js";
+import { $, get, h, isNumber, number, share, show, signed, toldRound, words } from "./dom.js";
 
 const HEADS = ["op", "slot", "blueprint", "style", "tempo", "alpha_target", "alpha_speed", "alpha_curve"];
 const OPS = ["WAIT", "GERMINATE", "ADVANCE", "SET_ALPHA_TARGET", "FOSSILIZE", "PRUNE"];
@@ -64,12 +64,12 @@ export class Decisions {
 
   draw(hasMore = this.shown.length === 50) {
     if (!this.shown.length) return show(this.body, h("p", { class: "empty" }, "No decision like this was recorded."));
-    show(this.body, this.shown.map(drawDecision),
+    show(this.body, this.shown.map((decision) => drawDecision(decision, "round" in this.where())),
       hasMore && h("p", null, h("button", { class: "button", type: "button", on: { click: () => this.more() } }, "Earlier ones")));
   }
 }
 
-function drawDecision(decision) {
+function drawDecision(decision, hasRounds) {
   const { heads } = decision;
   const isRefused = decision.outcome && decision.outcome !== "done";
   const likely = heads.op.probability ?? decision.explanation?.probabilities?.op?.[heads.op.choice];
@@ -78,7 +78,7 @@ function drawDecision(decision) {
     isNumber(likely) && h("span", { class: "note" }, ` (${decision.forced ? "the only legal op" : share(likely)})`)];
   const details = h("details", { class: "decision" },
     h("summary", null,
-      h("span", { class: "when" }, `${decision.round ? `round ${decision.round}, ` : ""}epoch ${decision.step}`),
+      h("span", { class: "when" }, `${hasRounds ? `round ${toldRound(decision.round)}, ` : ""}epoch ${decision.step}`),
       h("span", { class: "what" }, what),
       h("span", { class: `outcome${isRefused ? " refused" : ""}` }, isNumber(decision.reward) ? `${signed(decision.reward, 3)} ` : "", isRefused ? words(decision.outcome) : "")));
   details.addEventListener("toggle", () => {

@@ -24,6 +24,9 @@ export function show(place, ...children) {
   place.removeAttribute("aria-busy");
 }
 
+// A round as people count it: the first is 1, in the store it is 0.
+export const toldRound = (round) => round + 1;
+
 export const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
 
 const MINUS = "−";
