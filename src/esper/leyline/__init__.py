@@ -98,6 +98,7 @@ if TYPE_CHECKING:
         ModuleRecord,
         RunSummary,
         SeedRecord,
+        SizeRecord,
         SlotRecord,
         copy_fields,
         seed_records,
@@ -114,7 +115,7 @@ if TYPE_CHECKING:
         refusals,
         selectable,
     )
-    from esper.leyline.settings import SettingChanges
+    from esper.leyline.settings import SettingChanges, SettingInfo
     from esper.leyline.signals import HISTORY, Signals
     from esper.leyline.slots import SlotConfig, parse_slot_id, slot_id
     from esper.leyline.stages import (
@@ -212,7 +213,9 @@ __all__ = [
     "SeedRecord",
     "SeedStage",
     "SettingChanges",
+    "SettingInfo",
     "Signals",
+    "SizeRecord",
     "SlotConfig",
     "SlotError",
     "SlotRecord",
