@@ -138,3 +138,11 @@ def test_the_help_names_every_target(capsys: pytest.CaptureFixture[str]) -> None
     assert said.code == 0
     for word in ("engine", "observation", "policy", "update", "--rows", "random bytes"):
         assert word in said.out
+
+
+def test_rounds_of_a_recipe_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    said = esper(capsys, "bench", "round", "--device", "cpu", "--rounds", 1)
+    assert said.code == 0, said.err
+    assert "smoke" in said.out
+    assert "--recipe is for" in esper(capsys, "bench", "--recipe", "smoke").complaint()
+    assert "--batch-size is for" in esper(capsys, "bench", "family", "--batch-size", 2).complaint()

@@ -67,3 +67,23 @@ UPDATE: tuple[Column, ...] = (
     ("minibatches", "minibatches", lambda value: f"{value}"),
     *_COMPARED,
 )
+
+ROUND: tuple[Column, ...] = (
+    ("recipe", "recipe", str),
+    ("rows", "rows", lambda value: f"{value}"),
+    ("first s", "first_s", lambda value: f"{value:.1f}"),
+    ("round s", "round_s", lambda value: f"{value:.2f}"),
+    ("twins s", "twins_s", lambda value: f"{value:.2f}"),
+    ("episodes s", "episodes_s", lambda value: f"{value:.2f}"),
+    ("update s", "update_s", lambda value: f"{value:.3f}"),
+    ("images per s", "images_per_s", lambda value: f"{value:,.0f}"),
+)
+
+FAMILY: tuple[Column, ...] = (
+    ("host", "host", str),
+    ("rows", "rows", lambda value: f"{value}"),
+    ("ms a step", "step_ms", lambda value: f"{value:.0f}"),
+    ("row epochs per s", "row_epochs_per_s", lambda value: f"{value:,.1f}"),
+    ("captures", "captures", lambda value: f"{value}"),
+    ("after the first round", "later_captures", lambda value: f"{value}"),
+)

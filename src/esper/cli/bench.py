@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from esper.bench.table import EXTRACTION, PHASES, POLICY, RATES, UPDATE, Column
+from esper.bench.table import EXTRACTION, FAMILY, PHASES, POLICY, RATES, ROUND, UPDATE, Column
 from esper.cli.main import Parser
 from esper.cli.output import err_console, out_console, print_json, safe
 from esper.leyline.errors import UsageError
@@ -25,6 +25,8 @@ examples:
   esper bench observation                      what the controller sees, against plain Python
   esper bench policy --rows 16                 how the controller acts and learns
   esper bench update --rounds 3 --json         a whole PPO update with all its passes
+  esper bench family                           four architectures side by side against one
+  esper bench round --recipe cifar --rounds 3  whole rounds of training, on real data
 """
 
 _WIDTH = 512
@@ -39,7 +41,9 @@ def set_up(parser: Parser) -> None:
     parser.description = (
         "Measure how fast Esper is here: the population engine (networks train on "
         "random bytes in the shape of the task's data, since throughput does not depend on what "
-        "they show), the controller's observation, its policy, or a whole PPO update. Policy and "
+        "they show), the controller's observation, its policy, a whole PPO update, rows of "
+        "several architectures against as many of one, or whole rounds of a recipe with twins, "
+        "episodes and update; the last two on real data. Policy and "
         "update are compared with sb3-contrib's RecurrentPPO; where that is not installed, with "
         "plain steps of the same network."
     )
@@ -59,7 +63,7 @@ def set_up(parser: Parser) -> None:
         nargs="+",
         metavar="N",
         help="rows at once (default: 16 and 64 on CUDA, 2 on the CPU; observation 64; policy and "
-        "update 16)",
+        "update 16; round the recipe's)",
     )
     parser.add_argument(
         "--task",
@@ -102,8 +106,11 @@ def set_up(parser: Parser) -> None:
         "--rounds",
         type=_count,
         metavar="N",
-        help="how often the others take turns with their reference (default: observation 30, "
-        "policy 9, update 5)",
+        help="how often the others take turns with their reference, or rounds that are timed "
+        "(default: observation 30, policy 9, update 5, family and round 2)",
+    )
+    parser.add_argument(
+        "--recipe", metavar="R", help="of `round` (default: cifar on CUDA, smoke on the CPU)"
     )
     parser.add_argument(
         "--reference-rows",
@@ -118,9 +125,13 @@ def set_up(parser: Parser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Measure the target and print what was found."""
     strays = [name for name in _ENGINE_ONLY if getattr(options, name)]
+    if options.target == "family":
+        strays = [name for name in strays if name in ("batch_size", "reference_rows")]
     if options.target != "engine" and strays:
         option = strays[0].replace("_", "-")
         raise UsageError(f"--{option} is for `esper bench engine`; leave it out")
+    if options.recipe and options.target != "round":
+        raise UsageError("--recipe is for `esper bench round`; leave it out")
     code: int = _BENCHES[options.target](options)
     return code
 
@@ -244,6 +255,60 @@ def _bench_update(options: argparse.Namespace) -> int:
     return _compare_rows(options, "Whole PPO update", measure, UPDATE, {"passes": _PASSES})
 
 
+def _bench_family(options: argparse.Namespace) -> int:
+    from esper.bench.family import measure_family
+    from esper.leyline.process import choose_device
+
+    device = choose_device(options.device).type
+    on_cuda = device == "cuda"
+    task = (options.task or ["cifar16" if on_cuda else "digits"])[0]
+    err_console().print(safe(f"measuring five populations on {task}, in turns"))
+    found = measure_family(
+        task,
+        rows=options.rows[0] if options.rows else None,
+        device=device,
+        strategy=options.strategy[0] if options.strategy else "auto",
+        use_bf16=(options.precision or ["bf16" if on_cuda else "fp32"])[0] == "bf16",
+        samples=options.samples,
+        rounds=options.rounds or 2,
+        steps=options.steps or 8,
+    )
+    if options.json:
+        print_json({**_about("family", device), **found})
+        return 0
+    title = f"Four architectures and one on {_machine(device)}: {found['steps']} steps in turns"
+    _print_table(title, FAMILY, found["populations"])
+    low, high = found["quartiles"]
+    out_console().print(
+        safe(
+            f"a step of the family takes {found['cost']:.2f} times the mean step of the hosts "
+            f"alone (middle half {low:.2f} to {high:.2f}): {100 / found['cost']:.0f} % of their "
+            "row epochs per s"
+        ),
+        soft_wrap=True,
+    )
+    return 0
+
+
+def _bench_round(options: argparse.Namespace) -> int:
+    from esper.bench.training import measure_rounds
+    from esper.leyline.process import choose_device
+
+    device = choose_device(options.device).type
+    recipe = options.recipe or ("cifar" if device == "cuda" else "smoke")
+    rounds = options.rounds or 2
+    found = []
+    for rows in options.rows or (None,):
+        size = "" if rows is None else f", {rows} rows"
+        err_console().print(safe(f"measuring {recipe}{size}: {rounds} rounds after a first one"))
+        found.append(measure_rounds(recipe, rounds, device, rows).to_mapping())
+    if options.json:
+        print_json({**_about("round", device), "results": found})
+        return 0
+    _print_table(f"Rounds of training on {_machine(device)}: medians of {rounds}", ROUND, found)
+    return 0
+
+
 _Measured = tuple[list[dict[str, Any]], str]
 """Results, and one line about what was left out or nothing."""
 
@@ -332,5 +397,7 @@ _BENCHES: dict[str, Callable[[argparse.Namespace], int]] = {
     "observation": _bench_observation,
     "policy": _bench_policy,
     "update": _bench_update,
+    "family": _bench_family,
+    "round": _bench_round,
 }
 """What can be measured, by the name it is asked for."""

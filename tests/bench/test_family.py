@@ -1,4 +1,4 @@
-"""The benchmark of families against single hosts runs and says what it measured."""
+"""Families against single hosts: what is measured, and that rounds differ."""
 
 from __future__ import annotations
 
@@ -6,17 +6,28 @@ import json
 
 import pytest
 
-from benchmarks.family_speed import CHANNELS, main, make_tasks
+from esper.bench.family import CHANNELS, make_tasks, measure_family
+from tests.cli.terminal import esper
 
 
 def test_it_compares_a_family_with_its_hosts(capsys: pytest.CaptureFixture[str]) -> None:
-    options = "--device cpu --strategy sequential --rows 16 --rounds 2 --steps 1 --waiting --json"
-    assert main([*options.split(), "--samples", "32"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    small = ("--rows", 16, "--rounds", 2, "--steps", 1, "--samples", 32)
+    said = esper(
+        capsys, "bench", "family", "--device", "cpu", "--strategy", "sequential", *small, "--json"
+    )
+    assert said.code == 0, said.err
+    found = json.loads(said.out)
     assert [each["rows"] for each in found["populations"]] == [16] * (1 + len(CHANNELS))
     assert found["steps"] == 1
     assert found["cost"] > 0
     assert all(each["row_epochs_per_s"] > 0 for each in found["populations"])
+
+
+def test_nobody_need_grow() -> None:
+    found = measure_family(
+        "digits", rows=4, device="cpu", strategy="sequential", samples=32, steps=1, is_waiting=True
+    )
+    assert found["strategy"] == "sequential"
 
 
 def test_other_rounds_have_other_conditions_of_the_same_hosts() -> None:

@@ -1,0 +1,19 @@
+"""Whole rounds of a recipe, measured."""
+
+from __future__ import annotations
+
+import pytest
+
+from esper.bench.training import measure_rounds
+from esper.simic.training.recipes import get_recipe
+from esper.tasks import get_task
+
+
+def test_a_round_counts_what_rows_and_twins_learn_from() -> None:
+    rate = measure_rounds("smoke", 1, "cpu", rows=8)
+    task, config = get_task("digits").config, get_recipe("smoke")
+    each = config.epochs * task.samples_per_step
+    assert rate.rows == 8
+    assert rate.images == (8 + 8 // config.rows_per_seed) * each
+    assert rate.images_per_s == pytest.approx(rate.images / rate.round_s)
+    assert 0 < rate.twins_s + rate.episodes_s + rate.update_s <= rate.round_s
