@@ -25,7 +25,7 @@ def test_it_compares_a_family_with_its_hosts(capsys: pytest.CaptureFixture[str])
 
 def test_nobody_need_grow() -> None:
     found = measure_family(
-        "digits", rows=4, device="cpu", strategy="sequential", samples=32, steps=1, is_waiting=True
+        "digits", rows=16, device="cpu", strategy="sequential", samples=32, steps=1, is_waiting=True
     )
     assert found["strategy"] == "sequential"
 
