@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from esper.bench.family import CHANNELS, make_tasks, measure_family
+from esper.bench.family import CHANNELS, make_tasks
 from tests.cli.terminal import esper
 
 
@@ -21,13 +21,6 @@ def test_it_compares_a_family_with_its_hosts(capsys: pytest.CaptureFixture[str])
     assert found["steps"] == 1
     assert found["cost"] > 0
     assert all(each["row_epochs_per_s"] > 0 for each in found["populations"])
-
-
-def test_nobody_need_grow() -> None:
-    found = measure_family(
-        "digits", rows=16, device="cpu", strategy="sequential", samples=32, steps=1, is_waiting=True
-    )
-    assert found["strategy"] == "sequential"
 
 
 def test_other_rounds_have_other_conditions_of_the_same_hosts() -> None:

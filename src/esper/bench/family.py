@@ -19,7 +19,7 @@ from esper.kasmina.hosts import CnnConfig
 from esper.leyline.process import choose_device
 from esper.population.engine import PopulationConfig, Strategy
 from esper.population.population import Population
-from esper.tamiyo.controllers import RandomController, WaitController
+from esper.tamiyo.controllers import RandomController
 from esper.tasks import DataShelf, Task, get_task
 
 CHANNELS = ((2, 4, 4), (4, 8, 8), (6, 8), (8, 8))
@@ -36,7 +36,6 @@ def measure_family(
     samples: int | None = None,
     rounds: int = 2,
     steps: int = 8,
-    is_waiting: bool = False,
 ) -> dict[str, Any]:
     """Let all populations take turns; return their times and the ratio.
 
@@ -49,7 +48,6 @@ def measure_family(
         samples: of an epoch; the task's by default.
         rounds: how many, the first of which is not timed.
         steps: of every round.
-        is_waiting: whether nobody grows anything.
     """
     here = choose_device(device)
     rows = rows or (16 if here.type == "cpu" else 256)
@@ -80,7 +78,7 @@ def measure_family(
                 else:
                     populations[name].assign(tasks, rows, data)
                 signals[name] = populations[name].reset(range(number * rows, (number + 1) * rows))
-                controllers[name] = WaitController() if is_waiting else RandomController(5)
+                controllers[name] = RandomController(5)
                 controllers[name].reset(rows, here)
             for _ in range(steps):
                 for name, population in populations.items():

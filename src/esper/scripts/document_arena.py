@@ -6,12 +6,11 @@ nothing is written, and the exit code is 1 where the page is out of date.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from esper.leyline.files import atomic_write_text
+from esper.scripts.generated_page import write_or_check
 from esper.tasks import FAMILIES, Family, Member, get_family
 from esper.tasks.rates import RATES, SCHEDULE, SEED_WARM_UP, WARM_UP
 
@@ -86,21 +85,8 @@ def render() -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write or check the page; return the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m esper.scripts.document_arena",
-        description=(__doc__ or "").splitlines()[0],
-    )
-    parser.add_argument("--out", type=Path, default=PAGE, help=f"the page (default {PAGE})")
-    parser.add_argument("--check", action="store_true", help="only say whether it is current")
-    options = parser.parse_args(arguments)
-    page = render()
-    if options.check:
-        is_current = options.out.is_file() and options.out.read_text(encoding="utf-8") == page
-        print(f"{options.out} is {'current' if is_current else 'out of date'}")
-        return 0 if is_current else 1
-    atomic_write_text(options.out, page)
-    print(f"wrote {options.out}")
-    return 0
+    summary = (__doc__ or "").splitlines()[0]
+    return write_or_check("document_arena", summary, PAGE, render, arguments)
 
 
 def _family(family: Family) -> str:

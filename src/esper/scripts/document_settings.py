@@ -6,7 +6,6 @@ it. With `--check` nothing is written, and the exit code is 1 where the page is 
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import sys
@@ -15,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from esper.leyline.config import Config
-from esper.leyline.files import atomic_write_text
 from esper.leyline.settings import SettingInfo, list_settings
 from esper.proof.clone import CloneConfig
 from esper.proof.prove import ProveConfig
 from esper.proof.search import SearchConfig
 from esper.runs.request import CHANGEABLE, GrowRequest
+from esper.scripts.generated_page import write_or_check
 from esper.simic.training.config import FIXED_SETTINGS, TrainConfig
 from esper.tamiyo.controllers.heuristic import HeuristicConfig
 from esper.tamiyo.controllers.periodic import PeriodicConfig
@@ -89,21 +88,8 @@ def render() -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write or check the page; return the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m esper.scripts.document_settings",
-        description=(__doc__ or "").splitlines()[0],
-    )
-    parser.add_argument("--out", type=Path, default=PAGE, help=f"the page (default {PAGE})")
-    parser.add_argument("--check", action="store_true", help="only say whether it is current")
-    options = parser.parse_args(arguments)
-    page = render()
-    if options.check:
-        is_current = options.out.is_file() and options.out.read_text(encoding="utf-8") == page
-        print(f"{options.out} is {'current' if is_current else 'out of date'}")
-        return 0 if is_current else 1
-    atomic_write_text(options.out, page)
-    print(f"wrote {options.out}")
-    return 0
+    summary = (__doc__ or "").splitlines()[0]
+    return write_or_check("document_settings", summary, PAGE, render, arguments)
 
 
 def _tables(config: type[Config]) -> Iterator[str]:
