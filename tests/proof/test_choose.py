@@ -44,11 +44,24 @@ def test_other_seeds_are_no_pairs() -> None:
         read_table(results, "wait")
 
 
-def test_few_seeds_are_pulled_towards_the_mean_over_members() -> None:
+ALIKE = {name: {"slots": 2.0} for name in "mno"}
+
+
+def test_few_seeds_are_pulled_towards_the_mean_of_members_alike() -> None:
     table: Table = {"m": {"a": ratios(1.0, 1.0)}, "n": {"a": ratios(0.0, 0.0)}}
-    # (2 x 1 + 4 x 0.5) / 6 and (2 x 0 + 4 x 0.5) / 6.
-    assert shrunk(table, "val")["m"]["a"] == pytest.approx(4 / 6)
-    assert shrunk(table, "val")["n"]["a"] == pytest.approx(2 / 6)
+    # (2 x 1 + 8 x 0.5) / 10 and (2 x 0 + 8 x 0.5) / 10.
+    assert shrunk(table, "val", ALIKE)["m"]["a"] == pytest.approx(0.6)
+    assert shrunk(table, "val", ALIKE)["n"]["a"] == pytest.approx(0.4)
+
+
+def test_what_an_arm_brings_may_depend_on_descriptors() -> None:
+    places = {str(slots): {"slots": float(slots)} for slots in (1, 2, 3, 4)}
+    table: Table = {name: {"a": ratios(*[0.1 * int(name)] * 8)} for name in places}
+    table["4"]["a"] = ratios(0.1)
+    found = shrunk(table, "val", places)
+    # Its own seed is bad luck; what lies on the line beside it stays where it is.
+    assert found["4"]["a"] > 0.15
+    assert found["1"]["a"] < found["2"]["a"] < found["3"]["a"]
 
 
 def test_the_best_single_is_among_those_that_went_furthest_everywhere() -> None:
@@ -62,9 +75,19 @@ def test_the_best_single_is_among_those_that_went_furthest_everywhere() -> None:
 
 def test_waiting_is_best_where_nothing_helps() -> None:
     table: Table = {"m": {"a": ratios(-0.5, -0.5)}, "n": {"a": ratios(0.1, 0.1)}}
-    assert best_by_member(table, ["a"], "val")["m"] == (None, 0.0)
+    assert best_by_member(table, ["a"], "val", ALIKE)["m"] == (None, 0.0)
     table = {"m": {"a": ratios(0.5, 0.5), "b": ratios(0.1, 0.1)}, "n": {"a": ratios(0.2)}}
-    assert best_by_member(table, ["a", "b"], "val")["m"][0] == "a"
+    assert best_by_member(table, ["a", "b"], "val", ALIKE)["m"][0] == "a"
+
+
+def test_a_member_s_best_is_worth_its_parameters_and_went_furthest() -> None:
+    large, small, short = ratios(0.5, 0.5), ratios(0.45, 0.45), ratios(0.9)
+    large.parameters = [2.0, 2.0]
+    table: Table = {"m": {"large": large, "small": small, "short": short}}
+    arms = list(table["m"])
+    assert best_by_member(table, arms, "val", ALIKE)["m"] == ("large", pytest.approx(0.5))
+    assert best_by_member(table, arms, "val", ALIKE, 0.1)["m"] == ("small", pytest.approx(0.45))
+    assert best_by_member(table, ["large"], "val", ALIKE, 0.6)["m"] == (None, 0.0)
 
 
 PLANS = {

@@ -1,9 +1,9 @@
 """What a search found: the best single schedule, one per member, a contextual rule, settings.
 
 All of it comes from one table: for every member and arm the log ratios of errors against the
-waiting network with the same seed. A mean of few seeds is pulled towards the arm's mean over all
-members (`shrunk`), as far as `PRIOR_SEEDS` more seeds would pull it, because the best of sixty-four
-noisy means is otherwise mostly luck.
+waiting network with the same seed. A mean of few seeds is pulled towards what the arm brings on
+members like this one (`shrunk`), as far as `PRIOR_SEEDS` more seeds would pull it, because the best
+of sixty-four noisy means is otherwise mostly luck.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from esper.leyline.errors import UsageError
 from esper.proof.halving import shared_ranking
 from esper.proof.plans import PlainSchedule
@@ -20,7 +23,11 @@ from esper.proof.results import CellResult
 from esper.proof.statistics import log_ratios
 
 Split = Literal["val", "test"]
-PRIOR_SEEDS = 4.0
+Places = Mapping[str, Mapping[str, float]]
+"""Descriptors by member."""
+PRIOR_SEEDS = 8.0
+_RIDGE = 20.0
+"""How strongly the slopes of an arm's line are held to 0, in seeds."""
 NEIGHBOURS = (1, 3, 5, 9)
 """How many members a contextual rule may ask; the best number is chosen by leaving members out."""
 
@@ -69,23 +76,41 @@ def read_table(results: Sequence[CellResult], waiting: str) -> Table:
     return table
 
 
-def shrunk(table: Table, split: Split) -> dict[str, dict[str, float]]:
-    """Return mean log ratios, each pulled towards the arm's mean over all members."""
-    means = {m: {a: r.mean(split) for a, r in arms.items()} for m, arms in table.items()}
-    pooled: dict[str, list[float]] = {}
-    for arms in means.values():
-        for arm, mean in arms.items():
-            pooled.setdefault(arm, []).append(mean)
-    centre = {arm: sum(values) / len(values) for arm, values in pooled.items()}
-    found: dict[str, dict[str, float]] = {}
-    for member, own_arms in table.items():
-        found[member] = {}
-        for arm, ratios in own_arms.items():
-            count = len(ratios.seeds)
-            own = means[member][arm]
-            pulled = (count * own + PRIOR_SEEDS * centre[arm]) / (count + PRIOR_SEEDS)
-            found[member][arm] = pulled
+def shrunk(table: Table, split: Split, places: Places) -> dict[str, dict[str, float]]:
+    """Return mean log ratios, each pulled towards what its arm brings on members like this one.
+
+    That is a line through the members' descriptors, fitted to all that were played with the arm.
+    """
+    spread = _standardised([places[member] for member in table])
+    found: dict[str, dict[str, float]] = {member: {} for member in table}
+    for arm in dict.fromkeys(arm for own in table.values() for arm in own):
+        played = [own.get(arm) for own in table.values()]
+        counts = np.array([0 if each is None else len(each.seeds) for each in played], float)
+        means = np.array([0.0 if each is None else each.mean(split) for each in played])
+        line = _fitted_line(spread, means, counts)
+        pulled = (counts * means + PRIOR_SEEDS * line) / (counts + PRIOR_SEEDS)
+        for member, count, value in zip(table, counts, pulled, strict=True):
+            if count:
+                found[member][arm] = float(value)
     return found
+
+
+def _standardised(places: Sequence[Mapping[str, float]]) -> NDArray[np.float64]:
+    """Return descriptors [members, 1 + D] with mean 0 and deviation 1, behind a column of ones."""
+    names = sorted(places[0])
+    raw = np.array([[place[name] for name in names] for place in places], dtype=np.float64)
+    deviation = raw.std(0)
+    raw = (raw - raw.mean(0)) / np.where(deviation > 0, deviation, 1.0)
+    return np.concatenate([np.ones((len(raw), 1)), raw], 1)
+
+
+def _fitted_line(
+    x: NDArray[np.float64], y: NDArray[np.float64], weights: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return the values, at every x, of the weighted ridge regression of y; its level is free."""
+    penalty = np.diag([0.0] + [_RIDGE] * (x.shape[1] - 1))
+    slopes = np.linalg.solve(x.T * weights @ x + penalty, x.T @ (weights * y))
+    return np.asarray(x @ slopes)
 
 
 def most_played(table: Table, arms: Sequence[str]) -> list[str]:
@@ -108,14 +133,30 @@ def best_single(table: Table, arms: Sequence[str], split: Split) -> str:
 
 
 def best_by_member(
-    table: Table, arms: Sequence[str], split: Split
+    table: Table, arms: Sequence[str], split: Split, places: Places, price: float = 0.0
 ) -> dict[str, tuple[str | None, float]]:
-    """Return the best arm of every member and what it is worth; None where waiting is best."""
-    values = shrunk({m: {a: own[a] for a in arms if a in own} for m, own in table.items()}, split)
+    """Return the best arm of every member and what it is worth; None where waiting is best.
+
+    An arm that others left behind on the member is no candidate there.
+
+    Args:
+        table: what arms brought.
+        arms: which of them are asked for.
+        split: which errors count.
+        places: descriptors by member.
+        price: what an arm has to bring for every host's worth of parameters that it adds.
+    """
+    chosen = {member: {a: own[a] for a in arms if a in own} for member, own in table.items()}
     found: dict[str, tuple[str | None, float]] = {}
-    for member, own in values.items():
-        arm = max(own, key=lambda name: own[name])
-        found[member] = (arm, own[arm]) if own[arm] > 0 else (None, 0.0)
+    for member, values in shrunk(chosen, split, places).items():
+        most = max(len(ratios.seeds) for ratios in chosen[member].values())
+        nets = {}
+        for arm, ratios in chosen[member].items():
+            if len(ratios.seeds) == most:
+                added = sum(ratios.parameters) / most - 1
+                nets[arm] = values[arm] - price * added
+        best = max(nets, key=lambda name: nets[name])
+        found[member] = (best, values[best]) if nets[best] > 0 else (None, 0.0)
     return found
 
 
@@ -163,7 +204,7 @@ class ContextualRule:
 
 def fit_contextual(
     table: Table,
-    places: Mapping[str, Mapping[str, float]],
+    places: Places,
     plans: Mapping[str, PlainSchedule],
     split: Split,
 ) -> ContextualRule:
@@ -191,7 +232,7 @@ def fit_contextual(
             centre=centre,
             scale=scale,
             places={member: dict(place) for member, place in places.items()},
-            values=shrunk(chosen, split),
+            values=shrunk(chosen, split, places),
             plans={name: [dict(entry) for entry in plans[name]] for name in everywhere},
             held_out=0.0,
         )

@@ -59,6 +59,12 @@ class SearchConfig(Config):
         "Errors that decide: of the validation samples; or of the test split, which is fair only "
         "where nothing is claimed, as on train members.",
     )
+    price: float = option(
+        0.03,
+        "Log ratio that a schedule has to bring for every host's worth of parameters it adds, to "
+        "be a member's best; the best single schedule has no price.",
+        minimum=0,
+    )
     seed: int = option(0, "Names the plans and settings that are drawn.", minimum=0)
     opening: int = option(0, "Which opening of the claim this is; 0 where none.", minimum=0)
     members: MemberChoice = option(MemberChoice(split="train"), "What is searched on.")
@@ -126,8 +132,9 @@ class Search:
         """Choose from what was played, write the files that others take, and return a summary."""
         split, table = self.config.choose_by, self.table()
         single = best_single(table, list(self.plans), split)
-        by_member = best_by_member(table, list(self.plans), split)
         places = {member.label: descriptors(member.task()) for member in self.members}
+        price = self.config.price
+        by_member = best_by_member(table, list(self.plans), split, places, price)
         rule = fit_contextual(table, places, self.plans, split)
         self._write(SCHEDULE_FILE, [dict(entry) for entry in self.plans[single]])
         privileged = {
