@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import get_args
 
 import pytest
 import torch
 
 from esper.leyline.errors import ConfigError
 from esper.tasks import Member, get_task
-from esper.tasks.member import TRAIN_SIZES
+from esper.tasks.member import TRAIN_SIZES, HostKind, SlotPlace
 from esper.tasks.rates import SCHEDULE, WARM_UP, tuned_rate
 
 EVEN = (0, 2, 4, 6, 8)
@@ -23,6 +24,7 @@ def test_a_member_names_itself_in_one_line() -> None:
         host="residual",
         width=4,
         depth=2,
+        slots="pools",
         classes=EVEN,
         train_size=2_000,
         label_noise=0.3,
@@ -30,7 +32,8 @@ def test_a_member_names_itself_in_one_line() -> None:
         rate_factor=0.5,
     )
     assert odd.label == (
-        "cifar16 residual 4x2, classes 0-2-4-6-8, 2000 images, noise 0.3, 40 epochs, rate x0.5"
+        "cifar16 residual 4x2 pooled, classes 0-2-4-6-8, 2000 images, noise 0.3, 40 epochs, "
+        "rate x0.5"
     )
 
 
@@ -54,6 +57,23 @@ def test_every_value_reaches_the_task() -> None:
     assert config.baseline_loss == pytest.approx(math.log(5))
     assert member.replace(host="residual").task().config.host == "residual"
     assert member.task(horizon=7).config.horizon == 7
+
+
+@pytest.mark.parametrize("host", ["plain", "residual"])
+def test_seeds_sit_after_blocks_or_after_pools(host: HostKind) -> None:
+    before, after = (
+        Member(data="cifar16", host=host, depth=2, slots=place) for place in get_args(SlotPlace)
+    )
+    assert list(before.task().slot_paths.values()) == ["blocks.0", "blocks.1"]
+    assert list(after.task().slot_paths.values()) == ["pools.0", "pools.1"]
+    assert before.architecture != after.architecture
+    assert before.task().host_flops == after.task().host_flops
+
+
+def test_members_grow_within_the_limit_of_proofs() -> None:
+    task = Member(data="cifar16").task()
+    assert task.param_limit == 2 * task.host_parameters
+    assert task.flop_limit == 2 * task.host_flops
 
 
 def test_what_is_usual_is_the_data_set_s_own() -> None:

@@ -38,6 +38,7 @@ from esper.simic.training.recipes import LIFE
 from esper.tamiyo.controllers.schedule import ScheduleController
 from esper.tamiyo.controllers.schedule_format import parse_schedule
 from esper.tasks.dataset import TaskData
+from esper.tasks.member import GROWTH_LIMIT
 from esper.tasks.task import Task
 
 
@@ -46,10 +47,12 @@ class PlayConfig(Config):
     """How cells are played: the same limits for all of them, and where they run."""
 
     param_limit: float = option(
-        2.0, "Most parameters of a grown network, in units of its host's.", minimum=1.0
+        GROWTH_LIMIT, "Most parameters of a grown network, in units of its host's.", minimum=1.0
     )
     flop_limit: float = option(
-        2.0, "Most operations per sample of a grown network, in units of its host's.", minimum=1.0
+        GROWTH_LIMIT,
+        "Most operations per sample of a grown network, in units of its host's.",
+        minimum=1.0,
     )
     horizon: int = option(0, "Epochs of every run; 0 is the member's own.", minimum=0)
     device: Literal["auto", "cpu", "cuda"] = option("auto", "Where rows run.")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from esper.scripts.generated_page import write_or_check
 from esper.tasks import FAMILIES, Family, Member, get_family
+from esper.tasks.member import GROWTH_LIMIT
 from esper.tasks.rates import RATES, SCHEDULE, SEED_WARM_UP, WARM_UP
 
 PAGE = Path("docs/arena.md")
@@ -20,10 +21,10 @@ _INTRODUCTION = """\
 # The arena
 
 Where controllers are trained, chosen and judged. A *family* is a set of tasks that differ along
-axes: the host's kind, width and depth, the data set and its classes, the number of training images,
-the share of wrong labels, the length of a run, and how far the learning rate is from the one that
-suits the waiting host. What is right on one member is wrong on another, so no fixed schedule is
-right for a family.
+axes: the host's kind, width and depth, where its slots are, the data set and its classes, the
+number of training images, the share of wrong labels, the length of a run, and how far the learning
+rate is from the one that suits the waiting host. What is right on one member is wrong on another,
+so no fixed schedule is right for a family.
 
 This page is written by `python -m esper.scripts.document_arena`; the tables behind it are
 `esper.tasks.arena` and `esper.tasks.rates`. `esper tasks --family NAME` lists the same.
@@ -40,10 +41,11 @@ This page is written by `python -m esper.scripts.document_arena`; the tables beh
   their axes, before anything was grown on them: hosts that lack capacity, hosts that are wide
   enough, and data that is too little or too noisy for more capacity.
 
-A member names itself by its values: `cifar16 residual 8x3, 25000 images, 60 epochs` is a residual
-host of three blocks on CIFAR-10 at 16x16 whose channels start at 8 and double from block to block.
-The learning rate follows `{schedule}` with {warm_up:.0%} warm-up; that of a new seed rises
-for {seed_warm_up} epochs.
+A member names itself by its values: `cifar16 residual 8x3 pooled, 25000 images, 60 epochs` is a
+residual host of three blocks on CIFAR-10 at 16x16 whose channels start at 8 and double from block
+to block, with a slot after every pool. No member may grow beyond {limit:g} times its host's
+parameters or operations. The learning rate follows `{schedule}` with {warm_up:.0%} warm-up; that of
+a new seed rises for {seed_warm_up} epochs.
 
 In Python: `get_family("image16_family").draw(seed, architectures=4, conditions=16)` returns members
 by architecture, and `member.task()` is a task like any other.
@@ -69,7 +71,11 @@ not measured.
 
 def render() -> str:
     """Return the whole page."""
-    parts = [_INTRODUCTION.format(schedule=SCHEDULE, warm_up=WARM_UP, seed_warm_up=SEED_WARM_UP)]
+    parts = [
+        _INTRODUCTION.format(
+            limit=GROWTH_LIMIT, schedule=SCHEDULE, warm_up=WARM_UP, seed_warm_up=SEED_WARM_UP
+        )
+    ]
     parts += [_family(get_family(name)) for name in FAMILIES.names()]
     rates = _table(
         ("data", "host", "images", "rate"),

@@ -8,6 +8,8 @@ twice: whatever is improved is improved on *select*. The tables: docs/arena.md.
 
 from __future__ import annotations
 
+from typing import Any
+
 from esper.tasks.family import Axes, Family, Purpose, register_family
 from esper.tasks.member import Member
 from esper.tasks.presets import Cifar16, CifarBaseline, Digits, Fashion14
@@ -38,50 +40,48 @@ DIGITS_FAMILY = register_family(
     )
 )
 
+
+def _claim(data: str, width: int, depth: int, train_size: int, **other: Any) -> Member:
+    return Member(
+        data=data, width=width, depth=depth, slots="pools", train_size=train_size, **other
+    )
+
+
 _CLAIMS: dict[Purpose, tuple[Member, ...]] = {
-    # Narrow hosts with more clean images than training ever has.
+    # Shallow hosts with more clean images than training ever has.
     "lacks capacity": (
-        Member(data=Cifar16.name, width=3, depth=3, train_size=25_000),
-        Member(data=Cifar16.name, width=5, depth=3, train_size=25_000),
-        Member(data=Cifar16.name, width=7, depth=3, train_size=25_000),
-        Member(data=Cifar16.name, host="residual", width=4, depth=2, train_size=25_000),
-        Member(data=Cifar16.name, host="residual", width=4, depth=3, train_size=25_000),
-        Member(data=Cifar16.name, host="residual", width=8, depth=2, train_size=25_000),
-        Member(data=Cifar16.name, host="residual", width=8, depth=3, train_size=25_000),
-        Member(data=Fashion14.name, width=2, depth=3, train_size=25_000),
-        Member(data=Fashion14.name, width=3, depth=3, train_size=25_000),
-        Member(data=Fashion14.name, width=5, depth=2, train_size=25_000),
-        Member(data=Fashion14.name, host="residual", width=4, depth=2, train_size=25_000),
-        Member(data=Fashion14.name, host="residual", width=4, depth=3, train_size=25_000),
+        *(_claim(Cifar16.name, width, 2, 25_000) for width in (5, 7, 10, 14, 20)),
+        *(_claim(Cifar16.name, width, 2, 25_000, host="residual") for width in (4, 8)),
+        *(_claim(Fashion14.name, width, 2, 25_000) for width in (3, 5, 10)),
+        *(_claim(Fashion14.name, width, 2, 25_000, host="residual") for width in (4, 8)),
     ),
-    # Hosts that are wide enough for what there is to learn in the time they have.
+    # Hosts that are deep and wide enough for what there is to learn in the time they have.
     "neutral": (
-        Member(data=Cifar16.name, width=32, depth=3, train_size=25_000),
-        Member(data=Cifar16.name, width=48, depth=3, train_size=25_000),
-        Member(data=Cifar16.name, host="residual", width=32, depth=3, train_size=25_000),
-        Member(data=Fashion14.name, width=20, depth=3, train_size=25_000),
-        Member(data=Fashion14.name, width=32, depth=2, train_size=25_000),
-        Member(data=Fashion14.name, host="residual", width=20, depth=3, train_size=25_000),
+        *(_claim(Cifar16.name, width, 3, 25_000) for width in (32, 48)),
+        _claim(Cifar16.name, 32, 3, 25_000, host="residual"),
+        *(_claim(Fashion14.name, width, 3, 25_000) for width in (20, 32)),
+        _claim(Fashion14.name, 20, 3, 25_000, host="residual"),
     ),
     # Too few images, or too many wrong labels, for any more capacity to be filled rightly.
     "useless or harmful": (
-        Member(data=Cifar16.name, width=10, depth=3, train_size=1_000),
-        Member(data=Cifar16.name, width=10, depth=3, train_size=4_000, label_noise=0.6),
-        Member(data=Cifar16.name, host="residual", width=8, depth=3, train_size=1_000),
-        Member(data=Fashion14.name, width=10, depth=3, train_size=500),
-        Member(data=Fashion14.name, width=10, depth=3, train_size=4_000, label_noise=0.6),
-        Member(data=Fashion14.name, host="residual", width=8, depth=3, train_size=500),
+        _claim(Cifar16.name, 10, 3, 1_000),
+        _claim(Cifar16.name, 10, 3, 4_000, label_noise=0.6),
+        _claim(Cifar16.name, 8, 3, 1_000, host="residual"),
+        _claim(Fashion14.name, 10, 3, 500),
+        _claim(Fashion14.name, 10, 3, 4_000, label_noise=0.6),
+        _claim(Fashion14.name, 8, 3, 500, host="residual"),
     ),
 }
 
 IMAGE16_FAMILY = register_family(
     Family(
         name="image16_family",
-        summary="CIFAR-10 at 16x16 with conv hosts of 2 or 4 blocks; controllers train here.",
+        summary="CIFAR-10 at 16x16 with conv hosts of 2 or 3 blocks; controllers train here.",
         train=Axes(
             data=(Cifar16.name,),
             width=(4, 8, 16),
-            depth=(2, 4),
+            depth=(2, 3),
+            slots=("pools",),
             classes=((), EVEN),
             train_size=(2_000, 6_000, 20_000),
             label_noise=(0.0, 0.2, 0.4),
@@ -91,11 +91,11 @@ IMAGE16_FAMILY = register_family(
         select=Axes(
             data=(Cifar16.name,),
             width=(6, 12),
-            depth=(3,),
+            depth=(2, 3),
+            slots=("pools",),
             classes=((), ODD),
             train_size=(3_000, 12_000),
             label_noise=(0.0, 0.3),
-            horizon=(50, 60),
         ),
         claims=_CLAIMS,
     )

@@ -24,7 +24,7 @@ import torch
 from esper.leyline.errors import ConfigError
 from esper.leyline.randomness import generator
 from esper.leyline.registry import Registry
-from esper.tasks.member import Architecture, HostKind, Member
+from esper.tasks.member import Architecture, HostKind, Member, SlotPlace
 
 FamilySplit = Literal["train", "select", "claim"]
 
@@ -40,6 +40,7 @@ class Axes:
     host: tuple[HostKind, ...] = ("plain",)
     width: tuple[int, ...]
     depth: tuple[int, ...]
+    slots: tuple[SlotPlace, ...] = ("blocks",)
     classes: tuple[tuple[int, ...], ...] = ((),)
     train_size: tuple[int, ...]
     label_noise: tuple[float, ...] = (0.0,)

@@ -11,12 +11,21 @@ from typing import Literal, NamedTuple, get_args
 from esper.kasmina.hosts import CnnConfig, ResidualConfig, doubling
 from esper.leyline.config import Config
 from esper.leyline.errors import ConfigError
+from esper.leyline.slots import slot_id
 from esper.tasks.rates import SCHEDULE, SEED_WARM_UP, WARM_UP, tuned_rate
 from esper.tasks.task import Task, get_task
 
 HostKind = Literal["plain", "residual"]
 HOST_NAMES: dict[HostKind, str] = {"plain": "cnn", "residual": "residual"}
 assert set(HOST_NAMES) == set(get_args(HostKind))
+
+GROWTH_LIMIT = 2.0
+"""Most parameters, and most operations per sample, of a grown member in units of its host's: what
+controllers are trained, searched and judged under."""
+
+SlotPlace = Literal["blocks", "pools"]
+SLOT_ROWS: dict[SlotPlace, int] = {"blocks": 0, "pools": 1}
+"""Which row of a host's slots is offered."""
 
 
 class Architecture(NamedTuple):
@@ -26,6 +35,7 @@ class Architecture(NamedTuple):
     host: HostKind
     width: int
     depth: int
+    slots: SlotPlace
     num_classes: int
 
 
@@ -38,6 +48,7 @@ class Member:
         host: Plain blocks, or residual ones.
         width: Channels of the first block; they double from block to block.
         depth: Blocks, each with a slot.
+        slots: Where seeds sit: after a block, or after its pool, where they cost a quarter.
         classes: Classes that are told apart; empty for all.
         train_size: Training images; 0 is all there are.
         label_noise: Share of the training labels that are wrong.
@@ -49,6 +60,7 @@ class Member:
     host: HostKind = "plain"
     width: int = 8
     depth: int = 3
+    slots: SlotPlace = "blocks"
     classes: tuple[int, ...] = ()
     train_size: int = 0
     label_noise: float = 0.0
@@ -58,7 +70,8 @@ class Member:
     @property
     def label(self) -> str:
         """A name that tells every value apart from the usual ones."""
-        parts = [f"{self.data} {self.host} {self.width}x{self.depth}"]
+        pooled = " pooled" if self.slots == "pools" else ""
+        parts = [f"{self.data} {self.host} {self.width}x{self.depth}{pooled}"]
         if self.classes:
             parts.append(f"classes {'-'.join(map(str, self.classes))}")
         parts.append(f"{self.train_size} images" if self.train_size else "all images")
@@ -72,7 +85,9 @@ class Member:
     @property
     def architecture(self) -> Architecture:
         """What its host depends on."""
-        return Architecture(self.data, self.host, self.width, self.depth, self.num_classes)
+        return Architecture(
+            self.data, self.host, self.width, self.depth, self.slots, self.num_classes
+        )
 
     @property
     def num_classes(self) -> int:
@@ -112,6 +127,8 @@ class Member:
             schedule=SCHEDULE,
             warmup=WARM_UP,
             seed_warmup=SEED_WARM_UP,
+            param_limit=GROWTH_LIMIT,
+            flop_limit=GROWTH_LIMIT,
         )
         return type(base)(config.replace(**changes))
 
@@ -121,6 +138,7 @@ class Member:
             channels=doubling(self.width, self.depth),
             in_channels=in_channels,
             num_classes=self.num_classes,
+            slots=tuple(slot_id(SLOT_ROWS[self.slots], column) for column in range(self.depth)),
         )
 
 

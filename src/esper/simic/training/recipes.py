@@ -138,7 +138,7 @@ RECIPES: dict[str, TrainConfig] = {
             episode_length=59,
             evaluate_every=10,
             evaluation_seeds=32,
-            policy=_TRAVELLER.replace(num_slots=4),
+            policy=_TRAVELLER,
             population=PopulationConfig(lifecycle=LIFE, use_bf16=True),
         ),
         _OURS.replace(
