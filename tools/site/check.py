@@ -20,7 +20,7 @@ _FETCHED = {
 }  # fmt: skip
 # Said about a page, not fetched for it.
 _TOLD = frozenset({"canonical", "next", "prev", "alternate", "author", "license", "edit"})
-_IN_STYLE = re.compile(r"""(?:url\(\s*|@import\s+)["']?([^"')\s;]+)""")
+_IN_STYLE = re.compile(r"""(?:url\(|@import\s+(?:url\()?)\s*["']?([^"')\s;]+)""")
 
 
 class _Page(HTMLParser):

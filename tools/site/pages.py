@@ -1,8 +1,8 @@
 """Gathers the pages of the site: docs/, and what they link to elsewhere in the repository.
 
 A page may link to any file of the repository, as it must to be right in a checkout. In the site a
-Markdown file from outside docs/ is a page below source/, a file of code is shown on one, a folder is
-a list. So every link leads somewhere without an address of the repository being known.
+Markdown file from outside docs/ is a page below source/, a file of code is shown on one, a folder
+is a list. So every link leads somewhere without an address of the repository being known.
 """
 
 from __future__ import annotations
@@ -55,9 +55,7 @@ def gather(root: Path, into: Path, navigation: list[Any]) -> list[Any]:
     shutil.copytree(root / DOCS, into)
     decisions = sorted((root / DOCS / DECISIONS).glob("*.md"))
     listed = [f"- [{title(each)}]({each.name})\n" for each in decisions]
-    (into / DECISIONS / "index.md").write_text(
-        _DECISIONS_PAGE + "".join(listed), encoding="utf-8"
-    )
+    (into / DECISIONS / "index.md").write_text(_DECISIONS_PAGE + "".join(listed), encoding="utf-8")
     named = [normal(DOCS / path) for path in entries(navigation) if path != DECISIONS]
     pages = [_relative(path, root) for path in (root / DOCS).rglob("*.md")]
     _write(root, into, [*pages, *(each for each in named if each not in pages)])

@@ -20,16 +20,16 @@ PAGE = Path("docs/commands.md")
 _INTRODUCTION = """\
 # Commands
 
-Everything the `esper` command can do; `esper COMMAND --help` says the same. `python -m esper` is the
-same command where the script is not on the path. This page is made from the code by
+Everything the `esper` command can do; `esper COMMAND --help` says the same. `python -m esper` is
+the same command where the script is not on the path. This page is made from the code by
 `python -m esper.scripts.document_commands`.
 
-A command answers on standard output and shows progress and errors on standard error. It exits with 0
-when it is done, 1 when it failed while running, 2 when the request was wrong, and 130 when it was
+A command answers on standard output and shows progress and errors on standard error. It exits with
+0 when it is done, 1 when it failed while running, 2 when the request was wrong, and 130 when it was
 interrupted. An error is one line that says what would be right.
 
-`--import MODULE` (a module or a `.py` file, before or after the command, several times) imports first
-what registers tasks, families, blueprints, controllers or rewards of your own.
+`--import MODULE` (a module or a `.py` file, before or after the command, several times) imports
+first what registers tasks, families, blueprints, controllers or rewards of your own.
 
 | variable | meaning |
 |---|---|
@@ -43,7 +43,9 @@ _DEFAULT_GROUPS = ("positional arguments", "options")
 
 def render() -> str:
     """Return the whole page."""
-    listed = [f"| [`esper {verb}`](#esper-{verb}) | {_prose(does)} |" for verb, does in VERBS.items()]
+    listed = [
+        f"| [`esper {verb}`](#esper-{verb}) | {_prose(does)} |" for verb, does in VERBS.items()
+    ]
     index = "\n".join(["| command | what it does |", "|---|---|", *listed])
     return "\n\n".join([_INTRODUCTION.strip(), index, *map(_section, VERBS)]) + "\n"
 
