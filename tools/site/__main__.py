@@ -25,7 +25,7 @@ def build(site: Path) -> list[str]:
     pages = site.with_name(site.name + "-pages")
     settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
     settings["nav"] = gather(ROOT, pages, settings["nav"])
-    settings |= {"docs_dir": str(pages.resolve()), "site_dir": str(site.resolve())}
+    settings |= {"docs_dir": pages.name, "site_dir": site.name}
     source = settings["plugins"][1]["mkdocstrings"]["handlers"]["python"]
     source["paths"] = [str(ROOT / path) for path in source["paths"]]
     config = site.with_name(site.name + ".yml")
