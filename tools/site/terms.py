@@ -16,8 +16,9 @@ PAGE = "glossary"
 
 EVERYDAY = frozenset(
     {
-        *("Esper", "action", "advance", "arm", "control", "decision", "head", "legal", "member"),
-        *("privileged", "result", "run", "style", "task", "train, select, claim"),
+        *("Esper", "action", "advance", "arm", "control", "decision", "dropped", "head", "legal"),
+        *("member", "operation", "privileged", "result", "row", "run", "style", "task"),
+        "train, select, claim",
     }
 )
 """Words that pages also use as everybody does; a link on those would mislead."""
@@ -29,6 +30,27 @@ _NO_PROSE = frozenset(
     {*("a", "button", "code", "kbd", "label", "nav", "pre", "script", "style", "svg", "th"),
      *("h1", "h2", "h3", "h4", "h5", "h6")}
 )  # fmt: skip
+# `seed 4`, `six seeds` and `environment seed` are about random numbers.
+_RANDOM_SEED = (
+    "".join(
+        rf"(?<!{word}\s)"
+        for word in (
+            *(
+                "random",
+                "environment",
+                "fresh",
+                "training",
+                "same",
+                "whatever its",
+                "other",
+                "run's",
+            ),
+            *("run&#39;s", "their", "own", "has", "tasks and"),
+            *("two", "three", "five", "six", "ten", r"\d"),
+        )
+    ),
+    r"(?!\s+\d)",
+)
 _ARTICLE = re.compile(r"(<article\b[^>]*>)(.*)(</article>)", re.DOTALL)
 
 
@@ -42,6 +64,11 @@ class Term(NamedTuple):
     def anchor(self) -> str:
         """Where its row is on the page."""
         return "term-" + re.sub(r"[^a-z0-9]+", "-", self.word.lower()).strip("-")
+
+    @property
+    def is_verb(self) -> bool:
+        """Whether it says what is done."""
+        return self.meaning.startswith("To ")
 
     @property
     def forms(self) -> Iterator[str]:
@@ -75,8 +102,12 @@ def link_terms(page: str, terms: list[Term], glossary: str) -> str:
         terms: words to link.
         glossary: address of the glossary, as seen from the page.
     """
-    linked = [term for term in terms if term.word not in EVERYDAY]
-    patterns = {_pattern(form): term for term in linked for form in term.forms}
+    patterns = {
+        _pattern(form, term.is_verb): term
+        for term in terms
+        for form in term.forms
+        if form not in EVERYDAY
+    }
     every = re.compile("|".join(f"({each})" for each in _longest_first(patterns)))
     by_group = [patterns[each] for each in _longest_first(patterns)]
     used: set[str] = set()
@@ -113,19 +144,18 @@ def _in_prose(body: str, every: re.Pattern[str], link: object) -> Iterator[str]:
         yield token
 
 
-def _pattern(word: str) -> str:
+def _pattern(word: str, is_verb: bool) -> str:
     """Return a pattern for a word and its plainest inflections."""
     written = re.escape(escape(word, quote=False)).replace(r"\ ", r"\s+")
     if word[-1].isupper() or word[-1].isdigit():
         return rf"\b{written}\b"
     if word[0].islower():
         written = f"[{word[0].upper()}{word[0]}]{written[1:]}"
-    # `seed 4` and `random seed` are about random numbers.
-    before, after = (r"(?<!random )", r"(?!\s+\d)") if word == "seed" else ("", "")
+    before, after = _RANDOM_SEED if word == "seed" else ("", "")
     if word.endswith("y") and word[-2] not in "aeiou":
         written = rf"{written[:-1]}(?:y|ies)"
     else:
-        written += "(?:s|d)?" if word.endswith("e") else "s?"
+        written += "(?:s|d)?" if is_verb else "s?"
     return rf"\b{before}{written}\b{after}"
 
 
