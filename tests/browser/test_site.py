@@ -7,6 +7,7 @@ import http.server
 import re
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
@@ -22,10 +23,15 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("built") / "site"
     assert build(folder) == []
-    handler = functools.partial(Quiet, directory=str(folder))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def address(site: Path) -> Iterator[str]:
+    handler = functools.partial(Quiet, directory=str(site))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}/"
@@ -33,12 +39,16 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture
-def open_page(browser: Browser, address: str) -> Iterator[Callable[..., Page]]:
+def open_page(browser: Browser, address: str, site: Path) -> Iterator[Callable[..., Page]]:
     """Open pages of the site; in the end none may have had an error or asked another machine."""
+    from_disk = f"{site.as_uri()}/"
     problems: list[str] = []
     contexts = []
 
-    def open_one(name: str, *, width: int = 1280, theme: str = "light") -> Page:
+    def open_one(
+        name: str, *, width: int = 1280, theme: str = "light", is_served: bool = True
+    ) -> Page:
+        base = address if is_served else from_disk
         context = browser.new_context(
             viewport={"width": width, "height": 900},
             color_scheme=theme,  # type: ignore[arg-type]
@@ -53,10 +63,10 @@ def open_page(browser: Browser, address: str) -> Iterator[Callable[..., Page]]:
         page.on(
             "request",
             lambda asked: (
-                None if asked.url.startswith((address, "data:")) else problems.append(asked.url)
+                None if asked.url.startswith((base, "data:")) else problems.append(asked.url)
             ),
         )
-        page.goto(f"{address}{name}.html")
+        page.goto(f"{base}{name}.html")
         return page
 
     yield open_one
@@ -73,9 +83,10 @@ def test_a_page_fits_its_window(name: str, width: int, open_page: Callable[..., 
     assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
 
 
-def test_a_search_finds_a_page(open_page: Callable[..., Page]) -> None:
-    page = open_page("index")
-    page.get_by_role("textbox", name="Search").fill("germinate")
+@pytest.mark.parametrize("is_served", [True, False], ids=["served", "from disk"])
+def test_a_search_finds_a_page(is_served: bool, open_page: Callable[..., Page]) -> None:
+    page = open_page("index", is_served=is_served)
+    page.get_by_role("textbox", name="Search").press_sequentially("germinate")
     found = page.locator(".md-search-result__link").first
     expect(found).to_be_visible()
     found.click()

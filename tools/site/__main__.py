@@ -43,7 +43,11 @@ def build(site: Path) -> list[str]:
 
 
 def _finish(site: Path) -> None:
-    """Link the words of the glossary and put the pictures in, page by page."""
+    """Link the words of the glossary and put the pictures in; let the search work from files."""
+    # A page that was opened from a file may load a script beside it, but read no data.
+    index = site / "search" / "search_index.json"
+    text = f"var __index = {index.read_text(encoding='utf-8')}"
+    index.with_suffix(".js").write_text(text, encoding="utf-8")
     terms = read_terms(ROOT / DOCS / f"{PAGE}.md")
     home = site / f"{PAGE}.html"
     for path in site.rglob("*.html"):
@@ -63,8 +67,7 @@ def main() -> int:
     for problem in problems:
         print(f"error: {problem}", file=sys.stderr)
     if not problems:
-        print(f"{site.relative_to(ROOT)}/index.html is the documentation; with its search:")
-        print("  python3 -m http.server --directory build/site --bind 127.0.0.1 8000")
+        print(f"open {site.relative_to(ROOT)}/index.html in a browser")
     return 1 if problems else 0
 
 
