@@ -12,7 +12,7 @@ export MKL_NUM_THREADS := 1
 export ONEDNN_MAX_CPU_ISA := AVX512_CORE_BF16
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-slow test-browser test-integrations test-minimum audit fmt \
+.PHONY: help setup demo check test test-slow test-browser test-integrations test-minimum audit docs fmt \
 	bench clean
 
 help: ## list the targets
@@ -56,7 +56,7 @@ test-slow: setup ## full counts and long soaks, then the harness: hostile inputs
 	$(BIN)/python -m pytest -m slow
 	$(BIN)/python -m tests.harness
 
-test-browser: setup ## the live page in a real browser: chromium, Debian's where it can be had
+test-browser: setup ## the live page and the site in a real browser: chromium, Debian's where it can be had
 	$(BIN)/python -m pip install --quiet --no-build-isolation -c constraints.txt -e '.[browser]'
 	@command -v chromium >/dev/null 2>&1 || command -v google-chrome >/dev/null 2>&1 || \
 		{ [ "$$(id -u)" = 0 ] && apt-get install -y -qq --no-install-recommends chromium; } || \
@@ -81,6 +81,10 @@ audit: setup ## known faults of what is installed, and pins that were withdrawn 
 	.venv-audit/bin/python -m pip install --quiet pip-audit
 	$(BIN)/python -m tools.check_pins
 	.venv-audit/bin/pip-audit --strict --disable-pip --no-deps -r constraints.txt
+
+docs: setup ## the documentation site in build/site; a warning is an error
+	$(BIN)/python -m pip install --quiet --no-build-isolation -c constraints.txt -e '.[docs]'
+	$(BIN)/python -m tools.site
 
 fmt: setup ## put the code into its standard form
 	$(BIN)/ruff check --fix .

@@ -10,6 +10,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from esper.nissa import RunRow, open_run, open_store
+from esper.nissa.schema import EpochRow
 from tests.browser.conftest import Server
 from tests.dashboard.stores import (
     HOSTILE,
@@ -124,6 +125,35 @@ def test_zoom_is_shared_and_survives_new_rows(
     unzoom.click()
     expect(unzoom).to_be_disabled()
     assert "20" in axis.all_text_contents()
+    store.close()
+
+
+def test_a_long_run_has_finer_points_where_it_is_looked_at(
+    server: Server, open_page: Opener, tmp_path: Path
+) -> None:
+    store = open_store(tmp_path / "long", RunRow(kind="grow", epochs=4500, slots=SLOTS), sinks=())
+    store.write(*(EpochRow(step=step, val_score=float(step % 7)) for step in range(1, 4501)))
+    store.flush()
+    page = open_page("/run?id=long")
+    page.locator("[data-chart=score] summary").click()
+    rows = page.locator("[data-chart=score] .numbers tbody tr")
+    # Of three epochs each the least value stands at the first, the greatest at the last.
+    expect(rows.nth(1)).to_have_text("4498" + "4")
+    plot = page.locator("[data-chart=score] .plot")
+    plot.focus()
+    page.keyboard.press("End")
+    with page.expect_response(holding("/api/series")) as asked:
+        for _ in range(4):
+            page.keyboard.press("+")
+    assert {table["every"] for table in asked.value.json()["tables"].values()} == {1}
+    expect(rows.nth(1)).to_have_text("4499" + "5")
+    # What comes while one looks is a point of its own as well.
+    store.write(EpochRow(step=4501, val_score=3.5))
+    store.flush()
+    expect(rows.first).to_have_text("4501" + "3.5")
+    page.keyboard.press("Escape")
+    expect(rows.nth(2)).to_have_text("4498" + "4")
+    expect(page.locator("#unzoom")).to_be_disabled()
     store.close()
 
 

@@ -51,6 +51,19 @@ def test_values_equal_the_stores(client: TestClient) -> None:
     assert [row[at] for row in tables["epochs"]["rows"]] == [score(step) for step in range(1, 21)]
 
 
+def test_a_part_of_the_axis_can_be_asked_for(client: TestClient) -> None:
+    part = {"id": "grown", "from": 3, "to": 5}
+    rows = client.get("/api/series", params=part).json()["tables"]["epochs"]["rows"]
+    assert [row[0] for row in rows] == [3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"from": "3"}, {"to": "3"}, {"from": "5", "to": "3"}, {"from": "-1", "to": "3"}]
+)
+def test_what_is_no_part_of_the_axis_is_refused(client: TestClient, wrong: dict[str, str]) -> None:
+    assert client.get("/api/series", params={"id": "grown", **wrong}).status_code == 400
+
+
 def test_every_kind_of_question_is_answered(client: TestClient) -> None:
     for name in ("grown", "trained", "hostile"):
         for path in ("run", "series", "garden", "decisions", "foreseen"):

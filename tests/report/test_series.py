@@ -50,3 +50,26 @@ def test_of_many_points_every_head_keeps_its_own(
     monkeypatch.setattr(series, "MOST_POINTS", 2)
     table = series.read_series(tmp_path, "train")["update_heads"]
     assert sorted(column(table, "head")) == ["op"] * 4 + ["slot"] * 4
+
+
+def test_a_part_has_its_own_points_closer_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    growing(tmp_path)
+    monkeypatch.setattr(series, "MOST_POINTS", 5)
+    table = series.read_series(tmp_path, "grow", (7, 11))["epochs"]
+    assert table["every"] == 1
+    assert column(table, "step") == [7, 8, 9, 10, 11]
+    assert column(table, "val_score") == [score(step) for step in range(7, 12)]
+    wider = series.read_series(tmp_path, "grow", (7, 16))["epochs"]
+    assert wider["every"] == 2
+    assert set(column(wider, "step")) == set(range(7, 17))
+    assert series.read_series(tmp_path, "grow", (30, 40))["epochs"]["rows"] == []
+
+
+def test_a_part_of_a_training_run_is_the_same_part_of_every_table(tmp_path: Path) -> None:
+    training(tmp_path, rounds=4)
+    tables = series.read_series(tmp_path, "train", (1, 2))
+    assert {name: sorted(set(column(table, "round"))) for name, table in tables.items()} == {
+        name: [1, 2] for name in ("rounds", "updates", "update_heads")
+    }

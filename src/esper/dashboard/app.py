@@ -172,12 +172,16 @@ class _Pages:
 
     @_data
     def series(self, request: Request) -> Any:
-        """Return the points of a run's charts, and the position from which a stream goes on."""
+        """Return the points of a run's charts, and the position from which a stream goes on.
+
+        With `from` and `to`, those between two places of the axis alone.
+        """
         _, path = self._asked(request)
+        between = _between(request)
         # Read before the points: what is written meanwhile is then told twice, not left out.
         position = stream.read_position(path)
         kind = str(ask(path, "SELECT kind FROM runs LIMIT 1")[0]["kind"])
-        tables = read_series(path, kind)
+        tables = read_series(path, kind, between)
         return {"position": str(position), "kind": kind, "tables": reading.plain(tables)}
 
     @_data
@@ -253,6 +257,15 @@ def _maybe_number(request: Request, key: str) -> int | None:
     if not text.isascii() or not text.isdecimal() or len(text) > 15:
         raise HTTPException(400, f"{key} must be a whole number.")
     return int(text)
+
+
+def _between(request: Request) -> tuple[int, int] | None:
+    low, high = (_maybe_number(request, key) for key in ("from", "to"))
+    if low is None and high is None:
+        return None
+    if low is None or high is None or low > high:
+        raise HTTPException(400, "from and to must be two places of the axis, the lower one first.")
+    return low, high
 
 
 def _number(request: Request, key: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Sequence
@@ -40,9 +41,16 @@ def unfolded(text: Any) -> Any:
         return None
 
 
-def read_series(path: Path, kind: str) -> dict[str, Points]:
-    """Return the points of every chart, table by table, and how many rows make one point."""
-    return {series.table: _read_table(path, series) for series in series_for(kind)}
+def read_series(path: Path, kind: str, between: tuple[int, int] | None = None) -> dict[str, Points]:
+    """Return the points of every chart, table by table, and how many rows make one point.
+
+    Args:
+        path: The run.
+        kind: What kind of run it is.
+        between: The first and the last place on the axis; all of it by default. A part of a long
+            run has as many points as the whole, so they lie closer together.
+    """
+    return {series.table: _read_table(path, _part(series, between)) for series in series_for(kind)}
 
 
 def read_new(path: Path, series: Series, after: int, upto: int) -> Points:
@@ -53,6 +61,14 @@ def read_new(path: Path, series: Series, after: int, upto: int) -> Points:
 
 def _episode(series: Series) -> str:
     return f" AND {series.where}" if series.table == "epochs" else ""
+
+
+def _part(series: Series, between: tuple[int, int] | None) -> Series:
+    if between is None:
+        return series
+    low, high = map(int, between)
+    where = f'({series.where}) AND "{series.x}" BETWEEN {low} AND {high}'
+    return dataclasses.replace(series, where=where)
 
 
 def _read_table(path: Path, series: Series) -> Points:

@@ -4,10 +4,12 @@ import { Decisions } from "./decisions.js";
 import { $, count, duration, get, h, isNumber, number, points, share, show, signed, table, toldRound, words } from "./dom.js";
 import { Garden, drawForeseen } from "./garden.js";
 import { Live } from "./live.js";
+import { Run } from "./points.js";
 
 const FIRST_GROUP = "Learning";
 const MOST_ALARMS = 4;
 const LOOK_MS = 3000; // What has to be asked for anew is asked for no more often.
+const ZOOM_MS = 150; // Who zooms step by step is waited for.
 const asked = new URLSearchParams(location.search);
 const names = [asked.get("id") ?? "", ...asked.getAll("with")].filter((name, place, all) => name && all.indexOf(name) === place).slice(0, 8);
 const runs = new Map();
@@ -17,71 +19,9 @@ let garden = null;
 let decisions = null;
 let live = null;
 let waiting = false;
+let looking = null;
 
 const main = () => runs.get(names[0]);
-
-class Run {
-  constructor(name, info, series) {
-    this.name = name;
-    this.info = info;
-    this.take(series);
-  }
-
-  take(series) {
-    this.kind = series.kind;
-    this.position = series.position;
-    this.tables = {};
-    for (const [table, data] of Object.entries(series.tables)) this.tables[table] = { columns: data.columns, rows: new Map(), every: data.every ?? 1, isSorted: true };
-    for (const [table, data] of Object.entries(series.tables)) this.add(table, data);
-  }
-
-  // Of rows with the same key the last counts.
-  add(table, data) {
-    const own = this.tables[table];
-    if (!own) return;
-    const by = table === "update_heads" ? data.columns.indexOf("head") : -1;
-    for (const row of data.rows) own.rows.set(by < 0 ? row[0] : `${row[0]}:${row[by]}`, row);
-  }
-
-  // Return [{name, x, y, low, high, line}] of a panel.
-  curves(panel) {
-    const own = this.tables[panel.table];
-    if (!own) return [];
-    const rows = [...own.rows.values()].sort((a, b) => a[0] - b[0]);
-    const at = (column) => own.columns.indexOf(column);
-    if (panel.each) return eachCurve(rows, at(panel.each[0]), panel.each[1]);
-    if (panel.by) {
-      const groups = new Map();
-      for (const row of rows) {
-        const name = row[at(panel.by)];
-        if (!groups.has(name)) groups.set(name, []);
-        groups.get(name).push(row);
-      }
-      const order = (name) => (name === "op" ? " " : String(name));
-      return [...groups.entries()].sort((a, b) => (order(a[0]) < order(b[0]) ? -1 : 1)).map(([name, some]) => ({ ...lineCurve(some, panel.lines[0], at), name: words(name) }));
-    }
-    return panel.lines.map((line) => lineCurve(rows, line, at));
-  }
-}
-
-function lineCurve(rows, line, at) {
-  const place = at(line.column);
-  const known = line.is_joined ? rows.filter((row) => isNumber(row[place])) : rows;
-  const column = (name) => (name ? known.map((row) => row[at(name)]) : null);
-  return { name: line.name, line, x: known.map((row) => row[0]), y: column(line.column), low: column(line.low), high: column(line.high) };
-}
-
-function eachCurve(rows, place, member) {
-  const found = new Map();
-  for (const row of rows)
-    for (const [name, value] of Object.entries(row[place] || {})) {
-      if (!found.has(name)) found.set(name, { name: words(name), x: [], y: [] });
-      const curve = found.get(name);
-      curve.x.push(row[0]);
-      curve.y.push(member ? value?.[member] ?? null : value);
-    }
-  return [...found.values()].filter((curve) => curve.y.some((value) => isNumber(value) && value !== 0)).slice(0, 12);
-}
 
 function lines(panel) {
   const isAlone = runs.size === 1;
@@ -345,6 +285,19 @@ async function reload(name) {
   await load(name);
   setUpPanels();
   drawAll();
+  lookCloser();
+}
+
+// Of a long run the part that is looked at is read again, with its own points.
+async function lookCloser() {
+  const closer = [...runs.values()].map((run) => run.look((run.kind === "grow" ? axes.epoch : axes.round).zoom));
+  const looked = await Promise.allSettled(closer);
+  if (looked.some((one) => one.value)) drawPanels();
+  const failed = looked.find((one) => one.status === "rejected");
+  if (failed || lastTrouble === "closer") {
+    lastTrouble = failed ? "closer" : null;
+    trouble(failed ? `Drawn with the points of the whole run: ${failed.reason.message}` : "");
+  }
 }
 
 function trouble(text) {
@@ -371,7 +324,11 @@ function onEpisode(which) {
 async function start() {
   $("#panels-filter").addEventListener("input", filterPanels);
   $("#unzoom").addEventListener("click", () => [...Object.values(axes), garden?.axis].forEach((axis) => axis?.setZoom(null)));
-  addEventListener("esper:zoom", () => ($("#unzoom").disabled = !axes.round.zoom && !axes.epoch.zoom && !garden?.axis.zoom));
+  addEventListener("esper:zoom", () => {
+    $("#unzoom").disabled = !axes.round.zoom && !axes.epoch.zoom && !garden?.axis.zoom;
+    clearTimeout(looking);
+    looking = setTimeout(lookCloser, ZOOM_MS);
+  });
   if (!names.length) throw new Error("No run was named; choose one in the list.");
   const missing = await loadAll();
   // The order of the address is the order of the colours.

@@ -1,0 +1,57 @@
+"""The tutorial on five seeds: what grows, and what does it bring over the twin?"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import re
+import tempfile
+import warnings
+from typing import Any
+
+from benchmarks._pages import DOCS, python_blocks, run_blocks
+from benchmarks.pool import run_all
+from benchmarks.table import print_table
+
+PAGE = DOCS / "tutorial.md"
+SEEDS = tuple(range(5))
+
+
+def run_tutorial(seed: int = 0, *, until: str | None = None) -> tuple[dict[str, Any], str]:
+    """Run the page in an empty folder, with a random seed; return its names and its output.
+
+    Args:
+        seed: in place of the page's own.
+        until: leave out all blocks after the first that has this text.
+    """
+    blocks = python_blocks(PAGE)
+    if until is not None:
+        blocks = blocks[: 1 + next(i for i, block in enumerate(blocks) if until in block)]
+    seeded, count = re.subn(r"(manual_seed\()\d+", rf"\g<1>{seed}", blocks[0])
+    assert count == 1, "the first block of the tutorial sets the seed once"
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        return run_blocks([seeded, *blocks[1:]])
+
+
+def measure(seed: int) -> list[str]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Nothing grew")
+        grown = run_tutorial(seed, until="esper.grow(")[0]["grown"]
+    summary = grown.summary
+    return [
+        str(seed),
+        f"{summary.twin_test_score:.2f}",
+        f"{summary.test_score:.2f}",
+        f"{summary.test_score - summary.twin_test_score:+.2f}",
+        f"{summary.parameters_before:,} → {summary.parameters_after:,}",
+        ", ".join(f"{s.blueprint} at {s.slot} {s.fate}" for s in summary.seeds) or "none",
+    ]
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks tutorial", description=__doc__)
+    parser.add_argument("--jobs", type=int, default=2)
+    options = parser.parse_args(arguments)
+    rows = run_all(measure, SEEDS, options.jobs)
+    print_table(["seed", "twin", "grown", "gain", "parameters", "seeds"], rows)
+    return 0

@@ -1,0 +1,135 @@
+"""The how-to pages about growing and training keep their word: their code runs.
+
+Pages take some names for granted, which are given here; those about plug-ins are run beside the
+tests of what they add.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import esper
+from benchmarks._pages import DOCS, python_blocks, run_blocks
+
+HOW_TO = DOCS / "how-to"
+ELSEWHERE = {
+    "add-a-blueprint": "tests/kasmina/test_blueprints.py",
+    "add-a-controller": "tests/tamiyo/controllers/test_init.py",
+    "add-a-host": "tests/kasmina/hosts/test_registry.py",
+    "add-a-reward": "tests/simic/rewards/test_contract.py",
+    "add-a-task": "tests/tasks/test_task_registry.py",
+}
+HERE = {"choose-slots", "environments", "grow-your-own", "other-loops", "train-a-controller"}
+
+
+class Classifier(nn.Module):
+    """Which of three kinds a sequence of tokens is, by two layers of a transformer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(5, 8)
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        scores: Tensor = self.head(self.encoder(self.embed(tokens).transpose(0, 1)).mean(0))
+        return scores
+
+
+def taken_for_granted() -> dict[str, Any]:
+    torch.manual_seed(0)
+    batch = (torch.randint(5, (8, 4)), torch.randint(3, (8,)))
+    model, slots = Classifier(), ["encoder.layers.0"]
+    return {
+        "esper": esper,
+        "torch": torch,
+        "DistributedDataParallel": DistributedDataParallel,
+        "model": model,
+        "slots": slots,
+        "example": batch[0],
+        "example_input": batch[0],
+        "train": [batch],
+        "val": [batch],
+    }
+
+
+def test_every_page_with_code_is_run() -> None:
+    pages = {path.stem for path in HOW_TO.glob("*.md") if python_blocks(path)}
+    assert pages == HERE | set(ELSEWHERE)
+    for page, test in ELSEWHERE.items():
+        assert f"{page}.md" in (DOCS.parent / test).read_text(encoding="utf-8")
+
+
+@pytest.mark.filterwarnings("ignore::esper.EsperWarning")
+def test_choosing_slots_prints_what_the_page_says() -> None:
+    asking, rehearsing = python_blocks(HOW_TO / "choose-slots.md")
+    shorter = asking.replace("found, train=train", "found, epochs=8, train=train")
+    names, said = run_blocks([shorter], taken_for_granted())
+    # Growing has changed that model.
+    said += run_blocks([rehearsing], {**taken_for_granted(), "found": names["found"]})[1]
+    told = [line[2:] for line in (asking + rehearsing).splitlines() if line.startswith("# ")]
+    assert len(told) == 5
+    assert [line for line in told if line not in said.splitlines()] == []
+
+
+@pytest.mark.filterwarnings("ignore::esper.EsperWarning")
+def test_growing_with_an_optimizer_and_of_a_frozen_model() -> None:
+    optimizing, adapting = python_blocks(HOW_TO / "grow-your-own.md")
+    names = run_blocks([optimizing.replace("60", "8")], taken_for_granted())[0]
+    assert names["schedule"].last_epoch == 8
+    names = run_blocks([adapting.replace("val=val", "val=val, epochs=8")], taken_for_granted())[0]
+    assert not any(parameter.requires_grad for parameter in names["model"].parameters())
+
+
+@pytest.fixture
+def one_process() -> Iterator[None]:
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_process")
+def test_wrapping_and_baking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    in_lightning, in_trainer, several, out = python_blocks(HOW_TO / "other-loops.md")
+    # With `...` in them; whole they are in examples/, which `make test-integrations` runs.
+    for part in (in_lightning, in_trainer):
+        compile(part, "other-loops.md", "exec")
+    names = run_blocks([several, out], taken_for_granted())[0]
+    assert type(names["plain"]) is Classifier
+    assert (tmp_path / "plain.pt").is_file()
+
+
+@pytest.mark.slow
+def test_training_sharing_and_judging_a_controller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from esper.tamiyo.controllers import load_policy
+
+    monkeypatch.chdir(tmp_path)
+    blocks = python_blocks(HOW_TO / "train-a-controller.md")
+    shorter = [
+        re.sub(r"rounds=50", "rounds=2", block).replace('"digits"', '"smoke"').replace("=20", "=2")
+        for block in blocks
+    ]
+    known = {**taken_for_granted(), "load_policy": load_policy}
+    names, said = run_blocks(shorter, known)
+    assert names["trained"].policy == Path("runs/tamiyo/checkpoints/best")
+    assert (tmp_path / "my-tamiyo").is_dir()
+    assert said
+
+
+@pytest.mark.integrations
+def test_environments_are_made() -> None:
+    names = run_blocks(python_blocks(HOW_TO / "environments.md"))[0]
+    assert names["env"].action_space == names["envs"].single_action_space
