@@ -9,6 +9,7 @@ from esper.proof.choose import (
     ContextualRule,
     Ratios,
     Table,
+    best_by_likeness,
     best_by_member,
     best_single,
     fit_contextual,
@@ -80,14 +81,39 @@ def test_waiting_is_best_where_nothing_helps() -> None:
     assert best_by_member(table, ["a", "b"], "val", ALIKE)["m"][0] == "a"
 
 
-def test_a_member_s_best_is_worth_its_parameters_and_went_furthest() -> None:
-    large, small, short = ratios(0.5, 0.5), ratios(0.45, 0.45), ratios(0.9)
-    large.parameters = [2.0, 2.0]
-    table: Table = {"m": {"large": large, "small": small, "short": short}}
-    arms = list(table["m"])
-    assert best_by_member(table, arms, "val", ALIKE)["m"] == ("large", pytest.approx(0.5))
-    assert best_by_member(table, arms, "val", ALIKE, 0.1)["m"] == ("small", pytest.approx(0.45))
-    assert best_by_member(table, ["large"], "val", ALIKE, 0.6)["m"] == (None, 0.0)
+def test_a_member_s_best_went_furthest_there() -> None:
+    table: Table = {"m": {"long": ratios(0.5, 0.5), "short": ratios(0.9)}}
+    assert best_by_member(table, ["long", "short"], "val", ALIKE)["m"] == (
+        "long",
+        pytest.approx(0.5),
+    )
+
+
+def test_members_that_were_not_played_get_what_members_like_them_want() -> None:
+    places = {f"{slots} slots": {"slots": float(slots)} for slots in range(1, 7)}
+    played = [name for name in places if name != "2 slots"]
+    # What pays in shallow hosts hurts in deep ones; the other plan brings the same everywhere.
+    table: Table = {
+        name: {"shallow": ratios(*[0.3 - 0.1 * place] * 9), "any": ratios(*[0.01] * 9)}
+        for place, name in enumerate(played)
+    }
+    found = best_by_likeness(table, ["shallow", "any"], "val", places, price=0.0)
+    assert found["2 slots"] == "shallow"
+    assert found["6 slots"] == "any"
+    for own in table.values():
+        own["any"].parameters = [1.5] * 9
+    priced = best_by_likeness(table, ["shallow", "any"], "val", places, price=0.05)
+    assert priced["2 slots"] == "shallow"
+    assert priced["6 slots"] is None, "it adds more than it brings"
+
+
+def test_what_was_played_further_on_some_members_alone_is_not_taught() -> None:
+    table: Table = {
+        "m": {"lucky": ratios(0.9, 0.9), "fair": ratios(0.1)},
+        "n": {"lucky": ratios(0.0), "fair": ratios(0.1)},
+        "o": {"fair": ratios(0.1)},
+    }
+    assert set(best_by_likeness(table, ["lucky", "fair"], "val", ALIKE, 0.0).values()) == {"fair"}
 
 
 PLANS = {

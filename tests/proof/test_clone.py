@@ -12,7 +12,7 @@ import torch
 from esper.leyline.actions import LifecycleOp, causal_table
 from esper.leyline.errors import UsageError
 from esper.population.engine import PopulationConfig
-from esper.proof.clone import CloneConfig, Cloner, Lessons, read_plans
+from esper.proof.clone import CloneConfig, Cloner, Lessons, find_taught, read_plans
 from esper.proof.member import GivenMember
 from esper.proof.play import PlayConfig, Player
 from esper.simic.training.recipes import LIFE
@@ -105,6 +105,17 @@ def test_a_clone_that_was_stopped_goes_on_to_the_same_end(
     assert again.history == cloned[1].history
 
 
+def test_a_round_of_fewer_episodes_than_members_draws_other_members_each_time(
+    tmp_path: Path,
+) -> None:
+    cloner = make(tmp_path / "few", episodes=1)
+    drawn = [[cell.member.label for cell in cloner._cells(number)] for number in range(12)]
+    assert all(len(labels) == 1 for labels in drawn)
+    assert {labels[0] for labels in drawn} == {"large", "small"}
+    cells = make(tmp_path / "many", episodes=5)._cells(0)
+    assert sorted(len(cell.seeds) for cell in cells) == [2, 3]
+
+
 def test_episodes_of_different_length_are_joined() -> None:
     def lessons(steps: int) -> Lessons:
         return Lessons(
@@ -122,9 +133,9 @@ def test_episodes_of_different_length_are_joined() -> None:
 
 
 def test_wrong_requests_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="2 members need as many episodes"):
-        make(tmp_path / "few", episodes=1)
-    with pytest.raises(UsageError, match=r"privileged\.json"):
+    with pytest.raises(UsageError, match="no member has a schedule"):
+        find_taught(members(), {"another": ()})
+    with pytest.raises(UsageError, match=r"lessons\.json"):
         read_plans(tmp_path / "nothing.json")
     (tmp_path / "list.json").write_text("[1]")
     with pytest.raises(UsageError, match="no schedule for every member"):

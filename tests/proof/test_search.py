@@ -11,6 +11,7 @@ from esper.proof.search import Search, SearchConfig
 from tests.proof.small import member, play_config
 
 MEMBERS = (member(2, horizon=6), member(3, 200, horizon=6))
+UNPLAYED = member(4, 100, horizon=6)
 CONFIG = SearchConfig(rungs=("4x2", "2x2"), heuristics=2, play=play_config(rows=8))
 
 
@@ -23,7 +24,8 @@ def search(folder: Path, stop_after: int | None = None) -> Search:
         epochs += 1
         return stop_after is not None and epochs > stop_after
 
-    return Search(CONFIG, MEMBERS, folder, Player(CONFIG.play, is_stopped=is_stopped))
+    player = Player(CONFIG.play, is_stopped=is_stopped)
+    return Search(CONFIG, MEMBERS, folder, player, taught=(MEMBERS[0], UNPLAYED))
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +69,7 @@ def test_what_others_take_is_written(whole: Search) -> None:
         dict(entry) for entry in whole.plans[summary["best_single"]["plan"]]
     ]
     assert set(read("privileged.json")) == {each.label for each in MEMBERS}
+    assert set(read("lessons.json")) == {each.label for each in (*MEMBERS, UNPLAYED)}
     assert read("contextual.json")["kind"] == "contextual schedule"
     assert read("heuristic.json") == summary["heuristic"]["settings"]
     lines = (whole.folder / "ratios.jsonl").read_text().splitlines()

@@ -26,9 +26,10 @@ what it writes into the folder:
 def set_up(parser: Parser) -> None:
     """Describe the verb and its options."""
     parser.description = (
-        "Teach a policy to do on every train member what the best schedule of a search did there, "
-        "from what it sees alone. In the first round the schedules act, in every later round the "
-        "policy acts itself in more of the episodes and is told what they would have done (DAgger)."
+        "Teach a policy to do on every train member what is best there by what a search found on "
+        "members like it, from what it sees alone. In the first round the schedules act, in every "
+        "later round the policy acts itself in more of the episodes and is told what they would "
+        "have done (DAgger)."
     )
     parser.epilog = _EPILOG
     parser.add_argument("search", nargs="?", metavar="SEARCH", help="folder of `esper search`")
@@ -87,12 +88,12 @@ def make(options: argparse.Namespace) -> Any:
     from esper.leyline.settings import change_settings
     from esper.proof.clone import CloneConfig, find_taught, read_plans
     from esper.proof.folder import read_config
-    from esper.proof.search import PRIVILEGED_FILE, SearchConfig
+    from esper.proof.search import LESSONS_FILE, SearchConfig
 
     if not options.search:
         raise UsageError("SEARCH is missing; give the folder that `esper search` wrote")
     searched = read_config(options.search, SearchConfig)
-    plans = Path(options.search).absolute() / PRIVILEGED_FILE
+    plans = Path(options.search).absolute() / LESSONS_FILE
     given = {
         "rounds": options.rounds,
         "episodes": options.episodes,
@@ -100,11 +101,12 @@ def make(options: argparse.Namespace) -> Any:
         "seed": options.seed,
     }
     named = {key: value for key, value in given.items() if value is not None}
-    # Members and limits are those of the search unless something else is asked for.
-    base = CloneConfig(plans=str(plans), members=searched.members, play=searched.play)
+    # Limits are those of the search, members all that it has lessons for.
+    everyone = searched.members.replace(labels=(), count=0)
+    base = CloneConfig(plans=str(plans), members=everyone, play=searched.play)
     config: CloneConfig = resolve(change_settings(base, named), options)
     # What is wrong is said before a folder is made.
-    find_taught(config, config.members.find(), read_plans(plans))
+    find_taught(config.members.find(), read_plans(plans))
     return config
 
 

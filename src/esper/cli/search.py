@@ -20,6 +20,7 @@ what it writes into the folder:
   ratios.jsonl     log ratios of errors over waiting, by member, plan and seed
   schedule.json    the best single schedule        esper grow --controller schedule:FILE
   privileged.json  the best schedule per member    esper prove ... privileged:FILE
+  lessons.json     a schedule for every train member of the family    esper clone FOLDER
   contextual.json  schedules by task descriptors   esper prove ... contextual:FILE
   heuristic.json   the heuristic's best settings   esper grow --controller heuristic:FILE
   summary.json     all of it in short
@@ -71,7 +72,9 @@ def run(options: argparse.Namespace) -> int:
     with locked(options.out), stop_signals() as stopped:
         view = PlayView(err_console(), f"searching on {len(members)} members")
         player = Player(config.play, view.show, lambda: bool(stopped))
-        search = Search(config, members, Path(options.out), player)
+        # What was found on some train members says what to teach on all of them.
+        taught = config.members.replace(labels=(), count=0).find(config.opening)
+        search = Search(config, members, Path(options.out), player, taught)
         with view:
             is_done = search.run()
         if not is_done:

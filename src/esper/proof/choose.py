@@ -25,6 +25,7 @@ from esper.proof.statistics import log_ratios
 Split = Literal["val", "test"]
 Places = Mapping[str, Mapping[str, float]]
 """Descriptors by member."""
+Reals = NDArray[np.float64]
 PRIOR_SEEDS = 8.0
 _RIDGE = 20.0
 """How strongly the slopes of an arm's line are held to 0, in seeds."""
@@ -81,13 +82,11 @@ def shrunk(table: Table, split: Split, places: Places) -> dict[str, dict[str, fl
 
     That is a line through the members' descriptors, fitted to all that were played with the arm.
     """
-    spread = _standardised([places[member] for member in table])
+    x = _standardised(list(table), list(table), places)
     found: dict[str, dict[str, float]] = {member: {} for member in table}
     for arm in dict.fromkeys(arm for own in table.values() for arm in own):
-        played = [own.get(arm) for own in table.values()]
-        counts = np.array([0 if each is None else len(each.seeds) for each in played], float)
-        means = np.array([0.0 if each is None else each.mean(split) for each in played])
-        line = _fitted_line(spread, means, counts)
+        means, counts = _means(table, arm, split)
+        line = x @ _fitted_line(x, means, counts)
         pulled = (counts * means + PRIOR_SEEDS * line) / (counts + PRIOR_SEEDS)
         for member, count, value in zip(table, counts, pulled, strict=True):
             if count:
@@ -95,22 +94,55 @@ def shrunk(table: Table, split: Split, places: Places) -> dict[str, dict[str, fl
     return found
 
 
-def _standardised(places: Sequence[Mapping[str, float]]) -> NDArray[np.float64]:
-    """Return descriptors [members, 1 + D] with mean 0 and deviation 1, behind a column of ones."""
-    names = sorted(places[0])
-    raw = np.array([[place[name] for name in names] for place in places], dtype=np.float64)
-    deviation = raw.std(0)
-    raw = (raw - raw.mean(0)) / np.where(deviation > 0, deviation, 1.0)
+def best_by_likeness(
+    table: Table, arms: Sequence[str], split: Split, places: Places, price: float
+) -> dict[str, str | None]:
+    """Return what looks best for every member that has a place, played or not; None is waiting.
+
+    Args:
+        table: what arms brought on members that were played.
+        arms: which of them are asked for; those that went furthest on every member compete, as
+            those that were played further only where they had done well look better than they are.
+        split: which errors count.
+        places: descriptors of members, those of the table among them.
+        price: what an arm has to bring for every host's worth of parameters that it adds.
+    """
+    known, asked = list(table), list(places)
+    x, at = _standardised(known, known, places), _standardised(asked, known, places)
+    worth = {}
+    for arm in most_played(table, arms):
+        means, counts = _means(table, arm, split)
+        sizes = [size for own in table.values() for size in own[arm].parameters]
+        added = sum(sizes) / len(sizes) - 1
+        worth[arm] = at @ _fitted_line(x, means, counts) - price * added
+    found: dict[str, str | None] = {}
+    for number, member in enumerate(asked):
+        best = max(worth, key=lambda arm: float(worth[arm][number]))
+        found[member] = best if worth[best][number] > 0 else None
+    return found
+
+
+def _means(table: Table, arm: str, split: Split) -> tuple[Reals, Reals]:
+    """Return the arm's mean log ratio on every member, and its seeds there: 0 where not played."""
+    played = [own.get(arm) for own in table.values()]
+    means = [0.0 if each is None else each.mean(split) for each in played]
+    return np.array(means), np.array([0.0 if each is None else len(each.seeds) for each in played])
+
+
+def _standardised(members: Sequence[str], known: Sequence[str], places: Places) -> Reals:
+    """Return descriptors [members, 1 + D] behind ones, in deviations of the known ones' from 0."""
+    names = sorted(places[known[0]])
+    rows = [np.array([[places[m][name] for name in names] for m in of]) for of in (members, known)]
+    deviation = rows[1].std(0)
+    raw = (rows[0] - rows[1].mean(0)) / np.where(deviation > 0, deviation, 1.0)
     return np.concatenate([np.ones((len(raw), 1)), raw], 1)
 
 
-def _fitted_line(
-    x: NDArray[np.float64], y: NDArray[np.float64], weights: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """Return the values, at every x, of the weighted ridge regression of y; its level is free."""
+def _fitted_line(x: Reals, y: Reals, weights: Reals) -> Reals:
+    """Return level and slopes of the weighted ridge regression of y on x; the level is free."""
     penalty = np.diag([0.0] + [_RIDGE] * (x.shape[1] - 1))
-    slopes = np.linalg.solve(x.T * weights @ x + penalty, x.T @ (weights * y))
-    return np.asarray(x @ slopes)
+    solved = np.linalg.solve(x.T * weights @ x + penalty, x.T @ (weights * y))
+    return np.asarray(solved, dtype=np.float64)
 
 
 def most_played(table: Table, arms: Sequence[str]) -> list[str]:
@@ -133,30 +165,19 @@ def best_single(table: Table, arms: Sequence[str], split: Split) -> str:
 
 
 def best_by_member(
-    table: Table, arms: Sequence[str], split: Split, places: Places, price: float = 0.0
+    table: Table, arms: Sequence[str], split: Split, places: Places
 ) -> dict[str, tuple[str | None, float]]:
     """Return the best arm of every member and what it is worth; None where waiting is best.
 
     An arm that others left behind on the member is no candidate there.
-
-    Args:
-        table: what arms brought.
-        arms: which of them are asked for.
-        split: which errors count.
-        places: descriptors by member.
-        price: what an arm has to bring for every host's worth of parameters that it adds.
     """
     chosen = {member: {a: own[a] for a in arms if a in own} for member, own in table.items()}
     found: dict[str, tuple[str | None, float]] = {}
     for member, values in shrunk(chosen, split, places).items():
         most = max(len(ratios.seeds) for ratios in chosen[member].values())
-        nets = {}
-        for arm, ratios in chosen[member].items():
-            if len(ratios.seeds) == most:
-                added = sum(ratios.parameters) / most - 1
-                nets[arm] = values[arm] - price * added
-        best = max(nets, key=lambda name: nets[name])
-        found[member] = (best, values[best]) if nets[best] > 0 else (None, 0.0)
+        reached = [arm for arm, ratios in chosen[member].items() if len(ratios.seeds) == most]
+        best = max(reached, key=lambda arm: values[arm])
+        found[member] = (best, values[best]) if values[best] > 0 else (None, 0.0)
     return found
 
 

@@ -1,10 +1,10 @@
-"""`esper clone`: a policy that does what the best schedule of every member does.
+"""`esper clone`: a policy that does what a search found best on members like the one it sees.
 
-A search knows the best schedule of every *train* member. A policy is taught to carry them out from
-what it sees alone, so that on a member it never saw it does what was best on members like it. It
-is taught by DAgger: in the first round the schedules act and the policy learns what they did; in
-every later round it acts itself in more and more of the rows, the schedules say what they would
-have done there, and it learns from all rounds so far. So it also knows what to do after its own
+A search has a schedule for every *train* member. A policy is taught to carry them out from what it
+sees alone, so that on a member it never saw it does what was best on members like it. It is taught
+by DAgger: in the first round the schedules act and the policy learns what they did; in every later
+round it acts itself in more and more of the rows, a teacher says what the schedule would have done
+there (`teacher`), and it learns from all rounds so far. So it also knows what to do after its own
 mistakes.
 """
 
@@ -23,17 +23,21 @@ from torch import Tensor
 
 from esper.leyline.actions import HEAD_NAMES, LifecycleOp, placeholder_actions
 from esper.leyline.config import Config, option
+from esper.leyline.controller import ControllerContext
 from esper.leyline.errors import UsageError
 from esper.leyline.files import atomic_write_text
 from esper.leyline.manifest import MANIFEST_FILE
 from esper.leyline.randomness import generator
+from esper.leyline.slots import SlotConfig
 from esper.leyline.storage import load_tree, save_tree
 from esper.proof.arm import ScheduleArm
 from esper.proof.member import Member, MemberChoice
 from esper.proof.plans import PlainSchedule
 from esper.proof.play import Cell, PlayConfig, Player, Progress, Show, Stage
+from esper.proof.teacher import ScheduleTeacher
 from esper.simic.training.plan import draw_uniforms
 from esper.tamiyo.controllers.policy_file import CHECKPOINT_POLICY, Policy, new_policy, save_policy
+from esper.tamiyo.controllers.schedule_format import parse_schedule
 from esper.tamiyo.networks.config import PolicyConfig
 from esper.tamiyo.networks.head_table import OP
 
@@ -50,11 +54,13 @@ _HELD_OUT = 8
 class CloneConfig(Config):
     """What is cloned, on which members, and how."""
 
-    plans: str = option("", "File with the schedule of every member: privileged.json of a search.")
+    plans: str = option("", "File with a schedule for every member: lessons.json of a search.")
     rounds: int = option(
         5, "Rounds of episodes; schedules act in half as many each time.", minimum=1
     )
-    episodes: int = option(256, "Episodes of a round, shared among the members.", minimum=1)
+    episodes: int = option(
+        256, "Episodes of a round: of as many members, or several of each.", minimum=1
+    )
     passes: int = option(30, "Passes over all episodes so far after every round.", minimum=1)
     minibatch: int = option(64, "Episodes of one step.", minimum=1)
     learning_rate: float = option(1e-3, "Step size of Adam, which falls to 0 in a round.", above=0)
@@ -118,25 +124,18 @@ def read_plans(path: str | Path) -> dict[str, PlainSchedule]:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UsageError(
-            f"{path} cannot be read as the schedules of a search: {error}; give its privileged.json"
+            f"{path} cannot be read as the schedules of a search: {error}; give its lessons.json"
         ) from error
     if not isinstance(found, dict) or not all(isinstance(own, list) for own in found.values()):
-        raise UsageError(f"{path} has no schedule for every member; give a privileged.json")
+        raise UsageError(f"{path} has no schedule for every member; give a lessons.json")
     return {str(label): tuple(own) for label, own in found.items()}
 
 
-def find_taught(
-    config: CloneConfig, members: Sequence[Member], plans: Mapping[str, PlainSchedule]
-) -> list[Member]:
-    """Return the members that have a schedule, each of which needs an episode in every round."""
+def find_taught(members: Sequence[Member], plans: Mapping[str, PlainSchedule]) -> list[Member]:
+    """Return the members that have a schedule."""
     taught = [member for member in members if member.label in plans]
     if not taught:
         raise UsageError("no member has a schedule; search on the members that are cloned")
-    if config.episodes < len(taught):
-        raise UsageError(
-            f"{len(taught)} members need as many episodes a round, got {config.episodes}; "
-            f"give --episodes {len(taught)}"
-        )
     return taught
 
 
@@ -168,7 +167,7 @@ class Cloner:
         self._plans = plans
         self._show, self._is_stopped = show, is_stopped
         self._started = time.monotonic()
-        self.members = find_taught(config, members, plans)
+        self.members = find_taught(members, plans)
         self._lessons: list[Lessons] = []
         self._policy: Policy | None = None
         self.history: list[dict[str, float | None]] = []
@@ -201,14 +200,13 @@ class Cloner:
     def _play(self, number: int) -> bool:
         """Play the episodes of a round; return whether it was not stopped."""
         stage = self._player.prepare(self._cells(number))
-        population, teacher = stage.population, stage.controllers
+        population, teacher = stage.population, self._teacher_of(stage)
         device, rows = population.device, population.rows
         policy = self._policy_for(stage)
         policy.network.to(device)
         policy.normalizer.to(device)
         network, table, layout = policy.network, policy.network.table, policy.layout
         signals = population.reset(stage.seeds)
-        teacher.reset(rows, device)
         hidden = network.initial_hidden(rows)
         wait = placeholder_actions(rows, device)
         active = torch.ones(rows, dtype=torch.bool, device=device)
@@ -217,7 +215,7 @@ class Cloner:
         kept: dict[str, list[Tensor]] = {field.name: [] for field in fields(Lessons)}
         for step in range(steps):
             masks = population.masks().to(device)
-            wanted = teacher.act(signals, masks)
+            wanted = teacher.advise(signals, masks)
             with torch.no_grad():
                 raw, blueprints = layout.observe(signals, device)
                 uniforms = draw_uniforms(
@@ -256,14 +254,32 @@ class Cloner:
         return True
 
     def _cells(self, number: int) -> list[Cell]:
-        """Return as many episodes of every member, the first of them one more."""
+        """Return the episodes of a round: of members drawn for it, or of all, some once more."""
+        stream = generator(self.config.seed, number, "clone members")
+        order = torch.randperm(len(self.members), generator=stream).tolist()
         share, more = divmod(self.config.episodes, len(self.members))
+        counts = {member: share + (rank < more) for rank, member in enumerate(order)}
         first = CLONE_SEEDS + (number << 20)
         arm = ScheduleArm("teacher", lambda member: self._plans[member.label])
         return [
-            Cell("clone", arm, member, tuple(range(first, first + share + (place < more))))
+            Cell("clone", arm, member, tuple(range(first, first + counts[place])))
             for place, member in enumerate(self.members)
+            if counts[place]
         ]
+
+    def _teacher_of(self, stage: Stage) -> ScheduleTeacher:
+        """Return who says what the schedules of a round's rows would do."""
+        context = ControllerContext(
+            slot_names=SlotConfig.of(stage.population.num_slots).slot_ids,
+            blueprint_names=stage.population.known_blueprints(),
+            seed=self.config.seed,
+        )
+        schedules = []
+        for cell, _ in stage.cells:
+            label = cell.member.label
+            schedule = parse_schedule(self._plans[label], context, where=label)
+            schedules += [schedule] * len(cell.seeds)
+        return ScheduleTeacher(schedules)
 
     def _taught_rows(self, number: int, rows: int) -> Tensor:
         """Return bool [R], the rows in which the schedule acts itself."""

@@ -18,7 +18,9 @@ from esper.leyline.config import Config, option
 from esper.leyline.files import atomic_write_text
 from esper.proof.arm import Arm, HeuristicArm, ScheduleArm, waiting
 from esper.proof.choose import (
+    Places,
     Table,
+    best_by_likeness,
     best_by_member,
     best_single,
     fit_contextual,
@@ -38,6 +40,7 @@ SEARCH_SEEDS = 1 << 33
 
 SCHEDULE_FILE = "schedule.json"
 PRIVILEGED_FILE = "privileged.json"
+LESSONS_FILE = "lessons.json"
 CONTEXTUAL_FILE = "contextual.json"
 HEURISTIC_FILE = "heuristic.json"
 RATIOS_FILE = "ratios.jsonl"
@@ -60,9 +63,9 @@ class SearchConfig(Config):
         "where nothing is claimed, as on train members.",
     )
     price: float = option(
-        0.03,
-        "Log ratio that a schedule has to bring for every host's worth of parameters it adds, to "
-        "be a member's best; the best single schedule has no price.",
+        0.05,
+        "Log ratio that a schedule has to bring, for every host's worth of parameters it adds, to "
+        "be taught to a clone; what is found for proofs has no price.",
         minimum=0,
     )
     seed: int = option(0, "Names the plans and settings that are drawn.", minimum=0)
@@ -84,12 +87,19 @@ class Search:
         members: on which tasks.
         folder: where results are and go.
         player: plays the rows.
+        taught: members that lessons are written for without playing on them.
     """
 
     def __init__(
-        self, config: SearchConfig, members: Sequence[Member], folder: Path, player: Player
+        self,
+        config: SearchConfig,
+        members: Sequence[Member],
+        folder: Path,
+        player: Player,
+        taught: Sequence[Member] = (),
     ) -> None:
         """Make the plans; nothing is played yet."""
+        self._taught = tuple(taught)
         self.config, self.members, self.folder = config, tuple(members), folder
         self._player = player
         self.rungs = parse_rungs(config.rungs)
@@ -133,8 +143,7 @@ class Search:
         split, table = self.config.choose_by, self.table()
         single = best_single(table, list(self.plans), split)
         places = {member.label: descriptors(member.task()) for member in self.members}
-        price = self.config.price
-        by_member = best_by_member(table, list(self.plans), split, places, price)
+        by_member = best_by_member(table, list(self.plans), split, places)
         rule = fit_contextual(table, places, self.plans, split)
         self._write(SCHEDULE_FILE, [dict(entry) for entry in self.plans[single]])
         privileged = {
@@ -142,6 +151,7 @@ class Search:
             for member, (plan, _) in by_member.items()
         }
         self._write(PRIVILEGED_FILE, privileged)
+        self._write(LESSONS_FILE, self._lessons(table, places))
         self._write(CONTEXTUAL_FILE, rule.to_mapping())
         summary: dict[str, Any] = {
             "members": [member.label for member in self.members],
@@ -231,6 +241,21 @@ class Search:
             "test_log_ratio": sum(each.mean("test") for each in played) / count,
             "parameters": sum(sum(e.parameters) / len(e.parameters) for e in played) / count,
             "flops": sum(sum(e.flops) / len(e.flops) for e in played) / count,
+        }
+
+    def _lessons(self, table: Table, places: Places) -> dict[str, list[dict[str, Any]]]:
+        """Return what a clone is taught: a schedule for every member, played or like those."""
+        others = {m.label: descriptors(m.task()) for m in self._taught if m.label not in places}
+        best = best_by_likeness(
+            table,
+            list(self.plans),
+            self.config.choose_by,
+            {**places, **others},
+            self.config.price,
+        )
+        return {
+            member: [] if plan is None else [dict(entry) for entry in self.plans[plan]]
+            for member, plan in best.items()
         }
 
     def _write(self, name: str, document: Any) -> None:

@@ -41,6 +41,7 @@ _OWN = (
     "report.md",
     "ratios.jsonl",
     "schedule.json",
+    "lessons.json",
     "privileged.json",
     "contextual.json",
     "heuristic.json",

@@ -179,17 +179,10 @@ class ScheduleController:
         slot = entry.slot_of(sum(row.enabled))
         if slot is None or not row.legal[entry.op][slot]:
             return None
-        choice: dict[str, int] = {head: int(PLACEHOLDERS[head]) for head in CAUSAL_HEADS[entry.op]}
-        choice |= {"op": int(entry.op), "slot": slot}
-        if entry.op is LifecycleOp.SET_ALPHA_TARGET:
-            choice["style"] = _STYLE_OF_ALGORITHM.get(row.algorithm[slot], choice["style"])
-        if entry.op is LifecycleOp.GERMINATE:
-            fitting = [each for each in entry.blueprints if row.fits[slot][each]]
-            if not fitting:
-                self._tell(entry, slot, row, "waits")
-                return None
-            choice["blueprint"] = fitting[0]
-        return {**choice, **entry.choice}
+        choice = carry_out(entry, slot, row)
+        if choice is None:
+            self._tell(entry, slot, row, "waits")
+        return choice
 
     def _tell(self, entry: Entry, slot: int, row: RowView, what: str) -> None:
         """Say once where only the blueprint is in the way."""
@@ -206,3 +199,17 @@ class ScheduleController:
             EsperWarning,
             stacklevel=5,
         )
+
+
+def carry_out(entry: Entry, slot: int, row: RowView) -> Choice | None:
+    """Return the choice that does what an entry asks for, None where no seed it names fits."""
+    choice: dict[str, int] = {head: int(PLACEHOLDERS[head]) for head in CAUSAL_HEADS[entry.op]}
+    choice |= {"op": int(entry.op), "slot": slot}
+    if entry.op is LifecycleOp.SET_ALPHA_TARGET:
+        choice["style"] = _STYLE_OF_ALGORITHM.get(row.algorithm[slot], choice["style"])
+    if entry.op is LifecycleOp.GERMINATE:
+        fitting = [each for each in entry.blueprints if row.fits[slot][each]]
+        if not fitting:
+            return None
+        choice["blueprint"] = fitting[0]
+    return {**choice, **entry.choice}
