@@ -14,6 +14,7 @@ from esper.population.cluster.actor import PopulationActor
 from esper.population.cluster.ray_cluster import ActorLostError, ActorWork, ClusterError, RayCluster
 from esper.population.cluster.ray_population import RayPopulation, deal_rows
 from esper.population.population import Population
+from esper.tasks.family import get_family
 from esper.tasks.task import get_task
 
 ROWS, SEEDS = 3, [11, 12, 13]
@@ -73,6 +74,21 @@ def test_rows_in_actors_are_the_same_and_outlive_them() -> None:
     cluster.lost = {0}
     assert_same(after, remote.step(placeholder_actions(ROWS)))
     assert [work.epochs for work in cluster.work] == [10, 5]
+    remote.close()
+
+
+def test_actors_whose_tasks_have_fewer_slots_fit_in_with_the_others() -> None:
+    # One row each, so that the actors have different tasks: of two slots and of three.
+    tasks = [
+        member.task(horizon=3)
+        for member in (get_family("digits_family").members("select")[at] for at in (0, 4))
+    ]
+    assert [len(task.slot_paths) for task in tasks] == [2, 3]
+    local = Population(tasks, 2, 5, "cpu", "sequential")
+    remote = RayPopulation(FakeCluster(2), tasks, 2, 5, "cpu")
+    assert_same(local.reset(), remote.reset())
+    assert_same(local.step(germinate(2)), remote.step(germinate(2)))
+    assert_same(local.view(), remote.view())
     remote.close()
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,8 @@ from esper.kasmina.blueprints.registry import blueprint_names
 from esper.leyline.errors import DataError, UsageError
 from esper.leyline.process import choose_device, keep_freed_memory
 from esper.leyline.signals import Signals
-from esper.population.cluster.messages import Lived, RowsWanted, pack
+from esper.population.cluster.messages import Lived, RowsWanted
+from esper.population.cluster.packing import Packed, unpack
 from esper.population.population import Population
 from esper.tasks.shelf import DataShelf
 
@@ -64,30 +65,32 @@ class PopulationActor:
                     f"the data of {task.name!r} on {socket.gethostname()} are not those of the "
                     "program; give every node the same files"
                 )
-        known = self._populations.get(number)
-        if known is not None:
-            known.assign(tasks, wanted.rows, data)
-            return
-        self._populations[number] = Population(
-            tasks,
-            wanted.rows,
-            seed=wanted.seed,
-            device=str(self._device),
-            strategy=wanted.strategy,
-            data=data,
-            config=wanted.config,
-        )
+        population = self._populations.get(number)
+        if population is not None:
+            population.assign(tasks, wanted.rows, data)
+        else:
+            population = self._populations[number] = Population(
+                tasks,
+                wanted.rows,
+                seed=wanted.seed,
+                device=str(self._device),
+                strategy=wanted.strategy,
+                data=data,
+                config=wanted.config,
+            )
+        # Signals of all actors are put together, so all have as many slots.
+        population.num_slots = wanted.num_slots
 
     def reset(self, number: int, row_seeds: Sequence[int]) -> Lived:
         """Build every row afresh and live its first epoch."""
         started = _now()
         return self._lived(number, self._populations[number].reset(row_seeds), started)
 
-    def step(self, number: int, actions: Mapping[str, Any]) -> Lived:
+    def step(self, number: int, actions: Packed) -> Lived:
         """Carry out one action per row and live through the epoch that follows."""
+        chosen = unpack([actions])
         started = _now()
-        tensors = {head: torch.tensor(chosen) for head, chosen in actions.items()}
-        return self._lived(number, self._populations[number].step(tensors), started)
+        return self._lived(number, self._populations[number].step(chosen), started)
 
     def restore(
         self, number: int, seed: int, row_seeds: Sequence[int], rows: Sequence[dict[str, Any]]
@@ -115,9 +118,8 @@ class PopulationActor:
 
     def _lived(self, number: int, signals: Signals, started: tuple[float, float]) -> Lived:
         population = self._populations[number]
-        answer = pack(signals), pack(population.view()), population.panics().cpu().numpy()
-        wall, processor = (now - then for now, then in zip(_now(), started, strict=True))
-        return Lived(*answer, wall, processor)
+        view, panics, now = population.view(), population.panics(), _now()
+        return Lived.pack(signals, panics, view, (now[0] - started[0], now[1] - started[1]))
 
 
 def _now() -> tuple[float, float]:

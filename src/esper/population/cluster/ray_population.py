@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,7 +19,8 @@ from esper.leyline.actions import Actions, decode_actions
 from esper.leyline.errors import UsageError
 from esper.leyline.rules import Masks, RuleView, build_masks
 from esper.leyline.signals import Signals
-from esper.population.cluster.messages import Lived, RowsWanted, unpack
+from esper.population.cluster.messages import Lived, RowsWanted
+from esper.population.cluster.packing import pack
 from esper.population.cluster.ray_cluster import ActorLostError, ClusterError, RayCluster
 from esper.population.conditions import Condition
 from esper.population.engine import PopulationConfig, Strategy
@@ -155,13 +155,13 @@ class RayPopulation:
     def step(self, actions: Actions) -> Signals:
         """Carry out one action per row and live through the epoch that follows."""
         self._need_rows()
-        arrays = {head: value.cpu() for head, value in actions.items()}
-        if len(decode_actions(arrays).op) != self.rows:
-            raise UsageError(f"{self.rows} rows need as many actions, got {len(arrays['op'])}")
-        parts = [
-            ({head: value[part].numpy() for head, value in arrays.items()},) for part in self._parts
-        ]
-        return self._live("step", parts)
+        chosen = {head: value.cpu() for head, value in actions.items()}
+        if len(decode_actions(chosen).op) != self.rows:
+            raise UsageError(f"{self.rows} rows need as many actions, got {len(chosen['op'])}")
+        return self._live(
+            "step",
+            [(pack({head: each[part] for head, each in chosen.items()}),) for part in self._parts],
+        )
 
     def signals(self) -> Signals:
         """Return what controllers see now."""
@@ -193,8 +193,7 @@ class RayPopulation:
         """Return float64 [R], twice: scores in points and losses on the untouched test split."""
         self._need_rows()
         found = self._ask(_Request("test_results", [()] * len(self._parts)))
-        order = self._order()
-        scores, losses = (torch.cat([each[i] for each in found])[order] for i in (0, 1))
+        scores, losses = (torch.cat([each[i] for each in found])[self._order] for i in (0, 1))
         return scores, losses
 
     def snapshot(self) -> dict[str, Any]:
@@ -247,6 +246,9 @@ class RayPopulation:
         """Choose which rows every actor has."""
         counts = [self.task_of_row.count(index) for index in range(len(self.tasks))]
         self._parts = deal_rows(counts, self._cluster.actors)
+        dealt = [row for part in self._parts for row in part]
+        self._order = sorted(range(len(dealt)), key=dealt.__getitem__)
+        """Where each row stands when the answers are put side by side."""
         self._open = {}
 
     def _live(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> Signals:
@@ -260,11 +262,8 @@ class RayPopulation:
             work.epochs += work.rows
             work.seconds += lived.seconds
             work.processor_seconds += lived.processor_seconds
-        order = self._order()
-        self._signals = unpack(Signals, [each.signals for each in answers], order).to(self.device)
-        self._view = unpack(RuleView, [each.view for each in answers], order)
-        panics = torch.from_numpy(np.concatenate([each.panics for each in answers]))
-        self._panics = panics[order].to(self.device)
+        found = Lived.unpack(answers, self._order, self.device)
+        self._signals, self._panics, self._view = found
         return self._signals
 
     def _ask(self, request: _Request) -> list[Any]:
@@ -310,6 +309,7 @@ class RayPopulation:
         return RowsWanted(
             tasks=[(type(each.task), each.task.config) for each in conditions],
             rows=[owners.count(index) for index in own],
+            num_slots=self.num_slots,
             seed=self._roll.seed,
             strategy=self.strategy,
             data=self._data_path,
@@ -319,10 +319,6 @@ class RayPopulation:
             blueprints=self.known_blueprints(),
             config=self.config,
         )
-
-    def _order(self) -> Tensor:
-        """Return int64 [R]: where each row stands when the answers are put side by side."""
-        return torch.tensor([row for part in self._parts for row in part]).argsort()
 
     def _forget_rows(self) -> None:
         self._asked = []
