@@ -8,14 +8,16 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Hashable, Sequence
+import warnings
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from esper.kasmina.blueprints.registry import blueprint_names
-from esper.leyline.errors import DataError, UsageError
+from esper.leyline.errors import DataError, EsperWarning, UsageError
 from esper.leyline.process import choose_device, keep_freed_memory
 from esper.leyline.signals import Signals
 from esper.population.cluster.messages import Lived, RowsWanted
@@ -38,8 +40,10 @@ class PopulationActor:
             torch.set_num_threads(1)
         keep_freed_memory()
         self._shelves: dict[str | None, DataShelf] = {}
-        self._known: dict[Hashable, str] = {}
+        self._fingerprints: dict[Hashable, str] = {}
         self._populations: dict[int, Population] = {}
+        self._warnings: dict[str, bool] = {}
+        """What was warned of, and whether the program knows."""
 
     def describe(self) -> dict[str, Any]:
         """Return where this is."""
@@ -58,9 +62,10 @@ class PopulationActor:
         shelf = self._shelves.setdefault(wanted.data, DataShelf(wanted.data, self._device))
         data = [shelf.load(task) for task in tasks]
         for task, each in zip(tasks, data, strict=True):
-            if task.splits_key not in self._known:
-                self._known[task.splits_key] = each.splits.fingerprint()
-            if self._known[task.splits_key] != wanted.fingerprints[task.splits_key]:
+            read = wanted.data, task.splits_key
+            if read not in self._fingerprints:
+                self._fingerprints[read] = each.splits.fingerprint()
+            if self._fingerprints[read] != wanted.fingerprints[task.splits_key]:
                 raise DataError(
                     f"the data of {task.name!r} on {socket.gethostname()} are not those of the "
                     "program; give every node the same files"
@@ -80,25 +85,30 @@ class PopulationActor:
             )
         # Signals of all actors are put together, so all have as many slots.
         population.num_slots = wanted.num_slots
+        shelf.forget_all_but(task for each in self._populations.values() for task in each.tasks)
 
     def reset(self, number: int, row_seeds: Sequence[int]) -> Lived:
         """Build every row afresh and live its first epoch."""
         started = _now()
-        return self._lived(number, self._populations[number].reset(row_seeds), started)
+        with self._noting_warnings():
+            signals = self._populations[number].reset(row_seeds)
+        return self._lived(number, signals, started)
 
     def step(self, number: int, actions: Packed) -> Lived:
         """Carry out one action per row and live through the epoch that follows."""
         chosen = unpack([actions])
         started = _now()
-        return self._lived(number, self._populations[number].step(chosen), started)
+        with self._noting_warnings():
+            signals = self._populations[number].step(chosen)
+        return self._lived(number, signals, started)
 
     def restore(
         self, number: int, seed: int, row_seeds: Sequence[int], rows: Sequence[dict[str, Any]]
     ) -> Lived:
         """Bring every row into a saved state."""
         started = _now()
-        population = self._populations[number]
-        signals = population.restore_rows(seed, row_seeds, rows)
+        with self._noting_warnings():
+            signals = self._populations[number].restore_rows(seed, row_seeds, rows)
         return self._lived(number, signals, started)
 
     def snapshot(self, number: int) -> list[dict[str, Any]]:
@@ -119,7 +129,22 @@ class PopulationActor:
     def _lived(self, number: int, signals: Signals, started: tuple[float, float]) -> Lived:
         population = self._populations[number]
         view, panics, now = population.view(), population.panics(), _now()
-        return Lived.pack(signals, panics, view, (now[0] - started[0], now[1] - started[1]))
+        spent = now[0] - started[0], now[1] - started[1]
+        news = tuple(text for text, is_known in self._warnings.items() if not is_known)
+        self._warnings |= dict.fromkeys(news, True)
+        return Lived.pack(signals, panics, view, spent, news)
+
+    @contextmanager
+    def _noting_warnings(self) -> Iterator[None]:
+        """Keep what is warned of for the program, which would not see it otherwise."""
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", EsperWarning)
+            yield
+        for each in caught:
+            if issubclass(each.category, EsperWarning):
+                self._warnings.setdefault(str(each.message), False)
+            else:
+                warnings.showwarning(each.message, each.category, each.filename, each.lineno)
 
 
 def _now() -> tuple[float, float]:

@@ -49,14 +49,21 @@ class Lived:
     """How long the rows took there, without packing."""
     processor_seconds: float
     """Time that the process had the processor for them."""
+    warnings: tuple[str, ...]
+    """What was warned of for the first time."""
 
     @classmethod
     def pack(
-        cls, signals: Signals, panics: Tensor, view: RuleView, spent: tuple[float, float]
+        cls,
+        signals: Signals,
+        panics: Tensor,
+        view: RuleView,
+        spent: tuple[float, float],
+        warnings: tuple[str, ...] = (),
     ) -> Lived:
         """Return the answer; `spent` is by the clock and by the processor."""
         seen = {**_tensors(signals), _PANICS: panics}
-        return cls(pack(seen), pack(_tensors(view)), *spent)
+        return cls(pack(seen), pack(_tensors(view)), *spent, warnings)
 
     @staticmethod
     def unpack(

@@ -8,6 +8,7 @@ from, and lives through the same actions, while the other actors keep what they 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from esper.leyline.actions import Actions, decode_actions
-from esper.leyline.errors import UsageError
+from esper.leyline.errors import EsperWarning, UsageError
 from esper.leyline.rules import Masks, RuleView, build_masks
 from esper.leyline.signals import Signals
 from esper.population.cluster.messages import Lived, RowsWanted
@@ -218,7 +219,8 @@ class RayPopulation:
     def restore(self, saved: dict[str, Any]) -> Signals:
         """Go back to a snapshot of a population made the same way, wherever its rows lived."""
         self._roll.refuse_foreign(saved)
-        self._roll.seed, self._roll.row_seeds = saved["seed"], list(saved["row_seeds"])
+        self._roll.seed = saved["seed"]
+        self._roll.row_seeds = self._roll.checked_seeds(saved["row_seeds"])
         by_row: dict[int, dict[str, Any]] = {}
         for rows, kept in zip(self._roll.roster.architectures.values(), saved["rows"], strict=True):
             by_row |= {row: take_rows(kept, at, at + 1) for at, row in enumerate(rows)}
@@ -234,9 +236,9 @@ class RayPopulation:
 
     def close(self) -> None:
         """Let the actors forget the rows."""
-        for actor, generation in self._open.items():
-            if self._cluster.generation(actor) == generation:
-                self._cluster.ask(actor, "close", self._number)
+        # One that has none of them has nothing to forget; a cluster that has ended has no actors.
+        for actor in range(min(len(self._parts), self._cluster.actors)):
+            self._cluster.ask(actor, "close", self._number)
         self._open = {}
         self._forget_rows()
 
@@ -254,8 +256,15 @@ class RayPopulation:
     def _live(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> Signals:
         """Ask for an epoch of all rows, and take what is seen of them."""
         request = _Request(method, arguments)
-        answers: list[Lived] = self._ask(request)
+        try:
+            answers: list[Lived] = self._ask(request)
+        except BaseException:
+            # Some actors may have done it and others not.
+            self._forget_rows()
+            raise
         self._asked.append(request)
+        for text in dict.fromkeys(text for lived in answers for text in lived.warnings):
+            warnings.warn(text, EsperWarning, stacklevel=3)
         for actor, lived in enumerate(answers):
             work = self._cluster.work[actor]
             work.rows = len(self._parts[actor])
@@ -274,9 +283,11 @@ class RayPopulation:
             missing = [actor for actor in range(len(self._parts)) if actor not in answers]
             asked = {actor: self._submit(actor, request) for actor in missing}
             for actor, refs in asked.items():
+                generation = self._cluster.generation(actor)
                 try:
                     for ref in refs:
                         answers[actor] = self._cluster.answer(actor, ref)
+                    self._open[actor] = generation
                 except ActorLostError as error:
                     answers.pop(actor, None)
                     losses[actor] += 1
@@ -289,14 +300,12 @@ class RayPopulation:
 
     def _submit(self, actor: int, request: _Request) -> list[Any]:
         """Ask an actor, with all that came before where it does not have the rows."""
-        refs = []
-        generation = self._cluster.generation(actor)
-        if self._open.get(actor) != generation:
-            refs.append(self._cluster.ask(actor, "open", self._number, self._wanted(actor)))
-            for done in self._asked:
-                refs.append(self._call(actor, done))
-            self._open[actor] = generation
-        return [*refs, self._call(actor, request)]
+        if self._open.get(actor) == self._cluster.generation(actor):
+            return [self._call(actor, request)]
+        return [
+            self._cluster.ask(actor, "open", self._number, self._wanted(actor)),
+            *(self._call(actor, each) for each in (*self._asked, request)),
+        ]
 
     def _call(self, actor: int, request: _Request) -> Any:
         return self._cluster.ask(actor, request.method, self._number, *request.arguments[actor])
