@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.blueprints.registry import blueprint_names
+from esper.leyline.actions import HEAD_NAMES
 from esper.leyline.errors import DataError, EsperWarning, UsageError
 from esper.leyline.process import choose_device, keep_freed_memory
 from esper.leyline.signals import Signals
-from esper.population.cluster.messages import Lived, RowsWanted
+from esper.population.cluster.messages import ACTIONS, Lived, RowsWanted
 from esper.population.cluster.packing import Packed, unpack
 from esper.population.population import Population
 from esper.tasks.shelf import DataShelf
@@ -96,7 +97,8 @@ class PopulationActor:
 
     def step(self, number: int, actions: Packed) -> Lived:
         """Carry out one action per row and live through the epoch that follows."""
-        chosen = unpack([actions])
+        table = unpack([actions])[ACTIONS]
+        chosen = dict(zip(HEAD_NAMES, table.unbind(1), strict=True))
         started = _now()
         with self._noting_warnings():
             signals = self._populations[number].step(chosen)

@@ -79,6 +79,9 @@ class Lived:
         return Signals(**seen), panics, RuleView(**view)
 
 
+ACTIONS = "actions"
+"""Name of what is packed for a step: int64 [R, heads], one column for each of `HEAD_NAMES`."""
+
 _PANICS = "panics"
 
 

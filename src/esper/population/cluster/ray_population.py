@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esper.leyline.actions import Actions, decode_actions
+from esper.leyline.actions import HEAD_NAMES, Actions, decode_actions
 from esper.leyline.errors import EsperWarning, UsageError
 from esper.leyline.rules import Masks, RuleView, build_masks
 from esper.leyline.signals import Signals
-from esper.population.cluster.messages import Lived, RowsWanted
+from esper.population.cluster.messages import ACTIONS, Lived, RowsWanted
 from esper.population.cluster.packing import pack
 from esper.population.cluster.ray_cluster import ActorLostError, ClusterError, RayCluster
 from esper.population.conditions import Condition
@@ -159,10 +159,8 @@ class RayPopulation:
         chosen = {head: value.cpu() for head, value in actions.items()}
         if len(decode_actions(chosen).op) != self.rows:
             raise UsageError(f"{self.rows} rows need as many actions, got {len(chosen['op'])}")
-        return self._live(
-            "step",
-            [(pack({head: each[part] for head, each in chosen.items()}),) for part in self._parts],
-        )
+        table = torch.stack([chosen[head] for head in HEAD_NAMES], dim=1)
+        return self._live("step", [(pack({ACTIONS: table[part]}),) for part in self._parts])
 
     def signals(self) -> Signals:
         """Return what controllers see now."""
