@@ -83,3 +83,14 @@ def test_truths_take_a_bit_each() -> None:
     packed = pack({"truth": torch.ones(64, 3, 13, dtype=torch.bool)})
     assert len(packed.bits) == 64 * 3 * 13 // 8
     assert bool(unpack([packed])["truth"].all())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_tensors_of_a_device_come_back_there() -> None:
+    tensors = all_sorts(5)
+    packed = pack({name: tensor.cuda() for name, tensor in tensors.items()})
+    assert packed == pack(tensors)
+    found = unpack([packed], device="cuda")
+    assert {tensor.device.type for tensor in found.values()} == {"cuda"}
+    assert_same({name: tensor.cpu() for name, tensor in found.items()}, tensors)
