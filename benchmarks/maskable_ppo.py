@@ -48,12 +48,15 @@ def main(arguments: Sequence[str]) -> int:
     """Train and write the curve, or compare curves."""
     options = _parser().parse_args(arguments)
     if options.summary:
-        curves = {path.stem: read_curve(path) for path in options.summary}
+        stems = [path.stem for path in options.summary]
+        names = stems if len(set(stems)) == len(stems) else map(str, options.summary)
+        curves = dict(zip(names, map(read_curve, options.summary), strict=True))
         print_table(["learner", "rounds", "decisions", "seconds", *_POINTS], summarise(curves))
         if options.picture:
             options.picture.write_text(draw(curves), encoding="utf-8")
         return 0
-    torch.set_num_threads(1)
+    if options.device == "cpu":
+        torch.set_num_threads(1)
     train(options)
     return 0
 

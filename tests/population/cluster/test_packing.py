@@ -86,7 +86,6 @@ def test_truths_take_a_bit_each() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_tensors_of_a_device_come_back_there() -> None:
     tensors = all_sorts(5)
     packed = pack({name: tensor.cuda() for name, tensor in tensors.items()})
