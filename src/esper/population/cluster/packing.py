@@ -1,6 +1,6 @@
 """Many small tensors as a few strings of bytes, and back, bit for bit.
 
-What is seen of rows is some seventy tensors of a few numbers each. One by one they cost more in
+What is seen of rows is some sixty tensors of a few numbers each. One by one they cost more in
 handling than in bytes: a copy from and to a device each, an object of the cluster each. So tensors
 of one type are put end to end; whole numbers take as few bytes as the largest of their tensor
 needs, and truths one bit. That is a third of the bytes, and Ray hands small answers over directly
