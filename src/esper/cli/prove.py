@@ -19,7 +19,7 @@ examples:
       scratch:tamiyo --family image16_family --split select --out runs/proof
   esper prove patient=heuristic:plateau_epochs=9 heuristic wait --out runs/patience
   esper prove --resume --out runs/proof                 go on where it stopped
-  esper prove --list --family image16_family            members and arms, nothing is played
+  esper prove --list --family image16_family            members, arms, benchmarks and their scores
   esper prove runs/tamiyo --benchmark digits-v1 --out runs/entry     an entry, ranked
 """
 

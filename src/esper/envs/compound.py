@@ -16,7 +16,6 @@ from torch import Tensor
 from esper.leyline.actions import (
     CAUSAL_HEADS,
     HEAD_NAMES,
-    HEAD_SIZES,
     PLACEHOLDERS,
     LifecycleOp,
 )
@@ -28,6 +27,8 @@ _OP, _SLOT, _BLUEPRINT = (HEAD_NAMES.index(head) for head in ("op", "slot", "blu
 
 SHAPES = ("style", "tempo", "alpha_target", "alpha_speed", "alpha_curve")
 """The heads that say how an op is done."""
+
+assert set(SHAPES) < set(HEAD_NAMES)
 
 
 class CompoundActions:
@@ -80,6 +81,3 @@ def _choices(head: str, op: LifecycleOp, free: set[str], sizes: Mapping[str, int
         return [int(PLACEHOLDERS[head])]
     choices = range(sizes[head])
     return [choice for choice in choices if choice != NOOP] if head == "blueprint" else choices
-
-
-assert set(SHAPES) < set(HEAD_SIZES)

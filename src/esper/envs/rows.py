@@ -55,6 +55,8 @@ class GrowRows:
         self._source = TaskRows(self.config)
         self._twins = self._make_twins()
         self._episodes: Episodes | None = None
+        self._masks: Masks | None = None
+        """What is legal now, where somebody has asked."""
         self._rolled_back = torch.zeros(self.config.rows, dtype=torch.bool)
         self._round = 0
         policy = config.policy.fitted(self._source.num_slots, len(self._source.blueprint_names))
@@ -75,7 +77,11 @@ class GrowRows:
     def masks(self) -> Masks:
         """What is legal now; rows whose episode has ended may only wait."""
         episodes = self._playing
-        return waiting_masks(episodes.environment.masks().to("cpu"), episodes.active.cpu())
+        # Observation, info and learner each ask for it, and it is half of what an environment adds.
+        if self._masks is None:
+            masks = episodes.environment.masks().to("cpu")
+            self._masks = waiting_masks(masks, episodes.active.cpu())
+        return self._masks
 
     def reseed(self, seed: int) -> None:
         """Draw every episode from another seed, from the first on."""
@@ -98,6 +104,7 @@ class GrowRows:
         environment = self._source.environment(number, 0)
         episodes = self._episodes or Episodes(environment, self._reward)
         episodes.environment = environment
+        self._masks = None
         episodes.start(plan, curves, regression)
         self._episodes = episodes
         self._rolled_back = torch.zeros(self.config.rows, dtype=torch.bool)
@@ -106,6 +113,7 @@ class GrowRows:
         """Carry out actions [R, 8], live through an epoch, and return what it paid."""
         episodes = self._playing
         decided = self.spaces.decode(actions)
+        self._masks = None
         transition, paid = episodes.step(
             {head: chosen.to(episodes.device) for head, chosen in decided.items()}
         )

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 from typing import Any
 
 import pytest
 import torch
 
 from esper.leyline.actions import LifecycleOp, placeholder_actions
-from esper.leyline.errors import DataError, UsageError
+from esper.leyline.errors import DataError, EsperWarning, UsageError
 from esper.population.cluster.actor import PopulationActor
 from esper.population.cluster.ray_cluster import ActorLostError, ActorWork, ClusterError, RayCluster
 from esper.population.cluster.ray_population import RayPopulation, deal_rows
 from esper.population.population import Population
+from esper.tasks.family import get_family
 from esper.tasks.task import get_task
 
 ROWS, SEEDS = 3, [11, 12, 13]
@@ -76,6 +78,21 @@ def test_rows_in_actors_are_the_same_and_outlive_them() -> None:
     remote.close()
 
 
+def test_actors_whose_tasks_have_fewer_slots_fit_in_with_the_others() -> None:
+    # One row each, so that the actors have different tasks: of two slots and of three.
+    tasks = [
+        member.task(horizon=3)
+        for member in (get_family("digits_family").members("select")[at] for at in (0, 4))
+    ]
+    assert [len(task.slot_paths) for task in tasks] == [2, 3]
+    local = Population(tasks, 2, 5, "cpu", "sequential")
+    remote = RayPopulation(FakeCluster(2), tasks, 2, 5, "cpu")
+    assert_same(local.reset(), remote.reset())
+    assert_same(local.step(germinate(2)), remote.step(germinate(2)))
+    assert_same(local.view(), remote.view())
+    remote.close()
+
+
 def test_rows_that_end_every_actor_are_given_up() -> None:
     cluster = FakeCluster(1)
     remote = RayPopulation(cluster, get_task("digits", horizon=2), 1, 5, "cpu")
@@ -90,11 +107,56 @@ def test_an_actor_with_other_data_or_blueprints_is_refused(
     cluster = FakeCluster(1)
     monkeypatch.setattr(cluster, "fingerprint", lambda condition: "other")
     remote = RayPopulation(cluster, get_task("digits", horizon=2), 1, 5, "cpu")
-    with pytest.raises(DataError, match="give every node the same files"):
-        remote.reset()
+    for _ in range(2):
+        with pytest.raises(DataError, match="give every node the same files"):
+            remote.reset()
     monkeypatch.setattr("esper.population.cluster.actor.blueprint_names", lambda: ("noop",))
     with pytest.raises(UsageError, match="install what registers them on every node"):
         RayPopulation(FakeCluster(1), get_task("digits", horizon=2), 1, 5, "cpu").reset()
+
+
+def test_what_rows_warn_of_is_told_once_for_all_actors(monkeypatch: pytest.MonkeyPatch) -> None:
+    live = Population.reset
+
+    def warn(self: Population, row_seeds: Any = None) -> Any:
+        warnings.warn("rows run one after another", EsperWarning, stacklevel=1)
+        return live(self, row_seeds)
+
+    monkeypatch.setattr(Population, "reset", warn)
+    remote = RayPopulation(FakeCluster(2), get_task("digits", horizon=2), 2, 5, "cpu")
+    with pytest.warns(EsperWarning, match="one after another") as told:
+        remote.reset()
+    assert len(told) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        remote.reset()
+
+
+def test_rows_that_an_error_left_halfway_have_to_begin_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    remote = RayPopulation(FakeCluster(2), get_task("digits", horizon=2), 2, 5, "cpu")
+    first = remote.reset()
+    with monkeypatch.context() as patch:
+        patch.setattr(Population, "step", lambda self, actions: 1 // 0)
+        with pytest.raises(ZeroDivisionError):
+            remote.step(germinate(2))
+    with pytest.raises(UsageError, match=r"call reset\(\) first"):
+        remote.step(germinate(2))
+    assert_same(first, remote.reset())
+
+
+def test_an_actor_keeps_no_data_of_tasks_that_are_over() -> None:
+    cluster = FakeCluster(1)
+    members = get_family("digits_family").members("select")
+    remote = RayPopulation(cluster, members[0].task(horizon=1), 1, 5, "cpu")
+    remote.reset()
+    kept = []
+    for member in members[2:4]:
+        remote.assign(member.task(horizon=1))
+        remote.reset()
+        kept.append(len(cluster._handles[0]._shelves[None]._data))
+    assert kept == [1, 1]
 
 
 @pytest.mark.parametrize(

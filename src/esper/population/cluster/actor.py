@@ -8,17 +8,21 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Hashable, Mapping, Sequence
+import warnings
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from esper.kasmina.blueprints.registry import blueprint_names
-from esper.leyline.errors import DataError, UsageError
+from esper.leyline.actions import HEAD_NAMES
+from esper.leyline.errors import DataError, EsperWarning, UsageError
 from esper.leyline.process import choose_device, keep_freed_memory
 from esper.leyline.signals import Signals
-from esper.population.cluster.messages import Lived, RowsWanted, pack
+from esper.population.cluster.messages import ACTIONS, Lived, RowsWanted
+from esper.population.cluster.packing import Packed, unpack
 from esper.population.population import Population
 from esper.tasks.shelf import DataShelf
 
@@ -37,8 +41,10 @@ class PopulationActor:
             torch.set_num_threads(1)
         keep_freed_memory()
         self._shelves: dict[str | None, DataShelf] = {}
-        self._known: dict[Hashable, str] = {}
+        self._fingerprints: dict[Hashable, str] = {}
         self._populations: dict[int, Population] = {}
+        self._warnings: dict[str, bool] = {}
+        """What was warned of, and whether the program knows."""
 
     def describe(self) -> dict[str, Any]:
         """Return where this is."""
@@ -57,45 +63,54 @@ class PopulationActor:
         shelf = self._shelves.setdefault(wanted.data, DataShelf(wanted.data, self._device))
         data = [shelf.load(task) for task in tasks]
         for task, each in zip(tasks, data, strict=True):
-            if task.splits_key not in self._known:
-                self._known[task.splits_key] = each.splits.fingerprint()
-            if self._known[task.splits_key] != wanted.fingerprints[task.splits_key]:
+            read = wanted.data, task.splits_key
+            if read not in self._fingerprints:
+                self._fingerprints[read] = each.splits.fingerprint()
+            if self._fingerprints[read] != wanted.fingerprints[task.splits_key]:
                 raise DataError(
                     f"the data of {task.name!r} on {socket.gethostname()} are not those of the "
                     "program; give every node the same files"
                 )
-        known = self._populations.get(number)
-        if known is not None:
-            known.assign(tasks, wanted.rows, data)
-            return
-        self._populations[number] = Population(
-            tasks,
-            wanted.rows,
-            seed=wanted.seed,
-            device=str(self._device),
-            strategy=wanted.strategy,
-            data=data,
-            config=wanted.config,
-        )
+        population = self._populations.get(number)
+        if population is not None:
+            population.assign(tasks, wanted.rows, data)
+        else:
+            population = self._populations[number] = Population(
+                tasks,
+                wanted.rows,
+                seed=wanted.seed,
+                device=str(self._device),
+                strategy=wanted.strategy,
+                data=data,
+                config=wanted.config,
+            )
+        # Signals of all actors are put together, so all have as many slots.
+        population.num_slots = wanted.num_slots
+        shelf.forget_all_but(task for each in self._populations.values() for task in each.tasks)
 
     def reset(self, number: int, row_seeds: Sequence[int]) -> Lived:
         """Build every row afresh and live its first epoch."""
         started = _now()
-        return self._lived(number, self._populations[number].reset(row_seeds), started)
+        with self._noting_warnings():
+            signals = self._populations[number].reset(row_seeds)
+        return self._lived(number, signals, started)
 
-    def step(self, number: int, actions: Mapping[str, Any]) -> Lived:
+    def step(self, number: int, actions: Packed) -> Lived:
         """Carry out one action per row and live through the epoch that follows."""
+        table = unpack([actions])[ACTIONS]
+        chosen = dict(zip(HEAD_NAMES, table.unbind(1), strict=True))
         started = _now()
-        tensors = {head: torch.tensor(chosen) for head, chosen in actions.items()}
-        return self._lived(number, self._populations[number].step(tensors), started)
+        with self._noting_warnings():
+            signals = self._populations[number].step(chosen)
+        return self._lived(number, signals, started)
 
     def restore(
         self, number: int, seed: int, row_seeds: Sequence[int], rows: Sequence[dict[str, Any]]
     ) -> Lived:
         """Bring every row into a saved state."""
         started = _now()
-        population = self._populations[number]
-        signals = population.restore_rows(seed, row_seeds, rows)
+        with self._noting_warnings():
+            signals = self._populations[number].restore_rows(seed, row_seeds, rows)
         return self._lived(number, signals, started)
 
     def snapshot(self, number: int) -> list[dict[str, Any]]:
@@ -115,9 +130,23 @@ class PopulationActor:
 
     def _lived(self, number: int, signals: Signals, started: tuple[float, float]) -> Lived:
         population = self._populations[number]
-        answer = pack(signals), pack(population.view()), population.panics().cpu().numpy()
-        wall, processor = (now - then for now, then in zip(_now(), started, strict=True))
-        return Lived(*answer, wall, processor)
+        view, panics, now = population.view(), population.panics(), _now()
+        spent = now[0] - started[0], now[1] - started[1]
+        news = tuple(text for text, is_known in self._warnings.items() if not is_known)
+        self._warnings |= dict.fromkeys(news, True)
+        return Lived.pack(signals, panics, view, spent, news)
+
+    @contextmanager
+    def _noting_warnings(self) -> Iterator[None]:
+        """Keep what is warned of for the program, which would not see it otherwise."""
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", EsperWarning)
+            yield
+        for each in caught:
+            if issubclass(each.category, EsperWarning):
+                self._warnings.setdefault(str(each.message), False)
+            else:
+                warnings.showwarning(each.message, each.category, each.filename, each.lineno)
 
 
 def _now() -> tuple[float, float]:

@@ -5,22 +5,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.leyline.rules import RuleView
 from esper.leyline.signals import Signals
+from esper.population.cluster.packing import Packed, pack, unpack
 from esper.population.engine import PopulationConfig, Strategy
 from esper.tasks.task import Task, TaskConfig
-
-Arrays = Mapping[str, NDArray[Any]]
-"""Tensors by name, as arrays: Ray hands those over without copying."""
-
-T = TypeVar("T", Signals, RuleView)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +24,8 @@ class RowsWanted:
     """What rows are of; classes travel by name."""
     rows: Sequence[int]
     """How many of every task."""
+    num_slots: int
+    """Slots of the row with the most of them, be it here or in another actor."""
     seed: int
     strategy: Strategy
     data: str | None
@@ -46,27 +41,49 @@ class RowsWanted:
 class Lived:
     """What an actor answers after an epoch of its rows."""
 
-    signals: Arrays
-    view: Arrays
-    panics: NDArray[np.int64]
+    seen: Packed
+    """Signals and panics."""
+    view: Packed
+    """What legality depends on."""
     seconds: float
-    """How long it took there."""
+    """How long the rows took there, without packing."""
     processor_seconds: float
-    """Time that the process had the processor for it."""
+    """Time that the process had the processor for them."""
+    warnings: tuple[str, ...]
+    """What was warned of for the first time."""
+
+    @classmethod
+    def pack(
+        cls,
+        signals: Signals,
+        panics: Tensor,
+        view: RuleView,
+        spent: tuple[float, float],
+        warnings: tuple[str, ...] = (),
+    ) -> Lived:
+        """Return the answer; `spent` is by the clock and by the processor."""
+        seen = {**_tensors(signals), _PANICS: panics}
+        return cls(pack(seen), pack(_tensors(view)), *spent, warnings)
+
+    @staticmethod
+    def unpack(
+        parts: Sequence[Lived], order: Sequence[int], device: torch.device
+    ) -> tuple[Signals, Tensor, RuleView]:
+        """Return signals and panics on a device, and the view: row r is row order[r] of the parts.
+
+        As in a population of this process, the view is not on the device.
+        """
+        seen = unpack([part.seen for part in parts], order, device)
+        panics = seen.pop(_PANICS)
+        view = unpack([part.view for part in parts], order)
+        return Signals(**seen), panics, RuleView(**view)
 
 
-def pack(record: Signals | RuleView) -> Arrays:
-    """Return a record of tensors as arrays."""
-    return {
-        field.name: getattr(record, field.name).cpu().numpy()
-        for field in dataclasses.fields(record)
-    }
+ACTIONS = "actions"
+"""Name of what is packed for a step: int64 [R, heads], one column for each of `HEAD_NAMES`."""
+
+_PANICS = "panics"
 
 
-def unpack(kind: type[T], parts: Sequence[Arrays], order: Tensor) -> T:
-    """Return one record of the rows of several; row r is row order[r] of the parts in turn."""
-    joined = {
-        name: torch.from_numpy(np.concatenate([part[name] for part in parts]))[order]
-        for name in parts[0]
-    }
-    return kind(**joined)
+def _tensors(record: Signals | RuleView) -> dict[str, Tensor]:
+    return {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}

@@ -113,9 +113,13 @@ class RayCluster:
         try:
             self.work = [self._greet(actor) for actor in range(count)]
         except ActorLostError as error:
+            self._end_actors()
             raise ClusterError(
                 f"{error} while it started; every node needs esper-grow[ray] and the same Python"
             ) from None
+        except BaseException:
+            self._end_actors()
+            raise
 
     @property
     def actors(self) -> int:
@@ -147,6 +151,7 @@ class RayCluster:
 
         Raises:
             ActorLostError: It is gone; another is in its place.
+            ClusterError: The cluster itself has failed.
             EsperError: What its rows raised.
         """
         errors = self._ray.exceptions
@@ -154,9 +159,11 @@ class RayCluster:
             return self._ray.get(asked)
         except errors.RayTaskError as error:
             raise _cause(error) from None
-        except (errors.RayActorError, errors.ObjectLostError, errors.WorkerCrashedError):
+        except self._lost:
             self._replace(actor)
             raise ActorLostError(f"actor {actor} is gone") from None
+        except errors.RayError as error:
+            raise ClusterError(f"the cluster failed: {_in_one_line(error)}") from None
 
     def take_work(self) -> list[ActorWork]:
         """Return what every actor has done, and count from nothing again."""
@@ -166,10 +173,7 @@ class RayCluster:
 
     def close(self) -> None:
         """End the actors, and what was started for them."""
-        for handle in self._handles:
-            with contextlib.suppress(Exception):  # it may be gone, and so may the cluster
-                self._ray.kill(handle)
-        self._handles = []
+        self._end_actors()
         if self._is_own and self._ray.is_initialized():
             self._ray.shutdown()
 
@@ -183,6 +187,21 @@ class RayCluster:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    @property
+    def _lost(self) -> tuple[type[Exception], ...]:
+        """What Ray raises where an actor is gone, whatever took it."""
+        errors = self._ray.exceptions
+        return (
+            *(errors.RayActorError, errors.WorkerCrashedError, errors.OutOfMemoryError),
+            *(errors.NodeDiedError, errors.ObjectLostError),
+        )
+
+    def _end_actors(self) -> None:
+        for handle in self._handles:
+            with contextlib.suppress(Exception):  # it may be gone, and so may the cluster
+                self._ray.kill(handle)
+        self._handles = []
 
     def _launch(self) -> Any:
         passed_on = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
@@ -205,11 +224,10 @@ class RayCluster:
                 f"the cluster had no room for actor {actor} within {_START_S:.0f} s; add a node, "
                 "or ask for fewer with --actors"
             ) from None
-        except (errors.RayActorError, errors.ObjectLostError, errors.WorkerCrashedError):
+        except self._lost:
             raise ActorLostError(f"actor {actor} was lost") from None
         except errors.RayError as error:
-            reason = " ".join(str(error).split())[:200]
-            raise ClusterError(f"actor {actor} does not start: {reason}") from None
+            raise ClusterError(f"actor {actor} does not start: {_in_one_line(error)}") from None
         return ActorWork(actor, f"{found['host']}:{found['pid']}", found["device"])
 
     def _replace(self, actor: int) -> None:
@@ -247,4 +265,9 @@ def import_ray() -> Any:
 def _cause(error: Any) -> BaseException:
     """Return what an actor's method raised, as it was raised there."""
     cause = error.cause
-    return cause if isinstance(cause, BaseException) else ClusterError(str(error))
+    return cause if isinstance(cause, BaseException) else ClusterError(_in_one_line(error))
+
+
+def _in_one_line(error: Exception) -> str:
+    """Return the beginning of what Ray says, which can be pages."""
+    return " ".join(str(error).split())[:200]

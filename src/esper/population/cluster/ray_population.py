@@ -8,19 +8,20 @@ from, and lives through the same actions, while the other actors keep what they 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from esper.leyline.actions import Actions, decode_actions
-from esper.leyline.errors import UsageError
+from esper.leyline.actions import HEAD_NAMES, Actions, decode_actions
+from esper.leyline.errors import EsperWarning, UsageError
 from esper.leyline.rules import Masks, RuleView, build_masks
 from esper.leyline.signals import Signals
-from esper.population.cluster.messages import Lived, RowsWanted, unpack
+from esper.population.cluster.messages import ACTIONS, Lived, RowsWanted
+from esper.population.cluster.packing import pack
 from esper.population.cluster.ray_cluster import ActorLostError, ClusterError, RayCluster
 from esper.population.conditions import Condition
 from esper.population.engine import PopulationConfig, Strategy
@@ -155,13 +156,11 @@ class RayPopulation:
     def step(self, actions: Actions) -> Signals:
         """Carry out one action per row and live through the epoch that follows."""
         self._need_rows()
-        arrays = {head: value.cpu() for head, value in actions.items()}
-        if len(decode_actions(arrays).op) != self.rows:
-            raise UsageError(f"{self.rows} rows need as many actions, got {len(arrays['op'])}")
-        parts = [
-            ({head: value[part].numpy() for head, value in arrays.items()},) for part in self._parts
-        ]
-        return self._live("step", parts)
+        chosen = {head: value.cpu() for head, value in actions.items()}
+        if len(decode_actions(chosen).op) != self.rows:
+            raise UsageError(f"{self.rows} rows need as many actions, got {len(chosen['op'])}")
+        table = torch.stack([chosen[head] for head in HEAD_NAMES], dim=1)
+        return self._live("step", [(pack({ACTIONS: table[part]}),) for part in self._parts])
 
     def signals(self) -> Signals:
         """Return what controllers see now."""
@@ -193,8 +192,7 @@ class RayPopulation:
         """Return float64 [R], twice: scores in points and losses on the untouched test split."""
         self._need_rows()
         found = self._ask(_Request("test_results", [()] * len(self._parts)))
-        order = self._order()
-        scores, losses = (torch.cat([each[i] for each in found])[order] for i in (0, 1))
+        scores, losses = (torch.cat([each[i] for each in found])[self._order] for i in (0, 1))
         return scores, losses
 
     def snapshot(self) -> dict[str, Any]:
@@ -219,7 +217,8 @@ class RayPopulation:
     def restore(self, saved: dict[str, Any]) -> Signals:
         """Go back to a snapshot of a population made the same way, wherever its rows lived."""
         self._roll.refuse_foreign(saved)
-        self._roll.seed, self._roll.row_seeds = saved["seed"], list(saved["row_seeds"])
+        self._roll.seed = saved["seed"]
+        self._roll.row_seeds = self._roll.checked_seeds(saved["row_seeds"])
         by_row: dict[int, dict[str, Any]] = {}
         for rows, kept in zip(self._roll.roster.architectures.values(), saved["rows"], strict=True):
             by_row |= {row: take_rows(kept, at, at + 1) for at, row in enumerate(rows)}
@@ -235,9 +234,9 @@ class RayPopulation:
 
     def close(self) -> None:
         """Let the actors forget the rows."""
-        for actor, generation in self._open.items():
-            if self._cluster.generation(actor) == generation:
-                self._cluster.ask(actor, "close", self._number)
+        # One that has none of them has nothing to forget; a cluster that has ended has no actors.
+        for actor in range(min(len(self._parts), self._cluster.actors)):
+            self._cluster.ask(actor, "close", self._number)
         self._open = {}
         self._forget_rows()
 
@@ -247,24 +246,31 @@ class RayPopulation:
         """Choose which rows every actor has."""
         counts = [self.task_of_row.count(index) for index in range(len(self.tasks))]
         self._parts = deal_rows(counts, self._cluster.actors)
+        dealt = [row for part in self._parts for row in part]
+        self._order = sorted(range(len(dealt)), key=dealt.__getitem__)
+        """Where each row stands when the answers are put side by side."""
         self._open = {}
 
     def _live(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> Signals:
         """Ask for an epoch of all rows, and take what is seen of them."""
         request = _Request(method, arguments)
-        answers: list[Lived] = self._ask(request)
+        try:
+            answers: list[Lived] = self._ask(request)
+        except BaseException:
+            # Some actors may have done it and others not.
+            self._forget_rows()
+            raise
         self._asked.append(request)
+        for text in dict.fromkeys(text for lived in answers for text in lived.warnings):
+            warnings.warn(text, EsperWarning, stacklevel=3)
         for actor, lived in enumerate(answers):
             work = self._cluster.work[actor]
             work.rows = len(self._parts[actor])
             work.epochs += work.rows
             work.seconds += lived.seconds
             work.processor_seconds += lived.processor_seconds
-        order = self._order()
-        self._signals = unpack(Signals, [each.signals for each in answers], order).to(self.device)
-        self._view = unpack(RuleView, [each.view for each in answers], order)
-        panics = torch.from_numpy(np.concatenate([each.panics for each in answers]))
-        self._panics = panics[order].to(self.device)
+        found = Lived.unpack(answers, self._order, self.device)
+        self._signals, self._panics, self._view = found
         return self._signals
 
     def _ask(self, request: _Request) -> list[Any]:
@@ -275,9 +281,11 @@ class RayPopulation:
             missing = [actor for actor in range(len(self._parts)) if actor not in answers]
             asked = {actor: self._submit(actor, request) for actor in missing}
             for actor, refs in asked.items():
+                generation = self._cluster.generation(actor)
                 try:
                     for ref in refs:
                         answers[actor] = self._cluster.answer(actor, ref)
+                    self._open[actor] = generation
                 except ActorLostError as error:
                     answers.pop(actor, None)
                     losses[actor] += 1
@@ -290,14 +298,12 @@ class RayPopulation:
 
     def _submit(self, actor: int, request: _Request) -> list[Any]:
         """Ask an actor, with all that came before where it does not have the rows."""
-        refs = []
-        generation = self._cluster.generation(actor)
-        if self._open.get(actor) != generation:
-            refs.append(self._cluster.ask(actor, "open", self._number, self._wanted(actor)))
-            for done in self._asked:
-                refs.append(self._call(actor, done))
-            self._open[actor] = generation
-        return [*refs, self._call(actor, request)]
+        if self._open.get(actor) == self._cluster.generation(actor):
+            return [self._call(actor, request)]
+        return [
+            self._cluster.ask(actor, "open", self._number, self._wanted(actor)),
+            *(self._call(actor, each) for each in (*self._asked, request)),
+        ]
 
     def _call(self, actor: int, request: _Request) -> Any:
         return self._cluster.ask(actor, request.method, self._number, *request.arguments[actor])
@@ -310,6 +316,7 @@ class RayPopulation:
         return RowsWanted(
             tasks=[(type(each.task), each.task.config) for each in conditions],
             rows=[owners.count(index) for index in own],
+            num_slots=self.num_slots,
             seed=self._roll.seed,
             strategy=self.strategy,
             data=self._data_path,
@@ -319,10 +326,6 @@ class RayPopulation:
             blueprints=self.known_blueprints(),
             config=self.config,
         )
-
-    def _order(self) -> Tensor:
-        """Return int64 [R]: where each row stands when the answers are put side by side."""
-        return torch.tensor([row for part in self._parts for row in part]).argsort()
 
     def _forget_rows(self) -> None:
         self._asked = []
