@@ -1,0 +1,123 @@
+"""One stretch of the campaign: the next stages, one after another, for as long as there is time.
+
+    python research/campaign/stretch.py STATE --data DATA --seconds 540
+    python research/campaign/stretch.py STATE --list
+
+A stage is a command of `esper` that writes into its own folder of STATE and can be resumed. What
+came to its end is marked there; what did not is stopped in time (SIGTERM, as a batch system does)
+and goes on in the next stretch. STATE begins as a copy of what is known: `search/` beside this
+file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+FAMILY = ("--family", "image16_family")
+DEVICE = ("--device", "cuda")
+BF16 = ("--set", "play.population.use_bf16=true")
+CONTROLS = (
+    *("wait", "random", "periodic", "plateau"),
+    *("heuristic:search/heuristic.json", "schedule:search/schedule.json"),
+    "contextual:search/contextual.json",
+)
+LEARNER = ("--set", "evaluate_every=5", "--set", "evaluation_seeds=16")
+
+FRESH_S = 20
+"""Seconds below which no stage is begun: a process needs as many to start."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One step of the campaign; it works in the folder of its name."""
+
+    name: str
+    command: tuple[str, ...]
+    seconds: int | None = None
+    """Most seconds of one stretch that it may take: it then counts as done."""
+
+    def arguments(self, state: Path, data: str | None) -> list[str]:
+        """Return what to run: from the start, or on from where it stopped."""
+        verb = [sys.executable, "-m", "esper", self.command[0]]
+        if (state / self.name / "config.yaml").exists():
+            return [*verb, "--resume", "--out", self.name]
+        given = ("--data", data) if data else ()
+        return [*verb, *self.command[1:], *given, "--out", self.name]
+
+
+def judge(name: str, policy: str) -> Stage:
+    """Return the stage that plays a policy on *select*."""
+    arms = (f"{policy}={policy}", *CONTROLS, "--seeds", "4", "--split", "select")
+    return Stage(name, ("prove", *arms, *FAMILY, *DEVICE, *BF16))
+
+
+STAGES = (
+    Stage("search", ("search", "--count", "32", "--rungs", "32x1", "8x3", *FAMILY, *DEVICE, *BF16)),
+    Stage("clone", ("clone", "search", "--rounds", "4", "--episodes", "256", *DEVICE)),
+    judge("select_clone", "clone"),
+    Stage(
+        "anchored",
+        (
+            *("train", "arena", "--set", "start=clone", "--set", "ppo.anchor_kl=0.1"),
+            *LEARNER,
+            *DEVICE,
+        ),
+        seconds=400,
+    ),
+    judge("select_anchored", "anchored"),
+    Stage("scratch", ("train", "arena", *LEARNER, *DEVICE), seconds=400),
+    judge("select_scratch", "scratch"),
+)
+
+
+def run(stage: Stage, state: Path, data: str | None, seconds: float) -> bool:
+    """Carry a stage on for some seconds at most; return whether it is done."""
+    limit = seconds if stage.seconds is None else min(seconds, stage.seconds)
+    command = stage.arguments(state, data)
+    with (state / f"{stage.name}.txt").open("a") as log:
+        began = time.monotonic()
+        process = subprocess.Popen(command, cwd=state, stdout=log, stderr=log)
+        try:
+            code = process.wait(limit)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            code = process.wait()
+        spent = time.monotonic() - began
+    is_over = stage.seconds is not None and limit == stage.seconds and spent >= limit
+    print(f"{stage.name}: exit {code} after {spent:.0f} s", flush=True)
+    return code == 0 or is_over
+
+
+def main() -> None:
+    """Go through the stages."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("state", type=Path, help="folder of all stages")
+    parser.add_argument("--data", help="folder of the data")
+    parser.add_argument("--seconds", type=float, default=540, help="of this stretch")
+    parser.add_argument("--list", action="store_true", help="say what is done and what is next")
+    asked = parser.parse_args()
+    state = asked.state.resolve()
+    if not state.exists():
+        shutil.copytree(HERE / "search", state / "search")
+    began = time.monotonic()
+    for stage in STAGES:
+        done = state / f"{stage.name}.done"
+        if asked.list:
+            command = " ".join(stage.arguments(state, asked.data)[2:])
+            print(f"{'done' if done.exists() else 'next':5} {command}")
+        elif not done.exists():
+            left = asked.seconds - (time.monotonic() - began)
+            if left < FRESH_S or not run(stage, state, asked.data, left):
+                break
+            done.touch()
+
+
+if __name__ == "__main__":
+    main()
