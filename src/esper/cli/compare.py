@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 from esper.cli.main import Parser
-from esper.cli.output import out_console, points, print_json, safe
+from esper.cli.output import find_store, new_table, out_console, points, print_json, safe
 
 _EPILOG = """\
 examples:
@@ -72,13 +71,11 @@ def read_side(folder: str) -> Side:
     from esper.leyline.errors import UsageError
     from esper.leyline.records import seed_records, seeds_at_end
     from esper.nissa.columns import storable_text
-    from esper.nissa.database import store_path
     from esper.nissa.history import read_history
     from esper.nissa.listing import describe_run
     from esper.nissa.reader import open_run
 
-    if not os.path.isfile(store_path(folder)):
-        raise UsageError(f"{folder} has no run.db; give the folder of a run (see `esper runs`)")
+    find_store(folder)
     with open_run(folder) as stored:
         info = stored.info
         if info.kind != "grow":
@@ -117,10 +114,7 @@ def read_side(folder: str) -> Side:
 
 def print_sides(sides: Sequence[Side]) -> None:
     """Print runs as columns; where all agree, one look says so."""
-    from rich.table import Table
-
-    table = Table(title="Runs compared", title_justify="left")
-    table.add_column("")
+    table = new_table("Runs compared", ("",))
     for side in sides:
         table.add_column(safe(side.run), overflow="fold")
     lines: dict[str, Callable[[Side], str]] = {

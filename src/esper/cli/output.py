@@ -8,15 +8,19 @@ import math
 import os
 import select
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text
 
 from esper.leyline.errors import EsperError
 from esper.leyline.records import told_score
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 _LONGEST_LINE = 900
 
@@ -63,6 +67,32 @@ def somebody_reads() -> bool:
     except (OSError, ValueError):  # not a file
         return True
     return not poll.poll(0)
+
+
+def tell(console: Console, text: object) -> None:
+    """Print a line whole, however narrow the terminal, so that paths in it can be copied."""
+    console.print(safe(text), soft_wrap=True)
+
+
+def new_table(title: object, columns: Iterable[str], *, numbers: Container[str] = ()) -> Table:
+    """Return a table without rows; `numbers` are the columns that are set right."""
+    from rich.table import Table
+
+    table = Table(title=safe(title), title_justify="left")
+    for column in columns:
+        table.add_column(column, justify="right" if column in numbers else "left")
+    return table
+
+
+def find_store(folder: str) -> Path:
+    """Return the store of a run, or say which folder would have one."""
+    from esper.leyline.errors import UsageError
+    from esper.nissa.database import store_path
+
+    path = store_path(folder)
+    if not os.path.isfile(path):
+        raise UsageError(f"{folder} has no run.db; give the folder of a run (see `esper runs`)")
+    return path
 
 
 def name_width(names: Iterable[str]) -> int:
