@@ -25,8 +25,7 @@ from esper.report.markup import (
     visible,
     width_in_em,
 )
-from esper.report.panels import Panel
-from esper.report.series import Points
+from esper.report.panels import Panel, Points
 
 MOST_POINTS = 1200
 

@@ -17,7 +17,7 @@ from esper.nissa.reader import StoredRun, open_run
 from esper.nissa.schema import AlarmRow, EventKind, RunRow
 from esper.report.growing import render_report
 from esper.report.origin import About, group_alarms
-from esper.report.style import write_report
+from esper.report.page import write_report
 from esper.report.training import read_training, render_training
 
 REPORT_FILE = "report.html"
