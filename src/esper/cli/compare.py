@@ -51,6 +51,10 @@ class Side:
     """The life of every seed, in order."""
 
 
+_TOLD = ("slot", "blueprint", "germinated", "ended", "fate")
+"""What is told of a seed."""
+
+
 def run(options: argparse.Namespace) -> int:
     """Print the table."""
     from esper.leyline.errors import UsageError
@@ -69,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
 def read_side(folder: str) -> Side:
     """Return what the store of a growing run says."""
     from esper.leyline.errors import UsageError
-    from esper.leyline.records import seed_records, seeds_at_end
+    from esper.leyline.records import copy_fields, seed_records, seeds_at_end
     from esper.nissa.columns import storable_text
     from esper.nissa.history import read_history
     from esper.nissa.listing import describe_run
@@ -84,31 +88,19 @@ def read_side(folder: str) -> Side:
         state = describe_run(stored.folder).state
     last = history[-1] if history else None
     lives = seeds_at_end(history) if state == "finished" else seed_records(history)
-    return Side(
+    return copy_fields(
+        Side,
+        info,
         run=storable_text(folder),
         state=state,
-        task=info.task,
-        controller=info.controller,
-        seed=info.seed,
         epochs=len(history),
         val_score=_either(info.val_score, last and last.val_score),
         twin_val_score=_either(info.twin_val_score, last and last.twin_score),
-        test_score=info.test_score,
-        twin_test_score=info.twin_test_score,
         parameters_before=info.host_parameters,
         parameters_after=_either(info.parameters, last and last.parameters),
         flops_before=info.host_flops,
         flops_after=_either(info.flops, last and last.flops),
-        seeds=tuple(
-            {
-                "slot": life.slot,
-                "blueprint": life.blueprint,
-                "germinated": life.germinated,
-                "ended": life.ended,
-                "fate": life.fate,
-            }
-            for life in lives
-        ),
+        seeds=tuple({name: getattr(life, name) for name in _TOLD} for life in lives),
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import math
 import os
 import select
 import sys
@@ -102,7 +101,9 @@ def name_width(names: Iterable[str]) -> int:
 
 def print_json(document: Any) -> None:
     """Print one JSON document in ASCII; numbers that are not finite become null."""
-    print(json.dumps(_plain(document), indent=2))
+    from esper.nissa.columns import plain_data
+
+    print(json.dumps(plain_data(document), indent=2))
 
 
 def safe(text: object) -> Text:
@@ -132,13 +133,3 @@ def naming_resume(command: str) -> Iterator[None]:
 def points(value: float | None) -> str:
     """Return a score in points, or the loss that it is, or a dash."""
     return "–" if value is None else told_score(value)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

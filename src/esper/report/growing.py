@@ -17,6 +17,7 @@ from esper.leyline.records import (
     SeedRecord,
     SizeRecord,
     best_by_size,
+    copy_fields,
     decisions_of,
     is_loss,
     seed_records,
@@ -75,15 +76,12 @@ def read_outcome(history: Sequence[EpochRecord], summary: RunSummary | None) -> 
     if summary is not None:
         # The test split is told where it was used: the controller never saw it.
         is_tested = summary.test_score is not None
-        return Outcome(
+        return copy_fields(
+            Outcome,
+            summary,
             split="test" if is_tested else "validation",
             score=summary.val_score if summary.test_score is None else summary.test_score,
             twin=summary.twin_test_score if is_tested else summary.twin_val_score,
-            parameters_before=summary.parameters_before,
-            parameters_after=summary.parameters_after,
-            flops_before=summary.flops_before,
-            flops_after=summary.flops_after,
-            epochs=summary.epochs,
         )
     if not history:
         return None

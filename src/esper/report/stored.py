@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from esper.leyline.errors import EsperError
-from esper.leyline.records import ModuleRecord, RunSummary, seeds_at_end
+from esper.leyline.records import ModuleRecord, RunSummary, copy_fields, seeds_at_end
 from esper.nissa.database import StoreError
 from esper.nissa.history import read_history
 from esper.nissa.listing import describe_run
@@ -140,19 +140,11 @@ def _about(run: StoredRun, info: RunRow) -> About:
             # Ids count up from 1 and only the end of a table is ever deleted.
             rows = run.query(f'SELECT MAX(id) FROM "{table}"').rows
             counts[table] = rows[0][0] or 0
-    return About(
-        kind=info.kind,
-        name=info.name,
-        task=info.task,
-        controller=info.controller,
-        seed=info.seed,
+    return copy_fields(
+        About,
+        info,
         state=describe_run(run.folder).state,
-        note=info.note,
         planned=info.epochs if info.kind == "grow" else info.rounds,
-        created=info.created,
         resumes=info.resumes or 0,
-        device=info.device,
-        host=info.host,
-        seconds=info.seconds,
         counts=counts,
     )

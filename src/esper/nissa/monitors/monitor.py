@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from esper.leyline.records import copy_fields
 from esper.leyline.registry import Registry
 from esper.nissa.columns import Row
 from esper.nissa.inserts import read_records
@@ -293,20 +294,15 @@ class Watch:
 
 def _alarm(monitor: Monitor, finding: Finding, record: Row, *, state: str = "raised") -> AlarmRow:
     place = {
-        name: getattr(record, name)
-        for name in ("round", "row", "step")
-        if name in type(record).__dataclass_fields__
+        name: getattr(record, name) for name in ("round", "row", "step") if hasattr(record, name)
     }
-    return AlarmRow(
+    return copy_fields(
+        AlarmRow,
+        finding,
         **place,
         volatile=monitor.is_volatile,
         monitor=monitor.name,
-        severity=finding.severity,
         state=state,
-        subject=finding.subject,
-        value=finding.value,
-        threshold=finding.threshold,
-        message=finding.message,
         advice=monitor.advice if state == "raised" else None,
     )
 
