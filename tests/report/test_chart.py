@@ -23,7 +23,8 @@ from esper.report.chart import (
 )
 from esper.report.markup import Scale
 from esper.report.panels import Line as PanelLine
-from esper.report.panels import Panel, Points
+from esper.report.panels import Panel
+from esper.report.series import Points
 from tests.report.reading import having, parse, told, written
 
 

@@ -27,7 +27,7 @@ from esper.dashboard.catalog import Catalog
 from esper.dashboard.guard import Access, Guard
 from esper.leyline.errors import EsperError
 from esper.report.markup import visible
-from esper.report.panels import ask, read_series
+from esper.report.series import ask, read_series
 
 MOST_OVERLAID = 8
 """Runs that one page looks at together."""

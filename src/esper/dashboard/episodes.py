@@ -10,7 +10,7 @@ from typing import Any
 from esper.dashboard.reading import recorded_rows
 from esper.leyline.actions import HEAD_NAMES
 from esper.nissa.schema import EventKind
-from esper.report.panels import ask, unfolded
+from esper.report.series import ask, unfolded
 
 MOST_EPOCHS = 3_000
 """Epochs of a garden that are read one by one; of more, one in every few."""

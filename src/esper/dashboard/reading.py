@@ -16,7 +16,8 @@ from esper.nissa.inserts import decode
 from esper.nissa.listing import RunEntry, describe_run
 from esper.nissa.query import query_run
 from esper.report.markup import visible
-from esper.report.panels import TIMEOUT_S, ask, panels_for, to_mapping
+from esper.report.panels import panels_for, to_mapping
+from esper.report.series import TIMEOUT_S, ask
 
 MOST_ALARMS = 200
 _PACE = 10

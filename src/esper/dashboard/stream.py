@@ -21,7 +21,8 @@ from esper.dashboard.reading import plain, read_progress
 from esper.leyline.errors import EsperError
 from esper.nissa.columns import TABLES
 from esper.nissa.database import STORE_FILE
-from esper.report.panels import Points, ask, read_new, series_for
+from esper.report.panels import series_for
+from esper.report.series import Points, ask, read_new
 
 PAUSE_S = 1.0
 """Time between two looks at a run."""

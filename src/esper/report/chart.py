@@ -25,7 +25,8 @@ from esper.report.markup import (
     visible,
     width_in_em,
 )
-from esper.report.panels import Panel, Points
+from esper.report.panels import Panel
+from esper.report.series import Points
 
 MOST_POINTS = 1200
 

@@ -1,23 +1,17 @@
 """What is drawn of a run: every chart as plain data, for the report and the live page alike.
 
 A panel names the columns it shows; `series_for` turns the panels of one kind of run into the
-tables to read, so that nothing is read that nobody looks at. `read_series` reads them: short
-questions, answers of bounded size. The report draws a panel as SVG
+tables to read, so that nothing is read that nobody looks at. The report draws a panel as SVG
 (`chart.py`), the live page with uPlot.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any, TypedDict
-
-from esper.nissa.query import query_run
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,125 +395,3 @@ def _columns(panels: Sequence[Panel]) -> tuple[str, ...]:
 def to_mapping(panel: Panel) -> dict[str, Any]:
     """Return a panel as plain data for the page."""
     return dataclasses.asdict(panel)
-
-
-# ----------------------------------------------------------------------------- points of the charts
-
-TIMEOUT_S = 5.0
-MOST_POINTS = 1_500
-"""Places on the axis of a chart; more are drawn as the least and the greatest of every few."""
-
-
-class Points(TypedDict):
-    """Rows of one table as charts need them; the first column is the axis."""
-
-    columns: list[str]
-    rows: list[list[Any]]
-    every: int
-    """Places on the axis that were taken together."""
-
-
-def ask(path: Path, sql: str, parameters: Sequence[Any] = ()) -> list[dict[str, Any]]:
-    """Answer one question."""
-    return query_run(path, sql, parameters, timeout_s=TIMEOUT_S).to_dicts()
-
-
-def unfolded(text: Any) -> Any:
-    """Return what a JSON column holds, None where it holds none."""
-    if not isinstance(text, str):
-        return None
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-
-
-def read_series(path: Path, kind: str) -> dict[str, Points]:
-    """Return the points of every chart, table by table, and how many rows make one point."""
-    return {series.table: _read_table(path, series) for series in series_for(kind)}
-
-
-def read_new(path: Path, series: Series, after: int, upto: int) -> Points:
-    """Return the rows of a table that were written after one and up to another."""
-    where = f"id > ? AND id <= ?{_episode(series)} ORDER BY id"
-    return _rows(path, series, where, [after, upto])
-
-
-def _episode(series: Series) -> str:
-    return f" AND {series.where}" if series.table == "epochs" else ""
-
-
-def _read_table(path: Path, series: Series) -> Points:
-    span = ask(
-        path,
-        f'SELECT MIN("{series.x}") AS low, MAX("{series.x}") AS high FROM "{series.table}"'
-        f" WHERE {series.where}",
-    )[0]
-    if span["low"] is None:
-        return _rows(path, series, f"{series.where} LIMIT 0", [])
-    size = math.ceil((span["high"] - span["low"] + 1) / MOST_POINTS)
-    if size <= 1:
-        return _rows(path, series, f"{series.where} ORDER BY id", [])
-    return _thinned(path, series, size, span["low"])
-
-
-def _rows(path: Path, series: Series, where: str, parameters: Sequence[Any]) -> Points:
-    names = _names(series)
-    chosen = ", ".join(_expression(name) for name in names)
-    answer = query_run(
-        path,
-        f'SELECT {chosen} FROM "{series.table}" WHERE {where}',
-        parameters,
-        timeout_s=TIMEOUT_S,
-    )
-    return {"columns": names, "rows": _decoded(series, names, answer.rows), "every": 1}
-
-
-def _thinned(path: Path, series: Series, size: int, low: int) -> Points:
-    """Return two rows for every few: all the least values at its start, all the greatest after.
-
-    What stands out in any column is thus seen in its chart, and a band keeps its whole width.
-    """
-    names = _names(series)
-    fixed = {series.x, series.by, *series.json}
-    groups = f'("{series.x}" - {int(low)}) / {int(size)}'
-    if series.by is not None:
-        groups += f', "{series.by}"'
-    halves = []
-    for extreme in ("MIN", "MAX"):
-        chosen = ", ".join(
-            f"{extreme}({_sql(name)})" if name == series.x or name not in fixed else f'"{name}"'
-            for name in names
-        )
-        halves.append(
-            f'SELECT {chosen} FROM "{series.table}" WHERE {series.where} GROUP BY {groups}'
-        )
-    statement = f"{' UNION ALL '.join(halves)} ORDER BY 1"
-    answer = query_run(path, statement, timeout_s=TIMEOUT_S)
-    return {"columns": names, "rows": _decoded(series, names, answer.rows), "every": size}
-
-
-def _names(series: Series) -> list[str]:
-    by = [] if series.by is None else [series.by]
-    return [series.x, *by, *series.columns, *series.json]
-
-
-def _sql(name: str) -> str:
-    return COMPUTED.get(name, f'"{name}"')
-
-
-def _expression(name: str) -> str:
-    return f'{_sql(name)} AS "{name}"'
-
-
-def _decoded(
-    series: Series, names: Sequence[str], rows: Sequence[tuple[Any, ...]]
-) -> list[list[Any]]:
-    places = [names.index(name) for name in series.json]
-    found = []
-    for row in rows:
-        values = list(row)
-        for place in places:
-            values[place] = unfolded(values[place])
-        found.append(values)
-    return found

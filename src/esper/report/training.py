@@ -31,17 +31,8 @@ from esper.report.markup import (
 )
 from esper.report.origin import About, AlarmGroup, found_sections, origin_sections, recorded_section
 from esper.report.page import render_page, render_tiles, section
-from esper.report.panels import (
-    CRITIC,
-    GROWTH,
-    LEARNING,
-    POLICY,
-    REWARD,
-    SPEED,
-    Points,
-    panels_for,
-    read_series,
-)
+from esper.report.panels import CRITIC, GROWTH, LEARNING, POLICY, REWARD, SPEED, panels_for
+from esper.report.series import Points, read_series
 from esper.report.training_tables import (
     ShownEpisode,
     late_rounds,

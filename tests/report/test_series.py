@@ -5,17 +5,17 @@ from typing import Any
 
 import pytest
 
-from esper.report import panels
+from esper.report import series
 from tests.dashboard.stores import growing, score, training
 
 
-def column(table: panels.Points, name: str) -> list[Any]:
+def column(table: series.Points, name: str) -> list[Any]:
     return [row[table["columns"].index(name)] for row in table["rows"]]
 
 
 def test_points_are_the_stores_own(tmp_path: Path) -> None:
     growing(tmp_path)
-    table = panels.read_series(tmp_path, "grow")["epochs"]
+    table = series.read_series(tmp_path, "grow")["epochs"]
     assert column(table, "step") == list(range(1, 21))
     assert column(table, "val_score") == [score(step) for step in range(1, 21)]
     assert column(table, "growth") == [1.0] * 3 + [1.5] * 17
@@ -23,7 +23,7 @@ def test_points_are_the_stores_own(tmp_path: Path) -> None:
 
 def test_an_update_is_shown_after_its_last_pass(tmp_path: Path) -> None:
     training(tmp_path)
-    tables = panels.read_series(tmp_path, "train")
+    tables = series.read_series(tmp_path, "train")
     assert column(tables["updates"], "approx_kl") == [0.02] * 3
     assert column(tables["update_heads"], "entropy_conditional") == [0.8] * 6
     assert column(tables["update_heads"], "head") == ["op", "slot"] * 3
@@ -33,8 +33,8 @@ def test_an_update_is_shown_after_its_last_pass(tmp_path: Path) -> None:
 
 def test_of_many_points_the_extremes_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     growing(tmp_path)
-    monkeypatch.setattr(panels, "MOST_POINTS", 5)
-    table = panels.read_series(tmp_path, "grow")["epochs"]
+    monkeypatch.setattr(series, "MOST_POINTS", 5)
+    table = series.read_series(tmp_path, "grow")["epochs"]
     assert table["every"] == 4
     assert len(table["rows"]) == 10
     scores = column(table, "val_score")
@@ -47,8 +47,8 @@ def test_of_many_points_every_head_keeps_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     training(tmp_path, rounds=4)
-    monkeypatch.setattr(panels, "MOST_POINTS", 2)
-    table = panels.read_series(tmp_path, "train")["update_heads"]
+    monkeypatch.setattr(series, "MOST_POINTS", 2)
+    table = series.read_series(tmp_path, "train")["update_heads"]
     assert sorted(column(table, "head")) == ["op"] * 4 + ["slot"] * 4
 
 
