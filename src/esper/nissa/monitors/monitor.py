@@ -134,7 +134,8 @@ class Limits:
         return None
 
 
-Check = Callable[[Recent], Iterable[Finding]]
+Check = Callable[[Recent], Iterable[Finding | None]]
+"""Looks at the last records; a None among what it finds says nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,7 +249,7 @@ class Watch:
         if isinstance(record, UpdateRow) and not record.is_last:
             return alarms
         for monitor in self._monitors.get(type(record), ()):
-            found = list(monitor.check(self._recent))
+            found = list(findings(*monitor.check(self._recent)))
             if monitor.is_event:
                 alarms += [_alarm(monitor, finding, record) for finding in found]
             else:
