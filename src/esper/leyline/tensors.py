@@ -1,13 +1,17 @@
-"""TensorRecord: many tensors with names, which are moved, chosen from and saved together."""
+"""TensorRecord: many tensors with names, which are moved, chosen from and saved together.
+
+PyTorch is loaded where it is needed: whoever reads a run should not wait for it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +28,8 @@ class TensorRecord:
 
     def select(self, rows: Tensor | Sequence[int]) -> Self:
         """Return some rows, by number or bool [R], as a copy in that order."""
+        import torch
+
         index = torch.as_tensor(rows)
         return self.map(lambda value: value[index])
 
