@@ -6,9 +6,9 @@ loop of your own; `train` trains a controller. See the README for both in a few 
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from esper._lazy import find_in
 from esper._version import __version__
 
 if TYPE_CHECKING:
@@ -62,7 +62,6 @@ __all__ = [
     "train",
 ]
 
-# Loaded when they are first used: `esper query` should not wait for PyTorch.
 _HOMES = {
     "EsperError": "esper.leyline.errors",
     "EsperWarning": "esper.leyline.errors",
@@ -91,14 +90,7 @@ _HOMES = {
     "train": "esper.runs.training",
 }
 
-
-def __getattr__(name: str) -> Any:
-    """Find a public name in the module that defines it."""
-    if name in _HOMES:
-        value = getattr(import_module(_HOMES[name]), name)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = find_in(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

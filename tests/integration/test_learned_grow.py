@@ -16,7 +16,7 @@ from esper.kasmina.blueprints import BLUEPRINTS, register_blueprint
 from esper.kasmina.garden import Garden
 from esper.runs.checkpoint import GROWING, Checkpoints
 from esper.tamiyo.controllers import new_policy, save_policy
-from esper.tamiyo.networks import PolicyConfig
+from esper.tamiyo.networks.config import PolicyConfig
 from tests.cli.terminal import esper
 
 EAGER = (0.0, 3.0, 0.0, -3.0, 3.0, 3.0)

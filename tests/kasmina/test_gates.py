@@ -13,7 +13,6 @@ from esper.kasmina.gates import (
     blending_gate,
     describe_failure,
     fossilize_gate,
-    gate_scores,
     germinate_gate,
     holding_gate,
     training_gate,
@@ -133,19 +132,6 @@ def test_every_threshold_is_an_option(
 def test_health_beyond_one_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"min_gradient_health must be .* at most 1"):
         GateConfig(min_gradient_health=1.1)
-
-
-def test_scores_are_graded_and_zero_before_anything_is_measured() -> None:
-    nothing = gate_scores(one_slot(SeedStage.TRAINING))
-    assert {name: float(score) for name, score in nothing.items()} == {"G2": 0, "G3": 0, "G5": 0}
-    some = gate_scores(
-        one_slot(SeedStage.HOLDING, score_stage=50.0, score_now=52.0, alpha=0.25, contribution=30.0)
-    )
-    assert {name: float(score) for name, score in some.items()} == {
-        "G2": pytest.approx(0.4),
-        "G3": 0.25,
-        "G5": 1.0,
-    }
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,6 @@ def test_records_come_back_as_they_were_told(tmp_path: Path) -> None:
         store.write(*told, update)
     connection = connect_reader(tmp_path / "run.db")
     assert list(read_records(connection, "epochs")) == told
-    assert list(read_records(connection, "epochs", "WHERE step > ?", (1,))) == told[1:]
+    assert list(read_records(connection, "epochs", "WHERE step > 1")) == told[1:]
     assert list(read_records(connection, "updates")) == [update]
     connection.close()

@@ -24,9 +24,9 @@ def start(connection: sqlite3.Connection) -> Iterator[Start]:
     def make(
         deliver: Callable[[list[Row]], None] = lambda records: None, **options: float
     ) -> Writer:
-        writer = Writer(connection, "run.db", deliver, **options)  # type: ignore[arg-type]
+        writer = Writer(connection, "run.db", **options)  # type: ignore[arg-type]
         started.append(writer)
-        writer.start()
+        writer.start(deliver)
         return writer
 
     yield make

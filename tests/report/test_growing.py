@@ -10,7 +10,7 @@ import pytest
 from esper.leyline.errors import CheckpointError
 from esper.leyline.records import EpochRecord, RunSummary
 from esper.report.growing import render_report
-from esper.report.style import write_report
+from esper.report.page import write_report
 from tests.report.runs import (
     COMMAND,
     CONFIG,

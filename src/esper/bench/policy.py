@@ -69,7 +69,7 @@ class PolicyWork:
         seen = [batch_obs_to_features(each, config, device) for each, _ in situations]
         self.states = torch.stack([states for states, _ in seen], 1)
         self.blueprints = torch.stack([blueprints for _, blueprints in seen], 1)
-        legal = [move_masks(masks, device) for _, masks in situations]
+        legal = [masks.to(device) for _, masks in situations]
         taken, memory = [], self.policy.initial_hidden(self.rows)
         for at, masks in enumerate(legal):
             taken.append(self._act(at, masks, memory))
@@ -206,8 +206,3 @@ def compare_captured(ours: PolicyWork, *, rounds: int) -> Comparison:
         calls=100,
         device="cuda",
     )
-
-
-def move_masks(masks: Masks, device: str) -> Masks:
-    """Return the masks on a device."""
-    return Masks(**{each.name: getattr(masks, each.name).to(device) for each in fields(masks)})

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from esper.bench.policy import PLAIN_STEPS, Situation, move_masks, score_by_steps
+from esper.bench.policy import PLAIN_STEPS, Situation, score_by_steps
 from esper.bench.recurrent_ppo import build_reference, tell_left_out
 from esper.bench.timing import Comparison, compare
 from esper.leyline.errors import UsageError
@@ -92,7 +92,7 @@ class UpdateWork:
         nobody = torch.zeros(self.rows, dtype=torch.bool, device=device)
         for at, (signals, legal) in enumerate(situations):
             raw, blueprints = batch_obs_to_features(signals, slots, device)
-            masks = move_masks(legal, device)
+            masks = legal.to(device)
             state = policy.normalizer.normalize(raw)
             step = policy.network.get_action(state, masks, blueprints, hidden=hidden)
             self.buffer.add_decision(

@@ -10,7 +10,7 @@ from typing import Any
 
 from esper.bench.table import EXTRACTION, FAMILY, PHASES, POLICY, RATES, ROUND, UPDATE, Column
 from esper.cli.main import Parser
-from esper.cli.output import err_console, out_console, print_json, safe
+from esper.cli.output import err_console, out_console, print_json, safe, tell
 from esper.leyline.errors import UsageError
 
 _STRATEGIES = ("sequential", "stacked", "workers")
@@ -279,13 +279,11 @@ def _bench_family(options: argparse.Namespace) -> int:
     title = f"Four architectures and one on {_machine(device)}: {found['steps']} steps in turns"
     _print_table(title, FAMILY, found["populations"])
     low, high = found["quartiles"]
-    out_console().print(
-        safe(
-            f"a step of the family takes {found['cost']:.2f} times the mean step of the hosts "
-            f"alone (middle half {low:.2f} to {high:.2f}): {100 / found['cost']:.0f} % of their "
-            "row epochs per s"
-        ),
-        soft_wrap=True,
+    tell(
+        out_console(),
+        f"a step of the family takes {found['cost']:.2f} times the mean step of the hosts "
+        f"alone (middle half {low:.2f} to {high:.2f}): {100 / found['cost']:.0f} % of their "
+        "row epochs per s",
     )
     return 0
 

@@ -6,8 +6,16 @@ import argparse
 from typing import Any
 
 from esper.cli.main import Parser
-from esper.cli.output import err_console, out_console, print_json, safe
-from esper.cli.playing import PlayView, add_options, open_folder, print_members, resolve
+from esper.cli.options import chosen
+from esper.cli.output import err_console, new_table, out_console, print_json, tell
+from esper.cli.playing import (
+    PlayView,
+    add_options,
+    open_folder,
+    print_members,
+    resolve,
+    say_interrupted,
+)
 
 _EPILOG = """\
 examples:
@@ -49,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
     from esper.proof.clone import CloneConfig, Cloner, read_plans
     from esper.proof.folder import locked
     from esper.proof.play import Player
-    from esper.runs.recorded import INTERRUPTED, stop_signals
+    from esper.runs.recorded import stop_signals
 
     if options.list:
         return print_members(make(options).members.find(), options.json, {})
@@ -70,9 +78,7 @@ def run(options: argparse.Namespace) -> int:
         with view:
             is_done = cloner.run()
         if not is_done:
-            told = f"interrupted; continue with: esper clone --resume --out {options.out}"
-            err_console().print(safe(told), soft_wrap=True)
-            return INTERRUPTED
+            return say_interrupted("clone", options.out)
     if options.json:
         print_json(cloner.summary())
     else:
@@ -94,13 +100,7 @@ def make(options: argparse.Namespace) -> Any:
         raise UsageError("SEARCH is missing; give the folder that `esper search` wrote")
     searched = read_config(options.search, SearchConfig)
     plans = Path(options.search).absolute() / LESSONS_FILE
-    given = {
-        "rounds": options.rounds,
-        "episodes": options.episodes,
-        "passes": options.passes,
-        "seed": options.seed,
-    }
-    named = {key: value for key, value in given.items() if value is not None}
+    named = chosen(options, "rounds", "episodes", "passes", "seed")
     # Limits are those of the search, members all that it has lessons for.
     everyone = searched.members.replace(labels=(), count=0)
     base = CloneConfig(plans=str(plans), members=everyone, play=searched.play)
@@ -112,9 +112,6 @@ def make(options: argparse.Namespace) -> Any:
 
 def print_summary(found: dict[str, Any]) -> None:
     """Print what came of every round."""
-    from rich.table import Table
-
-    table = Table(title="Clone", title_justify="left")
     columns = {
         "round": "",
         "schedules act in": "teacher_share",
@@ -124,8 +121,7 @@ def print_summary(found: dict[str, Any]) -> None:
         "held out": "held_out_loss",
         "same op where they act": "held_out_agreement",
     }
-    for column in columns:
-        table.add_column(column, justify="right")
+    table = new_table("Clone", columns, numbers=columns)
     for number, each in enumerate(found["rounds"], start=1):
         values = [each.get(key) for key in list(columns.values())[1:]]
         shares = ("teacher_share", "held_out_agreement")
@@ -136,5 +132,4 @@ def print_summary(found: dict[str, Any]) -> None:
         table.add_row(str(number), *texts)
     console = out_console()
     console.print(table)
-    told = f"{found['policy']}: use it with --controller greedy:FOLDER"
-    console.print(safe(told), soft_wrap=True)
+    tell(console, f"{found['policy']}: use it with --controller greedy:FOLDER")

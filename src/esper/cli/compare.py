@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 from esper.cli.main import Parser
-from esper.cli.output import out_console, points, print_json, safe
+from esper.cli.output import find_store, new_table, out_console, points, print_json, safe
 
 _EPILOG = """\
 examples:
@@ -52,6 +51,10 @@ class Side:
     """The life of every seed, in order."""
 
 
+_TOLD = ("slot", "blueprint", "germinated", "ended", "fate")
+"""What is told of a seed."""
+
+
 def run(options: argparse.Namespace) -> int:
     """Print the table."""
     from esper.leyline.errors import UsageError
@@ -70,15 +73,13 @@ def run(options: argparse.Namespace) -> int:
 def read_side(folder: str) -> Side:
     """Return what the store of a growing run says."""
     from esper.leyline.errors import UsageError
-    from esper.leyline.records import seed_records, seeds_at_end
+    from esper.leyline.records import copy_fields, seed_records, seeds_at_end
     from esper.nissa.columns import storable_text
-    from esper.nissa.database import store_path
     from esper.nissa.history import read_history
     from esper.nissa.listing import describe_run
     from esper.nissa.reader import open_run
 
-    if not os.path.isfile(store_path(folder)):
-        raise UsageError(f"{folder} has no run.db; give the folder of a run (see `esper runs`)")
+    find_store(folder)
     with open_run(folder) as stored:
         info = stored.info
         if info.kind != "grow":
@@ -87,40 +88,25 @@ def read_side(folder: str) -> Side:
         state = describe_run(stored.folder).state
     last = history[-1] if history else None
     lives = seeds_at_end(history) if state == "finished" else seed_records(history)
-    return Side(
+    return copy_fields(
+        Side,
+        info,
         run=storable_text(folder),
         state=state,
-        task=info.task,
-        controller=info.controller,
-        seed=info.seed,
         epochs=len(history),
         val_score=_either(info.val_score, last and last.val_score),
         twin_val_score=_either(info.twin_val_score, last and last.twin_score),
-        test_score=info.test_score,
-        twin_test_score=info.twin_test_score,
         parameters_before=info.host_parameters,
         parameters_after=_either(info.parameters, last and last.parameters),
         flops_before=info.host_flops,
         flops_after=_either(info.flops, last and last.flops),
-        seeds=tuple(
-            {
-                "slot": life.slot,
-                "blueprint": life.blueprint,
-                "germinated": life.germinated,
-                "ended": life.ended,
-                "fate": life.fate,
-            }
-            for life in lives
-        ),
+        seeds=tuple({name: getattr(life, name) for name in _TOLD} for life in lives),
     )
 
 
 def print_sides(sides: Sequence[Side]) -> None:
     """Print runs as columns; where all agree, one look says so."""
-    from rich.table import Table
-
-    table = Table(title="Runs compared", title_justify="left")
-    table.add_column("")
+    table = new_table("Runs compared", ("",))
     for side in sides:
         table.add_column(safe(side.run), overflow="fold")
     lines: dict[str, Callable[[Side], str]] = {

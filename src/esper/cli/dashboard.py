@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from esper.cli.main import Parser
-from esper.cli.output import err_console, safe
+from esper.cli.output import err_console, tell
 
 _ROOT = "runs"
 _PORT = 8737
@@ -73,11 +73,10 @@ def run(options: argparse.Namespace) -> int:
 
     def say(address: Any) -> None:
         console = err_console()
-        console.print(safe(f"showing {root} at {address.url} (Ctrl-C ends it)"), soft_wrap=True)
+        tell(console, f"showing {root} at {address.url} (Ctrl-C ends it)")
         if not address.is_local:
-            console.print(
-                safe("everybody who reaches this machine and has that address can read the runs"),
-                soft_wrap=True,
+            tell(
+                console, "everybody who reaches this machine and has that address can read the runs"
             )
         if options.open:
             import webbrowser

@@ -16,7 +16,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from esper.cli.main import Parser
-from esper.cli.output import err_console, out_console, print_json, safe
+from esper.cli.output import err_console, new_table, out_console, print_json, safe, tell
 
 if TYPE_CHECKING:
     from esper.leyline.records import RunSummary
@@ -75,8 +75,8 @@ def run(options: argparse.Namespace) -> int:
         return 0
     print_arms(arms, grown)
     out = out_console()
-    out.print(safe(f"picture: {document['picture']}"), soft_wrap=True)
-    out.print(safe(f"report:  {document['report']}"), soft_wrap=True)
+    tell(out, f"picture: {document['picture']}")
+    tell(out, f"report:  {document['report']}")
     out.print(f"done in {seconds:.0f} s of CPU time")
     return 0
 
@@ -118,14 +118,11 @@ def describe(arm: Standing) -> dict[str, Any]:
 
 def print_arms(arms: Sequence[Standing], grown: Sequence[RunSummary]) -> None:
     """Print the one table, and in a sentence what it shows."""
-    from rich.table import Table
-
     twin, tended, static = arms
     count = len(grown)
     of = f"median of {count} seeds" if count > 1 else "one seed"
-    table = Table(title=f"{TASK}, {of}", title_justify="left")
-    for name in ("", "test accuracy", "over the twin", "parameters", "FLOPs"):
-        table.add_column(name, justify="right" if name else "left")
+    numbers = ("test accuracy", "over the twin", "parameters", "FLOPs")
+    table = new_table(f"{TASK}, {of}", ("", *numbers), numbers=numbers)
     above = ("–", f"{tended.gain(twin):+.2f}", f"{static.lead(twin):+.2f}")
     for arm, gain in zip(arms, above, strict=True):
         table.add_row(
@@ -137,7 +134,7 @@ def print_arms(arms: Sequence[Standing], grown: Sequence[RunSummary]) -> None:
         )
     console = out_console()
     console.print(table)
-    console.print(safe(verdict(twin, tended, static)), soft_wrap=True)
+    tell(console, verdict(twin, tended, static))
     console.print("So few seeds tell no difference below about a point from chance.")
 
 

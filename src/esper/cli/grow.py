@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from esper.cli.main import Parser
+from esper.cli.options import absolute, add_settings, add_wandb, chosen, chosen_sinks
 from esper.cli.output import (
     err_console,
     naming_resume,
+    new_table,
     out_console,
     points,
     print_json,
     safe,
+    tell,
 )
-from esper.cli.sinks import add_wandb, chosen_sinks
 
 _EPILOG = """\
 examples:
@@ -137,13 +139,10 @@ def set_up(parser: Parser) -> None:
         metavar="N",
         help="epochs from one measurement of contributions to the next (default: 1)",
     )
-    how.add_argument(
-        "--set",
-        action="append",
-        metavar="KEY=VALUE",
-        dest="settings",
-        help="any other setting (docs/settings.md), such as growth.training.momentum=0.8; may be "
-        "given again, and with --resume (default: none)",
+    add_settings(
+        how,
+        "such as growth.training.momentum=0.8; may be given again, and with --resume "
+        "(default: none)",
     )
     limits = parser.add_argument_group("limits of growth (0: none)")
     for name, what_is_limited in (
@@ -210,8 +209,8 @@ def run(options: argparse.Namespace) -> int:
         if is_done:
             grown, document = growing.finish(options.export)
     if not is_done:
-        told = f"interrupted after epoch {growth.gardener.epoch}; continue with: {again}"
-        err_console().print(safe(told), soft_wrap=True)
+        where = f"after epoch {growth.gardener.epoch}"
+        tell(err_console(), f"interrupted {where}; continue with: {again}")
         return INTERRUPTED
     if options.json:
         print_json(document)
@@ -270,7 +269,7 @@ def resolve(options: argparse.Namespace) -> Any:
     from esper.runs.request import GrowRequest, growth_of
 
     growth = growth_of(options.task)
-    given = _given(
+    given = chosen(
         options,
         "optimizer",
         "learning_rate",
@@ -284,17 +283,17 @@ def resolve(options: argparse.Namespace) -> Any:
         _need_rate(options, growth.training)
     training = growth.training.replace(**given)
     growth = growth.replace(
-        training=training, **_given(options, "epochs", "seed", "twin", "decide_every")
+        training=training, **chosen(options, "epochs", "seed", "twin", "decide_every")
     )
     garden = growth.garden.limited(
         max_seeds=options.max_seeds,
         max_parameters=options.max_parameters,
         max_added_flops=options.max_added_flops,
-    ).replace(**_given(options, "training_mode"))
+    ).replace(**chosen(options, "training_mode"))
     if options.gates:
         gates = garden.lifecycle.gates.replace(kind=options.gates)
         garden = garden.replace(lifecycle=garden.lifecycle.replace(gates=gates))
-    gardener = growth.gardener.replace(**_given(options, "ablate_every"))
+    gardener = growth.gardener.replace(**chosen(options, "ablate_every"))
     return GrowRequest(
         task=options.task,
         model=options.model,
@@ -320,33 +319,23 @@ def _need_rate(options: argparse.Namespace, training: Any) -> None:
         )
 
 
-def _given(options: argparse.Namespace, *names: str) -> dict[str, Any]:
-    chosen = {name: vars(options)[name] for name in names}
-    return {name: value for name, value in chosen.items() if value is not None}
-
-
-def _absolute(path: str) -> str:
-    """Return a path that means the same from wherever the run is resumed."""
-    return str(Path(os.path.expanduser(path)).absolute())
-
-
 def _controller(spec: str) -> str:
     """Return a controller whose file is found from wherever the run is resumed."""
     name, colon, argument = spec.partition(":")
     if argument and (name == "schedule" or os.path.isfile(argument)):
-        return f"{name}{colon}{_absolute(argument)}"
+        return f"{name}{colon}{absolute(argument)}"
     return spec
 
 
 def _data_path(path: str) -> str:
     from esper.leyline.errors import UsageError
 
-    chosen = Path(_absolute(path))
+    found = Path(absolute(path))
     try:
-        chosen.exists()  # whether it does is for the reader to say
+        found.exists()  # whether it does is for the reader to say
     except OSError as error:
         raise UsageError(f"--data cannot be {path!r}: {error.strerror}") from None
-    return str(chosen)
+    return str(found)
 
 
 def _refuse_changes(options: argparse.Namespace) -> None:
@@ -381,12 +370,9 @@ def _reasons(growth: Any, record: Any, options: argparse.Namespace) -> list[str]
 
 def print_summary(grown: Any, document: dict[str, Any]) -> None:
     """Print what was grown and what it was worth."""
-    from rich.table import Table
-
     console, summary = out_console(), grown.summary
-    result = Table(title=safe(f"Grown: {summary.task}"), title_justify="left")
-    for column in ("", "parameters", "FLOPs", "validation", "test"):
-        result.add_column(column, justify="left" if not column else "right")
+    numbers = ("parameters", "FLOPs", "validation", "test")
+    result = new_table(f"Grown: {summary.task}", ("", *numbers), numbers=numbers)
     if summary.twin_val_score is not None:
         result.add_row(
             "twin (only waits)",
@@ -410,10 +396,10 @@ def print_summary(grown: Any, document: dict[str, Any]) -> None:
     if len(grown.best_by_size) > 1:
         console.print(_size_table(grown))
     for line in grown.why:
-        console.print(safe(line), soft_wrap=True)
-    console.print(safe(f"report: {document['report']}"), soft_wrap=True)
+        tell(console, line)
+    tell(console, f"report: {document['report']}")
     if document["exported"]:
-        console.print(safe(f"exported: {document['exported']}"), soft_wrap=True)
+        tell(console, f"exported: {document['exported']}")
 
 
 CONTRIBUTION = (
@@ -423,12 +409,8 @@ CONTRIBUTION = (
 
 
 def _size_table(grown: Any) -> Any:
-    from rich.table import Table
-
-    title = "Best validation score of every size it had"
-    table = Table(title=title, title_justify="left")
-    for column in ("parameters", "FLOPs", "validation", "epoch"):
-        table.add_column(column, justify="right")
+    columns = ("parameters", "FLOPs", "validation", "epoch")
+    table = new_table("Best validation score of every size it had", columns, numbers=columns)
     for size in grown.best_by_size:
         table.add_row(
             f"{size.parameters:,}", f"{size.flops:,}", points(size.val_score), str(size.epoch)
@@ -437,16 +419,13 @@ def _size_table(grown: Any) -> Any:
 
 
 def _seed_table(grown: Any) -> Any:
-    from rich.table import Table
-
     from esper.leyline.records import is_loss
 
     unit = "in loss" if is_loss(grown.summary.val_score) else "in points"
-    table = Table(title="Seeds", title_justify="left")
-    table.caption, table.caption_justify = CONTRIBUTION.format(unit=unit), "left"
     costs = ("parameters", "FLOPs")
-    for column in ("slot", "seed", "germinated", "ended", "fate", *costs, "contribution"):
-        table.add_column(column, justify="right" if column in costs else "left")
+    columns = ("slot", "seed", "germinated", "ended", "fate", *costs, "contribution")
+    table = new_table("Seeds", columns, numbers=costs)
+    table.caption, table.caption_justify = CONTRIBUTION.format(unit=unit), "left"
     worth = grown.contributions.leave_one_out
     for seed in grown.summary.seeds:
         measured = worth.get(seed.slot) if seed.fate not in ("pruned", "dropped") else None

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import io
 import json
-import math
 import os
 import select
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text
 
 from esper.leyline.errors import EsperError
 from esper.leyline.records import told_score
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 _LONGEST_LINE = 900
 
@@ -65,6 +68,32 @@ def somebody_reads() -> bool:
     return not poll.poll(0)
 
 
+def tell(console: Console, text: object) -> None:
+    """Print a line whole, however narrow the terminal, so that paths in it can be copied."""
+    console.print(safe(text), soft_wrap=True)
+
+
+def new_table(title: object, columns: Iterable[str], *, numbers: Container[str] = ()) -> Table:
+    """Return a table without rows; `numbers` are the columns that are set right."""
+    from rich.table import Table
+
+    table = Table(title=safe(title), title_justify="left")
+    for column in columns:
+        table.add_column(column, justify="right" if column in numbers else "left")
+    return table
+
+
+def find_store(folder: str) -> Path:
+    """Return the store of a run, or say which folder would have one."""
+    from esper.leyline.errors import UsageError
+    from esper.nissa.database import store_path
+
+    path = store_path(folder)
+    if not os.path.isfile(path):
+        raise UsageError(f"{folder} has no run.db; give the folder of a run (see `esper runs`)")
+    return path
+
+
 def name_width(names: Iterable[str]) -> int:
     """Return how wide a column of names must stay, whatever else is squeezed."""
     return min(40, max(map(len, names), default=0))
@@ -72,7 +101,9 @@ def name_width(names: Iterable[str]) -> int:
 
 def print_json(document: Any) -> None:
     """Print one JSON document in ASCII; numbers that are not finite become null."""
-    print(json.dumps(_plain(document), indent=2))
+    from esper.nissa.columns import plain_data
+
+    print(json.dumps(plain_data(document), indent=2))
 
 
 def safe(text: object) -> Text:
@@ -102,13 +133,3 @@ def naming_resume(command: str) -> Iterator[None]:
 def points(value: float | None) -> str:
     """Return a score in points, or the loss that it is, or a dash."""
     return "–" if value is None else told_score(value)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import TextColumn
 
 from esper.cli.main import Parser
-from esper.cli.output import out_console, print_json, safe
+from esper.cli.options import absolute, add_settings, given
+from esper.cli.output import err_console, new_table, out_console, print_json, safe, tell
 from esper.cli.view import LiveView
 
 if TYPE_CHECKING:
@@ -48,13 +48,7 @@ def add_options(parser: Parser, *, split: str) -> None:
         "--rows", type=int, metavar="N", help="networks at once (default: 1024 on CUDA, 64 on CPU)"
     )
     how.add_argument("--data", metavar="PATH", help="file or folder of the data")
-    how.add_argument(
-        "--set",
-        action="append",
-        metavar="KEY=VALUE",
-        dest="settings",
-        help="any other setting (docs/settings.md), such as play.param_limit=3; may be given again",
-    )
+    add_settings(how, "such as play.param_limit=3; may be given again")
     where = parser.add_argument_group("where it goes")
     where.add_argument("--out", metavar="RUN", help="folder of the results")
     where.add_argument("--resume", action="store_true", help="continue what is in --out")
@@ -66,8 +60,7 @@ def resolve(config: Any, options: argparse.Namespace) -> Any:
     """Return a configuration with what the shared options say."""
     from esper.leyline.settings import change_settings, parse_settings
 
-    data = None if options.data is None else str(Path(options.data).expanduser().absolute())
-    given = {
+    named = {
         "members.family": options.family,
         "members.split": options.split,
         "members.labels": options.members,
@@ -76,12 +69,10 @@ def resolve(config: Any, options: argparse.Namespace) -> Any:
         "play.horizon": options.horizon,
         "play.device": options.device,
         "play.rows": options.rows,
-        "play.data": data,
+        "play.data": None if options.data is None else absolute(options.data),
     }
-    named = {key: value for key, value in given.items() if value is not None}
-    return change_settings(
-        config, {**parse_settings(options.settings or (), "play.param_limit=3"), **named}
-    )
+    settings = parse_settings(options.settings or (), "play.param_limit=3")
+    return change_settings(config, {**settings, **given(named)})
 
 
 def open_folder(config_class: Any, options: argparse.Namespace, make: Any) -> Any:
@@ -122,16 +113,12 @@ def print_members(
     benchmarks: dict[str, dict[str, Any]] | None = None,
 ) -> int:
     """List the members that would be played, what can be played on them, and the benchmarks."""
-    from rich.table import Table
-
     if as_json:
         found = {"members": [member.label for member in members], "arms": arms}
         print_json(found | ({} if benchmarks is None else {"benchmarks": benchmarks}))
         return 0
     console = out_console()
-    table = Table(title="Members", title_justify="left")
-    for column in ("member", "host", "parameters", "slots", "horizon"):
-        table.add_column(column)
+    table = new_table("Members", ("member", "host", "parameters", "slots", "horizon"))
     for member in members:
         task = member.task()
         table.add_row(
@@ -146,15 +133,23 @@ def print_members(
         console.print("Arms:")
         width = max(map(len, arms))
         for name, line in arms.items():
-            console.print(safe(f"  {name:<{width}}  {line}"), soft_wrap=True)
+            tell(console, f"  {name:<{width}}  {line}")
     for name, each in (benchmarks or {}).items():
         console.print(safe(f"Benchmark {name} ({each['checksum']}): {each['summary']}"))
         scores = each["scores"]
         told = "the controls' scores are not measured yet"
         if scores is not None:
             told = ", ".join(f"{arm} {one['score']:+.3f}" for arm, one in scores["arms"].items())
-        console.print(safe(f"  {told}"), soft_wrap=True)
+        tell(console, f"  {told}")
     return 0
+
+
+def say_interrupted(verb: str, folder: str) -> int:
+    """Say how to go on with a folder, and return the exit code."""
+    from esper.runs.recorded import INTERRUPTED
+
+    tell(err_console(), f"interrupted; continue with: esper {verb} --resume --out {folder}")
+    return INTERRUPTED
 
 
 class PlayView(LiveView):
@@ -178,6 +173,4 @@ class PlayView(LiveView):
         elif self._is_line_due(time.monotonic(), matters=progress.done >= progress.total):
             left = progress.left_s
             eta = "" if left is None else f", about {left / 60:.1f} min left"
-            self._console.print(
-                safe(f"{progress.done / progress.total:.0%} {progress.text}{eta}"), soft_wrap=True
-            )
+            tell(self._console, f"{progress.done / progress.total:.0%} {progress.text}{eta}")

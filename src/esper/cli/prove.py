@@ -6,10 +6,17 @@ import argparse
 import dataclasses
 from typing import Any
 
-from esper.cli.engine import add_engine_options, chosen_cluster
 from esper.cli.main import Parser
-from esper.cli.output import err_console, out_console, print_json, safe
-from esper.cli.playing import PlayView, add_options, open_folder, print_members, resolve
+from esper.cli.options import add_engine_options, chosen_cluster, given
+from esper.cli.output import err_console, new_table, out_console, print_json, safe, tell
+from esper.cli.playing import (
+    PlayView,
+    add_options,
+    open_folder,
+    print_members,
+    resolve,
+    say_interrupted,
+)
 
 _EXAMPLES = """\
 examples:
@@ -66,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
     from esper.proof.play import Player
     from esper.proof.prove import Proof, ProveConfig
     from esper.proof.report import write_report
-    from esper.runs.recorded import INTERRUPTED, stop_signals
+    from esper.runs.recorded import stop_signals
 
     if options.list:
         config = make(options)
@@ -82,9 +89,7 @@ def run(options: argparse.Namespace) -> int:
         with view:
             is_done = proof.run()
         if not is_done:
-            told = f"interrupted; continue with: esper prove --resume --out {options.out}"
-            err_console().print(safe(told), soft_wrap=True)
-            return INTERRUPTED
+            return say_interrupted("prove", options.out)
         found = proof.conclude()
         if cluster is not None:
             work = [dataclasses.asdict(each) for each in cluster.take_work()]
@@ -120,8 +125,7 @@ def make(options: argparse.Namespace) -> Any:
     quick = {"seeds": 4, "members.count": 6, "play.horizon": 40} if options.quick else {}
     # Files are named so that a run can be continued from anywhere.
     arms = [_absolute(text) for text in options.arms]
-    given = {"arms": arms or None, "seeds": options.seeds}
-    named = {key: value for key, value in given.items() if value is not None}
+    named = given({"arms": arms or None, "seeds": options.seeds})
     return resolve(change_settings(ProveConfig(), {**quick, **named}), options)
 
 
@@ -136,15 +140,12 @@ def _absolute(text: str) -> str:
 
 def print_verdicts(found: dict[str, Any], folder: Any) -> None:
     """Print what may be said, and the arms in a table."""
-    from rich.table import Table
-
     console = out_console()
     styles = {"beats": "green", "ties": "yellow", "loses": "red"}
     for comparison, line in zip(found["comparisons"], found["verdicts"], strict=True):
         text = safe(line)
         text.stylize(styles[comparison["verdict"]])
         console.print(text, soft_wrap=True)
-    table = Table(title="Arms", title_justify="left")
     columns = {
         "test score": "test_score",
         "error": "error",
@@ -153,13 +154,11 @@ def print_verdicts(found: dict[str, Any], folder: Any) -> None:
         "run FLOPs": "total_flops",
         "fossilized": "fossilized",
     }
-    table.add_column("arm")
-    for column in columns:
-        table.add_column(column, justify="right")
+    table = new_table("Arms", ("arm", *columns), numbers=columns)
     for name, arm in found["arms"].items():
         table.add_row(safe(name), *(f"{arm[key]:.3f}" for key in columns.values()))
     console.print(table)
-    console.print(safe(f"report: {folder / 'report.md'}"), soft_wrap=True)
+    tell(console, f"report: {folder / 'report.md'}")
 
 
 def _epilog() -> str:

@@ -6,13 +6,12 @@ import argparse
 import csv
 import json
 import math
-import os
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 from esper.cli.main import Parser
-from esper.cli.output import err_console, out_console, safe, somebody_reads
+from esper.cli.output import err_console, find_store, out_console, safe, somebody_reads
 
 _EPILOG = """\
 examples:
@@ -54,18 +53,13 @@ def set_up(parser: Parser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the answer."""
     from esper.leyline.errors import UsageError
-    from esper.nissa.database import store_path
     from esper.nissa.query import query_run
 
     if options.limit is not None and options.limit < 0:
         raise UsageError(f"--limit must be 0 or more, got {options.limit}")
     if not options.timeout >= 0:
         raise UsageError(f"--timeout must be 0 or more seconds, got {options.timeout}")
-    path = store_path(options.where)
-    if not os.path.isfile(path):
-        raise UsageError(
-            f"{options.where} has no run.db; give the folder of a run (see `esper runs`)"
-        )
+    path = find_store(options.where)
     timeout_s = options.timeout or None
     if options.csv or options.json:
         write = _print_csv if options.csv else _print_json

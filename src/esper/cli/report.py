@@ -6,7 +6,7 @@ import argparse
 import os
 
 from esper.cli.main import Parser
-from esper.cli.output import out_console, print_json, safe
+from esper.cli.output import find_store, out_console, print_json, tell
 
 _EPILOG = """\
 examples:
@@ -29,13 +29,9 @@ def run(options: argparse.Namespace) -> int:
     """Write the file and print its path."""
     from esper.leyline.errors import UsageError
     from esper.nissa.columns import storable_text
-    from esper.nissa.database import store_path
     from esper.report import report_run
 
-    if not os.path.isfile(store_path(options.where)):
-        raise UsageError(
-            f"{options.where} has no run.db; give the folder of a run (see `esper runs`)"
-        )
+    find_store(options.where)
     if options.out is not None and os.path.isdir(options.out):
         raise UsageError(f"--out must be a file, but {options.out} is a folder")
     path = report_run(options.where, options.out)
@@ -48,5 +44,5 @@ def run(options: argparse.Namespace) -> int:
             }
         )
     else:
-        out_console().print(safe(f"report: {path}"), soft_wrap=True)
+        tell(out_console(), f"report: {path}")
     return 0

@@ -6,8 +6,16 @@ import argparse
 from typing import Any
 
 from esper.cli.main import Parser
-from esper.cli.output import err_console, out_console, print_json, safe
-from esper.cli.playing import PlayView, add_options, open_folder, print_members, resolve
+from esper.cli.options import chosen
+from esper.cli.output import err_console, new_table, out_console, print_json, safe, tell
+from esper.cli.playing import (
+    PlayView,
+    add_options,
+    open_folder,
+    print_members,
+    resolve,
+    say_interrupted,
+)
 
 _EPILOG = """\
 examples:
@@ -62,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
     from esper.proof.folder import locked
     from esper.proof.play import Player
     from esper.proof.search import Search, SearchConfig
-    from esper.runs.recorded import INTERRUPTED, stop_signals
+    from esper.runs.recorded import stop_signals
 
     if options.list:
         config = make(options)
@@ -78,9 +86,7 @@ def run(options: argparse.Namespace) -> int:
         with view:
             is_done = search.run()
         if not is_done:
-            told = f"interrupted; continue with: esper search --resume --out {options.out}"
-            err_console().print(safe(told), soft_wrap=True)
-            return INTERRUPTED
+            return say_interrupted("search", options.out)
         found = search.conclude()
     if options.json:
         print_json(found)
@@ -94,47 +100,30 @@ def make(options: argparse.Namespace) -> Any:
     from esper.leyline.settings import change_settings
     from esper.proof.search import SearchConfig
 
-    given = {
-        "rungs": options.rungs,
-        "heuristics": options.heuristics,
-        "seed": options.seed,
-        "choose_by": options.choose_by,
-    }
-    named = {key: value for key, value in given.items() if value is not None}
+    named = chosen(options, "rungs", "heuristics", "seed", "choose_by")
     return resolve(change_settings(SearchConfig(), named), options)
 
 
 def print_summary(found: dict[str, Any]) -> None:
     """Print what was found."""
-    from rich.table import Table
-
     console, best = out_console(), found["best_single"]
-    console.print(
-        safe(
-            f"best single schedule: {best['plan']}: {best['schedule']}; log ratio over waiting "
-            f"{best['log_ratio']:+.3f} (test {best['test_log_ratio']:+.3f}), "
-            f"{best['parameters']:.2f} times the parameters, {best['flops']:.2f} times the FLOPs"
-        ),
-        soft_wrap=True,
+    tell(
+        console,
+        f"best single schedule: {best['plan']}: {best['schedule']}; log ratio over waiting "
+        f"{best['log_ratio']:+.3f} (test {best['test_log_ratio']:+.3f}), "
+        f"{best['parameters']:.2f} times the parameters, {best['flops']:.2f} times the FLOPs",
     )
     rule = found["contextual"]
-    console.print(
-        safe(
-            f"schedules by descriptors: {rule['held_out_log_ratio']:+.3f} on members left out "
-            f"({rule['neighbours']} neighbours)"
-        ),
-        soft_wrap=True,
+    tell(
+        console,
+        f"schedules by descriptors: {rule['held_out_log_ratio']:+.3f} on members left out "
+        f"({rule['neighbours']} neighbours)",
     )
     if "heuristic" in found:
         tuned = found["heuristic"]
         settings = ",".join(f"{key}={value}" for key, value in tuned["settings"].items())
-        console.print(
-            safe(f"heuristic: {tuned['log_ratio']:+.3f} with {settings or 'its defaults'}"),
-            soft_wrap=True,
-        )
-    table = Table(title="Best schedule of every member", title_justify="left")
-    for column in ("member", "log ratio", "schedule"):
-        table.add_column(column)
+        tell(console, f"heuristic: {tuned['log_ratio']:+.3f} with {settings or 'its defaults'}")
+    table = new_table("Best schedule of every member", ("member", "log ratio", "schedule"))
     for member, own in found["best_by_member"].items():
         table.add_row(safe(member), f"{own['log_ratio']:+.3f}", safe(own["schedule"]))
     console.print(table)

@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from esper.cli.main import Parser
-from esper.cli.output import name_width, out_console, print_json, safe
+from esper.cli.output import name_width, new_table, out_console, print_json, safe
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -103,12 +103,8 @@ def _print_families(console: Console, families: list[Family]) -> None:
 
 
 def _print_family(console: Console, family: Family) -> None:
-    from rich.table import Table
-
     console.print(safe(f"{family.name}: {family.summary}"))
-    axes = Table(title="Axes", title_justify="left")
-    for column in ("axis", "train", "select"):
-        axes.add_column(column)
+    axes = new_table("Axes", ("axis", "train", "select"))
     select = dict(family.select.items())
     for axis, values in family.train.items():
         axes.add_row(axis, *(safe(_values(axis, each)) for each in (values, select[axis])))
@@ -117,9 +113,7 @@ def _print_family(console: Console, family: Family) -> None:
     console.print(f"train: {count:,} members of {len(family.architectures('train'))} architectures")
     for title, members in (("select", family.members("select")), *family.claims.items()):
         heading = title if title == "select" else f"claim: {title}"
-        table = Table(title=heading, title_justify="left")
-        table.add_column("member")
-        table.add_column("parameters", justify="right")
+        table = new_table(heading, ("member", "parameters"), numbers=("parameters",))
         for member in members:
             table.add_row(safe(member.label), f"{member.task().host_parameters:,}")
         console.print(table)

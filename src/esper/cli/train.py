@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
-from pathlib import Path
 from typing import Any
 
-from esper.cli.engine import add_engine_options, chosen_cluster
 from esper.cli.main import Parser
-from esper.cli.output import err_console, naming_resume, out_console, print_json, safe
-from esper.cli.sinks import add_wandb, chosen_sinks
+from esper.cli.options import (
+    absolute,
+    add_engine_options,
+    add_settings,
+    add_wandb,
+    chosen,
+    chosen_cluster,
+    chosen_sinks,
+    given,
+)
+from esper.cli.output import err_console, naming_resume, out_console, print_json, tell
 
 _RECIPES = "(default: the recipe's)"
 
@@ -51,14 +57,7 @@ def set_up(parser: Parser) -> None:
     ):
         what.add_argument(name, type=kind, metavar=metavar, help=f"{told} {_RECIPES}")
     what.add_argument("--device", choices=("auto", "cpu", "cuda"), help=f"where it runs {_RECIPES}")
-    what.add_argument(
-        "--set",
-        action="append",
-        metavar="KEY=VALUE",
-        dest="settings",
-        help="any other setting (docs/settings.md), such as ppo.clip=0.1; may be given "
-        "again (default: none)",
-    )
+    add_settings(what, "such as ppo.clip=0.1; may be given again (default: none)")
     add_engine_options(parser)
     where = parser.add_argument_group("where it goes")
     where.add_argument("--out", metavar="RUN", required=True, help="folder of the run")
@@ -111,8 +110,8 @@ def run(options: argparse.Namespace) -> int:
         if is_done:
             document = training.finish()
     if not is_done:
-        told = f"interrupted in round {told_round(trainer.round)}; continue with: {again}"
-        err_console().print(safe(told), soft_wrap=True)
+        where = f"in round {told_round(trainer.round)}"
+        tell(err_console(), f"interrupted {where}; continue with: {again}")
         return INTERRUPTED
     if options.json:
         print_json(document)
@@ -156,17 +155,16 @@ def resolve(options: argparse.Namespace) -> Any:
     from esper.leyline.settings import parse_settings
     from esper.runs.training import DEFAULT_RECIPE, resolve_recipe
 
-    given = {
+    named = {
         "tasks": None if options.task is None else _names(options.task),
-        "data": None if options.data is None else _absolute(options.data),
+        "data": None if options.data is None else absolute(options.data),
         "rounds": options.rounds,
         "rows": options.envs,
         "episode_length": options.episode_length,
         "seed": options.seed,
         "device": options.device,
     }
-    named = {name: value for name, value in given.items() if value is not None}
-    settings = {**parse_settings(options.settings or ()), **named}
+    settings = {**parse_settings(options.settings or ()), **given(named)}
     return resolve_recipe(options.recipe or DEFAULT_RECIPE, settings)
 
 
@@ -190,21 +188,16 @@ def _check_request(options: argparse.Namespace) -> None:
         "episode_length": "--episode-length",
         "seed": "--seed",
     }
-    given = [keys[name] for name in keys if getattr(options, name) is not None]
-    if given:
+    changed = [keys[name] for name in chosen(options, *keys)]
+    if changed:
         raise UsageError(
-            f"--resume continues with the settings of the run; leave out {', '.join(given)}, or "
+            f"--resume continues with the settings of the run; leave out {', '.join(changed)}, or "
             "name what is to change, as in --set rounds=200"
         )
 
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
-
-
-def _absolute(path: str) -> str:
-    """Return a path that means the same from wherever the run is resumed."""
-    return str(Path(os.path.expanduser(path)).absolute())
 
 
 def _epilog() -> str:

@@ -15,7 +15,7 @@ from rich.progress import TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from esper.cli.output import safe
+from esper.cli.output import new_table, safe, tell
 from esper.cli.view import LiveView, alarm_line, sparkline
 from esper.leyline.records import told_round
 from esper.nissa.monitors.monitor import light
@@ -86,7 +86,7 @@ class TrainView(LiveView):
             told = replace(alarm, advice=None)
             self._alarms.append(safe(alarm_line(told, unit="round")))
         else:
-            self._console.print(safe(alarm_line(alarm, unit="round")), soft_wrap=True)
+            self.warn(alarm_line(alarm, unit="round"))
 
     def _parts(self, progress: Progress) -> list[Table | Text]:
         parts: list[Table | Text] = [safe(phase_line(progress))]
@@ -132,7 +132,7 @@ class TrainView(LiveView):
             line = f"round {told_round(report.round)}/{self._rounds}  {round_line(report)}"
         else:
             line = f"round {told_round(progress.round)}/{self._rounds}  {phase_line(progress)}"
-        self._console.print(safe(f"{line}  ETA {eta}"), soft_wrap=True)
+        tell(self._console, f"{line}  ETA {eta}")
 
     def _eta(self, now: float, done: float) -> str:
         gone, left = done - self._first, self._rounds - done
@@ -212,11 +212,9 @@ def print_summary(console: Console, document: dict[str, Any]) -> None:
     first, last = document["first"], document["last"]
     title = f"Trained on {document['task']}: {document['rounds']} rounds, "
     title += f"{document['env_steps']:,} decisions, {document['seconds']:.0f} s"
-    table = Table(title=safe(title), title_justify="left")
-    table.add_column("")
-    table.add_column("first round", justify="right")
     count = last["rounds"]
-    table.add_column("last round" if count == 1 else f"last {count} rounds", justify="right")
+    rounds = ("first round", "last round" if count == 1 else f"last {count} rounds")
+    table = new_table(title, ("", *rounds), numbers=rounds)
     for key, name, form in _SHOWN:
         if first.get(key) is not None or last.get(key) is not None:
             table.add_row(name, _text(first.get(key), form), _text(last.get(key), form))
@@ -227,8 +225,8 @@ def print_summary(console: Console, document: dict[str, Any]) -> None:
         table.add_row("gain, greedy policy, points", "–", gain)
         table.caption, table.caption_justify = f"greedy: {told}", "left"
     console.print(table)
-    console.print(safe(f"policy: {document['policy']}"), soft_wrap=True)
-    console.print(safe(f"report: {document['report']}"), soft_wrap=True)
+    tell(console, f"policy: {document['policy']}")
+    tell(console, f"report: {document['report']}")
 
 
 _SHOWN = (

@@ -26,7 +26,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from esper.cli.output import safe
+from esper.cli.output import safe, tell
 from esper.leyline.records import (
     DecisionRecord,
     EpochRecord,
@@ -123,7 +123,7 @@ class LiveView:
 
     def warn(self, line: str) -> None:
         """Print a line at once, above what is live; any thread may call it."""
-        self._console.print(safe(line), soft_wrap=True)
+        tell(self._console, line)
 
     def _draw(self, *parts: RenderableType) -> None:
         """Draw the bar and these parts below it; for a terminal."""
@@ -226,10 +226,8 @@ class GrowthView(LiveView):
         if self._is_line_due(now, matters=record.epoch in (1, self._epochs)):
             rate = (now - self._started) / max(record.epoch - self._first, 1)
             eta = rate * (self._epochs - record.epoch)
-            self._console.print(
-                f"epoch {record.epoch}/{self._epochs}  {epoch_line(record)}  ETA {eta:.0f} s",
-                soft_wrap=True,
-            )
+            done = f"epoch {record.epoch}/{self._epochs}"
+            tell(self._console, f"{done}  {epoch_line(record)}  ETA {eta:.0f} s")
 
 
 def sparkline(values: Sequence[float]) -> str:

@@ -64,21 +64,9 @@ def read_run(path: Path, name: str) -> dict[str, Any]:
 def read_progress(path: Path) -> dict[str, Any]:
     """Return how a run stands and how long it may still take."""
     entry = describe_run(path)
-    told: dict[str, Any] = {
-        "state": entry.state,
-        "kind": entry.kind,
-        "done": entry.done,
-        "planned": entry.planned,
-        "unit": entry.unit,
-        "score": entry.score,
-        "gain": entry.gain,
-        "note": entry.note,
-        "age_s": entry.age_s,
-        "eta_s": None,
-    }
-    if entry.state == "running":
-        told["eta_s"] = _time_left(path, entry)
-    return told
+    names = ("state", "kind", "done", "planned", "unit", "score", "gain", "note", "age_s")
+    left = _time_left(path, entry) if entry.state == "running" else None
+    return {**{name: getattr(entry, name) for name in names}, "eta_s": left}
 
 
 def _time_left(path: Path, entry: RunEntry) -> float | None:

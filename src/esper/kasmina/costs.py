@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import warnings
 from collections.abc import Sequence
@@ -27,6 +26,7 @@ from esper.leyline.alpha import AlphaAlgorithm
 from esper.leyline.blueprints import TOPOLOGIES, Topology, channel_axis
 from esper.leyline.errors import EsperWarning
 from esper.leyline.randomness import seeded
+from esper.leyline.tensors import TensorRecord
 
 NOT_FOR_THE_SLOT = -1
 """Cost of a seed whose blueprint is not for the slot's topology."""
@@ -127,7 +127,7 @@ def _gate_flops(topology: Topology, shape: tuple[int, ...]) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlotCosts:
+class SlotCosts(TensorRecord):
     """What flows at slots, and what anything in them costs; int64 tensors.
 
     They are [S] and [S, B] for one host, and have a leading dimension R for rows. Any style may be
@@ -151,10 +151,7 @@ class SlotCosts:
 
     def over(self, rows: int, device: torch.device | str = "cpu") -> SlotCosts:
         """Return the same for rows with the same host, on a device; no memory is used per row."""
-        values = (
-            (field.name, getattr(self, field.name).to(device)) for field in dataclasses.fields(self)
-        )
-        return SlotCosts(**{name: value.expand(rows, *value.shape) for name, value in values})
+        return self.to(device).map(lambda value: value.expand(rows, *value.shape))
 
 
 def slot_costs(slots: Sequence[SlotShape]) -> SlotCosts:

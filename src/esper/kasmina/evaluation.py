@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, runtime_checkable
 
@@ -28,7 +28,7 @@ from esper.kasmina.contribution import (
     values_in_points,
 )
 from esper.kasmina.garden import Garden
-from esper.kasmina.probe import call_arguments, evaluating
+from esper.kasmina.probe import call_arguments, evaluating, map_tensors, tensors_in
 from esper.leyline.errors import EsperWarning, NonFiniteError, UsageError
 
 Objective = Callable[[Any, Any], tuple[Tensor, Tensor | None]]
@@ -125,7 +125,7 @@ class BatchEvaluator:
         self, garden: Garden, configurations: Tensor, inputs: Any, targets: Any, mixer: str | None
     ) -> tuple[Tensor, Tensor | None]:
         """Run one batch in all configurations, shared if the model allows it."""
-        leaves = [*_tensors(targets), *_tensors(inputs)]
+        leaves = [*tensors_in(targets), *tensors_in(inputs)]
         if not leaves or leaves[0].dim() == 0:
             raise UsageError("a validation batch must hold tensors with one entry per sample")
         samples = len(leaves[0])
@@ -276,40 +276,14 @@ def evaluate_contributions(
     return estimate_contributions(configurations, values, members, garden.slot_names)
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors of a batch, however nested."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from _tensors(item)
-
-
 def _repeat(value: Any, times: int) -> Any:
     """Repeat the tensors of a batch along their first axis; anything else stays as it is."""
-    if times == 1:
-        return value
-    if isinstance(value, Tensor):
-        return value.repeat(times, *([1] * (value.dim() - 1)))
-    if isinstance(value, Mapping):
-        return {key: _repeat(item, times) for key, item in value.items()}
-    if isinstance(value, tuple | list):
-        return tuple(_repeat(item, times) for item in value)
-    return value
+    return map_tensors(value, lambda part: part.repeat(times, *([1] * (part.dim() - 1))))
 
 
 def _cut(value: Any, start: int, stop: int) -> Any:
     """Return some samples of a batch; anything that is no tensor stays as it is."""
-    if isinstance(value, Tensor):
-        return value[start:stop]
-    if isinstance(value, Mapping):
-        return {key: _cut(item, start, stop) for key, item in value.items()}
-    if isinstance(value, tuple | list):
-        return tuple(_cut(item, start, stop) for item in value)
-    return value
+    return map_tensors(value, lambda part: part[start:stop])
 
 
 def _key(garden: Garden, configurations: Tensor) -> tuple[type, tuple[str, ...]]:

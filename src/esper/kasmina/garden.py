@@ -29,7 +29,6 @@ from esper.kasmina.costs import (
     slot_costs,
     slot_flops,
 )
-from esper.kasmina.following import Followers, Mirrored
 from esper.kasmina.gradients import GradientSample, record_gradients, sample_gradients
 from esper.kasmina.inside import Whole, connect, slots_behind
 from esper.kasmina.lifecycle import LifecycleConfig, apply_command, record_epoch, rule_view, tick
@@ -48,12 +47,12 @@ from esper.kasmina.seedbed import Listeners, Seedbed, TrainingMode
 from esper.kasmina.slot import shadow_loss
 from esper.kasmina.snapshots import decode_lifecycle, encode_lifecycle, save_garden
 from esper.kasmina.state import SlotState, empty_state
-from esper.kasmina.wrappers import watch
+from esper.kasmina.wrappers import Followers, Mirrored, watch
 from esper.leyline.actions import Actions, Command, LifecycleOp, decode_actions
 from esper.leyline.alpha import AlphaCurve, BlendStyle
 from esper.leyline.config import Config, option
 from esper.leyline.errors import NonFiniteError, SlotError, UsageError, nearest
-from esper.leyline.rules import Masks, build_masks
+from esper.leyline.rules import Masks, build_masks, is_in
 from esper.leyline.stages import BLENDED_STAGES
 
 
@@ -147,7 +146,6 @@ class Garden(nn.Module):
         self.seedbed = Seedbed(placements, self.config.training_mode, self.config.seed)
         self.slot_names = tuple(p.name for p in placements)
         self.slot_paths = {p.name: p.path for p in placements}
-        self.slot_axes = {p.name: p.axes for p in placements}
         self._state = empty_state(1, len(placements))
         self._listeners = Listeners()
         self._samples: dict[int, GradientSample] = {}
@@ -560,10 +558,7 @@ watch(Garden)
 
 def _is_blended(state: SlotState) -> Tensor:
     """Return bool [1, S]: whether the seed changes what the network puts out."""
-    blended = torch.zeros_like(state.occupied)
-    for stage in BLENDED_STAGES:
-        blended |= state.stage == int(stage)
-    return blended & (state.alpha > 0)
+    return is_in(state.stage, BLENDED_STAGES) & (state.alpha > 0)
 
 
 def _grow_to_match(garden: nn.Module, state_dict: Mapping[str, Any], prefix: str, *_: Any) -> None:

@@ -137,12 +137,3 @@ def describe_failure(state: SlotState, slot: int, config: GateConfig) -> str:
             )
         return "gate G5 needs healthy gradients"
     return "the gate did not pass"
-
-
-def gate_scores(state: SlotState) -> dict[str, Tensor]:
-    """Return how far each graded gate is, in [0, 1], for telemetry."""
-    return {
-        "G2": (state.stage_improvement / 5.0).clamp(0.0, 1.0).nan_to_num(0.0),
-        "G3": state.alpha,
-        "G5": (state.contribution / 10.0).clamp(0.0, 1.0).nan_to_num(0.0),
-    }

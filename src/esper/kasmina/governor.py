@@ -7,16 +7,15 @@ rows; restoring a row is the business of whoever owns its weights.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from esper.leyline.config import Config, option
+from esper.leyline.tensors import TensorRecord
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,26 +59,13 @@ PANIC_TEXTS: dict[Panic, str] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GovernorState:
+class GovernorState(TensorRecord):
     """What is remembered about every row."""
 
     losses: Tensor
     """float64 [R, window], newest last, NaN where not yet there."""
     anomalies: Tensor
     """int64 [R], diverged epochs in a row."""
-
-    def select(self, rows: Tensor) -> GovernorState:
-        """Return the chosen rows."""
-        return GovernorState(losses=self.losses[rows], anomalies=self.anomalies[rows])
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return every field by name."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-
-    @classmethod
-    def from_state_dict(cls, state: dict[str, Any]) -> GovernorState:
-        """Rebuild what `state_dict` returned."""
-        return cls(**{field.name: state[field.name] for field in dataclasses.fields(cls)})
 
 
 def start_governing(

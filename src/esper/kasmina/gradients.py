@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from esper.kasmina.state import SlotState
 from esper.leyline.stages import SeedStage
+from esper.leyline.tensors import TensorRecord
 
 VANISHING = 1e-7
 """A gradient tensor with a smaller norm has vanished."""
@@ -28,7 +29,7 @@ _TINY = 1e-8
 
 
 @dataclass(frozen=True, slots=True)
-class GradientSample:
+class GradientSample(TensorRecord):
     """What one batch said about some seeds; tensors of one shape, on the CPU."""
 
     norm: Tensor

@@ -291,7 +291,7 @@ class RowGroup:
         return {
             "keys": [self.keys[row] for row in chosen],
             "state": self.state.select(index).state_dict(),
-            "tracker": {k: v[index] for k, v in self.tracker.state_dict().items()},
+            "tracker": self.tracker.select(index).state_dict(),
             "governor": self.governor.select(index).state_dict(),
             "last_op": self.last_op[index],
             "last_success": self.last_success[index],

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from esper.kasmina.blending import GateNetwork
 from esper.kasmina.blueprints.registry import Blueprint, blueprint_by_id
-from esper.kasmina.following import Mirrored
 from esper.kasmina.placement import Placement
 from esper.kasmina.slot import Slot, SlotMode
 from esper.kasmina.state import SlotState
+from esper.kasmina.wrappers import Mirrored
 from esper.leyline.alpha import AlphaAlgorithm, AlphaMode
 from esper.leyline.blueprints import Topology
 from esper.leyline.errors import EsperWarning, SlotError

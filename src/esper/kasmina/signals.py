@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +14,7 @@ from esper.kasmina.lifecycle import time_to_target, velocity
 from esper.kasmina.state import SlotState
 from esper.leyline.config import Config, option
 from esper.leyline.signals import HISTORY, Signals
+from esper.leyline.tensors import TensorRecord
 
 _SPAN = 3
 """Epochs over which the gain is averaged."""
@@ -47,7 +46,7 @@ class TrackerConfig(Config):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrackerState:
+class TrackerState(TensorRecord):
     """What is remembered about every host; tensors over R rows."""
 
     epoch: Tensor
@@ -68,15 +67,6 @@ class TrackerState:
     """int64 [R], stable epochs in a row."""
     stabilized: Tensor
     """bool [R], the latch."""
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return every field by name."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-
-    @classmethod
-    def from_state_dict(cls, state: dict[str, Any]) -> TrackerState:
-        """Rebuild what `state_dict` returned."""
-        return cls(**{field.name: state[field.name] for field in dataclasses.fields(cls)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -19,12 +19,14 @@ from torch import Tensor
 
 from esper.leyline.alpha import AlphaAlgorithm, AlphaCurve, AlphaMode
 from esper.leyline.errors import CheckpointError
+from esper.leyline.rules import is_in
 from esper.leyline.schema import check_like, check_range
 from esper.leyline.stages import MODULE_STAGES, SeedStage
+from esper.leyline.tensors import TensorRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlotState:
+class SlotState(TensorRecord):
     """Everything remembered about the seeds; see `EMPTY` for the value of an empty slot."""
 
     stage: Tensor
@@ -109,7 +111,7 @@ class SlotState:
     @property
     def has_module(self) -> Tensor:
         """Return bool [R, S]: whether the slot holds a seed module."""
-        return _any_of(self.stage, MODULE_STAGES)
+        return is_in(self.stage, MODULE_STAGES)
 
     @property
     def occupied(self) -> Tensor:
@@ -142,31 +144,6 @@ class SlotState:
         touched = mask.unsqueeze(-1) | mask.unsqueeze(-2)
         interaction = torch.where(touched, torch.zeros_like(self.interaction), self.interaction)
         return dataclasses.replace(cleared, interaction=interaction)
-
-    def select(self, rows: Sequence[int] | Tensor) -> SlotState:
-        """Return the chosen rows, in that order."""
-        index = torch.as_tensor(rows, device=self.stage.device)
-        return SlotState(
-            **{field.name: getattr(self, field.name)[index] for field in dataclasses.fields(self)}
-        )
-
-    def to(self, device: torch.device | str) -> SlotState:
-        """Return the same state on another device."""
-        return SlotState(
-            **{
-                field.name: getattr(self, field.name).to(device)
-                for field in dataclasses.fields(self)
-            }
-        )
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return every field by name."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-
-    @classmethod
-    def from_state_dict(cls, state: dict[str, Any]) -> SlotState:
-        """Rebuild what `state_dict` returned."""
-        return cls(**{field.name: state[field.name] for field in dataclasses.fields(cls)})
 
 
 EMPTY: dict[str, float | int | bool] = {
@@ -259,10 +236,3 @@ def empty_state(rows: int, slots: int, device: torch.device | str = "cpu") -> Sl
     fields = {name: full(value) for name, value in EMPTY.items()}
     interaction = torch.zeros((rows, slots, slots), dtype=torch.float64, device=device)
     return SlotState(**fields, interaction=interaction)
-
-
-def _any_of(stage: Tensor, stages: tuple[SeedStage, ...]) -> Tensor:
-    result = torch.zeros_like(stage, dtype=torch.bool)
-    for member in stages:
-        result = result | (stage == int(member))
-    return result

@@ -27,6 +27,7 @@ from esper.leyline.alpha import (
 from esper.leyline.blueprints import NOOP, NUM_BLUEPRINTS
 from esper.leyline.errors import UsageError
 from esper.leyline.slots import SlotConfig
+from esper.leyline.tensors import TensorRecord
 
 
 class LifecycleOp(IntEnum):
@@ -158,7 +159,7 @@ def placeholder_actions(rows: int, device: torch.device | str = "cpu") -> dict[s
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class Command(TensorRecord):
     """One operation per row with its arguments as values instead of indices; tensors [R]."""
 
     op: Tensor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from esper.leyline.blueprints import BUILTIN_BLUEPRINTS, BlueprintKind, kinds_of
-from esper.leyline.errors import UsageError
+from esper.leyline.errors import UsageError, unknown_name
 from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
 
@@ -57,6 +58,13 @@ class ControllerContext:
                 f"{len(self.blueprint_names)} blueprints need as many kinds, "
                 f"got {len(self.blueprint_kinds)}"
             )
+
+    def find_blueprints(self, names: Sequence[str]) -> list[int]:
+        """Return the ids of blueprints, or raise where one is not known."""
+        for name in names:
+            if name not in self.blueprint_names:
+                raise unknown_name("blueprint", name, self.blueprint_names)
+        return [self.blueprint_names.index(name) for name in names]
 
     @property
     def kinds(self) -> tuple[BlueprintKind, ...]:

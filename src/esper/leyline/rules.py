@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -22,6 +21,7 @@ from esper.leyline.stages import (
     MODULE_STAGES,
     SeedStage,
 )
+from esper.leyline.tensors import TensorRecord
 
 _ADVANCEABLE_STAGES = (SeedStage.GERMINATED, SeedStage.TRAINING, SeedStage.BLENDING)
 
@@ -209,7 +209,7 @@ def refusals(view: RuleView, config: RulesConfig) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Masks:
+class Masks(TensorRecord):
     """Legal choices per row; True is allowed, and every row allows at least WAIT."""
 
     op: Tensor
@@ -233,13 +233,6 @@ class Masks:
     def rows(self) -> int:
         """Number of rows."""
         return self.op.shape[0]
-
-    def to(self, device: torch.device | str) -> Masks:
-        """Return the same masks on another device."""
-        moved = {
-            field.name: getattr(self, field.name).to(device) for field in dataclasses.fields(self)
-        }
-        return Masks(**moved)
 
 
 def build_masks(view: RuleView, config: RulesConfig) -> Masks:

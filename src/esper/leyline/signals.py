@@ -6,18 +6,18 @@ Absent values are written as the field says, never as a number that could be a m
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
+
+from esper.leyline.tensors import TensorRecord
 
 HISTORY = 5
 """Number of past epochs in the histories."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Signals:
+class Signals(TensorRecord):
     """One decision's worth of measurements for R rows with S slots each."""
 
     epoch: Tensor
@@ -150,10 +150,3 @@ class Signals:
     def num_slots(self) -> int:
         """Number of slots."""
         return self.stage.shape[1]
-
-    def to(self, device: torch.device | str) -> Signals:
-        """Return the same signals on another device."""
-        moved = {
-            field.name: getattr(self, field.name).to(device) for field in dataclasses.fields(self)
-        }
-        return Signals(**moved)

@@ -6,30 +6,25 @@ recorded is declared in `schema`; `monitors` raise alarms on it and `sinks` show
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from esper._lazy import find_in
 
 if TYPE_CHECKING:
-    from esper.nissa.database import STORE_FILE, STORE_FILES, StoreError
+    from esper.nissa.database import StoreError
     from esper.nissa.history import read_history
-    from esper.nissa.listing import RunEntry, find_runs
-    from esper.nissa.query import QueryResult, query_run
-    from esper.nissa.reader import StoredRun, open_run
+    from esper.nissa.listing import find_runs
+    from esper.nissa.query import query_run
+    from esper.nissa.reader import open_run
     from esper.nissa.schema import EventKind, RunRow
-    from esper.nissa.sinks import Sink, register_sink
+    from esper.nissa.sinks import register_sink
     from esper.nissa.store import RunStore, open_store
 
 __all__ = [
-    "STORE_FILE",
-    "STORE_FILES",
     "EventKind",
-    "QueryResult",
-    "RunEntry",
     "RunRow",
     "RunStore",
-    "Sink",
     "StoreError",
-    "StoredRun",
     "find_runs",
     "open_run",
     "open_store",
@@ -38,18 +33,11 @@ __all__ = [
     "register_sink",
 ]
 
-# Loaded when they are first used: whoever reads a run should not wait for what writes one.
 _HOMES = {
     "EventKind": "esper.nissa.schema",
-    "QueryResult": "esper.nissa.query",
-    "RunEntry": "esper.nissa.listing",
     "RunRow": "esper.nissa.schema",
     "RunStore": "esper.nissa.store",
-    "STORE_FILE": "esper.nissa.database",
-    "STORE_FILES": "esper.nissa.database",
-    "Sink": "esper.nissa.sinks",
     "StoreError": "esper.nissa.database",
-    "StoredRun": "esper.nissa.reader",
     "find_runs": "esper.nissa.listing",
     "open_run": "esper.nissa.reader",
     "open_store": "esper.nissa.store",
@@ -58,11 +46,4 @@ _HOMES = {
     "register_sink": "esper.nissa.sinks",
 }
 
-
-def __getattr__(name: str) -> Any:
-    """Find a public name in the module that defines it."""
-    if name in _HOMES:
-        value = getattr(import_module(_HOMES[name]), name)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = find_in(__name__, _HOMES)

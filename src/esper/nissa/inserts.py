@@ -188,11 +188,11 @@ def decode(table: Table, values: Sequence[Any]) -> dict[str, Any]:
 
 
 def read_records(
-    connection: sqlite3.Connection, table_name: str, condition: str = "", parameters: Any = ()
+    connection: sqlite3.Connection, table_name: str, condition: str = ""
 ) -> Iterator[Row]:
     """Return the records of a table in the order of writing; `condition` is SQL of our own."""
     table = TABLES[table_name]
     names = ", ".join(f'"{name}"' for name in table.names)
     query = f'SELECT {names} FROM "{table_name}" {condition} ORDER BY id'
-    for values in connection.execute(query, parameters):
+    for values in connection.execute(query):
         yield table.record(**decode(table, values))

@@ -17,10 +17,10 @@ from typing import Any, Literal
 from esper.leyline.documents import read_document
 from esper.leyline.errors import ConfigError, UsageError
 from esper.leyline.lock import is_locked
-from esper.nissa.columns import TABLES
+from esper.leyline.records import copy_fields
 from esper.nissa.database import LOCK_FILE, STORE_FILE, StoreError, connect_reader
-from esper.nissa.inserts import decode
 from esper.nissa.query import restrict
+from esper.nissa.watermarks import read_run
 
 State = Literal["running", "interrupted", "finished", "damaged"]
 
@@ -111,36 +111,27 @@ def describe_run(folder: Path) -> RunEntry:
 
 
 def _with_store(folder: Path, connection: sqlite3.Connection) -> RunEntry:
-    table = TABLES["runs"]
-    names = ", ".join(f'"{name}"' for name in table.names)
-    row = connection.execute(f"SELECT {names} FROM runs").fetchone()
-    if row is None:
-        raise StoreError(f"the store in {folder} holds no run")
-    run = decode(table, row)
-    is_training = run["kind"] == "train"
+    run = read_run(connection)
+    is_training = run.kind == "train"
     last = connection.execute(
         "SELECT round + 1, score_mean, score_mean - gain_mean FROM rounds ORDER BY id DESC LIMIT 1"
         if is_training
         else "SELECT step, val_score, twin_score FROM epochs ORDER BY id DESC LIMIT 1"
     ).fetchone()
     done, score, twin = (0, None, None) if last is None else map(_number, last)
-    if run["val_score"] is not None:
-        score, twin = run["val_score"], run["twin_val_score"]
-    return RunEntry(
+    if run.val_score is not None:
+        score, twin = run.val_score, run.twin_val_score
+    return copy_fields(
+        RunEntry,
+        run,
         path=folder,
-        state=_state(folder, run["status"]),
-        kind=run["kind"],
-        task=run["task"],
-        controller=run["controller"],
-        seed=run["seed"],
+        state=_state(folder, run.status),
         done=done,
-        planned=run["rounds"] if is_training else run["epochs"],
+        planned=run.rounds if is_training else run.epochs,
         unit="rounds" if is_training else "epochs",
         score=score,
         gain=None if score is None or twin is None else float(score - twin),
-        created=run["created"],
         age_s=_age(folder),
-        note=run["note"],
     )
 
 

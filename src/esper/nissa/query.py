@@ -26,28 +26,6 @@ _CHECK_EVERY = 10_000
 
 _READING = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE})
 _FORBIDDEN_FUNCTIONS = frozenset({"load_extension", "fts3_tokenizer", "writefile", "readfile"})
-_PRAGMAS = frozenset(
-    {
-        "application_id",
-        "compile_options",
-        "database_list",
-        "foreign_key_list",
-        "function_list",
-        "index_info",
-        "index_list",
-        "index_xinfo",
-        "integrity_check",
-        "journal_mode",
-        "page_count",
-        "page_size",
-        "quick_check",
-        "schema_version",
-        "table_info",
-        "table_list",
-        "table_xinfo",
-        "user_version",
-    }
-)
 _PRAGMAS_WITH_ARGUMENT = frozenset(
     {
         "foreign_key_list",
@@ -61,6 +39,17 @@ _PRAGMAS_WITH_ARGUMENT = frozenset(
         "table_xinfo",
     }
 )
+_PRAGMAS = _PRAGMAS_WITH_ARGUMENT | {
+    "application_id",
+    "compile_options",
+    "database_list",
+    "function_list",
+    "journal_mode",
+    "page_count",
+    "page_size",
+    "schema_version",
+    "user_version",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -235,7 +235,7 @@ class RunStore:
         self, sinks: Iterable[tuple[str, Sink]], context: Callable[[str], SinkContext]
     ) -> None:
         """Start the writer and the sinks; `open_store` calls it."""
-        self._writer.start()
+        self._writer.start(self.deliver)
         atexit.register(self.close)
         for name, sink in sinks:
             self._pumps.append(SinkPump(name, sink, context(name), self._report_sink))
@@ -339,9 +339,8 @@ def open_store(
         watching = Watch(run) if watch else None
         if watching is not None:
             watching.load(connection)
-        store = _assemble(
-            path, run, connection, lock, watching, on_alarm, commit_every_s, queue_rows
-        )
+        writer = Writer(connection, str(path), commit_every_s=commit_every_s, queue_rows=queue_rows)
+        store = RunStore(path, run, writer, lock, watching, on_alarm)
     except BaseException:
         if connection is not None:
             connection.close()
@@ -357,29 +356,6 @@ def open_store(
     if resume is not False:
         _tell_resumed(store, resume, is_new)
     return store
-
-
-def _assemble(
-    path: Path,
-    run: RunRow,
-    connection: sqlite3.Connection,
-    lock: WriterLock,
-    watch: Watch | None,
-    on_alarm: OnAlarm | None,
-    commit_every_s: float,
-    queue_rows: int,
-) -> RunStore:
-    # The writer hands records on to the store, which is made after it.
-    made: list[RunStore] = []
-    writer = Writer(
-        connection,
-        str(path),
-        lambda records: made[0].deliver(records),
-        commit_every_s=commit_every_s,
-        queue_rows=queue_rows,
-    )
-    made.append(RunStore(path, run, writer, lock, watch, on_alarm))
-    return made[0]
 
 
 def _tell_resumed(store: RunStore, resume: Mapping[str, Any] | bool, is_new: bool) -> None:

@@ -68,19 +68,15 @@ class Writer:
         self,
         connection: sqlite3.Connection,
         name: str,
-        deliver: Callable[[list[Row]], None],
         *,
         commit_every_s: float = COMMIT_EVERY_S,
         queue_rows: int = QUEUE_ROWS,
     ) -> None:
-        """Take over a connection.
-
-        `name` is the path for messages; `deliver` gets every record after its commit.
-        """
+        """Take over a connection; `name` is the path for messages."""
         self.stats = WriterStats()
         self._connection = connection
         self._name = name
-        self._deliver = deliver
+        self._deliver: Callable[[list[Row]], None]
         self._commit_every_s = commit_every_s
         self._capacity = queue_rows
         self._process = os.getpid()
@@ -97,8 +93,9 @@ class Writer:
 
     # ------------------------------------------------------------------------------ for producers
 
-    def start(self) -> None:
-        """Start the thread."""
+    def start(self, deliver: Callable[[list[Row]], None]) -> None:
+        """Start the thread; `deliver` gets every record after its commit."""
+        self._deliver = deliver
         self._thread.start()
 
     def put(self, item: Records | Columns, size: int, *, wait: bool = True) -> None:

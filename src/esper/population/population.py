@@ -12,7 +12,6 @@ most of them.
 from __future__ import annotations
 
 import copy
-import dataclasses
 import logging
 import warnings
 from collections.abc import Mapping, Sequence
@@ -224,12 +223,8 @@ class Population:
             raise UsageError(f"{self.rows} rows need as many actions, got {len(command.op)}")
         self._is_midway = True
         for group, part in zip(self._groups, self._parts, strict=True):
-            own = {
-                field.name: getattr(command, field.name)[part]
-                for field in dataclasses.fields(command)
-            }
             with self._memory_of(group):
-                group.act(dataclasses.replace(command, **own))
+                group.act(command.select(part))
         return self._live()
 
     def signals(self) -> Signals:

@@ -9,7 +9,6 @@ from esper.leyline.records import ModuleRecord, SlotRecord
 from esper.report.markup import (
     counted,
     element,
-    escaped,
     format_count,
     format_number,
     label,
@@ -17,9 +16,8 @@ from esper.report.markup import (
     tooltip,
     visible,
 )
-from esper.report.style import FONT, MARGIN, PICTURE_STYLE, ROW, STAGE_CLASSES, WIDTH
+from esper.report.page import FONT, MARGIN, ROW, STAGE_CLASSES, WIDTH, draw_svg
 
-NAMESPACE = "http://www.w3.org/2000/svg"
 TITLE = "The network and what grew in it"
 MOST_BOXES = 40
 """Boxes drawn at most; a longer chain keeps those with a slot and those at its ends."""
@@ -62,18 +60,8 @@ def draw_architecture(
         drawing.extend(box)
         top += height
     height = top + MARGIN
-    return element(
-        "svg",
-        tooltip(TITLE),
-        element("desc", escaped(describe_architecture(modules, slots), limit=10_000)),
-        element("style", PICTURE_STYLE),
-        element("rect", class_="surface", width=WIDTH, height=height),
-        *drawing,
-        **({"xmlns": NAMESPACE} if is_file else {}),
-        class_="growth",
-        role="img",
-        viewBox=f"0 0 {WIDTH:.0f} {height:.0f}",
-    )
+    description = describe_architecture(modules, slots)
+    return draw_svg(TITLE, description, drawing, height, is_file=is_file)
 
 
 def describe_architecture(modules: Sequence[ModuleRecord], slots: Sequence[SlotRecord]) -> str:

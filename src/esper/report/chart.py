@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from esper.leyline.records import told_round
+from esper.leyline.records import copy_fields, told_round
 from esper.report.markup import (
     Scale,
     element,
@@ -377,17 +377,8 @@ def chart_of(panel: Panel, points: Points) -> Chart:
             if line.low is not None and line.high is not None:
                 low, high = _curve(rows, at(line.low)), _curve(rows, at(line.high))
                 bands.append(Band(name="", low=low, high=high, kind=f"{color} band"))
-    return Chart(
-        title=panel.title,
-        lines=lines,
-        bands=bands,
-        reference=panel.reference,
-        unit=panel.unit,
-        axis=_AXIS_NAMES.get(points["columns"][0], points["columns"][0]),
-        is_share=panel.is_share,
-        floor=panel.floor,
-        ceiling=panel.ceiling,
-    )
+    axis = _AXIS_NAMES.get(points["columns"][0], points["columns"][0])
+    return copy_fields(Chart, panel, lines=lines, bands=bands, axis=axis)
 
 
 def _curve(rows: Sequence[Sequence[Any]], place: int) -> list[Point | None]:

@@ -2,35 +2,51 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from esper.leyline.reasons import is_grown, why_nothing_grew
 from esper.leyline.records import (
+    DecisionRecord,
     EpochRecord,
     ModuleRecord,
     RunSummary,
     SeedRecord,
+    SizeRecord,
     best_by_size,
+    copy_fields,
+    decisions_of,
     is_loss,
     seed_records,
 )
 from esper.report.architecture import draw_architecture
 from esper.report.markup import (
+    argument_words,
     counted,
     decimals_for,
     escaped,
+    format_contribution,
     format_count,
     format_number,
+    op_words,
+    outcome_words,
     shortened,
     visible,
 )
 from esper.report.origin import About, AlarmGroup, found_sections, origin_sections, recorded_section
+from esper.report.page import (
+    NOTHING,
+    Column,
+    number_columns,
+    render_page,
+    render_table,
+    render_tiles,
+    section,
+)
 from esper.report.picture import DEFAULT_TITLE, draw_picture
-from esper.report.style import render_page, render_tiles, section
-from esper.report.tables import render_decisions, render_seeds, render_sizes
 
 _MOST_KEPT_NAMED = 4
 _NAME_LENGTH = 60
@@ -60,15 +76,12 @@ def read_outcome(history: Sequence[EpochRecord], summary: RunSummary | None) -> 
     if summary is not None:
         # The test split is told where it was used: the controller never saw it.
         is_tested = summary.test_score is not None
-        return Outcome(
+        return copy_fields(
+            Outcome,
+            summary,
             split="test" if is_tested else "validation",
             score=summary.val_score if summary.test_score is None else summary.test_score,
             twin=summary.twin_test_score if is_tested else summary.twin_val_score,
-            parameters_before=summary.parameters_before,
-            parameters_after=summary.parameters_after,
-            flops_before=summary.flops_before,
-            flops_after=summary.flops_after,
-            epochs=summary.epochs,
         )
     if not history:
         return None
@@ -211,6 +224,113 @@ def _change(before: int, after: int) -> str:
     if before <= 0 or before == after:
         return "unchanged" if before == after else ""
     return f"{format_number((after - before) / before * 100, decimals=1, signed=True)} %"
+
+
+def render_seeds(
+    seeds: Sequence[SeedRecord], at_end: Mapping[str, tuple[float | None, float | None]]
+) -> str:
+    """Return the table of all seeds and what became of them.
+
+    `at_end` has what the seed in a slot was worth after the last epoch, with its standard error.
+    """
+    columns = [
+        Column("Slot"),
+        Column("Blueprint"),
+        *number_columns("Germinated", "Ended"),
+        Column("Fate"),
+        *number_columns("Parameters", "Operations"),
+        *number_columns("While growing ± se" if at_end else "Contribution ± se"),
+    ]
+    rows: list[tuple[object, ...]] = [
+        (
+            seed.slot,
+            seed.blueprint,
+            seed.germinated,
+            NOTHING if seed.ended is None else seed.ended,
+            seed.fate,
+            format_count(seed.parameters),
+            format_count(seed.flops),
+            format_contribution(seed.contribution, seed.contribution_se),
+        )
+        for seed in seeds
+    ]
+    if at_end:
+        columns.append(Column("At the end ± se", "number"))
+        rows = [(*row, _worth_at_end(seed, at_end)) for row, seed in zip(rows, seeds, strict=True)]
+    return render_table("Seeds and what became of them", columns, rows, noun="seed")
+
+
+def render_sizes(sizes: Sequence[SizeRecord]) -> str:
+    """Return the best validation score of every size the network had."""
+    is_of_loss = is_loss(sizes[0].val_score)
+    best = "Lowest validation loss" if is_of_loss else "Best validation score"
+    columns = number_columns("Parameters", "Operations", best, "Epoch")
+    rows = [
+        (
+            format_count(size.parameters),
+            format_count(size.flops),
+            format_number(-size.val_score if is_of_loss else size.val_score),
+            size.epoch,
+        )
+        for size in sizes
+    ]
+    return render_table("The best of every size", columns, rows, noun="size")
+
+
+def render_decisions(history: Sequence[EpochRecord]) -> str:
+    """Return the table of all decisions but WAIT."""
+    columns = (
+        Column("Epoch", "number"),
+        Column("Operation"),
+        Column("Slot"),
+        Column("Arguments", "words"),
+        Column("Outcome"),
+        Column("Reason", "words"),
+    )
+    rows = [
+        (
+            _span(first, last),
+            op_words(decision.op),
+            NOTHING if decision.slot is None else decision.slot,
+            argument_words(decision) or NOTHING,
+            outcome_words(decision.outcome),
+            decision.reason or NOTHING,
+        )
+        for first, last, decision in _without_repeats(decisions_of(history))
+    ]
+    return render_table("Decisions other than WAIT", columns, rows, noun="decision")
+
+
+def _without_repeats(
+    decisions: Iterable[tuple[int, DecisionRecord]],
+) -> Iterable[tuple[int, int, DecisionRecord]]:
+    """Yield (first epoch, last epoch, decision); one refused epoch after epoch is told once."""
+    held: tuple[int, int, DecisionRecord] | None = None
+    for epoch, decision in decisions:
+        if held is not None:
+            first, last, before = held
+            if epoch == last + 1 and decision.outcome != "done" and _same(before, decision):
+                held = (first, epoch, decision)
+                continue
+            yield held
+        held = (epoch, epoch, decision)
+    if held is not None:
+        yield held
+
+
+def _same(one: DecisionRecord, other: DecisionRecord) -> bool:
+    # The reasons may count epochs; the last one tells most.
+    return dataclasses.replace(one, reason="") == dataclasses.replace(other, reason="")
+
+
+def _span(first: int, last: int) -> str:
+    return format_count(first) if first == last else f"{format_count(first)}–{format_count(last)}"
+
+
+def _worth_at_end(seed: SeedRecord, at_end: Mapping[str, tuple[float | None, float | None]]) -> str:
+    if seed.fate in ("pruned", "dropped") or seed.slot not in at_end:
+        return NOTHING
+    return format_contribution(*at_end[seed.slot])
 
 
 _CAPTION = (

@@ -11,8 +11,7 @@ from esper.leyline.records import RunSummary, told_round
 from esper.nissa.monitors import MONITORS
 from esper.nissa.schema import AlarmRow
 from esper.report.markup import counted, escaped, format_count, format_duration
-from esper.report.style import section
-from esper.report.tables import NOTHING, Column, flatten, render_pairs, render_table
+from esper.report.page import NOTHING, Column, flatten, render_pairs, render_table, section
 
 _ORDER = {"critical": 0, "warning": 1, "info": 2}
 _MOST_TOLD = 4

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from typing import Any
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Line:
     """One curve, with a band around it where two more columns are named."""
 
     name: str
     column: str
+    _: KW_ONLY
     low: str | None = None
     high: str | None = None
     is_dashed: bool = False
@@ -70,321 +72,277 @@ COMPUTED: dict[str, str] = {
 """Columns that no table has, in SQL."""
 
 
-def _line(name: str, column: str, **more: Any) -> Line:
-    return Line(name=name, column=column, **more)
+def _panel(table: str, key: str, group: str, title: str, *lines: Line | str, **more: Any) -> Panel:
+    """Return a panel; the name of a column is a line that is called as the panel is."""
+    curves = tuple(Line(title, line) if isinstance(line, str) else line for line in lines)
+    return Panel(key=key, group=group, title=title, table=table, lines=curves, **more)
 
 
-def _one(key: str, group: str, title: str, table: str, column: str, **more: Any) -> Panel:
-    return Panel(
-        key=key, group=group, title=title, table=table, lines=(_line(title, column),), **more
-    )
-
-
-def _share(key: str, group: str, title: str, table: str, column: str) -> Panel:
-    return _one(key, group, title, table, column, is_share=True, floor=0.0)
-
+_rounds, _updates = partial(_panel, "rounds"), partial(_panel, "updates")
+_heads, _epochs = partial(_panel, "update_heads"), partial(_panel, "epochs")
 
 LEARNING, GROWTH, POLICY = "Learning", "Behaviour", "Policy"
 CRITIC, REWARD, SPEED = "Critic", "Reward", "Throughput"
 """Groups of panels; each is a section of the page and of the report."""
 
 TRAINING_PANELS: tuple[Panel, ...] = (
-    Panel(
-        key="gain",
-        group=LEARNING,
-        title="Gain over the waiting twin",
-        table="rounds",
+    _rounds(
+        "gain",
+        LEARNING,
+        "Gain over the waiting twin",
+        Line("mean, 25 to 75 %", "gain_mean", low="gain_p25", high="gain_p75"),
+        Line("median, 5 to 95 %", "gain_p50", low="gain_p05", high="gain_p95", is_dashed=True),
+        Line("greedy", "eval_gain", is_joined=True),
         unit="points",
         reference=0.0,
         note="Final score minus that of a network with the same start and data that only waited.",
-        lines=(
-            _line("mean, 25 to 75 %", "gain_mean", low="gain_p25", high="gain_p75"),
-            _line("median, 5 to 95 %", "gain_p50", low="gain_p05", high="gain_p95", is_dashed=True),
-            _line("greedy", "eval_gain", is_joined=True),
-        ),
     ),
-    Panel(
-        key="return",
-        group=LEARNING,
-        title="Return of an episode",
-        table="rounds",
+    _rounds(
+        "return",
+        LEARNING,
+        "Return of an episode",
+        Line("mean, 25 to 75 %", "return_mean", low="return_p25", high="return_p75"),
+        Line(
+            "median, 5 to 95 %",
+            "return_p50",
+            low="return_p05",
+            high="return_p95",
+            is_dashed=True,
+        ),
+        Line("greedy", "eval_return", is_joined=True),
         unit="reward",
         reference=0.0,
-        lines=(
-            _line("mean, 25 to 75 %", "return_mean", low="return_p25", high="return_p75"),
-            _line(
-                "median, 5 to 95 %",
-                "return_p50",
-                low="return_p05",
-                high="return_p95",
-                is_dashed=True,
-            ),
-            _line("greedy", "eval_return", is_joined=True),
-        ),
     ),
-    Panel(
-        key="score",
-        group=LEARNING,
-        title="Final score, grown and twin",
-        table="rounds",
+    _rounds(
+        "score",
+        LEARNING,
+        "Final score, grown and twin",
+        Line("grown, mean", "score_mean"),
+        Line("grown, best", "score_best", is_dashed=True),
+        Line("twin, mean", "twin_mean"),
         unit="points",
-        lines=(
-            _line("grown, mean", "score_mean"),
-            _line("grown, best", "score_best", is_dashed=True),
-            _line("twin, mean", "twin_mean"),
-        ),
     ),
-    Panel(
-        key="paid_off",
-        group=LEARNING,
-        title="Episodes that paid off",
-        table="rounds",
+    _rounds(
+        "paid_off",
+        LEARNING,
+        "Episodes that paid off",
+        Line("round", "paid_off_share", is_dashed=True),
+        Line("average", "paid_off_rolling"),
         is_share=True,
         floor=0.0,
         ceiling=1.0,
-        lines=(
-            _line("round", "paid_off_share", is_dashed=True),
-            _line("average", "paid_off_rolling"),
-        ),
     ),
-    Panel(
-        key="seeds",
-        group=GROWTH,
-        title="Seeds in a round",
-        table="rounds",
-        floor=0.0,
-        lines=(
-            _line("germinated", "seeds_germinated"),
-            _line("fossilized", "seeds_fossilized"),
-            _line("pruned", "seeds_pruned"),
-        ),
-    ),
-    Panel(
-        key="ops",
-        group=GROWTH,
-        title="Operations taken",
-        table="rounds",
-        unit="decisions",
-        each=("op_counts", ""),
+    _rounds(
+        "seeds",
+        GROWTH,
+        "Seeds in a round",
+        Line("germinated", "seeds_germinated"),
+        Line("fossilized", "seeds_fossilized"),
+        Line("pruned", "seeds_pruned"),
         floor=0.0,
     ),
-    Panel(
-        key="waits",
-        group=GROWTH,
-        title="Waiting and being forced",
-        table="rounds",
+    _rounds("ops", GROWTH, "Operations taken", unit="decisions", each=("op_counts", ""), floor=0.0),
+    _rounds(
+        "waits",
+        GROWTH,
+        "Waiting and being forced",
+        Line("WAIT where free", "wait_share_free"),
+        Line("without effect", "idle_share_free"),
+        Line("forced", "forced_share", is_dashed=True),
         is_share=True,
         floor=0.0,
-        lines=(
-            _line("WAIT where free", "wait_share_free"),
-            _line("without effect", "idle_share_free"),
-            _line("forced", "forced_share", is_dashed=True),
-        ),
     ),
-    _share("kept", GROWTH, "Early seeds fossilized", "rounds", "fossilization_rate"),
-    _one("growth", GROWTH, "Largest growth", "rounds", "growth_ratio", unit="× host", floor=1.0),
-    _share("clamped", GROWTH, "Observations at their clamp", "rounds", "obs_clamp_share"),
-    Panel(
-        key="entropy",
-        group=POLICY,
-        title="Entropy of every head",
-        table="update_heads",
+    _rounds(
+        "kept",
+        GROWTH,
+        "Early seeds fossilized",
+        "fossilization_rate",
+        is_share=True,
+        floor=0.0,
+    ),
+    _rounds("growth", GROWTH, "Largest growth", "growth_ratio", unit="× host", floor=1.0),
+    _rounds(
+        "clamped",
+        GROWTH,
+        "Observations at their clamp",
+        "obs_clamp_share",
+        is_share=True,
+        floor=0.0,
+    ),
+    _heads(
+        "entropy",
+        POLICY,
+        "Entropy of every head",
+        Line("entropy", "entropy_conditional"),
         by="head",
         is_share=True,
         floor=0.0,
         ceiling=1.0,
         note="Share of the greatest there can be, over decisions where the head had a choice.",
-        lines=(_line("entropy", "entropy_conditional"),),
     ),
-    Panel(
-        key="kl_heads",
-        group=POLICY,
-        title="KL of every head",
-        table="update_heads",
+    _heads(
+        "kl_heads",
+        POLICY,
+        "KL of every head",
+        Line("KL", "approx_kl"),
         by="head",
         unit="nats",
         floor=0.0,
-        lines=(_line("KL", "approx_kl"),),
     ),
-    Panel(
-        key="kl",
-        group=POLICY,
-        title="KL of an update",
-        table="updates",
+    _updates(
+        "kl",
+        POLICY,
+        "KL of an update",
+        Line("KL from the round's policy", "approx_kl"),
         unit="nats",
         floor=0.0,
-        lines=(_line("KL from the round's policy", "approx_kl"),),
     ),
-    Panel(
-        key="ratio",
-        group=POLICY,
-        title="Joint ratio after the update",
-        table="updates",
+    _updates(
+        "ratio",
+        POLICY,
+        "Joint ratio after the update",
+        Line("mean, least to greatest", "ratio_mean", low="ratio_min", high="ratio_max"),
         reference=1.0,
-        lines=(_line("mean, least to greatest", "ratio_mean", low="ratio_min", high="ratio_max"),),
     ),
-    Panel(
-        key="ratio_heads",
-        group=POLICY,
-        title="Greatest ratio of every head",
-        table="update_heads",
+    _heads(
+        "ratio_heads",
+        POLICY,
+        "Greatest ratio of every head",
+        Line("ratio", "ratio_max"),
         by="head",
         reference=1.0,
-        lines=(_line("ratio", "ratio_max"),),
     ),
-    Panel(
-        key="clip",
-        group=POLICY,
-        title="Decisions clipped",
-        table="updates",
+    _updates(
+        "clip",
+        POLICY,
+        "Decisions clipped",
+        Line("all", "clipfrac"),
+        Line("above", "clipfrac_up", is_dashed=True),
+        Line("below", "clipfrac_down", is_dashed=True),
         is_share=True,
         floor=0.0,
-        lines=(
-            _line("all", "clipfrac"),
-            _line("above", "clipfrac_up", is_dashed=True),
-            _line("below", "clipfrac_down", is_dashed=True),
-        ),
     ),
-    Panel(
-        key="grad",
-        group=POLICY,
-        title="Gradient norm",
-        table="updates",
+    _updates(
+        "grad",
+        POLICY,
+        "Gradient norm",
+        Line("all", "grad_norm"),
+        Line("critic's head", "value_grad_norm"),
         floor=0.0,
-        lines=(_line("all", "grad_norm"), _line("critic's head", "value_grad_norm")),
     ),
-    Panel(
-        key="grad_heads",
-        group=POLICY,
-        title="Gradient norm of every head",
-        table="update_heads",
+    _heads(
+        "grad_heads",
+        POLICY,
+        "Gradient norm of every head",
+        Line("gradient norm", "grad_norm"),
         by="head",
         floor=0.0,
-        lines=(_line("gradient norm", "grad_norm"),),
     ),
-    _one(
+    _updates(
         "advantages",
         POLICY,
         "Deviation of the advantages",
-        "updates",
         "advantage_std_raw",
         unit="reward",
         floor=0.0,
     ),
-    Panel(
-        key="lstm",
-        group=POLICY,
-        title="The policy's memory",
-        table="updates",
+    _updates(
+        "lstm",
+        POLICY,
+        "The policy's memory",
+        Line("cell", "lstm_c_rms"),
+        Line("hidden", "lstm_h_rms"),
         unit="r.m.s.",
         floor=0.0,
-        lines=(_line("cell", "lstm_c_rms"), _line("hidden", "lstm_h_rms")),
     ),
-    _one(
+    _updates(
         "explained",
         CRITIC,
         "Explained variance",
-        "updates",
         "explained_variance",
         reference=0.0,
         ceiling=1.0,
         note="1 is a critic that knows every return, 0 one that knows only their mean.",
     ),
-    Panel(
-        key="values",
-        group=CRITIC,
-        title="Predicted and real returns",
-        table="updates",
+    _updates(
+        "values",
+        CRITIC,
+        "Predicted and real returns",
+        Line("real, 5 to 95 %", "return_mean", low="return_p05", high="return_p95"),
+        Line("predicted", "value_mean"),
         unit="reward",
-        lines=(
-            _line("real, 5 to 95 %", "return_mean", low="return_p05", high="return_p95"),
-            _line("predicted", "value_mean"),
-        ),
     ),
-    _one("value_loss", CRITIC, "Value loss", "updates", "value_loss", floor=0.0),
-    _one("q_spread", CRITIC, "Value: spread over ops", "updates", "q_op_spread", floor=0.0),
-    Panel(
-        key="q_ops",
-        group=CRITIC,
-        title="Mean value of every op",
-        table="updates",
-        unit="reward",
-        each=("q_by_op", ""),
-    ),
-    Panel(
-        key="terms",
-        group=REWARD,
-        title="Terms of the reward",
-        table="rounds",
+    _updates("value_loss", CRITIC, "Value loss", "value_loss", floor=0.0),
+    _updates("q_spread", CRITIC, "Value: spread over ops", "q_op_spread", floor=0.0),
+    _updates("q_ops", CRITIC, "Mean value of every op", unit="reward", each=("q_by_op", "")),
+    _rounds(
+        "terms",
+        REWARD,
+        "Terms of the reward",
         unit="reward a decision",
         reference=0.0,
         each=("reward_terms", "mean"),
     ),
-    Panel(
-        key="term_shares",
-        group=REWARD,
-        title="Share of each term",
-        table="rounds",
+    _rounds(
+        "term_shares",
+        REWARD,
+        "Share of each term",
         is_share=True,
         floor=0.0,
         ceiling=1.0,
         note="Of all that was paid or taken, as absolute numbers.",
         each=("reward_terms", "share"),
     ),
-    Panel(
-        key="reward_ops",
-        group=REWARD,
-        title="Mean reward of every op",
-        table="rounds",
+    _rounds(
+        "reward_ops",
+        REWARD,
+        "Mean reward of every op",
         unit="reward",
         reference=0.0,
         each=("reward_by_op", "mean"),
     ),
-    Panel(
-        key="seconds",
-        group=SPEED,
-        title="Time of a round, by phase",
-        table="rounds",
+    _rounds(
+        "seconds",
+        SPEED,
+        "Time of a round, by phase",
+        Line("episodes", "rollout_seconds"),
+        Line("twins", "twin_seconds"),
+        Line("update", "update_seconds"),
         unit="s",
         floor=0.0,
-        lines=(
-            _line("episodes", "rollout_seconds"),
-            _line("twins", "twin_seconds"),
-            _line("update", "update_seconds"),
-        ),
     ),
-    _one("speed", SPEED, "Decisions a second", "rounds", "steps_per_s", floor=0.0),
-    _one("memory", SPEED, "Memory", "rounds", "memory_gb", unit="GiB", floor=0.0),
+    _rounds("speed", SPEED, "Decisions a second", "steps_per_s", floor=0.0),
+    _rounds("memory", SPEED, "Memory", "memory_gb", unit="GiB", floor=0.0),
 )
 
 GROWING_PANELS: tuple[Panel, ...] = (
-    Panel(
-        key="score",
-        group=LEARNING,
-        title="Validation score, grown and twin",
-        table="epochs",
+    _epochs(
+        "score",
+        LEARNING,
+        "Validation score, grown and twin",
+        Line("grown", "val_score"),
+        Line("twin, which only waits", "twin_score"),
         unit="points",
-        lines=(_line("grown", "val_score"), _line("twin, which only waits", "twin_score")),
     ),
-    Panel(
-        key="loss",
-        group=LEARNING,
-        title="Loss",
-        table="epochs",
-        lines=(_line("training", "train_loss", is_dashed=True), _line("validation", "val_loss")),
+    _epochs(
+        "loss",
+        LEARNING,
+        "Loss",
+        Line("training", "train_loss", is_dashed=True),
+        Line("validation", "val_loss"),
     ),
-    Panel(
-        key="size",
-        group=GROWTH,
-        title="Size against the host",
-        table="epochs",
+    _epochs(
+        "size",
+        GROWTH,
+        "Size against the host",
+        Line("parameters", "growth"),
+        Line("operations", "operations"),
         unit="× host",
         floor=1.0,
-        lines=(_line("parameters", "growth"), _line("operations", "operations")),
     ),
-    _one("seeds", GROWTH, "Seeds alive", "epochs", "live_seeds", floor=0.0),
-    _one("seconds", SPEED, "Time of an epoch", "epochs", "seconds", unit="s", floor=0.0),
-    _one("memory", SPEED, "Memory", "epochs", "memory_gb", unit="GiB", floor=0.0),
+    _epochs("seeds", GROWTH, "Seeds alive", "live_seeds", floor=0.0),
+    _epochs("seconds", SPEED, "Time of an epoch", "seconds", unit="s", floor=0.0),
+    _epochs("memory", SPEED, "Memory", "memory_gb", unit="GiB", floor=0.0),
 )
 
 

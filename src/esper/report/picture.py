@@ -8,13 +8,23 @@ from dataclasses import dataclass
 
 from esper.leyline.records import EpochRecord, SeedRecord, is_loss, seed_records
 from esper.report.chart import Point, draw_path, known_points, make_point
-from esper.report.frame import AXIS_NAME, LANE_SCALE, Frame, frame_for, text_width
-from esper.report.lanes import MOST_LANES, SHAPES, Lane, draw_lanes, draw_mark, read_lanes
+from esper.report.lanes import (
+    AXIS_NAME,
+    LANE_SCALE,
+    MOST_LANES,
+    SHAPES,
+    Frame,
+    Lane,
+    draw_lanes,
+    draw_mark,
+    frame_for,
+    read_lanes,
+    text_width,
+)
 from esper.report.markup import (
     Scale,
     counted,
     element,
-    escaped,
     format_contribution,
     format_number,
     label,
@@ -25,7 +35,7 @@ from esper.report.markup import (
     tooltip,
     visible,
 )
-from esper.report.style import LEGEND_STAGES, MARGIN, PICTURE_STYLE, ROW, WIDTH
+from esper.report.page import LEGEND_STAGES, MARGIN, ROW, WIDTH, draw_svg
 
 HEIGHT = 280.0
 _TICKS = 6
@@ -214,7 +224,6 @@ def _mark(op: str, *, done: bool = True) -> Draw:
 
 
 DEFAULT_TITLE = "Score and slots over the epochs"
-NAMESPACE = "http://www.w3.org/2000/svg"
 
 _TITLE_LENGTH = 54
 _MOST_LIVES_TOLD = 40
@@ -243,20 +252,7 @@ def draw_picture(history: Sequence[EpochRecord], *, title: str, is_file: bool) -
     heading = label(
         shortened(title, _TITLE_LENGTH), class_="strong", x=MARGIN, y=MARGIN, dy=".95em"
     )
-    namespace = {"xmlns": NAMESPACE} if is_file else {}
-    return element(
-        "svg",
-        tooltip(title),
-        element("desc", escaped(describe(history), limit=10_000)),
-        element("style", PICTURE_STYLE),
-        element("rect", class_="surface", width=WIDTH, height=height),
-        heading,
-        *drawing,
-        **namespace,
-        class_="growth",
-        role="img",
-        viewBox=f"0 0 {WIDTH:.0f} {height:.0f}",
-    )
+    return draw_svg(title, describe(history), [heading, *drawing], height, is_file=is_file)
 
 
 def describe(history: Sequence[EpochRecord]) -> str:

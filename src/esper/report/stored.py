@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from esper.leyline.errors import EsperError
-from esper.leyline.records import ModuleRecord, RunSummary, seeds_at_end
+from esper.leyline.records import ModuleRecord, RunSummary, copy_fields, seeds_at_end
 from esper.nissa.database import StoreError
 from esper.nissa.history import read_history
 from esper.nissa.listing import describe_run
@@ -17,7 +17,7 @@ from esper.nissa.reader import StoredRun, open_run
 from esper.nissa.schema import AlarmRow, EventKind, RunRow
 from esper.report.growing import render_report
 from esper.report.origin import About, group_alarms
-from esper.report.style import write_report
+from esper.report.page import write_report
 from esper.report.training import read_training, render_training
 
 REPORT_FILE = "report.html"
@@ -140,19 +140,11 @@ def _about(run: StoredRun, info: RunRow) -> About:
             # Ids count up from 1 and only the end of a table is ever deleted.
             rows = run.query(f'SELECT MAX(id) FROM "{table}"').rows
             counts[table] = rows[0][0] or 0
-    return About(
-        kind=info.kind,
-        name=info.name,
-        task=info.task,
-        controller=info.controller,
-        seed=info.seed,
+    return copy_fields(
+        About,
+        info,
         state=describe_run(run.folder).state,
-        note=info.note,
         planned=info.epochs if info.kind == "grow" else info.rounds,
-        created=info.created,
         resumes=info.resumes or 0,
-        device=info.device,
-        host=info.host,
-        seconds=info.seconds,
         counts=counts,
     )

@@ -20,7 +20,6 @@ from esper.nissa.schema import (
     UpdateRow,
 )
 from esper.report.chart import draw_panels
-from esper.report.episodes import ShownEpisode, render_episodes
 from esper.report.markup import (
     counted,
     escaped,
@@ -31,14 +30,16 @@ from esper.report.markup import (
     shortened,
 )
 from esper.report.origin import About, AlarmGroup, found_sections, origin_sections, recorded_section
+from esper.report.page import render_page, render_tiles, section
 from esper.report.panels import CRITIC, GROWTH, LEARNING, POLICY, REWARD, SPEED, panels_for
 from esper.report.series import Points, read_series
-from esper.report.style import render_page, render_tiles, section
 from esper.report.training_tables import (
+    ShownEpisode,
     late_rounds,
     latest_fates,
     render_blueprints,
     render_critic_by_op,
+    render_episodes,
     render_events,
     render_heads,
     render_memory,

@@ -199,28 +199,14 @@ def grow(
     is_resumed = bool(resume) and folder.is_run
     if is_resumed:
         _refuse_other_settings(folder, told)
+    growth = build()
+    request = (out, growth, told, _first_batch(growth))
+    shown: dict[str, Any] = {"command": "esper.grow(...)", "sinks": sinks}
+    if is_resumed:
         which: Which = "previous" if resume == "previous" else "latest"
-        growth = build()
-        run = resume_growing(
-            out,
-            growth,
-            told,
-            _first_batch(growth),
-            checkpoint=which,
-            command="esper.grow(...)",
-            sinks=sinks,
-        )
+        run = resume_growing(*request, checkpoint=which, **shown)
     else:
-        growth = build()
-        run = start_growing(
-            out,
-            growth,
-            told,
-            _first_batch(growth),
-            overwrite=overwrite,
-            command="esper.grow(...)",
-            sinks=sinks,
-        )
+        run = start_growing(*request, overwrite=overwrite, **shown)
     with run:
         carry_out_or_raise(run, show)
         return _told_why(run.finish()[0])

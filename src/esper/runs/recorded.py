@@ -63,8 +63,6 @@ class RecordedRun(ABC, Generic[Step]):
         """Bring the parts together; nothing is written yet."""
         self.folder, self.store, self.command, self.world = folder, store, command, world
         self.checkpoints = Checkpoints(folder.path, self.kind)
-        self.telemetry_seconds = 0.0
-        """Time spent on records and checkpoints since the run was opened."""
         self._save_every_s = save_every_s
         self._saved_at = time.monotonic()
         self._is_saved = is_saved
@@ -106,12 +104,10 @@ class RecordedRun(ABC, Generic[Step]):
             is_stopped: asked after every step; the state is then saved.
         """
         for step in self.steps():
-            started = time.perf_counter()
             self._is_saved = False
             self.record(step)
             if self.is_due(step):
                 self.save()
-            self.telemetry_seconds += time.perf_counter() - started
             if show is not None:
                 show(step)
             if is_stopped():

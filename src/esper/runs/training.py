@@ -82,17 +82,11 @@ class TrainingRun(RecordedRun[Progress]):
             folder, store, command, world, save_every_s=save_every_s, is_saved=is_saved
         )
         self.trainer = trainer
-        self._report: RoundReport | None = None
 
     @property
     def config(self) -> TrainConfig:
         """The settings."""
         return self.trainer.config
-
-    @property
-    def last_report(self) -> RoundReport | None:
-        """The newest round that was finished here."""
-        return self._report
 
     def steps(self) -> Iterator[Progress]:
         """Train, one step after another."""
@@ -114,7 +108,6 @@ class TrainingRun(RecordedRun[Progress]):
         report = step.report
         if report is None:
             return
-        self._report = report
         record_round(self.store, self.trainer, report)
         if report.is_best:
             meta = {

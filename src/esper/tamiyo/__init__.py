@@ -3,25 +3,3 @@
 Every controller is known by a name ('wait', 'random', 'heuristic', 'schedule:FILE') or, where it
 was learned, by the folder it was saved in; `make_controller` turns either into one.
 """
-
-from esper.tamiyo.controllers import (
-    CONTROLLERS,
-    HeuristicConfig,
-    HeuristicController,
-    RandomController,
-    ScheduleController,
-    WaitController,
-    make_controller,
-    register_controller,
-)
-
-__all__ = [
-    "CONTROLLERS",
-    "HeuristicConfig",
-    "HeuristicController",
-    "RandomController",
-    "ScheduleController",
-    "WaitController",
-    "make_controller",
-    "register_controller",
-]

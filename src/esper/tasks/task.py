@@ -322,6 +322,12 @@ def get_task(name: str, **changes: Any) -> Task:
     return task_class(task_class.defaults.replace(**changes))
 
 
+_TOLD_SETTINGS = (
+    *("host", "num_classes", "objective", "samples_per_step", "batch_size", "horizon"),
+    *("optimizer", "learning_rate", "param_budget", "param_limit", "flop_limit"),
+)
+
+
 def describe_task(name: str, data_path: DataPath | None = None) -> dict[str, Any]:
     """Return sizes, slots, settings and whether the data is there; no data is read.
 
@@ -343,23 +349,13 @@ def describe_task(name: str, data_path: DataPath | None = None) -> dict[str, Any
     return {
         "name": name,
         "summary": (TASKS.get(name).__doc__ or "").strip().splitlines()[0],
-        "host": config.host,
         "host_options": config.host_options.to_mapping(),
         "topology": task.topology,
         "parameters": task.host_parameters,
         "flops": task.host_flops,
         "slots": dict(task.slot_paths),
         "input_shape": list(config.input_shape),
-        "num_classes": config.num_classes,
-        "objective": config.objective,
         "score": task.score_kind,
-        "samples_per_step": config.samples_per_step,
-        "batch_size": config.batch_size,
-        "horizon": config.horizon,
-        "optimizer": config.optimizer,
-        "learning_rate": config.learning_rate,
-        "param_budget": config.param_budget,
-        "param_limit": config.param_limit,
-        "flop_limit": config.flop_limit,
+        **{setting: getattr(config, setting) for setting in _TOLD_SETTINGS},
         "data": data,
     }

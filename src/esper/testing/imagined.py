@@ -112,7 +112,7 @@ class ImaginedEngine:
         sample, sampled = empty_sample(rows, slots)
         self.epoch = EpochResult(
             torch.full((rows,), math.nan, dtype=torch.float64, device=device),
-            GradientSample(*(getattr(sample, name).to(device) for name in sample.__slots__)),
+            sample.to(device),
             sampled.to(device),
         )
         """What the next epoch says; whoever imagines gradients replaces it."""

@@ -19,6 +19,7 @@ from esper.nissa.schema import (
     UpdateRow,
 )
 from esper.nissa.sinks.sink import Sink, SinkContext
+from esper.testing._comparing import require
 
 HOSTILE = "<script>alert(1)</script> '); DROP TABLE runs; -- \x1b[31m\x00 \udcff \u202e"
 
@@ -38,7 +39,7 @@ def check_sink(factory: Callable[[], Sink], folder: Path) -> None:
         AssertionError: The sink breaks the protocol; the message says where.
     """
     sink = factory()
-    _require(
+    require(
         isinstance(sink, Sink) and not isinstance(sink, type),
         f"{sink!r} must be an object with start, write, mark and close",
     )
@@ -100,10 +101,5 @@ def _mark(sink: Sink) -> dict[str, object]:
         read_back: dict[str, object] = json.loads(json.dumps(dict(cursor), allow_nan=False))
     except (TypeError, ValueError) as error:
         raise AssertionError(f"mark() must return plain data, got {cursor!r}: {error}") from error
-    _require(read_back == dict(cursor), f"mark() must survive JSON, got {cursor!r}")
+    require(read_back == dict(cursor), f"mark() must survive JSON, got {cursor!r}")
     return read_back
-
-
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise AssertionError(message)

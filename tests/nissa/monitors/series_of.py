@@ -149,7 +149,8 @@ def seen(*records: Row, run: RunRow = RUN) -> Recent:
 
 def findings(name: str, *records: Row, run: RunRow = RUN) -> list[Finding]:
     """Return what one monitor finds after these records."""
-    return list(MONITORS.get(name).check(seen(*records, run=run)))
+    found = MONITORS.get(name).check(seen(*records, run=run))
+    return [each for each in found if each is not None]
 
 
 def levels(name: str, *records: Row, run: RunRow = RUN) -> dict[str | None, str]:

@@ -13,7 +13,8 @@ from esper.simic.agent.config import ImitationConfig
 from esper.simic.agent.ppo import PPOAgent, PPOConfig
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.tamiyo.controllers.policy_file import Policy, new_policy
-from esper.tamiyo.networks import PolicyConfig, PolicyStep
+from esper.tamiyo.networks.config import PolicyConfig
+from esper.tamiyo.networks.decision import PolicyStep
 from esper.tamiyo.policy.action_masks import available_heads, base_mask
 from esper.testing.signals import random_signals
 

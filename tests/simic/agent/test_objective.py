@@ -107,7 +107,7 @@ def test_minibatches_add_up_to_the_round(ratio: str) -> None:
     objective = Objective(config, 0.5)
     whole = objective(scored, old, targets)
     parts = [
-        objective(scored.rows(rows), old[rows], targets.rows(rows), len(rows) / 8)
+        objective(scored.select(rows), old[rows], targets.rows(rows), len(rows) / 8)
         for rows in torch.randperm(8).tensor_split(4)
     ]
     for name in ("policy", "value", "bonus", "exploration"):
@@ -131,7 +131,7 @@ def test_scores_are_kept_by_row_and_can_be_forgotten() -> None:
     _, _, scored, _ = scene()
     kept = Scored.empty(scored.values, len(HEAD_NAMES))
     rows = torch.tensor([5, 0])
-    kept.write(rows, scored.rows(rows))
+    kept.write(rows, scored.select(rows))
     assert torch.equal(kept.log_probs[rows], scored.log_probs[rows])
     assert not kept.log_probs[[1, 2, 3, 4, 6, 7]].any()
     kept.write(None, scored)

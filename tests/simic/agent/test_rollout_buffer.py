@@ -10,7 +10,7 @@ from esper.leyline.actions import HEAD_NAMES, LifecycleOp
 from esper.leyline.errors import CheckpointError, UsageError
 from esper.leyline.storage import load_tree, save_tree
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
-from esper.tamiyo.networks import PolicyConfig
+from esper.tamiyo.networks.config import PolicyConfig
 from esper.tamiyo.policy.action_masks import available_heads, base_mask, causal_heads
 from tests.simic.agent.rollouts import collect, situation, small_policy
 

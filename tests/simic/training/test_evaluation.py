@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from esper.simic.training.evaluation import Evaluator, evaluate_policy, paired_interval
+from esper.simic.training.evaluation import Evaluator, paired_interval
 from esper.tamiyo.controllers import new_policy
 from tests.simic.training.tiny import tiny_config
 
@@ -42,8 +42,7 @@ def test_a_controller_is_compared_with_its_own_twins(evaluator: Evaluator) -> No
 
 def test_a_greedy_policy_plays_the_same_twice() -> None:
     policy = new_policy(CONFIG.policy, seed=2)
-    one = evaluate_policy(policy, CONFIG, 2, touch_test=False)
-    other = evaluate_policy(policy, CONFIG, 2, touch_test=False)
+    one, other = (Evaluator(CONFIG, 2, touch_test=False).evaluate(policy) for _ in range(2))
     assert torch.equal(one.returns, other.returns)
     assert one.test_scores.isnan().all()
 

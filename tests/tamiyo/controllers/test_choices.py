@@ -4,8 +4,8 @@ import torch
 
 from esper.leyline.actions import HEAD_NAMES, PLACEHOLDERS, LifecycleOp
 from esper.leyline.stages import SeedStage
-from esper.tamiyo.controllers.choices import WAIT, is_legal, pack_choices
-from tests.tamiyo.controllers.scenes import Scene, Slot, blueprint_id, take_rows
+from esper.tamiyo.controllers.choices import WAIT, pack_choices
+from tests.tamiyo.controllers.scenes import Scene, Slot, take_rows
 
 
 def test_heads_left_out_take_their_placeholder() -> None:
@@ -35,19 +35,3 @@ def test_no_rows() -> None:
     masks = Scene().masks()
     actions = pack_choices([], take_rows(masks, slice(0)))
     assert all(values.shape == (0,) and values.dtype == torch.int64 for values in actions.values())
-
-
-def test_is_legal_looks_at_every_head_of_the_op() -> None:
-    masks = Scene(slots=[Slot(), Slot(stage=SeedStage.HOLDING)]).masks()
-    germinate = {
-        "op": LifecycleOp.GERMINATE,
-        "slot": 0,
-        "blueprint": blueprint_id("norm"),
-        "style": 0,
-        "tempo": 0,
-        "alpha_target": 0,
-    }
-    assert is_legal(WAIT, masks, 0)
-    assert is_legal(germinate, masks, 0)
-    assert not is_legal({**germinate, "slot": 1}, masks, 0)
-    assert not is_legal({**germinate, "blueprint": blueprint_id("lora")}, masks, 0)

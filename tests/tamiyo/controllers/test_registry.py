@@ -7,17 +7,19 @@ import pytest
 from esper.leyline.controller import Controller, ControllerContext
 from esper.leyline.errors import CheckpointError, UnknownNameError, UsageError
 from esper.leyline.storage import save_tree
-from esper.tamiyo import (
+from esper.tamiyo.controllers import (
     CONTROLLERS,
     HeuristicConfig,
     HeuristicController,
+    LearnedController,
     RandomController,
     WaitController,
     make_controller,
+    new_policy,
     register_controller,
+    save_policy,
 )
-from esper.tamiyo.controllers import LearnedController, new_policy, save_policy
-from esper.tamiyo.networks import PolicyConfig
+from esper.tamiyo.networks.config import PolicyConfig
 from tests.tamiyo.controllers.scenes import CONTEXT
 
 

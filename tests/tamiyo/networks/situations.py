@@ -10,7 +10,9 @@ from torch import Tensor
 
 from esper.leyline.actions import HEAD_NAMES, LifecycleOp
 from esper.leyline.rules import Masks
-from esper.tamiyo.networks import FactoredRecurrentActorCriticV2, Hidden, PolicyStep
+from esper.tamiyo.networks.decision import PolicyStep
+from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCriticV2
+from esper.tamiyo.networks.layers import Hidden
 from esper.testing.signals import random_signals
 
 

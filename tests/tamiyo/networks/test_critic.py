@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from esper.leyline.actions import NUM_OPS
 from esper.leyline.errors import ConfigError
-from esper.tamiyo.networks import PolicyConfig
+from esper.tamiyo.networks.config import PolicyConfig
 from esper.tamiyo.networks.critic import (
     finish,
     make_op_encoder,

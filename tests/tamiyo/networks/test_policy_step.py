@@ -21,27 +21,27 @@ from tests.tamiyo.networks.travels import see, situation, travelling, with_slots
 
 def test_a_cpu_gets_packed_weights() -> None:
     net = small_policy()
-    step = rollout_step(net, 4, deterministic=True, explore=False)
+    step = rollout_step(net, 4)
     assert isinstance(step, PackedPolicyStep)
     states, blueprints = random_inputs(net, 4)
-    masks = random_masks(4)
-    wanted = net.get_action(states, masks, blueprints, deterministic=True, explore=False)
-    assert torch.equal(step(states, masks, blueprints).actions, wanted.actions)
+    masks, uniforms = random_masks(4), torch.rand(4, 8)
+    wanted = net.get_action(states, masks, blueprints, uniforms=uniforms)
+    got = step(states, masks, blueprints, uniforms=uniforms)
+    assert torch.equal(got.actions, wanted.actions)
     step.refresh()
 
 
 def test_a_network_without_a_faster_way_is_asked_as_it_is() -> None:
     net = travelling()
-    step = rollout_step(net, 4, deterministic=True, explore=False)
+    step = rollout_step(net, 4)
     assert isinstance(step, PlainPolicyStep)
     signals, masks = situation(4)
     states, blueprints = see(net, signals)
-    wanted = net.get_action(states, masks, blueprints, deterministic=True, explore=False)
-    assert torch.equal(step(states, masks, blueprints).actions, wanted.actions)
-    step.refresh()
-    drawn = rollout_step(net, 4)(states, masks, blueprints, uniforms=torch.full((4, 8), 0.5))
+    drawn = step(states, masks, blueprints, uniforms=torch.full((4, 8), 0.5))
     again = net.get_action(states, masks, blueprints, uniforms=torch.full((4, 8), 0.5))
+    assert torch.equal(drawn.actions, again.actions)
     assert torch.equal(drawn.log_probs, again.log_probs)
+    step.refresh()
 
 
 @pytest.mark.gpu
@@ -115,7 +115,7 @@ def test_replays_see_new_weights_and_new_draws() -> None:
 @pytest.mark.gpu
 def test_weights_that_were_moved_are_found_again() -> None:
     net = small_policy().cuda()
-    step = CapturedPolicyStep(net, 16, deterministic=True, explore=False)
+    step = CapturedPolicyStep(net, 16)
     states, blueprints = (each.cuda() for each in random_inputs(net, 16))
     # cuDNN packs an LSTM's weights anew, whatever device the network was on.
     net.to("cuda")
@@ -123,21 +123,25 @@ def test_weights_that_were_moved_are_found_again() -> None:
         for weight in net.lstm.parameters():
             weight.mul_(0.5)
     step.refresh()
-    wanted = net.get_action(states, None, blueprints, deterministic=True, explore=False)
-    torch.testing.assert_close(step(states, None, blueprints).value, wanted.value)
+    uniforms = torch.rand(16, 8, device="cuda")
+    wanted = net.get_action(states, None, blueprints, uniforms=uniforms)
+    got = step(states, None, blueprints, uniforms=uniforms)
+    torch.testing.assert_close(got.value, wanted.value)
 
 
 @pytest.mark.gpu
 def test_without_a_memory_it_is_empty() -> None:
     net = small_policy().cuda()
-    step = CapturedPolicyStep(net, 3, deterministic=True, explore=False)
+    step = CapturedPolicyStep(net, 3)
     states, blueprints = (each.cuda() for each in random_inputs(net, 3))
-    first = step(states, None, blueprints).clone()
-    second = step(states, None, blueprints, first.hidden).clone()
+    half = torch.full((3, 8), 0.5, device="cuda")
+    first = step(states, None, blueprints, uniforms=half).clone()
+    second = step(states, None, blueprints, first.hidden, uniforms=half).clone()
     assert not torch.allclose(first.value, second.value)
-    torch.testing.assert_close(step(states, None, blueprints).value, first.value)
+    torch.testing.assert_close(step(states, None, blueprints, uniforms=half).value, first.value)
     step.refresh()
-    torch.testing.assert_close(step(states, None, blueprints, first.hidden).value, second.value)
+    again = step(states, None, blueprints, first.hidden, uniforms=half)
+    torch.testing.assert_close(again.value, second.value)
 
 
 @pytest.mark.gpu
@@ -186,14 +190,14 @@ def test_decisions_are_those_of_the_network(
             torch.testing.assert_close(own, theirs, rtol=0, atol=1e-5)
 
 
-def test_greedy_steps_and_other_numbers_of_rows() -> None:
+def test_other_numbers_of_rows() -> None:
     net = small_policy()
-    step = PackedPolicyStep(net, 16, deterministic=True, explore=False)
+    step = PackedPolicyStep(net, 16)
     for rows in (1, 3, 40):
         states, blueprints = random_inputs(net, rows)
-        masks = random_masks(rows)
-        wanted = net.get_action(states, masks, blueprints, deterministic=True, explore=False)
-        got = step(states, masks, blueprints)
+        masks, uniforms = random_masks(rows), torch.rand(rows, 8)
+        wanted = net.get_action(states, masks, blueprints, uniforms=uniforms)
+        got = step(states, masks, blueprints, uniforms=uniforms)
         assert torch.equal(got.actions, wanted.actions)
         torch.testing.assert_close(got.log_probs, wanted.log_probs, rtol=0, atol=1e-5)
     assert step(states).actions.shape == (40, 8)

@@ -10,13 +10,11 @@ from esper.leyline.blueprints import BUILTIN_KINDS, NOOP, NUM_BLUEPRINTS
 from esper.leyline.errors import NonFiniteError, UsageError
 from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
-from esper.tamiyo.networks import (
-    FactoredRecurrentActorCriticV2,
-    PolicyConfig,
-    TravellingActorCritic,
-    make_network,
-)
+from esper.tamiyo.networks.config import PolicyConfig
+from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCriticV2
 from esper.tamiyo.networks.head_table import BLUEPRINT, OP, SLOT
+from esper.tamiyo.networks.network import make_network
+from esper.tamiyo.networks.travelling import TravellingActorCritic
 from esper.tamiyo.policy.distribution import probabilities
 from esper.testing.controllers import check_actions
 from tests.tamiyo.networks.travels import (

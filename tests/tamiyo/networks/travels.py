@@ -12,7 +12,9 @@ from torch.nn import functional as F
 from esper.leyline.blueprints import BUILTIN_KINDS, BlueprintKind
 from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
-from esper.tamiyo.networks import PolicyConfig, PolicyStep, TravellingActorCritic
+from esper.tamiyo.networks.config import PolicyConfig
+from esper.tamiyo.networks.decision import PolicyStep
+from esper.tamiyo.networks.travelling import TravellingActorCritic
 from esper.tamiyo.policy.observation import TravellingLayout
 from esper.testing.signals import random_signals
 from tests.tamiyo.networks.situations import Rollout

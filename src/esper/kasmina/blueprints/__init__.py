@@ -10,9 +10,7 @@ from esper.kasmina.blueprints import (
 )
 from esper.kasmina.blueprints.registry import (
     BLUEPRINTS,
-    Blueprint,
     blueprint_by_id,
-    blueprint_kinds,
     blueprint_names,
     count_parameters,
     register_blueprint,
@@ -22,10 +20,8 @@ from esper.leyline.blueprints import BUILTIN_BLUEPRINTS
 
 __all__ = [
     "BLUEPRINTS",
-    "Blueprint",
     "attention",
     "blueprint_by_id",
-    "blueprint_kinds",
     "blueprint_names",
     "conv",
     "count_parameters",

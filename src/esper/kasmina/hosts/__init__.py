@@ -7,14 +7,7 @@ file per kind; importing the package registers them. To add one: docs/how-to/add
 from esper.kasmina.hosts.cnn import CnnConfig, CnnHost, doubling
 from esper.kasmina.hosts.grown import BuiltInSeed, GrownConfig
 from esper.kasmina.hosts.mlp import MlpConfig, MlpHost
-from esper.kasmina.hosts.registry import (
-    HOSTS,
-    HostSpec,
-    build_host,
-    host_slots,
-    pick_slots,
-    register_host,
-)
+from esper.kasmina.hosts.registry import HOSTS, build_host, host_slots, pick_slots, register_host
 from esper.kasmina.hosts.residual import ResidualConfig, ResidualHost
 from esper.kasmina.hosts.transformer import TransformerConfig, TransformerHost
 
@@ -24,7 +17,6 @@ __all__ = [
     "CnnConfig",
     "CnnHost",
     "GrownConfig",
-    "HostSpec",
     "MlpConfig",
     "MlpHost",
     "ResidualConfig",

@@ -8,23 +8,13 @@ from esper.nissa.monitors import policy as _policy
 from esper.nissa.monitors import progress as _progress
 from esper.nissa.monitors import rewards as _rewards
 from esper.nissa.monitors import stability as _stability
-from esper.nissa.monitors.monitor import (
-    BANDS,
-    MONITORS,
-    Finding,
-    Monitor,
-    Watch,
-    light,
-    register_monitor,
-)
+from esper.nissa.monitors.monitor import BANDS, MONITORS, Finding, Watch, register_monitor
 
 __all__ = [
     "BANDS",
     "MONITORS",
     "Finding",
-    "Monitor",
     "Watch",
-    "light",
     "register_monitor",
 ]
 

@@ -10,7 +10,6 @@ from esper.nissa.monitors.monitor import (
     Limits,
     Recent,
     Series,
-    findings,
     measured,
     register_monitor,
 )
@@ -112,10 +111,10 @@ def find_stillborn(fates: Mapping[str, Mapping[str, int]]) -> Iterator[Finding]:
     advice="Raise the op's entropy bonus, weaken the sentinel prior, or start on tasks where "
     "growth usually pays.",
 )
-def never_acts(recent: Recent) -> Iterator[Finding]:
+def never_acts(recent: Recent) -> Iterator[Finding | None]:
     """Look at the newest round."""
     newest = recent.rounds[-1]
-    yield from findings(check_wait_share(newest.wait_share_free, newest.free_steps))
+    yield check_wait_share(newest.wait_share_free, newest.free_steps)
 
 
 @register_monitor(
@@ -126,12 +125,12 @@ def never_acts(recent: Recent) -> Iterator[Finding]:
     advice="Look which features are at their clamp: a task with losses or gradients of another "
     "scale needs its own normaliser statistics.",
 )
-def observation_clamp(recent: Recent) -> Iterator[Finding]:
+def observation_clamp(recent: Recent) -> Iterator[Finding | None]:
     """Look at the newest round."""
     newest = recent.rounds[-1]
     features = newest.obs_clamp_features
-    yield from findings(
-        check_obs_clamp(newest.obs_clamp_share, features if isinstance(features, Mapping) else None)
+    yield check_obs_clamp(
+        newest.obs_clamp_share, features if isinstance(features, Mapping) else None
     )
 
 
@@ -144,9 +143,9 @@ def observation_clamp(recent: Recent) -> Iterator[Finding]:
     advice="Compare greedy returns with the feedback features zeroed; if nothing is lost without "
     "them, train without them.",
 )
-def shortcut_learning(recent: Recent) -> Iterator[Finding]:
+def shortcut_learning(recent: Recent) -> Iterator[Finding | None]:
     """Look at the newest updates."""
-    yield from findings(check_shortcut([row.feedback_dependence for row in recent.updates]))
+    yield check_shortcut([row.feedback_dependence for row in recent.updates])
 
 
 @register_monitor(
@@ -157,13 +156,11 @@ def shortcut_learning(recent: Recent) -> Iterator[Finding]:
     advice="Look at the fates by blueprint; a minimum prune age, a rarer PRUNE at the start, or "
     "easier gates let seeds live until they can be judged.",
 )
-def wasted_seeds(recent: Recent) -> Iterator[Finding]:
+def wasted_seeds(recent: Recent) -> Iterator[Finding | None]:
     """Look at the newest rounds."""
-    yield from findings(
-        check_wasted(
-            [row.seeds_germinated for row in recent.rounds],
-            [row.seeds_fossilized for row in recent.rounds],
-        )
+    yield check_wasted(
+        [row.seeds_germinated for row in recent.rounds],
+        [row.seeds_fossilized for row in recent.rounds],
     )
 
 
@@ -174,9 +171,9 @@ def wasted_seeds(recent: Recent) -> Iterator[Finding]:
     meaning="Some network grew far beyond its host.",
     advice="Raise the rent, or set max_parameters.",
 )
-def growth_of_rows(recent: Recent) -> Iterator[Finding]:
+def growth_of_rows(recent: Recent) -> Iterator[Finding | None]:
     """Look at the newest round."""
-    yield from findings(check_growth(recent.rounds[-1].growth_ratio))
+    yield check_growth(recent.rounds[-1].growth_ratio)
 
 
 @register_monitor(
@@ -186,12 +183,12 @@ def growth_of_rows(recent: Recent) -> Iterator[Finding]:
     meaning="The network grew far beyond its host.",
     advice="Set max_parameters or max_seeds if that is more than the task deserves.",
 )
-def growth(recent: Recent) -> Iterator[Finding]:
+def growth(recent: Recent) -> Iterator[Finding | None]:
     """Look at the newest epoch of one network."""
     newest = recent.epochs[-1]
     if (recent.run.rows or 1) > 1 or not newest.host_parameters or newest.parameters is None:
         return
-    yield from findings(check_growth(newest.parameters / newest.host_parameters))
+    yield check_growth(newest.parameters / newest.host_parameters)
 
 
 @register_monitor(

@@ -148,13 +148,11 @@ def check_value_collapse(value_std: float | None, return_std: float | None) -> F
     advice="Check the scale of value targets, train the critic more per update, and that the "
     "baseline is the marginal over ops, not the value of the sampled op.",
 )
-def explained_variance(recent: Recent) -> Iterator[Finding]:
+def explained_variance(recent: Recent) -> Iterator[Finding | None]:
     """Look at the newest update."""
     newest = recent.updates[-1]
-    yield from findings(
-        check_explained_variance(
-            newest.explained_variance, recent.progress, newest.return_std, newest.low_variance
-        )
+    yield check_explained_variance(
+        newest.explained_variance, recent.progress, newest.return_std, newest.low_variance
     )
 
 
@@ -213,11 +211,11 @@ def value_loss_by_op(recent: Recent) -> Iterator[Finding]:
     advice="Look at the value loss by op, and whether returns after a germination differ by "
     "blueprint: the critic knows the blueprint from the state alone.",
 )
-def value_after_germination(recent: Recent) -> Iterator[Finding]:
+def value_after_germination(recent: Recent) -> Iterator[Finding | None]:
     """Look at the newest update."""
     newest = recent.updates[-1]
     if newest.round and isinstance(newest.value_by_state, Mapping):
-        yield from findings(check_value_after_germination(newest.value_by_state))
+        yield check_value_after_germination(newest.value_by_state)
 
 
 @register_monitor(
@@ -227,11 +225,11 @@ def value_after_germination(recent: Recent) -> Iterator[Finding]:
     meaning="The critic says the same of every state.",
     advice="Look at the critic's gradient norm and at the scale of its targets.",
 )
-def value_collapse(recent: Recent) -> Iterator[Finding]:
+def value_collapse(recent: Recent) -> Iterator[Finding | None]:
     """Look at the newest update."""
     newest = recent.updates[-1]
     if newest.round:
-        yield from findings(check_value_collapse(newest.value_std, newest.return_std))
+        yield check_value_collapse(newest.value_std, newest.return_std)
 
 
 @register_monitor(

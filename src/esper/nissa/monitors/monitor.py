@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from esper.leyline.records import copy_fields
 from esper.leyline.registry import Registry
 from esper.nissa.columns import Row
 from esper.nissa.inserts import read_records
@@ -133,7 +134,8 @@ class Limits:
         return None
 
 
-Check = Callable[[Recent], Iterable[Finding]]
+Check = Callable[[Recent], Iterable[Finding | None]]
+"""Looks at the last records; a None among what it finds says nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,7 +249,7 @@ class Watch:
         if isinstance(record, UpdateRow) and not record.is_last:
             return alarms
         for monitor in self._monitors.get(type(record), ()):
-            found = list(monitor.check(self._recent))
+            found = list(findings(*monitor.check(self._recent)))
             if monitor.is_event:
                 alarms += [_alarm(monitor, finding, record) for finding in found]
             else:
@@ -293,20 +295,15 @@ class Watch:
 
 def _alarm(monitor: Monitor, finding: Finding, record: Row, *, state: str = "raised") -> AlarmRow:
     place = {
-        name: getattr(record, name)
-        for name in ("round", "row", "step")
-        if name in type(record).__dataclass_fields__
+        name: getattr(record, name) for name in ("round", "row", "step") if hasattr(record, name)
     }
-    return AlarmRow(
+    return copy_fields(
+        AlarmRow,
+        finding,
         **place,
         volatile=monitor.is_volatile,
         monitor=monitor.name,
-        severity=finding.severity,
         state=state,
-        subject=finding.subject,
-        value=finding.value,
-        threshold=finding.threshold,
-        message=finding.message,
         advice=monitor.advice if state == "raised" else None,
     )
 

@@ -108,11 +108,11 @@ def joint_ratio(recent: Recent) -> Iterator[Finding]:
     advice="Look at that head's advantages and gradient norm first; then lower the learning rate. "
     "If nothing moves, check that advantages are not zero and that gradients arrive.",
 )
-def head_ratio(recent: Recent) -> Iterator[Finding]:
+def head_ratio(recent: Recent) -> Iterator[Finding | None]:
     """Look at every head in the newest update."""
     newest = [rows[-1] for rows in recent.heads.values() if was_used(rows[-1])]
     for row in newest:
-        yield from findings(check_head_ratio(row.head, row.ratio_max))
+        yield check_head_ratio(row.head, row.ratio_max)
     if is_unchanged({row.head: (row.ratio_min, row.ratio_max) for row in newest}):
         yield Finding(
             severity="info",
@@ -129,9 +129,9 @@ def head_ratio(recent: Recent) -> Iterator[Finding]:
     meaning="The policy moved so far in one update that the data it learned from is stale.",
     advice="Lower the learning rate, set or lower target_kl, use fewer epochs per update.",
 )
-def kl_spike(recent: Recent) -> Iterator[Finding]:
+def kl_spike(recent: Recent) -> Iterator[Finding | None]:
     """Look at the newest update."""
-    yield from findings(check_kl(recent.updates[-1].approx_kl))
+    yield check_kl(recent.updates[-1].approx_kl)
 
 
 @register_monitor(
@@ -142,15 +142,13 @@ def kl_spike(recent: Recent) -> Iterator[Finding]:
     advice="Check conditional entropies: a collapsed head has no gradient left. Raise the "
     "exploration term, or reset the collapsed heads and resume.",
 )
-def policy_stagnation(recent: Recent) -> Iterator[Finding]:
+def policy_stagnation(recent: Recent) -> Iterator[Finding | None]:
     """Look at the last few updates."""
     rows = recent.updates
-    yield from findings(
-        check_stagnation(
-            [row.approx_kl for row in rows],
-            [row.clipfrac for row in rows],
-            [row.usable_steps for row in rows],
-        )
+    yield check_stagnation(
+        [row.approx_kl for row in rows],
+        [row.clipfrac for row in rows],
+        [row.usable_steps for row in rows],
     )
 
 
@@ -267,9 +265,9 @@ def monitor_sparse_head_entropy(
     meaning="The heads as a whole hardly explore any more.",
     advice="Raise the exploration term; if it happened early, lower the learning rate.",
 )
-def entropy(recent: Recent) -> Iterator[Finding]:
+def entropy(recent: Recent) -> Iterator[Finding | None]:
     """Look at the newest update."""
-    yield from findings(check_entropy(recent.updates[-1].entropy))
+    yield check_entropy(recent.updates[-1].entropy)
 
 
 @register_monitor(
@@ -281,13 +279,13 @@ def entropy(recent: Recent) -> Iterator[Finding]:
     advice="The KL-to-uniform term keeps a gradient at collapse: raise it. Or reset that head and "
     "resume (`--reset-heads`). A probability floor supplies data, not gradient.",
 )
-def head_collapse(recent: Recent) -> Iterator[Finding]:
+def head_collapse(recent: Recent) -> Iterator[Finding | None]:
     """Look at every head over the last updates."""
     for head, rows in recent.heads.items():
         if head == "op" and is_sentinel(_idle_share(recent)):
             continue
         series = [row.entropy_conditional if was_used(row) else None for row in rows]
-        yield from findings(check_head_collapse(head, series))
+        yield check_head_collapse(head, series)
 
 
 @register_monitor(
@@ -299,12 +297,12 @@ def head_collapse(recent: Recent) -> Iterator[Finding]:
     meaning="A head explores less than it should for the choices it has.",
     advice="Raise that head's entropy multiplier (1.3 to 1.5), or the exploration term.",
 )
-def head_entropy_nats(recent: Recent) -> Iterator[Finding]:
+def head_entropy_nats(recent: Recent) -> Iterator[Finding | None]:
     """Look at every head in the newest update."""
     for head, rows in recent.heads.items():
         if not was_used(rows[-1]) or (head == "op" and is_sentinel(_idle_share(recent))):
             continue
-        yield from findings(check_head_nats(head, rows[-1].entropy_nats, rows[-1].valid_actions))
+        yield check_head_nats(head, rows[-1].entropy_nats, rows[-1].valid_actions)
 
 
 @register_monitor(

@@ -9,7 +9,6 @@ from esper.nissa.monitors.monitor import (
     Finding,
     Recent,
     Series,
-    findings,
     mean,
     measured,
     register_monitor,
@@ -90,11 +89,9 @@ def trace_reasons(losses: Series, scores: Series) -> dict[str, tuple[float, floa
     meaning="The controller has become clearly worse than it was.",
     advice="Go back to the best checkpoint; look for a KL spike or a collapse just before.",
 )
-def performance_degradation(recent: Recent) -> Iterator[Finding]:
+def performance_degradation(recent: Recent) -> Iterator[Finding | None]:
     """Look at the scores of the rounds."""
-    yield from findings(
-        check_degradation([row.score_mean for row in recent.rounds], recent.progress)
-    )
+    yield check_degradation([row.score_mean for row in recent.rounds], recent.progress)
 
 
 @register_monitor(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from esper.nissa.monitors.monitor import Finding, Recent, findings, register_monitor
+from esper.nissa.monitors.monitor import Finding, Recent, register_monitor
 from esper.nissa.schema import EpochRow, RoundRow
 
 ATTRIBUTION_RATIO = 5.0
@@ -138,10 +138,10 @@ def check_hindsight(rounds: Sequence[RoundRow]) -> Iterator[Finding]:
     advice="Compare with the twin: only the gain over it is real. Use the `twin` reward, or raise "
     "the anti-gaming penalties.",
 )
-def reward_hacking(recent: Recent) -> Iterator[Finding]:
+def reward_hacking(recent: Recent) -> Iterator[Finding | None]:
     """Look at the newest round."""
     newest = recent.rounds[-1]
-    yield from findings(check_attribution(newest.attribution_ratio_max))
+    yield check_attribution(newest.attribution_ratio_max)
     if newest.ransomware_count:
         yield Finding(
             severity="warning",
@@ -200,10 +200,10 @@ def hindsight_credit(recent: Recent) -> Iterator[Finding]:
     meaning="The host has come to depend on a seed that made the network worse.",
     advice="Prune it slowly, so that the host can take its part back, and look at the twin.",
 )
-def ransomware(recent: Recent) -> Iterator[Finding]:
+def ransomware(recent: Recent) -> Iterator[Finding | None]:
     """Look at the seeds of one network."""
     for slot, stage in recent.stages.items():
-        yield from findings(check_ransomware(slot, stage.contribution, stage.improvement))
+        yield check_ransomware(slot, stage.contribution, stage.improvement)
 
 
 def _terms(row: RoundRow) -> Mapping[str, Any]:

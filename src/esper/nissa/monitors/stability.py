@@ -96,9 +96,9 @@ def check_skipped(was_skipped: Sequence[bool | None]) -> Finding | None:
     meaning="The learner's gradients have changed their scale.",
     advice="Look at what else changed at that round: rewards, returns, a head's entropy.",
 )
-def gradient_drift(recent: Recent) -> Iterator[Finding]:
+def gradient_drift(recent: Recent) -> Iterator[Finding | None]:
     """Look at the gradient norms so far."""
-    yield from findings(check_gradient_drift([row.grad_norm for row in recent.updates]))
+    yield check_gradient_drift([row.grad_norm for row in recent.updates])
 
 
 @register_monitor(
@@ -108,9 +108,9 @@ def gradient_drift(recent: Recent) -> Iterator[Finding]:
     meaning="Gradients have vanished or exploded.",
     advice="Vanished: check advantages and masks. Exploded: check value targets and rewards.",
 )
-def gradient_norm(recent: Recent) -> Iterator[Finding]:
+def gradient_norm(recent: Recent) -> Iterator[Finding | None]:
     """Look at the newest update."""
-    yield from findings(check_gradient_norm(recent.updates[-1].grad_norm))
+    yield check_gradient_norm(recent.updates[-1].grad_norm)
 
 
 @register_monitor(
@@ -121,12 +121,10 @@ def gradient_norm(recent: Recent) -> Iterator[Finding]:
     advice="Vanished: look at its conditional entropy and at the masks. Exploded: look at its "
     "ratios; its learning rate can be lowered alone (`--set ppo.lr_multipliers`).",
 )
-def head_gradient(recent: Recent) -> Iterator[Finding]:
+def head_gradient(recent: Recent) -> Iterator[Finding | None]:
     """Look at every head over the last updates."""
     for head, rows in recent.heads.items():
-        yield from findings(
-            check_head_gradient(head, [row.grad_norm if was_used(row) else None for row in rows])
-        )
+        yield check_head_gradient(head, [row.grad_norm if was_used(row) else None for row in rows])
 
 
 @register_monitor(
@@ -155,9 +153,9 @@ def numerical_instability(recent: Recent) -> Iterator[Finding]:
     meaning="An action was taken that its policy thinks impossible: sampling and scoring differ.",
     advice="Score with the masks and the floor that were used for sampling.",
 )
-def log_prob(recent: Recent) -> Iterator[Finding]:
+def log_prob(recent: Recent) -> Iterator[Finding | None]:
     """Look at the newest update."""
-    yield from findings(check_log_prob(recent.updates[-1].log_prob_min))
+    yield check_log_prob(recent.updates[-1].log_prob_min)
 
 
 @register_monitor(
@@ -167,9 +165,9 @@ def log_prob(recent: Recent) -> Iterator[Finding]:
     meaning="Updates were skipped because a log-probability or value was not finite.",
     advice="Resume from an earlier checkpoint with a lower learning rate.",
 )
-def skipped_updates(recent: Recent) -> Iterator[Finding]:
+def skipped_updates(recent: Recent) -> Iterator[Finding | None]:
     """Look at the newest updates."""
-    yield from findings(check_skipped([row.was_skipped for row in recent.updates]))
+    yield check_skipped([row.was_skipped for row in recent.updates])
 
 
 # ------------------------------------------------------------------------------------------ memory
@@ -236,11 +234,11 @@ def check_lstm_steps(steps: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
     meaning="The policy's memory has saturated or died.",
     advice="Check the LayerNorm after the LSTM, the forget bias and the gradient clip.",
 )
-def lstm_rms(recent: Recent) -> Iterator[Finding]:
+def lstm_rms(recent: Recent) -> Iterator[Finding | None]:
     """Look at the newest update."""
     newest = recent.updates[-1]
     for subject, rms in (("hidden state", newest.lstm_h_rms), ("cell state", newest.lstm_c_rms)):
-        yield from findings(check_lstm_rms(subject, rms))
+        yield check_lstm_rms(subject, rms)
 
 
 @register_monitor(
@@ -250,10 +248,10 @@ def lstm_rms(recent: Recent) -> Iterator[Finding]:
     meaning="The memory keeps growing in long episodes and may forget their start.",
     advice="Shorten episodes, clamp the cell softly, or use a second recurrent layer.",
 )
-def lstm_drift(recent: Recent) -> Iterator[Finding]:
+def lstm_drift(recent: Recent) -> Iterator[Finding | None]:
     """Look at the newest update."""
     newest = recent.updates[-1]
-    yield from findings(check_lstm_drift(newest.lstm_c_rms_early, newest.lstm_c_rms_late))
+    yield check_lstm_drift(newest.lstm_c_rms_early, newest.lstm_c_rms_late)
 
 
 @register_monitor(
@@ -305,7 +303,7 @@ _TEXTS = {
     is_event=True,
     is_volatile=True,
 )
-def gpu_memory(recent: Recent) -> Iterator[Finding]:
+def gpu_memory(recent: Recent) -> Iterator[Finding | None]:
     """Look at the epochs so far."""
     yield from _look(recent.epochs)
 
@@ -319,12 +317,12 @@ def gpu_memory(recent: Recent) -> Iterator[Finding]:
     is_event=True,
     is_volatile=True,
 )
-def gpu_memory_of_rounds(recent: Recent) -> Iterator[Finding]:
+def gpu_memory_of_rounds(recent: Recent) -> Iterator[Finding | None]:
     """Look at the rounds so far."""
     yield from _look(recent.rounds)
 
 
-def _look(rows: Sequence[EpochRow] | Sequence[RoundRow]) -> Iterator[Finding]:
+def _look(rows: Sequence[EpochRow] | Sequence[RoundRow]) -> Iterator[Finding | None]:
     # Without a GPU there is nothing to go through.
     if rows[-1].gpu_memory_share is not None:
-        yield from findings(check_gpu_memory([(row.time, row.gpu_memory_share) for row in rows]))
+        yield check_gpu_memory([(row.time, row.gpu_memory_share) for row in rows])

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from esper.leyline.settings import flat_settings
 from esper.nissa.columns import Row, storable_text
 from esper.nissa.schema import RunRow
 from esper.nissa.sinks.sink import Point, SinkContext, points_of, register_sink
@@ -121,20 +122,13 @@ def settings_of(run: RunRow) -> Iterator[tuple[str, str | float | bool]]:
     top = {"kind": run.kind, "task": run.task, "controller": run.controller, "seed": run.seed}
     config = run.config if isinstance(run.config, Mapping) else {}
     pairs = [(name, value) for name, value in top.items() if value is not None]
-    pairs += [pair for pair in _flatten(config) if pair[0] not in top]
+    flat = flat_settings(config).items()
+    pairs += [(name, value) for name, value in flat if value is not None and name not in top]
     for name, value in pairs[:_MAX_SETTINGS]:
         if isinstance(value, bool | int | float):
             yield _tag(name), value if isinstance(value, bool) else float(value)
         else:
             yield _tag(name), storable_text(str(value))[:_MAX_TEXT]
-
-
-def _flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            yield from _flatten(value, f"{prefix}{name}.")
-        elif value is not None:
-            yield f"{prefix}{name}", value
 
 
 def _tag(name: str) -> str:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from esper.leyline.actions import HEAD_NAMES
+from esper.leyline.tensors import TensorRecord
 from esper.simic.agent.advantages import (
     compute_gae,
     compute_per_head_advantages,
@@ -205,7 +206,7 @@ def _value_weights(taught: Tensor, free: Tensor, forced_weight: float) -> Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
+class Scored(TensorRecord):
     """What the policy says of some rows; tensors [r, T, 8], values [r, T]."""
 
     log_probs: Tensor
@@ -275,12 +276,8 @@ class Scored:
 
     def forget(self) -> None:
         """Mark everything as not measured."""
-        for field in fields(self):
-            getattr(self, field.name).fill_(torch.nan)
-
-    def rows(self, rows: Tensor) -> Scored:
-        """Return some rows."""
-        return Scored(*(getattr(self, field.name)[rows] for field in fields(self)))
+        for value in self.state_dict().values():
+            value.fill_(torch.nan)
 
 
 @dataclass(frozen=True, slots=True)

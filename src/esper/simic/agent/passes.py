@@ -247,7 +247,7 @@ class Passes:
         """Write down one pass as it shows on the latest scores of these rows, or of all."""
         batch = self._batch if rows is None else self._batch.select(rows)
         targets = self._targets if rows is None else self._targets.rows(rows)
-        latest = self._latest if rows is None else self._latest.rows(rows)
+        latest = self._latest if rows is None else self._latest.select(rows)
         old = _rows(self._old, rows)
         share = 1.0 if rows is None else len(rows) / self._batch.rows
         losses = self._objective(latest, old, targets, share)

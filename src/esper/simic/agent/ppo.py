@@ -22,13 +22,7 @@ from torch import Tensor, nn
 from esper.leyline.actions import HEAD_NAMES
 from esper.leyline.errors import NonFiniteError, UsageError
 from esper.leyline.randomness import generator, seeded
-from esper.simic.agent.config import (
-    ExplorationConfig,
-    ImitationConfig,
-    PerHead,
-    PPOConfig,
-    RatioKind,
-)
+from esper.simic.agent.config import PPOConfig
 from esper.simic.agent.imitation import GoodEpisodes
 from esper.simic.agent.losses import compute_ppo_loss, not_yet
 from esper.simic.agent.normalizers import RewardScales, ValueNormalizer
@@ -49,17 +43,7 @@ from esper.simic.agent.rollout_buffer import RolloutBatch, TamiyoRolloutBuffer
 from esper.tamiyo.controllers.policy_file import Policy
 from esper.tamiyo.networks.network import Network, make_network
 
-__all__ = [
-    "ExplorationConfig",
-    "ImitationConfig",
-    "NonFinite",
-    "PPOAgent",
-    "PPOConfig",
-    "PerHead",
-    "RatioKind",
-    "UpdateReport",
-    "compute_ppo_loss",
-]
+__all__ = ["PPOAgent", "PPOConfig", "compute_ppo_loss"]
 
 FIRST_GUESS = 1e-3
 """What a critic that has learned nothing says counts for, in units of a typical return: hardly
@@ -86,8 +70,7 @@ class PPOAgent:
         """Prepare the optimizer; nothing is learned yet."""
         self.policy, self.config, self.seed = policy, config, seed
         self.device = torch.device(device)
-        self.network: Network = policy.network.to(self.device)
-        policy.normalizer.to(self.device)
+        self.network: Network = policy.to(self.device).network
         self.optimizer = make_optimizer(self.network, config)
         self.value_normalizer = ValueNormalizer(momentum=config.value_momentum, device=self.device)
         self.updates_done = 0

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from esper.leyline.actions import HEAD_NAMES, NUM_OPS, PLACEHOLDERS
 from esper.leyline.errors import CheckpointError, UsageError
+from esper.leyline.tensors import TensorRecord
 from esper.tamiyo.networks.config import PolicyConfig
 from esper.tamiyo.networks.decision import PolicyStep
 from esper.tamiyo.networks.layers import Hidden
@@ -26,7 +27,7 @@ NUM_HEADS = len(HEAD_NAMES)
 
 
 @dataclass(frozen=True, slots=True)
-class RolloutBatch:
+class RolloutBatch(TensorRecord):
     """The steps of R rows collected so far, [R, T, ...]; views of the buffer."""
 
     raw_states: Tensor
@@ -72,10 +73,6 @@ class RolloutBatch:
     def rows(self) -> int:
         """Number of rows."""
         return self.values.shape[0]
-
-    def select(self, rows: Tensor) -> RolloutBatch:
-        """Return some rows, int64 [N] or bool [R], as a copy."""
-        return RolloutBatch(*(getattr(self, name)[rows] for name in _TENSORS))
 
     @property
     def op(self) -> Tensor:

@@ -17,6 +17,7 @@ from esper.leyline.errors import CheckpointError
 from esper.leyline.rules import is_in
 from esper.leyline.signals import Signals
 from esper.leyline.stages import LIVE_STAGES, MODULE_STAGES
+from esper.leyline.tensors import TensorRecord
 from esper.simic.rewards.contract import Transition
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ Changes = dict[str, Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
+class Memory(TensorRecord):
     """The memory of R rows with S slots over episodes of up to L epochs."""
 
     score_before: Tensor
@@ -65,14 +66,6 @@ class Memory:
     def device(self) -> torch.device:
         """Where it lies."""
         return self.gain.device
-
-    def to(self, device: torch.device | str) -> Memory:
-        """Return the same memory on another device."""
-        return Memory(**{name: value.to(device) for name, value in self.state_dict().items()})
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return every field by name."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Any]) -> Memory:

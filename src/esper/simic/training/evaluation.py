@@ -163,12 +163,6 @@ def paired_interval(differences: Tensor | Sequence[float], confidence: float = 0
     return Interval(mean, mean - reach, mean + reach, count)
 
 
-__all__ = [
-    *("Evaluation", "Evaluator", "Interval", "Moment", "SELECT_SEEDS", "evaluate_policy"),
-    *("live_episodes", "paired_interval", "play_episodes"),
-]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
     """What a controller brought, seed by seed; tensors [N] on the CPU."""
@@ -351,15 +345,3 @@ class Evaluator:
         if isinstance(controller, Policy):
             return LearnedController(controller, context, greedy=greedy)
         return make_controller(controller, context)
-
-
-def evaluate_policy(
-    policy: Policy,
-    config: TrainConfig,
-    seeds: int = 20,
-    *,
-    greedy: bool = True,
-    touch_test: bool = True,
-) -> Evaluation:
-    """Play fresh seeds with a policy and with their waiting twins."""
-    return Evaluator(config, seeds, touch_test=touch_test).evaluate(policy, greedy=greedy)

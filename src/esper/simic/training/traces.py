@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -197,10 +196,7 @@ class RoundTraces:
         kept = {**state_columns(signals, twin_scores), "panic": panics}
         self._states.put(number, kept)
         if self.recorded_rows:
-            every = {
-                field.name: getattr(signals, field.name)[self._chosen]
-                for field in dataclasses.fields(signals)
-            }
+            every = signals.select(self._chosen).state_dict()
             every["twin_score"] = twin_scores[self._chosen]
             self._detailed_states.put(number, every)
 

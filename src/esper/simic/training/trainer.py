@@ -77,9 +77,7 @@ class Trainer:
             blueprint_names=names,
             blueprint_kinds=self.row_source.blueprint_kinds,
             seed=config.seed,
-        )
-        self.policy.network.to(self.device)
-        self.policy.normalizer.to(self.device)
+        ).to(self.device)
         self.agent = PPOAgent(self.policy, config.ppo, self.device, config.seed)
         if config.start is not None and not is_continued:
             self.agent.start_from(load_policy(config.start))

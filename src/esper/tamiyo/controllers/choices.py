@@ -31,15 +31,6 @@ def head_mask(masks: Masks, row: int, head: str, op: int, slot: int) -> Tensor:
     return mask[row]
 
 
-def is_legal(choice: Choice, masks: Masks, row: int) -> bool:
-    """Return whether every head the choice's op uses is allowed; the choice must name them."""
-    op = LifecycleOp(choice["op"])
-    slot = choice.get("slot", 0)
-    return all(
-        bool(head_mask(masks, row, head, op, slot)[choice[head]]) for head in CAUSAL_HEADS[op]
-    )
-
-
 def pack_choices(choices: Sequence[Choice], masks: Masks) -> dict[str, Tensor]:
     """Return the actions {head: int64[R]} for one choice per row, on the masks' device."""
     first_slots = masks.slot_by_op.to(torch.uint8).argmax(-1).tolist()

@@ -28,7 +28,6 @@ from esper.leyline.alpha import (
 )
 from esper.leyline.config import Config, option
 from esper.leyline.controller import ControllerContext
-from esper.leyline.errors import UsageError, unknown_name
 from esper.leyline.horizon import pace, shortened
 from esper.leyline.reasons import Why
 from esper.leyline.rules import Masks
@@ -36,7 +35,7 @@ from esper.leyline.signals import Signals
 from esper.leyline.stages import COOLDOWN_STAGES, LIVE_STAGES, SeedStage
 from esper.tamiyo.controllers.choices import WAIT, Choice, pack_choices
 from esper.tamiyo.controllers.registry import read_settings, register_controller
-from esper.tamiyo.controllers.row_view import RowView, read_rows
+from esper.tamiyo.controllers.row_view import RowView, check_rows, read_rows
 
 
 @dataclass(slots=True)
@@ -179,11 +178,7 @@ class HeuristicController:
     def __init__(self, context: ControllerContext, config: HeuristicConfig | None = None) -> None:
         """Create the controller for the context's blueprints, with other constants if given."""
         self.config = config or HeuristicConfig()
-        names = context.blueprint_names
-        for name in self.config.rotation:
-            if name not in names:
-                raise unknown_name("blueprint", name, names)
-        self._rotation = [names.index(name) for name in self.config.rotation]
+        self._rotation = context.find_blueprints(self.config.rotation)
         self._inert_epochs = context.inert_epochs
         self._rows: list[RowMemory] = []
         self._reasons: list[str] = []
@@ -200,11 +195,7 @@ class HeuristicController:
 
     def act(self, signals: Signals, masks: Masks) -> dict[str, Tensor]:
         """Return what the rules say for every row."""
-        if signals.rows != len(self._rows):
-            raise UsageError(
-                f"the heuristic was reset for {len(self._rows)} rows but is shown {signals.rows}; "
-                f"call reset({signals.rows}, device) first"
-            )
+        check_rows("heuristic", len(self._rows), signals)
         choices = []
         self._reasons = []
         for index, row in enumerate(read_rows(signals, masks)):

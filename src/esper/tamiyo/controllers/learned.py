@@ -105,8 +105,7 @@ class LearnedController:
 
     def reset(self, rows: int, device: torch.device | str) -> None:
         """Start at the first step with empty memories, on this device."""
-        self.policy.network.to(device)
-        self.policy.normalizer.to(device)
+        self.policy.to(device)
         self._hidden = self.policy.network.initial_hidden(rows)
         self._urges = torch.zeros(rows, len(LifecycleOp), device=self._hidden[0].device)
         self._step = 0

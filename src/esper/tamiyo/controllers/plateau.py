@@ -16,13 +16,12 @@ from torch import Tensor
 from esper.leyline.actions import PLACEHOLDERS, LifecycleOp
 from esper.leyline.config import Config, option
 from esper.leyline.controller import ControllerContext
-from esper.leyline.errors import UsageError, unknown_name
 from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
 from esper.leyline.stages import LIVE_STAGES, SeedStage
 from esper.tamiyo.controllers.choices import WAIT, Choice, pack_choices
 from esper.tamiyo.controllers.registry import read_settings, register_controller
-from esper.tamiyo.controllers.row_view import RowView, read_rows
+from esper.tamiyo.controllers.row_view import RowView, check_rows, read_rows
 from esper.tamiyo.controllers.tending import tend
 
 
@@ -59,11 +58,7 @@ class PlateauController:
     def __init__(self, context: ControllerContext, config: PlateauConfig | None = None) -> None:
         """Create the controller for the context's blueprints."""
         self.config = config or PlateauConfig()
-        names = context.blueprint_names
-        for name in self.config.blueprints:
-            if name not in names:
-                raise unknown_name("blueprint", name, names)
-        self._blueprints = [names.index(name) for name in self.config.blueprints]
+        self._blueprints = context.find_blueprints(self.config.blueprints)
         self._rows: list[_Memory] = []
 
     @classmethod
@@ -77,11 +72,7 @@ class PlateauController:
 
     def act(self, signals: Signals, masks: Masks) -> dict[str, Tensor]:
         """Return what the rule says for every row."""
-        if signals.rows != len(self._rows):
-            raise UsageError(
-                f"the rule was reset for {len(self._rows)} rows but is shown {signals.rows}; "
-                f"call reset({signals.rows}, device) first"
-            )
+        check_rows("rule", len(self._rows), signals)
         choices = []
         for index, row in enumerate(read_rows(signals, masks)):
             if row.rolled_back:

@@ -111,9 +111,13 @@ class Policy:
         )
         other.network.load_state_dict(self.network.state_dict())
         other.normalizer.load_state_dict(self.normalizer.state_dict())
-        other.network.to(self.network.floors.device)
-        other.normalizer.to(self.network.floors.device)
-        return other
+        return other.to(self.network.floors.device)
+
+    def to(self, device: torch.device | str) -> Policy:
+        """Move it to a device, and return it."""
+        self.network.to(device)
+        self.normalizer.to(device)
+        return self
 
 
 def new_policy(
@@ -200,9 +204,7 @@ def load_policy(folder: str | Path, *, device: torch.device | str = "cpu") -> Po
         raise CheckpointError(
             f"the policy in {folder} cannot be used: {reason}; use another copy of it"
         ) from error
-    policy.network.to(device)
-    policy.normalizer.to(device)
-    return policy
+    return policy.to(device)
 
 
 def read_features(config: PolicyConfig) -> list[str]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from esper.leyline.alpha import AlphaMode
+from esper.leyline.errors import UsageError
 from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
 
@@ -50,30 +51,21 @@ class RowView:
 
 def read_rows(signals: Signals, masks: Masks) -> list[RowView]:
     """Return one view per row; every tensor is copied from its device once."""
-    columns = [
-        column.tolist()
-        for column in (
-            signals.epoch,
-            signals.max_epochs,
-            signals.val_score,
-            signals.best_score,
-            signals.plateau_epochs,
-            signals.stabilized,
-            signals.rolled_back,
-            signals.last_op,
-            signals.last_success,
-            signals.enabled,
-            signals.stage,
-            signals.blueprint,
-            signals.algorithm,
-            signals.alpha_mode,
-            signals.alpha,
-            signals.alpha_target,
-            signals.epochs_in_stage,
-            signals.counterfactual_age,
-            signals.contribution,
-            masks.slot_by_op,
-            masks.blueprint_by_slot,
+    others = {
+        "horizon": signals.max_epochs,
+        "score": signals.val_score,
+        "legal": masks.slot_by_op,
+        "fits": masks.blueprint_by_slot,
+    }
+    names = [field.name for field in fields(RowView)]
+    columns = [others[name] if name in others else getattr(signals, name) for name in names]
+    return [RowView(*row) for row in zip(*(each.tolist() for each in columns), strict=True)]
+
+
+def check_rows(who: str, known: int, signals: Signals) -> None:
+    """Refuse signals of another number of rows than a controller was reset for."""
+    if signals.rows != known:
+        raise UsageError(
+            f"the {who} was reset for {known} rows but is shown {signals.rows}; "
+            f"call reset({signals.rows}, device) first"
         )
-    ]
-    return [RowView(*values) for values in zip(*columns, strict=True)]

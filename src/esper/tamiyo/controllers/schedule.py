@@ -23,7 +23,7 @@ from esper.leyline.signals import Signals
 from esper.leyline.stages import MODULE_STAGES
 from esper.tamiyo.controllers.choices import WAIT, Choice, pack_choices
 from esper.tamiyo.controllers.registry import register_controller
-from esper.tamiyo.controllers.row_view import RowView, read_rows
+from esper.tamiyo.controllers.row_view import RowView, check_rows, read_rows
 from esper.tamiyo.controllers.schedule_format import Entry, Schedule, load_schedule
 from esper.tamiyo.controllers.tending import first_untried, tend
 
@@ -112,11 +112,7 @@ class ScheduleController:
 
     def act(self, signals: Signals, masks: Masks) -> dict[str, Tensor]:
         """Return each row's next operation where its time has come and it is legal, else WAIT."""
-        if signals.rows != len(self._rows):
-            raise UsageError(
-                f"the schedule was reset for {len(self._rows)} rows but is shown {signals.rows}; "
-                f"call reset({signals.rows}, device) first"
-            )
+        check_rows("schedule", len(self._rows), signals)
         rows = read_rows(signals, masks)
         return pack_choices([self._decide(index, row) for index, row in enumerate(rows)], masks)
 

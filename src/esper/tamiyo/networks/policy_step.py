@@ -31,21 +31,12 @@ class CapturedPolicyStep:
     Args:
         policy: the network; it must be on a CUDA device.
         rows: number of rows of every call.
-        deterministic: take the likeliest choices instead of drawing.
-        explore: whether the distribution has floors.
 
     Raises:
         UsageError: The network is not on a CUDA device; use `get_action` there.
     """
 
-    def __init__(
-        self,
-        policy: ActorCritic[Any],
-        rows: int,
-        *,
-        deterministic: bool = False,
-        explore: bool = True,
-    ) -> None:
+    def __init__(self, policy: ActorCritic[Any], rows: int) -> None:
         """Run the step a few times, then capture it."""
         device = policy.floors.device
         if device.type != "cuda":
@@ -56,7 +47,6 @@ class CapturedPolicyStep:
         if rows < 1:
             raise UsageError(f"a captured step needs at least 1 row, got {rows}")
         self._policy, self._rows = policy, rows
-        self._deterministic, self._explore = deterministic, explore
         config, table = policy.config, policy.table
         self._state = torch.zeros(rows, config.observation_dim, device=device)
         self._blueprints = torch.full((rows, config.num_slots), -1, device=device)
@@ -112,11 +102,10 @@ class CapturedPolicyStep:
             check_hidden(hidden, self._policy.lstm, self._rows)
             self._hidden[0].copy_(hidden[0])
             self._hidden[1].copy_(hidden[1])
-        if not self._deterministic:
-            if uniforms is None:
-                self._uniforms.uniform_()
-            else:
-                self._uniforms.copy_(uniforms)
+        if uniforms is None:
+            self._uniforms.uniform_()
+        else:
+            self._uniforms.copy_(uniforms)
         self._graph.replay()
         return self._step
 
@@ -130,15 +119,8 @@ class CapturedPolicyStep:
             self._capture()
 
     def _run(self) -> PolicyStep:
-        step, _ = self._policy.decide(
-            self._state,
-            self._blueprints,
-            self._masks,
-            None if self._deterministic else self._uniforms,
-            self._hidden,
-            explore=self._explore,
-        )
-        return step
+        inputs = self._state, self._blueprints, self._masks, self._uniforms, self._hidden
+        return self._policy.decide(*inputs, explore=True)[0]
 
 
 Layer = Callable[[Tensor], Tensor]
@@ -148,20 +130,11 @@ _GATES = (0, 1, 3, 2)
 
 
 class PlainPolicyStep:
-    """Calls `get_action`, for networks that have no faster way on a CPU.
+    """Calls `get_action`, for networks that have no faster way on a CPU."""
 
-    Args:
-        policy: the network.
-        deterministic: take the likeliest choices instead of drawing.
-        explore: whether the distribution has floors.
-    """
-
-    def __init__(
-        self, policy: ActorCritic[Any], *, deterministic: bool = False, explore: bool = True
-    ) -> None:
+    def __init__(self, policy: ActorCritic[Any]) -> None:
         """Take the network as it is."""
         self._policy = policy
-        self._deterministic, self._explore = deterministic, explore
 
     def __call__(
         self,
@@ -175,14 +148,7 @@ class PlainPolicyStep:
     ) -> PolicyStep:
         """Decide one step; the arguments are those of `get_action`."""
         return self._policy.get_action(
-            state,
-            mask,
-            blueprint_indices,
-            hidden,
-            self._deterministic,
-            explore=self._explore,
-            generator=generator,
-            uniforms=uniforms,
+            state, mask, blueprint_indices, hidden, generator=generator, uniforms=uniforms
         )
 
     def refresh(self) -> None:
@@ -195,21 +161,12 @@ class PackedPolicyStep:
     Args:
         policy: the network; it must be on the CPU.
         rows: number of rows the layout is meant for; any other number works, more slowly.
-        deterministic: take the likeliest choices instead of drawing.
-        explore: whether the distribution has floors.
 
     Raises:
         UsageError: The network is not on the CPU; use `CapturedPolicyStep` there.
     """
 
-    def __init__(
-        self,
-        policy: FactoredRecurrentActorCriticV2,
-        rows: int,
-        *,
-        deterministic: bool = False,
-        explore: bool = True,
-    ) -> None:
+    def __init__(self, policy: FactoredRecurrentActorCriticV2, rows: int) -> None:
         """Copy the weights."""
         if policy.floors.device.type != "cpu":
             raise UsageError(
@@ -217,7 +174,6 @@ class PackedPolicyStep:
                 f"{str(policy.floors.device)!r}; use CapturedPolicyStep there"
             )
         self._policy, self._rows = policy, rows
-        self._deterministic, self._explore = deterministic, explore
         self.refresh()
 
     @torch.no_grad()
@@ -267,13 +223,11 @@ class PackedPolicyStep:
         if hidden is None:
             hidden = policy.initial_hidden(len(state))
         check_hidden(hidden, policy.lstm, len(state))
-        if self._deterministic:
-            uniforms = None
-        elif uniforms is None:
+        if uniforms is None:
             uniforms = torch.rand(len(state), NUM_HEADS, generator=generator)
         legal = policy.table.row_masks(mask, (len(state),))
         logits, judged, hidden = self._respond(state, blueprint_indices, hidden)
-        step = policy.choose(logits, judged, hidden, legal, uniforms, explore=self._explore)
+        step = policy.choose(logits, judged, hidden, legal, uniforms, explore=True)
         policy.check_step(step, logits)
         return step
 
@@ -372,22 +326,18 @@ def _packed(weight: Tensor, bias: Tensor, rows: int, *, relu: bool = False) -> L
 
 
 def rollout_step(
-    policy: ActorCritic[Any],
-    rows: int,
-    *,
-    deterministic: bool = False,
-    explore: bool = True,
+    policy: ActorCritic[Any], rows: int
 ) -> CapturedPolicyStep | PackedPolicyStep | PlainPolicyStep:
     """Return a step to call in place of `policy.get_action`; `refresh()` it after every update.
+
+    It draws from the distribution with its floors, as a rollout does.
 
     Args:
         policy: the network, on a CPU or a CUDA device.
         rows: number of rows of every call.
-        deterministic: take the likeliest choices instead of drawing.
-        explore: whether the distribution has floors.
     """
     if policy.floors.is_cuda:
-        return CapturedPolicyStep(policy, rows, deterministic=deterministic, explore=explore)
+        return CapturedPolicyStep(policy, rows)
     if isinstance(policy, FactoredRecurrentActorCriticV2):
-        return PackedPolicyStep(policy, rows, deterministic=deterministic, explore=explore)
-    return PlainPolicyStep(policy, deterministic=deterministic, explore=explore)
+        return PackedPolicyStep(policy, rows)
+    return PlainPolicyStep(policy)

@@ -1,13 +1,41 @@
-"""Where rows live: `--engine`, `--address` and `--actors`, and the cluster that they mean."""
+"""Options that several commands have, and what they mean."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from esper.cli.main import Parser
+
+
+def add_settings(group: Any, told: str) -> None:
+    """Add `--set`; `told` goes on from "any other setting"."""
+    group.add_argument(
+        "--set",
+        action="append",
+        metavar="KEY=VALUE",
+        dest="settings",
+        help=f"any other setting (docs/settings.md), {told}",
+    )
+
+
+def given(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is not absent."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def chosen(options: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """Return those of the named options that were given."""
+    return given({name: getattr(options, name) for name in names})
+
+
+def absolute(path: str) -> str:
+    """Return a path that means the same from wherever the run is resumed."""
+    return str(Path(os.path.expanduser(path)).absolute())
 
 
 def add_engine_options(parser: Parser) -> None:
@@ -50,3 +78,20 @@ def chosen_cluster(options: argparse.Namespace) -> Iterator[Any]:
 
     with RayCluster(options.address, actors=options.actors or 0) as cluster:
         yield cluster
+
+
+def add_wandb(group: Any) -> None:
+    """Add the option to a group of a command."""
+    group.add_argument(
+        "--wandb",
+        action="store_true",
+        help="also show curves and alarms in Weights & Biases; its own WANDB_MODE=offline keeps "
+        "them here until `wandb sync`; give it again with --resume",
+    )
+
+
+def chosen_sinks(options: argparse.Namespace) -> tuple[str, ...]:
+    """Return the names of the sinks that were asked for."""
+    from esper.nissa.store import DEFAULT_SINKS
+
+    return (*DEFAULT_SINKS, "wandb") if options.wandb else DEFAULT_SINKS

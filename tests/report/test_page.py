@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from esper.report.tables import MOST_ROWS, Column, flatten, render_pairs, render_table
+from esper.report.page import MOST_ROWS, Column, flatten, render_pairs, render_table
 
 
 def test_cells_are_escaped_and_columns_keep_their_kind() -> None:
