@@ -70,6 +70,8 @@ def test_json_has_the_same_border(text: str) -> None:
         ("a: &x [1]\nb: *x", {"a": [1], "b": [1]}),
         (str(2**63 - 1), 2**63 - 1),
         ("1: one", {1: "one"}),
+        # Names of choices, as YAML 1.2 has it; 1.1 would make truth values of them.
+        ("[off, on, yes, no]", ["off", "on", "yes", "no"]),
     ],
 )
 def test_what_people_write_is_read(text: str, data: object) -> None:

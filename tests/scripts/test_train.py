@@ -39,6 +39,7 @@ def test_the_command_of_the_documents_is_translated() -> None:
     ]
     first = ppo_command(build_parser().parse_args([*given, "--policy-version", "v1"]))
     assert "policy.lstm_hidden_dim=128" in first
+    assert "policy.blueprint_layers=2" in first
     assert "policy.critic=state" in first
 
 

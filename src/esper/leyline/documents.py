@@ -8,6 +8,8 @@ Whatever else is in it, and whatever the parsers make of it, is one `ConfigError
 from __future__ import annotations
 
 import json
+import re
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +22,7 @@ MOST_LEVELS = 50
 
 _LEAST_INT, _MOST_INT = -(2**63), 2**63 - 1
 _LONGEST_REASON = 300
+_TRUTH = "tag:yaml.org,2002:bool"
 
 
 def read_document(path: Path) -> Any:
@@ -45,16 +48,40 @@ def parse_document(text: str, form: Literal["yaml", "json"] = "yaml") -> Any:
     Raises:
         ConfigError: It is not valid, or holds more or other things than plain data.
     """
-    import yaml
-
     try:
-        data = json.loads(text) if form == "json" else yaml.safe_load(text)
+        data = json.loads(text) if form == "json" else _parse_yaml(text)
     # Not only their own errors: a date, a number or a tag that is none ends in KeyError,
     # IndexError, AttributeError, ValueError or RecursionError, as the parser happens to go.
     except Exception as error:
         raise ConfigError(f"not valid {form.upper()}: {_reason(error)}") from None
     _check_plain(data)
     return data
+
+
+def _parse_yaml(text: str) -> Any:
+    import yaml
+
+    return yaml.load(text, _loader())
+
+
+@cache
+def _loader() -> Any:
+    """Return PyYAML's safe loader with the truth values of YAML 1.2: true and false alone.
+
+    YAML 1.1 also reads on, off, yes and no as such, and `off` is the name of a choice here.
+    """
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        pass
+
+    Loader.yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in resolvers if tag != _TRUTH]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+    truth = re.compile("^(?:true|True|TRUE|false|False|FALSE)$")
+    Loader.add_implicit_resolver(_TRUTH, truth, list("tTfF"))
+    return Loader
 
 
 def _check_plain(data: Any) -> None:

@@ -22,10 +22,14 @@ ENVS = 4
 """The documents' number of environments."""
 
 POLICY_SETTINGS = {
-    "v1": ("policy.lstm_hidden_dim=128", "policy.critic=state"),
+    "v1": (
+        "policy.lstm_hidden_dim=128",
+        "policy.blueprint_layers=2",
+        "policy.critic=state",
+    ),
     "v2": ("policy.lstm_hidden_dim=512",),
 }
-"""What distinguishes the documents' two policies: width, and whether the critic sees the op."""
+"""What distinguishes the documents' two policies: width, blueprint head, the critic's input."""
 
 
 def build_parser() -> Parser:
@@ -45,7 +49,7 @@ def build_parser() -> Parser:
         "--policy-version",
         choices=tuple(POLICY_SETTINGS),
         default="v2",
-        help="v1: 128 hidden, critic without the op; v2: 512 hidden",
+        help="v1: 128 hidden, all heads of two layers, critic without the op; v2: 512 hidden",
     )
     ppo.add_argument("--obs-version", default="v3", metavar="V", help="observation: only v3 exists")
     ppo.add_argument("--seed", type=int, default=42, metavar="S", help="seed of the run")

@@ -10,7 +10,7 @@ from esper.simic.training.row_source import TaskRows
 from esper.tasks import get_family
 
 OURS = ("smoke", "digits", "family", "cifar16", "arena", "cifar", "stories")
-DOCUMENTS = ("documents-001", "documents-000")
+DOCUMENTS = ("documents-001", "documents-000", "documents-v1")
 
 
 def test_every_promised_recipe_is_there() -> None:
@@ -62,6 +62,15 @@ def test_document_001_has_its_width_and_multipliers() -> None:
     assert (recipe.policy.lstm_hidden_dim, recipe.policy.critic) == (256, "op_soft")
     assert recipe.ppo.entropy_multipliers.blueprint == recipe.ppo.entropy_multipliers.tempo == 1.5
     assert recipe.ppo.entropy_multipliers.alpha_speed == 1.3
+
+
+def test_v1_is_what_document_000_replaced() -> None:
+    recipe, later = get_recipe("documents-v1"), get_recipe("documents-000")
+    policy = recipe.policy
+    assert (policy.lstm_hidden_dim, policy.blueprint_layers, policy.critic) == (128, 2, "state")
+    # The rest is the same, so that a comparison is one of policies.
+    assert recipe.ppo.replace(entropy_multipliers=later.ppo.entropy_multipliers) == later.ppo
+    assert recipe.replace(recipe="", policy=later.policy, ppo=later.ppo) == later.replace(recipe="")
 
 
 def test_an_unknown_recipe_names_the_nearest() -> None:

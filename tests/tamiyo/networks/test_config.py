@@ -34,3 +34,5 @@ def test_mistakes_are_one_line() -> None:
         PolicyConfig(initial_op_bias=(0.0,))
     with pytest.raises(ConfigError, match="num_slots must be"):
         PolicyConfig(num_slots=0)
+    with pytest.raises(ConfigError, match="blueprint_layers is the documents' alone"):
+        PolicyConfig(layout="travelling", blueprint_layers=2)

@@ -20,6 +20,7 @@ from esper.leyline.actions import (
 from esper.leyline.blueprints import NOOP, NUM_BLUEPRINTS
 from esper.leyline.errors import ConfigError, EmptyMaskError, NonFiniteError, UsageError
 from esper.leyline.rules import Masks
+from esper.simic.training.recipes import get_recipe
 from esper.tamiyo.networks.decision import Evaluation
 from esper.tamiyo.networks.factored_lstm import BlueprintEmbedding, FactoredRecurrentActorCriticV2
 from esper.tamiyo.policy.distribution import entropy, masked_log_probs, probabilities
@@ -67,6 +68,15 @@ def test_parameters_of_every_part() -> None:
 def test_parameters_of_the_narrow_revision() -> None:
     assert count(FactoredRecurrentActorCriticV2(112, 3, lstm_hidden_dim=256)) == 927_458
     assert count(FactoredRecurrentActorCriticV2(121, 3, lstm_hidden_dim=256)) == 929_762
+
+
+def test_parameters_of_the_policy_before() -> None:
+    """Document 000 counts its V1 by parts, in thousands; the embedding is of our observation."""
+    net = FactoredRecurrentActorCriticV2.from_config(get_recipe("documents-v1").policy)
+    told = {"feature_net": 18, "lstm": 132, "lstm_ln": 0.3, "blueprint_head": 9, "value_head": 8}
+    for part, thousands in told.items():
+        assert count(getattr(net, part)) == pytest.approx(1000 * thousands, rel=0.15), part
+    assert count(net) == pytest.approx(227_000, rel=0.01)
 
 
 def test_named_parts() -> None:

@@ -163,8 +163,9 @@ def test_other_shapes_are_refused() -> None:
         {"critic": "op_sampled", "num_blueprints": 15},
         {"critic": "op_soft", "op_encoder": True},
         {"lstm_hidden_dim": 512},
+        {"blueprint_layers": 2},
     ],
-    ids=["default", "deep", "sampled", "soft", "wide"],
+    ids=["default", "deep", "sampled", "soft", "wide", "shallow"],
 )
 def test_decisions_are_those_of_the_network(
     options: dict[str, Any], library: str, monkeypatch: pytest.MonkeyPatch

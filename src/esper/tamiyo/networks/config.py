@@ -56,6 +56,12 @@ class PolicyConfig(Config):
     blueprint_embed_dim: int = option(
         4, "documents: numbers that describe the seed in a slot.", minimum=1
     )
+    blueprint_layers: int = option(
+        3,
+        "documents: layers of the blueprint's head; 2 are those of any other.",
+        minimum=2,
+        maximum=3,
+    )
     slot_width: int = option(
         64, "travelling: numbers that describe a slot, and width of its heads.", minimum=4
     )
@@ -95,6 +101,11 @@ class PolicyConfig(Config):
             raise ConfigError(
                 f"PolicyConfig.state_dim is the documents' alone, got {self.state_dim} with "
                 f"layout {self.layout!r}; leave it out"
+            )
+        if self.blueprint_layers != 3 and self.layout != "documents":
+            raise ConfigError(
+                "PolicyConfig.blueprint_layers is the documents' alone, got "
+                f"{self.blueprint_layers} with layout {self.layout!r}; leave it out"
             )
 
     @property

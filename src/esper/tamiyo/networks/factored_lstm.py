@@ -71,7 +71,8 @@ class FactoredRecurrentActorCriticV2(ActorCritic[None]):
         self.lstm = nn.LSTM(width, width, config.lstm_layers, batch_first=True)
         self.lstm_ln = nn.LayerNorm(width)
         self.slot_head = make_head(width, sizes["slot"])
-        self.blueprint_head = make_blueprint_head(width, sizes["blueprint"])
+        make_own = make_head if config.blueprint_layers == 2 else make_blueprint_head
+        self.blueprint_head = make_own(width, sizes["blueprint"])
         self.style_head = make_head(width, sizes["style"])
         self.tempo_head = make_head(width, sizes["tempo"])
         self.alpha_target_head = make_head(width, sizes["alpha_target"])

@@ -194,7 +194,11 @@ class PackedPolicyStep:
         lasts = [_linear(head, -1) for head in plain]
         blocks = torch.block_diag(*(layer.weight for layer in lasts))
         self._last = _packed(blocks, torch.cat([layer.bias for layer in lasts]), self._rows)
-        self._neck = self._pack([_linear(policy.blueprint_head, 2)], relu=True)
+        self._necks = [
+            self._pack([layer], relu=True)
+            for layer in list(policy.blueprint_head)[1:-1]
+            if isinstance(layer, nn.Linear)
+        ]
         self._blueprint = self._pack([_linear(policy.blueprint_head, -1)])
         self._before = sum(layer.out_features for layer in lasts[:BLUEPRINT])
 
@@ -248,7 +252,10 @@ class PackedPolicyStep:
         plain, wide = self._parts
         heads = first[:, : plain + wide].relu_()
         logits = self._last(heads[:, :plain])
-        blueprint = self._blueprint(self._neck(heads[:, plain:]))
+        blueprint = heads[:, plain:]
+        for neck in self._necks:
+            blueprint = neck(blueprint)
+        blueprint = self._blueprint(blueprint)
         at = self._before
         logits = torch.cat([logits[:, :at], blueprint, logits[:, at:]], dim=1)
         judged = first[:, plain + wide :]

@@ -1,0 +1,242 @@
+"""Can a run whose heads have collapsed be rescued? Collapses one on real networks, then tries.
+
+A controller is trained on the embedded digits with all that holds the heads for blueprint and tempo
+open taken away, and with steps so long that they become certain. Copies of that run are then
+continued by `esper train --resume` in several ways, and what each round decided is compared: left
+alone; by entropy and the penalty below its floor, as the briefing (004) had it; by floors and
+KL(uniform, policy); and by these with both heads started afresh. Minutes on one core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import shlex
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from benchmarks.table import print_table
+from esper.leyline.actions import LifecycleOp
+from esper.leyline.defaults import ENTROPY_FLOOR_PENALTY_COEF, ENTROPY_FLOOR_PER_HEAD
+
+HEADS = ("blueprint", "tempo")
+"""The heads that the briefing found dead."""
+
+COLLAPSED = 0.05
+"""Normalised entropy below which the alarm `head_collapse` speaks of these heads."""
+
+LATE = 2
+"""Rounds at the end of a phase that its shares and returns are means of."""
+
+
+def _of_heads(setting: str, values: dict[str, float]) -> dict[str, float]:
+    return {f"{setting}.{head}": values[head] for head in HEADS}
+
+
+FRAGILE: dict[str, object] = {
+    "evaluate_every": 0,
+    "population.lifecycle.gates.min_training_epochs": 3,
+    "policy.lstm_hidden_dim": 64,
+    "policy.floor.kind": "off",
+    "ppo.learning_rate_end": 1.0,
+    "ppo.target_kl": 0,
+    "ppo.entropy_coef": 0,
+    "ppo.entropy_coef_end": 0,
+    "ppo.exploration_kl": 0,
+    "ppo.exploration.sparse_entropy": 0,
+    "ppo.exploration.sparse_curiosity": 0,
+    **_of_heads("ppo.entropy_floor_penalty", dict.fromkeys(HEADS, 0.0)),
+    **_of_heads("ppo.lr_multipliers", dict.fromkeys(HEADS, 30.0)),
+}
+"""Nothing holds blueprint and tempo open, and their steps are thirty times as long."""
+
+CALM: dict[str, object] = {
+    "ppo.target_kl": 0.015,
+    **_of_heads("ppo.lr_multipliers", dict.fromkeys(HEADS, 1.0)),
+}
+"""Ordinary steps again: whatever is tried, the cause is gone."""
+
+ENTROPY: dict[str, object] = {
+    "ppo.entropy_coef": 0.05,
+    "ppo.entropy_coef_end": 0.05,
+    **_of_heads("ppo.entropy_floor_penalty", ENTROPY_FLOOR_PENALTY_COEF),
+}
+"""What the briefing's run had: the entropy's bonus, and a penalty below its floor."""
+
+PULL: dict[str, object] = {"policy.floor.kind": "mixture", "ppo.exploration_kl": 0.05}
+"""Floors supply data, KL(uniform, policy) the gradient that a certain head has left."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to go on from the collapsed run."""
+
+    name: str
+    settings: dict[str, object]
+    resets: bool = False
+    rescues: bool = False
+    """Whether it is meant to bring the heads back."""
+
+
+ARMS = (
+    Arm("left alone", {}),
+    Arm("entropy and its floor penalty", ENTROPY),
+    Arm("floors and exploration KL", PULL, rescues=True),
+    Arm("the same, heads reset", PULL, resets=True, rescues=True),
+)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Collapse a run, continue it in every way, and print what became of it."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks recovery", description=__doc__)
+    parser.add_argument("--out", type=Path, help="folder for the runs (default: none is kept)")
+    parser.add_argument("--task", default="digits_narrow", help="what the networks learn")
+    parser.add_argument("--rows", type=int, default=16, help="networks side by side")
+    parser.add_argument("--steps", type=int, default=20, help="decisions of an episode")
+    parser.add_argument("--collapse", type=int, default=5, help="rounds of the collapse")
+    parser.add_argument("--rescue", type=int, default=6, help="rounds of every way to go on")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, help="file for every round")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as place:
+        folder = options.out or Path(place)
+        result = demonstrate(folder, options)
+    if options.json is not None:
+        options.json.write_text(json.dumps(result, indent=1), encoding="utf-8")
+    print_table(*as_table(result["phases"]))
+    print()
+    print_table(["what must hold", "measured", "holds"], result["criteria"])
+    return 0 if all(holds == "yes" for _, _, holds in result["criteria"]) else 1
+
+
+def demonstrate(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Return every round of the collapse and of every arm, with what must hold of them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    sick = folder / "collapsed"
+    if not sick.exists():
+        _esper(
+            *("train", "digits", "--task", options.task, "--device", "cpu"),
+            *("--rounds", options.collapse, "--envs", options.rows),
+            *("--episode-length", options.steps, "--seed", options.seed),
+            *_settings(FRAGILE),
+            *("--out", sick),
+        )
+    phases = {"collapse": read_rounds(sick)}
+    for arm in ARMS:
+        run = folder / arm.name.replace(" ", "-").replace(",", "")
+        if not run.exists():
+            shutil.copytree(sick, run)
+            rounds = {"rounds": options.collapse + options.rescue}
+            _esper(
+                *("train", "--resume", *_settings({**rounds, **CALM, **arm.settings})),
+                *(("--reset-heads", ",".join(HEADS)) if arm.resets else ()),
+                *("--out", run),
+            )
+        phases[arm.name] = read_rounds(run)[options.collapse :]
+    return {"phases": phases, "criteria": judge(phases)}
+
+
+def _settings(settings: dict[str, object]) -> list[str]:
+    return [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+
+
+def _esper(*arguments: object) -> None:
+    """Carry out a command of `esper`, shown as one would type it."""
+    from esper.cli.main import main as esper
+
+    words = [str(argument) for argument in arguments]
+    print(f"$ esper {shlex.join(words)}", file=sys.stderr, flush=True)
+    with contextlib.redirect_stdout(sys.stderr):
+        code = esper(words)
+    if code != 0:
+        raise SystemExit(code)
+
+
+def read_rounds(run: Path) -> list[dict[str, Any]]:
+    """Return what every round of a run decided and earned, and how open its heads were."""
+    import esper
+
+    with esper.open_run(run) as stored:
+        rounds = stored.rows(
+            "rounds", columns=("round", "return_mean", "gain_mean", "op_counts", "seconds")
+        )
+        last = {
+            (row["round"], row["ordinal"])
+            for row in stored.rows("updates", columns=("round", "ordinal"), where="is_last = 1")
+        }
+        heads = stored.rows(
+            "update_heads",
+            columns=("round", "ordinal", "head", "entropy_conditional", "choices"),
+            where=f"head IN ({', '.join('?' * len(HEADS))})",
+            parameters=HEADS,
+        )
+    by_round: dict[int, dict[str, Any]] = {row["round"]: {} for row in rounds}
+    for row in heads:
+        if (row["round"], row["ordinal"]) in last:
+            by_round[row["round"]][row["head"]] = {
+                "entropy": row["entropy_conditional"],
+                "chosen": sum(count > 0 for count in row["choices"] or ()),
+            }
+    return [{**row, "heads": by_round[row["round"]]} for row in rounds]
+
+
+def as_table(phases: dict[str, list[dict[str, Any]]]) -> tuple[list[str], list[list[str]]]:
+    """Return one row per phase: entropies of its first and last round, means of its late ones."""
+    header = ["", *(f"{head} entropy" for head in HEADS), "blueprints", "tempos"]
+    header += [*(op.name for op in LifecycleOp), "return", "gain"]
+    table = []
+    for name, rounds in phases.items():
+        late = rounds[-LATE:]
+        counts = {op.name: sum(row["op_counts"][op.name] for row in late) for op in LifecycleOp}
+        decided = sum(counts.values())
+        table.append(
+            [
+                f"{name}, rounds {rounds[0]['round'] + 1} to {rounds[-1]['round'] + 1}",
+                *(f"{_entropy(rounds[0], head)} to {_entropy(rounds[-1], head)}" for head in HEADS),
+                *(f"{fmean(row['heads'][head]['chosen'] for row in late):.1f}" for head in HEADS),
+                *(f"{count / decided:.0%}" for count in counts.values()),
+                f"{fmean(row['return_mean'] for row in late):+.2f}",
+                f"{fmean(row['gain_mean'] for row in late):+.2f}",
+            ]
+        )
+    return header, table
+
+
+def _entropy(row: dict[str, Any], head: str) -> str:
+    value = row["heads"][head]["entropy"]
+    return "none drawn" if value is None else f"{value:.3f}"
+
+
+def judge(phases: dict[str, list[dict[str, Any]]]) -> list[list[str]]:
+    """Return what must hold: it collapsed, and what is meant to rescue it did."""
+    found = []
+
+    def hold(what: str, rounds: Sequence[dict[str, Any]], *, is_open: bool) -> None:
+        values = [rounds[-1]["heads"][head]["entropy"] for head in HEADS]
+        known = [value for value in values if value is not None]
+        floors = [ENTROPY_FLOOR_PER_HEAD[head] for head in HEADS]
+        holds = len(known) == len(values) and all(
+            value >= floor if is_open else value < COLLAPSED
+            for value, floor in zip(known, floors, strict=True)
+        )
+        told = ", ".join("none drawn" if value is None else f"{value:.3f}" for value in values)
+        found.append([what, told, "yes" if holds else "no"])
+
+    names = " and ".join(HEADS)
+    hold(f"collapse: entropy of {names} below {COLLAPSED}", phases["collapse"], is_open=False)
+    for arm in ARMS:
+        if arm.rescues:
+            hold(f"{arm.name}: above the floors of 004", phases[arm.name], is_open=True)
+        else:
+            hold(f"{arm.name}: still below {COLLAPSED}", phases[arm.name], is_open=False)
+    return found
