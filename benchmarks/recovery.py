@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import shlex
 import shutil
 import sys
@@ -49,6 +50,9 @@ FRAGILE: dict[str, object] = {
     "policy.floor.kind": "off",
     "ppo.learning_rate_end": 1.0,
     "ppo.target_kl": 0,
+    "ppo.clip": 10,
+    "ppo.max_grad_norm": 100,
+    "ppo.head_weights": "equal",
     "ppo.entropy_coef": 0,
     "ppo.entropy_coef_end": 0,
     "ppo.exploration_kl": 0,
@@ -57,10 +61,13 @@ FRAGILE: dict[str, object] = {
     **_of_heads("ppo.entropy_floor_penalty", dict.fromkeys(HEADS, 0.0)),
     **_of_heads("ppo.lr_multipliers", dict.fromkeys(HEADS, 30.0)),
 }
-"""Nothing holds blueprint and tempo open, and their steps are thirty times as long."""
+"""Nothing holds blueprint and tempo open or limits a step, and theirs are thirty times as long."""
 
 CALM: dict[str, object] = {
     "ppo.target_kl": 0.015,
+    "ppo.clip": 0.5,
+    "ppo.max_grad_norm": 5,
+    "ppo.head_weights": "share",
     **_of_heads("ppo.lr_multipliers", dict.fromkeys(HEADS, 1.0)),
 }
 """Ordinary steps again: whatever is tried, the cause is gone."""
@@ -83,15 +90,15 @@ class Arm:
     name: str
     settings: dict[str, object]
     resets: bool = False
-    rescues: bool = False
-    """Whether it is meant to bring the heads back."""
+    pulls: bool = False
+    """Whether something in it has a gradient where a head is certain."""
 
 
 ARMS = (
     Arm("left alone", {}),
     Arm("entropy and its floor penalty", ENTROPY),
-    Arm("floors and exploration KL", PULL, rescues=True),
-    Arm("the same, heads reset", PULL, resets=True, rescues=True),
+    Arm("floors and exploration KL", PULL, pulls=True),
+    Arm("the same, heads reset", PULL, resets=True, pulls=True),
 )
 
 
@@ -100,10 +107,10 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks recovery", description=__doc__)
     parser.add_argument("--out", type=Path, help="folder for the runs (default: none is kept)")
     parser.add_argument("--task", default="digits_narrow", help="what the networks learn")
-    parser.add_argument("--rows", type=int, default=16, help="networks side by side")
+    parser.add_argument("--rows", type=int, default=12, help="networks side by side")
     parser.add_argument("--steps", type=int, default=20, help="decisions of an episode")
     parser.add_argument("--collapse", type=int, default=5, help="rounds of the collapse")
-    parser.add_argument("--rescue", type=int, default=6, help="rounds of every way to go on")
+    parser.add_argument("--rescue", type=int, default=4, help="rounds of every way to go on")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="file for every round")
     options = parser.parse_args(arguments)
@@ -176,7 +183,10 @@ def read_rounds(run: Path) -> list[dict[str, Any]]:
         }
         heads = stored.rows(
             "update_heads",
-            columns=("round", "ordinal", "head", "entropy_conditional", "choices"),
+            columns=(
+                *("round", "ordinal", "head"),
+                *("entropy_conditional", "exploration_kl", "choices"),
+            ),
             where=f"head IN ({', '.join('?' * len(HEADS))})",
             parameters=HEADS,
         )
@@ -185,15 +195,16 @@ def read_rounds(run: Path) -> list[dict[str, Any]]:
         if (row["round"], row["ordinal"]) in last:
             by_round[row["round"]][row["head"]] = {
                 "entropy": row["entropy_conditional"],
+                "from_uniform": row["exploration_kl"],
                 "chosen": sum(count > 0 for count in row["choices"] or ()),
             }
     return [{**row, "heads": by_round[row["round"]]} for row in rounds]
 
 
 def as_table(phases: dict[str, list[dict[str, Any]]]) -> tuple[list[str], list[list[str]]]:
-    """Return one row per phase: entropies of its first and last round, means of its late ones."""
-    header = ["", *(f"{head} entropy" for head in HEADS), "blueprints", "tempos"]
-    header += [*(op.name for op in LifecycleOp), "return", "gain"]
+    """Return one row per phase: heads in its first and last round, means of its late ones."""
+    header = ["", *(f"{head}: entropy" for head in HEADS), *(f"{head}: KL" for head in HEADS)]
+    header += ["blueprints", "tempos", *(op.name for op in LifecycleOp), "return", "gain"]
     table = []
     for name, rounds in phases.items():
         late = rounds[-LATE:]
@@ -202,7 +213,8 @@ def as_table(phases: dict[str, list[dict[str, Any]]]) -> tuple[list[str], list[l
         table.append(
             [
                 f"{name}, rounds {rounds[0]['round'] + 1} to {rounds[-1]['round'] + 1}",
-                *(f"{_entropy(rounds[0], head)} to {_entropy(rounds[-1], head)}" for head in HEADS),
+                *(_moved(rounds, head, "entropy", ".3f") for head in HEADS),
+                *(_moved(rounds, head, "from_uniform", ".1f") for head in HEADS),
                 *(f"{fmean(row['heads'][head]['chosen'] for row in late):.1f}" for head in HEADS),
                 *(f"{count / decided:.0%}" for count in counts.values()),
                 f"{fmean(row['return_mean'] for row in late):+.2f}",
@@ -212,31 +224,38 @@ def as_table(phases: dict[str, list[dict[str, Any]]]) -> tuple[list[str], list[l
     return header, table
 
 
-def _entropy(row: dict[str, Any], head: str) -> str:
-    value = row["heads"][head]["entropy"]
-    return "none drawn" if value is None else f"{value:.3f}"
+def _moved(rounds: Sequence[dict[str, Any]], head: str, what: str, form: str) -> str:
+    """Return a figure of a head after the first and after the last round."""
+    values = [row["heads"][head][what] for row in (rounds[0], rounds[-1])]
+    return " to ".join("none drawn" if value is None else f"{value:{form}}" for value in values)
 
 
 def judge(phases: dict[str, list[dict[str, Any]]]) -> list[list[str]]:
-    """Return what must hold: it collapsed, and what is meant to rescue it did."""
-    found = []
+    """Return what must hold: it collapsed, what cannot rescue it did not, and what can did."""
 
-    def hold(what: str, rounds: Sequence[dict[str, Any]], *, is_open: bool) -> None:
-        values = [rounds[-1]["heads"][head]["entropy"] for head in HEADS]
-        known = [value for value in values if value is not None]
-        floors = [ENTROPY_FLOOR_PER_HEAD[head] for head in HEADS]
-        holds = len(known) == len(values) and all(
-            value >= floor if is_open else value < COLLAPSED
-            for value, floor in zip(known, floors, strict=True)
-        )
-        told = ", ".join("none drawn" if value is None else f"{value:.3f}" for value in values)
-        found.append([what, told, "yes" if holds else "no"])
+    def ends(name: str, what: str) -> list[float]:
+        # A head that nothing was drawn from holds no promise.
+        values = [phases[name][-1]["heads"][head][what] for head in HEADS]
+        return [math.nan if value is None else value for value in values]
+
+    def row(what: str, values: Sequence[float], form: str, holds: bool) -> list[str]:
+        return [what, ", ".join(f"{value:{form}}" for value in values), "yes" if holds else "no"]
 
     names = " and ".join(HEADS)
-    hold(f"collapse: entropy of {names} below {COLLAPSED}", phases["collapse"], is_open=False)
+    sick, was = ends("collapse", "entropy"), ends("collapse", "from_uniform")
+    is_sick = all(value < COLLAPSED for value in sick)
+    found = [row(f"collapse: entropy of {names} < {COLLAPSED}", sick, ".3f", is_sick)]
     for arm in ARMS:
-        if arm.rescues:
-            hold(f"{arm.name}: above the floors of 004", phases[arm.name], is_open=True)
+        entropies = ends(arm.name, "entropy")
+        shares = [now / then for now, then in zip(ends(arm.name, "from_uniform"), was, strict=True)]
+        if arm.resets:
+            floors = [ENTROPY_FLOOR_PER_HEAD[head] for head in HEADS]
+            is_open = all(now >= least for now, least in zip(entropies, floors, strict=True))
+            found.append(row(f"{arm.name}: above the floors of 004", entropies, ".3f", is_open))
+        elif arm.pulls:
+            is_near = all(share < 0.5 for share in shares)
+            found.append(row(f"{arm.name}: KL from uniform halved", shares, ".0%", is_near))
         else:
-            hold(f"{arm.name}: still below {COLLAPSED}", phases[arm.name], is_open=False)
+            is_stuck = all(value < COLLAPSED for value in entropies)
+            found.append(row(f"{arm.name}: still < {COLLAPSED}", entropies, ".3f", is_stuck))
     return found

@@ -288,23 +288,23 @@ def time_together(rounds: list[Line]) -> float:
     together = sum(
         count for line in rounds for n, count in line["decisions"].items() if int(n) >= 2
     )
-    return together / sum(sum(line["decisions"].values()) for line in rounds)
+    return float(together / sum(sum(line["decisions"].values()) for line in rounds))
 
 
 def round_time(rounds: list[Line]) -> float:
     """Return the median time of a round without its twins; the first has captures to make."""
     later = rounds[1:] or rounds
-    return median(line["seconds"] - line["timings"]["twins"] for line in later)
+    return float(median(line["seconds"] - line["timings"]["twins"] for line in later))
 
 
 def update_time(rounds: list[Line]) -> float:
     """Return the median time of an update."""
-    return median(line["timings"]["update"] for line in rounds[1:] or rounds)
+    return float(median(line["timings"]["update"] for line in rounds[1:] or rounds))
 
 
 def memory(rounds: list[Line]) -> float:
     """Return the most memory of a run in GiB."""
-    return max(line["memory_bytes"] for line in rounds) / 2**30
+    return float(max(line["memory_bytes"] for line in rounds)) / 2**30
 
 
 def print_summary(lines: Sequence[Line]) -> None:
@@ -336,8 +336,8 @@ def print_summary(lines: Sequence[Line]) -> None:
     print("\nReturn, gain and explained variance over the second half of a run; ± is the deviation")
     print("between seeds.\n")
     print("| criterion | measured (V1 is documents-v1, V2 documents-000) | answer |\n|---|---|---|")
-    for cells in criteria(results):
-        print(f"| {' | '.join(cells)} |")
+    for answered in criteria(results):
+        print(f"| {' | '.join(answered)} |")
 
 
 def _told(values: list[float], form: str) -> str:
