@@ -71,7 +71,8 @@ test-integrations: setup ## Lightning, Hugging Face's Trainer, the zoo, environm
 test-minimum: setup ## what the declared minimums of our dependencies break, in .venv-minimum
 	$(PYTHON) -m venv --clear .venv-minimum
 	$(BIN)/python -m tools.minimum_pins $(TORCH) > .venv-minimum/constraints.txt
-	.venv-minimum/bin/python -m pip install --quiet setuptools pytest pytest-timeout pytest-xdist hypothesis
+	.venv-minimum/bin/python -m pip install --quiet -c constraints.txt \
+		setuptools pytest pytest-timeout pytest-xdist hypothesis
 	.venv-minimum/bin/python -m pip install --quiet --no-build-isolation -c .venv-minimum/constraints.txt -e .
 	.venv-minimum/bin/python -m pytest -n 2 -m "not slow and not gpu" \
 		tests/leyline tests/nissa tests/tasks tests/runs tests/report tests/cli

@@ -74,7 +74,7 @@ def _faster_sparse_heads(config: TrainConfig) -> TrainConfig:
 
 VARIANTS = (
     Variant("as in the recipe", "hidden 128, marginal baseline", lambda config: config),
-    Variant("128, critic without the op", "000: V1-like", _policy(critic="state")),
+    Variant("V1", "what 000 replaced", _policy(critic="state", blueprint_layers=2)),
     Variant("hidden 256", "001", _policy(lstm_hidden_dim=256)),
     Variant("hidden 512", "000", _policy(lstm_hidden_dim=512)),
     Variant("baseline Q(s, sampled op)", "000: critic", _policy(critic="op_sampled")),
@@ -99,7 +99,7 @@ VARIANTS = (
 )
 """Every variant; the first is what the others are compared with."""
 
-WIDTHS = ("128, critic without the op", "hidden 256", "hidden 512")
+WIDTHS = ("V1", "hidden 256", "hidden 512")
 """Variants whose rounds are timed on digits; the first is what the others are compared with."""
 
 NOT_TRIED = {
