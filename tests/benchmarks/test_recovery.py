@@ -20,7 +20,8 @@ def test_the_collapsed_run_can_be_continued_in_every_way(arm: Any) -> None:
     assert compare_settings(sick, change_settings(sick, {**CALM, **arm.settings}))
     # With ordinary steps: of how the recipe limits and weighs them nothing is left out.
     calm = change_settings(sick, CALM).ppo
-    for name in ("target_kl", "clip", "max_grad_norm", "head_weights", "lr_multipliers"):
+    limits = ("target_kl", "clip", "max_grad_norm", "head_weights")
+    for name in ("learning_rate", "lr_multipliers", *limits):
         assert getattr(calm, name) == getattr(recipe.ppo, name), name
 
 
@@ -50,7 +51,7 @@ def _phases(**changed: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
 
 def test_a_rescue_is_told_from_a_collapse_that_lasts() -> None:
     assert [row[-1] for row in judge(_phases())] == ["yes"] * 5
-    opened = [_round(2, 0.5, 1.0)]
+    opened = [_round(2, 0.5, 1.0)]  # neither collapsed nor dead
     for name, wrong in (
         ("collapse", opened),
         ("left alone", opened),
