@@ -105,7 +105,7 @@ def growing_share(task_name: str, epochs: int | None, out: Path | None = None) -
     """
     from esper.growth.build import task_config, task_run
     from esper.nissa import open_store
-    from esper.runs.record_growing import record_end, record_newest, record_start, run_row
+    from esper.runs.record_growing import EpochRecorder, record_end, record_start, run_row
     from esper.tasks import get_task
 
     task = get_task(task_name)
@@ -122,11 +122,12 @@ def growing_share(task_name: str, epochs: int | None, out: Path | None = None) -
         )
         store = open_store(folder, row)
         record_start(store, run)
+        recorder = EpochRecorder(store, run)
         marked = time.perf_counter()
         told += marked - entered
         for _ in run.epochs():
             entered = time.perf_counter()
-            record_newest(store, run)
+            recorder.record_newest()
             if entered - marked > 2.0:
                 store.watermark()
                 marked = entered
