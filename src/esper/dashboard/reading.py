@@ -6,6 +6,7 @@ file, and the last to let go of it is the writer, which then tidies up its log.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -21,6 +22,10 @@ _PACE = 10
 """Rounds or epochs whose time tells how long the rest will take."""
 
 
+_visible_name = functools.lru_cache(maxsize=4_096, typed=True)(visible)
+"""Every row of an answer has the names of the row before."""
+
+
 def plain(value: Any) -> Any:
     """Return data as strict JSON holds it: what is not finite is absent, text is printable."""
     if value is None or isinstance(value, int):
@@ -30,7 +35,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, str):
         return visible(value, limit=4_000, keep="\n")
     if isinstance(value, Mapping):
-        return {visible(name): plain(item) for name, item in value.items()}
+        return {_visible_name(name): plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     return visible(value)

@@ -224,15 +224,12 @@ class _Guard:
 
 
 def _rows(cursor: sqlite3.Cursor, path: str, guard: _Guard) -> Iterator[tuple[Any, ...]]:
-    while True:
-        with _explained(path, guard):
-            row = cursor.fetchone()
+    with _explained(path, guard):
+        while (row := cursor.fetchone()) is not None:
             # SQLite asks by itself only within a row; there may be many that are quick.
             if guard():
                 raise sqlite3.OperationalError("interrupted")
-        if row is None:
-            return
-        yield row
+            yield row
 
 
 _OF_THE_FILE = frozenset(
