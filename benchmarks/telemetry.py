@@ -1,8 +1,8 @@
 """What telemetry costs a run, per call and as a share of a growing run, and how fast it answers.
 
-The share is measured in one run of `digits`: the time spent in calls to the store, plus all the
-processor time of its threads, over the time of the run. `--fill N` makes a store of N decisions
-in `--out` and asks it questions.
+The share is measured in one run of `digits`: the processor time of calls to the store and of its
+threads, over the processor time of the run. `--fill N` makes a store of N decisions in `--out` and
+asks it questions.
 """
 
 from __future__ import annotations
@@ -100,44 +100,47 @@ def per_call(count: int) -> list[tuple[str, float]]:
 def growing_share(task_name: str, epochs: int | None, out: Path | None = None) -> dict[str, float]:
     """Return what telemetry cost one growing run; its store is kept where `out` names a folder.
 
-    `own_s` is the processor time of the run itself: what other threads and processes spend is
-    compared with that, so that a busy machine does not make it look small.
+    All but `run_s` is processor time, `own_s` that of the thread that grows the network, calls
+    included: a busy machine makes neither look small nor large.
     """
     from esper.growth.build import task_config, task_run
     from esper.nissa import open_store
-    from esper.runs.record_growing import record_end, record_newest, record_start, run_row
+    from esper.runs.growing import SAVE_EVERY_S
+    from esper.runs.record_growing import EpochRecorder, record_end, record_start, run_row
     from esper.tasks import get_task
 
     task = get_task(task_name)
     changes = {} if epochs is None else {"epochs": epochs}
     config = task_config(task, seed=0, **changes)
     run = task_run(task, task.load(), config=config, controller="heuristic")
+    clock = time.thread_time
     told = 0.0
     with tempfile.TemporaryDirectory() as made:
         folder = made if out is None else out
-        started, cpu, own = time.perf_counter(), time.process_time(), time.thread_time()
-        entered = time.perf_counter()
+        started, cpu, own = time.perf_counter(), time.process_time(), clock()
+        entered = clock()
         row = run_row(
             run, name="run", controller="heuristic", config=config.to_mapping(), command="esper"
         )
         store = open_store(folder, row)
         record_start(store, run)
-        marked = time.perf_counter()
-        told += marked - entered
+        recorder = EpochRecorder(store, run)
+        told += clock() - entered
+        marked = time.monotonic()
         for _ in run.epochs():
-            entered = time.perf_counter()
-            record_newest(store, run)
-            if entered - marked > 2.0:
+            entered = clock()
+            recorder.record_newest()
+            if time.monotonic() - marked > SAVE_EVERY_S:
                 store.watermark()
-                marked = entered
-            told += time.perf_counter() - entered
+                marked = time.monotonic()
+            told += clock() - entered
         grown = run.finish()
-        entered = time.perf_counter()
+        entered = clock()
         record_end(store, grown)
         store.close()
-        told += time.perf_counter() - entered
+        told += clock() - entered
         total = time.perf_counter() - started
-        own = time.thread_time() - own
+        own = clock() - own
         background = time.process_time() - cpu - own
     return {"run_s": total, "own_s": own, "calls_s": told, "threads_s": background}
 
@@ -171,7 +174,7 @@ def main(arguments: list[str]) -> int:
     shares = []
     for _ in range(options.repeats):
         cost = growing_share(options.task, options.epochs)
-        share = cost["calls_s"] / cost["run_s"] + cost["threads_s"] / cost["own_s"]
+        share = (cost["calls_s"] + cost["threads_s"]) / cost["own_s"]
         shares.append([*(f"{value:.3f}" for value in cost.values()), f"{100 * share:.2f}"])
     print_table(["run s", "processor s", "in calls s", "its threads s", "telemetry %"], shares)
     return 0

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
-from esper.nissa import RunRow, RunStore, open_store
+from esper.nissa import RunRow, RunStore, open_run, open_store
 from esper.nissa.schema import (
     AlarmRow,
     ContributionRow,
@@ -19,9 +21,16 @@ from esper.nissa.schema import (
     UpdateRow,
 )
 
+T = TypeVar("T")
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\u202e'\";--"
 SLOTS = ["r0c0", "r0c1"]
 EPOCHS = 20
+
+
+def asked(folder: Path, read: Callable[..., T], *arguments: Any, **named: Any) -> T:
+    """What a reader finds in a run, opened for this answer alone."""
+    with open_run(folder) as run:
+        return read(run, *arguments, **named)
 
 
 def growing(folder: Path, *, epochs: int = EPOCHS, finish: bool = True, **changes: object) -> None:

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from esper.dashboard import episodes
-from tests.dashboard.stores import growing, training
+from tests.dashboard.stores import asked, growing, training
 
 
 def test_a_garden_has_a_stretch_for_each_stage(tmp_path: Path) -> None:
     growing(tmp_path)
-    garden = episodes.read_garden(tmp_path, 0, 0)
+    garden = asked(tmp_path, episodes.read_garden, 0, 0)
     assert garden["slots"] == ["r0c0", "r0c1"]
     assert [(span["stage"], span["from"], span["to"]) for span in garden["spans"]] == [
         ("TRAINING", 3, 7),
@@ -26,7 +26,7 @@ def test_a_garden_has_a_stretch_for_each_stage(tmp_path: Path) -> None:
 def test_a_long_garden_is_thinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     growing(tmp_path)
     monkeypatch.setattr(episodes, "MOST_EPOCHS", 5)
-    garden = episodes.read_garden(tmp_path, 0, 0)
+    garden = asked(tmp_path, episodes.read_garden, 0, 0)
     assert garden["every"] == 4
     assert [span["stage"] for span in garden["spans"]] == ["TRAINING", "BLENDING", "FOSSILIZED"]
     assert len(garden["epochs"]) == 5
@@ -34,7 +34,7 @@ def test_a_long_garden_is_thinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_a_seed_has_a_life(tmp_path: Path) -> None:
     growing(tmp_path)
-    life = episodes.read_seed(tmp_path, 0, 0, 0)
+    life = asked(tmp_path, episodes.read_seed, 0, 0, 0)
     assert life is not None
     assert life["seed"]["fate"] == "fossilized"
     assert [stage["step"] for stage in life["stages"]] == list(range(4, 21))
@@ -43,12 +43,12 @@ def test_a_seed_has_a_life(tmp_path: Path) -> None:
         (7, "ADVANCE"),
         (11, "FOSSILIZE"),
     ]
-    assert episodes.read_seed(tmp_path, 0, 0, 7) is None
+    assert asked(tmp_path, episodes.read_seed, 0, 0, 7) is None
 
 
 def test_a_decision_says_why(tmp_path: Path) -> None:
     training(tmp_path)
-    found = episodes.read_decisions(tmp_path, round=2, op="GERMINATE")["decisions"]
+    found = asked(tmp_path, episodes.read_decisions, round=2, op="GERMINATE")["decisions"]
     assert len(found) == 1
     assert found[0]["heads"]["op"] == {"choice": "GERMINATE", "probability": 0.75, "valid": 2}
     assert found[0]["alternatives"] == {"op": [["WAIT", 0.25]]}
@@ -61,7 +61,7 @@ def test_decisions_are_filtered_and_go_on(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(episodes, "MOST_DECISIONS", 4)
 
     def ids(**conditions: object) -> list[int]:
-        found = episodes.read_decisions(tmp_path, **conditions)  # type: ignore[arg-type]
+        found = asked(tmp_path, episodes.read_decisions, **conditions)  # type: ignore[arg-type]
         return [one["id"] for one in found["decisions"]]
 
     assert ids() == [9, 8, 7, 6]
@@ -73,7 +73,7 @@ def test_decisions_are_filtered_and_go_on(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_what_was_foreseen_stands_beside_what_came(tmp_path: Path) -> None:
     training(tmp_path)
-    found = episodes.read_foreseen(tmp_path, 1)
+    found = asked(tmp_path, episodes.read_foreseen, 1)
     # Rewards 1, 2, 3, discounted by a half: 3, then 2 + 1.5, then 1 + 1.75.
     assert [(point[0], point[1]) for point in found["points"]] == [
         (1.0, 3.0),
@@ -84,7 +84,7 @@ def test_what_was_foreseen_stands_beside_what_came(tmp_path: Path) -> None:
 
 def test_interactions_are_told(tmp_path: Path) -> None:
     training(tmp_path)
-    worth = episodes.read_garden(tmp_path, 0, 0)["worth"]
+    worth = asked(tmp_path, episodes.read_garden, 0, 0)["worth"]
     assert [(one["kind"], one["slot"], one["other"], one["value"]) for one in worth] == [
         ("interaction", "r0c0", "r0c1", 2.0)
     ]

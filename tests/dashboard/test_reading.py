@@ -4,18 +4,18 @@ import math
 from pathlib import Path
 
 from esper.dashboard import reading
-from tests.dashboard.stores import growing, training
+from tests.dashboard.stores import asked, growing, training
 
 
 def test_the_time_left_follows_the_last_rounds(tmp_path: Path) -> None:
     entry = reading.RunEntry(path=tmp_path, state="running", kind="train", done=3, planned=10)
     training(tmp_path)
-    assert reading._time_left(tmp_path, entry) == 70.0
+    assert asked(tmp_path, reading._time_left, entry) == 70.0
 
 
 def test_a_run_tells_what_it_is(tmp_path: Path) -> None:
     growing(tmp_path)
-    told = reading.read_run(tmp_path, "first")
+    told = asked(tmp_path, reading.read_run, "first")
     assert told["run"]["task"] == "digits"
     assert told["settings"] == [["growth.epochs", 20]]
     assert told["progress"]["state"] == "finished"
@@ -32,7 +32,8 @@ def test_an_alarm_stands_until_it_is_cleared(tmp_path: Path) -> None:
     store.write(AlarmRow(monitor="entropy", severity="critical"))
     store.close()
     stands = {
-        (row["monitor"], row["state"]): row["stands"] for row in reading.read_alarms(tmp_path)
+        (row["monitor"], row["state"]): row["stands"]
+        for row in asked(tmp_path, reading.read_alarms)
     }
     assert stands == {
         ("entropy", "raised"): True,

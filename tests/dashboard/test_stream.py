@@ -6,7 +6,7 @@ from pathlib import Path
 
 from esper.dashboard import stream
 from esper.nissa import RunRow, open_store
-from tests.dashboard.stores import SLOTS, grow_epoch, growing, score, train_round, training
+from tests.dashboard.stores import SLOTS, asked, grow_epoch, growing, score, train_round, training
 
 
 def test_only_what_came_after_is_told(tmp_path: Path) -> None:
@@ -14,21 +14,21 @@ def test_only_what_came_after_is_told(tmp_path: Path) -> None:
     for step in (1, 2):
         grow_epoch(store, step)
     store.flush()
-    position = stream.read_position(tmp_path)
+    position = asked(tmp_path, stream.read_position)
     grow_epoch(store, 3)
     store.flush()
-    now, change = stream.read_change(tmp_path, "grow", position)
+    now, change = asked(tmp_path, stream.read_change, position)
     rows = change["rows"]["epochs"]
     assert [row[0] for row in rows["rows"]] == [3]
     assert rows["rows"][0][rows["columns"].index("val_score")] == score(3)
     assert change["changed"] == ["epochs", "decisions"]
-    assert stream.read_change(tmp_path, "grow", now)[1] == {"rows": {}, "changed": []}
+    assert asked(tmp_path, stream.read_change, now)[1] == {"rows": {}, "changed": []}
     store.close()
 
 
 def test_a_position_survives_being_written(tmp_path: Path) -> None:
     growing(tmp_path, epochs=2)
-    position = stream.read_position(tmp_path)
+    position = asked(tmp_path, stream.read_position)
     assert stream.Position.parse(str(position)) == position
     for text in ("", "x", "a.1.2", str(position) + ".1", str(position).replace(".", ".-")):
         assert stream.Position.parse(text) is None
@@ -36,16 +36,16 @@ def test_a_position_survives_being_written(tmp_path: Path) -> None:
 
 def test_a_store_that_was_cut_back_is_read_anew(tmp_path: Path) -> None:
     growing(tmp_path, epochs=2)
-    now = stream.read_position(tmp_path)
+    now = asked(tmp_path, stream.read_position)
     ahead = stream.Position(now.store, tuple(row + 1 for row in now.rows))
-    assert stream.read_change(tmp_path, "grow", ahead)[1] == {"reset": True}
+    assert asked(tmp_path, stream.read_change, ahead)[1] == {"reset": True}
     other = stream.Position("another", now.rows)
-    assert stream.read_change(tmp_path, "grow", other)[1] == {"reset": True}
+    assert asked(tmp_path, stream.read_change, other)[1] == {"reset": True}
 
 
 def test_many_rows_come_in_several_events(tmp_path: Path) -> None:
     training(tmp_path, rounds=3)
-    now = stream.read_position(tmp_path)
+    now = asked(tmp_path, stream.read_position)
     most, stream.MOST_ROWS = stream.MOST_ROWS, 2
     try:
         watch = stream.Watch("a", tmp_path, stream.Position(now.store, (0,) * len(now.rows)))
@@ -79,7 +79,7 @@ def test_events_carry_the_position(tmp_path: Path) -> None:
     start, event = heard
     assert start.startswith("retry:")
     lines = dict(line.split(": ", 1) for line in event.strip().splitlines())
-    assert stream.Position.parse(lines["id"]) == stream.read_position(tmp_path)
+    assert stream.Position.parse(lines["id"]) == asked(tmp_path, stream.read_position)
     assert json.loads(lines["data"])["run"] == "a"
 
 

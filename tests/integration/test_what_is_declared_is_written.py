@@ -12,7 +12,7 @@ from esper.kasmina.gates import GateConfig
 from esper.kasmina.lifecycle import LifecycleConfig
 from esper.nissa import open_run, open_store
 from esper.nissa.columns import TABLES
-from esper.runs.record_growing import record_end, record_newest, record_start, run_row
+from esper.runs.record_growing import EpochRecorder, record_end, record_start, run_row
 from esper.runs.training import start_training
 from esper.simic.rewards import RewardConfig
 from esper.tasks import get_task
@@ -50,8 +50,9 @@ def grow(folder: Path) -> None:
     row = run_row(run, name="x", controller="random", config={"a": 1}, command="esper grow")
     with open_store(folder, row, sinks=()) as store:
         record_start(store, run)
+        recorder = EpochRecorder(store, run)
         for _ in run.epochs():
-            record_newest(store, run)
+            recorder.record_newest()
         record_end(store, run.finish())
 
 

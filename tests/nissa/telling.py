@@ -12,7 +12,7 @@ from esper.leyline.records import DecisionRecord, EpochRecord, SlotRecord
 from esper.nissa import RunRow, RunStore, open_run, open_store
 from esper.nissa.columns import TABLES
 from esper.nissa.schema import ContributionRow, EpisodeRow, RoundRow, UpdateHeadRow, UpdateRow
-from esper.runs.record_growing import epoch_rows
+from esper.runs.record_growing import EpochRows
 
 SLOTS = ("r0c0", "r0c1")
 EPOCHS = 30
@@ -134,8 +134,9 @@ def tell(
     store = open_store(folder, run_row(), resume=resume, **options)
     if not start:
         store.event("training_started", "esper grow --task digits")
+    rows = EpochRows(HISTORY[:start], host_parameters=6_418)
     for epoch in range(start + 1, stop_after + 1):
-        store.write(*epoch_rows(HISTORY[:epoch], host_parameters=6_418))
+        store.write(*rows.of(HISTORY[epoch - 1]))
         tell_training(store, epoch)
         if epoch % mark_every == 0 and marks is not None:
             marks[epoch] = store.watermark()

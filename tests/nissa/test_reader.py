@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from esper.leyline.errors import UnknownNameError, UsageError
-from esper.nissa import StoreError, open_run
+from esper.nissa import StoreError, open_run, open_store
 from esper.nissa.columns import TABLES
 from esper.nissa.reader import frame_library
 from esper.nissa.schema import EpochRow, RunRow
@@ -44,6 +44,24 @@ def test_rows_are_plain_data(folder: Path) -> None:
         assert isinstance(record, EpochRow)
         assert record.step == 1
         assert run.query("SELECT MAX(step) FROM epochs").rows == [(EPOCHS,)]
+
+
+def test_a_question_leaves_nothing_behind_on_the_file_it_shares(tmp_path: Path) -> None:
+    endless = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT x FROM c"
+    with open_store(tmp_path, RunRow(), sinks=()) as store:
+        store.write(EpochRow(step=1))
+        store.flush()
+        with open_run(tmp_path) as run:
+            assert run.query("SELECT step FROM epochs, runs", limit=0).is_truncated
+            with pytest.raises(UsageError, match="took longer"):
+                run.query(endless, timeout_s=0.01)
+            # No transaction is left open: what was written since is seen.
+            store.write(EpochRow(step=2))
+            store.flush()
+            assert [row["step"] for row in run.rows("epochs")] == [1, 2]
+            # No limit of time is left either: this is longer than that of the question before.
+            assert run.query(f"SELECT COUNT(*) FROM ({endless} LIMIT 300000)").rows == [(300000,)]
+            assert (run.entry.state, run.entry.done) == ("running", 2)
 
 
 def test_wrong_names_and_conditions_are_one_line(folder: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
+from esper.report import markup
 from esper.report.markup import (
     Scale,
     counted,
@@ -162,3 +163,8 @@ def test_shares_tell_more_close_to_their_ends(part: float | None, whole: float, 
 )
 def test_measures_of_any_size_are_short(value: float | None, text: str) -> None:
     assert format_measure(value) == text
+
+
+def test_what_python_finds_printable_is_shown_as_it_is() -> None:
+    printable = [character for character in map(chr, range(0x110000)) if character.isprintable()]
+    assert [character for character in printable if markup._printable(character) != character] == []

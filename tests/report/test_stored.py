@@ -13,7 +13,7 @@ from esper.nissa import EventKind, RunRow, RunStore, StoreError, open_run, open_
 from esper.nissa.history import read_history
 from esper.nissa.schema import AlarmRow, ContributionRow
 from esper.report.stored import read_modules, render_run, report_run
-from esper.runs.record_growing import epoch_rows
+from esper.runs.record_growing import EpochRows
 from tests.report.runs import COMMAND, CONFIG, HOST_PARAMETERS, SLOTS, VERSIONS, growing_run
 from tests.report.test_architecture import part
 from tests.report.test_growing import HOSTILE, read
@@ -34,8 +34,9 @@ ROW = RunRow(
 def tell(store: RunStore, history: list[EpochRecord], epochs: int) -> None:
     modules = [part(f"blocks.{number}", name).to_mapping() for number, name in enumerate(SLOTS)]
     store.event(EventKind.TRAINING_STARTED, data={"modules": modules})
-    for count in range(1, epochs + 1):
-        store.write(*epoch_rows(history[:count], host_parameters=HOST_PARAMETERS))
+    rows = EpochRows(host_parameters=HOST_PARAMETERS)
+    for record in history[:epochs]:
+        store.write(*rows.of(record))
 
 
 @pytest.fixture
@@ -114,7 +115,7 @@ def test_training_has_a_page_of_its_own_that_stays_small(tmp_path: Path) -> None
 
 def test_a_host_that_was_not_recorded_is_not_drawn(tmp_path: Path) -> None:
     with open_store(tmp_path / "run", ROW, sinks=()) as store:
-        store.write(*epoch_rows(growing_run()[:1]))
+        store.write(*EpochRows().of(growing_run()[0]))
     with open_run(tmp_path / "run") as run:
         assert read_modules(run) == ()
         assert "Architecture" not in render_run(run)

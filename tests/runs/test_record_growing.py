@@ -12,10 +12,10 @@ from esper.leyline.controller import Controller, ControllerContext
 from esper.leyline.records import ModuleRecord
 from esper.nissa import open_store, read_history
 from esper.runs.record_growing import (
+    EpochRecorder,
     record_end,
     record_history,
     record_interruption,
-    record_newest,
     record_start,
     run_row,
 )
@@ -42,8 +42,9 @@ def test_a_run_is_written_from_its_start_to_its_end(tmp_path: Path) -> None:
     row = run_row(run, name="x", controller="random", config={"a": 1}, command="esper grow")
     with open_store(tmp_path, row, sinks=()) as store:
         record_start(store, run)
+        recorder = EpochRecorder(store, run)
         for _ in run.epochs():
-            record_newest(store, run)
+            recorder.record_newest()
         grown = run.finish()
         record_end(store, grown)
     with esper.open_run(tmp_path) as stored:
@@ -67,8 +68,9 @@ def test_a_learned_controller_says_why(tmp_path: Path) -> None:
     run = make_run(controller=LearnedController(policy, ControllerContext(slot_names=slots)))
     row = run_row(run, name="x", controller="learned", config={}, command="esper grow")
     with open_store(tmp_path, row, sinks=()) as store:
+        recorder = EpochRecorder(store, run)
         for _ in run.epochs():
-            record_newest(store, run)
+            recorder.record_newest()
     with esper.open_run(tmp_path) as stored:
         told = stored.rows("events", where="kind = 'decision_explained'")
         decisions = {one["step"]: one["op"] for one in stored.rows("decisions")}

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import pytest
 
+from esper.leyline.records import EpochRecord
+from esper.nissa.columns import Row
 from esper.nissa.schema import (
     ContributionRow,
     DecisionRow,
@@ -13,12 +16,18 @@ from esper.nissa.schema import (
     SeedRow,
     StageRow,
 )
-from esper.runs.record_growing import epoch_rows
+from esper.runs.record_growing import EpochRows
 from tests.nissa.telling import HISTORY
 
 
+def epoch_rows(history: Sequence[EpochRecord], ablate_every: int = 1, **columns: int) -> list[Row]:
+    """The rows of the last epoch."""
+    rows = EpochRows(history[:-1], host_parameters=6_418, ablate_every=ablate_every)
+    return rows.of(history[-1], **columns)
+
+
 def test_a_quiet_epoch_is_one_row_and_its_decision() -> None:
-    rows = epoch_rows(HISTORY[:1], host_parameters=6_418, memory_bytes=5)
+    rows = epoch_rows(HISTORY[:1], memory_bytes=5)
     assert [type(row) for row in rows] == [DecisionRow, EpochRow]
     epoch = rows[-1]
     assert isinstance(epoch, EpochRow)
@@ -34,6 +43,12 @@ def test_an_epoch_tells_everything_and_itself_last() -> None:
     assert (stage.stage, stage.entered, stage.ordinal) == ("BLENDING", True, 0)
     assert isinstance(rows[-1], EpochRow)
     assert rows[-1].best_score == max(record.val_score for record in HISTORY[:11])
+
+
+def test_rows_do_not_depend_on_where_they_were_begun() -> None:
+    rows = EpochRows(host_parameters=6_418)
+    for count, record in enumerate(HISTORY, start=1):
+        assert rows.of(record) == epoch_rows(HISTORY[:count])
 
 
 def test_only_fresh_measurements_are_contributions() -> None:

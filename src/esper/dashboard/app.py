@@ -26,8 +26,9 @@ from esper.dashboard import episodes, reading, stream
 from esper.dashboard.catalog import Catalog
 from esper.dashboard.guard import Access, Guard
 from esper.leyline.errors import EsperError
+from esper.nissa.reader import StoredRun, open_run
 from esper.report.markup import visible
-from esper.report.series import ask, read_series
+from esper.report.series import read_series
 
 MOST_OVERLAID = 8
 """Runs that one page looks at together."""
@@ -102,10 +103,10 @@ async def _explain(request: Request, error: Exception) -> Response:
     return _answer({"error": visible(told)}, 422)
 
 
-Handler = Callable[["_Pages", Request], Any]
+Endpoint = Callable[["_Pages", Request], Awaitable[Response]]
 
 
-def _data(read: Handler) -> Callable[[_Pages, Request], Awaitable[Response]]:
+def _data(read: Callable[[_Pages, Request], Any]) -> Endpoint:
     """Make an answer of what a reader returns; it runs beside the loop that serves."""
 
     @functools.wraps(read)
@@ -114,6 +115,17 @@ def _data(read: Handler) -> Callable[[_Pages, Request], Awaitable[Response]]:
         return _answer(found)
 
     return answer
+
+
+def _of_run(read: Callable[[_Pages, Request, StoredRun], Any]) -> Endpoint:
+    """Make an answer of what a reader finds in the run that a request names."""
+
+    @functools.wraps(read)
+    def opened(self: _Pages, request: Request) -> Any:
+        with open_run(self.folder(request.query_params.get("id", ""))) as run:
+            return reading.plain(read(self, request, run))
+
+    return _data(opened)
 
 
 class _Pages:
@@ -163,52 +175,47 @@ class _Pages:
             found.append({"name": name, **reading.plain(told)})
         return {"root": visible(self._catalog.root), "runs": found}
 
-    @_data
-    def run(self, request: Request) -> Any:
+    @_of_run
+    def run(self, request: Request, run: StoredRun) -> Any:
         """Return what one run is and how it stands."""
-        name, path = self._asked(request)
-        told = reading.read_run(path, name)
-        return {**reading.plain(told), "name": name, "label": visible(name)}
+        return reading.read_run(run, request.query_params["id"])
 
-    @_data
-    def series(self, request: Request) -> Any:
+    @_of_run
+    def series(self, request: Request, run: StoredRun) -> Any:
         """Return the points of a run's charts, and the position from which a stream goes on.
 
         With `from` and `to`, those between two places of the axis alone.
         """
-        _, path = self._asked(request)
         between = _between(request)
         # Read before the points: what is written meanwhile is then told twice, not left out.
-        position = stream.read_position(path)
-        kind = str(ask(path, "SELECT kind FROM runs LIMIT 1")[0]["kind"])
-        tables = read_series(path, kind, between)
-        return {"position": str(position), "kind": kind, "tables": reading.plain(tables)}
+        position = stream.read_position(run)
+        kind = reading.read_kind(run)
+        return {
+            "position": str(position),
+            "kind": kind,
+            "tables": read_series(run, kind, between),
+        }
 
-    @_data
-    def garden(self, request: Request) -> Any:
+    @_of_run
+    def garden(self, request: Request, run: StoredRun) -> Any:
         """Return what lived in the slots of one episode."""
-        _, path = self._asked(request)
-        return reading.plain(
-            episodes.read_garden(path, _number(request, "round"), _number(request, "row"))
-        )
+        return episodes.read_garden(run, _number(request, "round"), _number(request, "row"))
 
-    @_data
-    def seed(self, request: Request) -> Any:
+    @_of_run
+    def seed(self, request: Request, run: StoredRun) -> Any:
         """Return the life of one seed."""
-        _, path = self._asked(request)
         numbers = [_number(request, key) for key in ("round", "row", "ordinal")]
-        found = episodes.read_seed(path, *numbers)
+        found = episodes.read_seed(run, *numbers)
         if found is None:
             raise HTTPException(404, "There is no such seed.")
-        return reading.plain(found)
+        return found
 
-    @_data
-    def decisions(self, request: Request) -> Any:
+    @_of_run
+    def decisions(self, request: Request, run: StoredRun) -> Any:
         """Return decisions that meet all conditions."""
-        _, path = self._asked(request)
         asked = request.query_params
-        found = episodes.read_decisions(
-            path,
+        return episodes.read_decisions(
+            run,
             round=_maybe_number(request, "round"),
             row=_maybe_number(request, "row"),
             op=asked.get("op") or None,
@@ -217,13 +224,11 @@ class _Pages:
             acted=asked.get("acted") == "1",
             before=_maybe_number(request, "before"),
         )
-        return reading.plain(found)
 
-    @_data
-    def foreseen(self, request: Request) -> Any:
+    @_of_run
+    def foreseen(self, request: Request, run: StoredRun) -> Any:
         """Return predicted against real returns."""
-        _, path = self._asked(request)
-        return reading.plain(episodes.read_foreseen(path, _number(request, "round")))
+        return episodes.read_foreseen(run, _number(request, "round"))
 
     async def stream(self, request: Request) -> Response:
         """Tell what is new in one run or several, from where the page stands."""
@@ -234,20 +239,18 @@ class _Pages:
             places = [""] * len(names)
         watches = []
         for name, place in zip(names, places, strict=True):
-            path = await anyio.to_thread.run_sync(self._catalog.folder, name)
-            if path is None:
-                raise HTTPException(404, "There is no such run.")
+            path = await anyio.to_thread.run_sync(self.folder, name)
             watches.append(stream.Watch(name, path, stream.Position.parse(place)))
         return StreamingResponse(
             stream.events(watches, is_over=self._is_over), media_type="text/event-stream"
         )
 
-    def _asked(self, request: Request) -> tuple[str, Path]:
-        name = request.query_params.get("id", "")
+    def folder(self, name: str) -> Path:
+        """Return the folder of a run that may be shown."""
         path = self._catalog.folder(name)
         if path is None:
             raise HTTPException(404, "There is no such run.")
-        return name, path
+        return path
 
 
 def _maybe_number(request: Request, key: str) -> int | None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from esper.dashboard.reading import recorded_rows
 from esper.leyline.actions import HEAD_NAMES
+from esper.nissa.reader import StoredRun
 from esper.nissa.schema import EventKind
 from esper.report.series import ask, unfolded
 
@@ -23,14 +23,14 @@ _HERE = '"round" = ? AND "row" = ?'
 _JSON = ("alternatives", "reward_terms", "reward_details", "explanation")
 
 
-def read_garden(path: Path, round: int, row: int) -> dict[str, Any]:
+def read_garden(run: StoredRun, round: int, row: int) -> dict[str, Any]:
     """Return what lived in the slots of an episode, epoch by epoch, and what was decided."""
     here = [round, row]
-    span = ask(path, f"SELECT MAX(step) AS last, COUNT(*) AS n FROM epochs WHERE {_HERE}", here)[0]
+    span = ask(run, f"SELECT MAX(step) AS last, COUNT(*) AS n FROM epochs WHERE {_HERE}", here)[0]
     every = max(1, math.ceil((span["n"] or 0) / MOST_EPOCHS))
     thin = "" if every == 1 else f" AND (step % {every} = 0 OR entered = 1)"
     stages = ask(
-        path,
+        run,
         "SELECT step, ordinal, slot, stage, blueprint, alpha, contribution, contribution_se "
         f"FROM seed_stages WHERE {_HERE}{thin} ORDER BY ordinal, step",
         here,
@@ -39,25 +39,25 @@ def read_garden(path: Path, round: int, row: int) -> dict[str, Any]:
     return {
         "round": round,
         "row": row,
-        "rows": recorded_rows(path, round),
+        "rows": recorded_rows(run, round),
         "last": span["last"],
         "every": every,
-        "slots": _slots(path, stages),
+        "slots": _slots(run, stages),
         "spans": list(_spans(stages, every)),
         "seeds": ask(
-            path,
+            run,
             "SELECT ordinal, slot, blueprint, germinated, ended, fate, parameters, flops, "
             f"contribution, contribution_se, improvement FROM seeds WHERE {_HERE} ORDER BY ordinal",
             here,
         ),
         "marks": ask(
-            path,
+            run,
             "SELECT step, op, slot, outcome FROM decisions "
             f"WHERE {_HERE} AND op <> 'WAIT' ORDER BY step LIMIT ?",
             [*here, MOST_MARKS],
         ),
         "epochs": ask(
-            path,
+            run,
             "SELECT step, val_score, twin_score FROM epochs "
             f"WHERE {_HERE}{epochs_thin} ORDER BY step",
             here,
@@ -65,7 +65,7 @@ def read_garden(path: Path, round: int, row: int) -> dict[str, Any]:
         "episode": next(
             iter(
                 ask(
-                    path,
+                    run,
                     "SELECT task, env_seed, episodic_return, final_score, twin_score, gain, "
                     "parameter_ratio, seeds_germinated, seeds_fossilized, seeds_pruned, "
                     f"rollback_reason FROM episodes WHERE {_HERE} LIMIT 1",
@@ -74,14 +74,14 @@ def read_garden(path: Path, round: int, row: int) -> dict[str, Any]:
             ),
             None,
         ),
-        "worth": _worth(path, here),
+        "worth": _worth(run, here),
     }
 
 
-def _slots(path: Path, stages: Sequence[Mapping[str, Any]]) -> list[str]:
+def _slots(run: StoredRun, stages: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the names of the slots in their order; of a run over several tasks, those in use."""
     used = {int(stage["ordinal"]): str(stage["slot"]) for stage in stages}
-    named = unfolded(ask(path, "SELECT slots FROM runs LIMIT 1")[0]["slots"])
+    named = unfolded(ask(run, "SELECT slots FROM runs LIMIT 1")[0]["slots"])
     names = [str(name) for name in named] if isinstance(named, list) else []
     if all(place < len(names) and names[place] == name for place, name in used.items()):
         return names
@@ -120,25 +120,25 @@ def _spans(stages: Sequence[Mapping[str, Any]], every: int) -> list[dict[str, An
     return spans
 
 
-def _worth(path: Path, here: Sequence[int]) -> list[dict[str, Any]]:
+def _worth(run: StoredRun, here: Sequence[int]) -> list[dict[str, Any]]:
     """Return what every seed, pair and set was worth when it was last measured."""
     return ask(
-        path,
+        run,
         "SELECT kind, slot, other, value, se, MAX(step) AS step FROM contributions "
         f"WHERE {_HERE} GROUP BY kind, slot, other ORDER BY kind, slot, other",
         here,
     )
 
 
-def read_seed(path: Path, round: int, row: int, ordinal: int) -> dict[str, Any] | None:
+def read_seed(run: StoredRun, round: int, row: int, ordinal: int) -> dict[str, Any] | None:
     """Return the life of one seed, None where there is no such seed."""
     here = [round, row]
-    found = ask(path, f"SELECT * FROM seeds WHERE {_HERE} AND ordinal = ?", [*here, ordinal])
+    found = ask(run, f"SELECT * FROM seeds WHERE {_HERE} AND ordinal = ?", [*here, ordinal])
     if not found:
         return None
     seed = found[0]
     later = ask(
-        path,
+        run,
         f"SELECT MIN(germinated) AS next FROM seeds WHERE {_HERE} AND slot = ? AND germinated > ?",
         [*here, seed["slot"], seed["germinated"]],
     )[0]["next"]
@@ -146,29 +146,29 @@ def read_seed(path: Path, round: int, row: int, ordinal: int) -> dict[str, Any] 
     until = later if later is not None else 2**62
     life = [*here, seed["slot"], seed["germinated"], until]
     between = f"{_HERE} AND slot = ? AND step > ? AND step <= ?"
-    count = ask(path, f"SELECT COUNT(*) AS n FROM seed_stages WHERE {between}", life)[0]["n"]
+    count = ask(run, f"SELECT COUNT(*) AS n FROM seed_stages WHERE {between}", life)[0]["n"]
     every = max(1, math.ceil(count / MOST_EPOCHS))
     return {
         "seed": seed,
         "stages": ask(
-            path,
+            run,
             "SELECT step, stage, entered, alpha, alpha_target, contribution, contribution_se, "
             "improvement, interaction, grad_norm, grad_health FROM seed_stages "
             f"WHERE {between} AND (step % {every} = 0 OR entered = 1) ORDER BY step",
             life,
         ),
         "decisions": ask(
-            path,
+            run,
             "SELECT step, op, outcome, reason, reward FROM decisions "
             f"WHERE {_HERE} AND slot = ? AND step >= ? AND step < ? ORDER BY step LIMIT ?",
             [*life, MOST_MARKS],
         ),
-        "worth": [one for one in _worth(path, here) if seed["slot"] in (one["slot"], one["other"])],
+        "worth": [one for one in _worth(run, here) if seed["slot"] in (one["slot"], one["other"])],
     }
 
 
 def read_decisions(
-    path: Path,
+    run: StoredRun,
     *,
     round: int | None = None,
     row: int | None = None,
@@ -181,7 +181,7 @@ def read_decisions(
     """Return decisions, the newest first, with what is known of why; `before` goes on from there.
 
     Args:
-        path: The run.
+        run: The run.
         round: Only of this round.
         row: Only of this row.
         op: Only this operation.
@@ -201,7 +201,7 @@ def read_decisions(
         values.append(before)
     where = f"WHERE {' AND '.join(conditions)} " if conditions else ""
     rows = ask(
-        path,
+        run,
         'SELECT *, (SELECT data FROM events WHERE events."round" = decisions."round" '
         'AND events."row" = decisions."row" AND events.step = decisions.step AND kind = ? LIMIT 1) '
         f"AS explanation FROM decisions {where}ORDER BY id DESC LIMIT ?",
@@ -224,15 +224,15 @@ def _decision(found: dict[str, Any]) -> dict[str, Any]:
     return {**found, "heads": heads}
 
 
-def read_foreseen(path: Path, round: int) -> dict[str, Any]:
+def read_foreseen(run: StoredRun, round: int) -> dict[str, Any]:
     """Return what the critic predicted at decisions of a round, and what was paid from there on."""
     rows = ask(
-        path,
+        run,
         'SELECT "row", step, op, value, reward FROM decisions '
         'WHERE "round" = ? ORDER BY "row", step LIMIT 100000',
         [round],
     )
-    discount = _discount(path)
+    discount = _discount(run)
     points: list[list[Any]] = []
     ahead, at = 0.0, None
     for found in reversed(rows):
@@ -247,8 +247,8 @@ def read_foreseen(path: Path, round: int) -> dict[str, Any]:
     return {"round": round, "discount": discount, "every": every, "points": points[::every]}
 
 
-def _discount(path: Path) -> float:
-    config = unfolded(ask(path, "SELECT config FROM runs LIMIT 1")[0]["config"])
+def _discount(run: StoredRun) -> float:
+    config = unfolded(ask(run, "SELECT config FROM runs LIMIT 1")[0]["config"])
     found = config.get("ppo") if isinstance(config, Mapping) else None
     gamma = found.get("gamma") if isinstance(found, Mapping) else None
     return float(gamma) if isinstance(gamma, int | float) else 1.0

@@ -17,10 +17,11 @@ from typing import Any
 
 import anyio.to_thread
 
-from esper.dashboard.reading import plain, read_progress
+from esper.dashboard.reading import plain, read_kind, read_progress
 from esper.leyline.errors import EsperError
 from esper.nissa.columns import TABLES
 from esper.nissa.database import STORE_FILE
+from esper.nissa.reader import StoredRun, open_run
 from esper.report.panels import series_for
 from esper.report.series import Points, ask, read_new
 
@@ -65,13 +66,13 @@ class Position:
         return cls(store, tuple(int(row) for row in rows))
 
 
-def read_position(path: Path) -> Position:
+def read_position(run: StoredRun) -> Position:
     """Return where a run stands."""
     ids = ", ".join(
         f'(SELECT COALESCE(MAX(id), 0) FROM "{TABLES[name].stored_as}") AS "{name}"'
         for name in WATCHED
     )
-    found = ask(path, f"SELECT run_id, resumes, {ids} FROM runs LIMIT 1")
+    found = ask(run, f"SELECT run_id, resumes, {ids} FROM runs LIMIT 1")
     if not found:
         raise EsperError("the store holds no run")
     row = found[0]
@@ -79,16 +80,16 @@ def read_position(path: Path) -> Position:
     return Position(store, tuple(int(row[name]) for name in WATCHED))
 
 
-def read_change(path: Path, kind: str, since: Position) -> tuple[Position, dict[str, Any]]:
+def read_change(run: StoredRun, since: Position) -> tuple[Position, dict[str, Any]]:
     """Return how far a page that stood at `since` gets now, and what it has to know for that.
 
     Rows that do not fit into one event are said to be `left`.
     """
-    now = read_position(path)
+    now = read_position(run)
     was_cut = any(new < old for new, old in zip(now.rows, since.rows, strict=True))
     if now.store != since.store or was_cut:
         return now, {"reset": True}
-    series = {one.table: one for one in series_for(kind)}
+    series = {one.table: one for one in series_for(read_kind(run))}
     reached: list[int] = []
     rows: dict[str, Points] = {}
     changed: list[str] = []
@@ -98,7 +99,7 @@ def read_change(path: Path, kind: str, since: Position) -> tuple[Position, dict[
             changed.append(name)
             if name in series:
                 upto = min(new, old + MOST_ROWS)
-                rows[name] = read_new(path, series[name], old, upto)
+                rows[name] = read_new(run, series[name], old, upto)
         reached.append(upto)
     found: dict[str, Any] = {"rows": rows, "changed": changed}
     if tuple(reached) != now.rows:
@@ -113,7 +114,6 @@ class Watch:
         """Begin after `since`, or at what is there at the first look."""
         self.name, self.path = name, path
         self.position = since
-        self._kind = ""
         self._seen: tuple[Any, ...] = ()
         self._told = ""
         self._asked = -QUIET_S
@@ -123,23 +123,21 @@ class Watch:
 
         What cannot be read at the moment is told once, and looked for again.
         """
+        touched = _touched(self.path)
+        if touched == self._seen and time.monotonic() - self._asked < QUIET_S:
+            return None
+        is_first = self.position is None
+        change: dict[str, Any] = {}
         try:
-            touched = _touched(self.path)
-            progress = None
-            is_first = self.position is None
-            if is_first:
-                self.position = read_position(self.path)
-            if not self._kind:
-                self._kind = str(ask(self.path, "SELECT kind FROM runs LIMIT 1")[0]["kind"])
-            change: dict[str, Any] = {}
-            if touched != self._seen and self.position is not None:
-                self.position, change = read_change(self.path, self._kind, self.position)
-                # Rows that did not fit into this event are looked for at once.
-                self._seen = () if change.pop("left", False) else touched
-            elif time.monotonic() - self._asked < QUIET_S:
-                return None
-            self._asked = time.monotonic()
-            progress = read_progress(self.path)
+            with open_run(self.path) as run:
+                if self.position is None:
+                    self.position = read_position(run)
+                if touched != self._seen:
+                    self.position, change = read_change(run, self.position)
+                    # Rows that did not fit into this event are looked for at once.
+                    self._seen = () if change.pop("left", False) else touched
+                self._asked = time.monotonic()
+                progress = read_progress(run)
         except (EsperError, sqlite3.Error, OSError, ValueError, LookupError) as error:
             return self._unless_told({"error": " ".join(str(error).split())})
         # The age of a run changes all the time and is told with what is new only.

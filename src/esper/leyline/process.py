@@ -14,7 +14,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from esper._version import __version__
@@ -140,7 +139,8 @@ def software_versions() -> dict[str, str]:
 def resident_bytes() -> int | None:
     """Return the memory of this process; None where the system does not say."""
     try:
-        pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
+        with open("/proc/self/statm", "rb", buffering=0) as file:
+            pages = file.read().split()[1]
     except (OSError, ValueError, IndexError):
         return None
     return int(pages) * os.sysconf("SC_PAGE_SIZE")

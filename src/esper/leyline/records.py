@@ -6,7 +6,8 @@ Absent values are None, never 0. Every record turns into plain data and back.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,9 +23,17 @@ def copy_fields(kind: type[T], source: object, /, **given: Any) -> T:
     Fields of the same name are taken over from `source`, those `given` come first, and what
     `source` does not have keeps its default.
     """
-    names = {field.name for field in dataclasses.fields(kind)} - given.keys()
-    shared = {name: getattr(source, name) for name in names if hasattr(source, name)}
+    shared = {
+        name: getattr(source, name)
+        for name in _field_names(kind)
+        if name not in given and hasattr(source, name)
+    }
     return kind(**shared, **given)
+
+
+@functools.cache
+def _field_names(kind: type[DataclassInstance]) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,28 +162,39 @@ class RunSummary:
         return cls(**{**data, "seeds": tuple(SeedRecord(**seed) for seed in data["seeds"])})
 
 
-def seed_records(history: list[EpochRecord] | tuple[EpochRecord, ...]) -> tuple[SeedRecord, ...]:
-    """Return the life of every seed, read off the epochs of a run in order."""
-    lives: list[dict[str, Any]] = []
-    open_life: dict[str, dict[str, Any]] = {}
-    for before, record in zip((None, *history), history, strict=False):
+class SeedLives:
+    """The lives of all seeds of a run, followed from one epoch to the next."""
+
+    def __init__(self) -> None:
+        """Begin before the first epoch."""
+        self._lives: list[dict[str, Any]] = []
+        self._open: dict[str, dict[str, Any]] = {}
+        self._before: int | None = None
+
+    def follow(self, record: EpochRecord) -> None:
+        """Take in the next epoch."""
+        # What an epoch shows was decided after the one before it.
+        decided = record.epoch if self._before is None else self._before
+        self._before = record.epoch
         for slot in record.slots:
-            life = open_life.get(slot.name)
+            life = self._open.get(slot.name)
             alive = slot.blueprint is not None and slot.stage not in _GONE
             if alive and life is None:
                 life = {
                     "slot": slot.name,
                     "blueprint": slot.blueprint,
-                    "germinated": before.epoch if before else record.epoch,
+                    "germinated": decided,
                     "ended": None,
+                    "contribution": None,
+                    "contribution_se": None,
                 }
-                open_life[slot.name] = life
-                lives.append(life)
+                self._open[slot.name] = life
+                self._lives.append(life)
             if life is None:
                 continue
             if not alive:
-                life.update(fate="pruned", ended=before.epoch if before else record.epoch)
-                del open_life[slot.name]
+                life.update(fate="pruned", ended=decided)
+                del self._open[slot.name]
                 continue
             life.update(
                 fate="fossilized" if slot.stage == "FOSSILIZED" else slot.stage.lower(),
@@ -184,10 +204,19 @@ def seed_records(history: list[EpochRecord] | tuple[EpochRecord, ...]) -> tuple[
             if slot.contribution is not None:
                 life.update(contribution=slot.contribution, contribution_se=slot.contribution_se)
             if slot.stage == "FOSSILIZED" and life["ended"] is None:
-                life["ended"] = before.epoch if before else record.epoch
-    return tuple(
-        SeedRecord(**{"contribution": None, "contribution_se": None, **life}) for life in lives
-    )
+                life["ended"] = decided
+
+    def records(self) -> tuple[SeedRecord, ...]:
+        """Return every life so far, in the order of germination."""
+        return tuple(SeedRecord(**life) for life in self._lives)
+
+
+def seed_records(history: Iterable[EpochRecord]) -> tuple[SeedRecord, ...]:
+    """Return the life of every seed, read off the epochs of a run in order."""
+    lives = SeedLives()
+    for record in history:
+        lives.follow(record)
+    return lives.records()
 
 
 def seeds_at_end(history: list[EpochRecord] | tuple[EpochRecord, ...]) -> tuple[SeedRecord, ...]:

@@ -52,9 +52,12 @@ class Column:
         return f'"{self.name}" {self.sql}{" NOT NULL" if self.is_required else ""}'
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Table:
-    """One table: its columns, what identifies a row, and how a record becomes one."""
+    """One table: its columns, what identifies a row, and how a record becomes one.
+
+    There is one of each, and it equals itself alone: it is looked up for every row that is written.
+    """
 
     name: str
     meaning: str

@@ -102,7 +102,7 @@ def describe_run(folder: Path) -> RunEntry:
         connection = connect_reader(path, busy_timeout_s=1.0)
         try:
             restrict(connection)
-            return _with_store(folder, connection)
+            return describe_store(folder, connection)
         finally:
             connection.close()
     except (StoreError, sqlite3.Error, OSError, RecursionError, TypeError, ValueError) as error:
@@ -110,7 +110,8 @@ def describe_run(folder: Path) -> RunEntry:
         return RunEntry(path=folder, state="damaged", age_s=_age(folder), note=note)
 
 
-def _with_store(folder: Path, connection: sqlite3.Connection) -> RunEntry:
+def describe_store(folder: Path, connection: sqlite3.Connection) -> RunEntry:
+    """Return how the run of an open store stands."""
     run = read_run(connection)
     is_training = run.kind == "train"
     last = connection.execute(

@@ -11,7 +11,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +50,10 @@ _PRAGMAS = _PRAGMAS_WITH_ARGUMENT | {
     "schema_version",
     "user_version",
 }
+
+
+Answer = tuple[tuple[str, ...], Iterator[tuple[Any, ...]]]
+"""The columns of an answer, and its rows as they are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +97,7 @@ def query_run(
     """
     answer = stream_query(run, sql, parameters, timeout_s=timeout_s, is_wanted=is_wanted)
     with answer as (columns, rows):
-        found: list[tuple[Any, ...]] = []
-        for row in rows:
-            if limit is not None and len(found) == limit:
-                return QueryResult(columns, found, True)
-            found.append(row)
-    return QueryResult(columns, found, False)
+        return collect(columns, rows, limit)
 
 
 @contextmanager
@@ -109,22 +108,59 @@ def stream_query(
     *,
     timeout_s: float | None = TIMEOUT_S,
     is_wanted: Callable[[], bool] | None = None,
-) -> Iterator[tuple[tuple[str, ...], Iterator[tuple[Any, ...]]]]:
+) -> Iterator[Answer]:
     """Open a question whose rows are read one by one; otherwise like `query_run`."""
     path = store_path(run)
     connection = connect_reader(path)
-    guard = _Guard(timeout_s, is_wanted)
     try:
         restrict(connection)
-        connection.set_progress_handler(guard, _CHECK_EVERY)
-        with _explained(str(path), guard):
-            cursor = connection.execute(sql, parameters)
-        if cursor.description is None:
-            raise UsageError("the question returns no columns; ask with SELECT")
-        columns = unique_names([entry[0] for entry in cursor.description])
-        yield columns, _rows(cursor, str(path), guard)
+        with ask_connection(
+            connection, str(path), sql, parameters, timeout_s=timeout_s, is_wanted=is_wanted
+        ) as answer:
+            yield answer
     finally:
         connection.close()
+
+
+@contextmanager
+def ask_connection(
+    connection: sqlite3.Connection,
+    name: str,
+    sql: str,
+    parameters: Sequence[Any] = (),
+    *,
+    timeout_s: float | None = TIMEOUT_S,
+    is_wanted: Callable[[], bool] | None = None,
+) -> Iterator[Answer]:
+    """Ask one question on a connection that can only read; `name` is the path for messages.
+
+    Nothing of it stays behind: neither its limit of time, nor a transaction that would keep the
+    writer from tidying up its log.
+    """
+    guard = _Guard(timeout_s, is_wanted)
+    connection.set_progress_handler(guard, _CHECK_EVERY)
+    try:
+        with _explained(name, guard):
+            cursor = connection.execute(sql, parameters)
+        with closing(cursor):
+            if cursor.description is None:
+                raise UsageError("the question returns no columns; ask with SELECT")
+            columns = unique_names([entry[0] for entry in cursor.description])
+            yield columns, _rows(cursor, name, guard)
+    finally:
+        connection.set_progress_handler(None, 0)
+
+
+def collect(
+    columns: tuple[str, ...], rows: Iterator[tuple[Any, ...]], limit: int | None = None
+) -> QueryResult:
+    """Return an answer as a whole, or its first rows."""
+    found: list[tuple[Any, ...]] = []
+    for row in rows:
+        if limit is not None and len(found) == limit:
+            return QueryResult(columns, found, True)
+        found.append(row)
+    return QueryResult(columns, found, False)
 
 
 def restrict(connection: sqlite3.Connection) -> None:
@@ -188,15 +224,12 @@ class _Guard:
 
 
 def _rows(cursor: sqlite3.Cursor, path: str, guard: _Guard) -> Iterator[tuple[Any, ...]]:
-    while True:
-        with _explained(path, guard):
-            row = cursor.fetchone()
+    with _explained(path, guard):
+        while (row := cursor.fetchone()) is not None:
             # SQLite asks by itself only within a row; there may be many that are quick.
             if guard():
                 raise sqlite3.OperationalError("interrupted")
-        if row is None:
-            return
-        yield row
+            yield row
 
 
 _OF_THE_FILE = frozenset(

@@ -15,7 +15,8 @@ from esper.leyline.errors import UsageError, unknown_name
 from esper.nissa.columns import TABLES, Row, Table
 from esper.nissa.database import StoreError, cannot, connect_reader, store_path
 from esper.nissa.inserts import decode
-from esper.nissa.query import TIMEOUT_S, QueryResult, query_run, restrict
+from esper.nissa.listing import RunEntry, describe_store
+from esper.nissa.query import TIMEOUT_S, QueryResult, ask_connection, collect, restrict
 from esper.nissa.schema import RunRow
 
 FRAME_LIBRARIES = ("polars", "pandas")
@@ -98,6 +99,16 @@ class StoredRun:
             _polars(module, chosen, found) if name == "polars" else _pandas(module, chosen, found)
         )
 
+    @property
+    def entry(self) -> RunEntry:
+        """How the run stands, as in a list of runs."""
+        try:
+            return describe_store(self.folder, self._connection)
+        except sqlite3.Error as error:
+            raise cannot(f"read the store {self.path}", error) from None
+        except (RecursionError, TypeError, ValueError) as error:
+            raise self._damaged(error) from None
+
     def query(
         self,
         sql: str,
@@ -107,7 +118,10 @@ class StoredRun:
         timeout_s: float | None = TIMEOUT_S,
     ) -> QueryResult:
         """Answer one SELECT."""
-        return query_run(self.path, sql, parameters, limit=limit, timeout_s=timeout_s)
+        with ask_connection(
+            self._connection, str(self.path), sql, parameters, timeout_s=timeout_s
+        ) as answer:
+            return collect(*answer, limit)
 
     def close(self) -> None:
         """Close the file."""
@@ -126,9 +140,10 @@ class StoredRun:
         try:
             return decode(table, row)
         except (RecursionError, TypeError, ValueError) as error:
-            raise StoreError(
-                f"the store {self.path} is damaged: {error}; use another copy of it"
-            ) from None
+            raise self._damaged(error) from None
+
+    def _damaged(self, error: Exception) -> StoreError:
+        return StoreError(f"the store {self.path} is damaged: {error}; use another copy of it")
 
     def _known(self, table: str) -> str:
         if table not in TABLES:

@@ -33,9 +33,12 @@ def visible(value: object, *, limit: int = _LIMIT, keep: str = "") -> str:
         keep: Characters that stay as they are although they do not print, such as newlines.
     """
     text = str(value)
-    shown = "".join(
-        character if character in keep else _printable(character) for character in text[:limit]
-    )
+    shown = text[:limit]
+    # Python finds fewer characters printable than are shown here, so what it does is shown as is.
+    if not shown.isprintable():
+        shown = "".join(
+            character if character in keep else _printable(character) for character in shown
+        )
     if len(text) > limit:
         shown += f"… ({len(text):,} characters)"
     return shown

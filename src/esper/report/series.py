@@ -6,10 +6,9 @@ import dataclasses
 import json
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, TypedDict
 
-from esper.nissa.query import query_run
+from esper.nissa.reader import StoredRun
 from esper.report.panels import COMPUTED, Series, series_for
 
 TIMEOUT_S = 5.0
@@ -26,9 +25,9 @@ class Points(TypedDict):
     """Places on the axis that were taken together."""
 
 
-def ask(path: Path, sql: str, parameters: Sequence[Any] = ()) -> list[dict[str, Any]]:
+def ask(run: StoredRun, sql: str, parameters: Sequence[Any] = ()) -> list[dict[str, Any]]:
     """Answer one question."""
-    return query_run(path, sql, parameters, timeout_s=TIMEOUT_S).to_dicts()
+    return run.query(sql, parameters, timeout_s=TIMEOUT_S).to_dicts()
 
 
 def unfolded(text: Any) -> Any:
@@ -41,22 +40,24 @@ def unfolded(text: Any) -> Any:
         return None
 
 
-def read_series(path: Path, kind: str, between: tuple[int, int] | None = None) -> dict[str, Points]:
+def read_series(
+    run: StoredRun, kind: str, between: tuple[int, int] | None = None
+) -> dict[str, Points]:
     """Return the points of every chart, table by table, and how many rows make one point.
 
     Args:
-        path: The run.
+        run: The run.
         kind: What kind of run it is.
         between: The first and the last place on the axis; all of it by default. A part of a long
             run has as many points as the whole, so they lie closer together.
     """
-    return {series.table: _read_table(path, _part(series, between)) for series in series_for(kind)}
+    return {series.table: _read_table(run, _part(series, between)) for series in series_for(kind)}
 
 
-def read_new(path: Path, series: Series, after: int, upto: int) -> Points:
+def read_new(run: StoredRun, series: Series, after: int, upto: int) -> Points:
     """Return the rows of a table that were written after one and up to another."""
     where = f"id > ? AND id <= ?{_episode(series)} ORDER BY id"
-    return _rows(path, series, where, [after, upto])
+    return _rows(run, series, where, [after, upto])
 
 
 def _episode(series: Series) -> str:
@@ -71,25 +72,24 @@ def _part(series: Series, between: tuple[int, int] | None) -> Series:
     return dataclasses.replace(series, where=where)
 
 
-def _read_table(path: Path, series: Series) -> Points:
+def _read_table(run: StoredRun, series: Series) -> Points:
     span = ask(
-        path,
+        run,
         f'SELECT MIN("{series.x}") AS low, MAX("{series.x}") AS high FROM "{series.table}"'
         f" WHERE {series.where}",
     )[0]
     if span["low"] is None:
-        return _rows(path, series, f"{series.where} LIMIT 0", [])
+        return _rows(run, series, f"{series.where} LIMIT 0", [])
     size = math.ceil((span["high"] - span["low"] + 1) / MOST_POINTS)
     if size <= 1:
-        return _rows(path, series, f"{series.where} ORDER BY id", [])
-    return _thinned(path, series, size, span["low"])
+        return _rows(run, series, f"{series.where} ORDER BY id", [])
+    return _thinned(run, series, size, span["low"])
 
 
-def _rows(path: Path, series: Series, where: str, parameters: Sequence[Any]) -> Points:
+def _rows(run: StoredRun, series: Series, where: str, parameters: Sequence[Any]) -> Points:
     names = _names(series)
     chosen = ", ".join(_expression(name) for name in names)
-    answer = query_run(
-        path,
+    answer = run.query(
         f'SELECT {chosen} FROM "{series.table}" WHERE {where}',
         parameters,
         timeout_s=TIMEOUT_S,
@@ -97,7 +97,7 @@ def _rows(path: Path, series: Series, where: str, parameters: Sequence[Any]) -> 
     return {"columns": names, "rows": _decoded(series, names, answer.rows), "every": 1}
 
 
-def _thinned(path: Path, series: Series, size: int, low: int) -> Points:
+def _thinned(run: StoredRun, series: Series, size: int, low: int) -> Points:
     """Return two rows for every few: all the least values at its start, all the greatest after.
 
     What stands out in any column is thus seen in its chart, and a band keeps its whole width.
@@ -117,7 +117,7 @@ def _thinned(path: Path, series: Series, size: int, low: int) -> Points:
             f'SELECT {chosen} FROM "{series.table}" WHERE {series.where} GROUP BY {groups}'
         )
     statement = f"{' UNION ALL '.join(halves)} ORDER BY 1"
-    answer = query_run(path, statement, timeout_s=TIMEOUT_S)
+    answer = run.query(statement, timeout_s=TIMEOUT_S)
     return {"columns": names, "rows": _decoded(series, names, answer.rows), "every": size}
 
 

@@ -102,7 +102,7 @@ def read_training(run: StoredRun) -> TrainingRecord:
         rounds=rounds,
         updates=updates,
         heads={head: heads[head] for head in sorted(heads, key=lambda one: order.get(one, 99))},
-        points=read_series(run.path, "train"),
+        points=read_series(run, "train"),
         episodes=_read_episodes(run),
         events=[EventRow(**row) for row in events],
         choice_names=_choice_names(run),

@@ -35,11 +35,11 @@ from esper.report import report_run
 from esper.runs.checkpoint import GROWING, Checkpoints, Which, Write
 from esper.runs.folder import RunFolder
 from esper.runs.record_growing import (
+    EpochRecorder,
     record_changes,
     record_end,
     record_history,
     record_interruption,
-    record_newest,
     record_start,
     run_row,
 )
@@ -88,6 +88,7 @@ class GrowingRun(RecordedRun[EpochRecord]):
             folder, store, command, world, save_every_s=SAVE_EVERY_S, is_saved=is_saved
         )
         self.growth = growth
+        self._recorder = EpochRecorder(store, growth)
         self.settings = settings
         # Whatever an epoch takes, the first is saved.
         self._saved_at = -math.inf
@@ -111,7 +112,7 @@ class GrowingRun(RecordedRun[EpochRecord]):
 
     def record(self, step: EpochRecord) -> None:
         """Write an epoch into the store and the log, and keep the network if it is the best."""
-        record_newest(self.store, self.growth)
+        self._recorder.record_newest()
         self.folder.log(f"epoch {step.epoch} {epoch_line(step)}")
         if step.val_score > self._best_score:
             self._best_score = step.val_score

@@ -7,14 +7,14 @@ an uninterrupted one does. `esper.nissa.history` reads the same records back.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from esper.growth.grown import Grown
 from esper.growth.run import GrowthRun
 from esper.kasmina.contribution import Contributions, Estimate
 from esper.leyline.process import gpu_memory_share, resident_bytes, software_versions
-from esper.leyline.records import EpochRecord, SeedRecord, copy_fields, seed_records
+from esper.leyline.records import EpochRecord, SeedLives, SeedRecord, copy_fields
 from esper.leyline.settings import SettingChanges
 from esper.leyline.stages import MODULE_STAGES, SeedStage
 from esper.nissa.columns import Row
@@ -80,21 +80,31 @@ def record_changes(store: RunStore, run: GrowthRun, changes: SettingChanges) -> 
 
 def record_history(store: RunStore, run: GrowthRun) -> None:
     """Write every epoch so far into a store that knows none of them."""
-    for count in range(1, len(run.history) + 1):
-        store.write(*epoch_rows(run.history[:count], **_circumstances(run)))
+    rows = _epoch_rows(run, ())
+    for record in run.history:
+        store.write(*rows.of(record))
 
 
-def record_newest(store: RunStore, run: GrowthRun) -> None:
-    """Write the epoch that was just finished, all of it in one transaction."""
-    store.write(
-        *_explanation_rows(run),
-        *epoch_rows(
-            run.history,
-            **_circumstances(run),
-            memory_bytes=resident_bytes(),
-            gpu_memory_share=gpu_memory_share(run.device),
-        ),
-    )
+class EpochRecorder:
+    """Writes one epoch of a run after another; those it has done before are written already."""
+
+    def __init__(self, store: RunStore, run: GrowthRun) -> None:
+        """Go on after the run's history."""
+        self._store = store
+        self._run = run
+        self._rows = _epoch_rows(run, run.history)
+
+    def record_newest(self) -> None:
+        """Write the epoch that was just finished, all of it in one transaction."""
+        run = self._run
+        self._store.write(
+            *_explanation_rows(run),
+            *self._rows.of(
+                run.history[-1],
+                memory_bytes=resident_bytes(),
+                gpu_memory_share=gpu_memory_share(run.device),
+            ),
+        )
 
 
 def _explanation_rows(run: GrowthRun) -> Iterator[Row]:
@@ -112,12 +122,13 @@ def _explanation_rows(run: GrowthRun) -> Iterator[Row]:
         )
 
 
-def _circumstances(run: GrowthRun) -> dict[str, Any]:
-    return {
-        "host_parameters": run.parameters_before,
-        "host_flops": run.garden.host_flops,
-        "ablate_every": run.config.gardener.ablate_every,
-    }
+def _epoch_rows(run: GrowthRun, history: Iterable[EpochRecord]) -> EpochRows:
+    return EpochRows(
+        history,
+        host_parameters=run.parameters_before,
+        host_flops=run.garden.host_flops,
+        ablate_every=run.config.gardener.ablate_every,
+    )
 
 
 def record_interruption(store: RunStore, run: GrowthRun) -> None:
@@ -183,42 +194,72 @@ def _final_contributions(grown: Grown) -> Iterator[ContributionRow]:
 # -------------------------------------------------------------------------------------- one epoch
 
 
-def epoch_rows(
-    history: Sequence[EpochRecord],
-    *,
-    host_parameters: int | None = None,
-    ablate_every: int = 1,
-    **columns: Any,
-) -> list[Row]:
-    """Return the rows of the newest epoch; the epoch itself comes last, after what explains it.
+class EpochRows:
+    """Turns one epoch of a run after another into rows.
+
+    What an epoch has to be compared with is carried along, so that the thousandth costs no more
+    than the first.
 
     Args:
-        history: Every epoch so far, the newest last.
+        history: Epochs that came before, in order.
         host_parameters: Trainable parameters before growth.
+        host_flops: Operations of one sample's forward pass before growth.
         ablate_every: Contributions were measured at every this many epochs.
-        columns: Further columns of `epochs`, such as `memory_bytes`.
     """
-    record = history[-1]
-    before = history[-2] if len(history) > 1 else None
-    seeds, earlier = seed_records(list(history)), seed_records(list(history[:-1]))
-    scores = {one.epoch: one.val_score for one in history}
-    return [
-        *_stage_rows(record, before, seeds, scores),
-        *_contribution_rows(record, ablate_every),
-        *_seed_rows(record, seeds, earlier, scores),
-        *_decision_rows(record),
-        *_event_rows(record, before, seeds, earlier),
-        copy_fields(
-            EpochRow,
-            record,
-            step=record.epoch,
-            best_score=max(scores.values()),
-            host_parameters=host_parameters,
-            live_seeds=sum(slot.stage in _WITH_MODULE for slot in record.slots),
-            rollback_reason=record.rollback,
-            **columns,
-        ),
-    ]
+
+    def __init__(
+        self,
+        history: Iterable[EpochRecord] = (),
+        *,
+        host_parameters: int | None = None,
+        host_flops: int | None = None,
+        ablate_every: int = 1,
+    ) -> None:
+        """Begin after `history`."""
+        self._host = {"host_parameters": host_parameters, "host_flops": host_flops}
+        self._ablate_every = ablate_every
+        self._before: EpochRecord | None = None
+        self._lives = SeedLives()
+        self._scores: dict[int, float] = {}
+        self._best: float | None = None
+        for record in history:
+            self._follow(record)
+        self._seeds = self._lives.records()
+
+    def _follow(self, record: EpochRecord) -> None:
+        self._before = record
+        self._lives.follow(record)
+        self._scores[record.epoch] = record.val_score
+        score = record.val_score
+        self._best = score if self._best is None else max(self._best, score)
+
+    def of(self, record: EpochRecord, **columns: Any) -> list[Row]:
+        """Return the rows of the next epoch; the epoch itself comes last, after what explains it.
+
+        Args:
+            record: The epoch.
+            columns: Further columns of `epochs`, such as `memory_bytes`.
+        """
+        before, earlier, scores = self._before, self._seeds, self._scores
+        self._follow(record)
+        seeds = self._seeds = self._lives.records()
+        return [
+            *_stage_rows(record, before, seeds, scores),
+            *_contribution_rows(record, self._ablate_every),
+            *_seed_rows(record, seeds, earlier, scores),
+            *_decision_rows(record),
+            *_event_rows(record, before, seeds, earlier),
+            copy_fields(
+                EpochRow,
+                record,
+                step=record.epoch,
+                best_score=self._best,
+                live_seeds=sum(slot.stage in _WITH_MODULE for slot in record.slots),
+                rollback_reason=record.rollback,
+                **self._host,
+                **columns,
+            ),
+        ]
 
 
 def _stage_rows(

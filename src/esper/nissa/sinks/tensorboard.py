@@ -132,7 +132,9 @@ def settings_of(run: RunRow) -> Iterator[tuple[str, str | float | bool]]:
 
 
 def _tag(name: str) -> str:
-    return storable_text("".join(c if c.isprintable() else "_" for c in name))[:_MAX_TEXT]
+    if not name.isprintable():
+        name = storable_text("".join(c if c.isprintable() else "_" for c in name))
+    return name[:_MAX_TEXT]
 
 
 def _cut_back(folder: Path, cursor: Mapping[str, Any] | None) -> Path | None:
