@@ -9,6 +9,7 @@ import os
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 import random
+import signal
 from typing import Any
 
 import hypothesis
@@ -17,6 +18,10 @@ import pytest
 import torch
 
 SEED = 20_240_229
+
+# A shell has what it starts in the background ignore SIGINT, and so would every process of a test.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The networks are small, and results must not depend on the number of cores.
 torch.set_num_threads(1)

@@ -10,10 +10,10 @@ from esper.tasks import get_task
 
 
 def test_a_round_counts_what_rows_and_twins_learn_from() -> None:
-    rate = measure_rounds("smoke", 1, "cpu", rows=8)
+    rate = measure_rounds("smoke", 1, "cpu", rows=4)
     task, config = get_task("digits").config, get_recipe("smoke")
     each = config.epochs * task.samples_per_step
-    assert rate.rows == 8
-    assert rate.images == (8 + 8 // config.rows_per_seed) * each
+    assert rate.rows == 4
+    assert rate.images == (4 + 4 // config.rows_per_seed) * each
     assert rate.images_per_s == pytest.approx(rate.images / rate.round_s)
     assert 0 < rate.twins_s + rate.episodes_s + rate.update_s <= rate.round_s

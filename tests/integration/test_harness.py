@@ -40,9 +40,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Subject], Any]:
 @pytest.mark.parametrize(
     ("subject", "name"),
     [
-        (GROW, "killed while saving"),
         (GROW, "disk full"),
-        (GROW, "readers"),
+        pytest.param(GROW, "killed while saving", marks=pytest.mark.slow),
+        pytest.param(GROW, "readers", marks=pytest.mark.slow),
         # Those of training take as long as all others together.
         pytest.param(TRAIN, "folder moved away", marks=pytest.mark.slow),
         pytest.param(TRAIN, "a second writer", marks=pytest.mark.slow),

@@ -523,7 +523,7 @@ def pay_for_the_clock(state: Tensor, step: Any, at: int) -> Tensor:
     return state[:, :4].sum(-1) + 2.0
 
 
-@pytest.mark.parametrize("critic", ["op_marginal", "state"])
+@pytest.mark.parametrize("critic", ["op_marginal", pytest.param("state", marks=pytest.mark.slow)])
 def test_the_critic_explains_a_stationary_target(critic: str) -> None:
     policy = small_policy(critic=critic)
     agent = make_agent(policy, learning_rate=3e-3, gamma=0.8, minibatches=2)

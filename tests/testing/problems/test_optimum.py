@@ -163,7 +163,13 @@ TINY: dict[str, Problem] = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(TINY))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name == "scaffold" else name
+        for name in sorted(TINY)
+    ],
+)
 def test_no_sequence_of_legal_actions_earns_more(name: str) -> None:
     problem = TINY[name]
     optimum = find_optimum(problem)
