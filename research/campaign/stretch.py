@@ -12,6 +12,7 @@ file.
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import subprocess
 import sys
@@ -43,13 +44,11 @@ class Stage:
     seconds: int | None = None
     """Most seconds of one stretch that it may take: it then counts as done."""
 
-    def arguments(self, state: Path, data: str | None) -> list[str]:
+    def arguments(self, state: Path) -> list[str]:
         """Return what to run: from the start, or on from where it stopped."""
-        verb = [sys.executable, "-m", "esper", self.command[0]]
-        if (state / self.name / "config.yaml").exists():
-            return [*verb, "--resume", "--out", self.name]
-        given = ("--data", data) if data else ()
-        return [*verb, *self.command[1:], *given, "--out", self.name]
+        is_begun = (state / self.name / "config.yaml").exists()
+        asked = ("--resume",) if is_begun else self.command[1:]
+        return [sys.executable, "-m", "esper", self.command[0], *asked, "--out", self.name]
 
 
 def judge(name: str, policy: str) -> Stage:
@@ -77,13 +76,17 @@ STAGES = (
 )
 
 
-def run(stage: Stage, state: Path, data: str | None, seconds: float) -> bool:
+def run(stage: Stage, state: Path, data: Path | None, seconds: float) -> bool:
     """Carry a stage on for some seconds at most; return whether it is done."""
     limit = seconds if stage.seconds is None else min(seconds, stage.seconds)
-    command = stage.arguments(state, data)
+    command = stage.arguments(state)
+    # Stages begin on one machine and go on at another, where the data may lie elsewhere.
+    place = {} if data is None else {"ESPER_DATA": str(data.resolve())}
     with (state / f"{stage.name}.txt").open("a") as log:
         began = time.monotonic()
-        process = subprocess.Popen(command, cwd=state, stdout=log, stderr=log)
+        process = subprocess.Popen(
+            command, cwd=state, env={**os.environ, **place}, stdout=log, stderr=log
+        )
         try:
             code = process.wait(limit)
         except subprocess.TimeoutExpired:
@@ -91,7 +94,8 @@ def run(stage: Stage, state: Path, data: str | None, seconds: float) -> bool:
             code = process.wait()
         spent = time.monotonic() - began
     is_over = stage.seconds is not None and limit == stage.seconds and spent >= limit
-    print(f"{stage.name}: exit {code} after {spent:.0f} s", flush=True)
+    said = (state / f"{stage.name}.txt").read_text().splitlines()
+    print(f"{stage.name}: exit {code} after {spent:.0f} s: {said[-1] if said else ''}", flush=True)
     return code == 0 or is_over
 
 
@@ -99,7 +103,7 @@ def main() -> None:
     """Go through the stages."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("state", type=Path, help="folder of all stages")
-    parser.add_argument("--data", help="folder of the data")
+    parser.add_argument("--data", type=Path, help="folder of the data")
     parser.add_argument("--seconds", type=float, default=540, help="of this stretch")
     parser.add_argument("--list", action="store_true", help="say what is done and what is next")
     asked = parser.parse_args()
@@ -110,7 +114,7 @@ def main() -> None:
     for stage in STAGES:
         done = state / f"{stage.name}.done"
         if asked.list:
-            command = " ".join(stage.arguments(state, asked.data)[2:])
+            command = " ".join(stage.arguments(state)[2:])
             print(f"{'done' if done.exists() else 'next':5} {command}")
         elif not done.exists():
             left = asked.seconds - (time.monotonic() - began)
