@@ -1,12 +1,13 @@
 """One stretch of the campaign: the next stages, one after another, for as long as there is time.
 
     python research/campaign/stretch.py STATE --data DATA --seconds 540
+    python research/campaign/stretch.py STATE --data DATA --seconds 540 --only scratch
     python research/campaign/stretch.py STATE --list
 
 A stage is a command of `esper` that writes into its own folder of STATE and can be resumed. What
 came to its end is marked there; what did not is stopped in time (SIGTERM, as a batch system does)
-and goes on in the next stretch. STATE begins as a copy of what is known: `search/` beside this
-file.
+and goes on in the next stretch. STATE begins as a copy of what is known: `state/` beside this
+file. Stages that do not wait for each other can share a device: `--only` names those of a process.
 """
 
 from __future__ import annotations
@@ -24,6 +25,19 @@ HERE = Path(__file__).resolve().parent
 FAMILY = ("--family", "image16_family")
 DEVICE = ("--device", "cuda")
 BF16 = ("--set", "play.population.use_bf16=true")
+SEARCHED = tuple(
+    f"cifar16 plain {width}x{depth} pooled, {images} images,{noise} 60 epochs"
+    for depth in (2, 3)
+    for width in (4, 8, 16)
+    for images, noise in (
+        (20000, ""),
+        (6000, ""),
+        (2000, ""),
+        (20000, " noise 0.4,"),
+        (2000, " noise 0.4,"),
+    )
+)
+"""Every architecture with much, some and little data, with right and with wrong labels."""
 CONTROLS = (
     *("wait", "random", "periodic", "plateau"),
     *("heuristic:search/heuristic.json", "schedule:search/schedule.json"),
@@ -58,7 +72,23 @@ def judge(name: str, policy: str) -> Stage:
 
 
 STAGES = (
-    Stage("search", ("search", "--count", "32", "--rungs", "32x1", "8x3", *FAMILY, *DEVICE, *BF16)),
+    Stage(
+        "search",
+        (
+            *(
+                "search",
+                "--members",
+                *SEARCHED,
+                "--rungs",
+                "32x1",
+                "10x2",
+                "--children",
+                "24",
+                "24",
+            ),
+            *("--heuristics", "8", "--rows", "1280", *FAMILY, *DEVICE, *BF16),
+        ),
+    ),
     Stage("clone", ("clone", "search", "--rounds", "4", "--episodes", "256", *DEVICE)),
     judge("select_clone", "clone"),
     Stage(
@@ -105,13 +135,18 @@ def main() -> None:
     parser.add_argument("state", type=Path, help="folder of all stages")
     parser.add_argument("--data", type=Path, help="folder of the data")
     parser.add_argument("--seconds", type=float, default=540, help="of this stretch")
+    parser.add_argument("--only", nargs="+", metavar="STAGE", help="some of the stages")
     parser.add_argument("--list", action="store_true", help="say what is done and what is next")
     asked = parser.parse_args()
     state = asked.state.resolve()
     if not state.exists():
-        shutil.copytree(HERE / "search", state / "search")
+        state.mkdir(parents=True)
+        if (HERE / "state").exists():
+            shutil.copytree(HERE / "state", state, dirs_exist_ok=True)
     began = time.monotonic()
     for stage in STAGES:
+        if asked.only and stage.name not in asked.only:
+            continue
         done = state / f"{stage.name}.done"
         if asked.list:
             command = " ".join(stage.arguments(state)[2:])

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from esper.leyline.errors import UsageError
-from esper.proof.halving import Rung, parse_rungs, shared_ranking, survivors
+from esper.proof.halving import Rung, parse_rungs, portfolio, shared_ranking
 
 SCORES = {
     "narrow": {"a": 0.3, "b": 0.2, "c": 0.0, "d": 0.1},
@@ -36,13 +36,14 @@ def test_the_shared_ranking_is_by_mean_over_members() -> None:
     assert shared_ranking(partly) == ["a", "d"]
 
 
-def test_half_of_the_places_are_shared_and_half_the_members_own() -> None:
-    assert survivors(SCORES, 2, is_shared=False) == {"narrow": ["b", "a"], "noisy": ["b", "c"]}
-    assert survivors(SCORES, 3, is_shared=False) == {
-        "narrow": ["b", "c", "a"],
-        "noisy": ["b", "c", "d"],
-    }
-
-
-def test_settings_are_the_same_everywhere() -> None:
-    assert survivors(SCORES, 2, is_shared=True) == {"narrow": ["b", "c"], "noisy": ["b", "c"]}
+def test_a_portfolio_begins_with_the_best_on_average_and_adds_what_serves_where_it_is_weak() -> (
+    None
+):
+    # Beside b, a adds 0.1 on the narrow member and c as much on the noisy one, d nothing at all.
+    assert portfolio(SCORES, 1) == ["b"]
+    assert portfolio(SCORES, 3) == ["b", "c", "a"]
+    assert portfolio(SCORES, 9) == ["b", "c", "a", "d"]
+    harmful = {**SCORES, "small": {"a": 0.0, "b": -0.1, "c": -0.2, "d": 0.05}}
+    assert portfolio(harmful, 2) == ["b", "c"], "where all harm, waiting serves: it is worth 0"
+    one = {"narrow": SCORES["narrow"]}
+    assert portfolio(one, 3) == ["a", "b", "d"], "on one member it is the ranking there"

@@ -42,3 +42,12 @@ def test_descriptors_tell_members_apart_before_anything_is_trained() -> None:
     few = descriptors(member(2, 256).task())
     assert few["log_train_size"] == 8.0
     assert {**few, "log_train_size": narrow["log_train_size"]} == narrow
+
+
+def test_a_whole_label_chooses_one_member_and_a_part_all_that_share_it() -> None:
+    every = MemberChoice(family="image16_family", split="train")
+    plain = "cifar16 plain 4x2 pooled, 20000 images, 60 epochs"
+    assert [each.label for each in every.replace(labels=(plain,)).find()] == [plain]
+    part = [each.label for each in every.replace(labels=("4x2 pooled, 20000 images, 60",)).find()]
+    assert plain in part
+    assert len(part) > 1

@@ -4,9 +4,11 @@ import pytest
 
 from esper.leyline.blueprints import TOPOLOGIES
 from esper.leyline.controller import ControllerContext
+from esper.leyline.randomness import generator
 from esper.proof.plans import (
     BLUEPRINTS,
     STANDARD_PLANS,
+    breed_plan,
     draw_heuristic,
     draw_plan,
     make_plans,
@@ -31,6 +33,26 @@ def test_every_plan_is_a_sound_schedule(kinds: tuple[str, ...]) -> None:
         assert 1 <= len(entries) <= 3
         assert len({entry.slot for entry in entries}) == len(entries)
         assert all(entry.is_tended for entry in entries)
+
+
+@pytest.mark.parametrize("kinds", [("cnn",), ("cnn", "vector")])
+def test_children_are_sound_schedules_that_keep_most_of_their_parent(
+    kinds: tuple[str, ...],
+) -> None:
+    stream = generator(0, "children")
+    parents = make_plans(0, 30, kinds)
+    different = 0
+    for parent in parents:
+        child = breed_plan("child", parent.entries, stream, kinds)
+        entries = parse_schedule(child.entries, CONTEXT)
+        assert 1 <= len(entries) <= 3
+        assert len({entry.slot for entry in entries}) == len(entries)
+        assert abs(len(child.entries) - len(parent.entries)) <= 2
+        assert {e["slot"] for e in child.entries} & {e["slot"] for e in parent.entries}
+        different += child.entries != parent.entries
+    assert different > 20
+    kept = breed_plan("a", parents[-1].entries, generator(0, "same"), kinds)
+    assert kept == breed_plan("a", parents[-1].entries, generator(0, "same"), kinds)
 
 
 def test_every_kind_of_slot_gets_a_blueprint_that_fits() -> None:

@@ -12,7 +12,7 @@ from tests.proof.small import member, play_config
 
 MEMBERS = (member(2, horizon=6), member(3, 200, horizon=6))
 UNPLAYED = member(4, 100, horizon=6)
-CONFIG = SearchConfig(rungs=("4x2", "2x2"), heuristics=2, play=play_config(rows=8))
+CONFIG = SearchConfig(rungs=("4x1", "2x2"), children=(2, 1), heuristics=2, play=play_config(rows=8))
 
 
 def search(folder: Path, stop_after: int | None = None) -> Search:
@@ -40,11 +40,21 @@ def test_all_rungs_are_played_with_fresh_seeds(whole: Search) -> None:
     first = [each for each in whole.results if each.purpose == "rung 0"]
     last = [each for each in whole.results if each.purpose == "rung 1"]
     # On each of two members: waiting, the plans and the settings that are still in.
-    assert len(first) == 2 * (1 + 4 + 2)
+    assert len(first) == 2 * (1 + 4 + 3 + 2)
     assert len(last) == 2 * (1 + 2 + 1)
+    arms = [{each.arm for each in last if each.member == m.label} for m in MEMBERS]
+    assert arms[0] == arms[1], "tables are complete"
     assert {each.arm for each in last} < {each.arm for each in first}
     assert not set(first[0].seeds) & set(last[0].seeds)
     assert sum(len(each.seeds) for each in whole.results) == whole.rows
+
+
+def test_children_are_plans_of_the_first_rung_that_differ_from_all_others(whole: Search) -> None:
+    bred = [name for name in whole.plans if "." in name]
+    assert bred == ["plan 1.0", "plan 1.1", "plan 2.0"]
+    assert len({str(entries) for entries in whole.plans.values()}) == len(whole.plans)
+    played = {each.arm for each in whole.results if each.purpose == "rung 0"}
+    assert set(bred) < played
 
 
 def test_an_interrupted_search_ends_with_the_same_file(whole: Search, tmp_path: Path) -> None:

@@ -51,6 +51,13 @@ def set_up(parser: Parser) -> None:
         help="plans x seeds on every member, rung by rung (default: 64x2 16x8 4x32)",
     )
     what.add_argument(
+        "--children",
+        nargs="+",
+        type=int,
+        metavar="N",
+        help="plans bred from the best of the first rung, generation by generation (default: none)",
+    )
+    what.add_argument(
         "--heuristics", type=int, metavar="N", help="settings of the heuristic (default: 16)"
     )
     what.add_argument("--seed", type=int, metavar="S", help="names the plans (default: 0)")
@@ -100,7 +107,7 @@ def make(options: argparse.Namespace) -> Any:
     from esper.leyline.settings import change_settings
     from esper.proof.search import SearchConfig
 
-    named = chosen(options, "rungs", "heuristics", "seed", "choose_by")
+    named = chosen(options, "rungs", "children", "heuristics", "seed", "choose_by")
     return resolve(change_settings(SearchConfig(), named), options)
 
 

@@ -1,9 +1,9 @@
 """Successive halving: which plans go on to more seeds, as pure functions of what they brought.
 
-Of the places on a member, half go to the plans that are best over all members, the same ones
-everywhere, so that a single schedule can be chosen from complete tables; the other half go to the
-member's own best. Settings of the heuristic are one thing for all members, so all of their places
-are shared.
+The same plans go on on every member, so that tables are complete: what is best for all, what is
+best for one, and what to expect on members like these are then read from the same figures. They are
+chosen as a portfolio: first the plan that is best on average, then whichever adds most where the
+others are weak. Settings of the heuristic are one thing for all members; of them the best go on.
 """
 
 from __future__ import annotations
@@ -55,19 +55,18 @@ def shared_ranking(scores: Scores) -> list[str]:
     return sorted(everywhere, key=lambda plan: -means[plan])
 
 
-def survivors(scores: Scores, places: int, *, is_shared: bool) -> dict[str, list[str]]:
-    """Return the plans that go on, by member.
+def portfolio(scores: Scores, places: int) -> list[str]:
+    """Return the plans that serve the members best together, the best on average first.
 
-    Args:
-        scores: what plans brought so far; on every member the same or some of the same.
-        places: how many go on on each member.
-        is_shared: whether they are the same on every member.
+    A member is served by the best plan for it, or by waiting, which is worth 0. Where no plan adds
+    anything to those that are in, the best on average come next.
     """
-    shared = shared_ranking(scores)
-    common = shared[: places if is_shared else -(-places // 2)]
-    found = {}
-    for member, own in scores.items():
-        ranking = [] if is_shared else sorted(own, key=lambda plan: -own[plan])
-        rest = [plan for plan in ranking if plan not in common]
-        found[member] = [*common, *rest[: places - len(common)]]
+    ranking = shared_ranking(scores)
+    found = ranking[:1]
+
+    def served(plan: str) -> float:
+        return sum(max(0.0, *(own[each] for each in (plan, *found))) for own in scores.values())
+
+    while len(found) < min(places, len(ranking)):
+        found.append(max((plan for plan in ranking if plan not in found), key=served))
     return found

@@ -50,7 +50,9 @@ class MemberChoice(Config):
 
     family: str = option("digits_family", "Name of the family.")
     split: FamilySplit = option("select", "Members to train on, to choose by, or to claim on.")
-    labels: tuple[str, ...] = option((), "Parts of labels; members with any of them, all if empty.")
+    labels: tuple[str, ...] = option(
+        (), "Labels, or parts of labels that many share; members with any of them, all if empty."
+    )
     count: int = option(0, "How many, drawn by the seed; 0 for all.", minimum=0)
     seed: int = option(0, "Names the draw.", minimum=0)
 
@@ -70,7 +72,13 @@ class MemberChoice(Config):
         known: Sequence[Member] = get_family(self.family).members(self.split)
         if not known:
             raise UsageError(f"family {self.family!r} has no members to {self.split}")
-        found = [m for m in known if not self.labels or any(p in m.label for p in self.labels)]
+        whole = {member.label for member in known}
+        found = [
+            member
+            for member in known
+            if not self.labels
+            or any(p == member.label or (p not in whole and p in member.label) for p in self.labels)
+        ]
         if not found:
             raise UsageError(
                 f"no member has {' or '.join(map(repr, self.labels))} in its label; "

@@ -1,9 +1,10 @@
-"""The schedules that a search tries: sixteen that people would write, and any number drawn.
+"""The schedules that a search tries: some that people would write, some drawn, some bred.
 
 A drawn plan grows one to three seeds. Drawn are, in this order: how many seeds; which of the
 positions first, middle and last they take, and in which order; the blueprint, one for all or one
 each; when the first is germinated and how long the next ones wait; the style, the tempo and the
-amplitude. `SPACE` has the values and how likely each is. Plans are the plain entries of
+amplitude. `SPACE` has the values and how likely each is. A bred plan is one that did well with
+one or two of these changed. Plans are the plain entries of
 `esper.tamiyo.controllers.schedule_format`, so that whatever a search finds can be read, edited and
 played by `--controller schedule:FILE`.
 """
@@ -49,6 +50,9 @@ SPACE: dict[str, tuple[Any, ...]] = {
 }
 """Values of everything else, each as likely as it is often here; gaps are shares of the horizon."""
 assert set(SPACE["style"]) == set(HEAD_VALUES["style"])
+
+_FIELDS = ("style", "tempo", "alpha_target")
+"""What is the same for all seeds of a plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +112,7 @@ def draw_plan(seed: int, number: int, topologies: Sequence[Topology]) -> Plan:
     if pick(SPACE["same_blueprint"]):
         sets = sets[:1] * count
     start, gap = int(pick(SPACE["start"]).removesuffix("%")), pick(SPACE["gap"])
-    fields = {key: pick(SPACE[key]) for key in ("style", "tempo", "alpha_target")}
+    fields = {key: pick(SPACE[key]) for key in _FIELDS}
     entries = tuple(
         {
             "epoch": f"{start + place * gap}%",
@@ -120,6 +124,43 @@ def draw_plan(seed: int, number: int, topologies: Sequence[Topology]) -> Plan:
         for place, (position, names) in enumerate(zip(order, sets, strict=True))
     )
     return Plan(f"plan {number}", entries)
+
+
+def breed_plan(
+    name: str, parent: PlainSchedule, stream: torch.Generator, topologies: Sequence[Topology]
+) -> Plan:
+    """Return a plan that differs from its parent in one or two things.
+
+    Args:
+        name: what it is called.
+        parent: the plan that is changed.
+        stream: what is changed, and to what.
+        topologies: kinds of slots that the plan has to serve.
+    """
+
+    def pick(values: Sequence[Any]) -> Any:
+        return values[int(torch.randint(len(values), (), generator=stream))]
+
+    def draw_blueprint() -> str | list[str]:
+        names = [pick(BLUEPRINTS[each]) for each in topologies]
+        return names[0] if len(names) == 1 else names
+
+    entries = [dict(entry) for entry in parent]
+    for _ in range(pick((1, 2))):
+        change = pick(("blueprint", "blueprint", "add", "drop", "start", *_FIELDS))
+        free = [each for each in POSITIONS if each not in [entry["slot"] for entry in entries]]
+        if change == "blueprint":
+            pick(entries)["blueprint"] = draw_blueprint()
+        elif change == "add" and free:
+            entries.append({**pick(entries), "slot": pick(free), "blueprint": draw_blueprint()})
+        elif change == "drop" and len(entries) > 1:
+            entries.remove(pick(entries))
+        elif change == "start":
+            pick(entries)["epoch"] = pick(SPACE["start"])
+        elif change in _FIELDS:
+            value = pick(SPACE[change])
+            entries = [{**entry, change: value} for entry in entries]
+    return Plan(name, tuple(entries))
 
 
 def make_plans(seed: int, count: int, topologies: Sequence[Topology]) -> tuple[Plan, ...]:

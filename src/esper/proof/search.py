@@ -1,21 +1,26 @@
 """`esper search`: successive halving over schedules and settings of the heuristic.
 
 One search serves three purposes: the best single schedule, demonstrations (the best schedule of
-every member) and the heuristic's constants. Every plan with every seed on every member is a row of
-a population; all members run side by side. Whatever was played is in `results.jsonl`, so a search
-that was interrupted goes on, and what it found can be chosen anew from the file.
+every member) and the heuristic's constants. The first rung can have children: plans bred from what
+did best on some member, which play the same seeds before the next rung. Every plan with every seed
+on every member is a row of a population; all members run side by side. Whatever was played is in
+`results.jsonl`, so a search that was interrupted goes on, and what it found can be chosen anew from
+the file.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from esper.leyline.config import Config, option
 from esper.leyline.files import atomic_write_text
+from esper.leyline.randomness import generator
 from esper.proof.arm import Arm, HeuristicArm, ScheduleArm, waiting
 from esper.proof.choose import (
     Places,
@@ -26,10 +31,11 @@ from esper.proof.choose import (
     fit_contextual,
     most_played,
     read_table,
+    shrunk,
 )
-from esper.proof.halving import Rung, parse_rungs, survivors
+from esper.proof.halving import Rung, parse_rungs, portfolio, shared_ranking
 from esper.proof.member import Member, MemberChoice, descriptors
-from esper.proof.plans import PlainSchedule, draw_heuristic, make_plans
+from esper.proof.plans import PlainSchedule, breed_plan, draw_heuristic, make_plans
 from esper.proof.play import Cell, PlayConfig, Player
 from esper.proof.results import ResultFile
 from esper.tamiyo.controllers.heuristic import HeuristicConfig
@@ -53,6 +59,12 @@ class SearchConfig(Config):
 
     rungs: tuple[str, ...] = option(
         ("64x2", "16x8", "4x32"), "Plans x seeds on every member, fewer and fewer plans."
+    )
+    children: tuple[int, ...] = option(
+        (),
+        "Plans bred from the best of the first rung, generation by generation, each by changing "
+        "one or two things of a plan that did best on some member.",
+        minimum=1,
     )
     heuristics: int = option(
         16, "Settings of the heuristic that are tried beside the plans; 0 for none.", minimum=0
@@ -103,8 +115,8 @@ class Search:
         self.config, self.members, self.folder = config, tuple(members), folder
         self._player = player
         self.rungs = parse_rungs(config.rungs)
-        topologies = [member.task().topology for member in members]
-        plans = make_plans(config.seed, self.rungs[0].plans, topologies)
+        self._topologies = tuple(dict.fromkeys(member.task().topology for member in members))
+        plans = make_plans(config.seed, self.rungs[0].plans, self._topologies)
         self.plans: dict[str, PlainSchedule] = {plan.name: plan.entries for plan in plans}
         rotation = HeuristicConfig().rotation
         self.settings: dict[str, dict[str, Any]] = {
@@ -116,21 +128,27 @@ class Search:
     @property
     def rows(self) -> int:
         """Networks that are trained in all."""
-        return sum(
-            len(self.members) * rung.seeds * (1 + rung.plans + self._heuristics(rung))
-            for rung in self.rungs
-        )
+        first = self.rungs[0]
+        arms = sum(rung.seeds * (1 + rung.plans + self._heuristics(rung)) for rung in self.rungs)
+        return len(self.members) * (arms + first.seeds * sum(self.config.children))
 
     def run(self) -> bool:
-        """Play one rung after another; return whether all were played."""
-        for number in range(len(self.rungs)):
-            cells = self._cells(number)
-            missing = [cell for cell in cells if cell.key not in self.results]
-            for results in self._player.play(missing):
-                self.results.add(results)
-            if any(cell.key not in self.results for cell in cells):
+        """Play the first rung, its children, and one rung after another; return whether all."""
+        if not self._play(0):
+            return False
+        for number, count in enumerate(self.config.children, start=1):
+            self.plans |= self._breed(number, count)
+            if not self._play(0):
                 return False
-        return True
+        return all(self._play(number) for number in range(1, len(self.rungs)))
+
+    def _play(self, number: int) -> bool:
+        """Play what is missing of a rung; return whether all of it is there."""
+        cells = self._cells(number)
+        missing = [cell for cell in cells if cell.key not in self.results]
+        for results in self._player.play(missing):
+            self.results.add(results)
+        return all(cell.key in self.results for cell in cells)
 
     def table(self, last_rung: int | None = None) -> Table:
         """Return the log ratios of all rungs, or of those before one."""
@@ -142,7 +160,7 @@ class Search:
         """Choose from what was played, write the files that others take, and return a summary."""
         split, table = self.config.choose_by, self.table()
         single = best_single(table, list(self.plans), split)
-        places = {member.label: descriptors(member.task()) for member in self.members}
+        places = self._places()
         by_member = best_by_member(table, list(self.plans), split, places)
         rule = fit_contextual(table, places, self.plans, split)
         self._write(SCHEDULE_FILE, [dict(entry) for entry in self.plans[single]])
@@ -187,46 +205,56 @@ class Search:
         self._write("summary.json", summary)
         return summary
 
+    def _places(self) -> Places:
+        return {member.label: descriptors(member.task()) for member in self.members}
+
+    def _breed(self, generation: int, count: int) -> dict[str, PlainSchedule]:
+        """Return plans that nobody played yet, of parents that look best for some member."""
+        stream = generator(self.config.seed, generation, "children")
+        values = shrunk(_only(self.table(1), self.plans), self.config.choose_by, self._places())
+        known = [describe_schedule(entries) for entries in self.plans.values()]
+        found: dict[str, PlainSchedule] = {}
+        while len(found) < count:
+            own = values[self.members[_draw(len(self.members), stream)].label]
+            parent = self.plans[max(own, key=lambda plan: own[plan])]
+            name = f"plan {generation}.{len(found)}"
+            child = breed_plan(name, parent, stream, self._topologies)
+            told = describe_schedule(child.entries)
+            if told not in known:
+                known.append(told)
+                found[name] = child.entries
+        return found
+
     def _cells(self, number: int) -> list[Cell]:
-        """Return what a rung plays: waiting first, then every plan that is still in."""
-        rung = self.rungs[number]
+        """Return what a rung plays on every member: waiting, then every arm that is still in."""
         first = SEARCH_SEEDS + (number << 20)
-        seeds = tuple(range(first, first + rung.seeds))
-        arms = self._arms(number)
+        seeds = tuple(range(first, first + self.rungs[number].seeds))
         return [
             Cell(_purpose(number), arm, member, seeds)
-            for place in range(max(map(len, arms.values())))
+            for arm in self._arms(number)
             for member in self.members
-            for arm in arms[member.label][place : place + 1]
         ]
 
-    def _arms(self, number: int) -> dict[str, list[Arm]]:
-        """Return the arms of a rung by member."""
+    def _arms(self, number: int) -> list[Arm]:
+        """Return the arms of a rung."""
         rung = self.rungs[number]
-        plans = {member.label: list(self.plans) for member in self.members}
-        settings = {member.label: list(self.settings) for member in self.members}
+        plans, settings = list(self.plans), list(self.settings)
         if number:
-            table, split = self.table(number), self.config.choose_by
-            reached = {
-                member: {arm for arm in own if len(own[arm].seeds) == _most(own)}
-                for member, own in table.items()
-            }
+            split, places, table = self.config.choose_by, self._places(), self.table(number)
+            plans = portfolio(
+                shrunk(_only(table, most_played(table, plans)), split, places), rung.plans
+            )
+        if number and settings:
             means = {
-                member: {arm: own[arm].mean(split) for arm in own if arm in reached[member]}
+                member: {arm: own[arm].mean(split) for arm in most_played(table, settings)}
                 for member, own in table.items()
             }
-            plans = survivors(_only(means, self.plans), rung.plans, is_shared=False)
-            if self.settings:
-                kept = self._heuristics(rung)
-                settings = survivors(_only(means, self.settings), kept, is_shared=True)
-        return {
-            member: [
-                waiting(),
-                *(ScheduleArm(name, _always(self.plans[name])) for name in plans[member]),
-                *(HeuristicArm(name, self.settings[name]) for name in settings[member]),
-            ]
-            for member in plans
-        }
+            settings = shared_ranking(means)[: self._heuristics(rung)]
+        return [
+            waiting(),
+            *(ScheduleArm(name, _always(self.plans[name])) for name in plans),
+            *(HeuristicArm(name, self.settings[name]) for name in settings),
+        ]
 
     def _heuristics(self, rung: Rung) -> int:
         """Return how many settings a rung plays: the same share as of the plans."""
@@ -275,12 +303,12 @@ def _purpose(number: int) -> str:
     return f"rung {number}"
 
 
-def _most(own: dict[str, Any]) -> int:
-    return max(len(ratios.seeds) for ratios in own.values())
+def _only(table: Table, names: Container[str]) -> Table:
+    return {m: {arm: own[arm] for arm in own if arm in names} for m, own in table.items()}
 
 
-def _only(means: dict[str, dict[str, float]], names: Any) -> dict[str, dict[str, float]]:
-    return {m: {arm: mean for arm, mean in own.items() if arm in names} for m, own in means.items()}
+def _draw(count: int, stream: torch.Generator) -> int:
+    return int(torch.randint(count, (), generator=stream))
 
 
 def _always(entries: PlainSchedule) -> Any:
