@@ -47,15 +47,16 @@ def test_strategies_agree() -> None:
     assert torch.allclose(one.test_scores(), other.test_scores(), atol=1.0)
 
 
+@pytest.mark.parametrize("split", ["val", "test"])
 @pytest.mark.parametrize("strategy", ["sequential", "stacked", "workers"])
-def test_losses_come_with_the_scores(strategy: Any) -> None:
+def test_losses_come_with_the_scores(strategy: Any, split: Any) -> None:
     population = grown(strategy)
-    scores, losses = population.test_results()
+    scores, losses = population.results_on(split)
     population.close()
     plain = grown("sequential")
     expected = torch.zeros(3, dtype=torch.float64)
     data = plain.conditions[0].data
-    samples, targets = data.batch("test", torch.arange(data.size("test")))
+    samples, targets = data.batch(split, torch.arange(data.size(split)))
     for row in range(3):
         group, place = plain.locate(row)
         host = plain.conditions[0].task.build_host(0)
@@ -64,5 +65,5 @@ def test_losses_come_with_the_scores(strategy: Any) -> None:
             expected[row] = torch.nn.functional.cross_entropy(host(samples), targets).double()
     # The seed of the middle row is still alone, so it is no part of the network.
     assert torch.allclose(losses, expected, atol=1e-3)
-    assert torch.equal(plain.test_scores(), scores) or strategy == "stacked"
+    assert torch.equal(plain.results_on(split)[0], scores) or strategy == "stacked"
     plain.close()

@@ -50,9 +50,12 @@ ALIKE = {name: {"slots": 2.0} for name in "mno"}
 
 def test_few_seeds_are_pulled_towards_the_mean_of_members_alike() -> None:
     table: Table = {"m": {"a": ratios(1.0, 1.0)}, "n": {"a": ratios(0.0, 0.0)}}
-    # (2 x 1 + 8 x 0.5) / 10 and (2 x 0 + 8 x 0.5) / 10.
-    assert shrunk(table, "val", ALIKE)["m"]["a"] == pytest.approx(0.6)
-    assert shrunk(table, "val", ALIKE)["n"]["a"] == pytest.approx(0.4)
+    # Members that nothing tells apart bring the same: the mean of all seeds.
+    assert shrunk(table, "val", ALIKE)["m"]["a"] == pytest.approx(0.5)
+    apart = {"m": {"slots": 2.0}, "n": {"slots": 3.0}}
+    few = shrunk(table, "val", apart)["m"]["a"]
+    many: Table = {"m": {"a": ratios(*[1.0] * 64)}, "n": {"a": ratios(*[0.0] * 64)}}
+    assert 0.5 < few < shrunk(many, "val", apart)["m"]["a"] < 1.0
 
 
 def test_what_an_arm_brings_may_depend_on_descriptors() -> None:
@@ -97,14 +100,16 @@ def test_members_that_were_not_played_get_what_members_like_them_want() -> None:
         name: {"shallow": ratios(*[0.3 - 0.1 * place] * 9), "any": ratios(*[0.01] * 9)}
         for place, name in enumerate(played)
     }
-    found = best_by_likeness(table, ["shallow", "any"], "val", places, price=0.0)
+    found = best_by_likeness(table, ["shallow", "any"], "val", places, price=0.0, most=2)
     assert found["2 slots"] == "shallow"
     assert found["6 slots"] == "any"
     for own in table.values():
         own["any"].parameters = [1.5] * 9
-    priced = best_by_likeness(table, ["shallow", "any"], "val", places, price=0.05)
+    priced = best_by_likeness(table, ["shallow", "any"], "val", places, price=0.05, most=2)
     assert priced["2 slots"] == "shallow"
     assert priced["6 slots"] is None, "it adds more than it brings"
+    one = best_by_likeness(table, ["shallow", "any"], "val", places, price=0.0, most=1)
+    assert (one["2 slots"], one["6 slots"]) == ("shallow", None), "what serves best with waiting"
 
 
 def test_what_was_played_further_on_some_members_alone_is_not_taught() -> None:
@@ -113,7 +118,8 @@ def test_what_was_played_further_on_some_members_alone_is_not_taught() -> None:
         "n": {"lucky": ratios(0.0), "fair": ratios(0.1)},
         "o": {"fair": ratios(0.1)},
     }
-    assert set(best_by_likeness(table, ["lucky", "fair"], "val", ALIKE, 0.0).values()) == {"fair"}
+    found = best_by_likeness(table, ["lucky", "fair"], "val", ALIKE, price=0.0, most=2)
+    assert set(found.values()) == {"fair"}
 
 
 PLANS = {

@@ -36,14 +36,13 @@ def test_the_shared_ranking_is_by_mean_over_members() -> None:
     assert shared_ranking(partly) == ["a", "d"]
 
 
-def test_a_portfolio_begins_with_the_best_on_average_and_adds_what_serves_where_it_is_weak() -> (
-    None
-):
-    # Beside b, a adds 0.1 on the narrow member and c as much on the noisy one, d nothing at all.
-    assert portfolio(SCORES, 1) == ["b"]
+def test_a_portfolio_adds_what_serves_where_those_before_are_weak() -> None:
+    # With waiting beside them a and b serve with 0.3 in all, c with 0.2; b is best on average.
     assert portfolio(SCORES, 3) == ["b", "c", "a"]
     assert portfolio(SCORES, 9) == ["b", "c", "a", "d"]
-    harmful = {**SCORES, "small": {"a": 0.0, "b": -0.1, "c": -0.2, "d": 0.05}}
-    assert portfolio(harmful, 2) == ["b", "c"], "where all harm, waiting serves: it is worth 0"
+    assert portfolio(SCORES, 2, first=["a"]) == ["a", "c"]
+    harmful = {**SCORES, "small": {"a": -0.9, "b": -0.1, "c": -0.1, "d": -0.1}}
+    better = {**harmful, "wide": {"a": 0.1, "b": 0.0, "c": 0.0, "d": 0.0}}
+    assert portfolio(better, 1) == ["a"], "where a plan harms, waiting serves: it is worth 0"
     one = {"narrow": SCORES["narrow"]}
     assert portfolio(one, 3) == ["a", "b", "d"], "on one member it is the ranking there"

@@ -55,6 +55,10 @@ def test_children_are_plans_of_the_first_rung_that_differ_from_all_others(whole:
     assert len({str(entries) for entries in whole.plans.values()}) == len(whole.plans)
     played = {each.arm for each in whole.results if each.purpose == "rung 0"}
     assert set(bred) < played
+    written = json.loads((whole.folder / "plans.json").read_text())
+    assert {name: tuple(entries) for name, entries in written.items()} == whole.plans
+    read_again = Search(CONFIG, MEMBERS, whole.folder, Player(CONFIG.play))
+    assert read_again.plans.keys() == whole.plans.keys()
 
 
 def test_an_interrupted_search_ends_with_the_same_file(whole: Search, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ examples:
 
 what it writes into the folder:
   results.jsonl    every network: errors, sizes, what it grew
+  plans.json       the schedules that were tried, where some were bred
   ratios.jsonl     log ratios of errors over waiting, by member, plan and seed
   schedule.json    the best single schedule        esper grow --controller schedule:FILE
   privileged.json  the best schedule per member    esper prove ... privileged:FILE

@@ -13,6 +13,7 @@ from esper.kasmina.seedbed import TrainingMode
 from esper.leyline.blueprints import Topology
 from esper.leyline.config import option
 from esper.leyline.errors import EsperError
+from esper.tasks.splits import Split
 
 
 class StrategyError(EsperError, RuntimeError):
@@ -50,10 +51,10 @@ class PopulationEngine(EvaluatedEngine, Protocol):
         """Whether all rows are in memory at once, activations included."""
         ...
 
-    def score_test(self) -> Tensor:
-        """Return float64 [R, 2]: score in points and loss of every row on the whole test split.
+    def score(self, split: Split) -> Tensor:
+        """Return float64 [R, 2]: score in points and loss of every row on a whole split.
 
-        It is for the end of an evaluation; nothing that learns or decides may see it.
+        It is for the end of an evaluation; nothing that learns or decides may see the test split.
         """
         ...
 

@@ -51,6 +51,7 @@ from esper.population.workers.client import WorkerClient
 from esper.population.workers.pool import has_pool
 from esper.tasks.dataset import TaskData
 from esper.tasks.shelf import DataShelf
+from esper.tasks.splits import Split
 from esper.tasks.task import Task
 
 KIND = "population"
@@ -250,15 +251,15 @@ class Population:
 
     def test_scores(self) -> Tensor:
         """Return float64 [R]: every row's score on the untouched test split, in points."""
-        return self.test_results()[0]
+        return self.results_on("test")[0]
 
-    def test_results(self) -> tuple[Tensor, Tensor]:
-        """Return float64 [R], twice: scores in points and losses on the untouched test split."""
+    def results_on(self, split: Split) -> tuple[Tensor, Tensor]:
+        """Return float64 [R], twice: scores in points and losses on a whole split."""
         self._need_rows()
         found = []
         for group in self._groups:
             with self._memory_of(group):
-                found.append(group.engine.score_test())
+                found.append(group.engine.score(split))
         scores, losses = torch.cat(found)[self._order()].unbind(1)
         return scores, losses
 

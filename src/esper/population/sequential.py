@@ -126,13 +126,13 @@ class SequentialEngine:
         correct = [right for _, right in results if right is not None]
         return torch.cat([loss for loss, _ in results]), torch.cat(correct) if correct else None
 
-    def score_test(self) -> Tensor:
-        """Return float64 [R, 2]: score in points and loss of every row on the whole test split."""
+    def score(self, split: Split) -> Tensor:
+        """Return float64 [R, 2]: score in points and loss of every row on a whole split."""
         everything = torch.ones((1, len(self.slots)), dtype=torch.bool)
         scores = []
         with one_thread(self._device):
             for garden, condition in zip(self._gardens, self._conditions, strict=True):
-                samples = _FixedSamples(condition.data, "test", self._dtype)
+                samples = _FixedSamples(condition.data, split, self._dtype)
                 judge = BatchEvaluator(samples, condition.task.objective, precision=self._precision)
                 loss, correct = judge.measure(garden, everything)
                 points = values_in_points(loss, correct).mean()

@@ -31,6 +31,7 @@ from esper.population.slot_forward import Integers, SlotForwards, apply_slot
 from esper.population.train_step import Reals, RowTraining, TrainStep, learning_entries
 from esper.population.validation import ValidationPass
 from esper.population.vmap_rules import has_kernels, install_vmap_rules, stacked_attention
+from esper.tasks.splits import Split
 
 _STREAMS = 8
 """Streams for seeds of different kinds: seven blueprints and the gates of a slot of images."""
@@ -232,12 +233,12 @@ class StackedEngine:
         with self._stream.use(), torch.no_grad(), stacked_attention():
             return self._validation.measure(plans, self._state)
 
-    def score_test(self) -> Tensor:
-        """Return float64 [R, 2]: score in points and loss of every row on the whole test split."""
-        assert self._state is not None, "sync comes before score_test"
+    def score(self, split: Split) -> Tensor:
+        """Return float64 [R, 2]: score in points and loss of every row on a whole split."""
+        assert self._state is not None, "sync comes before score"
         self._template.eval()
         with self._stream.use(), torch.no_grad(), stacked_attention():
-            return self._validation.score_test(self._state)
+            return self._validation.score(split, self._state)
 
     def read(self, row: int) -> RowWeights:
         """Return copies of everything this engine knows about a row."""

@@ -345,20 +345,20 @@ class ValidationPass:
         back = torch.from_numpy(np.argsort(np.concatenate(order))).to(self._device)
         return loss[back], None if right is None else right[back]
 
-    def score_test(self, state: SlotState) -> Tensor:
-        """Return float64 [R, 2]: score in points and loss of every row on the whole test split."""
+    def score(self, split: Split, state: SlotState) -> Tensor:
+        """Return float64 [R, 2]: score in points and loss of every row on a whole split."""
         rows = np.arange(len(self._set_of_row))
         scores = torch.zeros((len(rows), 2), dtype=torch.float64, device=self._device)
         everything = np.ones((len(rows), state.num_slots), dtype=np.bool_)
         for number, part in self._passes(rows):
             data, total = self._sets[number], torch.zeros_like(scores[: len(part)])
             self._rows.select(part, everything[part], state)
-            for indices in data.indices("test").split(self._count):
-                self._load(data, "test", indices, None)
+            for indices in data.indices(split).split(self._count):
+                self._load(data, split, indices, None)
                 loss, correct = self._run_pass(len(part))
                 both = torch.stack([values_in_points(loss, correct), loss.double()], -1)
                 total += both[:, : len(indices)].sum(1)
-            scores[torch.from_numpy(part).to(self._device)] = total / data.size("test")
+            scores[torch.from_numpy(part).to(self._device)] = total / data.size(split)
         return scores.cpu()
 
     def _passes(self, rows: Integers) -> Iterator[tuple[int, Integers]]:

@@ -2,8 +2,7 @@
 
 All of it comes from one table: for every member and arm the log ratios of errors against the
 waiting network with the same seed. A mean of few seeds is pulled towards what the arm brings on
-members like this one (`shrunk`), as far as `PRIOR_SEEDS` more seeds would pull it, because the best
-of sixty-four noisy means is otherwise mostly luck.
+members like this one (`shrunk`), because the best of sixty-four noisy means is mostly luck.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esper.leyline.errors import UsageError
-from esper.proof.halving import shared_ranking
+from esper.proof.halving import portfolio, shared_ranking
 from esper.proof.plans import PlainSchedule
 from esper.proof.results import CellResult
 from esper.proof.statistics import log_ratios
@@ -26,9 +25,10 @@ Split = Literal["val", "test"]
 Places = Mapping[str, Mapping[str, float]]
 """Descriptors by member."""
 Reals = NDArray[np.float64]
-PRIOR_SEEDS = 8.0
-_RIDGE = 20.0
-"""How strongly the slopes of an arm's line are held to 0, in seeds."""
+_REACH = 3.0
+"""How far members are alike, in deviations of their descriptors."""
+_SEED_NOISE = 1.0
+"""Variance of one seed, in units of the variance between members."""
 NEIGHBOURS = (1, 3, 5, 9)
 """How many members a contextual rule may ask; the best number is chosen by leaving members out."""
 
@@ -78,24 +78,19 @@ def read_table(results: Sequence[CellResult], waiting: str) -> Table:
 
 
 def shrunk(table: Table, split: Split, places: Places) -> dict[str, dict[str, float]]:
-    """Return mean log ratios, each pulled towards what its arm brings on members like this one.
-
-    That is a line through the members' descriptors, fitted to all that were played with the arm.
-    """
+    """Return what to expect of every arm where it was played, from all members it was played on."""
     x = _standardised(list(table), list(table), places)
     found: dict[str, dict[str, float]] = {member: {} for member in table}
     for arm in dict.fromkeys(arm for own in table.values() for arm in own):
         means, counts = _means(table, arm, split)
-        line = x @ _fitted_line(x, means, counts)
-        pulled = (counts * means + PRIOR_SEEDS * line) / (counts + PRIOR_SEEDS)
-        for member, count, value in zip(table, counts, pulled, strict=True):
+        for member, count, value in zip(table, counts, _expected(x, x, means, counts), strict=True):
             if count:
                 found[member][arm] = float(value)
     return found
 
 
 def best_by_likeness(
-    table: Table, arms: Sequence[str], split: Split, places: Places, price: float
+    table: Table, arms: Sequence[str], split: Split, places: Places, *, price: float, most: int
 ) -> dict[str, str | None]:
     """Return what looks best for every member that has a place, played or not; None is waiting.
 
@@ -106,18 +101,23 @@ def best_by_likeness(
         split: which errors count.
         places: descriptors of members, those of the table among them.
         price: what an arm has to bring for every host's worth of parameters that it adds.
+        most: how many different arms there may be: those that serve the played members best.
     """
     known, asked = list(table), list(places)
     x, at = _standardised(known, known, places), _standardised(asked, known, places)
-    worth = {}
+    worth: dict[str, Reals] = {}
+    served: dict[str, dict[str, float]] = {member: {} for member in known}
     for arm in most_played(table, arms):
         means, counts = _means(table, arm, split)
         sizes = [size for own in table.values() for size in own[arm].parameters]
-        added = sum(sizes) / len(sizes) - 1
-        worth[arm] = at @ _fitted_line(x, means, counts) - price * added
+        cost = price * (sum(sizes) / len(sizes) - 1)
+        worth[arm] = _expected(at, x, means, counts) - cost
+        for member, value in zip(known, _expected(x, x, means, counts) - cost, strict=True):
+            served[member][arm] = float(value)
+    chosen = portfolio(served, most)
     found: dict[str, str | None] = {}
     for number, member in enumerate(asked):
-        best = max(worth, key=lambda arm: float(worth[arm][number]))
+        best = max(chosen, key=lambda arm: float(worth[arm][number]))
         found[member] = best if worth[best][number] > 0 else None
     return found
 
@@ -130,19 +130,34 @@ def _means(table: Table, arm: str, split: Split) -> tuple[Reals, Reals]:
 
 
 def _standardised(members: Sequence[str], known: Sequence[str], places: Places) -> Reals:
-    """Return descriptors [members, 1 + D] behind ones, in deviations of the known ones' from 0."""
+    """Return descriptors [members, D] from the mean of the known ones', in their deviations."""
     names = sorted(places[known[0]])
     rows = [np.array([[places[m][name] for name in names] for m in of]) for of in (members, known)]
     deviation = rows[1].std(0)
-    raw = (rows[0] - rows[1].mean(0)) / np.where(deviation > 0, deviation, 1.0)
-    return np.concatenate([np.ones((len(raw), 1)), raw], 1)
+    return np.asarray((rows[0] - rows[1].mean(0)) / np.where(deviation > 0, deviation, 1.0))
 
 
-def _fitted_line(x: Reals, y: Reals, weights: Reals) -> Reals:
-    """Return level and slopes of the weighted ridge regression of y on x; the level is free."""
-    penalty = np.diag([0.0] + [_RIDGE] * (x.shape[1] - 1))
-    solved = np.linalg.solve(x.T * weights @ x + penalty, x.T @ (weights * y))
-    return np.asarray(solved, dtype=np.float64)
+def _expected(at: Reals, x: Reals, means: Reals, counts: Reals) -> Reals:
+    """Return what an arm brings at some places by what it brought at others [N, D].
+
+    A Gaussian process: members are alike as far as their descriptors are near, and far from all of
+    them the mean over all seeds is expected.
+
+    Args:
+        at: places that are asked for.
+        x: places where arms were played.
+        means: mean log ratio at each of these.
+        counts: seeds behind each mean; 0 where the arm was not played.
+    """
+    x, means, counts = x[counts > 0], means[counts > 0], counts[counts > 0]
+    level = np.average(means, weights=counts)
+    spread = np.linalg.solve(_likeness(x, x) + np.diag(_SEED_NOISE / counts), means - level)
+    return np.asarray(level + _likeness(at, x) @ spread)
+
+
+def _likeness(a: Reals, b: Reals) -> Reals:
+    squares = ((a[:, None] - b[None]) ** 2).sum(-1)
+    return np.asarray(np.exp(-0.5 * squares / _REACH**2))
 
 
 def most_played(table: Table, arms: Sequence[str]) -> list[str]:

@@ -2,8 +2,8 @@
 
 The same plans go on on every member, so that tables are complete: what is best for all, what is
 best for one, and what to expect on members like these are then read from the same figures. They are
-chosen as a portfolio: first the plan that is best on average, then whichever adds most where the
-others are weak. Settings of the heuristic are one thing for all members; of them the best go on.
+chosen as a portfolio: each adds most where those before it are weak. Settings of the heuristic are
+one thing for all members; of them the best go on.
 """
 
 from __future__ import annotations
@@ -55,14 +55,18 @@ def shared_ranking(scores: Scores) -> list[str]:
     return sorted(everywhere, key=lambda plan: -means[plan])
 
 
-def portfolio(scores: Scores, places: int) -> list[str]:
-    """Return the plans that serve the members best together, the best on average first.
+def portfolio(scores: Scores, places: int, first: Sequence[str] = ()) -> list[str]:
+    """Return the plans that serve the members best together, in the order they are taken in.
 
     A member is served by the best plan for it, or by waiting, which is worth 0. Where no plan adds
     anything to those that are in, the best on average come next.
+
+    Args:
+        scores: what plans brought.
+        places: how many plans there are to be.
+        first: plans that are in beforehand.
     """
-    ranking = shared_ranking(scores)
-    found = ranking[:1]
+    ranking, found = shared_ranking(scores), list(first)
 
     def served(plan: str) -> float:
         return sum(max(0.0, *(own[each] for each in (plan, *found))) for own in scores.values())

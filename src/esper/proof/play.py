@@ -8,7 +8,7 @@ processes, sources of data, captured steps.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -39,7 +39,14 @@ from esper.tamiyo.controllers.schedule import ScheduleController
 from esper.tamiyo.controllers.schedule_format import parse_schedule
 from esper.tasks.dataset import TaskData
 from esper.tasks.member import GROWTH_LIMIT
+from esper.tasks.splits import Split
 from esper.tasks.task import Task
+
+ENDS: tuple[Split, ...] = ("val", "test")
+"""Splits that networks are judged by at their end."""
+
+Ends = tuple[Tensor, Tensor]
+"""Scores and losses of all rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,12 +214,14 @@ class Player:
             clock.tick(lived, epoch)
             if self._is_stopped():
                 return None
-        test = population.test_results()
+        # Networks are told apart by few points: a validation split says more than the part of it
+        # that epochs are judged by.
+        ends = {split: population.results_on(split) for split in ENDS}
         found, start = [], 0
         for cell, index in cells:
             rows = slice(start, start + len(cell.seeds))
             condition = population.conditions[index]
-            found.append(tally.result(cell, condition.task, condition.data, test, rows))
+            found.append(tally.result(cell, condition.task, condition.data, ends, rows))
             start = rows.stop
         return found
 
@@ -325,28 +334,26 @@ class _Tally:
         return int(lived.sum())
 
     def result(
-        self, cell: Cell, task: Task, data: TaskData, test: tuple[Tensor, Tensor], rows: slice
+        self, cell: Cell, task: Task, data: TaskData, ends: Mapping[Split, Ends], rows: slice
     ) -> CellResult:
-        """Return what came of a cell; `test` are scores and losses of all rows."""
+        """Return what came of a cell; `ends` are scores and losses of all rows by split."""
         signals = self._signals
         assert signals is not None, "an episode has at least one epoch"
         own = cell.member.task()
-        scores, losses = (each[rows] for each in test)
-        val = signals.val_score[rows].double()
-        val_errors, test_errors = signals.val_loss[rows].double().tolist(), losses.tolist()
+        scores = {split: ends[split][0][rows] for split in ENDS}
+        errors = {split: ends[split][1][rows].tolist() for split in ENDS}
         if task.config.objective == "classification":
-            val_errors = error_rate(val.numpy(), int(self._validated[rows.start])).tolist()
-            test_errors = error_rate(scores.numpy(), data.size("test")).tolist()
+            errors = {s: error_rate(scores[s].numpy(), data.size(s)).tolist() for s in ENDS}
         names = tuple(task.slot_paths)
         return CellResult(
             purpose=cell.purpose,
             arm=cell.arm.name,
             member=cell.member.label,
             seeds=list(cell.seeds),
-            val_errors=val_errors,
-            test_errors=test_errors,
-            val_scores=val.tolist(),
-            test_scores=scores.tolist(),
+            val_errors=errors["val"],
+            test_errors=errors["test"],
+            val_scores=scores["val"].tolist(),
+            test_scores=scores["test"].tolist(),
             parameters=signals.params[rows].tolist(),
             flops=signals.flops[rows].tolist(),
             host_parameters=own.host_parameters,

@@ -51,6 +51,7 @@ CONTEXTUAL_FILE = "contextual.json"
 HEURISTIC_FILE = "heuristic.json"
 RATIOS_FILE = "ratios.jsonl"
 RESULTS_FILE = "results.jsonl"
+PLANS_FILE = "plans.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,8 +75,14 @@ class SearchConfig(Config):
         "Errors that decide: of the validation samples; or of the test split, which is fair only "
         "where nothing is claimed, as on train members.",
     )
+    lessons: int = option(
+        2,
+        "Schedules that a clone is taught at most, beside waiting: a few are told apart by what "
+        "a controller sees.",
+        minimum=1,
+    )
     price: float = option(
-        0.05,
+        0.02,
         "Log ratio that a schedule has to bring, for every host's worth of parameters it adds, to "
         "be taught to a clone; what is found for proofs has no price.",
         minimum=0,
@@ -118,6 +125,8 @@ class Search:
         self._topologies = tuple(dict.fromkeys(member.task().topology for member in members))
         plans = make_plans(config.seed, self.rungs[0].plans, self._topologies)
         self.plans: dict[str, PlainSchedule] = {plan.name: plan.entries for plan in plans}
+        if (folder / PLANS_FILE).exists():
+            self.plans |= json.loads((folder / PLANS_FILE).read_text(encoding="utf-8"))
         rotation = HeuristicConfig().rotation
         self.settings: dict[str, dict[str, Any]] = {
             f"heuristic {number}": draw_heuristic(config.seed, number, rotation)
@@ -137,7 +146,7 @@ class Search:
         if not self._play(0):
             return False
         for number, count in enumerate(self.config.children, start=1):
-            self.plans |= self._breed(number, count)
+            self._breed(number, count)
             if not self._play(0):
                 return False
         return all(self._play(number) for number in range(1, len(self.rungs)))
@@ -208,22 +217,28 @@ class Search:
     def _places(self) -> Places:
         return {member.label: descriptors(member.task()) for member in self.members}
 
-    def _breed(self, generation: int, count: int) -> dict[str, PlainSchedule]:
-        """Return plans that nobody played yet, of parents that look best for some member."""
+    def _breed(self, generation: int, count: int) -> None:
+        """Add plans that nobody played yet, of parents that look best for some member.
+
+        They are written down: results that are read again belong to these plans, whatever would be
+        bred by then.
+        """
+        names = [f"plan {generation}.{number}" for number in range(count)]
+        if names[0] in self.plans:
+            return
         stream = generator(self.config.seed, generation, "children")
         values = shrunk(_only(self.table(1), self.plans), self.config.choose_by, self._places())
         known = [describe_schedule(entries) for entries in self.plans.values()]
-        found: dict[str, PlainSchedule] = {}
-        while len(found) < count:
+        parents = dict(self.plans)
+        while names:
             own = values[self.members[_draw(len(self.members), stream)].label]
-            parent = self.plans[max(own, key=lambda plan: own[plan])]
-            name = f"plan {generation}.{len(found)}"
-            child = breed_plan(name, parent, stream, self._topologies)
+            parent = parents[max(own, key=lambda plan: own[plan])]
+            child = breed_plan(names[0], parent, stream, self._topologies)
             told = describe_schedule(child.entries)
             if told not in known:
                 known.append(told)
-                found[name] = child.entries
-        return found
+                self.plans[names.pop(0)] = child.entries
+        self._write(PLANS_FILE, {name: list(entries) for name, entries in self.plans.items()})
 
     def _cells(self, number: int) -> list[Cell]:
         """Return what a rung plays on every member: waiting, then every arm that is still in."""
@@ -240,10 +255,9 @@ class Search:
         rung = self.rungs[number]
         plans, settings = list(self.plans), list(self.settings)
         if number:
-            split, places, table = self.config.choose_by, self._places(), self.table(number)
-            plans = portfolio(
-                shrunk(_only(table, most_played(table, plans)), split, places), rung.plans
-            )
+            split, table = self.config.choose_by, self.table(number)
+            scores = shrunk(_only(table, most_played(table, plans)), split, self._places())
+            plans = portfolio(scores, rung.plans, first=shared_ranking(scores)[:1])
         if number and settings:
             means = {
                 member: {arm: own[arm].mean(split) for arm in most_played(table, settings)}
@@ -279,7 +293,8 @@ class Search:
             list(self.plans),
             self.config.choose_by,
             {**places, **others},
-            self.config.price,
+            price=self.config.price,
+            most=self.config.lessons,
         )
         return {
             member: [] if plan is None else [dict(entry) for entry in self.plans[plan]]

@@ -25,6 +25,7 @@ from esper.population.cluster.messages import ACTIONS, Lived, RowsWanted
 from esper.population.cluster.packing import Packed, unpack
 from esper.population.population import Population
 from esper.tasks.shelf import DataShelf
+from esper.tasks.splits import Split
 
 
 class PopulationActor:
@@ -117,9 +118,9 @@ class PopulationActor:
         """Return the state of every row, each by itself."""
         return self._populations[number].snapshot_rows()
 
-    def test_results(self, number: int) -> tuple[Tensor, Tensor]:
-        """Return scores and losses on the test split."""
-        scores, losses = self._populations[number].test_results()
+    def results_on(self, number: int, split: Split) -> tuple[Tensor, Tensor]:
+        """Return scores and losses on a whole split."""
+        scores, losses = self._populations[number].results_on(split)
         return scores.cpu(), losses.cpu()
 
     def close(self, number: int) -> None:

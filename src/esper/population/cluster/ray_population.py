@@ -28,6 +28,7 @@ from esper.population.engine import PopulationConfig, Strategy
 from esper.population.population import Population, Tasks
 from esper.population.snapshots import join_rows, take_rows
 from esper.tasks.dataset import TaskData
+from esper.tasks.splits import Split
 from esper.tasks.task import Task
 
 _MOST_LOSSES = 3
@@ -186,12 +187,12 @@ class RayPopulation:
 
     def test_scores(self) -> Tensor:
         """Return float64 [R]: every row's score on the untouched test split, in points."""
-        return self.test_results()[0]
+        return self.results_on("test")[0]
 
-    def test_results(self) -> tuple[Tensor, Tensor]:
-        """Return float64 [R], twice: scores in points and losses on the untouched test split."""
+    def results_on(self, split: Split) -> tuple[Tensor, Tensor]:
+        """Return float64 [R], twice: scores in points and losses on a whole split."""
         self._need_rows()
-        found = self._ask(_Request("test_results", [()] * len(self._parts)))
+        found = self._ask(_Request("results_on", [(split,)] * len(self._parts)))
         scores, losses = (torch.cat([each[i] for each in found])[self._order] for i in (0, 1))
         return scores, losses
 

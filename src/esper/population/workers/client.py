@@ -32,6 +32,7 @@ from esper.population.engine import PopulationConfig, SlotSpec
 from esper.population.workers.handle import WorkerError
 from esper.population.workers.pool import WorkerPool, lease_pool
 from esper.population.workers.shelf import WorkerShelf
+from esper.tasks.splits import Split
 
 
 class WorkerClient:
@@ -190,9 +191,9 @@ class WorkersEngine:
         self._balance()
         return torch.cat(losses), torch.cat(corrects) if corrects else None
 
-    def score_test(self) -> Tensor:
-        """Return float64 [R, 2]: score in points and loss of every row on the whole test split."""
-        asked = {p: self._pool.ask(p, "score_test", self._number) for p, _ in self._busy()}
+    def score(self, split: Split) -> Tensor:
+        """Return float64 [R, 2]: score in points and loss of every row on a whole split."""
+        asked = {p: self._pool.ask(p, "score", self._number, split) for p, _ in self._busy()}
         scores = list(self._pool.answers(asked).values())
         return torch.cat(scores)[self._order()]
 

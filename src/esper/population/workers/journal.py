@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-_ASKING = frozenset({"measure", "read", "score_test", "close", "unload"})
+_ASKING = frozenset({"measure", "read", "score", "close", "unload"})
 """Requests that nothing rests on once they have been answered."""
 
 _SHELF = frozenset({"load_source", "load", "unload"})

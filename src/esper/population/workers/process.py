@@ -28,7 +28,7 @@ from esper.population.workers.handle import (
     unpack_message,
 )
 from esper.population.workers.shelf import unpack_condition
-from esper.tasks.splits import Splits
+from esper.tasks.splits import Split, Splits
 
 
 def serve(connection: Connection) -> None:
@@ -142,9 +142,9 @@ class _Worker:
         result = ahead[1] if known and ahead is not None else rows.measure(plans)
         return (*result, rows.row_seconds)
 
-    def score_test(self, engine: int) -> Tensor:
-        """Return the scores and losses of an engine's rows on the test split."""
-        return self._engines[engine].score_test()
+    def score(self, engine: int, split: Split) -> Tensor:
+        """Return the scores and losses of an engine's rows on a whole split."""
+        return self._engines[engine].score(split)
 
     def read(self, engine: int, rows: list[int]) -> Any:
         """Return everything about some rows."""
