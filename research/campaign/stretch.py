@@ -81,7 +81,7 @@ STAGES = (
                 *SEARCHED,
                 "--rungs",
                 "32x1",
-                "10x2",
+                "10x3",
                 "--children",
                 "24",
                 "24",
