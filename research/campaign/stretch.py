@@ -38,6 +38,14 @@ SEARCHED = tuple(
     )
 )
 """Every architecture with much, some and little data, with right and with wrong labels."""
+TAUGHT = tuple(
+    f"cifar16 plain {width}x{depth} pooled, {images} images,{noise} 60 epochs"
+    for depth in (2, 3)
+    for width in (4, 8, 16)
+    for images in (20000, 6000, 2000)
+    for noise in ("", " noise 0.2,", " noise 0.4,")
+)
+"""What lies between the searched ones: no other rates, horizons or classes."""
 CONTROLS = (
     *("wait", "random", "periodic", "plateau"),
     *("heuristic:search/heuristic.json", "schedule:search/schedule.json"),
@@ -86,10 +94,25 @@ STAGES = (
                 "24",
                 "24",
             ),
-            *("--heuristics", "8", "--rows", "1280", *FAMILY, *DEVICE, *BF16),
+            *(
+                "--set",
+                "lessons=1",
+                "--set",
+                "price=0.01",
+                "--heuristics",
+                "8",
+                "--rows",
+                "1280",
+                *FAMILY,
+                *DEVICE,
+                *BF16,
+            ),
         ),
     ),
-    Stage("clone", ("clone", "search", "--rounds", "4", "--episodes", "256", *DEVICE)),
+    Stage(
+        "clone",
+        ("clone", "search", "--members", *TAUGHT, "--rounds", "5", "--episodes", "256", *DEVICE),
+    ),
     judge("select_clone", "clone"),
     Stage(
         "anchored",

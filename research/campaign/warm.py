@@ -3,7 +3,11 @@
 One process compiles kernels one after another, which takes minutes for a dozen architectures; this
 takes as long as one of them. Triton's cache (TRITON_CACHE_DIR) then has them all.
 
-    python research/campaign/warm.py --data DATA --family image16_family --splits train select
+    python research/campaign/warm.py --data DATA --splits train select
+    python research/campaign/warm.py --splits claim
+
+Kernels depend on shapes alone. So claim architectures are warmed on noise in place of images, and
+nothing is learned about them.
 """
 
 from __future__ import annotations
@@ -17,39 +21,81 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
+
+from esper.population.engine import PopulationConfig
+from esper.proof.play import PlayConfig, Player
+from esper.proof.search import Search, SearchConfig
+from esper.simic.training.recipes import LIFE
 from esper.tasks import get_family
 from esper.tasks.family import FamilySplit
 
+SHAPES = {"cifar16": (3, 16, 16), "fashion14": (1, 14, 14)}
+IMAGES = 30_000
 
-def make_commands(family: str, splits: list[FamilySplit], data: str | None) -> Iterator[list[str]]:
-    """Yield a short search for every architecture: the usual blueprints, few epochs."""
-    for split in splits:
-        firsts = {member.architecture: member for member in get_family(family).members(split)}
-        for member in firsts.values():
-            yield [
-                *(sys.executable, "-m", "esper", "search", "--family", family, "--split", split),
-                *("--members", member.label, "--rungs", "16x2", "--heuristics", "0"),
-                *("--horizon", "8", "--device", "cuda", "--set", "play.population.use_bf16=true"),
-                *(("--data", data) if data else ()),
-            ]
+
+def write_noise(folder: Path) -> None:
+    """Write files that look like the data sets and hold nothing but chance."""
+    draws = np.random.default_rng(0)
+    for name, shape in SHAPES.items():
+        parts = {}
+        for split, count in (("train", IMAGES), ("test", 1_000)):
+            parts[f"x_{split}"] = draws.integers(0, 256, (count, *shape), dtype=np.uint8)
+            parts[f"y_{split}"] = draws.integers(0, 10, count, dtype=np.uint8)
+        np.savez(folder / f"{name}.npz", **parts)
+
+
+def labels(family: str, split: FamilySplit) -> list[str]:
+    """Return a member for every architecture of a split."""
+    firsts = {member.architecture: member for member in get_family(family).members(split)}
+    return [member.label for member in firsts.values()]
+
+
+def warm(family: str, split: FamilySplit, label: str, data: str | None, out: Path) -> None:
+    """Search briefly on one member: the usual blueprints, few epochs."""
+    members = [each for each in get_family(family).members(split) if each.label == label]
+    play = PlayConfig(
+        device="cuda",
+        horizon=8,
+        data=data,
+        population=PopulationConfig(lifecycle=LIFE, use_bf16=True),
+    )
+    config = SearchConfig(rungs=("16x2",), heuristics=0, play=play)
+    Search(config, members, out, Player(play)).run()
+
+
+def make_commands(asked: argparse.Namespace, noise: Path) -> Iterator[list[str]]:
+    """Yield what to run for every architecture."""
+    for split in asked.splits:
+        data = str(noise) if split == "claim" else asked.data
+        for label in labels(asked.family, split):
+            one = [sys.executable, __file__, "--family", asked.family, "--splits", split]
+            yield [*one, "--member", label, *(("--data", data) if data else ())]
 
 
 def main() -> None:
     """Run all of them at once, and say what failed."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--family", default="image16_family")
-    parser.add_argument("--splits", nargs="+", default=["train"], choices=["train", "select"])
-    parser.add_argument("--data", help="folder of the data")
+    splits = ("train", "select", "claim")
+    parser.add_argument("--splits", nargs="+", default=["train"], choices=splits)
+    parser.add_argument("--data", help="folder of the data; claim members never see it")
+    parser.add_argument("--member", help=argparse.SUPPRESS)
     asked = parser.parse_args()
-    began = time.monotonic()
-    commands = list(make_commands(asked.family, asked.splits, asked.data))
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(len(commands)) as pool:
-
-        def run(number: int) -> subprocess.CompletedProcess[str]:
-            out = ["--out", str(Path(folder, str(number)))]
-            return subprocess.run([*commands[number], *out], capture_output=True, text=True)
-
-        done = list(pool.map(run, range(len(commands))))
+    with tempfile.TemporaryDirectory() as folder:
+        here = Path(folder)
+        if asked.member:
+            warm(asked.family, asked.splits[0], asked.member, asked.data, here)
+            return
+        if "claim" in asked.splits:
+            write_noise(here)
+        began, commands = time.monotonic(), list(make_commands(asked, here))
+        with ThreadPoolExecutor(len(commands)) as pool:
+            done = list(
+                pool.map(
+                    lambda each: subprocess.run(each, capture_output=True, text=True), commands
+                )
+            )
     failed = [each for each in done if each.returncode]
     for each in failed:
         print(each.stderr[-500:], file=sys.stderr)
