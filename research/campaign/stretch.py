@@ -1,57 +1,57 @@
 """One stretch of the campaign: the next stages, one after another, for as long as there is time.
 
     python research/campaign/stretch.py STATE --data DATA --seconds 540
-    python research/campaign/stretch.py STATE --data DATA --seconds 540 --only scratch
+    python research/campaign/stretch.py STATE --data DATA --seconds 540 --only gentle
     python research/campaign/stretch.py STATE --list
 
 A stage is a command of `esper` that writes into its own folder of STATE and can be resumed. What
 came to its end is marked there; what did not is stopped in time (SIGTERM, as a batch system does)
-and goes on in the next stretch. STATE begins as a copy of what is known: `state/` beside this
-file. Stages that do not wait for each other can share a device: `--only` names those of a process.
+and goes on in the next stretch. STATE begins as what is known: `state.tar.xz` beside this file.
+Stages that do not wait for each other can share a device: `--only` names those of a process.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import subprocess
 import sys
+import tarfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-FAMILY = ("--family", "image16_family")
-DEVICE = ("--device", "cuda")
-BF16 = ("--set", "play.population.use_bf16=true")
-SEARCHED = tuple(
-    f"cifar16 plain {width}x{depth} pooled, {images} images,{noise} 60 epochs"
-    for depth in (2, 3)
-    for width in (4, 8, 16)
-    for images, noise in (
-        (20000, ""),
-        (6000, ""),
-        (2000, ""),
-        (20000, " noise 0.4,"),
-        (2000, " noise 0.4,"),
+ARCHIVE = Path(__file__).resolve().with_name("state.tar.xz")
+
+
+def name_members(conditions: Sequence[str]) -> tuple[str, ...]:
+    """Return the labels of all train architectures with these images and labels."""
+    return tuple(
+        f"cifar16 plain {width}x{depth} pooled, {condition}, 60 epochs"
+        for depth in (2, 3)
+        for width in (4, 8, 16)
+        for condition in conditions
     )
-)
+
+
+LARGE, MIDDLE, SMALL = (f"{count} images" for count in (20000, 6000, 2000))
+SEARCHED = name_members([LARGE, MIDDLE, SMALL, f"{LARGE}, noise 0.4", f"{SMALL}, noise 0.4"])
 """Every architecture with much, some and little data, with right and with wrong labels."""
-TAUGHT = tuple(
-    f"cifar16 plain {width}x{depth} pooled, {images} images,{noise} 60 epochs"
-    for depth in (2, 3)
-    for width in (4, 8, 16)
-    for images in (20000, 6000, 2000)
-    for noise in ("", " noise 0.2,", " noise 0.4,")
+TAUGHT = name_members(
+    [
+        f"{images}{noise}"
+        for images in (LARGE, MIDDLE, SMALL)
+        for noise in ("", ", noise 0.2", ", noise 0.4")
+    ]
 )
 """What lies between the searched ones: no other rates, horizons or classes."""
-CONTROLS = (
-    *("wait", "random", "periodic", "plateau"),
-    *("heuristic:search/heuristic.json", "schedule:search/schedule.json"),
-    "contextual:search/contextual.json",
-)
-LEARNER = ("--set", "evaluate_every=5", "--set", "evaluation_seeds=16")
+
+CONTROLS = """wait random periodic plateau heuristic:search/heuristic.json
+    schedule:search/schedule.json contextual:search/contextual.json"""
+PLAYED = "--family image16_family --device cuda --set play.population.use_bf16=true"
+LEARNER = """train arena --set start=clone --set evaluate_every=5 --set evaluation_seeds=16
+    --device cuda"""
 
 FRESH_S = 20
 """Seconds below which no stage is begun: a process needs as many to start."""
@@ -62,70 +62,41 @@ class Stage:
     """One step of the campaign; it works in the folder of its name."""
 
     name: str
-    command: tuple[str, ...]
+    command: str
+    """What follows `esper`."""
+    members: tuple[str, ...] = ()
     seconds: int | None = None
     """Most seconds of one stretch that it may take: it then counts as done."""
 
     def arguments(self, state: Path) -> list[str]:
         """Return what to run: from the start, or on from where it stopped."""
-        is_begun = (state / self.name / "config.yaml").exists()
-        asked = ("--resume",) if is_begun else self.command[1:]
-        return [sys.executable, "-m", "esper", self.command[0], *asked, "--out", self.name]
-
-
-def judge(name: str, policy: str) -> Stage:
-    """Return the stage that plays a policy on *select*."""
-    arms = (f"{policy}={policy}", *CONTROLS, "--seeds", "4", "--split", "select")
-    return Stage(name, ("prove", *arms, *FAMILY, *DEVICE, *BF16))
+        verb, *asked = self.command.split()
+        if self.members:
+            asked += ["--members", *self.members]
+        if (state / self.name / "config.yaml").exists():
+            asked = ["--resume"]
+        return [sys.executable, "-m", "esper", verb, *asked, "--out", self.name]
 
 
 STAGES = (
     Stage(
         "search",
-        (
-            *(
-                "search",
-                "--members",
-                *SEARCHED,
-                "--rungs",
-                "32x1",
-                "10x3",
-                "--children",
-                "24",
-                "24",
-            ),
-            *(
-                "--set",
-                "lessons=1",
-                "--set",
-                "price=0.01",
-                "--heuristics",
-                "8",
-                "--rows",
-                "1280",
-                *FAMILY,
-                *DEVICE,
-                *BF16,
-            ),
-        ),
+        "search --rungs 32x1 10x3 --children 24 24 --heuristics 8 --set lessons=1 "
+        f"--set price=0.01 --rows 1280 {PLAYED}",
+        SEARCHED,
+    ),
+    Stage("clone", "clone search --rounds 5 --episodes 256 --device cuda", TAUGHT),
+    Stage("anchored", f"{LEARNER} --set ppo.anchor_kl=0.1", seconds=300),
+    Stage(
+        "gentle",
+        f"{LEARNER} --set ppo.anchor_kl=0.3 --set rows=512 --set ppo.learning_rate=0.0005 "
+        "--set ppo.exploration_kl=0.001 --set ppo.exploration.sparse_curiosity=0",
+        seconds=300,
     ),
     Stage(
-        "clone",
-        ("clone", "search", "--members", *TAUGHT, "--rounds", "5", "--episodes", "256", *DEVICE),
+        "select",
+        f"prove anchored gentle clone {CONTROLS} --seeds 4 --split select {PLAYED}",
     ),
-    judge("select_clone", "clone"),
-    Stage(
-        "anchored",
-        (
-            *("train", "arena", "--set", "start=clone", "--set", "ppo.anchor_kl=0.1"),
-            *LEARNER,
-            *DEVICE,
-        ),
-        seconds=400,
-    ),
-    judge("select_anchored", "anchored"),
-    Stage("scratch", ("train", "arena", *LEARNER, *DEVICE), seconds=400),
-    judge("select_scratch", "scratch"),
 )
 
 
@@ -164,8 +135,9 @@ def main() -> None:
     state = asked.state.resolve()
     if not state.exists():
         state.mkdir(parents=True)
-        if (HERE / "state").exists():
-            shutil.copytree(HERE / "state", state, dirs_exist_ok=True)
+        if ARCHIVE.exists():
+            with tarfile.open(ARCHIVE) as archive:
+                archive.extractall(state, filter="data")
     began = time.monotonic()
     for stage in STAGES:
         if asked.only and stage.name not in asked.only:
