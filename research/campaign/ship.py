@@ -1,7 +1,7 @@
 """Make the controller that ships with Esper from a trained policy, its settings and its results.
 
-    python research/campaign/ship.py --policy policies/cifar16 --config RUN/config.yaml \
-        --results results/cifar16.json --card card.md
+    python research/campaign/ship.py --policy STATE/clone/policy --config STATE/clone/config.yaml \
+        --results results/gate_clone.json --card card.md
 
 Paths are relative to this folder where they do not exist otherwise. The package's folder is written
 as a whole; `tests/tamiyo/controllers/test_pretrained.py` has the decisions that it must make.

@@ -36,16 +36,20 @@ def test_one_ships_and_says_what_it_is(shipped: Tamiyo) -> None:
     assert shipped_names() == ("tamiyo",)
     assert esper.Tamiyo is Tamiyo
     assert shipped.policy.travels
-    assert shipped.train_config["recipe"] == "cifar16"
-    assert shipped.results["seeds"] == 24
+    assert shipped.train_config["command"] == "clone"
+    assert shipped.results["split"] == "select"
     for heading in ("## Trained on", "## Results", "## Limits"):
         assert heading in shipped.card
 
 
 def test_its_card_states_what_its_results_say(shipped: Tamiyo) -> None:
-    learned = next(row for row in shipped.results["table"] if row[0] == "learned, greedy")
-    gain = learned[1].split(" (")[0]
-    assert gain in shipped.card
+    for each in shipped.results["comparisons"]:
+        found = each["over_members"]
+        told = f"{found['estimate']:+.3f} [{found['low']:+.3f}, {found['high']:+.3f}]"
+        assert told in shipped.card
+    trained_on = set(shipped.train_config["members"]["labels"])
+    assert trained_on
+    assert not trained_on & set(shipped.results["members"]), "it is judged on what it never saw"
 
 
 def test_battery() -> None:
