@@ -660,8 +660,13 @@ def test_a_text_that_is_no_unicode_leaves_the_old_one(tmp_path: Path) -> None:
     assert names(tmp_path) == ["config.yaml"]
 
 
-def test_a_folder_in_the_way_of_a_text_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "report.html").mkdir()
-    with pytest.raises(CheckpointError, match=r"cannot save to .*report\.html: Is a directory"):
-        atomic_write_text(tmp_path / "report.html", "x")
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo], ids=["folder", "pipe"])
+def test_what_is_no_file_is_never_replaced_by_a_text(
+    make: Callable[[Path], None], tmp_path: Path
+) -> None:
+    place = tmp_path / "report.html"
+    make(place)
+    with pytest.raises(CheckpointError, match=r"cannot save to .*report\.html: it is not a file"):
+        atomic_write_text(place, "x")
     assert names(tmp_path) == ["report.html"]
+    assert not place.is_file()
