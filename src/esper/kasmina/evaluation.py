@@ -152,8 +152,8 @@ class BatchEvaluator:
                 # that is not the reason, the plain pass raises the same, and that is what counts.
                 reason = " ".join(str(error).split()) or type(error).__name__
                 problem = (
-                    f"the model cannot go on with a batch that grows at a slot ({reason}); slots "
-                    "at the end of whole blocks avoid this"
+                    f"the model cannot go on with a batch that grows at a slot ({reason}), as "
+                    "where a mask or a shortcut leads around it; results are the same"
                 )
         found = self._measure_apart(garden, configurations, inputs, targets, samples, limit)
         self._note(garden, configurations, problem)
