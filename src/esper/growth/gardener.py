@@ -36,7 +36,7 @@ from esper.kasmina.engine import (
 from esper.kasmina.evaluation import Evaluate, Evaluator, as_evaluator
 from esper.kasmina.garden import Garden
 from esper.kasmina.governor import PANIC_TEXTS, GovernorConfig, Panic
-from esper.kasmina.operations import OperationResult, describe_result
+from esper.kasmina.operations import OperationResult, check_number, describe_result
 from esper.kasmina.optimizer import CarriedOptimizer, make_optimizer
 from esper.kasmina.probe import map_tensors
 from esper.kasmina.row_group import RowConfig, RowGroup, measure_by_ablation
@@ -244,8 +244,12 @@ class Gardener:
         rates: Rates | None = None,
     ) -> None:
         """Bring controller and garden together; nothing is measured yet."""
-        if horizon < 1:
-            raise UsageError(f"horizon must be at least 1 epoch, got {horizon}")
+        if not isinstance(garden, Garden):
+            raise UsageError(
+                f"a gardener needs a Garden, got {type(garden).__name__}; make one by "
+                "esper.Garden(model, slots, example_input)"
+            )
+        check_number("horizon", horizon, 1, whole=True)
         config = config or GardenerConfig()
         self.config = config if ablate_every is None else config.replace(ablate_every=ablate_every)
         self.garden = garden
@@ -469,15 +473,23 @@ class Gardener:
 
     def _decide(self, signals: Signals, before_action: Callable[[], None] | None) -> DecisionRecord:
         actions = self._ranks.from_first(self.controller.act(signals, self._group.masks()))
-        if before_action is not None and int(actions["op"][0]) != int(LifecycleOp.WAIT):
+        op = LifecycleOp(int(actions["op"][0]))
+        if before_action is not None and op is not LifecycleOp.WAIT:
             before_action()
-        reason = self._reason(LifecycleOp(int(actions["op"][0])))
+        reason = self._reason(op)
         command = decode_actions({head: value.cpu() for head, value in actions.items()})
         before = self.garden.state
         applied = self._group.act(command)
         self._ranks.check_topology()
         gates = self.garden.config.lifecycle.gates
         result = describe_result(before, command, applied, self.garden.slot_names, gates)
+        if result.ok and op is LifecycleOp.GERMINATE and self.carried is None:
+            warnings.warn(
+                "a seed was planted, but nothing that this gardener knows of trains it; make your "
+                "optimizer by gardener.optimizer(torch.optim.AdamW, lr=...)",
+                EsperWarning,
+                stacklevel=4,
+            )
         if result.ok and not result.reason:
             result = dataclasses.replace(result, reason=reason)
         return describe_decision(actions, result, self.garden.slot_names)
