@@ -332,7 +332,8 @@ def test_why_nothing_grew_is_told_below_the_tables_and_in_the_report(
 
 MISTAKES: dict[str, tuple[tuple[object, ...], str]] = {
     "no task": (("grow", "--out", "run"), "give either --task T or --model MODULE:FACTORY"),
-    "no folder": (("grow", "--task", "digits"), "--out"),
+    "continuing nothing": (("grow", "--resume"), "--resume needs --out RUN: which one?"),
+    "replacing nothing": ((*FAST, "--overwrite"), "--overwrite needs --out RUN: which one?"),
     "wrong axes": ((*FAST, "--axes", "XYZ", "--out", "run"), "axes cannot be 'XYZ'"),
     "half of an axis": (
         (*FAST, "--axes", "r0c0=", "--out", "run"),

@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from esper.cli.main import Parser
-from esper.cli.options import absolute, add_settings, add_wandb, chosen, chosen_sinks
+from esper.cli.options import (
+    absolute,
+    add_out,
+    add_settings,
+    add_wandb,
+    chosen,
+    chosen_out,
+    chosen_sinks,
+)
 from esper.cli.output import (
     err_console,
     naming_resume,
@@ -23,7 +31,7 @@ from esper.cli.output import (
 
 _EPILOG = """\
 examples:
-  esper grow --task digits --out runs/first
+  esper grow --task digits
   esper grow --task digits --optimizer adamw --learning-rate 0.003 --seed-warmup 2 --out runs/adamw
   esper grow --task cifar_baseline --data ~/cifar-10-batches-py --device cuda --out runs/cifar
   esper grow --model mynet:make --slots layer1,layer2 --data images.npz --out runs/mine
@@ -34,9 +42,10 @@ examples:
 """
 
 _CONTROLLERS = (
-    "heuristic, plateau, periodic, random, wait, schedule:FILE, or the folder of a saved policy; "
-    "settings follow a colon, as in heuristic:plateau_epochs=5,rest_epochs=2, or lie in a file, as "
-    "in heuristic:tuned.json"
+    "heuristic, plateau, periodic, random, wait, schedule:FILE, tamiyo (the learned one that comes "
+    "along), the folder of a saved policy or of a training run, or greedy:FOLDER, which draws "
+    "nothing; settings follow a colon, as in heuristic:plateau_epochs=5,rest_epochs=2, or lie in a "
+    "file, as in heuristic:tuned.json"
 )
 
 
@@ -152,7 +161,7 @@ def set_up(parser: Parser) -> None:
     ):
         limits.add_argument(name, type=int, metavar="N", help=f"{what_is_limited} (default: 0)")
     where = parser.add_argument_group("where it goes")
-    where.add_argument("--out", metavar="RUN", required=True, help="folder of the run")
+    add_out(where)
     where.add_argument(
         "--resume",
         action="store_true",
@@ -187,6 +196,7 @@ def run(options: argparse.Namespace) -> int:
 
     if options.export:
         check_format(options.export)
+    options.out = chosen_out(options, options.task or (options.model or "grown").partition(":")[0])
     alarms = AlarmRelay()
     # From here on: what comes while it opens is heeded after the first epoch, which can be saved.
     with stop_signals() as stopped, _open(options, alarms) as growing:
@@ -195,7 +205,8 @@ def run(options: argparse.Namespace) -> int:
             err_console(),
             growth.config.epochs,
             growth.gardener.epoch,
-            title=f"growing {growth.name} ({growth.controller_name}, {growth.device.type})",
+            title=f"growing {growth.name} ({growth.controller_name}, {growth.device.type}) "
+            f"into {options.out}",
             verbose=options.verbose,
         )
         alarms.show_by(view.alarm)
