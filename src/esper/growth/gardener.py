@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -52,7 +51,7 @@ from esper.leyline.actions import (
 )
 from esper.leyline.config import Config, option
 from esper.leyline.controller import Controller, ControllerContext
-from esper.leyline.errors import EsperWarning, NonFiniteError, UsageError
+from esper.leyline.errors import NonFiniteError, UsageError, warn
 from esper.leyline.reasons import Explaining, Why
 from esper.leyline.records import DecisionRecord, EpochRecord, SlotRecord, copy_fields
 from esper.leyline.rules import RulesConfig, why_full
@@ -438,11 +437,9 @@ class Gardener:
         """Say which seeds were pruned because they are not finite."""
         for slot in self._group.mad[0].nonzero().flatten().tolist():
             name = self.garden.slot_names[slot]
-            warnings.warn(
+            warn(
                 f"epoch {self.epoch}: the gradients of the seed in {name!r} are not finite; it was "
-                "pruned, and the network goes on without it",
-                EsperWarning,
-                stacklevel=3,
+                "pruned, and the network goes on without it"
             )
 
     def _judge(self) -> str | None:
@@ -463,11 +460,9 @@ class Gardener:
                 f"{advice}"
             )
         safe = int(self._group.safe_epoch[0])
-        warnings.warn(
+        warn(
             f"epoch {self.epoch}: {reason}; the network went back to what it was "
-            f"{f'after epoch {safe}' if safe else 'at the start'}",
-            EsperWarning,
-            stacklevel=3,
+            f"{f'after epoch {safe}' if safe else 'at the start'}"
         )
         return panic.name.lower()
 
@@ -484,11 +479,9 @@ class Gardener:
         gates = self.garden.config.lifecycle.gates
         result = describe_result(before, command, applied, self.garden.slot_names, gates)
         if result.ok and op is LifecycleOp.GERMINATE and self.carried is None:
-            warnings.warn(
+            warn(
                 "a seed was planted, but nothing that this gardener knows of trains it; make your "
-                "optimizer by gardener.optimizer(torch.optim.AdamW, lr=...)",
-                EsperWarning,
-                stacklevel=4,
+                "optimizer by gardener.optimizer(torch.optim.AdamW, lr=...)"
             )
         if result.ok and not result.reason:
             result = dataclasses.replace(result, reason=reason)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -24,7 +23,7 @@ from esper.growth.run import GrowthConfig, GrowthRun
 from esper.kasmina.placement import DeclaredAxes, SlotNames, slot_paths
 from esper.kasmina.trainee import SchedulerEvery, SchedulerFactory
 from esper.leyline.controller import Controller
-from esper.leyline.errors import EsperWarning, UsageError
+from esper.leyline.errors import UsageError, warn
 from esper.leyline.records import EpochRecord, epoch_line
 from esper.leyline.settings import changed_settings
 from esper.nissa.sinks import Sink
@@ -215,7 +214,7 @@ def grow(
 def _told_why(grown: Grown) -> Grown:
     """Warn where nothing grew although something might have, and say why."""
     if grown.why and grown.summary.controller != "wait":
-        warnings.warn(" ".join(grown.why), EsperWarning, stacklevel=3)
+        warn(" ".join(grown.why))
     return grown
 
 
