@@ -196,6 +196,14 @@ def test_nothing_moves_after_the_last_epoch() -> None:
     assert gardener.history[-1].slots[0].alpha == pytest.approx(1 / 3)
 
 
+def test_a_gardener_says_why_nothing_grew() -> None:
+    gardener = Gardener(make_garden(), "heuristic", 3)
+    for _ in range(3):
+        gardener.step(constant)
+    assert gardener.why[0].startswith("Nothing grew: the controller waited in 2 of 2 decisions: ")
+    assert drive(Script(GROW_ONE), 6)[0].why == ()
+
+
 def test_a_horizon_is_kept() -> None:
     gardener = Gardener(make_garden(), "wait", 2)
     gardener.step(constant)

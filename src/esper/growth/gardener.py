@@ -52,7 +52,7 @@ from esper.leyline.actions import (
 from esper.leyline.config import Config, option
 from esper.leyline.controller import Controller, ControllerContext
 from esper.leyline.errors import NonFiniteError, UsageError, warn
-from esper.leyline.reasons import Explaining, Why
+from esper.leyline.reasons import Explaining, Why, why_nothing_grew
 from esper.leyline.records import DecisionRecord, EpochRecord, SlotRecord, copy_fields
 from esper.leyline.rules import RulesConfig, why_full
 from esper.leyline.signals import Signals
@@ -296,6 +296,11 @@ class Gardener:
     def epoch(self) -> int:
         """Epochs measured so far."""
         return int(self._group.tracker.epoch[0])
+
+    @property
+    def why(self) -> tuple[str, ...]:
+        """Why nothing has grown, line by line, once the run is over; empty where something has."""
+        return why_nothing_grew(self.history)
 
     @property
     def carried(self) -> CarriedOptimizer | None:
