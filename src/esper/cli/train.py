@@ -158,7 +158,7 @@ def _open(options: argparse.Namespace, request: Any, on_alarm: Any, cluster: Any
 def resolve(options: argparse.Namespace) -> Any:
     """Turn options into a complete configuration."""
     from esper.leyline.settings import parse_settings
-    from esper.runs.training import DEFAULT_RECIPE, resolve_recipe
+    from esper.runs.train import DEFAULT_RECIPE, resolve_recipe
 
     named = {
         "tasks": None if options.task is None else _names(options.task),
