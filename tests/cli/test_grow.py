@@ -15,7 +15,7 @@ import pytest
 import torch
 import yaml
 
-from esper.cli import view
+from esper.cli import grow_view
 from esper.kasmina.loading import load_garden
 from esper.leyline import files
 from esper.leyline.records import EpochRecord
@@ -538,7 +538,7 @@ def test_hostile_names_are_shown_as_text(name: str, command: Command) -> None:
 
 def interrupted(command: Command, out: str, after: int, *arguments: object) -> None:
     """Run a command that is told to stop during an epoch, as by Ctrl-C."""
-    shown = view.GrowthView.show
+    shown = grow_view.GrowthView.show
 
     def show(self: Any, record: EpochRecord, reasons: Sequence[str] = ()) -> None:
         shown(self, record, reasons)
@@ -546,7 +546,7 @@ def interrupted(command: Command, out: str, after: int, *arguments: object) -> N
             signal.raise_signal(signal.SIGINT)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(view.GrowthView, "show", show)
+        patch.setattr(grow_view.GrowthView, "show", show)
         said = command(*arguments, "--out", out)
     assert said.code == 130, said.err
     assert said.out == ""
@@ -584,7 +584,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(command: Command, tmp_path:
 def test_a_second_signal_stops_at_once(
     number: signal.Signals, command: Command, tmp_path: Path
 ) -> None:
-    shown = view.GrowthView.show
+    shown = grow_view.GrowthView.show
 
     def show(self: Any, record: EpochRecord, reasons: Sequence[str] = ()) -> None:
         shown(self, record, reasons)
@@ -594,7 +594,7 @@ def test_a_second_signal_stops_at_once(
 
     before = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(view.GrowthView, "show", show)
+        patch.setattr(grow_view.GrowthView, "show", show)
         patch.setattr(recorded, "SAME_REQUEST_S", -1.0)
         said = command(*FAST, "--epochs", 4, "--controller", "wait", "--out", "run")
     assert said.code == 130
@@ -622,7 +622,7 @@ def test_a_signal_that_comes_while_a_run_opens_is_heeded_after_the_first_epoch(
 
 
 def test_a_run_that_is_terminated_can_be_resumed(command: Command, tmp_path: Path) -> None:
-    shown = view.GrowthView.show
+    shown = grow_view.GrowthView.show
 
     def show(self: Any, record: EpochRecord, reasons: Sequence[str] = ()) -> None:
         shown(self, record, reasons)
@@ -630,7 +630,7 @@ def test_a_run_that_is_terminated_can_be_resumed(command: Command, tmp_path: Pat
             signal.raise_signal(signal.SIGTERM)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(view.GrowthView, "show", show)
+        patch.setattr(grow_view.GrowthView, "show", show)
         said = command(*FAST, "--epochs", 4, "--controller", "wait", "--out", "run")
     assert said.code == 130
     assert len(history_of(tmp_path / "run")) == 2
@@ -661,7 +661,7 @@ def test_a_path_to_be_typed_again_is_not_broken(command: Command, tmp_path: Path
     arguments = (*FAST, "--epochs", 3, "--controller", "wait", "--out", out.strip())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            view.GrowthView,
+            grow_view.GrowthView,
             "show",
             lambda self, record, reasons: signal.raise_signal(signal.SIGINT),
         )

@@ -21,11 +21,7 @@ from esper.cli.options import (
 from esper.cli.output import (
     err_console,
     naming_resume,
-    new_table,
-    out_console,
-    points,
     print_json,
-    safe,
     tell,
 )
 
@@ -189,7 +185,8 @@ def set_up(parser: Parser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Carry out the command."""
-    from esper.cli.view import AlarmRelay, GrowthView
+    from esper.cli.grow_view import GrowthView, print_summary
+    from esper.cli.view import AlarmRelay
     from esper.growth.export import check_format
     from esper.runs.checkpoint import GROWING, resume_command
     from esper.runs.recorded import INTERRUPTED, stop_signals
@@ -377,78 +374,3 @@ def _reasons(growth: Any, record: Any, options: argparse.Namespace) -> list[str]
     if not asked or not isinstance(controller, LearnedController):
         return []
     return controller.explain().lines()
-
-
-def print_summary(grown: Any, document: dict[str, Any]) -> None:
-    """Print what was grown and what it was worth."""
-    console, summary = out_console(), grown.summary
-    numbers = ("parameters", "FLOPs", "validation", "test")
-    result = new_table(f"Grown: {summary.task}", ("", *numbers), numbers=numbers)
-    if summary.twin_val_score is not None:
-        result.add_row(
-            "twin (only waits)",
-            f"{summary.parameters_before:,}",
-            f"{summary.flops_before:,}",
-            points(summary.twin_val_score),
-            points(summary.twin_test_score),
-        )
-    result.add_row(
-        "grown",
-        f"{summary.parameters_after:,}",
-        f"{summary.flops_after:,}",
-        points(summary.val_score),
-        points(summary.test_score),
-    )
-    console.print(result)
-    if summary.seeds:
-        console.print(_seed_table(grown))
-    else:
-        console.print("The controller germinated nothing.")
-    if len(grown.best_by_size) > 1:
-        console.print(_size_table(grown))
-    for line in grown.why:
-        tell(console, line)
-    tell(console, f"report: {document['report']}")
-    if document["exported"]:
-        tell(console, f"exported: {document['exported']}")
-
-
-CONTRIBUTION = (
-    "contribution: what the network would lose now without the seed, {unit}, ± standard error; "
-    "what growing has brought is the difference to the twin"
-)
-
-
-def _size_table(grown: Any) -> Any:
-    columns = ("parameters", "FLOPs", "validation", "epoch")
-    table = new_table("Best validation score of every size it had", columns, numbers=columns)
-    for size in grown.best_by_size:
-        table.add_row(
-            f"{size.parameters:,}", f"{size.flops:,}", points(size.val_score), str(size.epoch)
-        )
-    return table
-
-
-def _seed_table(grown: Any) -> Any:
-    from esper.leyline.records import is_loss
-
-    unit = "in loss" if is_loss(grown.summary.val_score) else "in points"
-    costs = ("parameters", "FLOPs")
-    columns = ("slot", "seed", "germinated", "ended", "fate", *costs, "contribution")
-    table = new_table("Seeds", columns, numbers=costs)
-    table.caption, table.caption_justify = CONTRIBUTION.format(unit=unit), "left"
-    worth = grown.contributions.leave_one_out
-    for seed in grown.summary.seeds:
-        measured = worth.get(seed.slot) if seed.fate not in ("pruned", "dropped") else None
-        shown = "–" if measured is None else str(measured)
-        table.add_row(
-            safe(seed.slot),
-            safe(seed.blueprint),
-            f"epoch {seed.germinated}",
-            "–" if seed.ended is None else f"epoch {seed.ended}",
-            seed.fate,
-            f"{seed.parameters:,}",
-            f"{seed.flops:,}",
-            shown,
-        )
-    return table
