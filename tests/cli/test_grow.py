@@ -144,9 +144,10 @@ def test_the_settings_are_complete_and_make_the_same_run_again(
         *("grow", "--task", "digits_mlp", "--slots", "r0c0, r0c1", "--epochs", 3, "--seed", 5),
         *("--controller", "schedule:plan.yaml", "--learning-rate", 0.02, "--batch-size", 48),
         *("--schedule", "cosine", "--optimizer", "adamw", "--weight-decay", 0.05),
-        *("--seed-rate", "own", "--seed-warmup", 3),
-        *("--training-mode", "shadow", "--gates", "strict", "--no-twin", "--max-seeds", 2),
-        *("--max-parameters", 9000, "--max-added-flops", 8000, "--ablate-every", 2),
+        *("--set", "growth.training.seed_rate=own", "--set", "growth.training.seed_warmup=3"),
+        *("--set", "growth.garden.training_mode=shadow", "--no-twin", "--max-seeds", 2),
+        *("--set", "growth.garden.lifecycle.gates.kind=strict", "--max-parameters", 9000),
+        *("--max-added-flops", 8000, "--set", "growth.gardener.ablate_every=2"),
     )
     said = command(*arguments, "--json", "--out", "run")
     assert said.code == 0, said.err
@@ -471,7 +472,7 @@ MISTAKES: dict[str, tuple[tuple[object, ...], str]] = {
         "--optimizer adamw needs a --learning-rate of its own (0.001 to 0.005 are good ones)",
     ),
     "negative warm-up": (
-        (*FAST, "--seed-warmup", -1, "--out", "run"),
+        (*FAST, "--set", "growth.training.seed_warmup=-1", "--out", "run"),
         "seed_warmup must be at least 0, got -1",
     ),
     "no batch": ((*FAST, "--batch-size", 0, "--out", "run"), "batch_size must be at least 1"),

@@ -28,7 +28,8 @@ from esper.cli.output import (
 _EPILOG = """\
 examples:
   esper grow --task digits
-  esper grow --task digits --optimizer adamw --learning-rate 0.003 --seed-warmup 2 --out runs/adamw
+  esper grow --task digits --optimizer adamw --learning-rate 0.003 --out runs/adamw
+  esper grow --task digits --set growth.training.seed_warmup=2 --out runs/gently
   esper grow --task cifar_baseline --data ~/cifar-10-batches-py --device cuda --out runs/cifar
   esper grow --model mynet:make --slots layer1,layer2 --data images.npz --out runs/mine
   esper grow --task digits --controller heuristic:plateau_epochs=5 --out runs/patient
@@ -101,30 +102,7 @@ def set_up(parser: Parser) -> None:
         "(default: the task's, or constant)",
     )
     how.add_argument(
-        "--seed-rate",
-        choices=("host", "own"),
-        help="what a seed's learning rate follows: the host's, or a schedule of its own from the "
-        "epoch it begins to learn in to the end (default: the task's, or host)",
-    )
-    how.add_argument(
-        "--seed-warmup",
-        type=int,
-        metavar="N",
-        help="epochs in which the rate of a seed that begins to learn goes up "
-        "(default: the task's, or 0)",
-    )
-    how.add_argument(
         "--batch-size", type=int, metavar="B", help="samples in a step (default: the task's, or 64)"
-    )
-    how.add_argument(
-        "--training-mode",
-        choices=("straight_through", "shadow"),
-        help="how a seed learns in isolation (default: straight_through)",
-    )
-    how.add_argument(
-        "--gates",
-        choices=("permissive", "strict"),
-        help="how much proof a seed needs to go on (default: permissive)",
     )
     how.add_argument(
         "--twin",
@@ -137,12 +115,6 @@ def set_up(parser: Parser) -> None:
         type=int,
         metavar="N",
         help="training steps that count as an epoch (default: one pass over the data)",
-    )
-    how.add_argument(
-        "--ablate-every",
-        type=int,
-        metavar="N",
-        help="epochs from one measurement of contributions to the next (default: 1)",
     )
     add_settings(
         how,
@@ -284,8 +256,6 @@ def resolve(options: argparse.Namespace) -> Any:
         "weight_decay",
         "batch_size",
         "schedule",
-        "seed_rate",
-        "seed_warmup",
     )
     if given.get("optimizer", growth.training.optimizer) != growth.training.optimizer:
         _need_rate(options, growth.training)
@@ -297,11 +267,7 @@ def resolve(options: argparse.Namespace) -> Any:
         max_seeds=options.max_seeds,
         max_parameters=options.max_parameters,
         max_added_flops=options.max_added_flops,
-    ).replace(**chosen(options, "training_mode"))
-    if options.gates:
-        gates = garden.lifecycle.gates.replace(kind=options.gates)
-        garden = garden.replace(lifecycle=garden.lifecycle.replace(gates=gates))
-    gardener = growth.gardener.replace(**chosen(options, "ablate_every"))
+    )
     return GrowRequest(
         task=options.task,
         model=options.model,
@@ -310,7 +276,7 @@ def resolve(options: argparse.Namespace) -> Any:
         data=None if options.data is None else _data_path(options.data),
         controller=_controller(options.controller or DEFAULT_CONTROLLER),
         device="cuda" if choose_device(options.device or "auto").type == "cuda" else "cpu",
-        growth=growth.replace(garden=garden, gardener=gardener),
+        growth=growth.replace(garden=garden),
     )
 
 
