@@ -114,7 +114,7 @@ VERBS = {
     "runs": "list runs: what they are about, how far they are, and how they ended",
     "compare": "put growing runs side by side: scores, twins, sizes, what grew",
     "query": "ask a run's store in SQL, as a table, CSV or JSON",
-    "tasks": "list the tasks: host, slots, parameters, FLOPs, and whether their data was found",
+    "tasks": "list the tasks: how large, with which slots, and whether their data was found",
     "blueprints": "list the kinds of seeds: where they fit and how large they are",
     "bench": "measure throughput on this machine, with ratios against a reference",
     "doctor": "show versions, devices, threads, data found, and what is missing",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from esper.leyline.actions import LifecycleOp
 from esper.leyline.records import told_round
@@ -15,6 +15,8 @@ from esper.report.markup import (
     op_words,
 )
 from esper.report.page import NOTHING, Column, number_columns, render_table
+
+Round = TypeVar("Round")
 
 LATE_SHARE = 0.1
 """The end of a run, beside the whole of it: what the controller had become."""
@@ -202,7 +204,7 @@ def render_events(events: Sequence[EventRow]) -> str:
     return render_table("What happened to the run", columns, rows, noun="event")
 
 
-def late_rounds(rounds: Sequence[RoundRow]) -> Sequence[RoundRow]:
+def late_rounds(rounds: Sequence[Round]) -> Sequence[Round]:
     """Return the last tenth of the rounds, at least one."""
     return rounds[-max(1, round(LATE_SHARE * len(rounds))) :]
 

@@ -21,6 +21,7 @@ from esper.nissa.sinks import Sink, check_sinks
 from esper.nissa.store import DEFAULT_SINKS, OnAlarm, RunStore, open_store
 from esper.population.cluster import RayCluster
 from esper.report import report_run
+from esper.report.training_tables import late_rounds
 from esper.runs.checkpoint import GROWING, TRAINING, Checkpoints, Which, Write, resume_command
 from esper.runs.folder import SETTINGS, RunFolder
 from esper.runs.record_training import (
@@ -38,9 +39,6 @@ from esper.simic.training.round_line import round_line
 from esper.simic.training.row_source import TaskRows
 from esper.simic.training.trainer import Trainer
 from esper.tamiyo.controllers.policy_file import CHECKPOINT_POLICY, find_policy, save_policy
-
-_LATE_SHARE = 0.1
-"""The end of a run: its last tenth, at least one round."""
 
 
 class TrainingRun(RecordedRun[Progress]):
@@ -284,7 +282,7 @@ def summarize_training(folder: Path) -> dict[str, Any]:
         updates = stored.rows(
             "updates", columns=("round", "explained_variance", "approx_kl"), where="is_last = 1"
         )
-    late = rounds[-max(1, round(_LATE_SHARE * len(rounds))) :]
+    late = late_rounds(rounds)
     late_updates = updates[-len(late) :] if late else []
     return {
         "run": str(folder),
@@ -303,7 +301,7 @@ def summarize_training(folder: Path) -> dict[str, Any]:
     }
 
 
-def _means(rounds: list[dict[str, Any]], updates: list[dict[str, Any]]) -> dict[str, Any]:
+def _means(rounds: Sequence[dict[str, Any]], updates: Sequence[dict[str, Any]]) -> dict[str, Any]:
     names = ("return_mean", "gain_mean", "fossilization_rate", "wait_share_free")
     found = {name: _mean([row[name] for row in rounds]) for name in names}
     episodes = sum(row["episodes"] or 0 for row in rounds)
