@@ -597,6 +597,16 @@ def test_what_a_killed_save_left_half_written_is_removed_by_the_next(tmp_path: P
     assert names(tmp_path) == sorted([alive.name, *others, "state"])
 
 
+def test_a_file_that_goes_between_two_looks_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path / "state", OLD)
+    (tmp_path / "state" / TREE_FILE).unlink()
+    monkeypatch.setattr(Path, "exists", lambda path: True)  # as it was a moment ago
+    with pytest.raises(CheckpointError, match=f"{TREE_FILE} is missing"):
+        load(tmp_path / "state")
+
+
 def test_readers_never_see_a_save_in_the_middle(tmp_path: Path) -> None:
     folder = tmp_path / "state"
     save(folder, {"first": 0, "last": torch.tensor(0)})
