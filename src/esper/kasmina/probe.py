@@ -51,7 +51,7 @@ def pass_whole_batches(modules: Iterable[nn.Module]) -> list[nn.TransformerEncod
     can work. Returns those that did.
     """
     encoders = [module for module in modules if isinstance(module, nn.TransformerEncoder)]
-    packing = [encoder for encoder in encoders if encoder.use_nested_tensor]
+    packing = [one for one in encoders if getattr(one, "use_nested_tensor", False)]
     for encoder in packing:
         encoder.use_nested_tensor = False
     return packing
