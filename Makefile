@@ -12,8 +12,8 @@ export MKL_NUM_THREADS := 1
 export ONEDNN_MAX_CPU_ISA := AVX512_CORE_BF16
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-slow test-browser test-integrations test-minimum audit docs fmt \
-	bench clean
+.PHONY: help setup demo check test test-slow test-browser test-integrations test-minimum audit docs pages \
+	fmt bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | \
@@ -86,6 +86,9 @@ audit: setup ## known faults of what is installed, and pins that were withdrawn 
 docs: setup ## the documentation site in build/site; a warning is an error
 	$(BIN)/python -m pip install --quiet --no-build-isolation -c constraints.txt -e '.[docs]'
 	$(BIN)/python -m tools.site
+
+pages: setup ## the pages of docs/ that are made from the code
+	$(BIN)/python -m tools.pages
 
 fmt: setup ## put the code into its standard form
 	$(BIN)/ruff check --fix .

@@ -136,7 +136,7 @@ def demonstrate(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 def make_one_sided(folder: Path, seed: int) -> None:
     """Save a fresh policy that is certain of one blueprint and one tempo."""
-    from esper.runs.training import resolve_recipe
+    from esper.runs.train import resolve_recipe
     from esper.simic.training.trainer import Trainer
     from esper.tamiyo.controllers.policy_file import save_policy
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from esper.population.population import Population
     from esper.runs.checkpoint import read_manifest
     from esper.runs.grow import grow
-    from esper.runs.training import Trained, train
+    from esper.runs.train import Trained, train
     from esper.simic.rewards import register_reward
     from esper.tamiyo.controllers import Tamiyo, register_controller
     from esper.tasks import register_task
@@ -74,7 +74,7 @@ _HOMES = {
     "Manifest": "esper.leyline.manifest",
     "Population": "esper.population.population",
     "Tamiyo": "esper.tamiyo.controllers",
-    "Trained": "esper.runs.training",
+    "Trained": "esper.runs.train",
     "check_slots": "esper.kasmina.selftest",
     "evaluate_contributions": "esper.kasmina.evaluation",
     "grow": "esper.runs.grow",
@@ -87,7 +87,7 @@ _HOMES = {
     "register_reward": "esper.simic.rewards",
     "register_task": "esper.tasks",
     "suggest_slots": "esper.kasmina.suggestion",
-    "train": "esper.runs.training",
+    "train": "esper.runs.train",
 }
 
 __getattr__ = find_in(__name__, _HOMES)

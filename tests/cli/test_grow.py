@@ -15,7 +15,7 @@ import pytest
 import torch
 import yaml
 
-from esper.cli import view
+from esper.cli import grow_view
 from esper.kasmina.loading import load_garden
 from esper.leyline import files
 from esper.leyline.records import EpochRecord
@@ -144,9 +144,10 @@ def test_the_settings_are_complete_and_make_the_same_run_again(
         *("grow", "--task", "digits_mlp", "--slots", "r0c0, r0c1", "--epochs", 3, "--seed", 5),
         *("--controller", "schedule:plan.yaml", "--learning-rate", 0.02, "--batch-size", 48),
         *("--schedule", "cosine", "--optimizer", "adamw", "--weight-decay", 0.05),
-        *("--seed-rate", "own", "--seed-warmup", 3),
-        *("--training-mode", "shadow", "--gates", "strict", "--no-twin", "--max-seeds", 2),
-        *("--max-parameters", 9000, "--max-added-flops", 8000, "--ablate-every", 2),
+        *("--set", "growth.training.seed_rate=own", "--set", "growth.training.seed_warmup=3"),
+        *("--set", "growth.garden.training_mode=shadow", "--no-twin", "--max-seeds", 2),
+        *("--set", "growth.garden.lifecycle.gates.kind=strict", "--max-parameters", 9000),
+        *("--max-added-flops", 8000, "--set", "growth.gardener.ablate_every=2"),
     )
     said = command(*arguments, "--json", "--out", "run")
     assert said.code == 0, said.err
@@ -332,7 +333,8 @@ def test_why_nothing_grew_is_told_below_the_tables_and_in_the_report(
 
 MISTAKES: dict[str, tuple[tuple[object, ...], str]] = {
     "no task": (("grow", "--out", "run"), "give either --task T or --model MODULE:FACTORY"),
-    "no folder": (("grow", "--task", "digits"), "--out"),
+    "continuing nothing": (("grow", "--resume"), "--resume needs --out RUN: which one?"),
+    "replacing nothing": ((*FAST, "--overwrite"), "--overwrite needs --out RUN: which one?"),
     "wrong axes": ((*FAST, "--axes", "XYZ", "--out", "run"), "axes cannot be 'XYZ'"),
     "half of an axis": (
         (*FAST, "--axes", "r0c0=", "--out", "run"),
@@ -470,7 +472,7 @@ MISTAKES: dict[str, tuple[tuple[object, ...], str]] = {
         "--optimizer adamw needs a --learning-rate of its own (0.001 to 0.005 are good ones)",
     ),
     "negative warm-up": (
-        (*FAST, "--seed-warmup", -1, "--out", "run"),
+        (*FAST, "--set", "growth.training.seed_warmup=-1", "--out", "run"),
         "seed_warmup must be at least 0, got -1",
     ),
     "no batch": ((*FAST, "--batch-size", 0, "--out", "run"), "batch_size must be at least 1"),
@@ -537,7 +539,7 @@ def test_hostile_names_are_shown_as_text(name: str, command: Command) -> None:
 
 def interrupted(command: Command, out: str, after: int, *arguments: object) -> None:
     """Run a command that is told to stop during an epoch, as by Ctrl-C."""
-    shown = view.GrowthView.show
+    shown = grow_view.GrowthView.show
 
     def show(self: Any, record: EpochRecord, reasons: Sequence[str] = ()) -> None:
         shown(self, record, reasons)
@@ -545,7 +547,7 @@ def interrupted(command: Command, out: str, after: int, *arguments: object) -> N
             signal.raise_signal(signal.SIGINT)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(view.GrowthView, "show", show)
+        patch.setattr(grow_view.GrowthView, "show", show)
         said = command(*arguments, "--out", out)
     assert said.code == 130, said.err
     assert said.out == ""
@@ -583,7 +585,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(command: Command, tmp_path:
 def test_a_second_signal_stops_at_once(
     number: signal.Signals, command: Command, tmp_path: Path
 ) -> None:
-    shown = view.GrowthView.show
+    shown = grow_view.GrowthView.show
 
     def show(self: Any, record: EpochRecord, reasons: Sequence[str] = ()) -> None:
         shown(self, record, reasons)
@@ -593,7 +595,7 @@ def test_a_second_signal_stops_at_once(
 
     before = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(view.GrowthView, "show", show)
+        patch.setattr(grow_view.GrowthView, "show", show)
         patch.setattr(recorded, "SAME_REQUEST_S", -1.0)
         said = command(*FAST, "--epochs", 4, "--controller", "wait", "--out", "run")
     assert said.code == 130
@@ -621,7 +623,7 @@ def test_a_signal_that_comes_while_a_run_opens_is_heeded_after_the_first_epoch(
 
 
 def test_a_run_that_is_terminated_can_be_resumed(command: Command, tmp_path: Path) -> None:
-    shown = view.GrowthView.show
+    shown = grow_view.GrowthView.show
 
     def show(self: Any, record: EpochRecord, reasons: Sequence[str] = ()) -> None:
         shown(self, record, reasons)
@@ -629,7 +631,7 @@ def test_a_run_that_is_terminated_can_be_resumed(command: Command, tmp_path: Pat
             signal.raise_signal(signal.SIGTERM)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(view.GrowthView, "show", show)
+        patch.setattr(grow_view.GrowthView, "show", show)
         said = command(*FAST, "--epochs", 4, "--controller", "wait", "--out", "run")
     assert said.code == 130
     assert len(history_of(tmp_path / "run")) == 2
@@ -660,7 +662,7 @@ def test_a_path_to_be_typed_again_is_not_broken(command: Command, tmp_path: Path
     arguments = (*FAST, "--epochs", 3, "--controller", "wait", "--out", out.strip())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            view.GrowthView,
+            grow_view.GrowthView,
             "show",
             lambda self, record, reasons: signal.raise_signal(signal.SIGINT),
         )

@@ -41,6 +41,7 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     for verb, line in entry.VERBS.items():
         assert f"\n    {verb}" in said.out
         assert line.split(":")[0] in " ".join(said.out.split())
+    assert "default" not in said.out
 
 
 @pytest.mark.parametrize("verb", entry.VERBS)
@@ -89,6 +90,19 @@ def test_errors_become_one_line_and_an_exit_code(
     assert said.out == ""
     words = " ".join(str(error).split()) or "interrupted"
     assert said.err == f"esper: {words}\n"
+
+
+def test_a_full_disk_under_the_output_is_one_line() -> None:
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("this system has no /dev/full")
+    with full.open("w") as out:
+        done = subprocess.run(
+            [sys.executable, "-m", "esper", "blueprints"], stdout=out, stderr=subprocess.PIPE
+        )
+    assert done.returncode == 1
+    assert done.stderr.decode().startswith("esper: cannot write all of the output: No space")
+    assert done.stderr.count(b"\n") == 1
 
 
 def test_a_bug_keeps_its_traceback(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +30,13 @@ def command(
     """The command, run from an empty folder."""
     monkeypatch.chdir(tmp_path)
     return lambda *arguments: esper(capsys, *arguments)
+
+
+def test_a_run_without_a_folder_gets_one_that_nobody_has(command: Command, tmp_path: Path) -> None:
+    for expected in ("runs/digits_mlp", "runs/digits_mlp-2"):
+        said = command(*GROW, "--json")
+        assert json.loads(said.out)["report"] == f"{expected}/report.html"
+        assert (tmp_path / expected / "config.yaml").is_file()
 
 
 class FakeWandb(ModuleType):

@@ -152,7 +152,7 @@ def test_settings_of_a_run_are_a_recipe(command: Command, tmp_path: Path) -> Non
         (("train", "smoke", "--from", "previous", "--out", "run"), ("add --resume",)),
         (("train", "--resume", "--overwrite", "--out", "run"), ("give one of them",)),
         (("train", "--resume", "--rounds", "9", "--out", "run"), ("--set rounds=",)),
-        (("train", "smoke"), ("--out",)),
+        (("train", "--resume"), ("--resume needs --out RUN",)),
         (("train", "smoke", "--device", "cuda", "--out", "run"), ("no CUDA device",)),
     ],
 )

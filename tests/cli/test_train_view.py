@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from esper.cli.train_view import TrainView, duration, entropies_line, phase_line, round_line
+from esper.cli.train_view import TrainView, duration, phase_line
 from esper.nissa.schema import AlarmRow
+from esper.simic.training.round_line import entropies_line, round_line
 
 ENTROPIES = {"slot": 0.9, "blueprint": 0.8, "style": None, "tempo": 0.7, "op": 0.42}
 

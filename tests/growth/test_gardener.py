@@ -92,6 +92,7 @@ def test_a_step_measures_then_decides_then_acts_then_ticks() -> None:
             return super().act(signals, masks)
 
     gardener = Gardener(make_garden(), Noting({1: germinate()}), 3)
+    gardener.optimizer(SGD, lr=0.1)
 
     def evaluate(model: nn.Module) -> tuple[Tensor, None]:
         events.append("evaluate")
@@ -154,6 +155,7 @@ def test_a_gate_that_fails_is_recorded_as_such() -> None:
     garden = Garden(make_garden().model, SLOTS, torch.zeros(2, 4))
     script = Script({1: germinate(), 2: advance(), 3: advance()})
     gardener = Gardener(garden, script, 4, config=GardenerConfig(fits_horizon=False))
+    gardener.optimizer(SGD, lr=0.1)
     for _ in range(4):
         gardener.step(constant)
     decision = gardener.history[2].decision
@@ -194,6 +196,14 @@ def test_nothing_moves_after_the_last_epoch() -> None:
     assert gardener.history[-1].slots[0].alpha == pytest.approx(1 / 3)
 
 
+def test_a_gardener_says_why_nothing_grew() -> None:
+    gardener = Gardener(make_garden(), "heuristic", 3)
+    for _ in range(3):
+        gardener.step(constant)
+    assert gardener.why[0].startswith("Nothing grew: the controller waited in 2 of 2 decisions: ")
+    assert drive(Script(GROW_ONE), 6)[0].why == ()
+
+
 def test_a_horizon_is_kept() -> None:
     gardener = Gardener(make_garden(), "wait", 2)
     gardener.step(constant)
@@ -202,8 +212,15 @@ def test_a_horizon_is_kept() -> None:
     with pytest.raises(UsageError, match="the horizon of 2 epochs is reached"):
         gardener.step(constant)
     assert len(gardener.history) == 2
-    with pytest.raises(UsageError, match="horizon must be at least 1 epoch, got 0"):
+    with pytest.raises(UsageError, match="horizon must be a whole number, 1 or more, got 0"):
         Gardener(make_garden(), "wait", 0)
+
+
+def test_a_model_without_slots_has_no_gardener() -> None:
+    with pytest.raises(
+        UsageError, match=r"needs a Garden, got TinyConv; make one by esper\.Garden"
+    ):
+        Gardener(TinyConv(), "wait", 2)  # type: ignore[arg-type]
 
 
 def test_an_evaluation_that_fails_changes_nothing() -> None:
@@ -432,6 +449,7 @@ def test_limits_hold_under_a_random_controller(limits: dict[str, int]) -> None:
     pruned = fossilized = 0
     for seed in range(2):
         gardener = Gardener(make_garden(), "random", 100, seed=seed, **limits)  # type: ignore[arg-type]
+        gardener.optimizer(SGD, lr=0.1)
         garden = gardener.garden
         for _ in range(gardener.horizon):
             record = gardener.step(constant)
@@ -640,9 +658,12 @@ def test_a_state_is_restored_only_into_a_gardener_with_its_optimizer() -> None:
         Gardener(make_garden(), "wait", 3).load_state_dict(state)
 
 
-def test_a_gardener_works_without_an_optimizer() -> None:
+def test_a_gardener_works_without_an_optimizer_and_says_that_it_has_none() -> None:
     gardener = Gardener(make_garden(), Script(GROW_ONE), 6)
-    for _ in range(4):
+    gardener.step(constant)
+    with pytest.warns(EsperWarning, match=r"nothing .* trains it; make your optimizer by gardener"):
+        gardener.step(constant)
+    for _ in range(2):
         gardener.step(constant)
     state = frozen(gardener.state_dict())
     assert state["optimizer"] is None

@@ -238,7 +238,8 @@ CASES: dict[str, Case] = {
         "training batch 1 .*must be Tensor", options={"train": [(data()[0], ["a"] * SAMPLES)]}
     ),
     "labels that are real numbers": Case(
-        "training batch 1 .*target dtype", options={"train": batches(lambda x, y: (x, y.float()))}
+        "training batch 1 .*target dtype.*; class labels are whole numbers of 64 bits",
+        options={"train": batches(lambda x, y: (x, y.float()))},
     ),
     "an empty batch": Case(
         r"epoch 1: training batch 6 \(\[0, 4\], \[0\]\) has no sample; leave it out",
@@ -260,7 +261,7 @@ CASES: dict[str, Case] = {
         options={"train": batches(lambda x, y: (x[:, :3], y))},
     ),
     "samples of another type": Case(
-        "training batch 1 .*must have the same dtype",
+        "training batch 1 .*must have the same dtype.*; give tensors of the model's own type",
         options={"train": batches(lambda x, y: (x.half(), y))},
     ),
     "fewer labels than samples": Case(

@@ -18,7 +18,9 @@ from typing import Any
 import pytest
 
 import esper
-from esper.cli import view
+from esper.cli import grow_view
+from esper.cli.output import safe
+from esper.cli.view import alarm_line
 from esper.leyline.lock import WriterLock
 from esper.leyline.records import EpochRecord
 from esper.nissa import database, store
@@ -156,7 +158,7 @@ def test_runs_and_query_answer_about_it(whole: Path, command: Command) -> None:
 
 def stopping(after: int, action: Callable[[], None]) -> Callable[..., None]:
     """Return a view that does something after an epoch."""
-    shown = view.GrowthView.show
+    shown = grow_view.GrowthView.show
 
     def show(self: Any, record: EpochRecord, reasons: Sequence[str] = ()) -> None:
         shown(self, record, reasons)
@@ -173,7 +175,7 @@ def test_a_resumed_run_leaves_the_store_of_an_uninterrupted_one(
     for number in range(times):
         with pytest.MonkeyPatch.context() as patch:
             show = stopping(3 + 2 * number, lambda: signal.raise_signal(signal.SIGINT))
-            patch.setattr(view.GrowthView, "show", show)
+            patch.setattr(grow_view.GrowthView, "show", show)
             assert command(*arguments).code == 130
         with esper.open_run("run") as run:
             assert run.info.status == "interrupted"
@@ -201,7 +203,7 @@ def test_rows_beyond_the_checkpoint_are_taken_back(
         def stop() -> None:
             raise KeyboardInterrupt
 
-        patch.setattr(view.GrowthView, "show", stopping(5, stop))
+        patch.setattr(grow_view.GrowthView, "show", stopping(5, stop))
         assert command(*arguments).code == 130
     assert assert_sound(tmp_path / "run") == 5
     assert command("grow", "--resume", "--out", "run").code == 0
@@ -214,7 +216,7 @@ def test_a_store_that_was_lost_is_written_anew_from_the_checkpoint(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         show = stopping(4, lambda: signal.raise_signal(signal.SIGINT))
-        patch.setattr(view.GrowthView, "show", show)
+        patch.setattr(grow_view.GrowthView, "show", show)
         assert command(*arguments).code == 130
     for path in (tmp_path / "run").glob("run.db*"):
         path.unlink()
@@ -339,7 +341,7 @@ def test_a_disk_that_refuses_ends_the_run_with_one_line(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(store.RunStore, "start", start_store)
-        patch.setattr(view.GrowthView, "show", stopping(3, refuse))
+        patch.setattr(grow_view.GrowthView, "show", stopping(3, refuse))
         said = command(*arguments)
     assert_stopped(said, words)
     assert_goes_on(command, tmp_path / "run", whole)
@@ -362,7 +364,7 @@ def test_a_store_that_another_program_holds_ends_the_run_with_one_line(
         holders.append(holder)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(view.GrowthView, "show", stopping(3, hold))
+        patch.setattr(grow_view.GrowthView, "show", stopping(3, hold))
         said = command(*arguments)
     assert_stopped(said, "another program holds it; close that program")
     for holder in holders:
@@ -381,7 +383,7 @@ def test_a_writer_that_is_killed_ends_the_run_with_one_line(
         )
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(view.GrowthView, "show", stopping(3, kill))
+        patch.setattr(grow_view.GrowthView, "show", stopping(3, kill))
         said = command(*arguments)
     assert_stopped(said, "the writer of the store")
     assert_goes_on(command, tmp_path / "run", whole)
@@ -456,7 +458,7 @@ def test_hostile_names_appear_as_text(command: Command, tmp_path: Path) -> None:
 
 def test_an_alarm_is_shown_as_text() -> None:
     alarm = AlarmRow(step=3, monitor="m", severity="warning", message=HOSTILE, advice="Try less.")
-    line = view.safe(view.alarm_line(alarm)).plain
+    line = safe(alarm_line(alarm)).plain
     assert line.startswith("epoch 3: alarm (warning): ")
     assert line.endswith("Try less.")
     assert line.isprintable()

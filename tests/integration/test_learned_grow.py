@@ -126,6 +126,7 @@ def test_a_travelling_policy_grows_what_it_never_met(tmp_path: Path, stranger: s
     for seed in range(12):
         garden = Garden(copy.deepcopy(host), ["0", "1"], torch.randn(4, 8))
         gardener = Gardener(garden, f"learned:{tmp_path / 'policy'}", 4, seed=seed)
+        gardener.optimizer(torch.optim.SGD, lr=0.1)
         for _ in range(3):
             gardener.step(lambda model: (torch.ones(4), torch.tensor([1.0, 0.0, 1.0, 0.0])))
         grown |= {view.blueprint for view in garden.slots.values() if view.blueprint is not None}

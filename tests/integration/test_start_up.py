@@ -28,7 +28,7 @@ def test_listing_runs_does_not_load_torch(tmp_path: Path) -> None:
 READERS = """
 import sys
 import esper.leyline.actions, esper.leyline.records
-import esper.nissa.docs, esper.nissa.history, esper.nissa.listing, esper.nissa.monitors
+import esper.nissa.history, esper.nissa.listing, esper.nissa.monitors
 import esper.report
 assert "torch" not in sys.modules, "reading runs loaded PyTorch"
 """

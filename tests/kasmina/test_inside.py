@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from esper.kasmina.garden import Garden
 from esper.kasmina.inside import disconnect, slots_behind
+from esper.kasmina.suggestion import suggest_slots
 from esper.leyline.errors import SlotError
 from esper.leyline.stages import SeedStage
 from tests.kasmina.gardens import LIVING, Stack, bring, quick_config, stack_garden, stir
@@ -154,3 +155,30 @@ def test_slots_in_nested_parts_guard_everything_above_them() -> None:
             part.state_dict()
     for part in (model.head, model.block.b):
         assert len(part.state_dict()) == 2
+
+
+class Padded(nn.Module):
+    """An encoder as PyTorch makes it, which packs padded batches in evaluation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2)
+
+    def forward(self, x: Tensor, is_padding: Tensor) -> Tensor:
+        result: Tensor = self.encoder(x, src_key_padding_mask=is_padding)
+        return result
+
+
+def test_a_layer_that_gets_padded_batches_can_have_a_slot() -> None:
+    model = Padded()
+    x, is_padding = torch.randn(3, 5, 8), torch.arange(5) >= torch.tensor([[5], [4], [2]])
+    assert "encoder.layers.0" in suggest_slots(model, (x, is_padding))
+    assert model.encoder.use_nested_tensor
+    garden = Garden(model, ["encoder.layers.0"], (x, is_padding), config=quick_config())
+    bring(garden, "encoder.layers.0", SeedStage.HOLDING)
+    stir(garden, "encoder.layers.0")
+    trained = garden.train()(x, is_padding)
+    with torch.no_grad():
+        assert torch.allclose(garden.eval()(x, is_padding), trained, atol=1e-6)
+        assert torch.allclose(garden.bake()(x, is_padding), trained, atol=1e-6)

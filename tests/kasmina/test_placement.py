@@ -182,8 +182,9 @@ def test_a_failed_placement_leaves_no_hook_behind() -> None:
 def test_a_model_with_batch_norm_is_warned_about() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
     statistics = model[1].running_mean.clone()
-    with pytest.warns(EsperWarning, match="BatchNorm layers: it will grow"):
+    with pytest.warns(EsperWarning, match="BatchNorm layers: it will grow") as told:
         Garden(model, ["0"], torch.randn(8, 4))
+    assert [one.filename for one in told] == [__file__], "it names the place in the user's code"
     assert torch.equal(model[1].running_mean, statistics)
 
 

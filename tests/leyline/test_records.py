@@ -15,6 +15,7 @@ from esper.leyline.records import (
     SlotRecord,
     best_by_size,
     copy_fields,
+    decision_line,
     epoch_line,
     seed_records,
     told_gain,
@@ -203,3 +204,11 @@ def test_a_loss_is_told_as_a_loss_and_as_finely_as_it_is_small() -> None:
     of_loss = dataclasses.replace(epoch(1), val_score=-0.0021, val_loss=0.0021, twin_score=-0.0022)
     assert epoch_line(of_loss) == "val loss 0.0021  twin loss 0.0022  100 parameters"
     assert epoch_line(epoch(1)) == "val score 50.00  val loss 1.5000  100 parameters"
+
+
+def test_a_decision_fits_in_a_line() -> None:
+    planted = dataclasses.replace(WAIT, op="GERMINATE", slot="a", blueprint="norm")
+    assert decision_line(4, planted) == "epoch 4: GERMINATE a norm"
+    refused = dataclasses.replace(WAIT, op="PRUNE", slot="a", outcome="illegal", reason="too young")
+    assert decision_line(4, refused) == "epoch 4: PRUNE a (too young)"
+    assert [one.is_act for one in (planted, refused, WAIT)] == [True, False, False]

@@ -597,6 +597,16 @@ def test_what_a_killed_save_left_half_written_is_removed_by_the_next(tmp_path: P
     assert names(tmp_path) == sorted([alive.name, *others, "state"])
 
 
+def test_a_file_that_goes_between_two_looks_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path / "state", OLD)
+    (tmp_path / "state" / TREE_FILE).unlink()
+    monkeypatch.setattr(Path, "exists", lambda path: True)  # as it was a moment ago
+    with pytest.raises(CheckpointError, match=f"{TREE_FILE} is missing"):
+        load(tmp_path / "state")
+
+
 def test_readers_never_see_a_save_in_the_middle(tmp_path: Path) -> None:
     folder = tmp_path / "state"
     save(folder, {"first": 0, "last": torch.tensor(0)})
@@ -660,8 +670,13 @@ def test_a_text_that_is_no_unicode_leaves_the_old_one(tmp_path: Path) -> None:
     assert names(tmp_path) == ["config.yaml"]
 
 
-def test_a_folder_in_the_way_of_a_text_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "report.html").mkdir()
-    with pytest.raises(CheckpointError, match=r"cannot save to .*report\.html: Is a directory"):
-        atomic_write_text(tmp_path / "report.html", "x")
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo], ids=["folder", "pipe"])
+def test_what_is_no_file_is_never_replaced_by_a_text(
+    make: Callable[[Path], None], tmp_path: Path
+) -> None:
+    place = tmp_path / "report.html"
+    make(place)
+    with pytest.raises(CheckpointError, match=r"cannot save to .*report\.html: it is not a file"):
+        atomic_write_text(place, "x")
     assert names(tmp_path) == ["report.html"]
+    assert not place.is_file()

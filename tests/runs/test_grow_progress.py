@@ -58,7 +58,7 @@ def test_a_log_gets_a_line_for_every_epoch_and_every_act() -> None:
     assert [line.split("  ")[0] for line in lines] == [
         "epoch 1/3",
         "epoch 2/3",
-        "epoch 2: germinate conv_light r0c0",
+        "epoch 2: GERMINATE r0c0 conv_light",
         "epoch 3/3",
     ]
     assert "val score 81.00" in lines[0]
@@ -72,7 +72,7 @@ def test_a_terminal_gets_one_line_drawn_anew_in_its_own_alphabet() -> None:
     said = stream.getvalue()
     assert said.count("\n") == 2
     assert said.count("\r") == 2
-    assert "epoch 1: prune r0c0\n" in said
+    assert "epoch 1: PRUNE r0c0\n" in said
     assert said.endswith("304 parameters\n")
     assert said.isascii()
 

@@ -16,10 +16,10 @@ from esper.leyline.errors import CheckpointError, ConfigError, UsageError
 from esper.nissa.reader import open_run
 from esper.runs.checkpoint import TRAINING, Checkpoints, read_manifest
 from esper.runs.folder import RunFolder
+from esper.runs.train import resolve_recipe
 from esper.runs.training import (
     TrainingRun,
     read_run_config,
-    resolve_recipe,
     resume_training,
     start_training,
 )

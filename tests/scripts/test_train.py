@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from esper.scripts import train
-from esper.scripts.train import build_parser, free_folder, heuristic_commands, main, ppo_command
+from esper.scripts.train import build_parser, heuristic_commands, main, ppo_command
 
 
 @pytest.fixture(autouse=True)
@@ -23,10 +23,10 @@ def test_the_documents_own_command_trains(tmp_path: Path) -> None:
         ]
     )
     assert code == 0
-    config = yaml.safe_load((tmp_path / "runs" / "ppo-1" / "config.yaml").read_text())
+    config = yaml.safe_load((tmp_path / "runs" / "digits" / "config.yaml").read_text())
     assert (config["rounds"], config["episode_length"], config["rows"]) == (2, 3, 2)
     assert (config["seed"], config["policy"]["lstm_hidden_dim"]) == (42, 512)
-    assert (tmp_path / "runs" / "ppo-1" / "report.html").is_file()
+    assert (tmp_path / "runs" / "digits" / "report.html").is_file()
 
 
 def test_the_command_of_the_documents_is_translated() -> None:
@@ -35,7 +35,7 @@ def test_the_command_of_the_documents_is_translated() -> None:
     assert command == [
         *("train", "digits", "--task", "digits", "--rounds", "5", "--envs", "4"),
         *("--episode-length", "10", "--seed", "42", "--set", "policy.lstm_hidden_dim=512"),
-        *("--device", "auto", "--out", "runs/ppo-1"),
+        *("--device", "auto"),
     ]
     first = ppo_command(build_parser().parse_args([*given, "--policy-version", "v1"]))
     assert "policy.lstm_hidden_dim=128" in first
@@ -90,11 +90,5 @@ def test_the_patience_of_the_heuristic_reaches_it(tmp_path: Path) -> None:
         *("--device", "cpu"),
     ]
     assert main(given) == 0
-    config = yaml.safe_load((tmp_path / "runs" / "heuristic-1" / "config.yaml").read_text())
+    config = yaml.safe_load((tmp_path / "runs" / "digits_mlp" / "config.yaml").read_text())
     assert config["controller"] == "heuristic:plateau_epochs=7"
-
-
-def test_folders_are_numbered_where_there_are_some(tmp_path: Path) -> None:
-    assert free_folder("ppo", tmp_path) == tmp_path / "ppo-1"
-    (tmp_path / "ppo-1").mkdir()
-    assert free_folder("ppo", tmp_path) == tmp_path / "ppo-2"

@@ -7,10 +7,9 @@ only cost time. The batch is its own buffer's, all steps of all rows in one; as 
 buffer is cut at a random step and padded, so rows of one episode become one more sequence. Its
 `update` is the forward and backward pass of `RecurrentPPO.train` without logging.
 
-With `features="same"` its LSTM reads a layer like ours (linear, LayerNorm, ReLU), so that both
-memories are equal and the other parameters are in the network of its heads. With `features="flat"`
-the LSTM reads the observation itself, which is sb3's default; the network of its heads is then
-larger. That one is faster, because the loop over steps has less to do.
+Its LSTM reads a layer like ours (linear, LayerNorm, ReLU), so that both memories are equal and the
+other parameters are in the network of its heads. By sb3's default the LSTM would read the
+observation itself, which is faster, because the loop over steps then has less to do.
 
 sb3-contrib is no dependency; it is imported when this is built.
 """
@@ -19,7 +18,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -30,17 +29,14 @@ from esper.leyline.errors import UsageError
 
 _INSTALL = "pip install 'esper-grow[bench]'"
 
-Extractor = Literal["same", "flat"]
-"""What its LSTM reads; see above."""
 
-
-def find_reference(ours: PolicyWork, features: Extractor = "same") -> tuple[Work, str]:
+def find_reference(ours: PolicyWork) -> tuple[Work, str]:
     """Return what to compare with: the named reference, or without it the policy's plain steps.
 
     The second is empty, or one line that says what was left out and how to get it.
     """
     try:
-        return build_reference(ours, features), ""
+        return build_reference(ours), ""
     except ModuleNotFoundError as error:
         return PlainWork(ours), tell_left_out(error)
 
@@ -56,7 +52,7 @@ class Sized(Protocol):
     device: str
 
 
-def build_reference(ours: Sized, features: Extractor = "same") -> RecurrentPPOWork:
+def build_reference(ours: Sized) -> RecurrentPPOWork:
     """Return the named reference at the size of this work.
 
     Raises:
@@ -64,12 +60,7 @@ def build_reference(ours: Sized, features: Extractor = "same") -> RecurrentPPOWo
         UsageError: The reference would be of another size.
     """
     work = RecurrentPPOWork(
-        ours.rows,
-        ours.steps,
-        ours.hidden,
-        inputs=ours.inputs,
-        features=features,
-        device=ours.device,
+        ours.rows, ours.steps, ours.hidden, inputs=ours.inputs, device=ours.device
     )
     share = work.parameters / ours.parameters
     if not 0.9 < share < 1.1:
@@ -93,7 +84,6 @@ class RecurrentPPOWork:
         steps: steps of every episode.
         hidden: width of the LSTM.
         inputs: numbers it reads at every step.
-        features: what the LSTM reads.
         device: where it runs.
 
     Raises:
@@ -109,7 +99,6 @@ class RecurrentPPOWork:
         hidden: int,
         *,
         inputs: int = 133,
-        features: Extractor = "same",
         device: str = "cpu",
     ) -> None:
         """Build the model and collect one buffer."""
@@ -117,7 +106,7 @@ class RecurrentPPOWork:
             raise UsageError("RecurrentPPO needs at least 2 steps in its buffer")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            model, environments = _build(rows, steps, hidden, inputs, features, device)
+            model, environments = _build(rows, steps, hidden, inputs, device)
             _, callback = model._setup_learn(rows * steps)
             callback.on_training_start({}, {})
             model.collect_rollouts(environments, callback, model.rollout_buffer, steps)
@@ -154,9 +143,7 @@ class RecurrentPPOWork:
         self._model.train()
 
 
-def _build(
-    rows: int, steps: int, hidden: int, inputs: int, features: Extractor, device: str
-) -> tuple[Any, Any]:
+def _build(rows: int, steps: int, hidden: int, inputs: int, device: str) -> tuple[Any, Any]:
     """Return the model and its environments."""
     import gymnasium
     import numpy as np
@@ -189,11 +176,7 @@ def _build(
             return observation, float(self.draws.standard_normal()), self.at >= steps, False, {}
 
     # Chosen so that the parameters match at every width.
-    actor = {
-        "same": [2 * hidden, 700 * hidden // 512],
-        "flat": [900 * hidden // 512] * 3,
-    }[features]
-    own = {"features_extractor_class": Features} if features == "same" else {}
+    actor = [2 * hidden, 700 * hidden // 512]
     environments = DummyVecEnv([Episode] * rows)
     model = RecurrentPPO(
         "MlpLstmPolicy",
@@ -202,7 +185,7 @@ def _build(
         batch_size=rows * steps,
         device=device,
         policy_kwargs={
-            **own,
+            "features_extractor_class": Features,
             "lstm_hidden_size": hidden,
             "shared_lstm": True,
             "enable_critic_lstm": False,

@@ -83,7 +83,7 @@ def run(options: argparse.Namespace) -> int:
 
 def grow_live(options: argparse.Namespace, growth: Any) -> tuple[RunSummary, dict[str, Any]]:
     """Grow the first network into its folder, shown as it grows; return what came of it."""
-    from esper.cli.view import GrowthView
+    from esper.cli.grow_view import GrowthView
     from esper.runs.growing import start_growing
     from esper.runs.recorded import carry_out_or_raise
     from esper.runs.request import GrowRequest

@@ -9,22 +9,27 @@ from pathlib import Path
 from typing import Any
 
 from esper.cli.main import Parser
-from esper.cli.options import absolute, add_settings, add_wandb, chosen, chosen_sinks
+from esper.cli.options import (
+    absolute,
+    add_out,
+    add_settings,
+    add_wandb,
+    chosen,
+    chosen_out,
+    chosen_sinks,
+)
 from esper.cli.output import (
     err_console,
     naming_resume,
-    new_table,
-    out_console,
-    points,
     print_json,
-    safe,
     tell,
 )
 
 _EPILOG = """\
 examples:
-  esper grow --task digits --out runs/first
-  esper grow --task digits --optimizer adamw --learning-rate 0.003 --seed-warmup 2 --out runs/adamw
+  esper grow --task digits
+  esper grow --task digits --optimizer adamw --learning-rate 0.003 --out runs/adamw
+  esper grow --task digits --set growth.training.seed_warmup=2 --out runs/gently
   esper grow --task cifar_baseline --data ~/cifar-10-batches-py --device cuda --out runs/cifar
   esper grow --model mynet:make --slots layer1,layer2 --data images.npz --out runs/mine
   esper grow --task digits --controller heuristic:plateau_epochs=5 --out runs/patient
@@ -34,9 +39,10 @@ examples:
 """
 
 _CONTROLLERS = (
-    "heuristic, plateau, periodic, random, wait, schedule:FILE, or the folder of a saved policy; "
-    "settings follow a colon, as in heuristic:plateau_epochs=5,rest_epochs=2, or lie in a file, as "
-    "in heuristic:tuned.json"
+    "heuristic, plateau, periodic, random, wait, schedule:FILE, tamiyo (the learned one that comes "
+    "along), the folder of a saved policy or of a training run, or greedy:FOLDER, which draws "
+    "nothing; settings follow a colon, as in heuristic:plateau_epochs=5,rest_epochs=2, or lie in a "
+    "file, as in heuristic:tuned.json"
 )
 
 
@@ -96,30 +102,7 @@ def set_up(parser: Parser) -> None:
         "(default: the task's, or constant)",
     )
     how.add_argument(
-        "--seed-rate",
-        choices=("host", "own"),
-        help="what a seed's learning rate follows: the host's, or a schedule of its own from the "
-        "epoch it begins to learn in to the end (default: the task's, or host)",
-    )
-    how.add_argument(
-        "--seed-warmup",
-        type=int,
-        metavar="N",
-        help="epochs in which the rate of a seed that begins to learn goes up "
-        "(default: the task's, or 0)",
-    )
-    how.add_argument(
         "--batch-size", type=int, metavar="B", help="samples in a step (default: the task's, or 64)"
-    )
-    how.add_argument(
-        "--training-mode",
-        choices=("straight_through", "shadow"),
-        help="how a seed learns in isolation (default: straight_through)",
-    )
-    how.add_argument(
-        "--gates",
-        choices=("permissive", "strict"),
-        help="how much proof a seed needs to go on (default: permissive)",
     )
     how.add_argument(
         "--twin",
@@ -132,12 +115,6 @@ def set_up(parser: Parser) -> None:
         type=int,
         metavar="N",
         help="training steps that count as an epoch (default: one pass over the data)",
-    )
-    how.add_argument(
-        "--ablate-every",
-        type=int,
-        metavar="N",
-        help="epochs from one measurement of contributions to the next (default: 1)",
     )
     add_settings(
         how,
@@ -152,7 +129,7 @@ def set_up(parser: Parser) -> None:
     ):
         limits.add_argument(name, type=int, metavar="N", help=f"{what_is_limited} (default: 0)")
     where = parser.add_argument_group("where it goes")
-    where.add_argument("--out", metavar="RUN", required=True, help="folder of the run")
+    add_out(where)
     where.add_argument(
         "--resume",
         action="store_true",
@@ -180,13 +157,15 @@ def set_up(parser: Parser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Carry out the command."""
-    from esper.cli.view import AlarmRelay, GrowthView
+    from esper.cli.grow_view import GrowthView, print_summary
+    from esper.cli.view import AlarmRelay
     from esper.growth.export import check_format
     from esper.runs.checkpoint import GROWING, resume_command
     from esper.runs.recorded import INTERRUPTED, stop_signals
 
     if options.export:
         check_format(options.export)
+    options.out = chosen_out(options, options.task or (options.model or "grown").partition(":")[0])
     alarms = AlarmRelay()
     # From here on: what comes while it opens is heeded after the first epoch, which can be saved.
     with stop_signals() as stopped, _open(options, alarms) as growing:
@@ -195,7 +174,8 @@ def run(options: argparse.Namespace) -> int:
             err_console(),
             growth.config.epochs,
             growth.gardener.epoch,
-            title=f"growing {growth.name} ({growth.controller_name}, {growth.device.type})",
+            title=f"growing {growth.name} ({growth.controller_name}, {growth.device.type}) "
+            f"into {options.out}",
             verbose=options.verbose,
         )
         alarms.show_by(view.alarm)
@@ -276,8 +256,6 @@ def resolve(options: argparse.Namespace) -> Any:
         "weight_decay",
         "batch_size",
         "schedule",
-        "seed_rate",
-        "seed_warmup",
     )
     if given.get("optimizer", growth.training.optimizer) != growth.training.optimizer:
         _need_rate(options, growth.training)
@@ -289,11 +267,7 @@ def resolve(options: argparse.Namespace) -> Any:
         max_seeds=options.max_seeds,
         max_parameters=options.max_parameters,
         max_added_flops=options.max_added_flops,
-    ).replace(**chosen(options, "training_mode"))
-    if options.gates:
-        gates = garden.lifecycle.gates.replace(kind=options.gates)
-        garden = garden.replace(lifecycle=garden.lifecycle.replace(gates=gates))
-    gardener = growth.gardener.replace(**chosen(options, "ablate_every"))
+    )
     return GrowRequest(
         task=options.task,
         model=options.model,
@@ -302,7 +276,7 @@ def resolve(options: argparse.Namespace) -> Any:
         data=None if options.data is None else _data_path(options.data),
         controller=_controller(options.controller or DEFAULT_CONTROLLER),
         device="cuda" if choose_device(options.device or "auto").type == "cuda" else "cpu",
-        growth=growth.replace(garden=garden, gardener=gardener),
+        growth=growth.replace(garden=garden),
     )
 
 
@@ -366,78 +340,3 @@ def _reasons(growth: Any, record: Any, options: argparse.Namespace) -> list[str]
     if not asked or not isinstance(controller, LearnedController):
         return []
     return controller.explain().lines()
-
-
-def print_summary(grown: Any, document: dict[str, Any]) -> None:
-    """Print what was grown and what it was worth."""
-    console, summary = out_console(), grown.summary
-    numbers = ("parameters", "FLOPs", "validation", "test")
-    result = new_table(f"Grown: {summary.task}", ("", *numbers), numbers=numbers)
-    if summary.twin_val_score is not None:
-        result.add_row(
-            "twin (only waits)",
-            f"{summary.parameters_before:,}",
-            f"{summary.flops_before:,}",
-            points(summary.twin_val_score),
-            points(summary.twin_test_score),
-        )
-    result.add_row(
-        "grown",
-        f"{summary.parameters_after:,}",
-        f"{summary.flops_after:,}",
-        points(summary.val_score),
-        points(summary.test_score),
-    )
-    console.print(result)
-    if summary.seeds:
-        console.print(_seed_table(grown))
-    else:
-        console.print("The controller germinated nothing.")
-    if len(grown.best_by_size) > 1:
-        console.print(_size_table(grown))
-    for line in grown.why:
-        tell(console, line)
-    tell(console, f"report: {document['report']}")
-    if document["exported"]:
-        tell(console, f"exported: {document['exported']}")
-
-
-CONTRIBUTION = (
-    "contribution: what the network would lose now without the seed, {unit}, ± standard error; "
-    "what growing has brought is the difference to the twin"
-)
-
-
-def _size_table(grown: Any) -> Any:
-    columns = ("parameters", "FLOPs", "validation", "epoch")
-    table = new_table("Best validation score of every size it had", columns, numbers=columns)
-    for size in grown.best_by_size:
-        table.add_row(
-            f"{size.parameters:,}", f"{size.flops:,}", points(size.val_score), str(size.epoch)
-        )
-    return table
-
-
-def _seed_table(grown: Any) -> Any:
-    from esper.leyline.records import is_loss
-
-    unit = "in loss" if is_loss(grown.summary.val_score) else "in points"
-    costs = ("parameters", "FLOPs")
-    columns = ("slot", "seed", "germinated", "ended", "fate", *costs, "contribution")
-    table = new_table("Seeds", columns, numbers=costs)
-    table.caption, table.caption_justify = CONTRIBUTION.format(unit=unit), "left"
-    worth = grown.contributions.leave_one_out
-    for seed in grown.summary.seeds:
-        measured = worth.get(seed.slot) if seed.fate not in ("pruned", "dropped") else None
-        shown = "–" if measured is None else str(measured)
-        table.add_row(
-            safe(seed.slot),
-            safe(seed.blueprint),
-            f"epoch {seed.germinated}",
-            "–" if seed.ended is None else f"epoch {seed.ended}",
-            seed.fate,
-            f"{seed.parameters:,}",
-            f"{seed.flops:,}",
-            shown,
-        )
-    return table

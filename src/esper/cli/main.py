@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 failed while running, 2 the request was wrong, 130 interru
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 import warnings
@@ -113,7 +114,7 @@ VERBS = {
     "runs": "list runs: what they are about, how far they are, and how they ended",
     "compare": "put growing runs side by side: scores, twins, sizes, what grew",
     "query": "ask a run's store in SQL, as a table, CSV or JSON",
-    "tasks": "list the tasks: host, slots, parameters, FLOPs, and whether their data was found",
+    "tasks": "list the tasks: how large, with which slots, and whether their data was found",
     "blueprints": "list the kinds of seeds: where they fit and how large they are",
     "bench": "measure throughput on this machine, with ratios against a reference",
     "doctor": "show versions, devices, threads, data found, and what is missing",
@@ -140,6 +141,9 @@ def build_parser(arguments: Sequence[str] = ()) -> Parser:
         verb = verbs.add_parser(name, help=line)
         if name == asked:
             import_module(f"esper.cli.{name}").set_up(verb)
+    for choice in verbs._choices_actions:
+        # A line of the list, to which a default means nothing.
+        choice.default = argparse.SUPPRESS
     return parser
 
 
@@ -227,8 +231,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:
         # The reader went away (`esper tasks | head`): not a failure, and nothing left to say.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _forget_output()
         return 0
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        # What a run writes says so itself: this is the file that output was sent to.
+        _forget_output()
+        print(f"esper: cannot write all of the output: {error.strerror}", file=sys.stderr)
+        return 1
+
+
+def _forget_output() -> None:
+    """Send what is still to be written nowhere, so that the end of the process cannot fail."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _complain(error: Exception, code: int) -> int:

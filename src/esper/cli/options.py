@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -78,6 +79,27 @@ def chosen_cluster(options: argparse.Namespace) -> Iterator[Any]:
 
     with RayCluster(options.address, actors=options.actors or 0) as cluster:
         yield cluster
+
+
+def add_out(group: Any) -> None:
+    """Add the folder of a run that is started or continued."""
+    group.add_argument(
+        "--out", metavar="RUN", help="folder of the run (default: a new one below runs)"
+    )
+
+
+def chosen_out(options: argparse.Namespace, name: str) -> str:
+    """Return the folder that was named, or a new one below `runs` that is called after `name`."""
+    from esper.leyline.errors import UsageError
+
+    if options.out is not None:
+        return str(options.out)
+    for given_too in ("resume", "overwrite"):
+        if getattr(options, given_too):
+            raise UsageError(f"--{given_too} needs --out RUN: which one? (see `esper runs`)")
+    first = os.path.join("runs", os.path.basename(name))
+    paths = itertools.chain([first], (f"{first}-{number}" for number in itertools.count(2)))
+    return next(path for path in paths if not os.path.lexists(path))
 
 
 def add_wandb(group: Any) -> None:

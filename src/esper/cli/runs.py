@@ -13,7 +13,7 @@ from esper.cli.output import err_console, out_console, points, print_json, safe
 
 _ROOT = "runs"
 
-_NUMBERS = ("progress", "score", "gain", "written")
+_NUMBERS = ("progress", "val score", "gain", "written")
 _STYLES = {"running": "cyan", "interrupted": "yellow", "finished": "green", "damaged": "red"}
 
 
@@ -57,7 +57,7 @@ def print_table(entries: list[Any]) -> None:
     from rich.text import Text
 
     table = Table(title="Runs", title_justify="left")
-    columns = ["run", "state", "task", "controller", "progress", "score", "gain", "written"]
+    columns = ["run", "state", "task", "controller", "progress", "val score", "gain", "written"]
     has_notes = any(entry.note for entry in entries)
     for column in columns + ["note"] * has_notes:
         table.add_column(

@@ -13,9 +13,6 @@ if TYPE_CHECKING:
 
     from esper.tasks import Family, Member
 
-_COLUMNS = ("task", "host", "parameters", "FLOPs", "input", "slots", "data", "what it is")
-_WIDE = 110
-
 
 def set_up(parser: Parser) -> None:
     """Describe the verb and its options."""
@@ -56,34 +53,21 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _print_tasks(console: Console, rows: list[dict[str, Any]]) -> None:
-    from rich.table import Table
-
+    """Print what one chooses a task by; `--json` has the rest."""
     from esper.tasks.task import EMBEDDED
 
-    table = Table(title="Tasks", title_justify="left")
-    names = [row["name"] for row in rows]
-    least = {"task": name_width(names), "parameters": 10, "data": len(EMBEDDED)}
-    # A narrow terminal keeps what one chooses a task by.
-    columns = [c for c in _COLUMNS if console.width >= _WIDE or c not in ("host", "FLOPs", "input")]
-    for column in columns:
-        table.add_column(
-            column,
-            justify="right" if column in ("parameters", "FLOPs") else "left",
-            no_wrap=column == "task",
-            min_width=least.get(column),
-        )
+    columns = ("task", "parameters", "slots", "data", "what it is")
+    table = new_table("Tasks", columns, numbers=("parameters",))
+    table.columns[0].no_wrap = True
     for row in rows:
-        cells = {
-            "task": safe(row["name"]),
-            "host": safe(row["host"]),
-            "parameters": safe(f"{row['parameters']:,}"),
-            "FLOPs": safe(f"{row['flops']:,}"),
-            "input": safe("x".join(str(size) for size in row["input_shape"])),
-            "slots": safe(", ".join(row["slots"])),
-            "data": safe(row["data"]["where"] or row["data"]["status"]),
-            "what it is": safe(row["summary"]),
-        }
-        table.add_row(*(cells[column] for column in columns))
+        slots, data = list(row["slots"]), row["data"]
+        table.add_row(
+            safe(row["name"]),
+            f"{row['parameters']:,}",
+            safe(" … ".join(dict.fromkeys((slots[0], slots[-1])))),
+            EMBEDDED if data["where"] == EMBEDDED else data["status"],
+            safe(row["summary"]),
+        )
     console.print(table)
 
 

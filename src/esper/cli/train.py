@@ -10,10 +10,12 @@ from esper.cli.main import Parser
 from esper.cli.options import (
     absolute,
     add_engine_options,
+    add_out,
     add_settings,
     add_wandb,
     chosen,
     chosen_cluster,
+    chosen_out,
     chosen_sinks,
     given,
 )
@@ -60,7 +62,7 @@ def set_up(parser: Parser) -> None:
     add_settings(what, "such as ppo.clip=0.1; may be given again (default: none)")
     add_engine_options(parser)
     where = parser.add_argument_group("where it goes")
-    where.add_argument("--out", metavar="RUN", required=True, help="folder of the run")
+    add_out(where)
     where.add_argument(
         "--resume", action="store_true", help="continue the run in --out, with --set if asked for"
     )
@@ -91,15 +93,18 @@ def run(options: argparse.Namespace) -> int:
     from esper.runs.recorded import INTERRUPTED, stop_signals
 
     _check_request(options)
+    request = None if options.resume else resolve(options)
+    options.out = chosen_out(options, "" if request is None else request.recipe)
     alarms = AlarmRelay()
     # From here on: what comes while it opens is heeded after the first step, which can be saved.
     with (
         stop_signals() as stopped,
         chosen_cluster(options) as cluster,
-        _open(options, alarms, cluster) as training,
+        _open(options, request, alarms, cluster) as training,
     ):
         config, trainer = training.config, training.trainer
-        title = f"training {config.recipe} ({', '.join(config.tasks)}, {trainer.device.type})"
+        where = f"{', '.join(config.tasks)}, {trainer.device.type}"
+        title = f"training {config.recipe} ({where}) into {options.out}"
         view = TrainView(
             err_console(), config.rounds, trainer.round, title=title, verbose=options.verbose
         )
@@ -120,16 +125,16 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _open(options: argparse.Namespace, on_alarm: Any, cluster: Any) -> Any:
-    """Start or continue the run."""
+def _open(options: argparse.Namespace, request: Any, on_alarm: Any, cluster: Any) -> Any:
+    """Start the run that is asked for, or continue one."""
     from esper.leyline.process import choose_device
     from esper.leyline.settings import parse_settings
     from esper.runs.training import resume_training, start_training
 
-    if not options.resume:
+    if request is not None:
         return start_training(
             options.out,
-            resolve(options),
+            request,
             overwrite=options.overwrite,
             command=f"esper {shlex.join(options.arguments)}",
             sinks=chosen_sinks(options),
@@ -153,7 +158,7 @@ def _open(options: argparse.Namespace, on_alarm: Any, cluster: Any) -> Any:
 def resolve(options: argparse.Namespace) -> Any:
     """Turn options into a complete configuration."""
     from esper.leyline.settings import parse_settings
-    from esper.runs.training import DEFAULT_RECIPE, resolve_recipe
+    from esper.runs.train import DEFAULT_RECIPE, resolve_recipe
 
     named = {
         "tasks": None if options.task is None else _names(options.task),

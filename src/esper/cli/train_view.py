@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -20,6 +18,7 @@ from esper.cli.view import LiveView, alarm_line, sparkline
 from esper.leyline.records import told_round
 from esper.nissa.monitors.monitor import light
 from esper.nissa.schema import AlarmRow
+from esper.simic.training.round_line import entropies_line, number, round_line, share, signed
 
 if TYPE_CHECKING:
     from esper.simic.training.progress import Progress, RoundReport
@@ -31,7 +30,6 @@ _STEPS_TO_TELL = 5
 """Steps of episodes that say, in the first round, when the run will end."""
 _STYLES = {"good": "green", "watch": "yellow", "bad": "red"}
 _PHASES = {"twins": "waiting twins", "rollout": "episodes", "update": "update"}
-_HEADS_FIRST = ("op", "slot", "blueprint", "tempo")
 
 
 class TrainView(LiveView):
@@ -99,24 +97,24 @@ class TrainView(LiveView):
         table.add_column()
         table.add_column(justify="right")
         table.add_column()
-        table.add_row("return", _signed(report.return_mean), sparkline(self._returns))
+        table.add_row("return", signed(report.return_mean), sparkline(self._returns))
         if report.gain_mean is not None:
-            gain = f"{_signed(report.gain_mean)} points"
+            gain = f"{signed(report.gain_mean)} points"
             table.add_row("gain over twin", gain, sparkline(self._gains))
         if self._evaluated is not None:
-            number, greedy = self._evaluated
+            after, greedy = self._evaluated
             table.add_row(
-                "greedy gain", f"{_signed(greedy)} points", f"after round {told_round(number)}"
+                "greedy gain", f"{signed(greedy)} points", f"after round {told_round(after)}"
             )
         for name, value, text in (
-            ("explained_variance", report.explained_variance, _number(report.explained_variance)),
-            ("approx_kl", report.approx_kl, _number(report.approx_kl)),
-            ("wait_share_free", report.wait_share_free, _share(report.wait_share_free)),
+            ("explained_variance", report.explained_variance, number(report.explained_variance)),
+            ("approx_kl", report.approx_kl, number(report.approx_kl)),
+            ("wait_share_free", report.wait_share_free, share(report.wait_share_free)),
         ):
             words = {"approx_kl": "KL", "wait_share_free": "WAIT on free decisions"}
             style = _STYLES.get(light(name, value), "")
             table.add_row(words.get(name, name.replace("_", " ")), Text(text, style=style))
-        table.add_row("seeds fossilized", _share(report.fossilization_rate))
+        table.add_row("seeds fossilized", share(report.fossilization_rate))
         table.add_row("entropies", "", entropies_line(report.conditional_entropies))
         return table
 
@@ -159,30 +157,6 @@ def phase_line(progress: Progress) -> str:
     return "  ".join(parts)
 
 
-def round_line(report: RoundReport) -> str:
-    """Return a finished round in one line."""
-    parts = [f"return {_signed(report.return_mean)}"]
-    if report.gain_mean is not None:
-        parts.append(f"gain {_signed(report.gain_mean)}")
-    if report.evaluation is not None:
-        parts.append(f"greedy gain {_signed(report.evaluation.val_gain_mean)}")
-    parts += [
-        f"fossilized {_share(report.fossilization_rate)}",
-        f"EV {_number(report.explained_variance)}",
-        f"KL {_number(report.approx_kl)}",
-        f"WAIT {_share(report.wait_share_free)}",
-        f"entropies {entropies_line(report.conditional_entropies)}",
-    ]
-    return "  ".join(parts)
-
-
-def entropies_line(entropies: Mapping[str, float | None]) -> str:
-    """Return the heads' entropies where they had a choice, those that matter most first."""
-    order = [*_HEADS_FIRST, *(head for head in entropies if head not in _HEADS_FIRST)]
-    told = [f"{head} {_number(entropies.get(head))}" for head in order if head in entropies]
-    return " ".join(told) or "–"
-
-
 def duration(seconds: float) -> str:
     """Return a time to wait, as people say it."""
     whole = max(0, round(seconds))
@@ -191,20 +165,6 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60} s"
     return f"{whole // 3600} h {whole % 3600 // 60} min"
-
-
-def _signed(value: float | None) -> str:
-    return f"{value:+.3f}" if value is not None and math.isfinite(value) else "–"
-
-
-def _number(value: float | None) -> str:
-    if value is None or not math.isfinite(value):
-        return "–"
-    return f"{value:.1e}" if value and abs(value) < 1e-3 else f"{value:.2g}"
-
-
-def _share(value: float | None) -> str:
-    return f"{100 * value:.0f} %" if value is not None and math.isfinite(value) else "–"
 
 
 def print_summary(console: Console, document: dict[str, Any]) -> None:

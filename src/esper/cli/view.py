@@ -1,4 +1,4 @@
-"""What a person sees while a command runs, and while a network grows.
+"""What a person sees while a command runs.
 
 On a terminal a progress bar and what belongs to it are drawn anew in place; without one, lines are
 printed at a rate that a log can bear.
@@ -16,41 +16,20 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress import (
     BarColumn,
-    MofNCompleteColumn,
     Progress,
     ProgressColumn,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from rich.table import Table
-from rich.text import Text
 
 from esper.cli.output import safe, tell
 from esper.leyline.records import (
-    DecisionRecord,
-    EpochRecord,
-    epoch_line,
     told_round,
-    told_worth,
 )
 from esper.nissa.schema import AlarmRow
 
-STAGE_STYLES = {
-    "DORMANT": "dim",
-    "GERMINATED": "yellow",
-    "TRAINING": "cyan",
-    "BLENDING": "magenta",
-    "HOLDING": "blue",
-    "FOSSILIZED": "green",
-    "PRUNED": "red",
-    "EMBARGOED": "red",
-    "RESETTING": "red",
-}
-
 _LINE_EVERY_S = 10.0
-_RECENT = 6
-_SPARKS = 30
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
@@ -164,72 +143,6 @@ class AlarmRelay:
             self._early = []
 
 
-class GrowthView(LiveView):
-    """Shows a growing run; use it as a context manager and give it every record."""
-
-    def __init__(
-        self, console: Console, epochs: int, done: int, *, title: str, verbose: bool = False
-    ) -> None:
-        """Show a run of this many epochs, of which some may be done already."""
-        counters = (MofNCompleteColumn(), TextColumn("epochs"))
-        super().__init__(console, *counters, title=title, total=epochs, done=done)
-        self._epochs = epochs
-        self._verbose = verbose
-        self._events: list[Text] = []
-        self._scores: list[float] = []
-
-    def show(self, record: EpochRecord, reasons: Sequence[str] = ()) -> None:
-        """Take over one epoch, with the reasons of its decision where they are known."""
-        decision = record.decision
-        # A gate that is asked every epoch would drown everything else.
-        matters = decision is not None and decision.op != "WAIT" and decision.outcome == "done"
-        if decision is not None and (matters or self._verbose):
-            self._events.append(decision_line(record.epoch, decision))
-            self._events += [safe(f"    {reason}") for reason in reasons]
-        self._progress.update(self._bar, completed=record.epoch)
-        self._scores = [*self._scores, record.val_score][-_SPARKS:]
-        if self._live is not None:
-            self._draw(self._table(record), *self._events[-_RECENT:])
-        else:
-            self._print_lines(record)
-
-    def alarm(self, alarm: AlarmRow) -> None:
-        """Tell an alarm once; what is only informative, and every repetition, is in the report."""
-        if self.is_news(alarm, verbose=self._verbose):
-            self.warn(alarm_line(alarm))
-
-    def _table(self, record: EpochRecord) -> Table:
-        table = Table(box=None, pad_edge=False)
-        for column in ("slot", "stage", "seed", "alpha", "contribution"):
-            table.add_column(column, justify="right" if column == "alpha" else "left")
-        for slot in record.slots:
-            worth = ""
-            if slot.contribution is not None:
-                worth = told_worth(slot.contribution, slot.contribution_se)
-            table.add_row(
-                safe(slot.name),
-                Text(slot.stage.lower(), style=STAGE_STYLES.get(slot.stage, "")),
-                safe(slot.blueprint or ""),
-                f"{slot.alpha:.2f}" if slot.blueprint else "",
-                worth,
-            )
-        table.caption = f"{sparkline(self._scores)}  {epoch_line(record)}"
-        table.caption_justify = "left"
-        return table
-
-    def _print_lines(self, record: EpochRecord) -> None:
-        """Print decisions as they happen, and metrics at a rate a log can bear."""
-        for event in self._events:
-            self._console.print(event, soft_wrap=True)
-        self._events.clear()
-        now = time.monotonic()
-        if self._is_line_due(now, matters=record.epoch in (1, self._epochs)):
-            rate = (now - self._started) / max(record.epoch - self._first, 1)
-            eta = rate * (self._epochs - record.epoch)
-            done = f"epoch {record.epoch}/{self._epochs}"
-            tell(self._console, f"{done}  {epoch_line(record)}  ETA {eta:.0f} s")
-
-
 def sparkline(values: Sequence[float]) -> str:
     """Return a row of bars between the lowest and the highest of some values."""
     if not values:
@@ -237,15 +150,6 @@ def sparkline(values: Sequence[float]) -> str:
     low, high = min(values), max(values)
     span = (high - low) or 1.0
     return "".join(_BLOCKS[int((len(_BLOCKS) - 1) * (value - low) / span)] for value in values)
-
-
-def decision_line(epoch: int, decision: DecisionRecord) -> Text:
-    """Return a decision in one line."""
-    words = [f"epoch {epoch}: {decision.op}"]
-    words += [str(word) for word in (decision.slot, decision.blueprint) if word]
-    if decision.outcome != "done":
-        words.append(f"({decision.reason or decision.outcome})")
-    return safe(" ".join(words))
 
 
 def alarm_line(alarm: AlarmRow, *, unit: str = "epoch") -> str:

@@ -28,6 +28,14 @@ _ADVICE = (
         "labels must be 0, 1, 2, ... and less than the number of scores the model gives",
     ),
     (
+        r"expected target dtype|expected scalar type Long",
+        "class labels are whole numbers of 64 bits: give targets.long()",
+    ),
+    (
+        r"must be Tensor, not|Input type \(.*\) and (bias|weight) type|must have the same dtype",
+        "give tensors of the model's own type, as by torch.as_tensor(x, dtype=torch.float32)",
+    ),
+    (
         r"[Oo]ut of memory",
         "use a smaller batch size",
     ),

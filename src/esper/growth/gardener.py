@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,24 +23,17 @@ from torch.optim import Optimizer
 
 from esper.growth.distributed import Ranks
 from esper.growth.horizon import fit_lifecycle, fit_tracker, inert_epochs
+from esper.growth.owners_engine import OwnersEngine
 from esper.kasmina.blueprints.registry import blueprint_kinds, blueprint_names
 from esper.kasmina.costs import slot_costs
-from esper.kasmina.engine import (
-    EpochResult,
-    RowWeights,
-    read_weights,
-    take_samples,
-    write_weights,
-)
 from esper.kasmina.evaluation import Evaluate, Evaluator, as_evaluator
 from esper.kasmina.garden import Garden
 from esper.kasmina.governor import PANIC_TEXTS, GovernorConfig, Panic
-from esper.kasmina.operations import OperationResult, describe_result
+from esper.kasmina.operations import OperationResult, check_number, describe_result
 from esper.kasmina.optimizer import CarriedOptimizer, make_optimizer
 from esper.kasmina.probe import map_tensors
 from esper.kasmina.row_group import RowConfig, RowGroup, measure_by_ablation
-from esper.kasmina.signals import Rates, RowFacts, TrackerConfig, row_facts, unknown_rates
-from esper.kasmina.state import SlotState
+from esper.kasmina.signals import Rates, RowFacts, TrackerConfig, row_facts
 from esper.leyline.actions import (
     HEAD_NAMES,
     Actions,
@@ -52,8 +44,8 @@ from esper.leyline.actions import (
 )
 from esper.leyline.config import Config, option
 from esper.leyline.controller import Controller, ControllerContext
-from esper.leyline.errors import EsperWarning, NonFiniteError, UsageError
-from esper.leyline.reasons import Explaining, Why
+from esper.leyline.errors import NonFiniteError, UsageError, warn
+from esper.leyline.reasons import Explaining, Why, why_nothing_grew
 from esper.leyline.records import DecisionRecord, EpochRecord, SlotRecord, copy_fields
 from esper.leyline.rules import RulesConfig, why_full
 from esper.leyline.signals import Signals
@@ -133,75 +125,6 @@ def garden_facts(garden: Garden, config: GardenerConfig, horizon: int) -> RowFac
     )
 
 
-class OwnersEngine:
-    """One garden that its owner trains: `train` only takes over what the owner's epoch left."""
-
-    def __init__(self, garden: Garden, ranks: Ranks) -> None:
-        """Bind the garden and the processes that train it; its optimizer may come later."""
-        self.garden = garden
-        self.carried: CarriedOptimizer | None = None
-        self._ranks = ranks
-        self._evaluator: Evaluator | None = None
-        self._train_loss = math.nan
-
-    @property
-    def slots(self) -> Sequence[str]:
-        """Names of the slots."""
-        return self.garden.slot_names
-
-    @property
-    def host_params(self) -> int:
-        """Trainable parameters of the model itself."""
-        return self.garden.count_host_parameters()
-
-    def rates(self, epochs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the share of the peak learning rate, and the rate, that the optimizer has now.
-
-        That is the next epoch's, where the schedule is stepped before the gardener is.
-        """
-        if self.carried is None:
-            return unknown_rates(epochs)
-        group = self.carried.optimizer.param_groups[0]
-        rate = float(group["lr"])
-        # Schedules of PyTorch leave the rate they start from, or rise to, in the group.
-        peak = float(group.get("max_lr", group.get("initial_lr", rate)))
-        return torch.tensor([rate / peak if peak > 0 else 1.0]), torch.tensor([rate])
-
-    def finish_epoch(self, evaluator: Evaluator, train_loss: float | None) -> None:
-        """Say that the owner has trained an epoch, with what loss, and how it is evaluated."""
-        self._evaluator = evaluator
-        self._train_loss = math.nan if train_loss is None else train_loss
-
-    def sync(self, state: SlotState) -> Tensor:
-        """Build, free and re-aim seeds as the state says; return their sizes, int64 [1, S]."""
-        self.garden.assume(state)
-        return self.garden.state.params
-
-    def train(self, epochs: Sequence[int]) -> EpochResult:
-        """Return what the owner's epoch said."""
-        sample, sampled = take_samples([self.garden])
-        loss = torch.tensor([self._train_loss], dtype=torch.float64)
-        return self._ranks.from_first(EpochResult(loss, sample, sampled))
-
-    def measure(self, plans: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
-        """Evaluate the garden in every configuration of its plan."""
-        assert self._evaluator is not None, "an epoch is measured after it was finished"
-        return self._ranks.measured(*self._evaluator.measure(self.garden, plans[0]))
-
-    def read(self, row: int) -> RowWeights:
-        """Return copies of the garden's weights."""
-        return read_weights(self.garden, None)
-
-    def read_at_rest(self, rows: Sequence[int], seeds: Tensor) -> list[RowWeights]:
-        """Return a copy of the garden's weights with those of its `seeds`, bool [1, S]."""
-        return [self.read(row).at_rest(seeds[row].tolist()) for row in rows]
-
-    def write(self, row: int, weights: RowWeights, state: SlotState) -> None:
-        """Put weights into the garden; its optimizer forgets what it remembered of it."""
-        optimizer = None if self.carried is None else self.carried.optimizer
-        write_weights(self.garden, optimizer, weights, state)
-
-
 class Gardener:
     """Drives one garden with one controller.
 
@@ -244,8 +167,12 @@ class Gardener:
         rates: Rates | None = None,
     ) -> None:
         """Bring controller and garden together; nothing is measured yet."""
-        if horizon < 1:
-            raise UsageError(f"horizon must be at least 1 epoch, got {horizon}")
+        if not isinstance(garden, Garden):
+            raise UsageError(
+                f"a gardener needs a Garden, got {type(garden).__name__}; make one by "
+                "esper.Garden(model, slots, example_input)"
+            )
+        check_number("horizon", horizon, 1, whole=True)
         config = config or GardenerConfig()
         self.config = config if ablate_every is None else config.replace(ablate_every=ablate_every)
         self.garden = garden
@@ -293,6 +220,11 @@ class Gardener:
     def epoch(self) -> int:
         """Epochs measured so far."""
         return int(self._group.tracker.epoch[0])
+
+    @property
+    def why(self) -> tuple[str, ...]:
+        """Why nothing has grown, line by line, once the run is over; empty where something has."""
+        return why_nothing_grew(self.history)
 
     @property
     def carried(self) -> CarriedOptimizer | None:
@@ -434,11 +366,9 @@ class Gardener:
         """Say which seeds were pruned because they are not finite."""
         for slot in self._group.mad[0].nonzero().flatten().tolist():
             name = self.garden.slot_names[slot]
-            warnings.warn(
+            warn(
                 f"epoch {self.epoch}: the gradients of the seed in {name!r} are not finite; it was "
-                "pruned, and the network goes on without it",
-                EsperWarning,
-                stacklevel=3,
+                "pruned, and the network goes on without it"
             )
 
     def _judge(self) -> str | None:
@@ -459,25 +389,29 @@ class Gardener:
                 f"{advice}"
             )
         safe = int(self._group.safe_epoch[0])
-        warnings.warn(
+        warn(
             f"epoch {self.epoch}: {reason}; the network went back to what it was "
-            f"{f'after epoch {safe}' if safe else 'at the start'}",
-            EsperWarning,
-            stacklevel=3,
+            f"{f'after epoch {safe}' if safe else 'at the start'}"
         )
         return panic.name.lower()
 
     def _decide(self, signals: Signals, before_action: Callable[[], None] | None) -> DecisionRecord:
         actions = self._ranks.from_first(self.controller.act(signals, self._group.masks()))
-        if before_action is not None and int(actions["op"][0]) != int(LifecycleOp.WAIT):
+        op = LifecycleOp(int(actions["op"][0]))
+        if before_action is not None and op is not LifecycleOp.WAIT:
             before_action()
-        reason = self._reason(LifecycleOp(int(actions["op"][0])))
+        reason = self._reason(op)
         command = decode_actions({head: value.cpu() for head, value in actions.items()})
         before = self.garden.state
         applied = self._group.act(command)
         self._ranks.check_topology()
         gates = self.garden.config.lifecycle.gates
         result = describe_result(before, command, applied, self.garden.slot_names, gates)
+        if result.ok and op is LifecycleOp.GERMINATE and self.carried is None:
+            warn(
+                "a seed was planted, but nothing that this gardener knows of trains it; make your "
+                "optimizer by gardener.optimizer(torch.optim.AdamW, lr=...)"
+            )
         if result.ok and not result.reason:
             result = dataclasses.replace(result, reason=reason)
         return describe_decision(actions, result, self.garden.slot_names)

@@ -23,7 +23,7 @@ from esper.growth.criterion import Criterion, Loss, make_criterion, predictions
 from esper.growth.explaining import explaining
 from esper.kasmina.evaluation import BatchEvaluator, Objective
 from esper.kasmina.garden import Garden
-from esper.kasmina.probe import call_arguments, evaluating
+from esper.kasmina.probe import call_arguments, trying
 from esper.leyline.errors import OwnCodeError, UsageError
 
 OWN = "model"
@@ -103,7 +103,7 @@ def find_criterion(model: nn.Module, loss: Loss | None, batch: Any, device: torc
 def _call(model: nn.Module, inputs: Any) -> Any:
     args, kwargs = call_arguments(inputs)
     problem = f"the model cannot take a validation batch {shapes_of(inputs)}"
-    with explaining(problem), evaluating(model), torch.no_grad():
+    with explaining(problem), trying(model, inputs), torch.no_grad():
         return model(*args, **kwargs)
 
 

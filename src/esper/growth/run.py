@@ -8,7 +8,6 @@ train on every batch.
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Iterator, Sized
 from dataclasses import dataclass
 from typing import Any
@@ -49,7 +48,7 @@ from esper.kasmina.signals import RateTable
 from esper.kasmina.trainee import SchedulerEvery, SchedulerFactory, Trainee
 from esper.leyline.config import Config, option
 from esper.leyline.controller import Controller
-from esper.leyline.errors import EsperWarning, OwnCodeError, UsageError
+from esper.leyline.errors import OwnCodeError, UsageError, warn
 from esper.leyline.process import choose_device
 from esper.leyline.randomness import drawing
 from esper.leyline.records import EpochRecord, RunSummary, seeds_at_end
@@ -308,11 +307,9 @@ class GrowthRun:
         if not done:
             raise UsageError("the training set is empty; give it at least one batch")
         self._is_exhausted = True
-        warnings.warn(
+        warn(
             f"the training data ended after {done} of {self.config.epochs} decisions, "
-            f"{self.config.decide_every} steps each; the run ends here",
-            EsperWarning,
-            stacklevel=4,
+            f"{self.config.decide_every} steps each; the run ends here"
         )
 
     def _training_batches(self) -> Moved:
@@ -363,11 +360,9 @@ def _warn_of_short_run(gardener: Gardener) -> None:
         must_settle=isinstance(gardener.controller, HeuristicController),
     )
     if gardener.horizon < needed:
-        warnings.warn(
+        warn(
             f"{gardener.horizon} epochs are too few to grow in: before a seed is blended in, "
-            f"{needed} pass at least; train for more epochs",
-            EsperWarning,
-            stacklevel=4,
+            f"{needed} pass at least; train for more epochs"
         )
 
 
@@ -377,11 +372,9 @@ def _warn_of_moving_statistics(model: nn.Module) -> None:
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.affine:
             is_frozen = not module.weight.requires_grad
             if is_frozen and module.track_running_stats:
-                warnings.warn(
+                warn(
                     f"the parameters of {name!r} are frozen, but its running statistics move while "
-                    "the network trains; replace it by one that does not, or train it too",
-                    EsperWarning,
-                    stacklevel=4,
+                    "the network trains; replace it by one that does not, or train it too"
                 )
                 return
 

@@ -19,7 +19,6 @@ on as if it had not stopped.
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -33,7 +32,7 @@ from esper.integrations.rounds import Rounds, needing
 from esper.kasmina.evaluation import Evaluate, Evaluator
 from esper.kasmina.garden import Garden
 from esper.leyline.controller import Controller
-from esper.leyline.errors import EsperWarning, UsageError
+from esper.leyline.errors import UsageError, warn
 from esper.leyline.records import EpochRecord
 
 with needing("transformers"):
@@ -187,11 +186,9 @@ class GrowingCallback(TrainerCallback):  # type: ignore[misc]
                 "'steps' with eval_steps=N"
             )
         if expected < self.gardener.horizon:
-            warnings.warn(
+            warn(
                 f"the trainer will evaluate {expected} times, but the horizon of growth is "
-                f"{self.gardener.horizon}; seeds may not be ready at the end",
-                EsperWarning,
-                stacklevel=2,
+                f"{self.gardener.horizon}; seeds may not be ready at the end"
             )
         self._is_training = True
         self.model.on_loss = self._rounds.add_loss

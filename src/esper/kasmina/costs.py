@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -24,7 +23,7 @@ from esper.kasmina.blueprints.registry import (
 from esper.kasmina.state import SlotState
 from esper.leyline.alpha import AlphaAlgorithm
 from esper.leyline.blueprints import TOPOLOGIES, Topology, channel_axis
-from esper.leyline.errors import EsperWarning
+from esper.leyline.errors import warn
 from esper.leyline.randomness import seeded
 from esper.leyline.tensors import TensorRecord
 
@@ -175,12 +174,10 @@ def _slot_costs(
                 operations = seed_flops(blueprint, topology, shape)
             except Exception as error:
                 # Foreign code: a seed that cannot run here must not take every other with it.
-                warnings.warn(
+                warn(
                     f"blueprint {blueprints[choice]!r} is not offered at {topology} slots of shape "
                     f"{'x'.join(map(str, shape[1:]))}: {type(error).__name__}: "
-                    f"{' '.join(str(error).split())}",
-                    EsperWarning,
-                    stacklevel=3,
+                    f"{' '.join(str(error).split())}"
                 )
                 continue
             params[index, choice] = seed_parameters(blueprint, channels[index], topology)

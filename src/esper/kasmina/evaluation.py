@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import warnings
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, runtime_checkable
@@ -29,7 +28,7 @@ from esper.kasmina.contribution import (
 )
 from esper.kasmina.garden import Garden
 from esper.kasmina.probe import call_arguments, evaluating, map_tensors, tensors_in
-from esper.leyline.errors import EsperWarning, NonFiniteError, UsageError
+from esper.leyline.errors import NonFiniteError, UsageError, warn
 
 Objective = Callable[[Any, Any], tuple[Tensor, Tensor | None]]
 """Per-sample objective: (outputs, targets) -> (loss [B], correct [B] in 0 to 1, or None)."""
@@ -152,8 +151,8 @@ class BatchEvaluator:
                 # that is not the reason, the plain pass raises the same, and that is what counts.
                 reason = " ".join(str(error).split()) or type(error).__name__
                 problem = (
-                    f"the model cannot go on with a batch that grows at a slot ({reason}); slots "
-                    "at the end of whole blocks avoid this"
+                    f"the model cannot go on with a batch that grows at a slot ({reason}), as "
+                    "where a mask or a shortcut leads around it; results are the same"
                 )
         found = self._measure_apart(garden, configurations, inputs, targets, samples, limit)
         self._note(garden, configurations, problem)
@@ -218,11 +217,9 @@ class BatchEvaluator:
     def _note(self, garden: Garden, configurations: Tensor, problem: str) -> None:
         """Remember why these slots are not measured in shared passes, and say so once."""
         if not self._problems:
-            warnings.warn(
+            warn(
                 "configurations are evaluated without sharing what they have in common, which "
-                f"takes longer: {problem}",
-                EsperWarning,
-                stacklevel=4,
+                f"takes longer: {problem}"
             )
         self._problems.setdefault(_key(garden, configurations), problem)
 

@@ -9,7 +9,6 @@ the layers around the slot.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,7 +19,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from esper.kasmina.probe import Dependence, Trial, first_tensor, look, shrinking_axes
 from esper.leyline.axes import AXES, Axes, AxesName
-from esper.leyline.errors import EsperWarning, SlotError
+from esper.leyline.errors import SlotError, warn
 
 _CHANNELS_FIRST = (_ConvNd, _BatchNorm, _InstanceNorm, nn.GroupNorm)
 _CHANNELS_LAST = (nn.Linear, nn.LayerNorm, nn.Embedding, nn.MultiheadAttention, nn.RNNBase)
@@ -226,9 +225,7 @@ def _line(path: str, axes: str) -> str:
 
 
 def _warn_of_mixing(path: str) -> None:
-    warnings.warn(
+    warn(
         f"the samples of a batch influence one another at {path!r}, in the model itself: changing "
-        "the others changes each of them",
-        EsperWarning,
-        stacklevel=6,
+        "the others changes each of them"
     )

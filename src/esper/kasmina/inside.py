@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import nn
 
+from esper.kasmina.probe import pass_whole_batches
 from esper.kasmina.slot import Slot
 from esper.leyline.errors import SlotError
 
@@ -57,6 +58,7 @@ def connect(model: nn.Module, slots: dict[str, Slot], whole: Whole) -> None:
     """Hang slots, by path, behind their submodules, and guards on all that hold them."""
     for path, slot in slots.items():
         model.get_submodule(path).register_forward_hook(slot.attend)
+        pass_whole_batches(map(model.get_submodule, _upwards(path.rpartition(".")[0])))
     for name in dict.fromkeys(part for path in slots for part in _upwards(path)):
         below = [
             slot for path, slot in slots.items() if not name or f"{path}.".startswith(f"{name}.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -16,7 +15,7 @@ from esper.kasmina.inference import Inference
 from esper.kasmina.probe import axis_size, first_tensor, look
 from esper.leyline.axes import AXES, RANKS, Axes, AxesName, parse_axes
 from esper.leyline.blueprints import Topology
-from esper.leyline.errors import EsperWarning, SlotError, nearest
+from esper.leyline.errors import SlotError, nearest, warn
 
 Holder = Literal["tensor", "tuple", "list", "other"]
 """What a submodule puts out: the activation alone, or in a tuple, a list or another kind of one."""
@@ -221,10 +220,8 @@ def _holder(kind: type) -> Holder:
 
 def _warn_about_batch_norm(model: nn.Module) -> None:
     if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules()):
-        warnings.warn(
+        warn(
             "the model has BatchNorm layers: it will grow, but measured contributions are biased "
             "because their statistics were taken with every seed on; GroupNorm or LayerNorm avoid "
-            "this",
-            EsperWarning,
-            stacklevel=4,
+            "this"
         )

@@ -7,7 +7,7 @@ says less, and is no error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,6 +42,32 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes:
             module.training = mode
+
+
+def pass_whole_batches(modules: Iterable[nn.Module]) -> list[nn.TransformerEncoder]:
+    """Have PyTorch's encoders among these hand whole batches from layer to layer, always.
+
+    In evaluation they pack padded batches into nested tensors, on which neither seeds nor hooks
+    can work. Returns those that did.
+    """
+    encoders = [module for module in modules if isinstance(module, nn.TransformerEncoder)]
+    packing = [one for one in encoders if getattr(one, "use_nested_tensor", False)]
+    for encoder in packing:
+        encoder.use_nested_tensor = False
+    return packing
+
+
+@contextmanager
+def trying(model: nn.Module, example: Any) -> Iterator[None]:
+    """Within the block the model evaluates, whole batches at a time, on random numbers apart."""
+    device = next((tensor.device for tensor in tensors_in(example)), torch.device("cpu"))
+    packing = pass_whole_batches(model.modules())
+    try:
+        with evaluating(model), drawing(device, "probe"):
+            yield
+    finally:
+        for encoder in packing:
+            encoder.use_nested_tensor = True
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
@@ -104,9 +130,8 @@ def look(model: nn.Module, modules: Mapping[str, nn.Module], example: Any) -> Se
 
     handles = [module.register_forward_hook(recorder(path)) for path, module in modules.items()]
     args, kwargs = call_arguments(example)
-    device = next((tensor.device for tensor in tensors_in(example)), torch.device("cpu"))
     try:
-        with evaluating(model), torch.no_grad(), drawing(device, "probe"):
+        with trying(model, example), torch.no_grad():
             seen.whole = model(*args, **kwargs)
     except Exception as error:
         seen.error = error
@@ -137,9 +162,8 @@ def teachable_at(model: nn.Module, modules: Mapping[str, nn.Module], example: An
 
     handles = [module.register_forward_hook(prober(path)) for path, module in modules.items()]
     args, kwargs = call_arguments(example)
-    device = next((tensor.device for tensor in tensors_in(example)), torch.device("cpu"))
     try:
-        with evaluating(model), torch.enable_grad(), drawing(device, "probe"):
+        with trying(model, example), torch.enable_grad():
             outputs = [out for out in tensors_in(model(*args, **kwargs)) if out.requires_grad]
             if not outputs or not probes:
                 return set(modules)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +18,7 @@ from esper.kasmina.state import SlotState
 from esper.kasmina.wrappers import Mirrored
 from esper.leyline.alpha import AlphaAlgorithm, AlphaMode
 from esper.leyline.blueprints import Topology
-from esper.leyline.errors import EsperWarning, SlotError
+from esper.leyline.errors import SlotError, warn
 from esper.leyline.randomness import seeded
 from esper.leyline.stages import BLENDED_STAGES, SeedStage
 
@@ -201,11 +200,9 @@ class Seedbed(nn.Module):
         slot.alpha.fill_(alpha)
         starts_blending = before == SlotMode.ISOLATE and stage is SeedStage.BLENDING
         if starts_blending and self.training_mode == "shadow" and not slot.was_shadowed:
-            warnings.warn(
+            warn(
                 f"the seed in slot {slot.name!r} was never trained: with training_mode='shadow' "
-                "compute the loss by garden.training_loss(closure)",
-                EsperWarning,
-                stacklevel=6,
+                "compute the loss by garden.training_loss(closure)"
             )
 
 

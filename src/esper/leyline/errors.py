@@ -8,6 +8,8 @@ traceback. Each class is also the built-in exception a caller would expect.
 from __future__ import annotations
 
 import difflib
+import sys
+import warnings
 from collections.abc import Iterable
 
 
@@ -61,6 +63,18 @@ class EmptyMaskError(EsperError, ValueError):
 
 class EsperWarning(UserWarning):
     """Something works, but not as well as the caller may think."""
+
+
+_INSIDE = ("esper", "torch", "contextlib")
+"""Packages between the line that a warning is about and the one that warns."""
+
+
+def warn(message: str) -> None:
+    """Warn at the line of a user's own code from which all this was called."""
+    depth, frame = 1, sys._getframe()
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in _INSIDE:
+        depth, frame = depth + 1, frame.f_back
+    warnings.warn(message, EsperWarning, stacklevel=depth)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -39,9 +39,13 @@ def atomic_write_text(path: Path, text: str) -> None:
     """Write a UTF-8 text file so that a reader finds the old text or the new one, never a part.
 
     Raises:
-        CheckpointError: The disk refused; the file that was there before is untouched.
+        CheckpointError: The disk refused, or something else than a file is there; what was there
+            before is untouched.
     """
     target = _real(path)
+    if target.exists() and not target.is_file():
+        # A rename would put a file in the place of a device.
+        raise CheckpointError(f"cannot save to {target}: it is not a file; choose another name")
     data = text.encode()
     fresh = _temporary(target)
     try:

@@ -220,11 +220,13 @@ def _refuse_layout(place: Path, found: Mapping[str, Any]) -> None:
 def read_checked(manifest: Manifest, name: str) -> bytes:
     """Return the content of a file after comparing it with its size and its checksum."""
     place = manifest.path
-    if not (place / name).exists():
-        raise damaged(place, f"{name} is missing")
     size, checksum = manifest.sizes.get(name, 0), manifest.checksums.get(name)
     # The size first: a file that is not what was saved may be of any length.
-    found = (place / name).stat().st_size
+    try:
+        found = (place / name).stat().st_size
+    except (FileNotFoundError, NotADirectoryError):
+        # Looked for once: a save may move the folder between two looks.
+        raise damaged(place, f"{name} is missing") from None
     if found != size:
         raise damaged(place, f"{name} has {found} bytes instead of {size}")
     data = read_bytes(place / name)

@@ -74,6 +74,11 @@ class DecisionRecord:
     reason: str
     """Why it had no effect; of a WAIT or a PRUNE that had, why the controller chose it."""
 
+    @property
+    def is_act(self) -> bool:
+        """Whether something was done, and not only waited for or tried."""
+        return self.op != "WAIT" and self.outcome == "done"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochRecord:
@@ -307,6 +312,15 @@ def epoch_line(record: EpochRecord) -> str:
         parts.append(f"train loss {record.train_loss:.4f}")
     parts.append(f"{record.parameters:,} parameters")
     return "  ".join(parts)
+
+
+def decision_line(epoch: int, decision: DecisionRecord) -> str:
+    """Return a decision in one line."""
+    words = [f"epoch {epoch}: {decision.op}"]
+    words += [word for word in (decision.slot, decision.blueprint) if word]
+    if decision.outcome != "done":
+        words.append(f"({decision.reason or decision.outcome})")
+    return " ".join(words)
 
 
 def told_round(index: int) -> int:

@@ -8,12 +8,11 @@ read the first time a name is looked up.
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Iterator
 from importlib.metadata import entry_points
 from typing import Generic, TypeVar
 
-from esper.leyline.errors import EsperWarning, UsageError, unknown_name
+from esper.leyline.errors import UsageError, unknown_name, warn
 
 T = TypeVar("T")
 
@@ -76,9 +75,7 @@ class Registry(Generic[T]):
             try:
                 point.load()
             except Exception as error:
-                warnings.warn(
+                warn(
                     f"the {self.kind} plug-in {point.name!r} ({point.value}) cannot be used: "
-                    f"{type(error).__name__}: {error}; mend or uninstall it",
-                    EsperWarning,
-                    stacklevel=3,
+                    f"{type(error).__name__}: {error}; mend or uninstall it"
                 )

@@ -152,6 +152,11 @@ def _set(config: Any, path: Sequence[str], value: Any, key: str) -> Any:
     known = [field.name for field in dataclasses.fields(config)]
     name = path[0]
     if name not in known:
+        rest = ".".join(path)
+        within = [one for one in flat_settings(config.to_mapping()) if one.endswith(f".{rest}")]
+        if within:
+            whole = " or ".join(f"{key.removesuffix(rest)}{one}" for one in within[:3])
+            raise ConfigError(f"there is no setting {key!r}; its whole name is {whole}")
         raise ConfigError(
             f"there is no setting {key!r}: {type(config).__name__} has no key "
             f"{name!r}{nearest(name, known) or ';'} known: {', '.join(sorted(known))}"

@@ -274,4 +274,5 @@ def _question_error(error: Exception) -> str:
         return f"only reading is allowed ({reason}); ask with SELECT"
     if "one statement at a time" in reason:
         return "one question at a time: leave out what follows the first ';'"
-    return f"the question cannot be answered: {reason}"
+    where = "; docs/telemetry.md lists all tables and columns" * reason.startswith("no such")
+    return f"the question cannot be answered: {reason}{where}"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from esper.leyline.records import EpochRecord, SeedRecord, is_loss, seed_records
 from esper.report.chart import Point, draw_path, known_points, make_point
+from esper.report.labels import text_width
 from esper.report.lanes import (
     AXIS_NAME,
     LANE_SCALE,
@@ -19,7 +20,6 @@ from esper.report.lanes import (
     draw_mark,
     frame_for,
     read_lanes,
-    text_width,
 )
 from esper.report.markup import (
     Scale,

@@ -33,13 +33,12 @@ from esper.report.origin import About, AlarmGroup, found_sections, origin_sectio
 from esper.report.page import render_page, render_tiles, section
 from esper.report.panels import CRITIC, GROWTH, LEARNING, POLICY, REWARD, SPEED, panels_for
 from esper.report.series import Points, read_series
+from esper.report.training_episodes import ShownEpisode, render_episodes
 from esper.report.training_tables import (
-    ShownEpisode,
     late_rounds,
     latest_fates,
     render_blueprints,
     render_critic_by_op,
-    render_episodes,
     render_events,
     render_heads,
     render_memory,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -24,8 +23,8 @@ from esper.growth.run import GrowthConfig, GrowthRun
 from esper.kasmina.placement import DeclaredAxes, SlotNames, slot_paths
 from esper.kasmina.trainee import SchedulerEvery, SchedulerFactory
 from esper.leyline.controller import Controller
-from esper.leyline.errors import EsperWarning, UsageError
-from esper.leyline.records import EpochRecord, epoch_line
+from esper.leyline.errors import UsageError, warn
+from esper.leyline.records import EpochRecord, decision_line, epoch_line
 from esper.leyline.settings import changed_settings
 from esper.nissa.sinks import Sink
 from esper.nissa.store import DEFAULT_SINKS
@@ -215,7 +214,7 @@ def grow(
 def _told_why(grown: Grown) -> Grown:
     """Warn where nothing grew although something might have, and say why."""
     if grown.why and grown.summary.controller != "wait":
-        warnings.warn(" ".join(grown.why), EsperWarning, stacklevel=3)
+        warn(" ".join(grown.why))
     return grown
 
 
@@ -280,12 +279,9 @@ class EpochProgress:
         done = _BAR * record.epoch // self._epochs
         bar = f"{'━' * done}{'╌' * (_BAR - done)} " if self._is_live else ""
         line = f"{bar}epoch {record.epoch}/{self._epochs}  {epoch_line(record)}"
-        decision = record.decision
-        acted = decision is not None and decision.op != "WAIT" and decision.outcome == "done"
-        event = ""
-        if decision is not None and acted:
-            words = (decision.op.lower(), decision.blueprint, decision.slot)
-            event = f"epoch {record.epoch}: {' '.join(word for word in words if word)}\n"
+        decision, event = record.decision, ""
+        if decision is not None and decision.is_act:
+            event = f"{decision_line(record.epoch, decision)}\n"
         if not self._is_live:
             self._write(f"{line}\n{event}")
             return

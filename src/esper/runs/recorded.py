@@ -10,14 +10,13 @@ from __future__ import annotations
 import signal
 import threading
 import time
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
-from esper.leyline.errors import EsperWarning
+from esper.leyline.errors import warn
 from esper.leyline.process import STOP_SIGNALS
 from esper.nissa.schema import EventKind
 from esper.nissa.store import RunStore
@@ -142,11 +141,9 @@ class RecordedRun(ABC, Generic[Step]):
             severity="warning",
             data={name: list(pair) for name, pair in versions.items()},
         )
-        warnings.warn(
+        warn(
             f"{self.folder.path} was saved with other software ({told}); from here on its numbers "
-            "may differ from those of an uninterrupted run",
-            EsperWarning,
-            stacklevel=3,
+            "may differ from those of an uninterrupted run"
         )
 
     def close(self) -> None:

@@ -1,7 +1,4 @@
-"""A training run in its folder, and `esper.train`: what the command does, in one call.
-
-    trained = esper.train("digits", out="runs/tamiyo", rounds=50)
-    esper.train(out="runs/tamiyo", resume=True, ppo={"clip": 0.1})
+"""A training run in its folder: recorded, checkpointed and resumed.
 
 A checkpoint is saved after rounds and every minute, in mid-episode too. `checkpoints/best` is the
 policy with the best average so far.
@@ -10,17 +7,13 @@ policy with the best average so far.
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from esper.leyline.documents import read_document
 from esper.leyline.errors import CheckpointError, ConfigError, UsageError
 from esper.leyline.files import atomic_write_text
 from esper.leyline.manifest import restoring
-from esper.leyline.process import choose_device
 from esper.leyline.records import told_round
 from esper.leyline.settings import SettingChanges, change_settings
 from esper.nissa.reader import open_run
@@ -28,6 +21,7 @@ from esper.nissa.sinks import Sink, check_sinks
 from esper.nissa.store import DEFAULT_SINKS, OnAlarm, RunStore, open_store
 from esper.population.cluster import RayCluster
 from esper.report import report_run
+from esper.report.training_tables import late_rounds
 from esper.runs.checkpoint import GROWING, TRAINING, Checkpoints, Which, Write, resume_command
 from esper.runs.folder import SETTINGS, RunFolder
 from esper.runs.record_training import (
@@ -37,19 +31,14 @@ from esper.runs.record_training import (
     record_start,
     run_row,
 )
-from esper.runs.recorded import RecordedRun, carry_out_or_raise
+from esper.runs.recorded import RecordedRun
 from esper.runs.world import World
 from esper.simic.training.config import TrainConfig, compare_settings
-from esper.simic.training.progress import Progress, RoundReport
-from esper.simic.training.recipes import get_recipe
+from esper.simic.training.progress import Progress
+from esper.simic.training.round_line import round_line
 from esper.simic.training.row_source import TaskRows
 from esper.simic.training.trainer import Trainer
 from esper.tamiyo.controllers.policy_file import CHECKPOINT_POLICY, find_policy, save_policy
-
-DEFAULT_RECIPE = "digits"
-
-_LATE_SHARE = 0.1
-"""The end of a run: its last tenth, at least one round."""
 
 
 class TrainingRun(RecordedRun[Progress]):
@@ -116,7 +105,7 @@ class TrainingRun(RecordedRun[Progress]):
                 "score_rolling": report.score_rolling,
             }
             save_policy(self.checkpoints.best, self.trainer.policy, meta=meta)
-        self.folder.log(round_line(report))
+        self.folder.log(f"round {told_round(report.round)} {round_line(report)}")
 
     def snapshot(self) -> tuple[dict[str, Any], dict[str, Any], Mapping[str, Write]]:
         """Return the state, what its manifest says, and the policy as a part of its own."""
@@ -270,111 +259,6 @@ def _find_world(trainer: Trainer) -> World:
     return World.now({"data": rows.read_data() if isinstance(rows, TaskRows) else None})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trained:
-    """What `esper.train` leaves behind."""
-
-    folder: Path
-    """The run folder."""
-    policy: Path
-    """The best policy: a controller for `esper.grow`."""
-    report: Path
-    """The page to read."""
-    rounds: int
-    """Rounds that were played."""
-    last_round: Mapping[str, Any]
-    """Figures of the last round, such as `return_mean` and `gain_mean`, as the store has them."""
-    summary: Mapping[str, Any]
-    """The beginning and the end of the run in comparison, as in `summary.json`."""
-
-
-def train(
-    recipe: str | None = None,
-    *,
-    out: str | Path,
-    rounds: int | None = None,
-    device: str | None = None,
-    resume: bool | Which = False,
-    overwrite: bool = False,
-    sinks: Iterable[str | Sink] = DEFAULT_SINKS,
-    on_progress: Callable[[Progress], None] | None = None,
-    **settings: Any,
-) -> Trained:
-    """Train a controller in a run folder, as `esper train` does.
-
-    Args:
-        recipe: a recipe's name, or the `config.yaml` of a run; 'digits' by default.
-        out: the run folder.
-        rounds: rounds of episodes and updates; the recipe's by default.
-        device: 'auto', 'cpu' or 'cuda'; the recipe's by default.
-        resume: go on with the run in `out` exactly, or with the settings that are given here, or
-            start it where there is none; 'previous' goes on from the checkpoint before the latest.
-        overwrite: replace the run in `out`.
-        sinks: where curves and alarms are shown beside the store: 'tensorboard', 'wandb' (with
-            WANDB_MODE=offline without a server), a registered name, or an object.
-        on_progress: called after every step; `progress.report` is the round it may have finished.
-        settings: any other setting of `TrainConfig`; a mapping changes some of a nested one, as in
-            `ppo={"clip": 0.1}`.
-
-    Raises:
-        UsageError: Something about the request is wrong; one line says what would be right.
-        KeyboardInterrupt: Ctrl-C. The step in progress was finished and saved.
-    """
-    if resume and overwrite:
-        raise UsageError("resume continues a run and overwrite replaces it; give one of them")
-    given = dict(settings)
-    if rounds is not None:
-        given["rounds"] = rounds
-    if device is not None:
-        given["device"] = choose_device(device).type
-    folder = RunFolder(out)
-    if resume and folder.is_run:
-        if recipe is not None:
-            _refuse_other_recipe(folder, find_recipe(recipe))
-        which: Which = "previous" if resume == "previous" else "latest"
-        run = resume_training(out, settings=given, checkpoint=which, sinks=sinks)
-    else:
-        config = resolve_recipe(recipe or DEFAULT_RECIPE, given)
-        run = start_training(
-            out, config, overwrite=overwrite, command="esper.train(...)", sinks=sinks
-        )
-    with run:
-        carry_out_or_raise(run, on_progress)
-        summary = run.finish()
-    with open_run(folder.path) as stored:
-        rows = stored.rows("rounds")
-    return Trained(
-        folder=folder.path,
-        policy=Path(summary["policy"]),
-        report=Path(summary["report"]),
-        rounds=summary["rounds"],
-        last_round=rows[-1],
-        summary=summary,
-    )
-
-
-def resolve_recipe(recipe: str, settings: Mapping[str, Any]) -> TrainConfig:
-    """Return a recipe with some settings changed, complete for the machine it is to run on."""
-    config = change_settings(find_recipe(recipe), settings)
-    if "tasks" in settings and "curriculum" not in settings:
-        config = config.replace(curriculum=())
-    return config.replace(device=choose_device(config.device).type)
-
-
-def find_recipe(name: str) -> TrainConfig:
-    """Return the recipe with a name, or the one that a file or a run folder holds."""
-    path = Path(name)
-    if os.path.isdir(path):
-        path = path / SETTINGS
-    if not os.path.isfile(path):
-        return get_recipe(name)
-    try:
-        return TrainConfig.from_mapping(read_document(path))
-    except (OSError, ConfigError) as error:
-        reason = " ".join(str(error).split())
-        raise UsageError(f"{path} is no recipe: {reason}") from None
-
-
 def read_run_config(folder: RunFolder) -> TrainConfig:
     """Return the settings of a training run."""
     settings = folder.read_config()
@@ -398,7 +282,7 @@ def summarize_training(folder: Path) -> dict[str, Any]:
         updates = stored.rows(
             "updates", columns=("round", "explained_variance", "approx_kl"), where="is_last = 1"
         )
-    late = rounds[-max(1, round(_LATE_SHARE * len(rounds))) :]
+    late = late_rounds(rounds)
     late_updates = updates[-len(late) :] if late else []
     return {
         "run": str(folder),
@@ -417,31 +301,7 @@ def summarize_training(folder: Path) -> dict[str, Any]:
     }
 
 
-def round_line(report: RoundReport) -> str:
-    """Return a round in one line of the log."""
-
-    def number(value: float | None, form: str) -> str:
-        return "-" if value is None else format(value, form)
-
-    return (
-        f"round {told_round(report.round)} return {report.return_mean:+.3f} "
-        f"gain {number(report.gain_mean, '+.2f')} score {report.score_mean:.2f} "
-        f"fossilized {number(report.fossilization_rate, '.0%')} "
-        f"ev {number(report.explained_variance, '.2f')} kl {number(report.approx_kl, '.4f')} "
-        f"wait {number(report.wait_share_free, '.0%')} ({report.seconds:.1f} s)"
-    )
-
-
-def _refuse_other_recipe(folder: RunFolder, asked: TrainConfig) -> None:
-    found = read_run_config(folder).recipe
-    if asked.recipe != found:
-        raise UsageError(
-            f"{folder.path} was started from the recipe {found!r}, not {asked.recipe!r}; continue "
-            "it with its own, or give another folder by out=..."
-        )
-
-
-def _means(rounds: list[dict[str, Any]], updates: list[dict[str, Any]]) -> dict[str, Any]:
+def _means(rounds: Sequence[dict[str, Any]], updates: Sequence[dict[str, Any]]) -> dict[str, Any]:
     names = ("return_mean", "gain_mean", "fossilization_rate", "wait_share_free")
     found = {name: _mean([row[name] for row in rounds]) for name in names}
     episodes = sum(row["episodes"] or 0 for row in rounds)

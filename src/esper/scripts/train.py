@@ -12,10 +12,10 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from esper.cli.main import Parser
 from esper.cli.main import main as esper
+from esper.cli.options import add_out
 
 RECIPE = "digits"
 ENVS = 4
@@ -54,10 +54,7 @@ def build_parser() -> Parser:
     ppo.add_argument("--obs-version", default="v3", metavar="V", help="observation: only v3 exists")
     ppo.add_argument("--seed", type=int, default=42, metavar="S", help="seed of the run")
     ppo.add_argument("--task", default="digits", metavar="T", help="a task of `esper tasks`")
-    ppo.add_argument(
-        "--out", metavar="RUN", help="folder of the run (default: the first free runs/ppo-N)"
-    )
-    _add_device(ppo)
+    _add_place(ppo)
     heuristic = verbs.add_parser("heuristic", help="grow with the heuristic: `esper grow`")
     heuristic.add_argument(
         "--episodes",
@@ -70,9 +67,6 @@ def build_parser() -> Parser:
     heuristic.add_argument("--seed", type=int, default=42, metavar="S", help="seed of the first")
     heuristic.add_argument("--task", default="digits", metavar="T", help="a task of `esper tasks`")
     heuristic.add_argument(
-        "--out", metavar="RUN", help="folder of the run (default: the first free runs/heuristic-N)"
-    )
-    heuristic.add_argument(
         "--max-seeds", type=int, default=0, metavar="N", help="seeds alive or fossilized; 0: any"
     )
     heuristic.add_argument(
@@ -81,11 +75,12 @@ def build_parser() -> Parser:
         metavar="N",
         help="epochs without progress before a seed is germinated (default: the heuristic's own)",
     )
-    _add_device(heuristic)
+    _add_place(heuristic)
     return parser
 
 
-def _add_device(parser: Parser) -> None:
+def _add_place(parser: Parser) -> None:
+    add_out(parser)
     devices = ("auto", "cpu", "cuda")
     parser.add_argument("--device", choices=devices, default="auto", help="where it runs")
 
@@ -111,14 +106,14 @@ def ppo_command(options: argparse.Namespace) -> list[str]:
         *("train", RECIPE, "--task", options.task, "--rounds", str(options.episodes)),
         *("--envs", str(options.n_envs), "--episode-length", str(options.max_epochs)),
         *("--seed", str(options.seed), *settings, "--device", options.device),
-        *("--out", options.out or str(free_folder("ppo"))),
+        *(("--out", options.out) if options.out else ()),
     ]
 
 
 def heuristic_commands(options: argparse.Namespace) -> list[list[str]]:
     """Return the arguments of `esper grow`, one network after another."""
-    out = Path(options.out) if options.out else free_folder("heuristic")
-    folders = [out] if options.episodes == 1 else [out / str(n) for n in range(options.episodes)]
+    out, count = options.out, options.episodes
+    folders = [f"{out}/{number}" if out and count > 1 else out for number in range(count)]
     controller = "heuristic"
     if options.plateau_epochs is not None:
         controller = f"heuristic:plateau_epochs={options.plateau_epochs}"
@@ -127,7 +122,7 @@ def heuristic_commands(options: argparse.Namespace) -> list[list[str]]:
             *("grow", "--task", options.task, "--controller", controller),
             *("--epochs", str(options.max_epochs), "--seed", str(options.seed + number)),
             *("--max-seeds", str(options.max_seeds), "--device", options.device),
-            *("--out", str(folder)),
+            *(("--out", folder) if folder else ()),
         ]
         for number, folder in enumerate(folders)
     ]
@@ -138,14 +133,6 @@ def positive(text: str) -> int:
     if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(f"it must be a whole number from 1, got {text!r}")
     return int(text)
-
-
-def free_folder(name: str, root: str | Path = "runs") -> Path:
-    """Return the first folder of a numbered kind that is not there yet."""
-    number = 1
-    while (Path(root) / f"{name}-{number}").exists():
-        number += 1
-    return Path(root) / f"{name}-{number}"
 
 
 if __name__ == "__main__":

@@ -77,6 +77,8 @@ def test_there_is_one_discount() -> None:
     ("setting", "words"),
     [
         ("ppo.clp=1", "no setting 'ppo.clp'.*did you mean 'clip'"),
+        ("clip=1", "no setting 'clip'; its whole name is ppo.clip$"),
+        ("ppo.sparse_entropy=1", "its whole name is ppo.exploration.sparse_entropy$"),
         ("ppo.clip.low=1", "clip has no parts"),
         ("ppo.clip", "KEY=VALUE"),
         ("=3", "KEY=VALUE"),

@@ -102,11 +102,6 @@ class Trainer:
         return self.round >= self.config.rounds
 
     @property
-    def is_in_round(self) -> bool:
-        """Whether episodes are being played."""
-        return self._in_round
-
-    @property
     def step(self) -> int:
         """Decisions of every row in the round in progress."""
         return self._rollout.step_count if self._in_round and self._rollout is not None else 0

@@ -7,7 +7,6 @@ a search plays hundreds of them side by side. What a schedule looks like: `sched
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ from torch import Tensor
 from esper.leyline.actions import CAUSAL_HEADS, PLACEHOLDERS, LifecycleOp
 from esper.leyline.alpha import AlphaAlgorithm, BlendStyle
 from esper.leyline.controller import ControllerContext
-from esper.leyline.errors import EsperWarning, UsageError
+from esper.leyline.errors import UsageError, warn
 from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
 from esper.leyline.stages import MODULE_STAGES
@@ -188,12 +187,10 @@ class ScheduleController:
         names = self._context.blueprint_names
         asked = " or ".join(repr(names[each]) for each in entry.blueprints)
         fitting = [name for name, fit in zip(names, row.fits[slot], strict=False) if fit]
-        warnings.warn(
+        warn(
             f"schedule entry {entry.number} {what}: blueprint {asked} does not fit "
             f"slot {self._context.slot_names[slot]!r} within the limits; "
-            f"these do: {', '.join(fitting) or 'none'}",
-            EsperWarning,
-            stacklevel=5,
+            f"these do: {', '.join(fitting) or 'none'}"
         )
 
 

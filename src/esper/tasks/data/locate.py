@@ -38,6 +38,12 @@ class Layout:
     folders: tuple[str, ...] = ()
     is_telling: bool = True
 
+    @property
+    def told(self) -> str:
+        """What the files are, with the names of the first and the last."""
+        ends = dict.fromkeys((self.files[0][0], self.files[-1][0]))
+        return f"{self.label} ({' … '.join(ends)})"
+
 
 @dataclass(frozen=True, slots=True)
 class Found:
@@ -155,9 +161,7 @@ def locate(
         first_partial = first_partial or partial
     if first_partial is not None:
         raise DataError(f"{name} is incomplete: {first_partial}; {how_to_get}")
-    needed = " or ".join(
-        f"{layout.label} ({layout.files[0][0]} … {layout.files[-1][0]})" for layout in layouts
-    )
+    needed = " or ".join(layout.told for layout in layouts)
     raise DataError(
         f"{name} was not found: needed {needed}; looked in {', '.join(map(str, roots))}; "
         f"{how_to_get}, then {HOW_TO_POINT}"

@@ -1,28 +1,19 @@
-"""`python -m esper.scripts.document_commands`: writes docs/commands.md from the command line.
-
-Every command with its options, as `--help` has them. With `--check` nothing is written, and the
-exit code is 1 where the page is out of date.
-"""
+"""docs/commands.md: every command with its options, as `--help` has them."""
 
 from __future__ import annotations
 
 import argparse
 import re
-import sys
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 
 from esper.cli.main import VERBS, Parser, build_parser
-from esper.scripts.generated_page import write_or_check
-
-PAGE = Path("docs/commands.md")
 
 _INTRODUCTION = """\
 # Commands
 
 Everything the `esper` command can do; `esper COMMAND --help` says the same. `python -m esper` is
 the same command where the script is not on the path. This page is made from the code by
-`python -m esper.scripts.document_commands`.
+`python -m tools.pages`.
 
 A command answers on standard output and shows progress and errors on standard error. It exits with
 0 when it is done, 1 when it failed while running, 2 when the request was wrong, and 130 when it was
@@ -48,12 +39,6 @@ def render() -> str:
     ]
     index = "\n".join(["| command | what it does |", "|---|---|", *listed])
     return "\n\n".join([_INTRODUCTION.strip(), index, *map(_section, VERBS)]) + "\n"
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Write or check the page; return the exit code."""
-    summary = (__doc__ or "").splitlines()[0]
-    return write_or_check("document_commands", summary, PAGE, render, arguments)
 
 
 def command_parser(verb: str) -> Parser:
@@ -113,7 +98,3 @@ def _prose(text: str) -> str:
         part if part.startswith("`") else re.sub(r"([*_<\[\]])", r"\\\1", part) for part in parts
     ]
     return "".join(safe).replace("|", "\\|")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

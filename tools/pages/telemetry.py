@@ -1,11 +1,7 @@
-"""`docs/telemetry.md`, made from the schema, the metric names and the monitors.
-
-python -m esper.nissa.docs > docs/telemetry.md
-"""
+"""docs/telemetry.md: tables and columns, names of curves, monitors, from what writes them."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 
 from esper.nissa.columns import TABLES, VIEWS, Column, Table, View
@@ -18,7 +14,7 @@ _INTRODUCTION = f"""\
 
 Everything a run has to say about itself is in `run.db` of its folder: one SQLite file in WAL mode,
 which any program may read while the run goes on. This page is made from the code that writes it
-(`python -m esper.nissa.docs`); the schema has version {SCHEMA_VERSION}.
+(`python -m tools.pages`); the schema has version {SCHEMA_VERSION}.
 
 ## How to ask
 
@@ -78,7 +74,7 @@ How a page colours a number. These are no alarms.
 """
 
 
-def telemetry_page() -> str:
+def render() -> str:
     """Return the text of `docs/telemetry.md`."""
     parts = [_INTRODUCTION, "## Tables\n"]
     parts += ["\n".join(_table_lines(table)) + "\n" for table in TABLES.values()]
@@ -149,7 +145,3 @@ def _band_lines() -> Iterator[str]:
     for name, band in BANDS.items():
         sign = "<" if band.is_high_good else "≥"
         yield f"| {name} | {sign} {band.watch:g} | {sign} {band.bad:g} | {band.meaning} |"
-
-
-if __name__ == "__main__":
-    sys.stdout.write(telemetry_page())

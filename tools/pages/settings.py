@@ -1,16 +1,10 @@
-"""`python -m esper.scripts.document_settings`: writes docs/settings.md from the configurations.
-
-Every key that `--set` takes, with its type, its default and what it means, as the code declares
-it. With `--check` nothing is written, and the exit code is 1 where the page is out of date.
-"""
+"""docs/settings.md: every key that `--set` takes, with its type, its default and its meaning."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from esper.leyline.config import Config
@@ -19,13 +13,10 @@ from esper.proof.clone import CloneConfig
 from esper.proof.prove import ProveConfig
 from esper.proof.search import SearchConfig
 from esper.runs.request import CHANGEABLE, GrowRequest
-from esper.scripts.generated_page import write_or_check
 from esper.simic.training.config import FIXED_SETTINGS, TrainConfig
 from esper.tamiyo.controllers.heuristic import HeuristicConfig
 from esper.tamiyo.controllers.periodic import PeriodicConfig
 from esper.tamiyo.controllers.plateau import PlateauConfig
-
-PAGE = Path("docs/settings.md")
 
 _INTRODUCTION = """\
 # Settings
@@ -39,7 +30,7 @@ A task (`esper grow`) and a recipe (`esper train`) have values of their own for 
 options such as `--epochs` come after them. A key that does not exist is refused with the nearest
 that does.
 
-This page is made from the code by `python -m esper.scripts.document_settings`.
+This page is made from the code by `python -m tools.pages`.
 """
 
 _COMMANDS: tuple[tuple[str, type[Config], str], ...] = (
@@ -86,12 +77,6 @@ def render() -> str:
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Write or check the page; return the exit code."""
-    summary = (__doc__ or "").splitlines()[0]
-    return write_or_check("document_settings", summary, PAGE, render, arguments)
-
-
 def _tables(config: type[Config]) -> Iterator[str]:
     """Return a table for every part of a configuration, those of its own first."""
     parts: dict[str, list[SettingInfo]] = {}
@@ -120,7 +105,3 @@ def _shown(value: Any) -> str:
 
 def _summary(config: type[Config]) -> str:
     return (config.__doc__ or "").strip().splitlines()[0]
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,18 +1,9 @@
-"""`python -m esper.scripts.document_observation`: writes the pages about observations.
-
-The pages say what the code says: names, formulas and ranges come from `layout.py` and
-`travelling_layout.py`. With `--check` nothing is written, and the exit code is 1 where a page is
-out of date.
-"""
+"""docs/observation.md and docs/observation-travelling.md: what a policy sees, number by number."""
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from esper.leyline.files import atomic_write_text
 from esper.leyline.slots import SlotConfig
 from esper.tamiyo.policy import travelling_layout as travelling
 from esper.tamiyo.policy.layout import (
@@ -25,14 +16,12 @@ from esper.tamiyo.policy.layout import (
     get_feature_size,
 )
 
-FOLDER = Path("docs")
-
 _INTRODUCTION = """\
 # Observation V3
 
 What a policy sees of one host at one decision: {size} numbers for three slots, and beside them the
 blueprint of every slot as an index (-1 where there is none), which the network embeds. This page is
-written by `python -m esper.scripts.document_observation`; the table behind it is
+written by `python -m tools.pages`; the table behind it is
 `esper.tamiyo.policy.layout`.
 
 `esper.tamiyo.policy.features.batch_obs_to_features(signals, slot_config, device)` returns both for
@@ -65,7 +54,7 @@ What a policy with `layout: travelling` sees of one host at one decision. Every 
 same on every task: losses and errors are relative to guessing, changes to their own noise,
 parameters and operations to the host's, and what tells regimes apart (sizes of data, network and
 horizon, learning rate, classes) is there as logarithms on a fixed scale. This page is written by
-`python -m esper.scripts.document_observation`; the table behind it is
+`python -m tools.pages`; the table behind it is
 `esper.tamiyo.policy.travelling_layout`.
 
 With S slots and B blueprints an observation has {host} + {slot} S + {pair} S B numbers, and
@@ -123,32 +112,6 @@ def render_travelling() -> str:
     )
 
 
-PAGES = {"observation.md": render, "observation-travelling.md": render_travelling}
-"""What every page says."""
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Write or check the pages; return the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m esper.scripts.document_observation",
-        description=(__doc__ or "").splitlines()[0],
-    )
-    parser.add_argument("--out", type=Path, default=FOLDER, help=f"folder (default {FOLDER})")
-    parser.add_argument("--check", action="store_true", help="only say whether they are current")
-    options = parser.parse_args(arguments)
-    code = 0
-    for name, render_page in PAGES.items():
-        path, page = options.out / name, render_page()
-        if options.check:
-            is_current = path.is_file() and path.read_text(encoding="utf-8") == page
-            print(f"{path} is {'current' if is_current else 'out of date'}")
-            code = code if is_current else 1
-        else:
-            atomic_write_text(path, page)
-            print(f"wrote {path}")
-    return code
-
-
 def _section(title: str, specs: Sequence[FeatureSpec], start: int, note: str = "") -> str:
     lines = [f"## {title}", "", *([note, ""] if note else [])]
     lines += ["| index | name | formula | range | kind |", "|---|---|---|---|---|"]
@@ -183,7 +146,3 @@ def _range(spec: FeatureSpec) -> str:
     if spec.kind in ("flag", "one_hot"):
         return "0, 1"
     return f"{spec.low:g} to {spec.high:g}"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

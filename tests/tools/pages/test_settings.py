@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from esper.cli.main import VERBS, build_parser
@@ -10,15 +8,8 @@ from esper.leyline.settings import flat_settings
 from esper.proof.prove import ProveConfig
 from esper.proof.search import SearchConfig
 from esper.runs.request import GrowRequest
-from esper.scripts.document_settings import PAGE, main, render
 from esper.simic.training.config import TrainConfig
-
-ROOT = Path(__file__).parents[2]
-
-
-def test_the_page_is_current() -> None:
-    page = (ROOT / PAGE).read_text(encoding="utf-8")
-    assert page == render(), "run python -m esper.scripts.document_settings"
+from tools.pages.settings import render
 
 
 @pytest.mark.parametrize(
@@ -45,13 +36,3 @@ def test_a_line_says_type_range_default_and_meaning() -> None:
         "| `growth.training.momentum` | a number, at least 0.0 and at most 0.9999 | `0.9` | "
         "Momentum of SGD; the first beta of AdamW. |"
     ) in render()
-
-
-def test_the_page_is_written_and_checked(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "settings.md"
-    assert main(["--check", "--out", str(out)]) == 1
-    assert main(["--out", str(out)]) == 0
-    assert main(["--check", "--out", str(out)]) == 0
-    assert "is current" in capsys.readouterr().out

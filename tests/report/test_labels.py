@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from esper.report.lanes import Wish, place_labels, text_width
+from esper.report.labels import Wish, place_labels, text_width
 
 
 def test_texts_share_a_row_where_they_are_apart() -> None:

@@ -11,7 +11,7 @@ import pytest
 import esper
 from esper.leyline.errors import UsageError
 from esper.nissa.reader import open_run
-from esper.runs.training import train
+from esper.runs.train import train
 from esper.simic.training.progress import Progress
 from tests.simic.training.tiny import stored_rows
 

@@ -1,21 +1,12 @@
-"""`python -m esper.scripts.document_arena`: writes docs/arena.md from the families.
-
-The page says what the code says: axes, members and rates come from `esper.tasks`. With `--check`
-nothing is written, and the exit code is 1 where the page is out of date.
-"""
+"""docs/arena.md: axes, members and rates of the families, from `esper.tasks`."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
-from esper.scripts.generated_page import write_or_check
 from esper.tasks import FAMILIES, Family, Member, get_family
 from esper.tasks.member import GROWTH_LIMIT
 from esper.tasks.rates import RATES, SCHEDULE, SEED_WARM_UP, WARM_UP
-
-PAGE = Path("docs/arena.md")
 
 _INTRODUCTION = """\
 # The arena
@@ -26,7 +17,7 @@ number of training images, the share of wrong labels, the length of a run, and h
 rate is from the one that suits the waiting host. What is right on one member is wrong on another,
 so no fixed schedule is right for a family.
 
-This page is written by `python -m esper.scripts.document_arena`; the tables behind it are
+This page is written by `python -m tools.pages`; the tables behind it are
 `esper.tasks.arena` and `esper.tasks.rates`. `esper tasks --family NAME` lists the same.
 
 ## Splits
@@ -89,12 +80,6 @@ def render() -> str:
     return "\n".join(parts)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Write or check the page; return the exit code."""
-    summary = (__doc__ or "").splitlines()[0]
-    return write_or_check("document_arena", summary, PAGE, render, arguments)
-
-
 def _family(family: Family) -> str:
     select = dict(family.select.items())
     axes = _table(
@@ -137,7 +122,3 @@ def _values(axis: str, values: tuple[object, ...]) -> str:
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
-
-
-if __name__ == "__main__":
-    sys.exit(main())
