@@ -12,7 +12,7 @@ import torch
 from esper.leyline.actions import LifecycleOp, causal_table
 from esper.leyline.errors import UsageError
 from esper.population.engine import PopulationConfig
-from esper.proof.clone import CloneConfig, Cloner, Lessons, find_taught, read_plans
+from esper.proof.clone import CloneConfig, Cloner, Lessons, find_taught
 from esper.proof.member import GivenMember
 from esper.proof.play import PlayConfig, Player
 from esper.simic.training.recipes import LIFE
@@ -132,11 +132,6 @@ def test_episodes_of_different_length_are_joined() -> None:
     assert bool(joined.masks.all())
 
 
-def test_wrong_requests_are_refused(tmp_path: Path) -> None:
+def test_members_without_a_schedule_are_refused() -> None:
     with pytest.raises(UsageError, match="no member has a schedule"):
         find_taught(members(), {"another": ()})
-    with pytest.raises(UsageError, match=r"lessons\.json"):
-        read_plans(tmp_path / "nothing.json")
-    (tmp_path / "list.json").write_text("[1]")
-    with pytest.raises(UsageError, match="no schedule for every member"):
-        read_plans(tmp_path / "list.json")

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from esper.leyline.blueprints import TOPOLOGIES
 from esper.leyline.controller import ControllerContext
+from esper.leyline.errors import UsageError
 from esper.leyline.randomness import generator
 from esper.proof.plans import (
     BLUEPRINTS,
@@ -12,6 +15,7 @@ from esper.proof.plans import (
     draw_heuristic,
     draw_plan,
     make_plans,
+    read_plans,
 )
 from esper.tamiyo.controllers.heuristic import HeuristicConfig
 from esper.tamiyo.controllers.schedule_format import parse_schedule
@@ -77,3 +81,12 @@ def test_settings_of_the_heuristic_are_sound_and_begin_with_its_defaults() -> No
     configs = {HeuristicConfig.from_mapping(each) for each in drawn}
     assert len(configs) > 25
     assert all(set(config.rotation) >= set(rotation) for config in configs)
+
+
+def test_a_file_without_schedules_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be read as the schedules"):
+        read_plans(tmp_path / "nothing.json")
+    for text in ("[1]", '{"m": 3}'):
+        (tmp_path / "list.json").write_text(text)
+        with pytest.raises(UsageError, match="no schedules by name"):
+            read_plans(tmp_path / "list.json")

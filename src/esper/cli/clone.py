@@ -54,8 +54,9 @@ def run(options: argparse.Namespace) -> int:
     """Carry out the command."""
     from pathlib import Path
 
-    from esper.proof.clone import CloneConfig, Cloner, read_plans
+    from esper.proof.clone import CloneConfig, Cloner
     from esper.proof.folder import locked
+    from esper.proof.plans import read_plans
     from esper.proof.play import Player
     from esper.runs.recorded import stop_signals
 
@@ -92,8 +93,9 @@ def make(options: argparse.Namespace) -> Any:
 
     from esper.leyline.errors import UsageError
     from esper.leyline.settings import change_settings
-    from esper.proof.clone import CloneConfig, find_taught, read_plans
+    from esper.proof.clone import CloneConfig, find_taught
     from esper.proof.folder import read_config
+    from esper.proof.plans import read_plans
     from esper.proof.search import LESSONS_FILE, SearchConfig
 
     if not options.search:

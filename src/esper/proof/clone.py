@@ -118,19 +118,6 @@ class Lessons:
         return cls(*(torch.cat([padded(getattr(p, f.name)) for p in parts]) for f in fields(cls)))
 
 
-def read_plans(path: str | Path) -> dict[str, PlainSchedule]:
-    """Return the schedule of every member that a search found."""
-    try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(
-            f"{path} cannot be read as the schedules of a search: {error}; give its lessons.json"
-        ) from error
-    if not isinstance(found, dict) or not all(isinstance(own, list) for own in found.values()):
-        raise UsageError(f"{path} has no schedule for every member; give a lessons.json")
-    return {str(label): tuple(own) for label, own in found.items()}
-
-
 def find_taught(members: Sequence[Member], plans: Mapping[str, PlainSchedule]) -> list[Member]:
     """Return the members that have a schedule."""
     taught = [member for member in members if member.label in plans]

@@ -11,8 +11,10 @@ played by `--controller schedule:FILE`.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
@@ -20,6 +22,7 @@ import torch
 from esper.leyline.actions import HEAD_VALUES
 from esper.leyline.alpha import ALPHA_TARGETS, TEMPO_EPOCHS
 from esper.leyline.blueprints import TOPOLOGIES, Topology
+from esper.leyline.errors import UsageError
 from esper.leyline.randomness import generator
 from esper.tamiyo.controllers.schedule_format import PlainEntry
 
@@ -91,6 +94,19 @@ STANDARD_PLANS: tuple[Plan, ...] = (
     Plan("bottleneck all, late", _same("bottleneck", POSITIONS, "33%")),
 )
 """For hosts with images at their slots; what a host lacks is passed over."""
+
+
+def read_plans(path: str | Path) -> dict[str, PlainSchedule]:
+    """Return the schedules in a file of a search, by member or by name."""
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(
+            f"{path} cannot be read as the schedules of a search: {error}; `esper search` writes it"
+        ) from error
+    if not isinstance(found, dict) or not all(isinstance(own, list) for own in found.values()):
+        raise UsageError(f"{path} has no schedules by name; `esper search` writes them")
+    return {str(name): tuple(own) for name, own in found.items()}
 
 
 def draw_plan(seed: int, number: int, topologies: Sequence[Topology]) -> Plan:

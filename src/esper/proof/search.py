@@ -35,7 +35,7 @@ from esper.proof.choose import (
 )
 from esper.proof.halving import Rung, parse_rungs, portfolio, shared_ranking
 from esper.proof.member import Member, MemberChoice, descriptors
-from esper.proof.plans import PlainSchedule, breed_plan, draw_heuristic, make_plans
+from esper.proof.plans import PlainSchedule, breed_plan, draw_heuristic, make_plans, read_plans
 from esper.proof.play import Cell, PlayConfig, Player
 from esper.proof.results import ResultFile
 from esper.tamiyo.controllers.heuristic import HeuristicConfig
@@ -126,7 +126,7 @@ class Search:
         plans = make_plans(config.seed, self.rungs[0].plans, self._topologies)
         self.plans: dict[str, PlainSchedule] = {plan.name: plan.entries for plan in plans}
         if (folder / PLANS_FILE).exists():
-            self.plans |= json.loads((folder / PLANS_FILE).read_text(encoding="utf-8"))
+            self.plans |= read_plans(folder / PLANS_FILE)
         rotation = HeuristicConfig().rotation
         self.settings: dict[str, dict[str, Any]] = {
             f"heuristic {number}": draw_heuristic(config.seed, number, rotation)
