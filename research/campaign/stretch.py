@@ -81,8 +81,8 @@ class Stage:
 STAGES = (
     Stage(
         "search",
-        "search --rungs 32x1 10x3 --children 24 24 --heuristics 8 --set lessons=1 "
-        f"--set price=0.01 --rows 1280 {PLAYED}",
+        "search --rungs 32x1 10x3 --children 24 24 --heuristics 32 --set lessons=1 "
+        f"--set price=0.01 --rows 640 {PLAYED}",
         SEARCHED,
     ),
     Stage("clone", "clone search --rounds 5 --episodes 256 --device cuda", TAUGHT),
