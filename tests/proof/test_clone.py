@@ -135,3 +135,29 @@ def test_episodes_of_different_length_are_joined() -> None:
 def test_members_without_a_schedule_are_refused() -> None:
     with pytest.raises(UsageError, match="no member has a schedule"):
         find_taught(members(), {"another": ()})
+
+
+def test_a_smoothed_clone_is_less_certain_and_wants_the_same(
+    tmp_path: Path, cloned: tuple[Path, Cloner]
+) -> None:
+    def chances(cloner: Cloner) -> tuple[torch.Tensor, torch.Tensor]:
+        policy, lessons = cloner._policy, cloner._lessons[0]
+        assert policy is not None
+        with torch.no_grad():
+            scores = policy.network.score(
+                policy.normalizer.normalize(lessons.states),
+                lessons.blueprints,
+                lessons.actions,
+                lessons.masks,
+                explore=False,
+                with_baseline=False,
+            )
+        op = scores.logits[..., -1, :].masked_fill(~scores.masks[..., -1, :], -torch.inf)
+        most = op.softmax(-1).max(-1)
+        return most.values[lessons.counts], most.indices[lessons.counts]
+
+    soft = make(tmp_path / "soft", rounds=1, smoothing=0.2)
+    assert soft.run()
+    (certain, hard), (open_, same) = chances(cloned[1]), chances(soft)
+    assert float(open_.mean()) < float(certain.mean()) - 0.05
+    assert float((hard == same).float().mean()) > 0.9

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esper.leyline.actions import HEAD_NAMES, LifecycleOp, placeholder_actions
+from esper.leyline.actions import HEAD_NAMES, LifecycleOp, causal_table, placeholder_actions
 from esper.leyline.config import Config, option
 from esper.leyline.controller import ControllerContext
 from esper.leyline.errors import UsageError
@@ -46,6 +46,8 @@ CLONE_SEEDS = 1 << 34
 
 SUMMARY_FILE = "clone.json"
 _STATE, _KIND, _VERSION = "state", "clone", 1
+_NEVER = -1e9
+"""A logit of what is illegal: finite, so that a head without any choice has a gradient of 0."""
 _HELD_OUT = 8
 """One row in so many is not learned from, and says how well the rest was learned."""
 
@@ -64,6 +66,13 @@ class CloneConfig(Config):
     passes: int = option(30, "Passes over all episodes so far after every round.", minimum=1)
     minibatch: int = option(64, "Episodes of one step.", minimum=1)
     learning_rate: float = option(1e-3, "Step size of Adam, which falls to 0 in a round.", above=0)
+    smoothing: float = option(
+        0.0,
+        "Share of what is wanted that is spread evenly over all that is legal: a policy that is "
+        "not certain can be trained on by PPO.",
+        minimum=0,
+        maximum=0.5,
+    )
     max_grad_norm: float = option(1.0, "Norm to which gradients are clipped.", above=0)
     seed: int = option(0, "Seed of weights, draws and orders.", minimum=0)
     opening: int = option(0, "Clones learn from no claim members: always 0.", minimum=0, maximum=0)
@@ -304,7 +313,7 @@ class Cloner:
         order = generator(config.seed, number, "clone order")
         for turn in range(config.passes):
             for part in learned[torch.randperm(len(learned), generator=order)].chunk(count):
-                loss, _ = _imitate(policy, lessons.take(part, device))
+                loss, _ = _imitate(policy, lessons.take(part, device), config.smoothing)
                 optimizer.zero_grad(set_to_none=True)
                 loss.backward()
                 torch.nn.utils.clip_grad_norm_(parameters, config.max_grad_norm)
@@ -318,7 +327,7 @@ class Cloner:
         result = self.history[number]
         if len(held_out):
             with torch.no_grad():
-                other, agreed = _imitate(policy, lessons.take(held_out, device))
+                other, agreed = _imitate(policy, lessons.take(held_out, device), config.smoothing)
             result |= {"held_out_loss": float(other), "held_out_agreement": agreed}
         result["loss"] = lost
         self._save()
@@ -367,7 +376,7 @@ def _teacher_share(number: int) -> float:
     return float(0.5**number)
 
 
-def _imitate(policy: Policy, lessons: Lessons) -> tuple[Tensor, float | None]:
+def _imitate(policy: Policy, lessons: Lessons, smoothing: float) -> tuple[Tensor, float | None]:
     """Return the mean loss of a step that counts, and how often the op was the one wanted.
 
     Agreement is over steps in which the schedule does something, as most of the time it waits; None
@@ -383,8 +392,13 @@ def _imitate(policy: Policy, lessons: Lessons) -> tuple[Tensor, float | None]:
         with_baseline=False,
     )
     counts = lessons.counts
-    loss = -(scores.log_probs.sum(-1) * counts).sum() / counts.sum().clamp(min=1)
     op = lessons.actions[..., OP]
+    legal = scores.masks
+    every = scores.logits.masked_fill(~legal, _NEVER).log_softmax(-1)
+    even = every.masked_fill(~legal, 0.0).sum(-1) / legal.sum(-1).clamp(min=1)
+    even = even * causal_table().to(even.device)[op]
+    told = (1 - smoothing) * scores.log_probs + smoothing * even
+    loss = -(told.sum(-1) * counts).sum() / counts.sum().clamp(min=1)
     ops = scores.logits[..., OP, :].masked_fill(~lessons.masks[..., OP, :], -torch.inf)
     does = counts & (op != int(LifecycleOp.WAIT))
     return loss, float((ops.argmax(-1) == op)[does].float().mean()) if bool(does.any()) else None
