@@ -50,7 +50,7 @@ TAUGHT = name_members(
 CONTROLS = """wait random periodic plateau heuristic:search/heuristic.json
     schedule:search/schedule.json contextual:search/contextual.json"""
 PLAYED = "--family image16_family --device cuda --set play.population.use_bf16=true"
-LEARNER = """train arena --set start=clone --set evaluate_every=5 --set evaluation_seeds=16
+LEARNER = """train arena --set evaluate_every=5 --set evaluation_seeds=16
     --device cuda"""
 
 FRESH_S = 20
@@ -86,10 +86,10 @@ STAGES = (
         SEARCHED,
     ),
     Stage("clone", "clone search --rounds 5 --episodes 256 --device cuda", TAUGHT),
-    Stage("anchored", f"{LEARNER} --set ppo.anchor_kl=0.1", seconds=300),
+    Stage("anchored", f"{LEARNER} --set start=clone --set ppo.anchor_kl=0.1", seconds=300),
     Stage(
         "gentle",
-        f"{LEARNER} --set ppo.anchor_kl=0.3 --set rows=512 --set ppo.learning_rate=0.0005 "
+        f"{LEARNER} --set start=soft --set ppo.anchor_kl=0.3 --set rows=512 --set ppo.learning_rate=0.0005 "
         "--set ppo.exploration_kl=0.001 --set ppo.exploration.sparse_curiosity=0",
         seconds=300,
     ),
