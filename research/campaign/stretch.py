@@ -89,8 +89,9 @@ STAGES = (
     Stage("anchored", f"{LEARNER} --set start=clone --set ppo.anchor_kl=0.1", seconds=300),
     Stage(
         "gentle",
-        f"{LEARNER} --set start=soft --set ppo.anchor_kl=0.3 --set rows=512 --set ppo.learning_rate=0.0005 "
-        "--set ppo.exploration_kl=0.001 --set ppo.exploration.sparse_curiosity=0",
+        f"{LEARNER} --set start=soft --set ppo.anchor_kl=0.3 --set rows=512 "
+        "--set ppo.learning_rate=0.0005 --set ppo.exploration_kl=0.001 "
+        "--set ppo.exploration.sparse_curiosity=0",
         seconds=300,
     ),
     Stage(
