@@ -46,7 +46,7 @@ from esper.proof.findings import (
 from esper.proof.member import Member, MemberChoice, descriptors
 from esper.proof.plans import PlainSchedule
 from esper.proof.play import Cell, PlayConfig, Player
-from esper.proof.results import CellResult, ResultFile
+from esper.proof.results import RESULTS_FILE, CellResult, ResultFile
 from esper.proof.static import commonest
 from esper.proof.statistics import Floats, compare, log_ratios
 from esper.tamiyo.controllers.documents import read_document
@@ -55,7 +55,6 @@ PROOF_SEEDS = 1 << 34
 """First seed of proofs; every opening of the claim has seeds of its own beyond."""
 RATE_SEEDS = 1 << 36
 """First seed by which learning rates are chosen."""
-RESULTS_FILE = "results.jsonl"
 
 REPORTED_ONLY = ("contextual", "privileged", STATIC, SCRATCH)
 """Kinds of arms whose comparisons are reported and not required."""
@@ -168,10 +167,7 @@ class Proof:
         }
 
     def _play(self, cells: Sequence[Cell]) -> bool:
-        missing = [cell for cell in cells if cell.key not in self.results]
-        for results in self._player.play(missing):
-            self.results.add(results)
-        return all(cell.key in self.results for cell in cells)
+        return self._player.play_missing(cells, self.results)
 
     def _cells(self, arms: Sequence[Arm]) -> list[Cell]:
         first = PROOF_SEEDS + (self.config.opening << 20)
