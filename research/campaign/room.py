@@ -23,8 +23,8 @@ from esper.population.engine import PopulationConfig
 from esper.proof.choose import Table, read_table
 from esper.proof.member import GivenMember
 from esper.proof.play import PlayConfig, Player, Progress
-from esper.proof.results import ResultFile
-from esper.proof.search import RESULTS_FILE, Search, SearchConfig
+from esper.proof.results import RESULTS_FILE, ResultFile
+from esper.proof.search import Search, SearchConfig
 from esper.simic.training.recipes import LIFE
 from esper.tasks.member import Member
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ def arm(name: str, *test: float) -> Standing:
     return Standing(name, list(test), parameters=300, flops=5_000)
 
 
-def test_it_grows_compares_and_says_where_picture_and_report_are(
+def test_it_grows_compares_and_says_where_all_is_and_how_to_do_it_by_hand(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "demo"
@@ -32,6 +33,15 @@ def test_it_grows_compares_and_says_where_picture_and_report_are(
     for file in ("growth.svg", "report.html"):
         assert str(out / file) in said.out
         assert (out / file).is_file()
+    # And the command that it names grows the same network.
+    again = tmp_path / "by hand"
+    by_hand = said.out.split("by hand: esper ")[1].splitlines()[0]
+    assert "min_training_epochs=3" in by_hand
+    assert esper(capsys, *shlex.split(by_hand), "--out", again).code == 0
+    assert (again / "config.yaml").read_text() == (out / "config.yaml").read_text()
+    first, second = (json.loads((run / "summary.json").read_text()) for run in (out, again))
+    for key in ("test_score", "twin_test_score", "parameters_after", "contributions"):
+        assert first[key] == second[key]
 
 
 def test_the_document_has_every_seed_and_the_demo_can_be_run_again(

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from esper.leyline.errors import UsageError
-from esper.proof.arm import ControllerArm, HeuristicArm, ScheduleArm, StaticArm, waiting
+from esper.proof.arm import ControllerArm, ScheduleArm, StaticArm, heuristic_arm, waiting
 from esper.proof.member import GivenMember
 from esper.proof.play import Cell, Player, Progress, make_chunks
 from esper.proof.results import CellResult
@@ -77,7 +77,7 @@ def test_a_static_arm_is_wider_and_reported_beside_the_members_own_host() -> Non
 
 def test_settings_of_the_heuristic_reach_it() -> None:
     eager = {"min_epoch": 1, "plateau_epochs": 0, "rotation": ["norm"]}
-    found = play([cell(HeuristicArm("eager", eager), seeds=1)], horizon=25)
+    found = play([cell(heuristic_arm("eager", eager), seeds=1)], horizon=25)
     own = found["eager", NARROW.label]
     assert own.germinated[0] >= 1
     assert {seed["blueprint"] for row in own.grown for seed in row} <= {"norm"}

@@ -163,21 +163,11 @@ def _bench_engine(options: argparse.Namespace) -> int:
         {**result.to_mapping(), "ratio": ratio}
         for result, ratio in zip(results, ratios(results), strict=True)
     ]
-    if options.json:
-        document = {
-            **_about("engine", device),
-            "data": "random bytes",
-            "matmul_tflops": {name: rate / 1e12 for name, rate in rates.items()},
-            "results": found,
-        }
-        print_json(document)
-        return 0
-    reference = "ratio: against rows one after another"
-    _print_table(f"Population engine on {_machine(device)} ({reference})", RATES, found)
-    _print_table(
-        "Where a step's time goes (of mm: share of the measured matmul rate)", PHASES, found
-    )
-    return 0
+    title = f"Population engine on {_machine(device)} (ratio: against rows one after another)"
+    phases = "Where a step's time goes (of mm: share of the measured matmul rate)"
+    tflops = {name: rate / 1e12 for name, rate in rates.items()}
+    document = {"data": "random bytes", "matmul_tflops": tflops, "results": found}
+    return _show(options, device, document, (title, RATES, found), (phases, PHASES, found))
 
 
 def _cases(options: argparse.Namespace, device: str) -> list[Any]:
@@ -207,12 +197,9 @@ def _bench_observation(options: argparse.Namespace) -> int:
         asdict(time_extraction(middle_aged_hosts(rows).signals(), options.rounds or 30))
         for rows in options.rows or (64,)
     ]
-    if options.json:
-        print_json({**_about("observation", "cpu"), "results": found})
-        return 0
     reference = "ratio: against the readable reference, row by row from plain floats"
-    _print_table(f"Observation on {_machine('cpu')} ({reference})", EXTRACTION, found)
-    return 0
+    title = f"Observation on {_machine('cpu')} ({reference})"
+    return _show(options, "cpu", {"results": found}, (title, EXTRACTION, found))
 
 
 def _bench_policy(options: argparse.Namespace) -> int:
@@ -273,18 +260,16 @@ def _bench_family(options: argparse.Namespace) -> int:
         rounds=options.rounds or 2,
         steps=options.steps or 8,
     )
-    if options.json:
-        print_json({**_about("family", device), **found})
-        return 0
     title = f"Four architectures and one on {_machine(device)}: {found['steps']} steps in turns"
-    _print_table(title, FAMILY, found["populations"])
+    _show(options, device, found, (title, FAMILY, found["populations"]))
     low, high = found["quartiles"]
-    tell(
-        out_console(),
-        f"a step of the family takes {found['cost']:.2f} times the mean step of the hosts "
-        f"alone (middle half {low:.2f} to {high:.2f}): {100 / found['cost']:.0f} % of their "
-        "row epochs per s",
-    )
+    if not options.json:
+        tell(
+            out_console(),
+            f"a step of the family takes {found['cost']:.2f} times the mean step of the hosts "
+            f"alone (middle half {low:.2f} to {high:.2f}): {100 / found['cost']:.0f} % of their "
+            "row epochs per s",
+        )
     return 0
 
 
@@ -300,11 +285,8 @@ def _bench_round(options: argparse.Namespace) -> int:
         size = "" if rows is None else f", {rows} rows"
         err_console().print(safe(f"measuring {recipe}{size}: {rounds} rounds after a first one"))
         found.append(measure_rounds(recipe, rounds, device, rows).to_mapping())
-    if options.json:
-        print_json({**_about("round", device), "results": found})
-        return 0
-    _print_table(f"Rounds of training on {_machine(device)}: medians of {rounds}", ROUND, found)
-    return 0
+    title = f"Rounds of training on {_machine(device)}: medians of {rounds}"
+    return _show(options, device, {"results": found}, (title, ROUND, found))
 
 
 _Measured = tuple[list[dict[str, Any]], str]
@@ -334,27 +316,35 @@ def _compare_rows(
         found += [{"rows": rows, **result} for result in results]
     if left_out:
         progress.print(safe(left_out))
-    if options.json:
-        shared = {"steps": steps, "hidden": _WIDTH, **settings, "left_out": left_out or None}
-        print_json({**_about(options.target, device), **shared, "results": found})
-        return 0
     size = [f"{steps} steps an episode", f"hidden {_WIDTH}"]
     size += [f"{value} {name}" for name, value in settings.items()]
-    _print_table(f"{title} on {_machine(device)}: {', '.join(size)}", columns, found)
-    return 0
+    title = f"{title} on {_machine(device)}: {', '.join(size)}"
+    shared = {"steps": steps, "hidden": _WIDTH, **settings, "left_out": left_out or None}
+    return _show(options, device, {**shared, "results": found}, (title, columns, found))
 
 
-def _about(target: str, device: str) -> dict[str, Any]:
-    """Return where a measurement was made."""
+def _show(
+    options: argparse.Namespace,
+    device: str,
+    document: dict[str, Any],
+    *tables: tuple[str, Sequence[Column], Sequence[dict[str, Any]]],
+) -> int:
+    """Print what was found as a document that says where, or as tables with their titles."""
     import torch
 
-    return {
-        "target": target,
-        "device": device,
-        "machine": _machine(device),
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-    }
+    if options.json:
+        about = {
+            "target": options.target,
+            "device": device,
+            "machine": _machine(device),
+            "torch": torch.__version__,
+            "threads": torch.get_num_threads(),
+        }
+        print_json({**about, **document})
+    else:
+        for table in tables:
+            _print_table(*table)
+    return 0
 
 
 def _machine(device: str) -> str:

@@ -106,6 +106,8 @@ def read_side(folder: str) -> Side:
 
 def print_sides(sides: Sequence[Side]) -> None:
     """Print runs as columns; where all agree, one look says so."""
+    from rich.text import Text
+
     table = new_table("Runs compared", ("",))
     for side in sides:
         table.add_column(safe(side.run), overflow="fold")
@@ -128,14 +130,8 @@ def print_sides(sides: Sequence[Side]) -> None:
     for name, tell in lines.items():
         # Lines of seeds are kept; whatever else a name holds is made harmless.
         cells = ["\n".join(safe(part).plain for part in tell(s).split("\n")) for s in sides]
-        table.add_row(name, *map(_text, cells))
+        table.add_row(name, *map(Text, cells))
     out_console().print(table)
-
-
-def _text(cell: str) -> Any:
-    from rich.text import Text
-
-    return Text(cell)
 
 
 def _either(first: Any, second: Any) -> Any:

@@ -19,6 +19,7 @@ from esper.cli.main import Parser
 from esper.cli.output import err_console, new_table, out_console, print_json, safe, tell
 
 if TYPE_CHECKING:
+    from esper.growth.run import GrowthConfig
     from esper.leyline.records import RunSummary
     from esper.proof.same_size import Standing
 
@@ -62,7 +63,8 @@ def run(options: argparse.Namespace) -> int:
     data = task.load()
     started = time.process_time()
     console = err_console()
-    first, document = grow_live(options, settings_of(task, options.seed))
+    settings = settings_of(task, options.seed)
+    first, document = grow_live(options, settings)
     grown = [first]
     for seed in range(options.seed + 1, options.seed + options.seeds):
         console.print(f"growing another, seed {seed}")
@@ -77,6 +79,7 @@ def run(options: argparse.Namespace) -> int:
     out = out_console()
     tell(out, f"picture: {document['picture']}")
     tell(out, f"report:  {document['report']}")
+    tell(out, f"the first of them by hand: {by_hand(settings)}")
     out.print(f"done in {seconds:.0f} s of CPU time")
     return 0
 
@@ -104,6 +107,21 @@ def grow_live(options: argparse.Namespace, growth: Any) -> tuple[RunSummary, dic
         grown, document = growing.finish()
     picture = grown.picture(Path(options.out) / PICTURE)
     return grown.summary, {**document, "picture": str(picture)}
+
+
+def by_hand(growth: GrowthConfig) -> str:
+    """Return the `esper grow` that grows a network of the demo with these settings."""
+    from esper.leyline.settings import changed_settings
+    from esper.runs.request import growth_of
+
+    usual = growth_of(TASK)
+    given = ["--task", TASK, "--controller", CONTROLLER, "--seed", str(growth.seed)]
+    if growth.epochs != usual.epochs:
+        given += ["--epochs", str(growth.epochs)]
+    same = usual.replace(seed=growth.seed, epochs=growth.epochs)
+    for key, (_, value) in changed_settings(same.to_mapping(), growth.to_mapping()).items():
+        given += ["--set", f"growth.{key}={value}"]
+    return f"esper grow {shlex.join(given)}"
 
 
 def describe(arm: Standing) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from esper.cli.options import (
     chosen,
     chosen_out,
     chosen_sinks,
+    refuse_beside_resume,
 )
 from esper.cli.output import (
     err_console,
@@ -313,22 +314,11 @@ def _data_path(path: str) -> str:
 
 
 def _refuse_changes(options: argparse.Namespace) -> None:
-    from esper.leyline.errors import UsageError
-
     kept = {"out", "resume", "source", "export", "json", "verbose", "run", "overwrite", "arguments"}
     kept |= {"settings", "model", "device", "epochs", "wandb"}
-    if options.overwrite:
-        raise UsageError("--resume continues a run and --overwrite replaces it; give one of them")
-    changed = [
-        "--" + name.replace("_", "-")
-        for name, value in vars(options).items()
-        if name not in kept and value is not None
-    ]
-    if changed:
-        raise UsageError(
-            f"--resume continues with the settings of the run; leave out {', '.join(changed)}, or "
-            "name what is to change, as in --set growth.training.learning_rate=0.01"
-        )
+    names = [name for name in vars(options) if name not in kept]
+    advice = ", or name what is to change, as in --set growth.training.learning_rate=0.01"
+    refuse_beside_resume(options, names, advice)
 
 
 def _reasons(growth: Any, record: Any, options: argparse.Namespace) -> list[str]:

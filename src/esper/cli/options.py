@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,35 @@ def chosen(options: argparse.Namespace, *names: str) -> dict[str, Any]:
 def absolute(path: str) -> str:
     """Return a path that means the same from wherever the run is resumed."""
     return str(Path(os.path.expanduser(path)).absolute())
+
+
+def refuse_beside_resume(
+    options: argparse.Namespace, names: Iterable[str], advice: str = ""
+) -> None:
+    """Refuse what contradicts --resume: replacing the run, or changing its settings.
+
+    Args:
+        options: of the command line.
+        names: of the options that change settings.
+        advice: goes on from what is to be left out.
+    """
+    from esper.leyline.errors import UsageError
+
+    if options.overwrite:
+        raise UsageError("--resume continues a run and --overwrite replaces it; give one of them")
+    changed = [
+        _POSITIONAL.get(name, "--" + name.replace("_", "-"))
+        for name in names
+        if getattr(options, name) not in (None, [])
+    ]
+    if changed:
+        raise UsageError(
+            "--resume continues with the settings of the run; leave out "
+            f"{', '.join(changed)}{advice}"
+        )
+
+
+_POSITIONAL = {"recipe": "RECIPE", "arms": "ARM", "search": "SEARCH"}
 
 
 def add_engine_options(parser: Parser) -> None:

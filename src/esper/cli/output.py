@@ -7,7 +7,7 @@ import json
 import os
 import select
 import sys
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -92,6 +92,12 @@ def find_store(folder: str) -> Path:
     if not os.path.isfile(path):
         raise UsageError(f"{folder} has no run.db; give the folder of a run (see `esper runs`)")
     return path
+
+
+def listed(lines: Mapping[str, str]) -> str:
+    """Return names with a line about each, below one another."""
+    width = max(map(len, lines), default=0)
+    return "\n".join(f"  {name:<{width}}  {line}" for name, line in lines.items())
 
 
 def name_width(names: Iterable[str]) -> int:

@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.progress import TextColumn
 
 from esper.cli.main import Parser
-from esper.cli.options import absolute, add_settings, given
-from esper.cli.output import err_console, new_table, out_console, print_json, safe, tell
+from esper.cli.options import absolute, add_settings, given, refuse_beside_resume
+from esper.cli.output import err_console, listed, new_table, out_console, print_json, safe, tell
 from esper.cli.view import LiveView
 
 if TYPE_CHECKING:
@@ -93,16 +93,9 @@ def open_folder(config_class: Any, options: argparse.Namespace, make: Any) -> An
         config.members.find(config.opening)
         folder.start(options.out, config, overwrite=options.overwrite)
         return config
-    if options.overwrite:
-        raise UsageError("--resume continues a run and --overwrite replaces it; give one of them")
     kept = {"out", "resume", "json", "run", "arguments", "overwrite", "list", "quick", "imports"}
     kept |= {"engine", "address", "actors"}
-    changed = [name for name, value in vars(options).items() if name not in kept and value]
-    if changed:
-        raise UsageError(
-            "--resume continues with the settings of the run; leave out "
-            + ", ".join("--" + name.replace("_", "-") for name in changed)
-        )
+    refuse_beside_resume(options, [name for name in vars(options) if name not in kept])
     return folder.read_config(options.out, config_class)
 
 
@@ -131,9 +124,8 @@ def print_members(
     console.print(table)
     if arms:
         console.print("Arms:")
-        width = max(map(len, arms))
-        for name, line in arms.items():
-            tell(console, f"  {name:<{width}}  {line}")
+        for line in listed(arms).splitlines():
+            tell(console, line)
     for name, each in (benchmarks or {}).items():
         console.print(safe(f"Benchmark {name} ({each['checksum']}): {each['summary']}"))
         scores = each["scores"]

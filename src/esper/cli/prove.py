@@ -8,7 +8,7 @@ from typing import Any
 
 from esper.cli.main import Parser
 from esper.cli.options import add_engine_options, chosen_cluster, given
-from esper.cli.output import err_console, new_table, out_console, print_json, safe, tell
+from esper.cli.output import err_console, listed, new_table, out_console, print_json, safe, tell
 from esper.cli.playing import (
     PlayView,
     add_options,
@@ -164,6 +164,4 @@ def print_verdicts(found: dict[str, Any], folder: Any) -> None:
 def _epilog() -> str:
     from esper.proof.arm import KINDS
 
-    width = max(map(len, KINDS))
-    told = "\n".join(f"  {name:<{width}}  {line}" for name, line in KINDS.items())
-    return f"{_EXAMPLES}\narms:\n{told}"
+    return f"{_EXAMPLES}\narms:\n{listed(KINDS)}"

@@ -13,13 +13,13 @@ from esper.cli.options import (
     add_out,
     add_settings,
     add_wandb,
-    chosen,
     chosen_cluster,
     chosen_out,
     chosen_sinks,
     given,
+    refuse_beside_resume,
 )
-from esper.cli.output import err_console, naming_resume, out_console, print_json, tell
+from esper.cli.output import err_console, listed, naming_resume, out_console, print_json, tell
 
 _RECIPES = "(default: the recipe's)"
 
@@ -182,23 +182,9 @@ def _check_request(options: argparse.Namespace) -> None:
             if value is not None:
                 raise UsageError(f"{name} is for a run that is continued; add --resume")
         return
-    if options.overwrite:
-        raise UsageError("--resume continues a run and --overwrite replaces it; give one of them")
-    keys = {
-        "recipe": "RECIPE",
-        "task": "--task",
-        "data": "--data",
-        "rounds": "--rounds",
-        "envs": "--envs",
-        "episode_length": "--episode-length",
-        "seed": "--seed",
-    }
-    changed = [keys[name] for name in chosen(options, *keys)]
-    if changed:
-        raise UsageError(
-            f"--resume continues with the settings of the run; leave out {', '.join(changed)}, or "
-            "name what is to change, as in --set rounds=200"
-        )
+    names = ("recipe", "task", "data", "rounds", "envs", "episode_length", "seed")
+    advice = ", or name what is to change, as in --set rounds=200"
+    refuse_beside_resume(options, names, advice)
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -208,7 +194,4 @@ def _names(text: str) -> tuple[str, ...]:
 def _epilog() -> str:
     from esper.simic.training.recipes import describe_recipes
 
-    lines = describe_recipes()
-    width = max(map(len, lines), default=0)
-    told = "\n".join(f"  {name:<{width}}  {line}" for name, line in lines.items())
-    return f"{_EXAMPLES}\nrecipes:\n{told}"
+    return f"{_EXAMPLES}\nrecipes:\n{listed(describe_recipes())}"

@@ -13,11 +13,11 @@ import secrets
 import socket
 from collections.abc import Iterable, MutableMapping
 from dataclasses import dataclass, field
-from http.cookies import CookieError, SimpleCookie
 from typing import Any
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import urlencode
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import MutableHeaders
+from starlette.requests import HTTPConnection
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -118,8 +118,8 @@ class Guard:
         await (self._app if refusal is None else refusal)(scope, receive, marked)
 
     def _refuse(self, scope: MutableMapping[str, Any]) -> Response | None:
-        headers = Headers(scope=scope)
-        if not self._access.knows_host(headers.get("host", "")):
+        asked = HTTPConnection(scope)
+        if not self._access.knows_host(asked.headers.get("host", "")):
             return PlainTextResponse(
                 "This server does not go by that name; use the address it printed, or start it "
                 "with --allow-host NAME.\n",
@@ -128,24 +128,15 @@ class Guard:
         token = self._access.token
         if token is None:
             return None
-        query = scope["query_string"].decode("latin-1")
-        given = dict(parse_qsl(query)).get("token")
+        given = asked.query_params.get("token")
         if given is not None and hmac.compare_digest(given.encode(), token.encode()):
-            rest = urlencode([pair for pair in parse_qsl(query) if pair[0] != "token"])
+            rest = urlencode([p for p in asked.query_params.multi_items() if p[0] != "token"])
             answer = RedirectResponse(scope["path"] + (f"?{rest}" if rest else ""), 303)
             answer.set_cookie(COOKIE, token, httponly=True, samesite="strict")
             return answer
-        if hmac.compare_digest(_cookie(headers).encode(), token.encode()):
+        if hmac.compare_digest(asked.cookies.get(COOKIE, "").encode(), token.encode()):
             return None
         return PlainTextResponse(
             "A token is needed: open the whole address that `esper dashboard` printed.\n",
             status_code=401,
         )
-
-
-def _cookie(headers: Headers) -> str:
-    try:
-        found = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
-    except CookieError:
-        return ""
-    return "" if found is None else found.value

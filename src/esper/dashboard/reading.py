@@ -14,6 +14,7 @@ from typing import Any
 from esper.nissa.listing import RunEntry
 from esper.nissa.reader import StoredRun
 from esper.report.markup import visible
+from esper.report.page import flatten
 from esper.report.panels import panels_for, to_mapping
 from esper.report.series import ask
 
@@ -52,7 +53,7 @@ def read_run(run: StoredRun, name: str) -> dict[str, Any]:
     return {
         "label": visible(name),
         "run": row,
-        "settings": [[key, value] for key, value in _flatten(config)],
+        "settings": list(map(list, flatten(config if isinstance(config, Mapping) else {}))),
         "progress": read_progress(run),
         "panels": [to_mapping(panel) for panel in panels_for(kind)],
         "alarms": read_alarms(run),
@@ -123,15 +124,3 @@ def recorded_rows(run: StoredRun, round: int) -> list[int]:
         run, 'SELECT DISTINCT "row" FROM decisions WHERE "round" = ? ORDER BY "row"', [round]
     )
     return [row["row"] for row in rows]
-
-
-def _flatten(config: Any, prefix: str = "") -> list[tuple[str, Any]]:
-    if not isinstance(config, Mapping):
-        return []
-    found: list[tuple[str, Any]] = []
-    for key, value in config.items():
-        if isinstance(value, Mapping) and value:
-            found += _flatten(value, f"{prefix}{key}.")
-        else:
-            found.append((f"{prefix}{key}", value))
-    return found

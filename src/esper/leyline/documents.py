@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from esper.leyline.errors import ConfigError
+from esper.leyline.errors import ConfigError, UsageError
 from esper.leyline.files import read_regular
 
 MOST_BYTES = 2**18
@@ -40,6 +40,21 @@ def read_document(path: Path) -> Any:
     except UnicodeDecodeError as error:
         raise ConfigError(f"it is not UTF-8 text: {error.reason} at byte {error.start}") from None
     return parse_document(text, "json" if path.suffix.lower() == ".json" else "yaml")
+
+
+def read_named(path: str | Path, what: str) -> Any:
+    """Return the plain data in a file that somebody named; `what` it should hold is for messages.
+
+    Raises:
+        UsageError: One line says why it cannot be read.
+    """
+    try:
+        return read_document(Path(path))
+    except FileNotFoundError:
+        raise UsageError(f"{path}: there is no such {what} file") from None
+    except (OSError, ConfigError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"{path}: cannot read the {what}: {reason}") from None
 
 
 def parse_document(text: str, form: Literal["yaml", "json"] = "yaml") -> Any:

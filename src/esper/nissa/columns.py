@@ -205,7 +205,7 @@ def plain_value(value: Any, column: Column) -> Any:
     if value is None:
         return None
     if column.is_json:
-        return storable_text(json.dumps(plain_data(value), sort_keys=True))
+        return json_text(value)
     if isinstance(value, bool):
         return int(value)
     if isinstance(value, Enum):
@@ -218,6 +218,11 @@ def plain_value(value: Any, column: Column) -> Any:
     if isinstance(number, float) and math.isnan(number):
         return None
     return number
+
+
+def json_text(value: Any) -> str:
+    """Return nested data as the text of a JSON column."""
+    return storable_text(json.dumps(plain_data(value), sort_keys=True))
 
 
 def plain_data(value: Any) -> Any:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from esper.nissa.columns import TABLES, Row, Table, plain_data, plain_value, storable_text
+from esper.nissa.columns import TABLES, Row, Table, json_text, plain_value
 from esper.nissa.database import CHECKPOINT_KEPT, StoreError, cannot
 
 
@@ -51,7 +51,7 @@ def encode(table: Table, record: Row, now: float) -> tuple[Any, ...]:
         changed[time_column] = now
     for index in json_columns:
         if changed[index] is not None:
-            changed[index] = _json(changed[index])
+            changed[index] = json_text(changed[index])
     return tuple(changed)
 
 
@@ -63,15 +63,11 @@ def encode_columns(item: Columns) -> list[tuple[Any, ...]]:
         if column.name == "time" and value is None:
             value = item.time
         if column.is_json and isinstance(value, list | tuple):
-            value = [None if one is None else _json(one) for one in value]
+            value = [None if one is None else json_text(one) for one in value]
         elif column.is_json and value is not None:
-            value = _json(value)
+            value = json_text(value)
         lists.append(value if isinstance(value, list | tuple) else [value] * item.size)
     return list(zip(*lists, strict=True))
-
-
-def _json(value: Any) -> str:
-    return storable_text(json.dumps(plain_data(value), sort_keys=True))
 
 
 # ------------------------------------------------------------------------------------ statements
@@ -113,16 +109,12 @@ def write_rows(
 ) -> None:
     """Write rows of several tables in one transaction, or raise with nothing written."""
     try:
-        connection.execute("BEGIN IMMEDIATE")
-        for table_name, values in rows.items():
-            insert_rows(connection, TABLES[table_name], values)
-        connection.execute("COMMIT")
-    except BaseException as error:
-        if connection.in_transaction:
-            connection.rollback()
-        if isinstance(error, sqlite3.Error):
-            raise cannot(f"write the store {name}", error, CHECKPOINT_KEPT) from error
-        raise
+        with connection:  # commits, or rolls back
+            connection.execute("BEGIN IMMEDIATE")
+            for table_name, values in rows.items():
+                insert_rows(connection, TABLES[table_name], values)
+    except sqlite3.Error as error:
+        raise cannot(f"write the store {name}", error, CHECKPOINT_KEPT) from error
 
 
 def insert_rows(connection: sqlite3.Connection, table: Table, rows: list[tuple[Any, ...]]) -> None:

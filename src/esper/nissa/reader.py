@@ -53,8 +53,9 @@ class StoredRun:
         self, table: str, *, where: str | None = None, parameters: Sequence[Any] = ()
     ) -> Iterator[Row]:
         """Return the typed records of a table in the order of writing; see `rows`."""
-        for row in self._select(table, None, where, None, parameters):
-            yield TABLES[table].record(**self._decode(TABLES[table], row))
+        chosen = _chosen(table)
+        for row in self._select(chosen, where, None, parameters):
+            yield chosen.record(**self._decode(chosen, row))
 
     def rows(
         self,
@@ -74,8 +75,8 @@ class StoredRun:
             parameters: Values for `?` in it.
             limit: Most rows to return.
         """
-        chosen = _chosen(TABLES[self._known(table)], columns)
-        found = self._select(table, columns, where, limit, parameters)
+        chosen = _chosen(table, columns)
+        found = self._select(chosen, where, limit, parameters)
         return [self._decode(chosen, row) for row in found]
 
     def table(
@@ -93,11 +94,9 @@ class StoredRun:
         `library` asks for one of them; the rest is as in `rows`. JSON columns stay text.
         """
         name, module = frame_library(library)
-        chosen = _chosen(TABLES[self._known(table)], columns)
-        found = list(self._select(table, columns, where, limit, parameters))
-        return (
-            _polars(module, chosen, found) if name == "polars" else _pandas(module, chosen, found)
-        )
+        chosen = _chosen(table, columns)
+        found = list(self._select(chosen, where, limit, parameters))
+        return (_polars if name == "polars" else _pandas)(module, chosen, found)
 
     @property
     def entry(self) -> RunEntry:
@@ -145,24 +144,13 @@ class StoredRun:
     def _damaged(self, error: Exception) -> StoreError:
         return StoreError(f"the store {self.path} is damaged: {error}; use another copy of it")
 
-    def _known(self, table: str) -> str:
-        if table not in TABLES:
-            raise unknown_name("table", table, TABLES)
-        return table
-
     def _select(
-        self,
-        table: str,
-        columns: Sequence[str] | None,
-        where: str | None,
-        limit: int | None,
-        parameters: Sequence[Any],
+        self, chosen: Table, where: str | None, limit: int | None, parameters: Sequence[Any]
     ) -> Iterator[tuple[Any, ...]]:
-        chosen = _chosen(TABLES[self._known(table)], columns)
         names = ", ".join(f'"{name}"' for name in chosen.names)
         condition = f" WHERE {where}" if where else ""
         count = -1 if limit is None else limit
-        statement = f'SELECT {names} FROM "{table}"{condition} ORDER BY id LIMIT {int(count)}'
+        statement = f'SELECT {names} FROM "{chosen.name}"{condition} ORDER BY id LIMIT {int(count)}'
         try:
             cursor = self._connection.execute(statement, parameters)
             # Not `yield from`: whoever stops half-way may have closed the file before.
@@ -198,14 +186,17 @@ def frame_library(name: str | None = None) -> tuple[str, Any]:
     )
 
 
-def _chosen(table: Table, columns: Sequence[str] | None) -> Table:
-    """Return the table with only the chosen columns."""
+def _chosen(name: str, columns: Sequence[str] | None = None) -> Table:
+    """Return a table by its name, with only the chosen columns."""
+    if name not in TABLES:
+        raise unknown_name("table", name, TABLES)
+    table = TABLES[name]
     if columns is None:
         return table
-    for name in columns:
-        if name not in table.names:
-            raise unknown_name(f"column of {table.name}", name, table.names)
-    return dataclasses.replace(table, columns=tuple(table.column(name) for name in columns))
+    for column in columns:
+        if column not in table.names:
+            raise unknown_name(f"column of {name}", column, table.names)
+    return dataclasses.replace(table, columns=tuple(table.column(each) for each in columns))
 
 
 def _polars(module: Any, table: Table, rows: list[tuple[Any, ...]]) -> Any:

@@ -46,7 +46,7 @@ from esper.nissa.watermarks import (
     read_run,
     roll_back,
 )
-from esper.nissa.writer import COMMIT_EVERY_S, QUEUE_ROWS, Records, Writer, WriterStats
+from esper.nissa.writer import QUEUE_ROWS, Records, Writer, WriterStats
 
 STATUSES = ("finished", "interrupted", "failed")
 
@@ -280,7 +280,6 @@ def open_store(
     watch: bool = True,
     on_alarm: OnAlarm | None = None,
     busy_timeout_s: float = BUSY_TIMEOUT_S,
-    commit_every_s: float = COMMIT_EVERY_S,
     queue_rows: int = QUEUE_ROWS,
     lock: WriterLock | None = None,
 ) -> RunStore:
@@ -296,7 +295,6 @@ def open_store(
         watch: Whether monitors look at the records.
         on_alarm: Called with every alarm, from any thread.
         busy_timeout_s: How long to wait for another program that holds the file.
-        commit_every_s: How long a row may wait for others before they are committed.
         queue_rows: Rows that may wait; beyond, producers wait.
         lock: The folder's lock, where the caller holds it already; the store gives it back.
 
@@ -339,7 +337,7 @@ def open_store(
         watching = Watch(run) if watch else None
         if watching is not None:
             watching.load(connection)
-        writer = Writer(connection, str(path), commit_every_s=commit_every_s, queue_rows=queue_rows)
+        writer = Writer(connection, str(path), queue_rows=queue_rows)
         store = RunStore(path, run, writer, lock, watching, on_alarm)
     except BaseException:
         if connection is not None:

@@ -27,20 +27,16 @@ def commit_watermark(
     # A checkpoint survives a power cut, so what it refers to must as well.
     connection.execute("PRAGMA synchronous = FULL")
     try:
-        connection.execute("BEGIN IMMEDIATE")
-        positions = read_positions(connection)
-        last = connection.execute("SELECT MAX(number) FROM watermarks").fetchone()[0]
-        number = (last or 0) + 1
-        connection.execute(
-            "INSERT INTO watermarks (number, positions, sinks, time) VALUES (?, ?, ?, ?)",
-            (number, json.dumps(positions), json.dumps(plain_data(sinks)), time.time()),
-        )
-        connection.execute("DELETE FROM watermarks WHERE number <= ?", (number - _KEPT_MARKS,))
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:
-            connection.rollback()
-        raise
+        with connection:  # commits, or rolls back
+            connection.execute("BEGIN IMMEDIATE")
+            positions = read_positions(connection)
+            last = connection.execute("SELECT MAX(number) FROM watermarks").fetchone()[0]
+            number = (last or 0) + 1
+            connection.execute(
+                "INSERT INTO watermarks (number, positions, sinks, time) VALUES (?, ?, ?, ?)",
+                (number, json.dumps(positions), json.dumps(plain_data(sinks)), time.time()),
+            )
+            connection.execute("DELETE FROM watermarks WHERE number <= ?", (number - _KEPT_MARKS,))
     finally:
         connection.execute("PRAGMA synchronous = NORMAL")
     return {"run": run_id, "number": number, "positions": positions, "sinks": plain_data(sinks)}
@@ -68,8 +64,8 @@ def roll_back(
         wanted |= mark["positions"]
         number = mark["number"]
         sinks = dict(mark["sinks"])
-    connection.execute("BEGIN IMMEDIATE")
-    try:
+    with connection:  # commits, or rolls back
+        connection.execute("BEGIN IMMEDIATE")
         for name, position in wanted.items():
             connection.execute(f'DELETE FROM "{TABLES[name].stored_as}" WHERE id > ?', (position,))
         connection.execute("DELETE FROM watermarks WHERE number > ?", (number,))
@@ -77,11 +73,6 @@ def roll_back(
         connection.execute(
             f"UPDATE runs SET status = 'running', resumes = COALESCE(resumes, 0) + 1, {reset}"
         )
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:
-            connection.rollback()
-        raise
     return sinks
 
 

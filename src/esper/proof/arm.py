@@ -6,10 +6,11 @@ are joined into one controller, so that hundreds of plans cost little more than 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from esper.leyline.controller import Controller, ControllerContext
 from esper.leyline.errors import UsageError
@@ -18,30 +19,14 @@ from esper.proof.member import Member
 from esper.proof.plans import PlainSchedule
 from esper.proof.static import Architecture, from_scratch, widened
 from esper.tamiyo.controllers import CONTROLLERS, find_policy, make_controller
-from esper.tamiyo.controllers.heuristic import HeuristicConfig, HeuristicController
 from esper.tasks.task import Task
 
 WAIT = "wait"
 STATIC = "static"
 SCRATCH = "scratch"
-SIZES = (1.0, 1.5, 2.0, 3.0)
-"""Widths of the static networks, in units of the host's."""
 
 DRAWING = ("random", "periodic", "learned")
 """Controllers whose draws depend on the number of a row: each member has one of its own."""
-
-
-class Arm(Protocol):
-    """Something to play."""
-
-    @property
-    def name(self) -> str:
-        """What it is called in results."""
-        ...
-
-    def task(self, member: Member) -> Task:
-        """Return what its rows on a member are networks for."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -78,24 +63,6 @@ class ControllerArm:
 
 
 @dataclass(frozen=True)
-class HeuristicArm:
-    """The heuristic with some of its constants set."""
-
-    name: str
-    settings: Mapping[str, Any]
-
-    is_drawing = False
-
-    def task(self, member: Member) -> Task:
-        """Return the member's own task."""
-        return member.task()
-
-    def controller(self, context: ControllerContext) -> Controller:
-        """Return the controller for some rows."""
-        return HeuristicController(context, HeuristicConfig.from_mapping(self.settings))
-
-
-@dataclass(frozen=True)
 class StaticArm:
     """A wider host that only waits, at a learning rate of its own for every member."""
 
@@ -122,6 +89,16 @@ class ScratchArm:
         return from_scratch(member.task(), self.architectures[member.label])
 
 
+Arm = ScheduleArm | ControllerArm | StaticArm | ScratchArm
+"""Something to play; `task` is what its rows on a member are networks for."""
+
+
+def heuristic_arm(name: str, settings: Mapping[str, Any]) -> ControllerArm:
+    """Return the heuristic with some of its constants set."""
+    told = ",".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
+    return ControllerArm(name, f"heuristic:{told}" if told else "heuristic")
+
+
 def waiting() -> ScheduleArm:
     """Return the arm that never acts."""
     return ScheduleArm(WAIT, lambda member: ())
@@ -129,7 +106,7 @@ def waiting() -> ScheduleArm:
 
 def group_of(arm: Arm, member: Member) -> tuple[str, ...]:
     """Return what cells must share to have one controller."""
-    if isinstance(arm, ControllerArm | HeuristicArm):
+    if isinstance(arm, ControllerArm):
         return (arm.name, member.label) if arm.is_drawing else (arm.name,)
     return ()
 

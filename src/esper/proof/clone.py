@@ -30,6 +30,7 @@ from esper.leyline.manifest import MANIFEST_FILE
 from esper.leyline.randomness import generator
 from esper.leyline.slots import SlotConfig
 from esper.leyline.storage import load_tree, save_tree
+from esper.leyline.tensors import TensorRecord
 from esper.proof.arm import ScheduleArm
 from esper.proof.member import Member, MemberChoice
 from esper.proof.plans import PlainSchedule
@@ -90,7 +91,7 @@ class CloneConfig(Config):
 
 
 @dataclass(frozen=True, slots=True)
-class Lessons:
+class Lessons(TensorRecord):
     """Episodes with what the schedules would have done; tensors [N, T, ...] on the host."""
 
     states: Tensor
@@ -103,14 +104,6 @@ class Lessons:
     """bool [N, T, 8, K], what could have been done."""
     counts: Tensor
     """bool [N, T], the episode was running and there was a choice."""
-
-    def to_tree(self) -> dict[str, Tensor]:
-        """Return plain tensors."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
-
-    def take(self, rows: Tensor, device: torch.device) -> Lessons:
-        """Return some episodes on a device."""
-        return Lessons(*(getattr(self, f.name)[rows].to(device) for f in fields(self)))
 
     @classmethod
     def join(cls, parts: Sequence[Lessons]) -> Lessons:
@@ -313,7 +306,7 @@ class Cloner:
         order = generator(config.seed, number, "clone order")
         for turn in range(config.passes):
             for part in learned[torch.randperm(len(learned), generator=order)].chunk(count):
-                loss, _ = _imitate(policy, lessons.take(part, device), config.smoothing)
+                loss, _ = _imitate(policy, lessons.select(part).to(device), config.smoothing)
                 optimizer.zero_grad(set_to_none=True)
                 loss.backward()
                 torch.nn.utils.clip_grad_norm_(parameters, config.max_grad_norm)
@@ -327,7 +320,8 @@ class Cloner:
         result = self.history[number]
         if len(held_out):
             with torch.no_grad():
-                other, agreed = _imitate(policy, lessons.take(held_out, device), config.smoothing)
+                chosen = lessons.select(held_out).to(device)
+                other, agreed = _imitate(policy, chosen, config.smoothing)
             result |= {"held_out_loss": float(other), "held_out_agreement": agreed}
         result["loss"] = lost
         self._save()
@@ -348,7 +342,7 @@ class Cloner:
         save_policy(self.folder / CHECKPOINT_POLICY, self._policy, meta=meta)
         tree = {
             "history": self.history,
-            "lessons": [lessons.to_tree() for lessons in self._lessons],
+            "lessons": [lessons.state_dict() for lessons in self._lessons],
             "network": dict(self._policy.network.state_dict()),
             "normalizer": dict(self._policy.normalizer.state_dict()),
             "slots": self._policy.network.config.num_slots,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
@@ -13,23 +12,11 @@ from esper.leyline.config import Config, option
 from esper.leyline.errors import UsageError
 from esper.leyline.randomness import generator
 from esper.tasks.family import FamilySplit, get_family
+from esper.tasks.member import Member as FamilyMember
 from esper.tasks.task import Task
 
 LAST_OPENING = 2
 """How often the claim members may be looked at."""
-
-
-class Member(Protocol):
-    """A task with a name that says how it differs from others of its family."""
-
-    @property
-    def label(self) -> str:
-        """The name, one of its own."""
-        ...
-
-    def task(self) -> Task:
-        """Return the task."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -42,6 +29,10 @@ class GivenMember:
     def task(self) -> Task:
         """Return the task."""
         return self.given
+
+
+Member = FamilyMember | GivenMember
+"""A task with a label of its own that says how it differs from others."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -109,6 +110,10 @@ def read_plans(path: str | Path) -> dict[str, PlainSchedule]:
     return {str(name): tuple(own) for name, own in found.items()}
 
 
+def _pick(stream: torch.Generator, values: Sequence[Any]) -> Any:
+    return values[int(torch.randint(len(values), (), generator=stream))]
+
+
 def draw_plan(seed: int, number: int, topologies: Sequence[Topology]) -> Plan:
     """Return a plan that depends on the seed, its number and the kinds of slots alone.
 
@@ -118,10 +123,7 @@ def draw_plan(seed: int, number: int, topologies: Sequence[Topology]) -> Plan:
         topologies: kinds of slots that the plan has to serve; it names a blueprint for each.
     """
     stream = generator(seed, number, "plan")
-
-    def pick(values: Sequence[Any]) -> Any:
-        return values[int(torch.randint(len(values), (), generator=stream))]
-
+    pick = partial(_pick, stream)
     count = pick(SPACE["seeds"])
     order = torch.randperm(len(POSITIONS), generator=stream).tolist()[:count]
     sets = [[pick(BLUEPRINTS[each]) for each in topologies] for _ in range(count)]
@@ -153,9 +155,7 @@ def breed_plan(
         stream: what is changed, and to what.
         topologies: kinds of slots that the plan has to serve.
     """
-
-    def pick(values: Sequence[Any]) -> Any:
-        return values[int(torch.randint(len(values), (), generator=stream))]
+    pick = partial(_pick, stream)
 
     def draw_blueprint() -> str | list[str]:
         names = [pick(BLUEPRINTS[each]) for each in topologies]
@@ -213,10 +213,7 @@ def draw_heuristic(seed: int, number: int, rotation: Sequence[str]) -> dict[str,
     if number == 0:
         return {}
     stream = generator(seed, number, "heuristic")
-    drawn = {
-        key: values[int(torch.randint(len(values), (), generator=stream))]
-        for key, values in HEURISTIC_SPACE.items()
-    }
+    drawn = {key: _pick(stream, values) for key, values in HEURISTIC_SPACE.items()}
     lead = drawn.pop("lead")
     drawn["rotation"] = [lead, *(name for name in rotation if name != lead)]
     return drawn

@@ -27,10 +27,10 @@ from esper.leyline.stages import SeedStage
 from esper.population.cluster import AnyPopulation, RayCluster, RayPopulation
 from esper.population.engine import PopulationConfig, Strategy
 from esper.population.population import Population
-from esper.proof.arm import Arm, ControllerArm, HeuristicArm, ScheduleArm, group_of, seed_of
+from esper.proof.arm import Arm, ControllerArm, ScheduleArm, group_of, seed_of
 from esper.proof.cost import ablation_flops, training_flops
 from esper.proof.member import Member
-from esper.proof.results import CellResult
+from esper.proof.results import CellResult, ResultFile
 from esper.proof.row_controllers import RowControllers
 from esper.proof.statistics import error_rate
 from esper.simic.training.evaluation import live_episodes
@@ -176,6 +176,12 @@ class Player:
         finally:
             self.close()
 
+    def play_missing(self, cells: Sequence[Cell], results: ResultFile) -> bool:
+        """Play what results lack and add it to them; return whether all of it is there now."""
+        for found in self.play([cell for cell in cells if cell.key not in results]):
+            results.add(found)
+        return all(cell.key in results for cell in cells)
+
     def horizon_of(self, cell: Cell) -> int:
         """Return how many epochs a cell's rows live."""
         return self.config.horizon or cell.member.task().config.horizon
@@ -280,7 +286,7 @@ class Player:
             blueprint_names=population.known_blueprints(),
             seed=seed_of(first.arm, first.member),
         )
-        if isinstance(first.arm, ControllerArm | HeuristicArm):
+        if isinstance(first.arm, ControllerArm):
             return first.arm.controller(context)
         schedules = []
         for cell in cells:

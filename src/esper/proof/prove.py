@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from esper.leyline.config import Config, option
+from esper.leyline.documents import read_named
 from esper.leyline.errors import UsageError
 from esper.proof.arm import (
     SCRATCH,
@@ -46,16 +47,14 @@ from esper.proof.findings import (
 from esper.proof.member import Member, MemberChoice, descriptors
 from esper.proof.plans import PlainSchedule
 from esper.proof.play import Cell, PlayConfig, Player
-from esper.proof.results import CellResult, ResultFile
+from esper.proof.results import RESULTS_FILE, CellResult, ResultFile
 from esper.proof.static import commonest
 from esper.proof.statistics import Floats, compare, log_ratios
-from esper.tamiyo.controllers.documents import read_document
 
 PROOF_SEEDS = 1 << 34
 """First seed of proofs; every opening of the claim has seeds of its own beyond."""
 RATE_SEEDS = 1 << 36
 """First seed by which learning rates are chosen."""
-RESULTS_FILE = "results.jsonl"
 
 REPORTED_ONLY = ("contextual", "privileged", STATIC, SCRATCH)
 """Kinds of arms whose comparisons are reported and not required."""
@@ -168,10 +167,7 @@ class Proof:
         }
 
     def _play(self, cells: Sequence[Cell]) -> bool:
-        missing = [cell for cell in cells if cell.key not in self.results]
-        for results in self._player.play(missing):
-            self.results.add(results)
-        return all(cell.key in self.results for cell in cells)
+        return self._player.play_missing(cells, self.results)
 
     def _cells(self, arms: Sequence[Arm]) -> list[Cell]:
         first = PROOF_SEEDS + (self.config.opening << 20)
@@ -241,11 +237,11 @@ def make_arm(spec: ArmSpec) -> Arm:
     if spec.kind == WAIT:
         return dataclasses.replace(waiting(), name=spec.name)
     if spec.kind == "schedule" and spec.argument:
-        entries: PlainSchedule = read_document(spec.argument, "schedule")
+        entries: PlainSchedule = read_named(spec.argument, "schedule")
         return ScheduleArm(spec.name, lambda member: entries)
     if spec.kind == "contextual":
         assert spec.argument is not None, "parse_arm asks for a file"
-        document = read_document(spec.argument, "contextual schedule")
+        document = read_named(spec.argument, "contextual schedule")
         rule = ContextualRule.from_mapping(document, spec.argument)
         return ScheduleArm(spec.name, lambda member: rule.schedule(descriptors(member.task())))
     if spec.kind == "privileged":
@@ -254,7 +250,7 @@ def make_arm(spec: ArmSpec) -> Arm:
 
 
 def _privileged(path: str) -> Any:
-    schedules = read_document(path, "schedules by member")
+    schedules = read_named(path, "schedules by member")
     if not isinstance(schedules, Mapping):
         raise UsageError(f"{path} holds no schedules by member; `esper search` writes them")
 

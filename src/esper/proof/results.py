@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,9 @@ from esper.leyline.errors import CheckpointError
 from esper.leyline.files import atomic_write_text
 
 Key = tuple[str, str, str]
+
+RESULTS_FILE = "results.jsonl"
+"""In the folder of a search or of a proof."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,8 +119,3 @@ class ResultFile:
                 "writable, then continue with --resume"
             ) from None
         self._results |= {result.key: result for result in fresh}
-
-
-def find(results: Sequence[CellResult], arm: str, member: str) -> CellResult:
-    """Return the result of an arm on a member; it must be there."""
-    return next(each for each in results if (each.arm, each.member) == (arm, member))

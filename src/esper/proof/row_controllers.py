@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,8 +12,6 @@ from esper.leyline.actions import placeholder_actions
 from esper.leyline.controller import Controller
 from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
-
-T = TypeVar("T", Signals, Masks)
 
 
 class RowControllers:
@@ -41,9 +38,12 @@ class RowControllers:
         """Return what every controller decides for its rows."""
         actions = placeholder_actions(signals.rows, masks.op.device)
         for controller, part in zip(self._controllers, self._rows, strict=True):
-            chosen = controller.act(_take(signals, part), _take(masks, part))
+            own = part.to(masks.op.device)
+            chosen = controller.act(
+                signals.select(part.to(signals.stage.device)), masks.select(own)
+            )
             for head, values in chosen.items():
-                actions[head][part.to(masks.op.device)] = values.to(masks.op.device)
+                actions[head][own] = values.to(own.device)
         return actions
 
     def state_dict(self) -> dict[str, Any]:
@@ -54,8 +54,3 @@ class RowControllers:
         """Restore the memory of every controller."""
         for controller, own in zip(self._controllers, state["parts"], strict=True):
             controller.load_state_dict(own)
-
-
-def _take(record: T, rows: Tensor) -> T:
-    values = {each.name: getattr(record, each.name) for each in dataclasses.fields(record)}
-    return type(record)(**{name: value[rows.to(value.device)] for name, value in values.items()})

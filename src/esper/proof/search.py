@@ -21,7 +21,7 @@ import torch
 from esper.leyline.config import Config, option
 from esper.leyline.files import atomic_write_text
 from esper.leyline.randomness import generator
-from esper.proof.arm import Arm, HeuristicArm, ScheduleArm, waiting
+from esper.proof.arm import Arm, ScheduleArm, heuristic_arm, waiting
 from esper.proof.choose import (
     Places,
     Table,
@@ -37,7 +37,7 @@ from esper.proof.halving import Rung, parse_rungs, portfolio, shared_ranking
 from esper.proof.member import Member, MemberChoice, descriptors
 from esper.proof.plans import PlainSchedule, breed_plan, draw_heuristic, make_plans, read_plans
 from esper.proof.play import Cell, PlayConfig, Player
-from esper.proof.results import ResultFile
+from esper.proof.results import RESULTS_FILE, ResultFile
 from esper.tamiyo.controllers.heuristic import HeuristicConfig
 from esper.tamiyo.controllers.schedule_format import describe_schedule
 
@@ -50,7 +50,6 @@ LESSONS_FILE = "lessons.json"
 CONTEXTUAL_FILE = "contextual.json"
 HEURISTIC_FILE = "heuristic.json"
 RATIOS_FILE = "ratios.jsonl"
-RESULTS_FILE = "results.jsonl"
 PLANS_FILE = "plans.json"
 
 
@@ -153,11 +152,7 @@ class Search:
 
     def _play(self, number: int) -> bool:
         """Play what is missing of a rung; return whether all of it is there."""
-        cells = self._cells(number)
-        missing = [cell for cell in cells if cell.key not in self.results]
-        for results in self._player.play(missing):
-            self.results.add(results)
-        return all(cell.key in self.results for cell in cells)
+        return self._player.play_missing(self._cells(number), self.results)
 
     def table(self, last_rung: int | None = None) -> Table:
         """Return the log ratios of all rungs, or of those before one."""
@@ -267,7 +262,7 @@ class Search:
         return [
             waiting(),
             *(ScheduleArm(name, _always(self.plans[name])) for name in plans),
-            *(HeuristicArm(name, self.settings[name]) for name in settings),
+            *(heuristic_arm(name, self.settings[name]) for name in settings),
         ]
 
     def _heuristics(self, rung: Rung) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from esper.leyline.records import EpochRecord, SeedRecord, is_loss, seed_records
 from esper.report.chart import Point, draw_path, known_points, make_point
@@ -189,9 +190,9 @@ Draw = Callable[[float, float], str]
 
 def draw_legend(top: float) -> tuple[list[str], float]:
     """Draw the key from `top` on; return the drawing and where it ends."""
-    stages = [(stage, _swatch(stage)) for stage in LEGEND_STAGES]
-    marks = [(op_words(op), _mark(op)) for op in SHAPES]
-    marks.append((_REFUSED, _mark("ADVANCE", done=False)))
+    stages = [(stage, partial(_swatch, stage)) for stage in LEGEND_STAGES]
+    marks: list[tuple[str, Draw]] = [(op_words(op), partial(draw_mark, op)) for op in SHAPES]
+    marks.append((_REFUSED, partial(draw_mark, "ADVANCE", done=False)))
     drawing, bottom = _set_in_columns(stages, top)
     more, bottom = _set_in_columns(marks, bottom + 4)
     return drawing + more, bottom
@@ -209,18 +210,8 @@ def _set_in_columns(entries: Sequence[tuple[str, Draw]], top: float) -> tuple[li
     return drawing, top + math.ceil(len(entries) / _COLUMNS) * ROW
 
 
-def _swatch(stage: str) -> Draw:
-    def draw(x: float, y: float) -> str:
-        return element("rect", class_=stage, x=x - 8, y=y - 8, width=17, height=17)
-
-    return draw
-
-
-def _mark(op: str, *, done: bool = True) -> Draw:
-    def draw(x: float, y: float) -> str:
-        return draw_mark(op, x, y, done=done)
-
-    return draw
+def _swatch(stage: str, x: float, y: float) -> str:
+    return element("rect", class_=stage, x=x - 8, y=y - 8, width=17, height=17)
 
 
 DEFAULT_TITLE = "Score and slots over the epochs"
@@ -261,10 +252,12 @@ def describe(history: Sequence[EpochRecord]) -> str:
         return "No epochs were recorded."
     first, last = history[0], history[-1]
     unit = " (the negative loss)" if is_loss(last.val_score) else " points"
+    twin = ""
+    if last.twin_score is not None:
+        twin = f", that of the twin, which only waits, to {format_number(last.twin_score)}"
     told = [
         f"{counted(len(history), 'epoch')}. The validation score goes from "
-        f"{format_number(first.val_score)} to {format_number(last.val_score)}{unit}"
-        + ("." if last.twin_score is None else _tell_twin(last.twin_score))
+        f"{format_number(first.val_score)} to {format_number(last.val_score)}{unit}" + f"{twin}."
     ]
     lives = seed_records(tuple(history))
     told.extend(_tell_life(life) for life in lives[:_MOST_LIVES_TOLD])
@@ -323,10 +316,6 @@ def _draw_nothing() -> tuple[list[str], float]:
         "No epochs were recorded yet.", class_="muted", x=WIDTH / 2, y=100, text_anchor="middle"
     )
     return [text], 160.0
-
-
-def _tell_twin(score: float) -> str:
-    return f", that of the twin, which only waits, to {format_number(score)}."
 
 
 def _tell_life(life: SeedRecord) -> str:

@@ -7,8 +7,7 @@ import math
 import tempfile
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -430,7 +429,7 @@ def _check_bfloat16(case: _Case, style: BlendStyle) -> None:
         where = "cast to bfloat16" if cast else "under autocast"
         for stage in ("TRAINING", "at alpha = 1"):
             garden.zero_grad(set_to_none=True)
-            with _autocast(not cast):
+            with torch.autocast("cpu", torch.bfloat16, enabled=not cast):
                 out, expected = garden(given), alone(given)
                 case.require(
                     out.dtype == expected.dtype,
@@ -510,9 +509,3 @@ def _close(one: Tensor, other: Tensor) -> bool:
 
 def _shape(tensor: Tensor) -> list[int]:
     return list(tensor.shape)
-
-
-@contextmanager
-def _autocast(enabled: bool) -> Iterator[None]:
-    with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
-        yield

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
@@ -128,10 +128,11 @@ def _checked_act(controller: Controller, step: Step, index: int) -> Actions:
 
 def _tensors(step: Step) -> dict[str, Tensor]:
     """Return a copy of every tensor a controller is shown, by name."""
-    signals, masks = step
-    shown = {f"Signals.{field.name}": getattr(signals, field.name) for field in fields(signals)}
-    shown |= {f"Masks.{field.name}": getattr(masks, field.name) for field in fields(masks)}
-    return {name: values.clone() for name, values in shown.items()}
+    return {
+        f"{type(shown).__name__}.{name}": values.clone()
+        for shown in step
+        for name, values in shown.state_dict().items()
+    }
 
 
 def check_actions(actions: Mapping[str, Tensor], masks: Masks) -> None:

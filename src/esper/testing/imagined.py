@@ -33,7 +33,7 @@ from esper.leyline.actions import (
     decode_actions,
     placeholder_actions,
 )
-from esper.leyline.blueprints import NOOP, NUM_BLUEPRINTS, Topology
+from esper.leyline.blueprints import NOOP, NUM_BLUEPRINTS
 from esper.leyline.randomness import generator
 from esper.leyline.rules import Masks, is_in
 from esper.leyline.signals import Signals
@@ -266,7 +266,6 @@ class ImaginedHosts:
         rows: number of hosts.
         slots: slots of each.
         seed: names the stream of made-up measurements.
-        topology: decides which blueprints fit.
         enabled: bool [R, S], the slots in use; all by default.
         lifecycle: the constants of a seed's life; by default seeds may blend after two epochs.
     """
@@ -277,7 +276,6 @@ class ImaginedHosts:
         slots: int = 3,
         seed: int = 0,
         *,
-        topology: Topology = "cnn",
         enabled: Tensor | None = None,
         lifecycle: LifecycleConfig = _QUICK,
     ) -> None:
@@ -287,7 +285,7 @@ class ImaginedHosts:
         self._worth = torch.zeros(rows, slots, dtype=torch.float64)
         sizes = 100 * (1 + torch.arange(len(blueprint_names())))
         self._engine = ImaginedEngine(rows, slots, HOST_PARAMS, sizes)
-        costs = imagined_costs(slots, sizes, selectable(topology))
+        costs = imagined_costs(slots, sizes, selectable("cnn"))
         self.group = RowGroup(
             self._engine,
             range(rows),
@@ -409,11 +407,9 @@ def middle_aged_hosts(rows: int, slots: int = 3, seed: int = 0, epochs: int = 30
     return hosts
 
 
-def random_lives(
-    rows: int, epochs: int, slots: int = 3, seed: int = 0
-) -> list[tuple[Signals, Masks]]:
+def random_lives(rows: int, epochs: int) -> list[tuple[Signals, Masks]]:
     """Return what hosts that act at random see, and what is legal for them, epoch by epoch."""
-    hosts, seen = ImaginedHosts(rows, slots, seed), []
+    hosts, seen = ImaginedHosts(rows), []
     for _ in range(epochs):
         seen.append((hosts.signals(), hosts.masks()))
         hosts.step(hosts.random_actions(prune_chance=0.1))

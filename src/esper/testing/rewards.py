@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,8 +16,6 @@ from esper.simic.rewards.contract import Reward, RewardStep, Transition
 from esper.testing._comparing import require, same
 from esper.testing.controllers import check_plain
 from esper.testing.imagined import random_episode
-
-T = TypeVar("T", Signals, Transition)
 
 _METHODS = ("reset", "step", "state_dict", "load_state_dict")
 _ROUNDING = 1e-5
@@ -141,7 +139,7 @@ def _check_rows(
     """Check that every row alone is paid what it is paid among others."""
     for row in range(first.rows):
         reward = factory()
-        reward.reset(_row(first, row))
+        reward.reset(first.select([row]))
         for index, transition in enumerate(transitions):
             alone = reward.step(_row(transition, row)).total
             among = paid[index].total[row : row + 1]
@@ -163,18 +161,19 @@ def _require_repeat(
         )
 
 
-def _row(record: T, row: int) -> T:
-    """Return one row of signals or of a transition."""
+def _row(transition: Transition, row: int) -> Transition:
+    """Return one row of a transition."""
 
     def pick(value: Any) -> Any:
         if isinstance(value, Signals):
-            return _row(value, row)
+            return value.select([row])
         if isinstance(value, Tensor):
             return value[row : row + 1]
         return {name: pick(each) for name, each in value.items()}
 
-    picked = {field.name: pick(getattr(record, field.name)) for field in fields(record)}
-    return type(record)(**picked)
+    return Transition(
+        **{each.name: pick(getattr(transition, each.name)) for each in fields(transition)}
+    )
 
 
 def _same_fields(one: Transition, other: Transition) -> bool:
@@ -186,6 +185,4 @@ def _same_fields(one: Transition, other: Transition) -> bool:
 
 def _flat(value: Any) -> Any:
     """Return signals as a dict, anything else as it is."""
-    if isinstance(value, Signals):
-        return {field.name: getattr(value, field.name) for field in fields(value)}
-    return value
+    return value.state_dict() if isinstance(value, Signals) else value

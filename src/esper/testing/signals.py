@@ -7,25 +7,21 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from esper.kasmina.blueprints import BLUEPRINTS
 from esper.leyline.actions import NUM_OPS
 from esper.leyline.alpha import ALPHA_TARGETS, AlphaAlgorithm, AlphaMode
-from esper.leyline.blueprints import BUILTIN_BLUEPRINTS, TOPOLOGIES, Topology
+from esper.leyline.blueprints import BUILTIN_BLUEPRINTS, NOOP, TOPOLOGIES, Topology
 from esper.leyline.rules import Masks, RulesConfig, RuleView, build_masks, is_in
 from esper.leyline.signals import HISTORY, Signals
 from esper.leyline.stages import BLENDED_STAGES, COOLDOWN_STAGES, LIVE_STAGES, SeedStage
 
 BLUEPRINTS_BY_TOPOLOGY: dict[Topology, tuple[str, ...]] = {
-    "cnn": (
-        "conv_light",
-        "attention",
-        "norm",
-        "depthwise",
-        "bottleneck",
-        "conv_small",
-        "conv_heavy",
-    ),
-    "sequence": ("attention", "norm", "lora", "lora_large", "mlp_small", "mlp", "flex_attention"),
-    "vector": ("norm", "lora", "lora_large", "mlp_small", "mlp"),
+    kind: tuple(
+        name
+        for index, name in enumerate(BUILTIN_BLUEPRINTS)
+        if index != NOOP and kind in BLUEPRINTS.get(name).topologies
+    )
+    for kind in TOPOLOGIES
 }
 """The built-in blueprints that random slots allow, by kind of activation."""
 

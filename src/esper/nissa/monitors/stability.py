@@ -287,36 +287,22 @@ def check_gpu_memory(samples: Sequence[tuple[float | None, float | None]]) -> Fi
     return found
 
 
-_TEXTS = {
+_OF_GPU: dict[str, Any] = {
     "thresholds": "> 85 % info, > 90 % warning; once a minute",
     "meaning": "The GPU's memory is running out.",
     "advice": "Use fewer rows, a smaller batch, or cap the parameters.",
+    "is_event": True,
+    "is_volatile": True,
 }
 
 
-@register_monitor(
-    "gpu_memory",
-    reads=EpochRow,
-    thresholds=_TEXTS["thresholds"],
-    meaning=_TEXTS["meaning"],
-    advice=_TEXTS["advice"],
-    is_event=True,
-    is_volatile=True,
-)
+@register_monitor("gpu_memory", reads=EpochRow, **_OF_GPU)
 def gpu_memory(recent: Recent) -> Iterator[Finding | None]:
     """Look at the epochs so far."""
     yield from _look(recent.epochs)
 
 
-@register_monitor(
-    "gpu_memory_of_rounds",
-    reads=RoundRow,
-    thresholds=_TEXTS["thresholds"],
-    meaning=_TEXTS["meaning"],
-    advice=_TEXTS["advice"],
-    is_event=True,
-    is_volatile=True,
-)
+@register_monitor("gpu_memory_of_rounds", reads=RoundRow, **_OF_GPU)
 def gpu_memory_of_rounds(recent: Recent) -> Iterator[Finding | None]:
     """Look at the rounds so far."""
     yield from _look(recent.rounds)

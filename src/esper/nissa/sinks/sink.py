@@ -214,66 +214,42 @@ class SinkPump:
         self._report(self.name, " ".join(why.split()))
 
 
+def _below(group: str, *columns: str) -> dict[str, str]:
+    """Return columns that are shown under their own names."""
+    return {column: f"{group}/{column}" for column in columns}
+
+
+_MEMORY = {"memory_bytes": "memory/process_bytes", "gpu_memory_share": "memory/gpu_share"}
+
 EPISODES = {
-    "episodic_return": "charts/episodic_return",
+    **_below("charts", "episodic_return", "final_score", "gain", "parameter_ratio", "flop_ratio"),
+    **_below("charts", "seeds_fossilized", "stability"),
     "length": "charts/episodic_length",
-    "final_score": "charts/final_score",
-    "gain": "charts/gain",
-    "parameter_ratio": "charts/parameter_ratio",
-    "flop_ratio": "charts/flop_ratio",
-    "seeds_fossilized": "charts/seeds_fossilized",
-    "stability": "charts/stability",
 }
 
 EPOCHS = {
-    "val_score": "charts/val_score",
-    "twin_score": "charts/twin_score",
-    "best_score": "charts/best_score",
-    "parameters": "charts/parameters",
-    "live_seeds": "charts/live_seeds",
-    "plateau_epochs": "charts/plateau_epochs",
-    "train_loss": "losses/train_loss",
-    "val_loss": "losses/val_loss",
+    **_below("charts", "val_score", "twin_score", "best_score"),
+    **_below("charts", "parameters", "live_seeds", "plateau_epochs"),
+    **_below("losses", "train_loss", "val_loss"),
     "seconds": "time/epoch_s",
-    "memory_bytes": "memory/process_bytes",
-    "gpu_memory_share": "memory/gpu_share",
+    **_MEMORY,
 }
 
 ROUNDS = {
-    "return_mean": "charts/return_mean",
-    "return_p05": "charts/return_p05",
-    "return_p50": "charts/return_p50",
-    "return_p95": "charts/return_p95",
-    "score_mean": "charts/score_mean",
-    "score_best": "charts/score_best",
-    "score_rolling": "charts/score_rolling",
-    "gain_mean": "charts/gain_mean",
-    "gain_p05": "charts/gain_p05",
-    "gain_p50": "charts/gain_p50",
-    "gain_p95": "charts/gain_p95",
-    "paid_off_share": "charts/paid_off_share",
-    "paid_off_rolling": "charts/paid_off_rolling",
-    "eval_return": "charts/eval_return",
-    "eval_gain": "charts/eval_gain",
-    "wait_share_free": "charts/wait_share_free",
-    "forced_share": "charts/forced_share",
-    "growth_ratio": "charts/growth_ratio",
-    "seeds_germinated": "seeds/germinated",
-    "seeds_fossilized": "seeds/fossilized",
-    "seeds_pruned": "seeds/pruned",
-    "fossilization_rate": "seeds/fossilization_rate",
-    "rollbacks": "seeds/rollbacks",
-    "anti_gaming_share": "rewards/anti_gaming_share",
-    "attribution_ratio_max": "rewards/attribution_ratio_max",
-    "hindsight_mean": "rewards/hindsight_mean",
-    "hindsight_count": "rewards/hindsight_count",
-    "hindsight_delay": "rewards/hindsight_delay",
+    **_below("charts", "return_mean", "return_p05", "return_p50", "return_p95"),
+    **_below("charts", "score_mean", "score_best", "score_rolling"),
+    **_below("charts", "gain_mean", "gain_p05", "gain_p50", "gain_p95"),
+    **_below("charts", "paid_off_share", "paid_off_rolling", "eval_return", "eval_gain"),
+    **_below("charts", "wait_share_free", "forced_share", "growth_ratio"),
+    **{f"seeds_{fate}": f"seeds/{fate}" for fate in ("germinated", "fossilized", "pruned")},
+    **_below("seeds", "fossilization_rate", "rollbacks"),
+    **_below("rewards", "anti_gaming_share", "attribution_ratio_max"),
+    **_below("rewards", "hindsight_mean", "hindsight_count", "hindsight_delay"),
     "steps_per_s": "charts/SPS",
     "seconds": "time/round_s",
     "update_seconds": "time/round_update_s",
     "twin_seconds": "time/twin_s",
-    "memory_bytes": "memory/process_bytes",
-    "gpu_memory_share": "memory/gpu_share",
+    **_MEMORY,
 }
 
 _OTHER_UPDATES = {

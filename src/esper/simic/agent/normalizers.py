@@ -108,21 +108,15 @@ class ValueNormalizer:
     The first returns set it as soon as there are enough of them; after that it follows slowly.
 
     Args:
-        warm_up: returns to see before the scale is anything but 1.
-        momentum: share of the old variance that an update keeps after that.
+        momentum: share of the old variance that an update keeps.
         device: where the statistics are kept.
     """
 
-    def __init__(
-        self,
-        warm_up: int = WARM_UP,
-        momentum: float = MOMENTUM,
-        device: torch.device | str = "cpu",
-    ) -> None:
+    def __init__(self, momentum: float = MOMENTUM, device: torch.device | str = "cpu") -> None:
         """Start with a scale of 1."""
         if not 0.0 <= momentum < 1.0:
             raise UsageError(f"momentum must be 0 or more and below 1, got {momentum}")
-        self.warm_up, self.momentum = warm_up, momentum
+        self.momentum = momentum
         self.count = torch.zeros((), dtype=torch.float64, device=device)
         self.variance = torch.ones((), dtype=torch.float64, device=device)
 
@@ -143,12 +137,12 @@ class ValueNormalizer:
         variance = values.var(correction=0)
         if not bool(torch.isfinite(variance)):
             raise NonFiniteError("a return is not finite; the scale of values is left as it was")
-        was_warm = self.count >= self.warm_up
+        was_warm = self.count >= WARM_UP
         self.count = self.count + values.numel()
         kept = self.momentum * self.variance + (1.0 - self.momentum) * variance
         # Returns that do not vary at all say nothing about a scale.
         first = torch.where(variance > _LEAST_STD**2, variance, self.variance)
-        is_warm = self.count >= self.warm_up
+        is_warm = self.count >= WARM_UP
         self.variance = torch.where(
             was_warm, kept, torch.where(is_warm, first, torch.ones_like(first))
         )

@@ -38,19 +38,9 @@ from esper.tamiyo.policy.action_masks import causal_heads
 from esper.tamiyo.policy.distribution import entropy, exploration_kl, masked_kl
 
 _TENSORS_WITH_ROWS = (
-    "advantages",
-    "head_advantages",
-    "returns",
-    "value_targets",
-    "old_values",
-    "causal",
-    "actor_weights",
-    "value_weights",
-    "entropy_weights",
-    "curiosity_weights",
-    "exploration_weights",
-    "exploration_coefficients",
-    "floor_counts",
+    *("advantages", "head_advantages", "returns", "value_targets", "old_values", "causal"),
+    *("actor_weights", "value_weights", "entropy_weights", "curiosity_weights"),
+    *("exploration_weights", "exploration_coefficients", "floor_counts"),
 )
 
 

@@ -20,6 +20,7 @@ from esper.simic.agent.diagnostics import (
     kl_of_steps,
     measure_feedback,
     measure_policy,
+    to_floats,
 )
 from esper.simic.agent.losses import entropy_coefficient, not_yet, value_errors
 from esper.simic.agent.objective import Objective, Scored, Targets
@@ -262,35 +263,23 @@ class Passes:
         )
         norms = torch.stack(epoch.norms).mean(0)
         parts = norms[:-1]
-        scalars = torch.stack(
-            [
-                losses.policy,
-                losses.value,
-                losses.penalty,
-                losses.exploration.mean(),
-                losses.total,
-                norms[-1],
-                norms[GROUP_NAMES.index(VALUE)],
-                parts.std(correction=0) / parts.mean().clamp(min=1e-12),
-            ]
-        ).tolist()
-        names = (
-            "policy_loss",
-            "value_loss",
-            "floor_penalty",
-            "exploration_kl",
-            "total_loss",
-            "grad_norm",
-            "value_grad_norm",
-            "grad_cv",
-        )
+        scalars = {
+            "policy_loss": losses.policy,
+            "value_loss": losses.value,
+            "floor_penalty": losses.penalty,
+            "exploration_kl": losses.exploration.mean(),
+            "total_loss": losses.total,
+            "grad_norm": norms[-1],
+            "value_grad_norm": norms[GROUP_NAMES.index(VALUE)],
+            "grad_cv": parts.std(correction=0) / parts.mean().clamp(min=1e-12),
+        }
         errors = value_errors(
             latest.values, targets.value_targets, targets.old_values, self._config.value_clip
         )
         self._updates.append(
             {
                 "ordinal": epoch.ordinal,
-                **dict(zip(names, scalars, strict=True)),
+                **to_floats(scalars),
                 **joint,
                 "value_loss_by_op": _mean_by_op(errors, batch),
                 "seconds": epoch.seconds,

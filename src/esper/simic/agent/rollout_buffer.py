@@ -9,7 +9,7 @@ number 0041 says what is learned from which step.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -85,9 +85,6 @@ class RolloutBatch(TensorRecord):
         return self.valid & self.free
 
 
-_TENSORS = tuple(field.name for field in fields(RolloutBatch))
-
-
 class TamiyoRolloutBuffer:
     """Holds one round of R episodes of up to T decisions.
 
@@ -159,8 +156,8 @@ class TamiyoRolloutBuffer:
         """Number of steps that are complete."""
         self._is_open = False
         every = self._all
-        for name in _TENSORS:
-            getattr(every, name).zero_()
+        for tensor in every.state_dict().values():
+            tensor.zero_()
         every.blueprint_indices.fill_(-1)
         every.actions.copy_(self._placeholder.expand_as(every.actions))
         every.masks.copy_(self._lone_mask.expand_as(every.masks))
@@ -277,8 +274,7 @@ class TamiyoRolloutBuffer:
 
     def batch(self) -> RolloutBatch:
         """Return views of the steps that are complete."""
-        steps = slice(None), slice(0, self.cursor)
-        return RolloutBatch(*(getattr(self._all, name)[steps] for name in _TENSORS))
+        return self._all.map(lambda tensor: tensor[:, : self.cursor])
 
     def next_values(self) -> Tensor:
         """Return [R, T]: the baseline after each step, in the network's scale.
@@ -309,15 +305,13 @@ class TamiyoRolloutBuffer:
         """Return the complete steps; in the middle of an episode as well as at its end."""
         if self._is_open:
             raise UsageError("a step is half written; call add_outcome before saving")
-        batch = self.batch()
-        tensors = {name: getattr(batch, name).clone() for name in _TENSORS}
         return {
             "rows": self.rows,
             "steps": self.steps,
             "cursor": self.cursor,
             "bootstrap": self.bootstrap.clone(),
             "last_potential": self.last_potential.clone(),
-            "tensors": tensors,
+            "tensors": self.batch().map(Tensor.clone).state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -333,9 +327,8 @@ class TamiyoRolloutBuffer:
             )
         self.start()
         self.cursor = int(state["cursor"])
-        batch = self.batch()
-        for name in _TENSORS:
-            place, saved = getattr(batch, name), state["tensors"][name]
+        for name, place in self.batch().state_dict().items():
+            saved = state["tensors"][name]
             if tuple(place.shape) != tuple(saved.shape):
                 raise CheckpointError(
                     f"the saved buffer holds {name} as {list(saved.shape)}, this one as "

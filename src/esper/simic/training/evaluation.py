@@ -18,9 +18,9 @@ from esper.leyline.signals import Signals
 from esper.leyline.slots import SlotConfig
 from esper.population.cluster import AnyPopulation
 from esper.simic.rewards import make_reward
-from esper.simic.rewards.contract import Reward, Transition
+from esper.simic.rewards.contract import Reward
 from esper.simic.training.config import TrainConfig
-from esper.simic.training.episodes import twin_scores_at
+from esper.simic.training.episodes import Episodes
 from esper.simic.training.outcome import RoundOutcome
 from esper.simic.training.plan import RoundPlan
 from esper.simic.training.row_source import Environment, TaskRows
@@ -36,10 +36,6 @@ class Moment:
     signals: Signals
     actions: Actions | None
     """{head: int64 [R]}, as carried out; None at the start of the episodes."""
-    free: Tensor
-    """bool [R], more than one op was legal in that decision."""
-    active: Tensor
-    """bool [R], the row's episode was still running then; the others waited."""
 
 
 def live_episodes(
@@ -57,13 +53,13 @@ def live_episodes(
     controller.reset(rows, device)
     wait = placeholder_actions(rows, device)
     active = torch.ones(rows, dtype=torch.bool, device=device)
-    yield Moment(signals, None, torch.zeros_like(active), active)
+    yield Moment(signals, None)
     for _ in range(int((signals.max_epochs - signals.epoch).max())):
         masks = environment.masks().to(device)
         chosen = controller.act(signals, masks)
         actions = {head: torch.where(active, chosen[head].to(device), wait[head]) for head in wait}
         signals = environment.step(actions)
-        yield Moment(signals, actions, masks.op.sum(1) > 1, active)
+        yield Moment(signals, actions)
         active = active & ~(signals.rolled_back | (signals.epoch >= signals.max_epochs))
 
 
@@ -83,37 +79,22 @@ def play_episodes(
         plan: the rows' seeds and tasks.
         twins: float32 [rows, epochs], the waiting twins' scores; None where no twin runs.
     """
-    rows = environment.rows
-    moments = live_episodes(environment, controller, plan.env_seeds)
-    before = next(moments).signals
-    reward.reset(before)
-    steps = int((before.max_epochs - before.epoch).max())
+    rows, device = environment.rows, environment.device
+    episodes = Episodes(environment, reward)
+    episodes.start(plan, twins)
+    controller.reset(rows, device)
+    steps = int((episodes.signals.max_epochs - episodes.signals.epoch).max())
     decisions, states = Trace(rows, steps), Trace(rows, steps + 1)
-    curves = torch.full((rows, 1), torch.nan) if twins is None else twins
-    curves = curves.to(environment.device, torch.float32)
     names: tuple[str, ...] = ()
-    states.put(0, state_columns(before, twin_scores_at(curves, before)))
-    for number, moment in enumerate(moments):
-        after, actions = moment.signals, moment.actions
-        assert actions is not None, "only the start has none"
-        with torch.no_grad():
-            transition = Transition(
-                before=before,
-                actions=actions,
-                after=after,
-                twin_before=twin_scores_at(curves, before),
-                twin_after=twin_scores_at(curves, after),
-                is_last=after.epoch >= after.max_epochs,
-                active=moment.active,
-            )
-            paid = reward.step(transition)
-            names = tuple(paid.terms)
-            kept = decision_columns(transition, actions["op"], paid, free=moment.free)
-            decisions.put(number, kept)
-            states.put(number + 1, state_columns(after, twin_scores_at(curves, after)))
-        before = after
-        if not bool((moment.active & ~transition.ended).any()):
-            break
+    states.put(0, state_columns(episodes.signals, episodes.twin_scores))
+    while bool(episodes.active.any()):
+        masks = environment.masks().to(device)
+        chosen = controller.act(episodes.signals, masks)
+        transition, paid = episodes.step({head: each.to(device) for head, each in chosen.items()})
+        names, op = tuple(paid.terms), transition.actions["op"]
+        kept = decision_columns(transition, op, paid, free=masks.op.sum(1) > 1)
+        decisions.put(decisions.length, kept)
+        states.put(decisions.length, state_columns(episodes.signals, episodes.twin_scores))
     return RoundOutcome(
         round=plan.round,
         tasks=plan.tasks,
@@ -122,12 +103,6 @@ def play_episodes(
         decisions=decisions.read(),
         states=states.read(),
         term_names=names,
-        detail_names=(),
-        recorded_rows=(),
-        recorded_decisions={},
-        recorded_states={},
-        obs_clamp_share=0.0,
-        obs_clamp_features={},
     )
 
 

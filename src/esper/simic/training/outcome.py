@@ -93,17 +93,17 @@ class RoundOutcome:
     decision and after each."""
     term_names: Sequence[str]
     """Names of the columns of `decisions["terms"]`."""
-    detail_names: Sequence[str]
+    detail_names: Sequence[str] = ()
     """Names of the columns of `decisions["details"]`."""
-    recorded_rows: Sequence[int]
+    recorded_rows: Sequence[int] = ()
     """Rows whose every step is written down."""
-    recorded_decisions: Mapping[str, Tensor]
+    recorded_decisions: Mapping[str, Tensor] = field(default_factory=dict)
     """[recorded rows, steps, ...], further columns of these rows."""
-    recorded_states: Mapping[str, Tensor]
+    recorded_states: Mapping[str, Tensor] = field(default_factory=dict)
     """[recorded rows, steps + 1, ...], every signal of these rows."""
-    obs_clamp_share: float
+    obs_clamp_share: float = 0.0
     """Entries of the observation at their clamp."""
-    obs_clamp_features: Mapping[str, float]
+    obs_clamp_features: Mapping[str, float] = field(default_factory=dict)
     """The features most often at their clamp, with their shares."""
     reward_units: Tensor = field(default_factory=lambda: torch.ones(()))
     """[rows], what the learner divided rewards by; 1 where nobody learned from them."""

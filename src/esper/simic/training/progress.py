@@ -18,7 +18,6 @@ from esper.simic.training.outcome import RoundOutcome
 if TYPE_CHECKING:
     from esper.simic.agent.report import UpdateReport
     from esper.simic.training.evaluation import Evaluation
-    from esper.simic.training.outcome import RoundOutcome
 
 
 Phase = Literal["twins", "rollout", "update"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from esper.kasmina.gates import GateConfig
 from esper.kasmina.lifecycle import LifecycleConfig
+from esper.leyline.actions import HEAD_NAMES
 from esper.leyline.errors import unknown_name
 from esper.population.engine import PopulationConfig
 from esper.simic.agent.config import ExplorationConfig, ImitationConfig, PerHead, PPOConfig
@@ -36,16 +37,7 @@ _REWARD = RewardConfig(gamma=LEARNER.gamma, twin=TwinConfig(flop_rent_points=0.2
 
 _POLICY = PolicyConfig(
     lstm_hidden_dim=128,
-    floor=FloorConfig(
-        slot=0.02,
-        blueprint=0.02,
-        style=0.02,
-        tempo=0.02,
-        alpha_target=0.02,
-        alpha_speed=0.02,
-        alpha_curve=0.02,
-        op=0.01,
-    ),
+    floor=FloorConfig().replace(**{**dict.fromkeys(HEAD_NAMES, 0.02), "op": 0.01}),
 )
 """Floors below the documents': theirs draw every second blueprint at random, for ever."""
 
@@ -89,6 +81,14 @@ _DOCUMENTS_000 = TrainConfig(
 
 _OURS = TrainConfig(recipe="ours", policy=_POLICY, ppo=LEARNER, reward=_REWARD)
 
+_IMAGES = _OURS.replace(
+    episode_length=59,
+    evaluation_seeds=16,
+    policy=_TRAVELLER,
+    population=PopulationConfig(lifecycle=LIFE, use_bf16=True),
+)
+"""What recipes for real images share."""
+
 RECIPES: dict[str, TrainConfig] = {
     recipe.recipe: recipe
     for recipe in (
@@ -119,39 +119,25 @@ RECIPES: dict[str, TrainConfig] = {
             evaluation_seeds=16,
             population=PopulationConfig(lifecycle=LIFE),
         ),
-        _OURS.replace(
-            recipe="cifar16",
-            tasks=("cifar16",),
-            rounds=12,
-            rows=128,
-            episode_length=59,
-            evaluate_every=6,
-            evaluation_seeds=16,
-            policy=_TRAVELLER,
-            population=PopulationConfig(lifecycle=LIFE, use_bf16=True),
+        _IMAGES.replace(
+            recipe="cifar16", tasks=("cifar16",), rounds=12, rows=128, evaluate_every=6
         ),
-        _OURS.replace(
+        _IMAGES.replace(
             recipe="arena",
             tasks=("image16_family",),
             rounds=60,
             rows=256,
             architectures_per_round=4,
-            episode_length=59,
             evaluate_every=10,
             evaluation_seeds=32,
-            policy=_TRAVELLER,
-            population=PopulationConfig(lifecycle=LIFE, use_bf16=True),
         ),
-        _OURS.replace(
+        _IMAGES.replace(
             recipe="cifar",
             tasks=("cifar_baseline",),
             rounds=20,
             rows=64,
             episode_length=60,
             evaluate_every=10,
-            evaluation_seeds=16,
-            policy=_TRAVELLER,
-            population=PopulationConfig(lifecycle=LIFE, use_bf16=True),
         ),
         _OURS.replace(
             recipe="stories",

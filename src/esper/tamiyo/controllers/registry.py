@@ -12,10 +12,10 @@ from typing import Protocol, TypeVar, runtime_checkable
 
 from esper.leyline.config import Config
 from esper.leyline.controller import Controller, ControllerContext
+from esper.leyline.documents import read_named
 from esper.leyline.errors import ConfigError, UsageError
 from esper.leyline.registry import Registry
 from esper.leyline.settings import parse_settings, split_settings
-from esper.tamiyo.controllers.documents import read_document
 
 
 class ControllerPlugin(Controller, Protocol):
@@ -115,7 +115,7 @@ def read_settings(name: str, argument: str | None, config: type[C]) -> C:
         first = next(iter(config.describe()))
         given = parse_settings(split_settings(argument), f"{name}:{first}=...")
     elif argument and os.path.exists(argument):
-        given = read_document(argument, "settings")
+        given = read_named(argument, "settings")
     else:
         raise UsageError(
             f"controller {name!r} takes settings or a file of them, got {argument!r}; write "

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -34,33 +35,18 @@ _STYLE_OF_ALGORITHM = {
 """A style that leaves the seed's algorithm as it is."""
 
 
+@dataclass(slots=True)
 class _Progress:
     """How far one row has come."""
 
-    __slots__ = ("next", "tended", "tried", "was_entry")
-
-    def __init__(self) -> None:
-        self.next = 0
-        """Index of the entry whose turn it is."""
-        self.tended: list[int] = []
-        """Slots whose seeds are brought up without being told, in order."""
-        self.tried: dict[str, int] | None = None
-        """What was chosen last."""
-        self.was_entry = False
-        """Whether that was the entry whose turn it is."""
-
-    def to_plain(self) -> dict[str, Any]:
-        return copy.deepcopy({name: getattr(self, name) for name in self.__slots__})
-
-    @classmethod
-    def from_plain(cls, plain: dict[str, Any]) -> _Progress:
-        progress = cls()
-        progress.next = int(plain["next"])
-        progress.tended = [int(slot) for slot in plain["tended"]]
-        tried = plain["tried"]
-        progress.tried = None if tried is None else {key: int(tried[key]) for key in tried}
-        progress.was_entry = bool(plain["was_entry"])
-        return progress
+    next: int = 0
+    """Index of the entry whose turn it is."""
+    tended: list[int] = field(default_factory=list)
+    """Slots whose seeds are brought up without being told, in order."""
+    tried: dict[str, int] | None = None
+    """What was chosen last."""
+    was_entry: bool = False
+    """Whether that was the entry whose turn it is."""
 
 
 @register_controller("schedule")
@@ -117,11 +103,11 @@ class ScheduleController:
 
     def state_dict(self) -> dict[str, Any]:
         """Return how far each row has come."""
-        return {"rows": [progress.to_plain() for progress in self._rows]}
+        return {"rows": [asdict(progress) for progress in self._rows]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state_dict` was taken."""
-        self._rows = [_Progress.from_plain(plain) for plain in state["rows"]]
+        self._rows = [_Progress(**copy.deepcopy(plain)) for plain in state["rows"]]
 
     def _decide(self, index: int, row: RowView) -> Choice:
         progress = self._rows[index]

@@ -22,8 +22,8 @@ from typing import Any, TypeAlias
 from esper.leyline.actions import HEAD_VALUES, LifecycleOp
 from esper.leyline.blueprints import NOOP
 from esper.leyline.controller import ControllerContext
+from esper.leyline.documents import read_named
 from esper.leyline.errors import UsageError, nearest
-from esper.tamiyo.controllers.documents import read_document
 
 GROW = "grow"
 """Germinate, and bring the seed up without being told."""
@@ -103,7 +103,7 @@ Schedule: TypeAlias = tuple[Entry, ...]
 
 def load_schedule(path: str | Path, context: ControllerContext) -> Schedule:
     """Return the schedule in a file: JSON by its ending, else YAML."""
-    document = read_document(path, "schedule")
+    document = read_named(path, "schedule")
     if not isinstance(document, list) or not document:
         raise UsageError(
             f"{path}: a schedule must be a list of entries such as "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, ItemsView
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
 import torch
@@ -95,15 +95,8 @@ class PolicyStep:
         )
 
     def _map(self, change: Callable[[Tensor], Tensor], hidden: Hidden) -> PolicyStep:
-        return PolicyStep(
-            actions=change(self.actions),
-            log_probs=change(self.log_probs),
-            value=change(self.value),
-            op_values=change(self.op_values),
-            masks=change(self.masks),
-            choice_log_probs=change(self.choice_log_probs),
-            hidden=hidden,
-        )
+        names = [field.name for field in fields(self) if field.name != "hidden"]
+        return PolicyStep(**{name: change(getattr(self, name)) for name in names}, hidden=hidden)
 
 
 class Evaluation(NamedTuple):

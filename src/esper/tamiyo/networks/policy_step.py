@@ -136,20 +136,9 @@ class PlainPolicyStep:
         """Take the network as it is."""
         self._policy = policy
 
-    def __call__(
-        self,
-        state: Tensor,
-        mask: MaskSource | None = None,
-        blueprint_indices: Tensor | None = None,
-        hidden: Hidden | None = None,
-        *,
-        generator: torch.Generator | None = None,
-        uniforms: Tensor | None = None,
-    ) -> PolicyStep:
+    def __call__(self, *inputs: Any, **draws: Any) -> PolicyStep:
         """Decide one step; the arguments are those of `get_action`."""
-        return self._policy.get_action(
-            state, mask, blueprint_indices, hidden, generator=generator, uniforms=uniforms
-        )
+        return self._policy.get_action(*inputs, **draws)
 
     def refresh(self) -> None:
         """Do nothing: the weights are read where they are."""

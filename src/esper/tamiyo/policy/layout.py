@@ -46,8 +46,14 @@ class FeatureSpec:
     kind: FeatureKind = "continuous"
 
 
-def _flag(name: str, formula: str) -> FeatureSpec:
+def flag(name: str, formula: str) -> FeatureSpec:
+    """Return a feature that is 0 or 1."""
     return FeatureSpec(name, formula, kind="flag")
+
+
+def bit(name: str, formula: str) -> FeatureSpec:
+    """Return a feature that is 1 of one choice among several."""
+    return FeatureSpec(name, formula, kind="one_hot")
 
 
 def _loss(name: str, what: str) -> FeatureSpec:
@@ -77,7 +83,7 @@ BASE_FEATURES: tuple[FeatureSpec, ...] = (
         unit=10.0,
     ),
     FeatureSpec("plateau_norm", "clamp(plateau_epochs, 0, 20) / 20", unit=20.0),
-    _flag("host_stabilized", "1 once the host has settled"),
+    flag("host_stabilized", "1 once the host has settled"),
     *(_loss(f"loss_history_{i}", f"loss_history[{i}]") for i in range(HISTORY)),
     *(_accuracy(f"acc_history_{i}", f"score_history[{i}]") for i in range(HISTORY)),
     _accuracy("best_accuracy_norm", "best_score"),
@@ -91,26 +97,17 @@ BASE_FEATURES: tuple[FeatureSpec, ...] = (
 """What is known about the host; histories run from the oldest to the newest epoch."""
 
 FEEDBACK_FEATURES: tuple[FeatureSpec, ...] = (
-    _flag("last_action_success", "1 if the previous action took effect"),
+    flag("last_action_success", "1 if the previous action took effect"),
     *(
-        FeatureSpec(
-            f"last_action_op_{op.name.lower()}",
-            f"1 if the previous op was {op.name}",
-            kind="one_hot",
-        )
+        bit(f"last_action_op_{op.name.lower()}", f"1 if the previous op was {op.name}")
         for op in LifecycleOp
     ),
 )
 """What became of the previous action; WAIT and 1 at the start."""
 
 SLOT_FEATURES: tuple[FeatureSpec, ...] = (
-    _flag("is_active", "1 if the slot has a record, cooldown included"),
-    *(
-        FeatureSpec(
-            f"stage_{stage.name.lower()}", f"1 if the stage is {stage.name}", kind="one_hot"
-        )
-        for stage in SeedStage
-    ),
+    flag("is_active", "1 if the slot has a record, cooldown included"),
+    *(bit(f"stage_{each.name.lower()}", f"1 if the stage is {each.name}") for each in SeedStage),
     FeatureSpec("alpha", "alpha"),
     FeatureSpec("alpha_target", "alpha_target"),
     FeatureSpec("alpha_mode_norm", "index / 2 of HOLD, UP, DOWN", unit=2.0, kind="code"),
@@ -133,8 +130,8 @@ SLOT_FEATURES: tuple[FeatureSpec, ...] = (
     FeatureSpec("gradient_norm_norm", "clamp(grad_norm, 0, 10) / 10", unit=10.0),
     FeatureSpec("gradient_health", "grad_health"),
     FeatureSpec("gradient_health_prev", "grad_health_prev"),
-    _flag("has_vanishing", "1 if a gradient tensor has vanished"),
-    _flag("has_exploding", "1 if a gradient tensor explodes"),
+    flag("has_vanishing", "1 if a gradient tensor has vanished"),
+    flag("has_exploding", "1 if a gradient tensor explodes"),
     FeatureSpec(
         "interaction_sum_norm", "clamp(sum over j of interaction[i, j], 0, 10) / 10", unit=10.0
     ),

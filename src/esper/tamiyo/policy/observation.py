@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -69,50 +69,6 @@ class Part:
         """Return this part of observations [..., features] as [..., repeats, own features]."""
         flat = observation[..., self.start : self.start + self.size]
         return flat.reshape(*flat.shape[:-1], self.repeats, len(self.specs))
-
-
-class ObservationLayout(Protocol):
-    """What a policy is shown."""
-
-    @property
-    def size(self) -> int:
-        """Number of features."""
-        ...
-
-    @property
-    def specs(self) -> tuple[FeatureSpec, ...]:
-        """The spec of every feature."""
-        ...
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The name of every feature."""
-        ...
-
-    @property
-    def signature(self) -> tuple[str, ...]:
-        """What a saved policy must agree with to be used: the features it was trained on."""
-        ...
-
-    @property
-    def parts(self) -> tuple[Part, ...]:
-        """The stretches whose repetitions share their statistics."""
-        ...
-
-    @property
-    def feedback(self) -> slice:
-        """Where the features about the previous action lie."""
-        ...
-
-    def labels(self, slot_names: Sequence[str], blueprint_names: Sequence[str]) -> list[str]:
-        """Return the name of every feature on a host with these slots and blueprints."""
-        ...
-
-    def observe(
-        self, signals: Signals, device: torch.device | str | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Return the numbers and the blueprints of every row of signals."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +209,13 @@ class TravellingLayout:
         if device is not None:
             return numbers.to(device), blueprints.to(device)
         return numbers, blueprints
+
+
+ObservationLayout = DocumentsLayout | TravellingLayout
+"""What a policy is shown: which features, in which parts, and how they are made of signals.
+
+`signature` is what a saved policy must agree with to be used: the features it was trained on.
+"""
 
 
 def make_layout(name: LayoutName, num_slots: int, num_blueprints: int) -> ObservationLayout:

@@ -15,7 +15,7 @@ from esper.leyline.alpha import AlphaAlgorithm, AlphaMode
 from esper.leyline.blueprints import TOPOLOGIES
 from esper.leyline.signals import HISTORY
 from esper.leyline.stages import SeedStage
-from esper.tamiyo.policy.layout import FEEDBACK_FEATURES, FRESHNESS_DECAY, FeatureSpec
+from esper.tamiyo.policy.layout import FEEDBACK_FEATURES, FRESHNESS_DECAY, FeatureSpec, bit, flag
 
 LEAST_SHARE = 1e-3
 """Least loss or error, relative to guessing, whose logarithm is taken: below it nothing is left."""
@@ -65,14 +65,6 @@ def _share(name: str, what: str) -> FeatureSpec:
     return replace(spec, kind="size")
 
 
-def _flag(name: str, formula: str) -> FeatureSpec:
-    return FeatureSpec(name, formula, kind="flag")
-
-
-def _bit(name: str, formula: str) -> FeatureSpec:
-    return FeatureSpec(name, formula, kind="one_hot")
-
-
 PAST = tuple(range(1, HISTORY))
 """Epochs back that histories reach."""
 
@@ -80,10 +72,10 @@ HOST_FEATURES: tuple[FeatureSpec, ...] = (
     FeatureSpec("progress", "epoch / max_epochs"),
     _count("epochs_left", "max_epochs - epoch"),
     _size("horizon", "max_epochs"),
-    _flag("chance_known", "1 if the loss of guessing is known"),
+    flag("chance_known", "1 if the loss of guessing is known"),
     _ratio("loss", "val_loss / chance_loss"),
     _ratio("best_loss", "best_loss / chance_loss"),
-    _flag("train_known", "1 if the training loss is known"),
+    flag("train_known", "1 if the training loss is known"),
     _ratio("train_loss", "train_loss / chance_loss"),
     _within("generalization_gap", "ln(val_loss / train_loss)", -CHANGE, 2 * CHANGE),
     _ratio("error", "error"),
@@ -100,20 +92,20 @@ HOST_FEATURES: tuple[FeatureSpec, ...] = (
     _within("score_trend", "(val_score - oldest score) / noise", -NOISES, NOISES, 2.0),
     _within("below_best", "(best_score - val_score) / noise", 0.0, NOISES, 2.0),
     _count("plateau", "plateau_epochs"),
-    _flag("host_stabilized", "1 once the host has settled"),
+    flag("host_stabilized", "1 once the host has settled"),
     _size("params", "params"),
     _within("params_grown", "ln(params / host_params)", 0.0, 5.0),
-    _flag("flops_known", "1 if operations are counted"),
+    flag("flops_known", "1 if operations are counted"),
     _size("flops", "flops"),
     _within("flops_grown", "ln(flops / host_flops)", 0.0, 5.0),
     _within("budget_used", "params / budget", 0.0, 2.0),
-    _flag("param_limited", "1 if parameters are limited"),
+    flag("param_limited", "1 if parameters are limited"),
     _within("param_limit_used", "params / param_limit", 0.0, 1.0),
     _within("param_limit_left", "ln(1 + (param_limit - params) / host_params)", 0.0, 2 * NO_LIMIT),
-    _flag("flop_limited", "1 if operations are limited"),
+    flag("flop_limited", "1 if operations are limited"),
     _within("flop_limit_used", "flops / flop_limit", 0.0, 1.0),
     _within("flop_limit_left", "ln(1 + (flop_limit - flops) / host_flops)", 0.0, 2 * NO_LIMIT),
-    _flag("samples_known", "1 if the size of the training set is known"),
+    flag("samples_known", "1 if the size of the training set is known"),
     _size("train_samples", "train_samples"),
     FeatureSpec(
         "samples_per_param",
@@ -125,7 +117,7 @@ HOST_FEATURES: tuple[FeatureSpec, ...] = (
     ),
     _count("passes", "epoch * samples_per_epoch / train_samples"),
     _count("passes_left", "(max_epochs - epoch) * samples_per_epoch / train_samples"),
-    _flag("rate_known", "1 if the learning rate is known"),
+    flag("rate_known", "1 if the learning rate is known"),
     FeatureSpec(
         "learning_rate",
         "clamp(ln(learning_rate), -15, 5) / 5",
@@ -136,7 +128,7 @@ HOST_FEATURES: tuple[FeatureSpec, ...] = (
     ),
     _within("rate_factor", "rate_factor", 0.0, 1.0),
     _size("classes", "max(num_classes, 1)"),
-    _flag("is_accuracy", "1 if the score is an accuracy, 0 if it is a negative loss"),
+    flag("is_accuracy", "1 if the score is an accuracy, 0 if it is a negative loss"),
     _size("num_slots", "enabled slots"),
     FeatureSpec("occupied_share", "slots with a record / enabled slots"),
     FeatureSpec("training_share", "seeds in TRAINING / enabled slots"),
@@ -148,30 +140,30 @@ HOST_FEATURES: tuple[FeatureSpec, ...] = (
 """What is known about the host, its task and the previous action."""
 
 SLOT_FEATURES: tuple[FeatureSpec, ...] = (
-    _flag("exists", "1 if the host has the slot and it is enabled"),
+    flag("exists", "1 if the host has the slot and it is enabled"),
     FeatureSpec("depth", "place among the enabled slots, from 0 for the first to 1 for the last"),
-    _flag("is_first", "1 for the first enabled slot"),
-    _flag("is_last", "1 for the last enabled slot"),
-    *(_bit(f"topology_{kind}", f"1 if the activation is that of {kind}") for kind in TOPOLOGIES),
+    flag("is_first", "1 for the first enabled slot"),
+    flag("is_last", "1 for the last enabled slot"),
+    *(bit(f"topology_{kind}", f"1 if the activation is that of {kind}") for kind in TOPOLOGIES),
     _size("channels", "max(slot_channels, 1)"),
     _size("positions", "max(slot_positions, 1)"),
     _count("fitting", "blueprints that fit"),
     _share("cheapest_params", "least seed_params that fits / host_params"),
     _share("cheapest_flops", "least seed_flops that fits / host_flops"),
-    _flag("is_active", "1 if the slot has a record, cooldown included"),
-    *(_bit(f"stage_{each.name.lower()}", f"1 if the stage is {each.name}") for each in SeedStage),
+    flag("is_active", "1 if the slot has a record, cooldown included"),
+    *(bit(f"stage_{each.name.lower()}", f"1 if the stage is {each.name}") for each in SeedStage),
     FeatureSpec("alpha", "alpha"),
     FeatureSpec("alpha_target", "alpha_target"),
-    *(_bit(f"mode_{mode.name.lower()}", f"1 if alpha is in {mode.name}") for mode in AlphaMode),
+    *(bit(f"mode_{mode.name.lower()}", f"1 if alpha is in {mode.name}") for mode in AlphaMode),
     *(
-        _bit(f"algorithm_{kind.name.lower()}", f"1 if it is blended by {kind.name}")
+        bit(f"algorithm_{kind.name.lower()}", f"1 if it is blended by {kind.name}")
         for kind in AlphaAlgorithm
     ),
     _within("alpha_velocity", "alpha_velocity", -1.0, 1.0),
     _count("time_to_target", "time_to_target"),
     _count("epochs_in_stage", "epochs_in_stage"),
     _count("age", "age"),
-    _flag("measured", "1 once an ablation has told the contribution"),
+    flag("measured", "1 once an ablation has told the contribution"),
     FeatureSpec("freshness", f"{FRESHNESS_DECAY} ^ counterfactual_age; 0 unless measured"),
     _within("contribution", "contribution / what is left to gain", -2.0, 2.0),
     _within("contribution_noise", "contribution / contribution_se", -10.0, 10.0, NOISES),
@@ -183,15 +175,15 @@ SLOT_FEATURES: tuple[FeatureSpec, ...] = (
     _count("grad_norm", "grad_norm"),
     FeatureSpec("grad_health", "grad_health"),
     FeatureSpec("grad_health_prev", "grad_health_prev"),
-    _flag("has_vanishing", "1 if a gradient tensor has vanished"),
-    _flag("has_exploding", "1 if a gradient tensor explodes"),
+    flag("has_vanishing", "1 if a gradient tensor has vanished"),
+    flag("has_exploding", "1 if a gradient tensor explodes"),
     _within("params_share", "ln(1 + slot_params / host_params)", 0.0, 5.0),
     _within("flops_share", "ln(1 + slot_flops / host_flops)", 0.0, 5.0),
 )
 """What is known about one slot; all zero where the host has no such slot."""
 
 PAIR_FEATURES: tuple[FeatureSpec, ...] = (
-    _flag("fits", "1 if the blueprint is for the slot, within the limits on growth"),
+    flag("fits", "1 if the blueprint is for the slot, within the limits on growth"),
     _share("params", "seed_params / host_params"),
     _share("flops", "seed_flops / host_flops"),
 )
