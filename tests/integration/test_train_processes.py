@@ -15,6 +15,7 @@ from tests.cli.terminal import esper
 TRAIN = (sys.executable, "-m", "esper.cli.main", "train")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
 def test_a_signal_to_the_whole_group_ends_the_step_saves_and_can_be_resumed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
