@@ -110,7 +110,8 @@ def read_plans(path: str | Path) -> dict[str, PlainSchedule]:
     return {str(name): tuple(own) for name, own in found.items()}
 
 
-def _pick(stream: torch.Generator, values: Sequence[Any]) -> Any:
+def pick(stream: torch.Generator, values: Sequence[Any]) -> Any:
+    """Return one of the values, each as likely as it is often there."""
     return values[int(torch.randint(len(values), (), generator=stream))]
 
 
@@ -123,14 +124,14 @@ def draw_plan(seed: int, number: int, topologies: Sequence[Topology]) -> Plan:
         topologies: kinds of slots that the plan has to serve; it names a blueprint for each.
     """
     stream = generator(seed, number, "plan")
-    pick = partial(_pick, stream)
-    count = pick(SPACE["seeds"])
+    draw = partial(pick, stream)
+    count = draw(SPACE["seeds"])
     order = torch.randperm(len(POSITIONS), generator=stream).tolist()[:count]
-    sets = [[pick(BLUEPRINTS[each]) for each in topologies] for _ in range(count)]
-    if pick(SPACE["same_blueprint"]):
+    sets = [[draw(BLUEPRINTS[each]) for each in topologies] for _ in range(count)]
+    if draw(SPACE["same_blueprint"]):
         sets = sets[:1] * count
-    start, gap = int(pick(SPACE["start"]).removesuffix("%")), pick(SPACE["gap"])
-    fields = {key: pick(SPACE[key]) for key in _FIELDS}
+    start, gap = int(draw(SPACE["start"]).removesuffix("%")), draw(SPACE["gap"])
+    fields = {key: draw(SPACE[key]) for key in _FIELDS}
     entries = tuple(
         {
             "epoch": f"{start + place * gap}%",
@@ -155,26 +156,26 @@ def breed_plan(
         stream: what is changed, and to what.
         topologies: kinds of slots that the plan has to serve.
     """
-    pick = partial(_pick, stream)
+    draw = partial(pick, stream)
 
     def draw_blueprint() -> str | list[str]:
-        names = [pick(BLUEPRINTS[each]) for each in topologies]
+        names = [draw(BLUEPRINTS[each]) for each in topologies]
         return names[0] if len(names) == 1 else names
 
     entries = [dict(entry) for entry in parent]
-    for _ in range(pick((1, 2))):
-        change = pick(("blueprint", "blueprint", "add", "drop", "start", *_FIELDS))
+    for _ in range(draw((1, 2))):
+        change = draw(("blueprint", "blueprint", "add", "drop", "start", *_FIELDS))
         free = [each for each in POSITIONS if each not in [entry["slot"] for entry in entries]]
         if change == "blueprint":
-            pick(entries)["blueprint"] = draw_blueprint()
+            draw(entries)["blueprint"] = draw_blueprint()
         elif change == "add" and free:
-            entries.append({**pick(entries), "slot": pick(free), "blueprint": draw_blueprint()})
+            entries.append({**draw(entries), "slot": draw(free), "blueprint": draw_blueprint()})
         elif change == "drop" and len(entries) > 1:
-            entries.remove(pick(entries))
+            entries.remove(draw(entries))
         elif change == "start":
-            pick(entries)["epoch"] = pick(SPACE["start"])
+            draw(entries)["epoch"] = draw(SPACE["start"])
         elif change in _FIELDS:
-            value = pick(SPACE[change])
+            value = draw(SPACE[change])
             entries = [{**entry, change: value} for entry in entries]
     return Plan(name, tuple(entries))
 
@@ -213,7 +214,7 @@ def draw_heuristic(seed: int, number: int, rotation: Sequence[str]) -> dict[str,
     if number == 0:
         return {}
     stream = generator(seed, number, "heuristic")
-    drawn = {key: _pick(stream, values) for key, values in HEURISTIC_SPACE.items()}
+    drawn = {key: pick(stream, values) for key, values in HEURISTIC_SPACE.items()}
     lead = drawn.pop("lead")
     drawn["rotation"] = [lead, *(name for name in rotation if name != lead)]
     return drawn

@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 from esper.leyline.config import Config, option
 from esper.leyline.files import atomic_write_text
 from esper.leyline.randomness import generator
@@ -35,7 +33,14 @@ from esper.proof.choose import (
 )
 from esper.proof.halving import Rung, parse_rungs, portfolio, shared_ranking
 from esper.proof.member import Member, MemberChoice, descriptors
-from esper.proof.plans import PlainSchedule, breed_plan, draw_heuristic, make_plans, read_plans
+from esper.proof.plans import (
+    PlainSchedule,
+    breed_plan,
+    draw_heuristic,
+    make_plans,
+    pick,
+    read_plans,
+)
 from esper.proof.play import Cell, PlayConfig, Player
 from esper.proof.results import RESULTS_FILE, ResultFile
 from esper.tamiyo.controllers.heuristic import HeuristicConfig
@@ -226,7 +231,7 @@ class Search:
         known = [describe_schedule(entries) for entries in self.plans.values()]
         parents = dict(self.plans)
         while names:
-            own = values[self.members[_draw(len(self.members), stream)].label]
+            own = values[pick(stream, self.members).label]
             parent = parents[max(own, key=lambda plan: own[plan])]
             child = breed_plan(names[0], parent, stream, self._topologies)
             told = describe_schedule(child.entries)
@@ -315,10 +320,6 @@ def _purpose(number: int) -> str:
 
 def _only(table: Table, names: Container[str]) -> Table:
     return {m: {arm: own[arm] for arm in own if arm in names} for m, own in table.items()}
-
-
-def _draw(count: int, stream: torch.Generator) -> int:
-    return int(torch.randint(count, (), generator=stream))
 
 
 def _always(entries: PlainSchedule) -> Any:
