@@ -100,6 +100,8 @@ def work(options: argparse.Namespace) -> bool:
         # All of them with one seed before any has another, so that a short time is shared fairly.
         for seed in range(options.first_seed, options.first_seed + options.seeds):
             for name, config in chosen.items():
+                if options.only and name not in options.only:
+                    continue
                 if (name, seed, options.rounds - 1) in done:
                     continue
 
@@ -395,6 +397,12 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seconds", type=float, default=1500.0, help="stop by then")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=(*DOCUMENTS, *(f"ours-{width}" for width in WIDTHS)),
+        help="some of them: several processes, each with a file of its own, can share a device",
+    )
     parser.add_argument("--rounds", type=int, default=6, help="of every run")
     parser.add_argument("--rows", type=int, default=64, help="networks side by side")
     parser.add_argument("--steps", type=int, help="decisions of an episode; cifar16's by default")
