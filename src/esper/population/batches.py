@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from esper.leyline.transfer import to_device
 from esper.population.vmap_rules import has_kernels
 from esper.tasks.augmentation import PADDING, Crops, crop_flip, draw_crops
 from esper.tasks.dataset import TaskData, crop_seed
@@ -59,13 +60,18 @@ class RowSamples:
             self._targets = join_shared([t for t in given if t is not None], self.device)
         self.gain, self.bias = stack_normalisation([each.splits for each in data])
         """Float32 [R, ...], broadcastable to samples; None where none has any."""
-        self._is_varied = torch.tensor([each.augmentation != "none" for each in data])
+        varied = [each.augmentation != "none" for each in data]
+        self._are_varied = any(varied), all(varied)
+        self._is_varied = torch.tensor(varied, device=self.device)
         self._orders = [
             (rows, EpochOrders([keys[row] for row in rows], size, samples, self.device))
             for (size, samples), rows in group_rows(
                 [(len(each.kept), each.samples_per_step) for each in data]
             ).items()
         ]
+        drawn = [row for rows, _ in self._orders for row in rows]
+        self._place_of_row = torch.tensor(drawn, device=self.device).argsort()
+        """int64 [R], where each row stands when the orders of all sizes are put together."""
 
     @cached_property
     def channel_normalisation(self) -> tuple[Tensor, Tensor] | None:
@@ -100,20 +106,18 @@ class RowSamples:
         parts = [orders.draw([epochs[row] for row in rows]) for rows, orders in self._orders]
         if len(parts) == 1:
             return parts[0]
-        rows = [row for rows, _ in self._orders for row in rows]
-        places = torch.empty_like(torch.cat(parts))
-        places[torch.tensor(rows, device=self.device)] = torch.cat(parts)
-        return places
+        return torch.cat(parts)[self._place_of_row]
 
     def _draw_crops(self, epochs: Sequence[int], count: int) -> Crops | None:
-        if not bool(self._is_varied.any()):
+        some, everybody = self._are_varied
+        if not some:
             return None
         seeds = [crop_seed(key, epoch) for key, epoch in zip(self._keys, epochs, strict=True)]
-        drawn = draw_crops(torch.tensor(seeds, device=self.device), count)
-        if bool(self._is_varied.all()):
+        drawn = draw_crops(to_device(torch.tensor(seeds), self.device), count)
+        if everybody:
             return drawn
         # A crop out of the middle leaves an image as it is.
-        varied = self._is_varied.to(self.device)[:, None]
+        varied = self._is_varied[:, None]
         return Crops(
             torch.where(varied, drawn.top, PADDING),
             torch.where(varied, drawn.left, PADDING),

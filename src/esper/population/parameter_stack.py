@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.engine import Moments
+from esper.leyline.transfer import to_device, write_to
 from esper.population.engine import SlotSpec
 
 
@@ -59,7 +60,7 @@ class ParameterStack:
         self, kept: Sequence[int], entries: int, filler: Mapping[str, Tensor] | None = None
     ) -> None:
         """Have this many entries: first those `kept`, in this order, then `filler` or zeros."""
-        chosen = torch.tensor(list(kept), dtype=torch.int64, device=self.flat.device)
+        chosen = to_device(torch.tensor(list(kept), dtype=torch.int64), self.flat.device)
         zeros = self.flat.new_zeros((entries - len(chosen), self.width))
 
         def resized(values: Tensor, rest: Tensor) -> Tensor:
@@ -87,7 +88,7 @@ class ParameterStack:
 
     def fill(self, networks: Sequence[Mapping[str, Tensor]]) -> None:
         """Overwrite all networks, at rest, in the memory they have."""
-        self.flat.copy_(torch.cat([self._join(values) for values in networks]))
+        write_to(self.flat, torch.cat([self._join(values) for values in networks]))
         self.momentum.zero_()
         self.steps.zero_()
         if self.squares is not None:
@@ -105,7 +106,7 @@ class ParameterStack:
 
     def read_at_rest(self, entries: Sequence[int]) -> list[dict[str, Tensor]]:
         """Return copies of some networks' parameters by name."""
-        chosen = torch.tensor(list(entries), dtype=torch.int64).to(self.flat.device)
+        chosen = to_device(torch.tensor(list(entries), dtype=torch.int64), self.flat.device)
         return [self._unpack(values) for values in self.flat.index_select(0, chosen)]
 
     def refresh(self) -> None:
@@ -137,7 +138,7 @@ class ParameterStack:
         matrix = torch.zeros((self.width, len(self.shapes)), dtype=torch.float64)
         for column, (start, size) in enumerate(self.columns()):
             matrix[start : start + size, column] = 1
-        return matrix.to(self.flat.device)
+        return to_device(matrix, self.flat.device)
 
     def _view(self) -> None:
         """Make the leaves anew after the flat tensor was replaced."""
@@ -149,7 +150,7 @@ class ParameterStack:
             self.leaves[name] = part.detach().requires_grad_(name not in self.frozen)
 
     def _pack(self, values: Mapping[str, Tensor]) -> Tensor:
-        return self._join(values).to(self.flat)
+        return to_device(self._join(values), self.flat.device).to(self.flat.dtype)
 
     def _join(self, values: Mapping[str, Tensor]) -> Tensor:
         """Return [1, width]: a network's parameters one after another, where they are."""

@@ -20,6 +20,7 @@ from torch.func import functional_call, vmap
 
 from esper.kasmina.blending import blend_rows
 from esper.leyline.alpha import AlphaAlgorithm
+from esper.leyline.transfer import to_device, write_to
 from esper.population.device import CudaStreams, Job
 from esper.population.parameter_stack import ParameterStack
 from esper.population.vmap_rules import has_kernels
@@ -72,12 +73,12 @@ class SlotIndex:
     @classmethod
     def from_arrays(cls, arrays: SlotIndexArrays, device: torch.device) -> SlotIndex:
         """Put numbers on a device."""
-        return cls(*(torch.from_numpy(each).to(device) for each in _values(arrays)))
+        return cls(*(to_device(torch.from_numpy(each), device) for each in _values(arrays)))
 
     def copy_(self, arrays: SlotIndexArrays) -> None:
         """Take over other numbers in place."""
         for mine, each in zip(_values(self), _values(arrays), strict=True):
-            mine.copy_(torch.from_numpy(each))
+            write_to(mine, torch.from_numpy(each))
 
 
 def _values(numbers: SlotIndex | SlotIndexArrays) -> list[Any]:

@@ -21,6 +21,7 @@ from torch import Tensor
 from esper.kasmina.contribution import values_in_points
 from esper.kasmina.state import SlotState
 from esper.leyline.alpha import AlphaAlgorithm
+from esper.leyline.transfer import to_device, write_to
 from esper.population.batches import order_images
 from esper.population.device import CudaStreams, GraphReplay, StackStream
 from esper.population.engine import SlotSpec
@@ -108,7 +109,7 @@ class ValidationRows:
             self._lay_out(len(rows), needed)
         padded = np.zeros(len(self.rows), dtype=np.int64)
         padded[: len(rows)] = rows
-        self.rows.copy_(torch.from_numpy(padded))
+        write_to(self.rows, torch.from_numpy(padded))
         for slot, each in enumerate(active):
             self._fill_slot(slot, each)
 
@@ -183,13 +184,13 @@ class ValidationRows:
         modules = [*forward.modules, *([forward.gates] if forward.gates is not None else [])]
         for module, at in zip(modules, [*chosen, *([gates] if len(gates) else [])], strict=True):
             assert module.entries is not None
-            module.entries.copy_(torch.from_numpy(at))
+            write_to(module.entries, torch.from_numpy(at))
 
     def _module(self, slot: int, kind: int, entries: Integers) -> StackedModule:
         stack = self._seed_stacks.stack(slot, kind)
         if not self._capacity.has_spares and np.array_equal(entries, np.arange(len(stack.rows))):
             return StackedModule(stack.parameters, None, stack.module, len(entries))
-        chosen = torch.from_numpy(entries).to(self._device)
+        chosen = to_device(torch.from_numpy(entries), self._device)
         return StackedModule(stack.parameters, chosen, stack.module, len(entries))
 
 
@@ -342,7 +343,7 @@ class ValidationPass:
         loss, right = torch.cat(losses), torch.cat(corrects) if corrects else None
         if len(self._sets) == 1:
             return loss, right
-        back = torch.from_numpy(np.argsort(np.concatenate(order))).to(self._device)
+        back = to_device(torch.from_numpy(np.argsort(np.concatenate(order))), self._device)
         return loss[back], None if right is None else right[back]
 
     def score(self, split: Split, state: SlotState) -> Tensor:
@@ -358,7 +359,7 @@ class ValidationPass:
                 loss, correct = self._run_pass(len(part))
                 both = torch.stack([values_in_points(loss, correct), loss.double()], -1)
                 total += both[:, : len(indices)].sum(1)
-            scores[torch.from_numpy(part).to(self._device)] = total / data.size(split)
+            scores[to_device(torch.from_numpy(part), self._device)] = total / data.size(split)
         return scores.cpu()
 
     def _passes(self, rows: Integers) -> Iterator[tuple[int, Integers]]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from esper.leyline.randomness import derive_seed, random_orders
+from esper.leyline.transfer import to_device
 
 
 class EpochOrders:
@@ -47,7 +48,7 @@ class EpochOrders:
             for which in numbers
         }
         orders = torch.cat([self._passes[which] for which in numbers], 1)
-        offsets = torch.tensor([offset for _, offset in starts], device=self._device)
+        offsets = to_device(torch.tensor([offset for _, offset in starts]), self._device)
         places = offsets[:, None] + torch.arange(self._samples, device=self._device)
         return orders.gather(1, places).long()
 
@@ -57,4 +58,4 @@ class EpochOrders:
             derive_seed(key, "pass", number)
             for key, number in zip(self._keys, numbers, strict=True)
         ]
-        return random_orders(torch.tensor(seeds, device=self._device), self._size).int()
+        return random_orders(to_device(torch.tensor(seeds), self._device), self._size).int()

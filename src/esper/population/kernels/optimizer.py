@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from esper.leyline.transfer import to_device
 from esper.population.updates import OwnerTraining
 from esper.tasks.training import EPSILON, SECOND_BETA
 
@@ -181,8 +182,9 @@ class Optimizer:
         table = np.concatenate(lines)
         tensors = table[:, _COLUMNS]
         self.piece_owner, self.piece_tensor = table[:, 6].copy(), tensors.copy()
-        self._table = torch.from_numpy(np.ascontiguousarray(table[:, :_COLUMNS])).to(device)
-        self._first = torch.tensor(first, device=device)
+        columns = torch.from_numpy(np.ascontiguousarray(table[:, :_COLUMNS]))
+        self._table = to_device(columns, device)
+        self._first = to_device(torch.tensor(first), device)
         longest = int(np.diff(np.array(first)).max())
         self._pieces = triton.next_power_of_2(max(1, longest))
         self._copy = next((s.copy.dtype for s in stacks if s.copy is not None), None)
