@@ -32,13 +32,12 @@ def main(arguments: list[str]) -> int:
         print(json.dumps(results, indent=2))
         return 0
     print_table(
-        ["task", "rows", "median", "mean", "longest", "train", "validate", "captures", "GiB"],
+        ["task", "rows", "median", "mean", "longest", "captures", "GiB"],
         [
             [
                 each["task"],
                 str(each["rows"]),
                 *(f"{each[name]:.0f} ms" for name in ("median_ms", "mean_ms", "longest_ms")),
-                *(f"{each[name]:.0f} ms" for name in ("train_ms", "validate_ms")),
                 f"{each['captures']} in {each['steps']} steps",
                 "–" if each["memory_gib"] is None else f"{each['memory_gib']:.1f}",
             ]
@@ -52,7 +51,7 @@ def measure(rows: int, options: argparse.Namespace) -> dict[str, Any]:
     """Live through some steps and return their times; captures are those of all steps."""
     import torch
 
-    from esper.bench.engine import PhaseClock, measured_task, random_data
+    from esper.bench.engine import measured_task, random_data
     from esper.bench.timing import now
     from esper.leyline.actions import placeholder_actions
     from esper.population.engine import PopulationConfig
@@ -70,16 +69,12 @@ def measure(rows: int, options: argparse.Namespace) -> dict[str, Any]:
         if options.grown:
             for group in population.groups:
                 group.assume(fully_grown(group))
-        clocks = [PhaseClock(group.engine, population.device) for group in population.groups]
         controller = RandomController(1)
         controller.reset(rows, population.device)
         times = []
         for number in range(options.warm_up + options.steps):
-            if number == options.warm_up:
-                for clock in clocks:
-                    clock.reset()
-                if on_cuda:
-                    torch.cuda.reset_peak_memory_stats()
+            if number == options.warm_up and on_cuda:
+                torch.cuda.reset_peak_memory_stats()
             waiting = placeholder_actions(rows)
             actions = waiting if options.grown else controller.act(signals, population.masks())
             started = now(population.device)
@@ -93,9 +88,7 @@ def measure(rows: int, options: argparse.Namespace) -> dict[str, Any]:
             "median_ms": median(timed),
             "mean_ms": mean(timed),
             "longest_ms": max(timed),
-            "train_ms": 1e3 * sum(clock.train_s for clock in clocks) / len(timed),
-            "validate_ms": 1e3 * sum(clock.validate_s for clock in clocks) / len(timed),
-            "captures": sum(clock.captures for clock in clocks),
+            "captures": sum(getattr(group.engine, "captures", 0) for group in population.groups),
             "memory_gib": torch.cuda.max_memory_allocated() / 2**30 if on_cuda else None,
         }
     finally:

@@ -177,6 +177,7 @@ def measure_apart(job: dict[str, Any], count: int, rounds: int) -> dict[str, Any
 def describe(result: dict[str, Any]) -> list[str]:
     """Return one line of the table."""
     memory, ratio = result["memory_gib"], result["ratio"]
+    phases = sum(result[name] for name in ("train_s", "validate_s", "other_s"))
     return [
         result["task"],
         result["strategy"],
@@ -185,8 +186,8 @@ def describe(result: dict[str, Any]) -> list[str]:
         f"{result['row_ms']:.2f}",
         f"{result['row_epochs_per_s']:.1f}",
         f"{result['images_per_s']:,.0f}",
-        f"{100 * result['train_s'] / result['step_s']:.0f} %",
-        f"{100 * result['validate_s'] / result['step_s']:.0f} %",
+        f"{100 * result['train_s'] / phases:.0f} %",
+        f"{100 * result['validate_s'] / phases:.0f} %",
         "–" if memory is None else f"{memory:.1f}",
         str(result["captures"]),
         f"{100 * result['matmul_share']:.1f} %",

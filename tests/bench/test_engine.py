@@ -33,7 +33,6 @@ def test_rates_phases_and_shares_belong_together(strategy: str) -> None:
     case = Case(strategy=strategy, rows=2, steps=1, **QUICK)  # type: ignore[arg-type]
     found = measure(case, "cpu", matmul_rate=1e11)
     assert (found.strategy, found.rows, found.precision) == (strategy, 2, "fp32")
-    assert found.step_s == pytest.approx(found.train_s + found.validate_s + found.other_s)
     assert min(found.train_s, found.validate_s, found.other_s) > 0
     assert found.row_ms == pytest.approx(500 * found.step_s)
     assert found.row_epochs_per_s == pytest.approx(2 / found.step_s)

@@ -37,7 +37,7 @@ def draw(rows: list[tuple[bool, ...]], samples: int) -> tuple[list[Tensor], Tens
 
 def test_every_row_is_estimated_as_a_network_alone() -> None:
     plans, loss, values = draw(PATTERNS, 40)
-    found = compare_rows(torch.tensor(PATTERNS), plans, loss, values)
+    found = compare_rows(torch.tensor(PATTERNS), plans, loss, values)()
     names = ("a", "b", "c", "d", "e")
     start = 0
     for row, (pattern, plan) in enumerate(zip(PATTERNS, plans, strict=True)):
@@ -55,30 +55,30 @@ def test_every_row_is_estimated_as_a_network_alone() -> None:
 def test_a_row_is_the_same_to_the_bit_alone_and_among_others() -> None:
     rows = [PATTERNS[number % len(PATTERNS)] for number in range(30)]
     plans, loss, values = draw(rows, 100)
-    together = compare_rows(torch.tensor(rows), plans, loss, values)
+    together = compare_rows(torch.tensor(rows), plans, loss, values)()
     start = 0
     for row, plan in enumerate(plans):
         own = slice(start, start + len(plan))
         start += len(plan)
-        alone = compare_rows(torch.tensor(rows[row : row + 1]), [plan], loss[own], values[own])
+        alone = compare_rows(torch.tensor(rows[row : row + 1]), [plan], loss[own], values[own])()
         for name in Measured.__slots__:
             assert same(getattr(together, name)[row], getattr(alone, name)[0]), (row, name)
 
 
 def test_one_sample_has_no_standard_error() -> None:
     plans, loss, values = draw(PATTERNS[1:2], 1)
-    found = compare_rows(torch.tensor(PATTERNS[1:2]), plans, loss, values)
+    found = compare_rows(torch.tensor(PATTERNS[1:2]), plans, loss, values)()
     assert bool(torch.isfinite(found.worth[0, 0]))
     assert bool(torch.isnan(found.error[0, 0]))
 
 
 def test_a_row_that_is_not_finite_stays_alone() -> None:
     plans, loss, values = draw(PATTERNS, 20)
-    clean = compare_rows(torch.tensor(PATTERNS), plans, loss, values)
+    clean = compare_rows(torch.tensor(PATTERNS), plans, loss, values)()
     first = len(plans[0]) + len(plans[1])
     for tensor in (loss, values):
         tensor[first : first + len(plans[2])] = torch.nan
-    spoiled = compare_rows(torch.tensor(PATTERNS), plans, loss, values)
+    spoiled = compare_rows(torch.tensor(PATTERNS), plans, loss, values)()
     assert not bool(torch.isfinite(spoiled.loss[2]))
     others = torch.tensor([row for row in range(len(PATTERNS)) if row != 2])
     for name in Measured.__slots__:

@@ -19,6 +19,7 @@ from esper.leyline.blueprints import NUM_BLUEPRINTS
 from esper.leyline.errors import EsperError
 from esper.leyline.rules import Masks, RulesConfig, RuleView, build_masks
 from esper.leyline.stages import SeedStage
+from esper.leyline.transfer import Later
 from esper.testing.imagined import ImaginedEngine
 from tests.kasmina.gardens import plain_facts
 from tests.plots import same
@@ -64,14 +65,15 @@ class World:
         self.group.assume(self.group.state)
         self.engine.events.clear()
 
-    def measure(self, members: Tensor, which: Tensor | None) -> Measured:
+    def measure(self, members: Tensor, which: Tensor | None) -> Later[Measured]:
         self.engine.events.append("measure" if which is None else "measure again")
         self.asked.append((members.any(1).tolist(), which is not None))
         again = torch.full((ROWS,), 0.4, dtype=torch.float64)
         worth = torch.full((ROWS, SLOTS), self.worth, dtype=torch.float64)
         loss = self.loss if which is None else again
         pairs = torch.zeros((ROWS, SLOTS, SLOTS), dtype=torch.float64)
-        return Measured(loss, 100 * (1 - loss), worth, 0.1 * worth, pairs)
+        shown = Measured(loss, 100 * (1 - loss), worth, 0.1 * worth, pairs)
+        return lambda: shown
 
 
 def do(op: LifecycleOp = LifecycleOp.WAIT, row: int = 0, **choices: int) -> Command:

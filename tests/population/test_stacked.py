@@ -282,7 +282,7 @@ def ablate(group: TaskGroup) -> tuple[Tensor, Tensor, Tensor]:
     members = participating(group.state)
     plans = [plan_ablations(row) for row in members.tolist()]
     loss, correct = group.engine.measure(plans)
-    measured = compare_rows(members, plans, loss, values_in_points(loss, correct))
+    measured = compare_rows(members, plans, loss, values_in_points(loss, correct))()
     return loss, measured.worth, measured.interaction
 
 

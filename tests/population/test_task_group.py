@@ -271,7 +271,7 @@ def measured_now(group: TaskGroup) -> Any:
     plans = [torch.ones((1, 3), dtype=torch.bool)] * group.rows
     loss, correct = group.engine.measure(plans)
     assert correct is not None
-    return compare_rows(members, plans, loss, 100 * correct.double())
+    return compare_rows(members, plans, loss, 100 * correct.double())()
 
 
 def test_what_is_wrong_is_never_kept_as_safe() -> None:

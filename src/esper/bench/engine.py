@@ -26,6 +26,7 @@ from esper.leyline.actions import placeholder_actions
 from esper.leyline.alpha import AlphaAlgorithm
 from esper.leyline.randomness import generator
 from esper.leyline.stages import SeedStage
+from esper.leyline.transfer import Later
 from esper.population.engine import PopulationConfig, Strategy
 from esper.population.population import Population
 from esper.population.task_group import TaskGroup
@@ -79,7 +80,11 @@ class Throughput:
     train_s: float
     validate_s: float
     other_s: float
-    """Acting, lifecycle, statistics, governor and signals."""
+    """Acting, lifecycle, statistics, governor and signals.
+
+    On a device phases overlap. The three are of steps in which each is waited for, so together
+    they are longer than a step.
+    """
     captures: int
     """Step graphs captured, warm-up included."""
     memory_gib: float | None
@@ -104,19 +109,13 @@ def measure(case: Case, device: str = "auto", *, matmul_rate: float | None = Non
     population = grown_population(task, data, case, device)
     where = population.device
     try:
-        clocks = [PhaseClock(group.engine, where) for group in population.groups]
-        waiting = placeholder_actions(population.rows)
         # The first steps on a device load kernels, choose algorithms and fill the allocator.
-        for _ in range(2 if where.type == "cuda" else case.warm_up):
-            population.step(waiting)
+        _live_steps(population, 2 if where.type == "cuda" else case.warm_up)
         if where.type == "cuda":
             torch.cuda.reset_peak_memory_stats(where)
-        for clock in clocks:
-            clock.reset()
-        started = now(where)
-        for _ in range(case.steps):
-            population.step(waiting)
-        step_s = (now(where) - started) / case.steps
+        step_s = _live_steps(population, case.steps) / case.steps
+        clocks = [PhaseClock(group.engine, where) for group in population.groups]
+        clocked_s = _live_steps(population, case.steps) / case.steps
         operations = sum(step_flops(group, len(data.subset)) for group in population.groups)
         if matmul_rate is None:
             matmul_rate = measure_matmul(where, use_bf16=case.use_bf16)
@@ -133,7 +132,7 @@ def measure(case: Case, device: str = "auto", *, matmul_rate: float | None = Non
             images_per_s=case.rows * data.samples_per_step / step_s,
             train_s=train_s,
             validate_s=validate_s,
-            other_s=max(0.0, step_s - train_s - validate_s),
+            other_s=max(0.0, clocked_s - train_s - validate_s),
             captures=sum(clock.captures for clock in clocks),
             memory_gib=torch.cuda.max_memory_allocated(where) / 2**30
             if where.type == "cuda"
@@ -147,6 +146,14 @@ def measure(case: Case, device: str = "auto", *, matmul_rate: float | None = Non
         gc.collect()
         if where.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def _live_steps(population: Population, steps: int) -> float:
+    """Live through some steps in which nobody acts, and return their seconds."""
+    waiting, started = placeholder_actions(population.rows), now(population.device)
+    for _ in range(steps):
+        population.step(waiting)
+    return now(population.device) - started
 
 
 def make_cases(
@@ -288,19 +295,19 @@ def measure_matmul(
 
 
 class PhaseClock:
-    """Times the phases of an engine: its `train` and `measure`, from now on."""
+    """Times the phases of an engine, its `train` and `measure`, and waits for the end of each."""
 
     def __init__(self, engine: EvaluatedEngine, device: torch.device) -> None:
         """Wrap the engine's two methods; times include what the device was given."""
-        self._engine, self._device = engine, device
+        self._engine = engine
         self.train_s = self.validate_s = 0.0
         train, measure = engine.train, engine.measure
 
-        def timed_train(epochs: Sequence[int]) -> EpochResult:
+        def timed_train(epochs: Sequence[int]) -> Later[EpochResult]:
             started = now(device)
-            result = train(epochs)
+            result = train(epochs)()
             self.train_s += now(device) - started
-            return result
+            return lambda: result
 
         def timed_measure(plans: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
             started = now(device)
@@ -315,7 +322,3 @@ class PhaseClock:
     def captures(self) -> int:
         """Step graphs captured so far."""
         return int(getattr(self._engine, "captures", 0))
-
-    def reset(self) -> None:
-        """Forget the times."""
-        self.train_s = self.validate_s = 0.0

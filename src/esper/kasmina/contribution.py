@@ -19,6 +19,7 @@ from torch import Tensor
 from esper.kasmina.state import SlotState
 from esper.leyline.records import told_worth
 from esper.leyline.stages import SeedStage
+from esper.leyline.transfer import Later, to_device, to_host
 
 FACTORIAL_LIMIT = 4
 """Up to this many seeds every subset is evaluated; beyond, subsets of up to two and all but one."""
@@ -222,21 +223,20 @@ def plan_differences(members: tuple[bool, ...]) -> Differences:
 
 def compare_rows(
     members: Tensor, plans: Sequence[Tensor], loss: Tensor, values: Tensor
-) -> Measured:
+) -> Later[Measured]:
     """Estimate all rows' contributions; loss and values are [sum of K, M], on any device.
 
     Everything is computed where the values are; one small block comes back. A row without a plan
     shows NaN.
     """
-    rows, slots = members.shape
     starts, total = [], 0
     for plan in plans:
         starts.append(total)
         total += len(plan)
-    solo_at: list[tuple[int, int]] = []
-    solo: list[tuple[int, int]] = []
-    pair_at: list[tuple[int, int, int]] = []
-    pairs: list[tuple[int, int, int, int]] = []
+    solo_at: list[tuple[int, ...]] = []
+    solo: list[tuple[int, ...]] = []
+    pair_at: list[tuple[int, ...]] = []
+    pairs: list[tuple[int, ...]] = []
     for row, pattern in enumerate(members.tolist()):
         found, start = plan_differences(tuple(pattern)), starts[row]
         for slot, without in found.solo:
@@ -245,37 +245,51 @@ def compare_rows(
         for i, j, both, first, second, none in found.pairs:
             pair_at.append((row, i, j))
             pairs.append((start + both, start + first, start + second, start + none))
+    shown_at: list[tuple[int, ...]] = [(row,) for row, plan in enumerate(plans) if len(plan)]
     device = values.device
-    shown = [row for row, plan in enumerate(plans) if len(plan)]
-    main = torch.tensor([starts[row] for row in shown], dtype=torch.int64, device=device)
-    parts = [loss[main].to(torch.float64).mean(1), values[main].mean(1)]
-    if solo:
-        index = torch.tensor(solo, device=device)
-        difference = values[index[:, 0]] - values[index[:, 1]]
-        parts += [difference.mean(1), standard_error(difference)]
-    if pairs:
-        index = torch.tensor(pairs, device=device)
-        means = values.mean(1)[index]
-        parts.append(means[:, 0] - means[:, 1] - means[:, 2] + means[:, 3])
-    block = torch.cat(parts).cpu()
+    (main,) = _columns([(starts[row],) for (row,) in shown_at], 1, device)
+    whole, ablated = _columns(solo, 2, device)
+    difference, means = values[whole] - values[ablated], values.mean(1)
+    f_both, f_first, f_second, f_none = (means[place] for place in _columns(pairs, 4, device))
+    parts = (
+        loss[main].to(torch.float64).mean(1),
+        values[main].mean(1),
+        difference.mean(1),
+        standard_error(difference),
+        f_both - f_first - f_second + f_none,
+    )
+    block = to_host(torch.cat(parts))
 
-    worth = torch.full((rows, slots), torch.nan, dtype=torch.float64)
-    error = worth.clone()
-    interaction = torch.zeros((rows, slots, slots), dtype=torch.float64)
-    place = 2 * len(shown)
-    for number, (row, slot) in enumerate(solo_at):
-        worth[row, slot] = block[place + number]
-        error[row, slot] = block[place + len(solo_at) + number]
-    place += 2 * len(solo_at)
-    for number, (row, i, j) in enumerate(pair_at):
-        interaction[row, i, j] = interaction[row, j, i] = block[place + number]
-    count = len(shown)
-    if count == rows:
-        return Measured(block[:rows], block[rows : 2 * rows], worth, error, interaction)
-    main_loss = torch.full((rows,), torch.nan, dtype=torch.float64)
-    main_score = main_loss.clone()
-    main_loss[shown], main_score[shown] = block[:count], block[count : 2 * count]
-    return Measured(main_loss, main_score, worth, error, interaction)
+    def measured() -> Measured:
+        own_loss, score, worth, error, together = block().split([len(part) for part in parts])
+        rows, slots = members.shape
+        above = _spread(together, pair_at, (rows, slots, slots), rest=0.0)
+        return Measured(
+            _spread(own_loss, shown_at, (rows,)),
+            _spread(score, shown_at, (rows,)),
+            _spread(worth, solo_at, (rows, slots)),
+            _spread(error, solo_at, (rows, slots)),
+            above + above.mT,
+        )
+
+    return measured
+
+
+def _columns(
+    lines: Sequence[tuple[int, ...]], width: int, device: torch.device | str = "cpu"
+) -> tuple[Tensor, ...]:
+    """Return the columns of a table with so many, as int64 [lines] on a device."""
+    table = torch.tensor(lines, dtype=torch.int64).reshape(len(lines), width)
+    return to_device(table, torch.device(device)).unbind(1)
+
+
+def _spread(
+    told: Tensor, at: Sequence[tuple[int, ...]], shape: tuple[int, ...], rest: float = math.nan
+) -> Tensor:
+    """Return float64 of a shape: what is told at some places, and the rest of it all alike."""
+    result = torch.full(shape, rest, dtype=torch.float64)
+    result[_columns(at, len(shape))] = told
+    return result
 
 
 def standard_error(samples: Tensor) -> Tensor:

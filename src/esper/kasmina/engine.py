@@ -19,6 +19,7 @@ from esper.kasmina.garden import Garden
 from esper.kasmina.gradients import GradientSample
 from esper.kasmina.state import SlotState, empty_state
 from esper.leyline.schema import check_count, check_tensors
+from esper.leyline.transfer import Later
 
 T = TypeVar("T")
 
@@ -160,8 +161,12 @@ class Engine(Protocol):
         """Build, free and re-aim seeds as the state says; return their sizes, int64 [R, S]."""
         ...
 
-    def train(self, epochs: Sequence[int]) -> EpochResult:
-        """Train one epoch; `epochs` says which one it is for every row."""
+    def train(self, epochs: Sequence[int]) -> Later[EpochResult]:
+        """Train one epoch; `epochs` says which one it is for every row.
+
+        An engine that works by itself, on a device or in processes, only begins it: what is asked
+        of it next, such as to measure the rows, happens after the epoch, and nobody has to wait.
+        """
         ...
 
     def read(self, row: int) -> RowWeights:
@@ -186,22 +191,14 @@ class EvaluatedEngine(Engine, Protocol):
     def measure(self, plans: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
         """Evaluate plans[r] (bool [K_r, S]) of every row; return loss and correct [sum K, M].
 
-        A row whose plan is empty is left out.
+        A row whose plan is empty is left out. On a device the numbers may not be there yet, as
+        with any tensor of it.
         """
         ...
 
 
 @runtime_checkable
-class AsynchronousEngine(Protocol):
-    """An engine that works by itself: it need not be waited for at once."""
-
-    def announce(self, epochs: Sequence[int]) -> None:
-        """Let the epoch begin that `train` is going to be asked for."""
-        ...
-
-
-@runtime_checkable
-class RemoteEngine(AsynchronousEngine, Protocol):
+class RemoteEngine(Protocol):
     """An engine whose rows live elsewhere."""
 
     def read_rows(self, rows: Sequence[int]) -> list[RowWeights]:

@@ -30,7 +30,6 @@ from esper.kasmina.contribution import (
 )
 from esper.kasmina.costs import fitting_blueprints
 from esper.kasmina.engine import (
-    AsynchronousEngine,
     Engine,
     EpochResult,
     EvaluatedEngine,
@@ -68,10 +67,11 @@ from esper.leyline.rules import Masks, RuleView, build_masks
 from esper.leyline.schema import check_like, check_range
 from esper.leyline.signals import Signals
 from esper.leyline.stages import SeedStage
+from esper.leyline.transfer import Later
 
 Remembered = TypeVar("Remembered", SlotState, TrackerState, GovernorState, Measured)
 
-Measure = Callable[[Tensor, Tensor | None], Measured]
+Measure = Callable[[Tensor, Tensor | None], Later[Measured]]
 """(participating seeds bool [R, S], rows bool [R] or None for all) -> what the rows show."""
 
 
@@ -85,7 +85,9 @@ class RowConfig(Config):
     ablate_every: int = option(1, "Measure contributions at every this many epochs.", minimum=1)
 
 
-def measure_by_ablation(engine: EvaluatedEngine, members: Tensor, which: Tensor | None) -> Measured:
+def measure_by_ablation(
+    engine: EvaluatedEngine, members: Tensor, which: Tensor | None
+) -> Later[Measured]:
     """Evaluate networks in every configuration of their participating seeds, and compare."""
     rows = members.tolist()
     chosen = [True] * len(rows) if which is None else which.tolist()
@@ -144,6 +146,8 @@ class RowGroup:
         self._rates = rates
         self._rests_at_horizon = rests_at_horizon
         self._measure = measure
+        self._training: Later[EpochResult] | None = None
+        """The epoch that has begun."""
         self._safe: list[RowWeights] = []
         self.safe_epoch = self._full(0)
         """int64 [R], the epoch after which each row was last known to be safe."""
@@ -215,10 +219,12 @@ class RowGroup:
     def live(self) -> None:
         """Train one epoch, measure it, go back where it went wrong, and remember the rest."""
         resting = self.at_rest
-        result = self.engine.train(self._next_epochs())
+        trained, self._training = self._training or self._train(), None
         due = (self.tracker.epoch % self.config.ablate_every == 0) & ~resting
         members = participating(self.state) & due[:, None]
-        measured = self._measure(members, ~resting if bool(resting.any()) else None)
+        # A device is given both before either is waited for: it measures while we read the first.
+        measuring = self._measure(members, ~resting if bool(resting.any()) else None)
+        result, measured = trained(), measuring()
         # From here on nothing of a user's can fail: what is remembered changes as a whole.
         tracker, governor, shown = self.tracker, self.governor, self.measured
         measured, good = self._govern(measured, resting)
@@ -279,10 +285,9 @@ class RowGroup:
             self._safe = self._read_at_rest(range(self.rows))
             self.safe_epoch = self.tracker.epoch.clone()
 
-    def announce(self) -> None:
+    def begin(self) -> None:
         """Let the next epoch begin, so that other groups need not wait for its end."""
-        if isinstance(self.engine, AsynchronousEngine):
-            self.engine.announce(self._next_epochs())
+        self._training = self._train()
 
     def memory(self, rows: Sequence[int] | None = None) -> dict[str, Any]:
         """Return what is remembered about some rows (all by default), apart from their weights."""
@@ -347,9 +352,8 @@ class RowGroup:
     def _full(self, value: int) -> Tensor:
         return torch.full((self.rows,), value, dtype=torch.int64, device=self.device)
 
-    def _next_epochs(self) -> list[int]:
-        epochs: list[int] = (self.tracker.epoch + 1).tolist()
-        return epochs
+    def _train(self) -> Later[EpochResult]:
+        return self.engine.train((self.tracker.epoch + 1).tolist())
 
     def _govern(self, measured: Measured, resting: Tensor) -> tuple[Measured, Tensor]:
         """Return what rows show after those that panicked went back, and bool [R], the others."""
@@ -390,7 +394,7 @@ class RowGroup:
             self.engine.write(row, weights, self.state.select([row]))
         self.state = self._sized(self.state)
         nobody = torch.zeros_like(self.state.occupied)
-        again = self._measure(nobody, bad)
+        again = self._measure(nobody, bad)()
         return dataclasses.replace(
             measured,
             loss=torch.where(bad, again.loss, measured.loss),

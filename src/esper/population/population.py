@@ -384,7 +384,7 @@ class Population:
         self._is_midway = True
         for group in self._groups:
             with self._memory_of(group):
-                group.announce()
+                group.begin()
         for group in self._groups:
             with self._memory_of(group):
                 group.live()

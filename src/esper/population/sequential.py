@@ -26,6 +26,7 @@ from esper.kasmina.state import SlotState
 from esper.kasmina.trainee import Trainee
 from esper.leyline.axes import USUAL_AXES
 from esper.leyline.randomness import drawing
+from esper.leyline.transfer import Later
 from esper.population.conditions import Condition
 from esper.population.engine import SlotSpec
 from esper.population.train_step import RowTraining
@@ -93,7 +94,7 @@ class SequentialEngine:
             garden.assume(state.select([row]))
         return torch.cat([garden.state.params for garden in self._gardens])
 
-    def train(self, epochs: Sequence[int]) -> EpochResult:
+    def train(self, epochs: Sequence[int]) -> Later[EpochResult]:
         """Train one epoch of every row that is not at rest, one row after another."""
         losses = []
         training = RowTraining.of(
@@ -110,7 +111,8 @@ class SequentialEngine:
                 losses.append(math.nan if self._at_rest[row] else self._train_row(row, epoch))
                 self.row_seconds[row] = time.thread_time() - started
         sample, sampled = take_samples(self._gardens)
-        return EpochResult(torch.tensor(losses, dtype=torch.float64), sample, sampled)
+        result = EpochResult(torch.tensor(losses, dtype=torch.float64), sample, sampled)
+        return lambda: result
 
     def measure(self, plans: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
         """Evaluate every configuration of every row."""

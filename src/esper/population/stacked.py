@@ -7,7 +7,7 @@ passes over validation data; on CUDA both are captured in graphs (`device`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from esper.kasmina.gradients import GradientSample, summarise
 from esper.kasmina.optimizer import GRADIENT_STRIDE
 from esper.kasmina.state import SlotState
 from esper.leyline.stages import SeedStage
+from esper.leyline.transfer import Later, to_host
 from esper.population.batches import BatchBuffers, RowSamples
 from esper.population.conditions import Condition
 from esper.population.device import CudaStreams, GraphReplay, StackStream
@@ -63,8 +64,6 @@ class StackedEngine:
             turn: how many other stacks of the population have their turn before this one.
         """
         self._stream = StackStream(conditions[0].data.device, turn)
-        self._running: tuple[list[int], Callable[[], EpochResult]] | None = None
-        """The epoch that has begun, and what waits for its end."""
         with self._stream.use():
             self._stack(hosts, slots, conditions, keys, use_bf16, use_graphs)
 
@@ -156,7 +155,6 @@ class StackedEngine:
         rows are numbers in it.
         """
         assert len(hosts) == len(self._keys), "a stack is renewed row by row"
-        assert self._running is None, "an epoch that has begun is waited for"
         with self._stream.use():
             self._hosts.fill([dict(host.named_parameters()) for host in hosts])
             self._seed_stacks.renew(keys)
@@ -177,23 +175,12 @@ class StackedEngine:
             self._seed_stacks.sync(state)
             return self._seed_stacks.sizes(state)
 
-    def announce(self, epochs: Sequence[int]) -> None:
-        """Let a device begin with the epoch that `train` is going to be asked for."""
-        if self._stream.is_on_cuda:
-            with self._stream.use(is_awaited=False):
-                self._running = list(epochs), self._begin(epochs)
+    def train(self, epochs: Sequence[int]) -> Later[EpochResult]:
+        """Train one epoch of every row that is not at rest, or let a device begin to."""
+        with self._stream.use(is_awaited=False):
+            return self._train(epochs)
 
-    def train(self, epochs: Sequence[int]) -> EpochResult:
-        """Train one epoch of every row that is not at rest."""
-        with self._stream.use():
-            if self._running is None:
-                return self._begin(epochs)()
-            (begun, wait), self._running = self._running, None
-            assert begun == list(epochs), "what was announced is what is trained"
-            return wait()
-
-    def _begin(self, epochs: Sequence[int]) -> Callable[[], EpochResult]:
-        """Train one epoch, or let a device begin to; return what waits for its end."""
+    def _train(self, epochs: Sequence[int]) -> Later[EpochResult]:
         assert self._state is not None, "sync comes before train"
         # A row at rest stays at its last epoch, whose samples it does not learn from.
         ends = [condition.horizon for condition in self._conditions]
@@ -223,8 +210,8 @@ class StackedEngine:
                 if number == last_sampled:
                     gradients = step.keep_gradients()
         assert gradients is not None, "an epoch has at least one batch"
-        norms, mean = gradients, losses / len(starts)
-        return lambda: EpochResult(mean.cpu(), *self._summarise(*norms()))
+        norms, mean = gradients, to_host(losses / len(starts))
+        return lambda: EpochResult(mean(), *self._summarise(*norms()))
 
     def measure(self, plans: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
         """Evaluate every configuration of every row, as many at a time as a pass should hold."""

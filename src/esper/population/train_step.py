@@ -19,6 +19,7 @@ from torch import Tensor
 from esper.kasmina.state import SlotState
 from esper.leyline.alpha import AlphaMode
 from esper.leyline.stages import SeedStage
+from esper.leyline.transfer import Later, to_host, write_to
 from esper.population.parameter_stack import ParameterStack, flatten_gradients, reached_columns
 from esper.population.seed_stacks import ABSENT, GATE, IS_BLENDED, SeedStack, SeedStacks
 from esper.population.slot_forward import Integers
@@ -128,13 +129,16 @@ class TrainStep:
                 one = self._first[numbers[id(gates)]] + here
                 other = self._first[numbers[id(seeds)]] + there
                 partner[one], partner[other] = other, one
-        self._active.copy_(torch.from_numpy(active))
-        self._partner.copy_(torch.from_numpy(partner))
         mine = self._training
-        mine.rates.copy_(torch.from_numpy(rates))
-        mine.decays.copy_(torch.from_numpy(rows.decays[row_of]))
-        mine.momenta.copy_(torch.from_numpy(rows.momenta[row_of]))
-        mine.clips.copy_(torch.from_numpy(rows.clips[row_of]))
+        for place, values in (
+            (self._active, active),
+            (self._partner, partner),
+            (mine.rates, rates),
+            (mine.decays, rows.decays[row_of]),
+            (mine.momenta, rows.momenta[row_of]),
+            (mine.clips, rows.clips[row_of]),
+        ):
+            write_to(place, torch.from_numpy(values))
         for parameters in self._parameters:
             parameters.refresh()
 
@@ -158,18 +162,16 @@ class TrainStep:
             self._store_gradients(list(map(flatten_gradients, leaves, found)))
             self._update(leaves, found)
 
-    def keep_gradients(self) -> Callable[[], tuple[Tensor, list[Tensor]]]:
-        """Return a function that says how large the gradients of the last step were.
+    def keep_gradients(self) -> Later[tuple[Tensor, list[Tensor]]]:
+        """Return how large the gradients of the last step were, whatever steps come after it.
 
         They are those before clipping: float64 [R], norms of the hosts' gradients, and for every
         stack float64 [entries, tensors], norms of all tensors that the loss reaches.
         """
         if self._optimizer is not None:
-            squares = self._optimizer.squares.clone()
-            return lambda: self._norms_of_pieces(squares)
-        # A captured step writes the next gradients into the same memory.
-        gradients = [gradient.clone() for gradient in self._gradients]
-        return lambda: self._norms_of_stacks(gradients)
+            squares = to_host(self._optimizer.squares)
+            return lambda: self._norms_of_pieces(squares())
+        return self._norms_of_stacks()
 
     def _entries(self, number: int) -> slice:
         return slice(int(self._first[number]), int(self._first[number + 1]))
@@ -201,15 +203,19 @@ class TrainStep:
         for mine, each in zip(self._gradients, gradients, strict=True):
             mine.copy_(each)
 
-    def _norms_of_stacks(self, gradients: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        host = gradients[0].to(torch.float64).square().sum(1).sqrt().cpu()
+    def _norms_of_stacks(self) -> Later[tuple[Tensor, list[Tensor]]]:
+        host = to_host(self._gradients[0].to(torch.float64).square().sum(1).sqrt())
         norms = [
-            stack.tensor_norms(gradient).cpu()[:, torch.tensor(reached)]
-            for stack, gradient, reached in zip(
-                self._parameters[1:], gradients[1:], self._reached[1:], strict=True
-            )
+            to_host(stack.tensor_norms(gradient))
+            for stack, gradient in zip(self._parameters[1:], self._gradients[1:], strict=True)
         ]
-        return host, norms
+        return lambda: (
+            host(),
+            [
+                each()[:, torch.tensor(reached)]
+                for each, reached in zip(norms, self._reached[1:], strict=True)
+            ],
+        )
 
     # -- in kernels ----------------------------------------------------------------------------
 
@@ -249,7 +255,7 @@ class TrainStep:
     def _norms_of_pieces(self, squares: Tensor) -> tuple[Tensor, list[Tensor]]:
         shapes = [(len(s), sum(r)) for s, r in zip(self._parameters, self._reached, strict=True)]
         sizes = [entries * tensors for entries, tensors in shapes]
-        values = squares.cpu().to(torch.float64).numpy()
+        values = squares.to(torch.float64).numpy()
         sums = np.bincount(self._piece_spots, weights=values, minlength=sum(sizes))
         parts = torch.from_numpy(np.sqrt(sums)).split(sizes)
         host, *seeds = (part.view(shape) for part, shape in zip(parts, shapes, strict=True))

@@ -38,6 +38,7 @@ from esper.leyline.randomness import generator
 from esper.leyline.rules import Masks, is_in
 from esper.leyline.signals import Signals
 from esper.leyline.stages import SeedStage
+from esper.leyline.transfer import Later
 from esper.simic.rewards.contract import Transition
 from esper.tamiyo.controllers.random import RandomController
 
@@ -121,9 +122,9 @@ class ImaginedEngine:
         """Return the sizes of the seeds, int64 [R, S]."""
         return torch.where(state.has_module, self._sizes[state.blueprint], 0)
 
-    def train(self, epochs: Sequence[int]) -> EpochResult:
+    def train(self, epochs: Sequence[int]) -> Later[EpochResult]:
         """Train nothing."""
-        return self.epoch
+        return lambda: self.epoch
 
     def read(self, row: int) -> RowWeights:
         """Return no weights."""
@@ -251,12 +252,13 @@ class ImaginedRows:
         nobody = torch.zeros(self.rows, dtype=torch.bool)
         self._failed = nobody if rolled_back is None else rolled_back
 
-    def _measure(self, members: Tensor, which: Tensor | None) -> Measured:
+    def _measure(self, members: Tensor, which: Tensor | None) -> Later[Measured]:
         told = self._told
         loss = told.loss if which is not None else torch.where(self._failed, math.nan, told.loss)
         pairs = members[:, :, None] & members[:, None, :]
         interaction = torch.where(pairs, told.interaction, 0.0)
-        return Measured(loss, told.score, told.worth, told.error, interaction)
+        shown = Measured(loss, told.score, told.worth, told.error, interaction)
+        return lambda: shown
 
 
 class ImaginedHosts:
@@ -361,7 +363,7 @@ class ImaginedHosts:
         self._engine.epoch = EpochResult(unknown, self._gradients(), learning)
         self.group.live()
 
-    def _measure(self, members: Tensor, which: Tensor | None) -> Measured:
+    def _measure(self, members: Tensor, which: Tensor | None) -> Later[Measured]:
         state, epoch = self.state, self.group.tracker.epoch.to(torch.float64) + 1
         self._worth = torch.where(
             state.has_module, self._worth + self._normal(0.3), self._normal(1.0)
@@ -371,13 +373,14 @@ class ImaginedHosts:
         pairs = self._normal(0.5).unsqueeze(-1) * self._normal(1.0).unsqueeze(-2)
         both = members.unsqueeze(-1) & members.unsqueeze(-2)
         both &= ~torch.eye(self.num_slots, dtype=torch.bool)
-        return Measured(
+        shown = Measured(
             loss=(2.3 * torch.exp(-epoch / 20) - 0.02 * gain + 0.02 * noise).clamp(min=0.01),
             score=(90 * (1 - torch.exp(-epoch / 15)) + gain + noise).clamp(0, 100),
             worth=state.alpha * self._worth,
             error=self._normal(0.2).abs(),
             interaction=torch.where(both, pairs + pairs.transpose(1, 2), 0.0),
         )
+        return lambda: shown
 
     def _gradients(self) -> GradientSample:
         vanishing, exploding = self._normal(1.0) > 1.5, self._normal(1.0) > 2.0

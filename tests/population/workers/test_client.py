@@ -188,11 +188,11 @@ def test_workers_give_the_numbers_of_rows_one_after_another_though_one_is_killed
         with pytest.warns(EsperWarning, match="worker process 1 ended unexpectedly with exit code"):
             found = do(shared, germinate("lora"))
         assert same(do(plain, germinate("lora")).val_loss, found.val_loss)
-        engine.announce([9, 9, 9])
+        training = engine.train([9, 9, 9])
         os.kill(engine._pool.process_ids[0], signal.SIGKILL)
         with pytest.warns(EsperWarning, match="-9; another one plays its rows again"):
-            trained = engine.train([9, 9, 9])
-        assert same(plain.groups[0].engine.train([9, 9, 9]).loss, trained.loss)
+            trained = training()
+        assert same(plain.groups[0].engine.train([9, 9, 9])().loss, trained.loss)
         for row in range(3):
             assert same(row_tree(plain, row), row_tree(shared, row))
         assert victim not in {process.pid for process in multiprocessing.active_children()}

@@ -17,6 +17,7 @@ import copy
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import cache
 from itertools import accumulate, pairwise
 from statistics import median
 from typing import Any
@@ -27,6 +28,7 @@ from torch import Tensor
 from esper.kasmina.engine import EpochResult, RowWeights
 from esper.kasmina.gradients import GradientSample
 from esper.kasmina.state import SlotState
+from esper.leyline.transfer import Later
 from esper.population.conditions import Condition
 from esper.population.engine import PopulationConfig, SlotSpec
 from esper.population.workers.handle import WorkerError
@@ -123,7 +125,8 @@ class WorkersEngine:
         """The rows of every process, in the order they have there."""
         self._costs: list[deque[float]] = [deque(maxlen=_EPOCHS_SEEN) for _ in keys]
         self._state: SlotState | None = None
-        self._announced: tuple[list[int], dict[int, int]] | None = None
+        self._training: Later[EpochResult] | None = None
+        """The epoch that has begun and was not waited for."""
         client.rows[self._number] = [len(part) for part in self._parts]
         asked = {
             process: self._pool.ask(
@@ -146,21 +149,15 @@ class WorkersEngine:
         sizes = self._all("change", "sync", argument=state.select)
         return torch.cat(sizes)[self._order()]
 
-    def announce(self, epochs: Sequence[int]) -> None:
-        """Let the epoch begin; `train` waits for its end."""
-        given = list(epochs)
-        self._announced = (
-            given,
-            self._ask("train", argument=lambda part: [given[row] for row in part]),
-        )
+    def train(self, epochs: Sequence[int]) -> Later[EpochResult]:
+        """Let every process begin to train one epoch of its rows."""
+        asked = self._ask("train", argument=lambda part: [epochs[row] for row in part])
+        self._training = cache(lambda: self._trained(asked))
+        return self._training
 
-    def train(self, epochs: Sequence[int]) -> EpochResult:
-        """Train one epoch of every row."""
-        if self._announced is None or self._announced[0] != list(epochs):
-            self.announce(epochs)
-        assert self._announced is not None
-        serials, self._announced = self._announced[1], None
-        results: list[EpochResult] = list(self._pool.answers(serials).values())
+    def _trained(self, asked: dict[int, int]) -> EpochResult:
+        """Wait for the end of an epoch."""
+        results: list[EpochResult] = list(self._pool.answers(asked).values())
         order = self._order()
         names = ("norm", "health", "vanishing", "exploding", "ratio")
         gradients = GradientSample(
@@ -174,6 +171,10 @@ class WorkersEngine:
 
     def measure(self, plans: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
         """Evaluate every configuration of every row."""
+        training, self._training = self._training, None
+        if training is not None:
+            # What went wrong there is heard of first, and rows have not changed places since.
+            training()
         results = self._all("measure", argument=lambda part: [plans[row] for row in part])
         losses: list[Tensor] = [torch.empty(0)] * len(self._keys)
         corrects: list[Tensor] = []

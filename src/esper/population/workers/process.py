@@ -131,7 +131,7 @@ class _Worker:
 
     def train(self, engine: int, epochs: list[int]) -> Any:
         """Train one epoch of an engine's rows."""
-        result = self._engines[engine].train(epochs)
+        result = self._engines[engine].train(epochs)()
         self._trained.append(engine)
         return result
 

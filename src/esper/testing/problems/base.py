@@ -27,6 +27,7 @@ from esper.leyline.blueprints import BUILTIN_BLUEPRINTS
 from esper.leyline.errors import UsageError
 from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
+from esper.leyline.transfer import Later
 from esper.simic.rewards.contract import RewardStep, Transition
 from esper.testing.imagined import ImaginedEngine, imagined_costs
 
@@ -251,18 +252,19 @@ class Problem(ABC):
         self.pending = torch.zeros(rows, dtype=torch.float64, device=device)
         self.paid = torch.zeros((rows, len(TERMS)), dtype=torch.float64, device=device)
 
-    def _measure(self, members: Tensor, which: Tensor | None) -> Measured:
+    def _measure(self, members: Tensor, which: Tensor | None) -> Later[Measured]:
         """Imagine an epoch: the host learns a little, and every blended seed shows its worth."""
         state = self.state
         shown = POINTS * self.worth * state.alpha * state.has_module
         score = self._host_score(self.tracker.epoch + 1) + shown.sum(1)
-        return Measured(
+        measured = Measured(
             loss=1 - score / 100,
             score=score,
             worth=shown,
             error=torch.full_like(shown, _CONTRIBUTION_ERROR),
             interaction=torch.zeros_like(state.interaction),
         )
+        return lambda: measured
 
     def _host_score(self, epoch: Tensor) -> Tensor:
         """Return float64 [R]: what the host alone scores at an epoch."""
