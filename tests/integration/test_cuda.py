@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,10 +11,13 @@ import torch
 from torch import nn
 
 import esper
+from esper.bench.engine import Case, PhaseClock, grown_population, measured_task, random_data
 from esper.kasmina.blueprints import BLUEPRINTS, blueprint_names
+from esper.kasmina.contribution import participating
 from esper.kasmina.garden import Garden, GardenConfig
 from esper.kasmina.gates import GateConfig
 from esper.kasmina.lifecycle import LifecycleConfig
+from esper.kasmina.row_group import measure_by_ablation
 from esper.leyline.actions import placeholder_actions
 from esper.leyline.alpha import BlendStyle
 from esper.population.engine import PopulationConfig
@@ -300,3 +304,72 @@ def test_a_row_that_is_not_finite_changes_no_other_in_captured_steps() -> None:
         population.close()
     for one, other in zip(*seen, strict=True):
         assert torch.equal(one, other)
+
+
+def image_population() -> esper.Population:
+    """Return networks too large for captured validation, with seeds in half of their slots."""
+    case = Case(
+        task="cifar_baseline", strategy="stacked", rows=8, use_bf16=True, batch_size=32, samples=160
+    )
+    task = measured_task(case.task, case.batch_size, case.samples)
+    return grown_population(task, random_data(task, 4000), case, "cuda")
+
+
+def small_population() -> esper.Population:
+    """Return small networks without seeds, whose training and validation are captured."""
+    population = small_digits(16)
+    population.reset()
+    return population
+
+
+@pytest.mark.parametrize("make", [small_population, image_population])
+def test_an_epoch_and_its_measurement_are_given_to_the_device_without_waiting(
+    make: Callable[[], esper.Population],
+) -> None:
+    population = make()
+    for _ in range(4):
+        population.step(placeholder_actions(population.rows))
+    (group,) = population.groups
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        # Whatever the host does in the next two seconds, the device is busy.
+        torch.cuda._sleep(4_000_000_000)
+        slept = torch.cuda.Event()
+        slept.record()
+        group.begin()
+        measuring = measure_by_ablation(group.engine, participating(group.state), None)
+        assert not slept.query()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert bool(torch.isfinite(measuring().loss).all())
+    group.live()
+    population.close()
+
+
+@pytest.mark.parametrize("kind", ["captured", "eager", "stacks"])
+def test_nothing_depends_on_whether_the_device_is_waited_for(kind: str) -> None:
+    script: list[dict[str, torch.Tensor]] = []
+    seen: list[list[list[torch.Tensor]]] = []
+    for is_waited_for in (False, True):
+        population = small_digits(8, use_graphs=kind != "eager")
+        if kind == "stacks":
+            shared = {"samples_per_step": 128, "batch_size": 16, "validation_samples": 64}
+            tasks = [get_task(name, **shared) for name in ("digits", "digits_mlp")]
+            population.assign(tasks, 8)
+        controller = RandomController(7)
+        controller.reset(8, "cuda")
+        signals, history = population.reset(), []
+        if is_waited_for:
+            for group in population.groups:
+                PhaseClock(group.engine, population.device)
+        for step in range(12):
+            if not is_waited_for:
+                script.append(controller.act(signals, population.masks()))
+            signals = population.step(script[step])
+            history.append([signals.val_loss, signals.grad_norm, signals.contribution])
+        seen.append(history)
+        population.close()
+    for one, other in zip(*seen, strict=True):
+        for a, b in zip(one, other, strict=True):
+            assert torch.equal(a.nan_to_num(), b.nan_to_num())

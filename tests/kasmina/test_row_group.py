@@ -44,7 +44,13 @@ class Recording(ImaginedEngine):
 
     def train(self, epochs: Sequence[int]):  # type: ignore[no-untyped-def]
         self.events.append(f"train {list(epochs)}")
-        return super().train(epochs)
+        training = super().train(epochs)
+
+        def wait():  # type: ignore[no-untyped-def]
+            self.events.append("trained")
+            return training()
+
+        return wait
 
 
 class World:
@@ -73,7 +79,12 @@ class World:
         loss = self.loss if which is None else again
         pairs = torch.zeros((ROWS, SLOTS, SLOTS), dtype=torch.float64)
         shown = Measured(loss, 100 * (1 - loss), worth, 0.1 * worth, pairs)
-        return lambda: shown
+
+        def wait() -> Measured:
+            self.engine.events.append("measured")
+            return shown
+
+        return wait
 
 
 def do(op: LifecycleOp = LifecycleOp.WAIT, row: int = 0, **choices: int) -> Command:
@@ -89,12 +100,22 @@ def test_a_step_applies_ticks_trains_measures_and_tells() -> None:
     world.group.live()
     world.engine.events.clear()
     signals = world.group.step(do(LifecycleOp.GERMINATE, slot=1, blueprint=2))
-    assert world.engine.events == ["sync", "train [2, 2, 2]", "measure"]
+    # What runs by itself has all of its work before anybody waits for some of it.
+    assert world.engine.events == ["sync", "train [2, 2, 2]", "measure", "trained", "measured"]
     assert signals.epoch.tolist() == [2] * ROWS
     assert signals.last_op.tolist() == [1, 0, 0]
     assert signals.stage[0].tolist() == [-1, int(SeedStage.GERMINATED)]
     assert signals.slot_params[0].tolist() == [0, 7]
     assert signals.params.tolist() == [107, 100, 100]
+
+
+def test_an_epoch_that_was_begun_is_lived_once() -> None:
+    world = World(RowConfig(lifecycle=EAGER))
+    world.group.begin()
+    world.group.live()
+    assert world.engine.events == ["train [1, 1, 1]", "measure", "trained", "measured"]
+    world.group.live()
+    assert world.engine.events[4] == "train [2, 2, 2]"
 
 
 def test_a_seed_that_cannot_be_built_was_never_germinated() -> None:
