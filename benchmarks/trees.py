@@ -75,9 +75,10 @@ class Tree:
 
     def __init__(self, root: Path, arguments: Sequence[str]) -> None:
         """Start it; `wait` until it is ready."""
+        path = [str(root / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
         self._process = subprocess.Popen(
             [sys.executable, "-c", _STEPPER, *arguments],
-            env={**os.environ, "PYTHONPATH": str(root / "src")},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
