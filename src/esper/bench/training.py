@@ -25,6 +25,7 @@ class RoundRate:
     """The first round, which compiles and captures what the others use."""
     round_s: float
     twins_s: float
+    """Twins by themselves; on a device those of the next round are trained beside the episodes."""
     episodes_s: float
     update_s: float
     images: int
@@ -51,8 +52,9 @@ def measure_rounds(
         device: where.
         rows: episodes side by side; the recipe's by default.
     """
+    # There is one round more than are played, whose twins the last of them may train.
     config = get_recipe(recipe).replace(
-        device=choose_device(device).type, rounds=rounds + 1, evaluate_every=0, twin_rounds=1
+        device=choose_device(device).type, rounds=rounds + 2, evaluate_every=0, twin_rounds=1
     )
     config = config if rows is None else config.replace(rows=rows)
     trainer = Trainer(config)
@@ -60,7 +62,7 @@ def measure_rounds(
     parts: list[Mapping[str, float]] = []
     started = time.perf_counter()
     try:
-        for report in trainer.run():
+        for report in trainer.run(rounds + 1):
             times.append(time.perf_counter() - started)
             parts.append(report.timings)
             started = time.perf_counter()

@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import logging
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -112,6 +112,8 @@ class Population:
         """Stacks without rows, by what they could have rows of and how many."""
         self._is_midway = False
         """Whether a step has begun and not ended."""
+        self.meanwhile: Callable[[], None] | None = None
+        """Called in every step when all epochs have begun, while devices train by themselves."""
         self._worker_client: WorkerClient | None = None
         self._asked: Strategy = strategy
         self._refusal: str | None = None
@@ -336,6 +338,7 @@ class Population:
         twin.roster, chosen = self.roster.take(rows)
         twin.row_seeds = [self.row_seeds[row] for row in chosen]
         twin._groups, twin._parts, twin._stacks = [], [], {}
+        twin.meanwhile = None
         twin._worker_client = None if self._worker_client is None else self._worker_client.share()
         twin._pick()
         twin._fill(
@@ -385,6 +388,8 @@ class Population:
         for group in self._groups:
             with self._memory_of(group):
                 group.begin()
+        if self.meanwhile is not None:
+            self.meanwhile()
         for group in self._groups:
             with self._memory_of(group):
                 group.live()

@@ -21,6 +21,7 @@ from esper.simic.training.config import StageConfig, TrainConfig
 from esper.simic.training.evaluation import Evaluator
 from esper.simic.training.progress import Progress, Tally
 from esper.simic.training.trainer import Trainer
+from esper.simic.training.twins import TwinCurves
 from esper.tamiyo.networks.config import PolicyConfig
 from esper.tasks import FAMILIES, Axes, Family, get_family, register_family
 from esper.tasks.presets import Digits
@@ -50,6 +51,22 @@ def lasting(state: dict[str, Any]) -> dict[str, Any]:
     if kept["rollout"] is not None:
         kept["rollout"] = {k: v for k, v in kept["rollout"].items() if k != "timings"}
     return kept
+
+
+def test_twins_trained_beside_the_rows_of_the_round_before_change_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ends, twin_epochs = [], []
+    for is_beside in (False, True):
+        monkeypatch.setattr(TwinCurves, "fit_beside_rows", is_beside)
+        trainer = Trainer(tiny_config(rounds=3, episode_length=5))
+        seen = [each.round for each in trainer.train() if each.phase == "twins"]
+        ends.append(lasting(trainer.state_dict()))
+        twin_epochs.append([seen.count(number) for number in range(3)])
+        trainer.close()
+    assert same(*ends)
+    # An epoch in the reset and one in each of five steps: none is left.
+    assert twin_epochs == [[6, 6, 6], [6, 0, 0]]
 
 
 def test_rounds_are_reported_until_the_end() -> None:

@@ -60,6 +60,35 @@ def test_twins_of_rounds_that_are_over_are_forgotten() -> None:
         twins.scores(row_source.plan(0, 0))
 
 
+def test_twins_ahead_are_trained_epoch_by_epoch_and_are_the_same() -> None:
+    twins, row_source = make_twins()
+    plans = [row_source.plan(number, 0) for number in range(2)]
+    list(twins.prepare(plans[:1]))
+    twins.begin_ahead(plans[1:])
+    for _ in range(3):
+        twins.advance()
+    assert len(twins.state_dict()["curves"]) == 2, "nothing is known of them before their end"
+    assert list(twins.prepare(plans[1:])) == [(4, 4)]
+    alone, other_world = make_twins()
+    list(alone.prepare([other_world.plan(1, 0)]))
+    assert torch.equal(twins.scores(plans[1]), alone.scores(plans[1]))
+    twins.begin_ahead(plans[1:])
+    twins.advance()
+    assert list(twins.prepare(plans[1:])) == [], "what is known is not trained again"
+
+
+def test_twins_ahead_that_are_given_up_leave_nothing() -> None:
+    twins, row_source = make_twins()
+    plan = row_source.plan(0, 0)
+    twins.begin_ahead([plan])
+    twins.advance()
+    twins.stop_ahead()
+    twins.advance()
+    assert len(list(twins.prepare([plan]))) == 4
+    twins.begin_ahead([])
+    twins.advance()
+
+
 def test_a_pool_of_seeds_is_trained_once() -> None:
     twins, row_source = make_twins(seed_pool=2)
     trained = sum(len(list(twins.prepare([row_source.plan(number, 0)]))) for number in range(6))

@@ -24,6 +24,7 @@ from torch import Tensor
 from esper.leyline.actions import LifecycleOp
 from esper.leyline.errors import CheckpointError, UsageError
 from esper.population.cluster import RayCluster
+from esper.population.population import Population
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.rewards import Reward, make_reward
@@ -132,6 +133,8 @@ class Trainer:
 
     def close(self) -> None:
         """Free processes and memory of the rows."""
+        if self.twins is not None:
+            self.twins.stop_ahead()
         self.row_source.close()
 
     def _open_round(self) -> Iterator[Progress]:
@@ -149,6 +152,10 @@ class Trainer:
                 started = time.perf_counter()
             curves, regression = self.twins.scores(plan), self.twins.regression(plan)
         rollout = self._make_rollout()
+        if self.twins is not None and self.twins.fit_beside_rows:
+            assert isinstance(rollout.environment, Population), "rows on a device of this process"
+            self.twins.begin_ahead(self._next_plans(self.twins, 1), stage)
+            rollout.environment.meanwhile = self.twins.advance
         rollout.start(
             plan,
             curves,
@@ -247,12 +254,11 @@ class Trainer:
         units = self.agent.reward_scales.units(evaluation.tasks)
         return float((evaluation.returns / units).mean())
 
-    def _next_plans(self, twins: TwinCurves) -> list[RoundPlan]:
-        """Return the plans of this round and of those whose rows are known already."""
+    def _next_plans(self, twins: TwinCurves, first: int = 0) -> list[RoundPlan]:
+        """Return plans whose rows are known already, `first` rounds from this one and later."""
         known = self.curriculum.known_rounds(self.config.rounds - self.round)
-        ahead = min(known, twins.rounds_ahead)
-        stage = self.curriculum.stage
-        return [self.row_source.plan(self.round + number, stage) for number in range(ahead)]
+        last, stage = min(known, first + twins.rounds_ahead), self.curriculum.stage
+        return [self.row_source.plan(self.round + number, stage) for number in range(first, last)]
 
     def _make_rollout(self) -> Rollout:
         """Return the rollout, on the environment of the round."""

@@ -3,12 +3,13 @@
 A twin is the same network with the same initial weights and data order; it depends on the task and
 the environment seed alone. Rows that share both share their twin. Twins are trained by a population
 that only waits, for several rounds together where that fills the device, and kept for as long as
-their rounds are ahead.
+their rounds are ahead. A few small networks do not fill a device at all: twins of the next rounds
+can be trained beside the rows of this one, an epoch in every step (`begin_ahead`, `advance`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -42,6 +43,8 @@ class TwinCurves:
         self._row_source, self._config = row_source, config
         self._curves: dict[str, Tensor] = {}
         self._by_task: dict[str, list[list[float]]] = {}
+        self._ahead: Generator[tuple[int, int], None, None] | None = None
+        """Twins of rounds ahead that are being trained."""
 
     @property
     def rounds_ahead(self) -> int:
@@ -53,17 +56,47 @@ class TwinCurves:
         on_cuda = self._row_source.device.type == "cuda"
         return min(config.rows_per_seed, config.rows) if on_cuda else 1
 
+    @property
+    def fit_beside_rows(self) -> bool:
+        """Whether twins can be trained beside rows in hardly more time: on a device."""
+        return self._row_source.device.type == "cuda" and self._row_source.cluster is None
+
+    def begin_ahead(self, plans: Sequence[RoundPlan], stage: int = 0) -> None:
+        """Let `advance` train what `prepare` will be asked for next; no plan is nothing to do."""
+        self.stop_ahead()
+        if any(key not in self._curves for plan in plans[:1] for key in _keys(plan)):
+            self._ahead = self._train(plans, stage)
+
+    def advance(self) -> None:
+        """Train one more epoch of the twins ahead, as long as there is one."""
+        if self._ahead is not None:
+            next(self._ahead, None)
+
+    def stop_ahead(self) -> None:
+        """Give up the twins ahead that are not trained to the end."""
+        if self._ahead is not None:
+            self._ahead.close()
+        self._ahead = None
+
     def prepare(self, plans: Sequence[RoundPlan], stage: int = 0) -> Iterator[tuple[int, int]]:
         """Train the twins that these rounds need and that are not known; yield after each epoch.
 
         Yields:
             (epochs done, epochs to do). Nothing is kept of twins that were not trained to the end.
         """
-        needed = {key: None for plan in plans for key in _keys(plan)}
+        if self._ahead is not None:
+            yield from self._ahead
+            self._ahead = None
         missing = [key for key in _keys(plans[0]) if key not in self._curves]
-        self._forget(needed)
-        if not missing:
-            return
+        self._forget({key: None for plan in plans for key in _keys(plan)})
+        if missing:
+            yield from self._train(plans, stage)
+
+    def _train(
+        self, plans: Sequence[RoundPlan], stage: int
+    ) -> Generator[tuple[int, int], None, None]:
+        """Train the twins of these rounds that are not known; yield after each epoch."""
+        needed = {key: None for plan in plans for key in _keys(plan)}
         wanted = [key for key in needed if key not in self._curves]
         population, order = self._make(wanted, plans, stage)
         try:
