@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -359,6 +359,29 @@ def test_the_twin_is_a_fork_before_the_first_action(strategy: Strategy) -> None:
                 assert same(row_tree(twin, 1), row_tree(waiting, 3))
             assert_rows_agree(twin, waiting, 1e-9, {0: 0, 1: 3})
             assert not same(acting.signals().val_loss[0], twin.signals().val_loss[0])
+
+
+def test_there_is_time_for_other_things_when_all_epochs_have_begun() -> None:
+    with populations(make_population([TinyValues, TinyText], 2)) as (population,):
+        population.reset()
+        events: list[str] = []
+
+        def noting(name: str, method: Callable[[], None]) -> Callable[[], None]:
+            def noted() -> None:
+                events.append(name)
+                method()
+
+            return noted
+
+        for number, group in enumerate(population.groups):
+            for name in ("begin", "live"):
+                noted = noting(f"{name} {number}", getattr(group, name))
+                setattr(group, name, noted)
+        population.meanwhile = lambda: events.append("meanwhile")
+        population.step(placeholder_actions(2))
+        assert events == ["begin 0", "begin 1", "meanwhile", "live 0", "live 1"]
+        with populations(population.fork([0])) as (fork,):
+            assert fork.meanwhile is None
 
 
 def test_a_fork_shares_the_data() -> None:

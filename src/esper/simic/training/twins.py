@@ -134,6 +134,7 @@ class TwinCurves:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Know these curves, and no others."""
+        self.stop_ahead()
         self._curves = dict(state["curves"])
         self._by_task = {name: known.tolist() for name, known in state["by_task"].items()}
 
