@@ -10,6 +10,7 @@ from esper.leyline.errors import UsageError
 from esper.population.population import Population
 from esper.simic.training.row_source import TaskRows
 from esper.simic.training.twins import TwinCurves, _hold
+from esper.tamiyo.controllers import RandomController
 from tests.simic.training.tiny import NAME, tiny_config
 
 
@@ -130,3 +131,26 @@ def test_a_curve_stays_where_its_horizon_is() -> None:
 def test_on_a_cpu_twins_are_not_trained_ahead_unless_asked_for() -> None:
     assert make_twins()[0].rounds_ahead == 1
     assert make_twins(twin_rounds=3)[0].rounds_ahead == 3
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_device_twins_beside_rows_that_act_are_those_trained_alone() -> None:
+    curves = []
+    for is_beside in (False, True):
+        twins, row_source = make_twins(device="cuda", strategy="auto", rows=8, twin_rounds=1)
+        assert twins.fit_beside_rows
+        plan = row_source.plan(0, 0)
+        if is_beside:
+            rows, controller = row_source.environment(0, 0), RandomController(3)
+            assert isinstance(rows, Population)
+            twins.begin_ahead([plan])
+            rows.meanwhile = twins.advance
+            signals = rows.reset()
+            controller.reset(8, "cuda")
+            for _ in range(3):
+                signals = rows.step(controller.act(signals, rows.masks()))
+        assert len(list(twins.prepare([plan]))) == (0 if is_beside else 4)
+        curves.append(twins.scores(plan))
+        row_source.close()
+    assert torch.equal(*curves)
