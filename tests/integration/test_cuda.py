@@ -23,6 +23,7 @@ from esper.leyline.alpha import BlendStyle
 from esper.population.engine import PopulationConfig
 from esper.tamiyo.controllers import RandomController
 from esper.tasks import get_task
+from tests.devices import busy_device
 
 pytestmark = [
     pytest.mark.gpu,
@@ -330,18 +331,11 @@ def test_an_epoch_and_its_measurement_are_given_to_the_device_without_waiting(
     for _ in range(4):
         population.step(placeholder_actions(population.rows))
     (group,) = population.groups
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        # Whatever the host does in the next two seconds, the device is busy.
-        torch.cuda._sleep(4_000_000_000)
-        slept = torch.cuda.Event()
-        slept.record()
+    # The host has two seconds, which it needs by far not.
+    with busy_device(4_000_000_000) as end:
         group.begin()
         measuring = measure_by_ablation(group.engine, participating(group.state), None)
-        assert not slept.query()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+        assert not end.query()
     assert bool(torch.isfinite(measuring().loss).all())
     group.live()
     population.close()

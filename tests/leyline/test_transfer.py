@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
 from esper.leyline.transfer import to_device, to_host, write_to
+from tests.devices import busy_device
 
 CPU = torch.device("cpu")
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+CYCLES = 400_000_000
 
 
 def test_on_the_cpu_numbers_stay_where_they_are() -> None:
@@ -25,36 +25,24 @@ def test_numbers_are_overwritten_in_place_and_keep_their_type() -> None:
     assert place.tolist() == torch.tensor([0.1, 0.2]).tolist()
 
 
-@pytest.fixture
-def busy_device() -> Iterator[torch.cuda.Event]:
-    """Give the device work for a while; to wait for it is an error. Yields the end of the work."""
-    # To get new memory of this kind may wait; here, as after a few steps, there is enough of it.
+def have_memory_for_copies() -> None:
+    """Let the allocator have as much as it has after a few steps: to get more may wait."""
     kept = [torch.zeros(3, dtype=t).pin_memory() for t in (torch.int64, torch.float32) * 32]
     del kept
-    torch.cuda._sleep(1)
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        torch.cuda._sleep(400_000_000)
-        done = torch.cuda.Event()
-        done.record()
-        yield done
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.gpu
 @needs_cuda
-def test_a_device_that_is_busy_gets_what_was_sent(busy_device: torch.cuda.Event) -> None:
-    values = torch.arange(3)
-    sent = to_device(values, torch.device("cuda"))
-    place = torch.zeros(3, dtype=torch.float32, device="cuda")
-    write_to(place, values.double() / 3)
-    # Neither the source nor the memory in between is read any more.
-    values.fill_(9)
-    others = [to_device(torch.full((3,), 7), sent.device) for _ in range(8)]
-    assert not busy_device.query()
-    torch.cuda.set_sync_debug_mode("default")
+def test_a_device_that_is_busy_gets_what_was_sent() -> None:
+    have_memory_for_copies()
+    values, place = torch.arange(3), torch.zeros(3, device="cuda")
+    with busy_device(CYCLES) as end:
+        sent = to_device(values, place.device)
+        write_to(place, values.double() / 3)
+        # Neither the source nor the memory in between is read any more.
+        values.fill_(9)
+        others = [to_device(torch.full((3,), 7), place.device) for _ in range(8)]
+        assert not end.query()
     assert sent.tolist() == [0, 1, 2]
     assert place.cpu().equal((torch.arange(3).double() / 3).float())
     assert all(other.tolist() == [7, 7, 7] for other in others)
@@ -62,13 +50,15 @@ def test_a_device_that_is_busy_gets_what_was_sent(busy_device: torch.cuda.Event)
 
 @pytest.mark.gpu
 @needs_cuda
-def test_what_comes_back_is_what_was_there(busy_device: torch.cuda.Event) -> None:
-    numbers = torch.full((3,), 1.0, device="cuda")
-    first = to_host(numbers)
-    numbers.fill_(2.0)
-    second = to_host(numbers)
-    empty = to_host(numbers[:0])
-    assert not busy_device.query()
+def test_what_comes_back_is_what_was_there() -> None:
+    have_memory_for_copies()
+    numbers = torch.ones(3, device="cuda")
+    with busy_device(CYCLES) as end:
+        first = to_host(numbers)
+        numbers.fill_(2.0)
+        second = to_host(numbers)
+        nothing = to_host(numbers[:0])
+        assert not end.query()
     assert first().tolist() == [1.0] * 3
     assert second().tolist() == [2.0] * 3
-    assert empty().tolist() == []
+    assert nothing().tolist() == []
