@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 
 from esper.leyline.errors import UsageError
@@ -110,6 +111,20 @@ def test_members_that_were_not_played_get_what_members_like_them_want() -> None:
     assert priced["6 slots"] is None, "it adds more than it brings"
     one = best_by_likeness(table, ["shallow", "any"], "val", places, price=0.0, most=1)
     assert (one["2 slots"], one["6 slots"]) == ("shallow", None), "what serves best with waiting"
+
+
+def test_what_does_not_vary_among_the_played_ones_makes_no_other_one_a_stranger() -> None:
+    classes = 3.321928094887362
+    played = {f"m{n}": {"classes": classes, "depth": 2.0 + n % 2} for n in range(30)}
+    # Rounding leaves of thirty equal numbers a deviation of 4e-16.
+    assert 0 < np.std([place["classes"] for place in played.values()]) < 1e-12
+    table: Table = {
+        name: {"a": ratios(*[0.2 if place["depth"] == 2 else -0.1] * 4)}
+        for name, place in played.items()
+    }
+    places = {**played, "deep": {"classes": classes - 1, "depth": 3.0}}
+    found = best_by_likeness(table, ["a"], "val", places, price=0.0, most=1)
+    assert found["deep"] is None
 
 
 def test_what_was_played_further_on_some_members_alone_is_not_taught() -> None:

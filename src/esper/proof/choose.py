@@ -27,6 +27,8 @@ Places = Mapping[str, Mapping[str, float]]
 Reals = NDArray[np.float64]
 _REACH = 3.0
 """How far members are alike, in deviations of their descriptors."""
+_SAME = 1e-9
+"""Deviation, as a share of the numbers themselves, below which they are the same."""
 _SEED_NOISE = 1.0
 """Variance of one seed, in units of the variance between members."""
 NEIGHBOURS = (1, 3, 5, 9)
@@ -134,7 +136,9 @@ def _standardised(members: Sequence[str], known: Sequence[str], places: Places) 
     names = sorted(places[known[0]])
     rows = [np.array([[places[m][name] for name in names] for m in of]) for of in (members, known)]
     deviation = rows[1].std(0)
-    return np.asarray((rows[0] - rows[1].mean(0)) / np.where(deviation > 0, deviation, 1.0))
+    # Numbers that are all the same deviate by what rounding leaves of them.
+    unit = np.where(deviation > _SAME * (1 + np.abs(rows[1]).max(0)), deviation, 1.0)
+    return np.asarray((rows[0] - rows[1].mean(0)) / unit)
 
 
 def _expected(at: Reals, x: Reals, means: Reals, counts: Reals) -> Reals:
