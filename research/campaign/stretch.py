@@ -1,7 +1,7 @@
 """One stretch of the campaign: the next stages, one after another, for as long as there is time.
 
     python research/campaign/stretch.py STATE --data DATA --seconds 540
-    python research/campaign/stretch.py STATE --data DATA --seconds 540 --only gentle
+    python research/campaign/stretch.py STATE --data DATA --seconds 540 --only tuned
     python research/campaign/stretch.py STATE --list
 
 A stage is a command of `esper` that writes into its own folder of STATE and can be resumed. What
@@ -38,20 +38,16 @@ def name_members(conditions: Sequence[str]) -> tuple[str, ...]:
 LARGE, MIDDLE, SMALL = (f"{count} images" for count in (20000, 6000, 2000))
 SEARCHED = name_members([LARGE, MIDDLE, SMALL, f"{LARGE}, noise 0.4", f"{SMALL}, noise 0.4"])
 """Every architecture with much, some and little data, with right and with wrong labels."""
+NOISES = ("", ", noise 0.2", ", noise 0.4")
 TAUGHT = name_members(
-    [
-        f"{images}{noise}"
-        for images in (LARGE, MIDDLE, SMALL)
-        for noise in ("", ", noise 0.2", ", noise 0.4")
-    ]
+    [f"{images}{noise}" for images in (LARGE, MIDDLE, SMALL) for noise in NOISES]
+    + [f"classes 0-2-4-6-8, {images}{noise}" for images in (MIDDLE, SMALL) for noise in NOISES]
 )
-"""What lies between the searched ones: no other rates, horizons or classes."""
+"""What lies between the searched ones, and as many easier tasks: no other rates or horizons."""
 
 CONTROLS = """wait random periodic plateau heuristic:search/heuristic.json
     schedule:search/schedule.json contextual:search/contextual.json"""
 PLAYED = "--family image16_family --device cuda --set play.population.use_bf16=true"
-LEARNER = """train arena --set evaluate_every=5 --set evaluation_seeds=16
-    --device cuda"""
 
 FRESH_S = 20
 """Seconds below which no stage is begun: a process needs as many to start."""
@@ -82,21 +78,25 @@ STAGES = (
     Stage(
         "search",
         "search --rungs 32x1 10x3 --children 24 24 --heuristics 32 --set lessons=1 "
-        f"--set price=0.01 --rows 640 {PLAYED}",
+        f"--set price=0.05 --rows 640 {PLAYED}",
         SEARCHED,
     ),
-    Stage("clone", "clone search --rounds 5 --episodes 256 --device cuda", TAUGHT),
-    Stage("anchored", f"{LEARNER} --set start=clone --set ppo.anchor_kl=0.1", seconds=300),
     Stage(
-        "gentle",
-        f"{LEARNER} --set start=soft --set ppo.anchor_kl=0.3 --set rows=512 "
+        "clone",
+        "clone search --rounds 5 --episodes 192 --set smoothing=0.03 --device cuda",
+        TAUGHT,
+    ),
+    Stage(
+        "tuned",
+        "train arena --set evaluate_every=5 --set evaluation_seeds=16 --device cuda "
+        "--set start=clone --set ppo.anchor_kl=0.3 --set rows=512 "
         "--set ppo.learning_rate=0.0005 --set ppo.exploration_kl=0.001 "
         "--set ppo.exploration.sparse_curiosity=0",
         seconds=300,
     ),
     Stage(
         "select",
-        f"prove anchored gentle clone {CONTROLS} --seeds 4 --split select {PLAYED}",
+        f"prove tuned clone gentle {CONTROLS} --seeds 4 --split select {PLAYED}",
     ),
 )
 
