@@ -125,6 +125,8 @@ def test_what_does_not_vary_among_the_played_ones_makes_no_other_one_a_stranger(
     places = {**played, "deep": {"classes": classes - 1, "depth": 3.0}}
     found = best_by_likeness(table, ["a"], "val", places, price=0.0, most=1)
     assert found["deep"] is None
+    rule = fit_contextual(table, played, {"a": []}, "val")
+    assert rule.choose(places["deep"]) is None
 
 
 def test_what_was_played_further_on_some_members_alone_is_not_taught() -> None:

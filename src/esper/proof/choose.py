@@ -135,10 +135,17 @@ def _standardised(members: Sequence[str], known: Sequence[str], places: Places) 
     """Return descriptors [members, D] from the mean of the known ones', in their deviations."""
     names = sorted(places[known[0]])
     rows = [np.array([[places[m][name] for name in names] for m in of]) for of in (members, known)]
-    deviation = rows[1].std(0)
-    # Numbers that are all the same deviate by what rounding leaves of them.
-    unit = np.where(deviation > _SAME * (1 + np.abs(rows[1]).max(0)), deviation, 1.0)
-    return np.asarray((rows[0] - rows[1].mean(0)) / unit)
+    return np.asarray((rows[0] - rows[1].mean(0)) / _units(rows[1]))
+
+
+def _units(rows: Reals) -> Reals:
+    """Return the deviation of every column; 1 where all its numbers are the same.
+
+    Rounding leaves a deviation of numbers that are the same, which would make whoever differs from
+    them a stranger.
+    """
+    deviation = rows.std(0)
+    return np.where(deviation > _SAME * (1 + np.abs(rows).max(0)), deviation, 1.0)
 
 
 def _expected(at: Reals, x: Reals, means: Reals, counts: Reals) -> Reals:
@@ -259,12 +266,9 @@ def fit_contextual(
     everywhere = [name for name in plans if all(name in own for own in table.values())]
     chosen = {member: {name: own[name] for name in everywhere} for member, own in table.items()}
     names = sorted(next(iter(places.values())))
-    columns = {name: [place[name] for place in places.values()] for name in names}
-    centre = {name: sum(values) / len(values) for name, values in columns.items()}
-    scale = {
-        name: math.sqrt(sum((v - centre[name]) ** 2 for v in values) / len(values)) or 1.0
-        for name, values in columns.items()
-    }
+    rows = np.array([[place[name] for name in names] for place in places.values()])
+    centre = dict(zip(names, rows.mean(0).tolist(), strict=True))
+    scale = dict(zip(names, _units(rows).tolist(), strict=True))
     best: ContextualRule | None = None
     for neighbours in dict.fromkeys(min(each, max(1, len(places) - 1)) for each in NEIGHBOURS):
         rule = ContextualRule(
