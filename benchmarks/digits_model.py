@@ -30,6 +30,7 @@ from esper.leyline.settings import change_settings, parse_settings
 from esper.leyline.signals import Signals
 from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import SeedStage
+from esper.leyline.transfer import Later
 from esper.simic.rewards import Reward, RewardStep, Transition, make_reward
 from esper.simic.training.config import TrainConfig
 from esper.simic.training.evaluation import play_episodes
@@ -137,7 +138,7 @@ class DigitsModel(Problem):
         """Return int64 [B]: the parameters of real seeds of this width."""
         return self._parameters
 
-    def _measure(self, members: Tensor, which: Tensor | None) -> Measured:
+    def _measure(self, members: Tensor, which: Tensor | None) -> Later[Measured]:
         """Imagine an epoch: the host learns, seeds grow, and validation is noisy."""
         state = self.state
         grown = 1 - torch.exp(-(state.age.double() - IDLE_EPOCHS).clamp(min=0) / GROWING_EPOCHS)
@@ -146,13 +147,14 @@ class DigitsModel(Problem):
         self.noise = NOISE_KEPT * self.noise + NOISE_DEVIATION * self._draw(self.rows)
         score = self._host_score(self.tracker.epoch + 1) + shown.sum(1)
         score = score + torch.where(self.had_seed, self.noise, 0.0)
-        return Measured(
+        seen = Measured(
             loss=1 - score / 100,
             score=score,
             worth=shown + CONTRIBUTION_DEVIATION * self._draw(*shown.shape),
             error=torch.full_like(shown, CONTRIBUTION_ERROR),
             interaction=torch.zeros_like(state.interaction),
         )
+        return lambda: seen
 
     def _draw(self, *shape: int) -> Tensor:
         return torch.randn(shape, generator=self._draws, dtype=torch.float64)

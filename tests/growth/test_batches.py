@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, TensorDataset
 
-from esper.growth.batches import Moved, Windows, check_batches, read_batch
+from esper.growth.batches import Moved, Windows, check_batches, count_samples, read_batch
 from esper.leyline.errors import UsageError
 
 X, Z, Y = torch.ones(2, 3), torch.zeros(2, 4), torch.tensor([0, 1])
@@ -99,3 +100,10 @@ def test_an_iterator_ends_and_cannot_be_resumed() -> None:
         Windows(iter(range(3)), 2).set_epoch(2)
     with pytest.raises(UsageError, match="at least 1 step"):
         Windows([], 0)
+
+
+def test_samples_of_somebodys_batches_are_counted_where_they_say() -> None:
+    x, y = torch.zeros(10, 3), torch.zeros(10)
+    assert count_samples(DataLoader(TensorDataset(x, y), batch_size=4)) == 10
+    assert count_samples([(x, y), (x[:4], y[:4])]) == 14
+    assert count_samples(pair for pair in [(x, y)]) == 0

@@ -1,17 +1,23 @@
 from __future__ import annotations
 
+import math
+
+import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
 
 from esper.growth.build import (
     FixedBatches,
     TrainingBatches,
-    count_samples,
     data_run,
+    model_run,
     task_config,
     task_run,
 )
+from esper.growth.criterion import Loss
+from esper.growth.gardener import GardenerConfig
+from esper.growth.run import GrowthConfig
 from esper.kasmina.garden import GardenConfig
+from esper.leyline.signals import Signals
 from esper.tasks import TrainingConfig, get_task
 from esper.tasks.dataset import TaskData
 from tests.plots import EAGER, plain_history
@@ -55,11 +61,24 @@ def test_signals_know_the_data_where_somebody_does() -> None:
     assert int(signals.num_classes) == 10
 
 
-def test_samples_of_somebodys_batches_are_counted_where_they_say() -> None:
-    x, y = torch.zeros(10, 3), torch.zeros(10)
-    assert count_samples(DataLoader(TensorDataset(x, y), batch_size=4)) == 10
-    assert count_samples([(x, y), (x[:4], y[:4])]) == 14
-    assert count_samples(pair for pair in [(x, y)]) == 0
+def test_signals_know_the_classes_of_somebodys_model() -> None:
+    x, y = torch.rand(12, 4), torch.arange(12) % 3
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+
+    def signals(loss: Loss, **said: float) -> Signals:
+        targets = y.float()[:, None].expand(-1, 3) if loss == "regression" else y
+        config = GrowthConfig(epochs=1, gardener=GardenerConfig(**said))
+        parts = {"train": [(x, targets)], "val": [(x, targets)]}
+        run = model_run(model, ["0"], **parts, config=config, loss=loss, controller="wait")
+        return run.gardener.signals()
+
+    for loss in ("classification", torch.nn.CrossEntropyLoss(label_smoothing=0.1)):
+        found = signals(loss)
+        assert float(found.chance_loss) == pytest.approx(math.log(3))
+        assert int(found.num_classes) == 3
+    # Nobody guesses numbers, and what the owner says counts.
+    assert math.isnan(float(signals("regression").chance_loss))
+    assert float(signals("classification", chance_loss=0.7).chance_loss) == pytest.approx(0.7)
 
 
 def test_a_task_is_grown_and_repeats() -> None:

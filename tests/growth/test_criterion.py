@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
@@ -10,7 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from esper.growth.criterion import Criterion, make_criterion, predictions
+from esper.growth.criterion import (
+    Criterion,
+    guessed_classes,
+    guessing_loss,
+    make_criterion,
+    predictions,
+)
 from esper.leyline.errors import UsageError
 from esper.tasks.objective import OBJECTIVES
 
@@ -145,3 +152,23 @@ def test_many_labels_have_a_name() -> None:
     torch.testing.assert_close(loss.mean(), F.binary_cross_entropy_with_logits(SCORES, MANY))
     assert correct is not None
     torch.testing.assert_close(correct, ((SCORES > 0) == (MANY > 0.5)).float().mean(1))
+
+
+@pytest.mark.parametrize(
+    ("loss", "scores", "targets", "chance", "classes"),
+    [
+        ("classification", SCORES, CLASSES, math.log(4), 4),
+        ("language", TOKENS, WORDS, math.log(4), 4),
+        (nn.CrossEntropyLoss(), torch.randn(6, 4, 5), WORDS, math.log(4), 4),
+        ("multilabel", SCORES, MANY, math.log(2), 2),
+        (nn.MultiMarginLoss(), SCORES, CLASSES, 0.75, 0),
+        ("regression", SCORES, MANY, 0.0, 0),
+        (lambda outputs, y: (outputs - y).square().mean(1), SCORES, MANY, 0.0, 0),
+    ],
+)
+def test_what_a_guess_costs_is_known_where_there_are_classes(
+    loss: Any, scores: Tensor, targets: Tensor, chance: float, classes: int
+) -> None:
+    found = guessing_loss(make_criterion(loss, scores, targets), scores, targets)
+    assert found == pytest.approx(chance)
+    assert guessed_classes(found) == classes

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -230,9 +231,12 @@ def test_the_configuration_holds_where_no_argument_is_given() -> None:
         gardener=GardenerConfig(ablate_every=2),
     )
     grown = grow(make_net(), SLOTS, train=TRAIN[:1], val=VAL[:1], controller="wait", config=config)
-    # How much there is to train on is found out; everything else is as it was asked for.
-    found = {"train_samples": 16, "samples_per_epoch": 16}
-    assert grown.config == config.replace(gardener=config.gardener.replace(**found))
+    # What there is to train on is found out; everything else is as it was asked for.
+    found = {"train_samples": 16, "samples_per_epoch": 16, "num_classes": 3}
+    chance = grown.config.gardener.chance_loss
+    assert chance == pytest.approx(math.log(3))
+    told = config.gardener.replace(chance_loss=chance, **found)
+    assert grown.config == config.replace(gardener=told)
     assert len(grown.history) == 2
     assert grown.model.config.max_parameters == 111
 

@@ -6,11 +6,12 @@ of arguments or a dict of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from esper.growth.explaining import explaining
 from esper.kasmina.probe import map_tensors, tensors_in
@@ -206,3 +207,14 @@ def shapes_of(value: Any) -> str:
     if isinstance(value, tuple | list):
         return "(" + ", ".join(map(shapes_of, value)) + ")"
     return type(value).__name__
+
+
+def count_samples(batches: Batches) -> int:
+    """Return how many samples an epoch of somebody's batches has; 0 where they do not say."""
+    if isinstance(batches, DataLoader):
+        return len(batches.dataset) if isinstance(batches.dataset, Sized) else 0
+    if not isinstance(batches, Sequence):
+        return 0
+    # What is wrong with a batch is said when it is trained on.
+    first = [next((t for t in tensors_in(batch) if t.dim()), None) for batch in batches]
+    return sum(len(each) for each in first if each is not None)

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Sized
+from collections.abc import Iterator
 from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import DataLoader
 
-from esper.growth.batches import Batches
+from esper.growth.batches import Batches, count_samples
 from esper.growth.criterion import Loss, predictions, refuse_labels
 from esper.growth.gardener import DEFAULT_CONTROLLER
 from esper.growth.optimization import OptimizerFactory
 from esper.growth.run import GrowthConfig, GrowthRun
 from esper.kasmina.costs import NO_LIMIT
 from esper.kasmina.placement import DeclaredAxes, SlotNames
-from esper.kasmina.probe import call_arguments, evaluating, tensors_in
+from esper.kasmina.probe import call_arguments, evaluating
 from esper.kasmina.trainee import SchedulerEvery, SchedulerFactory
 from esper.leyline.axes import USUAL_AXES
 from esper.leyline.controller import Controller
@@ -97,7 +96,7 @@ def model_run(
     samples = count_samples(train)
     # How many samples so many steps have, nobody says.
     each = 0 if config.decide_every else samples
-    config = _told_of_data(config, train_samples=samples, samples_per_epoch=each)
+    facts = config.gardener.told(train_samples=samples, samples_per_epoch=each)
     return GrowthRun(
         model,
         slots=slots,
@@ -110,7 +109,7 @@ def model_run(
         scheduler=scheduler,
         scheduler_every=scheduler_every,
         controller=controller,
-        config=config,
+        config=config.replace(gardener=facts),
         name=type(model).__name__,
         device=device,
     )
@@ -127,9 +126,10 @@ def data_run(
     name: str = "model",
 ) -> GrowthRun:
     """Return the run that grows a model on data held by Esper: reproducible and resumable."""
-    config = _told_of_data(
-        config, train_samples=data.size("train"), samples_per_epoch=data.samples_per_step
+    facts = config.gardener.told(
+        train_samples=data.size("train"), samples_per_epoch=data.samples_per_step
     )
+    config = config.replace(gardener=facts)
     run = GrowthRun(
         model,
         slots=slots,
@@ -187,20 +187,3 @@ def task_config(task: Task, **changes: Any) -> GrowthConfig:
         limits["max_added_flops"] = max(1, task.flop_limit - task.host_flops)
     chosen = {"gardener": gardener, "garden": base.garden.limited(**limits), **changes}
     return base.replace(**chosen)
-
-
-def count_samples(batches: Batches) -> int:
-    """Return how many samples an epoch of somebody's batches has; 0 where they do not say."""
-    if isinstance(batches, DataLoader):
-        return len(batches.dataset) if isinstance(batches.dataset, Sized) else 0
-    if not isinstance(batches, Sequence):
-        return 0
-    # What is wrong with a batch is said when it is trained on.
-    first = [next((t for t in tensors_in(batch) if t.dim()), None) for batch in batches]
-    return sum(len(each) for each in first if each is not None)
-
-
-def _told_of_data(config: GrowthConfig, **found: int) -> GrowthConfig:
-    """Return the settings with what was found out about the data where they do not say it."""
-    unsaid = {name: value for name, value in found.items() if not getattr(config.gardener, name)}
-    return config.replace(gardener=config.gardener.replace(**unsaid))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -52,6 +53,28 @@ class Criterion:
     """(outputs, targets) -> (loss [B], correct [B] in 0 to 1, or None)."""
     of_batch: Callable[[Any, Any], Tensor] | None = None
     """(outputs, targets) -> the number to train on; None for the mean over samples."""
+    reads_scores: bool = False
+    """Whether a tensor of scores is all it needs of the outputs: its owner wrote none of it."""
+
+
+def guessing_loss(criterion: Criterion, outputs: Any, targets: Any) -> float:
+    """Return the loss of a network that only guesses, all its scores being the same; 0 if unknown.
+
+    There is something to guess where an answer is right or wrong, and nothing where numbers are
+    compared.
+    """
+    if not criterion.reads_scores:
+        return 0.0
+    with torch.no_grad():
+        scores = torch.zeros_like(predictions(outputs))
+        loss, correct = apply_objective(criterion.per_sample, scores, targets)
+    return 0.0 if correct is None else float(loss.double().mean())
+
+
+def guessed_classes(chance_loss: float) -> int:
+    """Return among how many classes a guess costs as much; 0 where it is no cross-entropy."""
+    count = round(math.exp(min(chance_loss, 40.0)))
+    return count if count > 1 and math.isclose(math.log(count), chance_loss, rel_tol=1e-4) else 0
 
 
 def predictions(outputs: Any) -> Tensor:
@@ -96,7 +119,7 @@ def _make(loss: Loss, outputs: Any, targets: Any) -> Criterion:
                 _refuse_misfit(name, predictions(outputs), targets)
                 if name == "classification":
                     refuse_labels(predictions(outputs), targets)
-                return Criterion(partial(_judged, objective))
+                return Criterion(partial(_judged, objective), reads_scores=True)
         raise unknown_name("loss", loss, [*OBJECTIVES, "model"])
     if isinstance(loss, type):
         raise UsageError(f"loss is the class {loss.__name__}; make one of it: {loss.__name__}()")
@@ -106,10 +129,10 @@ def _make(loss: Loss, outputs: Any, targets: Any) -> Criterion:
             f"got {loss!r}"
         )
     if any(loss is objective for objective in OBJECTIVES.values()):
-        return Criterion(loss)
+        return Criterion(loss, reads_scores=True)
     if _reduces(loss):
         found = _Reducing(loss)
-        return Criterion(found.per_sample, found.of_batch)
+        return Criterion(found.per_sample, found.of_batch, reads_scores=True)
     return _from_result(loss, outputs, targets)
 
 

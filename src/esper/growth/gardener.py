@@ -107,6 +107,10 @@ class GardenerConfig(Config):
         True, "In a run of less than 60 epochs, shorten the waits in proportion."
     )
 
+    def told(self, **facts: float) -> GardenerConfig:
+        """Return the settings with what was found out about the task where they do not say it."""
+        return self.replace(**{name: v for name, v in facts.items() if not getattr(self, name)})
+
 
 def garden_facts(garden: Garden, config: GardenerConfig, horizon: int) -> RowFacts:
     """Return what is known of a garden before it is trained."""
@@ -215,6 +219,22 @@ class Gardener:
         self._rollbacks = 0
         """How many epochs in a row went back."""
         self._clock = time.monotonic()
+
+    def tell(self, **facts: float) -> None:
+        """Let the controller know of the task what the settings do not say.
+
+        A learned controller judges by it how much there is to gain. `esper.grow` and the callbacks
+        of trainers find it out; whoever has a loop of their own says it in the settings, or here
+        before the first step.
+
+        Args:
+            facts: `chance_loss`, `num_classes`, `train_samples`, `samples_per_epoch`, as in
+                `GardenerConfig`.
+        """
+        self.config = self.config.told(**facts)
+        known = garden_facts(self.garden, self.config, self.horizon)
+        chosen = {name: getattr(known, name) for name in facts}
+        self._group.facts = dataclasses.replace(self._group.facts, **chosen)
 
     @property
     def epoch(self) -> int:

@@ -19,7 +19,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from esper.growth.batches import Batches, Moved, label_of, shapes_of
-from esper.growth.criterion import Criterion, Loss, make_criterion, predictions
+from esper.growth.criterion import (
+    Criterion,
+    Loss,
+    guessed_classes,
+    guessing_loss,
+    make_criterion,
+    predictions,
+)
 from esper.growth.explaining import explaining
 from esper.kasmina.evaluation import BatchEvaluator, Objective
 from esper.kasmina.garden import Garden
@@ -57,6 +64,16 @@ class Judged:
     criterion: Criterion
     trains_with_labels: bool
     is_measured_with_labels: bool
+    chance_loss: float = 0.0
+    """Loss of a network that only guesses; 0 where nobody knows."""
+
+    @property
+    def facts(self) -> dict[str, float]:
+        """What a controller is told of the task where the settings do not say it."""
+        return {
+            "chance_loss": self.chance_loss,
+            "num_classes": guessed_classes(self.chance_loss),
+        }
 
     def evaluator(
         self,
@@ -94,10 +111,13 @@ def find_criterion(model: nn.Module, loss: Loss | None, batch: Any, device: torc
         labelled = next(iter(Moved([batch], device, keeps_label=True)))[0]
         outputs = _call(model, labelled)
         if loss == OWN or own_loss_of(outputs) is not None:
-            return Judged(own_criterion(outputs, targets), True, not _does_without(model, inputs))
+            own = own_criterion(outputs, targets)
+            chance = guessing_loss(own, outputs, targets)
+            return Judged(own, True, not _does_without(model, inputs), chance)
     outputs = _call(model, inputs)
     chosen = "classification" if loss is None else loss
-    return Judged(make_criterion(chosen, outputs, targets), False, False)
+    criterion = make_criterion(chosen, outputs, targets)
+    return Judged(criterion, False, False, guessing_loss(criterion, outputs, targets))
 
 
 def _call(model: nn.Module, inputs: Any) -> Any:
@@ -149,7 +169,7 @@ def own_criterion(outputs: Any, targets: Any) -> Criterion:
         loss, counts, _ = found
         mean = float(loss.sum() / counts.sum().clamp(min=1))
         if abs(mean - value) <= 1e-3 * max(1.0, abs(value)):
-            return Criterion(partial(_by_rule, rule), _read_own)
+            return Criterion(partial(_by_rule, rule), _read_own, reads_scores=True)
     raise UsageError(
         f"the model's own loss ({value:.4f}) is of a kind that cannot be measured for each sample "
         f"from logits {list(scores.shape)} and labels {shapes_of(targets)}; give loss=function"

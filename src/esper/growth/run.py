@@ -99,7 +99,6 @@ class GrowthRun:
         """
         if not isinstance(model, nn.Module):
             raise UsageError(f"the model must be a torch.nn.Module, got {type(model).__name__}")
-        self.config = config
         self.name = name
         self.controller_name = (
             controller if isinstance(controller, str) else type(controller).__name__
@@ -114,6 +113,8 @@ class GrowthRun:
                 check_batches(which, batches)
         batch = first_batch(val)
         judged = find_criterion(model, loss, batch, self.device)
+        config = config.replace(gardener=config.gardener.told(**judged.facts))
+        self.config = config
         criterion, keeps_label = judged.criterion, judged.is_measured_with_labels
         self.example_input, _ = next(iter(Moved([batch], self.device, keeps_label=keeps_label)))
         with explaining(

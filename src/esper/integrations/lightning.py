@@ -22,7 +22,7 @@ from typing import Any
 
 from torch import Tensor
 
-from esper.growth.batches import Batches
+from esper.growth.batches import Batches, count_samples
 from esper.growth.criterion import Loss
 from esper.growth.gardener import DEFAULT_CONTROLLER, Gardener, GardenerConfig
 from esper.integrations.rounds import Rounds, needing
@@ -110,6 +110,8 @@ class GrowingCallback(Callback):  # type: ignore[misc]
             config=self._config,
             **self._limits,
         )
+        samples = count_samples(trainer.train_dataloader)
+        gardener.tell(train_samples=samples, samples_per_epoch=_between(trainer, samples))
         optimizer = gardener.optimizer(lambda _: _optimizer_of(garden, trainer))
         self._rounds = Rounds(gardener, self._loss, self._evaluate)
         self._rounds.carry(optimizer)
@@ -173,6 +175,15 @@ def _validations(trainer: Trainer) -> int:
     per_epoch = math.ceil(batches / trainer.accumulate_grad_batches)
     epochs = int(math.ceil(steps / per_epoch) // trainer.check_val_every_n_epoch)
     return max(1, epochs * max(1, int(batches) // between))
+
+
+def _between(trainer: Trainer, samples: int) -> int:
+    """Return how many of an epoch's samples are trained on from one validation to the next."""
+    batches = trainer.num_training_batches
+    if math.isinf(batches):
+        return 0
+    epochs = trainer.check_val_every_n_epoch or 1
+    return int(samples * epochs * trainer.val_check_batch / batches)
 
 
 def _validation_batches(trainer: Trainer) -> Batches:

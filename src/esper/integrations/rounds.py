@@ -81,6 +81,7 @@ class Rounds:
                     gardener.garden.model, self._loss, first_batch(batches), device
                 )
                 self._evaluate = judged.evaluator(batches, device, precision=precision)
+                gardener.tell(**judged.facts)
             record = gardener.step(self._evaluate, train_loss=train_loss)
         self._sum, self._batches = None, 0
         return record

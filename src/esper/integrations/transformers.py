@@ -25,6 +25,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from esper.growth.batches import count_samples
 from esper.growth.criterion import Loss
 from esper.growth.gardener import DEFAULT_CONTROLLER, Gardener, GardenerConfig
 from esper.growth.own_loss import own_loss_of
@@ -190,6 +191,11 @@ class GrowingCallback(TrainerCallback):  # type: ignore[misc]
                 f"the trainer will evaluate {expected} times, but the horizon of growth is "
                 f"{self.gardener.horizon}; seeds may not be ready at the end"
             )
+        each = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+        self.gardener.tell(
+            train_samples=count_samples(given["train_dataloader"]),
+            samples_per_epoch=state.max_steps * each // expected,
+        )
         self._is_training = True
         self.model.on_loss = self._rounds.add_loss
 
