@@ -75,27 +75,25 @@ def test_the_checks_of_the_design_are_there() -> None:
 
 def test_a_third_party_adds_a_monitor_by_one_decorator() -> None:
     @register_monitor(
-        "too_good",
         reads=EpochRow,
         thresholds="score > 100",
-        meaning="Nobody is that good.",
         advice="Look for the test set in the training set.",
     )
     def too_good(recent: Recent) -> Iterator[Finding]:
-        yield Finding(severity="info", message="too good")
+        """Nobody is that good."""
+        yield Finding("info", "too good")
 
     try:
         assert MONITORS.get("too_good").check is too_good
+        assert MONITORS.get("too_good").meaning == "Nobody is that good."
         with pytest.raises(UsageError, match="already registered"):
-            register_monitor("too_good", reads=EpochRow, thresholds="", meaning="", advice="")(
-                too_good
-            )
+            register_monitor(reads=EpochRow, thresholds="", advice="")(too_good)
     finally:
         MONITORS.unregister("too_good")
 
 
 def test_checks_that_find_nothing_are_left_out() -> None:
-    one, other = Finding(severity="info", message="a"), Finding(severity="warning", message="b")
+    one, other = Finding("info", "a"), Finding("warning", "b")
     assert list(findings(None, one, None, other)) == [one, other]
     assert list(findings(None)) == []
 

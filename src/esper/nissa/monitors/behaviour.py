@@ -30,12 +30,8 @@ def check_wait_share(share: float | None, free_steps: int | None) -> Finding | N
     """Find a controller that never acts where it could. A high share alone is right."""
     if share is None or share < 1.0 or (free_steps is not None and free_steps < FREE_STEPS):
         return None
-    return Finding(
-        severity="warning",
-        value=share,
-        threshold=1.0,
-        message="the controller waited in every decision in which it could have acted",
-    )
+    message = "the controller waited in every decision in which it could have acted"
+    return Finding("warning", message, share, 1.0)
 
 
 def check_obs_clamp(
@@ -74,12 +70,8 @@ def check_wasted(
     kept = sum(one or 0 for one in fossilized[-WASTED_ROUNDS:])
     if begun < WASTED_SEEDS or kept >= WASTED_RATE * begun:
         return None
-    return Finding(
-        severity="warning",
-        value=kept / begun,
-        threshold=WASTED_RATE,
-        message=f"only {kept} of the last {begun} seeds were fossilized",
-    )
+    message = f"only {kept} of the last {begun} seeds were fossilized"
+    return Finding("warning", message, kept / begun, WASTED_RATE)
 
 
 def check_growth(ratio: float | None) -> Finding | None:
@@ -94,39 +86,32 @@ def find_stillborn(fates: Mapping[str, Mapping[str, int]]) -> Iterator[Finding]:
     for blueprint, counts in fates.items():
         germinated, fossilized = counts.get("germinated", 0), counts.get("fossilized", 0)
         if germinated >= STILLBORN_SEEDS and fossilized == 0:
+            message = f"none of {germinated} seeds of {blueprint} was ever fossilized"
             yield Finding(
-                severity="warning",
-                subject=blueprint,
-                value=float(germinated),
-                threshold=float(STILLBORN_SEEDS),
-                message=f"none of {germinated} seeds of {blueprint} was ever fossilized",
+                "warning", message, float(germinated), float(STILLBORN_SEEDS), subject=blueprint
             )
 
 
 @register_monitor(
-    "never_acts",
     reads=RoundRow,
     thresholds="WAIT in 100 % of at least 100 free decisions: warning; 99 % is right",
-    meaning="The op head has collapsed to WAIT: the controller is a WAIT-only baseline.",
     advice="Raise the op's entropy bonus, weaken the sentinel prior, or start on tasks where "
     "growth usually pays.",
 )
 def never_acts(recent: Recent) -> Iterator[Finding | None]:
-    """Look at the newest round."""
+    """The op head has collapsed to WAIT: the controller is a WAIT-only baseline."""
     newest = recent.rounds[-1]
     yield check_wait_share(newest.wait_share_free, newest.free_steps)
 
 
 @register_monitor(
-    "observation_clamp",
     reads=RoundRow,
     thresholds="> 5 % warning, > 10 % critical",
-    meaning="The observation saturates, so the controller cannot tell situations apart.",
     advice="Look which features are at their clamp: a task with losses or gradients of another "
     "scale needs its own normaliser statistics.",
 )
 def observation_clamp(recent: Recent) -> Iterator[Finding | None]:
-    """Look at the newest round."""
+    """The observation saturates, so the controller cannot tell situations apart."""
     newest = recent.rounds[-1]
     features = newest.obs_clamp_features
     yield check_obs_clamp(
@@ -135,29 +120,25 @@ def observation_clamp(recent: Recent) -> Iterator[Finding | None]:
 
 
 @register_monitor(
-    "shortcut_learning",
     reads=UpdateRow,
     thresholds="op probability that moves without the last action's features: > 30 % warning, "
     "> 60 % critical, in 3 updates in a row",
-    meaning="The policy reads off what it did last instead of looking at the network.",
     advice="Compare greedy returns with the feedback features zeroed; if nothing is lost without "
     "them, train without them.",
 )
 def shortcut_learning(recent: Recent) -> Iterator[Finding | None]:
-    """Look at the newest updates."""
+    """The policy reads off what it did last instead of looking at the network."""
     yield check_shortcut([row.feedback_dependence for row in recent.updates])
 
 
 @register_monitor(
-    "wasted_seeds",
     reads=RoundRow,
     thresholds="of at least 100 seeds germinated in the last 10 rounds < 5 % fossilized: warning",
-    meaning="Seeds are started and thrown away: nothing is ever kept long enough to pay.",
     advice="Look at the fates by blueprint; a minimum prune age, a rarer PRUNE at the start, or "
     "easier gates let seeds live until they can be judged.",
 )
 def wasted_seeds(recent: Recent) -> Iterator[Finding | None]:
-    """Look at the newest rounds."""
+    """Seeds are started and thrown away: nothing is ever kept long enough to pay."""
     yield check_wasted(
         [row.seeds_germinated for row in recent.rounds],
         [row.seeds_fossilized for row in recent.rounds],
@@ -165,26 +146,22 @@ def wasted_seeds(recent: Recent) -> Iterator[Finding | None]:
 
 
 @register_monitor(
-    "growth_of_rows",
     reads=RoundRow,
     thresholds="> 2 times the host info, > 5 times warning",
-    meaning="Some network grew far beyond its host.",
     advice="Raise the rent, or set max_parameters.",
 )
 def growth_of_rows(recent: Recent) -> Iterator[Finding | None]:
-    """Look at the newest round."""
+    """Some network grew far beyond its host."""
     yield check_growth(recent.rounds[-1].growth_ratio)
 
 
 @register_monitor(
-    "growth",
     reads=EpochRow,
     thresholds="> 2 times the host info, > 5 times warning",
-    meaning="The network grew far beyond its host.",
     advice="Set max_parameters or max_seeds if that is more than the task deserves.",
 )
 def growth(recent: Recent) -> Iterator[Finding | None]:
-    """Look at the newest epoch of one network."""
+    """The network grew far beyond its host."""
     newest = recent.epochs[-1]
     if (recent.run.rows or 1) > 1 or not newest.host_parameters or newest.parameters is None:
         return
@@ -192,14 +169,12 @@ def growth(recent: Recent) -> Iterator[Finding | None]:
 
 
 @register_monitor(
-    "stillborn_blueprint",
     reads=RoundRow,
     thresholds="at least 50 seeds of a blueprint and none fossilized: warning",
-    meaning="Seeds of this blueprint never help, or cannot learn.",
     advice="Run the blueprint's conformance battery: does every parameter get a gradient?",
 )
 def stillborn_blueprint(recent: Recent) -> Iterator[Finding]:
-    """Look at the counts up to the newest round."""
+    """Seeds of this blueprint never help, or cannot learn."""
     fates = recent.rounds[-1].blueprint_fates
     if isinstance(fates, Mapping):
         yield from find_stillborn(fates)
@@ -217,38 +192,28 @@ def _reason(rollback: str | None) -> str:
 
 
 @register_monitor(
-    "governor_rollback",
     reads=EpisodeRow,
     thresholds="every rollback: warning",
-    meaning="The governor found a network beyond saving and took it back to its last good state.",
     advice="One is bad luck; many mean that blends are too sudden or the learning rate too high.",
     is_event=True,
 )
 def governor_rollback(recent: Recent) -> Iterator[Finding]:
-    """Look at the newest episode."""
+    """The governor found a network beyond saving and took it back to its last good state."""
     newest = recent.episodes[-1]
     if newest.rolled_back:
-        yield Finding(
-            severity="warning",
-            subject=newest.rollback_reason,
-            message=f"row {newest.row} was rolled back: {_reason(newest.rollback_reason)}",
-        )
+        message = f"row {newest.row} was rolled back: {_reason(newest.rollback_reason)}"
+        yield Finding("warning", message, subject=newest.rollback_reason)
 
 
 @register_monitor(
-    "rollback",
     reads=EpochRow,
     thresholds="every rollback: warning",
-    meaning="The governor took the network back to its last good state.",
     advice="One is bad luck; several mean that the learning rate is too high or blends too sudden.",
     is_event=True,
 )
 def rollback(recent: Recent) -> Iterator[Finding]:
-    """Look at the newest epoch of one network."""
+    """The governor took the network back to its last good state."""
     newest = recent.epochs[-1]
     if newest.rollback_reason is not None:
-        yield Finding(
-            severity="warning",
-            subject=newest.rollback_reason,
-            message=f"the network was rolled back: {_reason(newest.rollback_reason)}",
-        )
+        message = f"the network was rolled back: {_reason(newest.rollback_reason)}"
+        yield Finding("warning", message, subject=newest.rollback_reason)

@@ -50,13 +50,8 @@ def check_explained_variance(
     is_flat = return_std is not None and return_std < LOW_RETURN_STD
     if low_variance or (low_variance is None and is_flat):
         told = "" if return_std is None else f" (deviation {return_std:.3g})"
-        return Finding(
-            severity="info",
-            subject="low_variance",
-            value=return_std,
-            threshold=LOW_RETURN_STD,
-            message=f"returns hardly vary{told}, so explained variance says nothing",
-        )
+        message = f"returns hardly vary{told}, so explained variance says nothing"
+        return Finding("info", message, return_std, LOW_RETURN_STD, subject="low_variance")
     limit = explained_variance_limit(1.0 if progress is None else progress)
     message = "explained variance is {value:.3g} (at least {limit:g} by now)"
     return Limits(warning=limit, is_floor=True).find(value, message)
@@ -77,14 +72,11 @@ def check_advantage_bias(by_op: Mapping[str, Mapping[str, Any]]) -> Iterator[Fin
         mean, std, count = numbers.get("mean"), numbers.get("std"), numbers.get("n", 0)
         if mean is None or std is None or count <= BIAS_COUNT or abs(mean) <= std:
             continue
-        yield Finding(
-            severity="warning",
-            subject=op,
-            value=mean,
-            threshold=std,
-            message=f"advantages of {op} are biased: mean {mean:.3g}, deviation {std:.3g} over "
-            f"{count} decisions",
+        message = (
+            f"advantages of {op} are biased: mean {mean:.3g}, deviation {std:.3g} over "
+            f"{count} decisions"
         )
+        yield Finding("warning", message, mean, std, subject=op)
 
 
 def check_value_loss_by_op(
@@ -103,14 +95,11 @@ def check_value_loss_by_op(
         others = [other for name, other in known.items() if name != op]
         limit = VALUE_LOSS_RATIO * sum(others) / len(others) if others else 0.0
         if limit > 0 and loss > limit:
-            yield Finding(
-                severity="warning",
-                subject=op,
-                value=loss,
-                threshold=limit,
-                message=f"the value loss of {op} is {loss:.3g}, more than {VALUE_LOSS_RATIO:g} "
-                "times that of the other ops",
+            message = (
+                f"the value loss of {op} is {loss:.3g}, more than {VALUE_LOSS_RATIO:g} "
+                "times that of the other ops"
             )
+            yield Finding("warning", message, loss, limit, subject=op)
 
 
 def check_value_after_germination(by_state: Mapping[str, Mapping[str, Any]]) -> Finding | None:
@@ -122,13 +111,11 @@ def check_value_after_germination(by_state: Mapping[str, Mapping[str, Any]]) -> 
     off, limit = planted["error"] - other["error"], other["std"]
     if limit <= 0 or abs(off) <= limit:
         return None
-    return Finding(
-        severity="warning",
-        value=off,
-        threshold=limit,
-        message=f"right after a germination values are off by {off:+.3g} more than in other "
-        f"states, whose errors deviate by {limit:.3g} ({counts[0]} such states)",
+    message = (
+        f"right after a germination values are off by {off:+.3g} more than in other "
+        f"states, whose errors deviate by {limit:.3g} ({counts[0]} such states)"
     )
+    return Finding("warning", message, off, limit)
 
 
 def check_value_collapse(value_std: float | None, return_std: float | None) -> Finding | None:
@@ -140,16 +127,14 @@ def check_value_collapse(value_std: float | None, return_std: float | None) -> F
 
 
 @register_monitor(
-    "explained_variance",
     reads=UpdateRow,
     thresholds="< -0.5 until 10 % of the run, < -0.2 until 25 %, < 0 until 75 %, then < 0.1; "
     "info when the returns hardly vary (deviation below 1e-3, or the learner's flag)",
-    meaning="The critic predicts returns worse than it should by now, so advantages are noise.",
     advice="Check the scale of value targets, train the critic more per update, and that the "
     "baseline is the marginal over ops, not the value of the sampled op.",
 )
 def explained_variance(recent: Recent) -> Iterator[Finding | None]:
-    """Look at the newest update."""
+    """The critic predicts returns worse than it should by now, so advantages are noise."""
     newest = recent.updates[-1]
     yield check_explained_variance(
         newest.explained_variance, recent.progress, newest.return_std, newest.low_variance
@@ -157,44 +142,38 @@ def explained_variance(recent: Recent) -> Iterator[Finding | None]:
 
 
 @register_monitor(
-    "critic_op_sensitivity",
     reads=UpdateRow,
     thresholds="from the second round on, variance of Q over ops < 0.01, spread of mean Q < 0.1: "
     "warning",
-    meaning="Q(s, op) has become V(s): conditioning on the op has no effect.",
     advice="Look whether rewards differ by op at all; if they do, strengthen the op's input "
     "(an embedding, or a small encoder before it joins the state).",
 )
 def critic_op_sensitivity(recent: Recent) -> Iterator[Finding]:
-    """Look at the newest update."""
+    """Q(s, op) has become V(s): conditioning on the op has no effect."""
     newest = recent.updates[-1]
     if newest.round:
         yield from check_q_sensitivity(newest.q_variance, newest.q_op_spread)
 
 
 @register_monitor(
-    "advantage_bias",
     reads=UpdateRow,
     thresholds="per op, |mean| > deviation over more than 100 decisions: warning",
-    meaning="The critic systematically misjudges this op, or its reward is misattributed.",
     advice="Look at the reward terms of that op's decisions and at its value loss.",
 )
 def advantage_bias(recent: Recent) -> Iterator[Finding]:
-    """Look at every op in the newest update."""
+    """The critic systematically misjudges this op, or its reward is misattributed."""
     by_op = recent.updates[-1].advantage_by_op
     if isinstance(by_op, Mapping):
         yield from check_advantage_bias(by_op)
 
 
 @register_monitor(
-    "value_loss_by_op",
     reads=UpdateRow,
     thresholds="value loss of an op > 10 times the mean of the others, 100 decisions each: warning",
-    meaning="The critic has not learned what this op leads to.",
     advice="Look at how its rewards vary; a rare op needs more data, not a larger step.",
 )
 def value_loss_by_op(recent: Recent) -> Iterator[Finding]:
-    """Look at every op in the newest update."""
+    """The critic has not learned what this op leads to."""
     newest = recent.updates[-1]
     losses, by_op = newest.value_loss_by_op, newest.advantage_by_op
     if isinstance(losses, Mapping) and isinstance(by_op, Mapping):
@@ -203,51 +182,42 @@ def value_loss_by_op(recent: Recent) -> Iterator[Finding]:
 
 
 @register_monitor(
-    "value_after_germination",
     reads=UpdateRow,
     thresholds="from the second round on, mean of value - return right after a germination further "
     "from that of the other states than their deviation, 30 states each: warning",
-    meaning="The critic does not see what a new seed leads to.",
     advice="Look at the value loss by op, and whether returns after a germination differ by "
     "blueprint: the critic knows the blueprint from the state alone.",
 )
 def value_after_germination(recent: Recent) -> Iterator[Finding | None]:
-    """Look at the newest update."""
+    """The critic does not see what a new seed leads to."""
     newest = recent.updates[-1]
     if newest.round and isinstance(newest.value_by_state, Mapping):
         yield check_value_after_germination(newest.value_by_state)
 
 
 @register_monitor(
-    "value_collapse",
     reads=UpdateRow,
     thresholds="from the second round on, deviation of values < 1 % of that of returns: warning",
-    meaning="The critic says the same of every state.",
     advice="Look at the critic's gradient norm and at the scale of its targets.",
 )
 def value_collapse(recent: Recent) -> Iterator[Finding | None]:
-    """Look at the newest update."""
+    """The critic says the same of every state."""
     newest = recent.updates[-1]
     if newest.round:
         yield check_value_collapse(newest.value_std, newest.return_std)
 
 
 @register_monitor(
-    "advantage_floored",
     reads=UpdateRow,
     thresholds="the deviation of raw advantages was below its floor: info",
-    meaning="Advantages hardly differ, so normalising them would mostly amplify noise.",
     advice="Nothing, if it passes; if it stays, rewards carry too little signal.",
 )
 def advantage_floored(recent: Recent) -> Iterator[Finding]:
-    """Look at the newest update."""
+    """Advantages hardly differ, so normalising them would mostly amplify noise."""
     newest = recent.updates[-1]
     if newest.advantage_floored:
-        yield Finding(
-            severity="info",
-            value=newest.advantage_std_raw,
-            message="the deviation of advantages was below its floor",
-        )
+        message = "the deviation of advantages was below its floor"
+        yield Finding("info", message, newest.advantage_std_raw)
 
 
 SKEW = Limits(info=3.0)
@@ -270,13 +240,9 @@ def check_shape(
     )
     low, high = POSITIVE
     if positive is not None and not low <= positive <= high:
+        message = f"{positive:.0%} of the advantages are above 0 (healthy: {low:.0%} to {high:.0%})"
         yield Finding(
-            severity="warning",
-            subject="positive",
-            value=positive,
-            threshold=low if positive < low else high,
-            message=f"{positive:.0%} of the advantages are above 0 (healthy: {low:.0%} to "
-            f"{high:.0%})",
+            "warning", message, positive, low if positive < low else high, subject="positive"
         )
 
 
@@ -300,15 +266,12 @@ def check_lasting_shape(updates: Sequence[UpdateRow]) -> Iterator[Finding]:
 
 
 @register_monitor(
-    "advantage_shape",
     reads=UpdateRow,
     thresholds="in 3 updates in a row: |skewness| > 3 info, excess kurtosis > 10 info, share above "
     "0 outside 15 to 85 % warning",
-    meaning="A few decisions carry the whole update, or almost every decision looks worse than "
-    "expected: the baseline is off.",
     advice="Look at explained variance first; then at which op and which reward term those few "
     "decisions have in common.",
 )
 def advantage_shape(recent: Recent) -> Iterator[Finding]:
-    """Look at the newest updates."""
+    """A few decisions carry the whole update, or most look worse than expected: a poor baseline."""
     yield from check_lasting_shape(recent.updates)

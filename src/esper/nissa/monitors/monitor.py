@@ -83,7 +83,7 @@ class Recent:
 Severity = Literal["info", "warning", "critical"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Finding:
     """Something a monitor found."""
 
@@ -128,9 +128,7 @@ class Limits:
             limit = getattr(self, severity)
             if value is not None and limit is not None and sign * value > sign * limit:
                 told = message.format(value=value, limit=limit)
-                return Finding(
-                    severity=severity, subject=subject, value=value, threshold=limit, message=told
-                )
+                return Finding(severity, told, value, limit, subject)
         return None
 
 
@@ -161,23 +159,22 @@ MONITORS: Registry[Monitor] = Registry("monitor")
 
 
 def register_monitor(
-    name: str,
     *,
     reads: type[Row],
     thresholds: str,
-    meaning: str,
     advice: str,
     is_event: bool = False,
     is_volatile: bool = False,
 ) -> Callable[[Check], Check]:
-    """Return a decorator that adds a check to the table."""
+    """Return a decorator that adds a check by its name; its docstring is what a finding means."""
 
     def register(check: Check) -> Check:
+        name = check.__name__
         monitor = Monitor(
             name=name,
             reads=reads,
             thresholds=thresholds,
-            meaning=meaning,
+            meaning=(check.__doc__ or "").strip(),
             advice=advice,
             check=check,
             is_event=is_event,
@@ -283,11 +280,8 @@ class Watch:
                 alarms.append(_alarm(monitor, finding, record))
         gone = [key for key in self._active if key[0] == monitor.name and key[1] not in now]
         for key in gone:
-            quiet = Finding(
-                severity="info",
-                subject=key[1],
-                message=f"{monitor.name}{f' ({key[1]})' if key[1] else ''} is over",
-            )
+            told = f"{monitor.name}{f' ({key[1]})' if key[1] else ''} is over"
+            quiet = Finding("info", told, subject=key[1])
             del self._active[key]
             alarms.append(_alarm(monitor, quiet, record, state="cleared"))
         return alarms

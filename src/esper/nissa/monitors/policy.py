@@ -71,13 +71,11 @@ def check_stagnation(approx_kl: Series, clipfrac: Series, usable_steps: Series) 
     for kl, clipped, usable in rows:
         if kl is None or abs(kl) >= KL_STAGNANT or (clipped or 0.0) > 0 or usable == 0:
             return None
-    return Finding(
-        severity="warning",
-        value=rows[-1][0],
-        threshold=KL_STAGNANT,
-        message=f"the policy has not changed for {STAGNANT_UPDATES} updates (KL below "
-        f"{KL_STAGNANT:g}, nothing clipped)",
+    message = (
+        f"the policy has not changed for {STAGNANT_UPDATES} updates (KL below "
+        f"{KL_STAGNANT:g}, nothing clipped)"
     )
+    return Finding("warning", message, rows[-1][0], KL_STAGNANT)
 
 
 def was_used(row: UpdateHeadRow) -> bool:
@@ -88,62 +86,50 @@ def was_used(row: UpdateHeadRow) -> bool:
 
 
 @register_monitor(
-    "joint_ratio",
     reads=UpdateRow,
     thresholds="greatest > 5 critical; least < 0.1 warning",
-    meaning="One update changed the probability of some action far beyond the clip range.",
     advice="Lower the learning rate or the epochs per update, or set a KL limit.",
 )
 def joint_ratio(recent: Recent) -> Iterator[Finding]:
-    """Look at the newest update."""
+    """One update changed the probability of some action far beyond the clip range."""
     newest = recent.updates[-1]
     yield from check_joint_ratio(newest.ratio_max, newest.ratio_min)
 
 
 @register_monitor(
-    "head_ratio",
     reads=UpdateRow,
     thresholds="greatest > 3 warning, > 10 critical; all of them within 0.99 to 1.01 info",
-    meaning="One head moved too far while the joint ratio may look fine; or no head moved at all.",
     advice="Look at that head's advantages and gradient norm first; then lower the learning rate. "
     "If nothing moves, check that advantages are not zero and that gradients arrive.",
 )
 def head_ratio(recent: Recent) -> Iterator[Finding | None]:
-    """Look at every head in the newest update."""
+    """One head moved too far while the joint ratio may look fine; or no head moved at all."""
     newest = [rows[-1] for rows in recent.heads.values() if was_used(rows[-1])]
     for row in newest:
         yield check_head_ratio(row.head, row.ratio_max)
     if is_unchanged({row.head: (row.ratio_min, row.ratio_max) for row in newest}):
-        yield Finding(
-            severity="info",
-            subject="all heads",
-            threshold=RATIO_UNCHANGED[1],
-            message="every head's ratio is within 0.99 to 1.01: the update changed nothing",
-        )
+        message = "every head's ratio is within 0.99 to 1.01: the update changed nothing"
+        yield Finding("info", message, threshold=RATIO_UNCHANGED[1], subject="all heads")
 
 
 @register_monitor(
-    "kl_spike",
     reads=UpdateRow,
     thresholds="> 0.1 nats warning, > 0.5 critical",
-    meaning="The policy moved so far in one update that the data it learned from is stale.",
     advice="Lower the learning rate, set or lower target_kl, use fewer epochs per update.",
 )
 def kl_spike(recent: Recent) -> Iterator[Finding | None]:
-    """Look at the newest update."""
+    """The policy moved so far in one update that the data it learned from is stale."""
     yield check_kl(recent.updates[-1].approx_kl)
 
 
 @register_monitor(
-    "policy_stagnation",
     reads=UpdateRow,
     thresholds="KL < 1e-6 and nothing clipped in 5 updates in a row that had free decisions",
-    meaning="The policy has stopped learning; KL is measured after the step, so 0 is no artefact.",
     advice="Check conditional entropies: a collapsed head has no gradient left. Raise the "
     "exploration term, or reset the collapsed heads and resume.",
 )
 def policy_stagnation(recent: Recent) -> Iterator[Finding | None]:
-    """Look at the last few updates."""
+    """The policy has stopped learning; KL is measured after the step, so 0 is no artefact."""
     rows = recent.updates
     yield check_stagnation(
         [row.approx_kl for row in rows],
@@ -209,14 +195,11 @@ def check_head_collapse(head: str, conditional: Series) -> Finding | None:
     if not is_latched(conditional, enter=limit, leave=leave, consecutive=COLLAPSE_UPDATES):
         return None
     value = next((one for one in reversed(conditional) if one is not None), None)
-    return Finding(
-        severity="critical",
-        subject=head,
-        value=value,
-        threshold=limit,
-        message=f"the head {head} has collapsed: normalised entropy below {limit:g} for "
-        f"{COLLAPSE_UPDATES} updates where it had a choice",
+    message = (
+        f"the head {head} has collapsed: normalised entropy below {limit:g} for "
+        f"{COLLAPSE_UPDATES} updates where it had a choice"
     )
+    return Finding("critical", message, value, limit, subject=head)
 
 
 def check_head_nats(head: str, entropy_nats: float | None, valid: float | None) -> Finding | None:
@@ -259,28 +242,24 @@ def monitor_sparse_head_entropy(
 
 
 @register_monitor(
-    "entropy",
     reads=UpdateRow,
     thresholds="mean normalised < 0.3 warning, < 0.1 critical",
-    meaning="The heads as a whole hardly explore any more.",
     advice="Raise the exploration term; if it happened early, lower the learning rate.",
 )
 def entropy(recent: Recent) -> Iterator[Finding | None]:
-    """Look at the newest update."""
+    """The heads as a whole hardly explore any more."""
     yield check_entropy(recent.updates[-1].entropy)
 
 
 @register_monitor(
-    "head_collapse",
     reads=UpdateRow,
     thresholds="normalised, conditional: op < 0.08, slot < 0.10, blueprint and tempo < 0.05, "
     "others < 0.08, in 3 updates in a row; clears above 1.5 times that",
-    meaning="A head always chooses the same where it has a choice, and its gradient is gone.",
     advice="The KL-to-uniform term keeps a gradient at collapse: raise it. Or reset that head and "
     "resume (`--reset-heads`). A probability floor supplies data, not gradient.",
 )
 def head_collapse(recent: Recent) -> Iterator[Finding | None]:
-    """Look at every head over the last updates."""
+    """A head always chooses the same where it has a choice, and its gradient is gone."""
     for head, rows in recent.heads.items():
         if head == "op" and is_sentinel(_idle_share(recent)):
             continue
@@ -289,16 +268,14 @@ def head_collapse(recent: Recent) -> Iterator[Finding | None]:
 
 
 @register_monitor(
-    "head_entropy_nats",
     reads=UpdateRow,
     thresholds="nats, for all choices valid (scaled by ln of the valid ones): op 1.0/0.5, "
     "slot 0.6/0.3, blueprint 1.5/0.7, style 0.8/0.4, tempo 0.6/0.3, alpha_target 0.6/0.3, "
     "alpha_speed 0.8/0.4, alpha_curve 0.9/0.5 (warning/critical)",
-    meaning="A head explores less than it should for the choices it has.",
     advice="Raise that head's entropy multiplier (1.3 to 1.5), or the exploration term.",
 )
 def head_entropy_nats(recent: Recent) -> Iterator[Finding | None]:
-    """Look at every head in the newest update."""
+    """A head explores less than it should for the choices it has."""
     for head, rows in recent.heads.items():
         if not was_used(rows[-1]) or (head == "op" and is_sentinel(_idle_share(recent))):
             continue
@@ -306,15 +283,13 @@ def head_entropy_nats(recent: Recent) -> Iterator[Finding | None]:
 
 
 @register_monitor(
-    "sparse_head_entropy",
     reads=UpdateRow,
     thresholds="under the warning in nats while the head is used in < 10 % of decisions: critical",
-    meaning="A sparse head became deterministic for lack of feedback, not because it learned.",
     advice="Raise its entropy multiplier; check that entropy is summed over all heads on every "
     "step and that its advantages are masked by cause, not by accident.",
 )
 def sparse_head_entropy(recent: Recent) -> Iterator[Finding]:
-    """Look at every head in the newest update."""
+    """A sparse head became deterministic for lack of feedback, not because it learned."""
     newest = {
         head: rows[-1] for head, rows in recent.heads.items() if head != "op" and was_used(rows[-1])
     }

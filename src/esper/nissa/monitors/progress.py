@@ -43,13 +43,11 @@ def check_degradation(scores: Series, progress: float | None) -> Finding | None:
     limit = average - DEGRADATION * abs(average)
     if values[-1] >= limit:
         return None
-    return Finding(
-        severity="warning",
-        value=values[-1],
-        threshold=limit,
-        message=f"the score {values[-1]:.2f} is more than a tenth below the mean {average:.2f} "
-        f"of the last {ROLLING} rounds",
+    message = (
+        f"the score {values[-1]:.2f} is more than a tenth below the mean {average:.2f} "
+        f"of the last {ROLLING} rounds"
     )
+    return Finding("warning", message, values[-1], limit)
 
 
 def find_trend(rolling: Series) -> tuple[Trend, float] | None:
@@ -83,58 +81,48 @@ def trace_reasons(losses: Series, scores: Series) -> dict[str, tuple[float, floa
 
 
 @register_monitor(
-    "performance_degradation",
     reads=RoundRow,
     thresholds="a tenth below the mean of the last 10 rounds, after a tenth of the run: warning",
-    meaning="The controller has become clearly worse than it was.",
     advice="Go back to the best checkpoint; look for a KL spike or a collapse just before.",
 )
 def performance_degradation(recent: Recent) -> Iterator[Finding | None]:
-    """Look at the scores of the rounds."""
+    """The controller has become clearly worse than it was."""
     yield check_degradation([row.score_mean for row in recent.rounds], recent.progress)
 
 
 @register_monitor(
-    "trend",
     reads=RoundRow,
     thresholds="change of the rolling score: < 0.5 points plateau (info), +2 improvement (info), "
     "-2 degradation (warning)",
-    meaning="Which way the rolling score is going.",
     advice="On a plateau, look at exploration; after a degradation, at the last updates.",
 )
 def trend(recent: Recent) -> Iterator[Finding]:
-    """Look at the rolling scores of the rounds."""
+    """Which way the rolling score is going."""
     found = find_trend([row.score_rolling for row in recent.rounds])
     if found is not None:
         kind, change = found
+        message = f"{kind}: the rolling score changed by {change:+.2f} points"
         yield Finding(
-            severity="warning" if kind == "degradation" else "info",
+            "warning" if kind == "degradation" else "info",
+            message,
+            change,
+            PLATEAU if kind == "plateau" else TREND,
             subject=kind,
-            value=change,
-            threshold=PLATEAU if kind == "plateau" else TREND,
-            message=f"{kind}: the rolling score changed by {change:+.2f} points",
         )
 
 
 @register_monitor(
-    "sudden_change",
     reads=EpochRow,
     thresholds="validation loss > 2 times its average, score 5 points below the last: warning",
-    meaning="Something happened to the network in this epoch.",
     advice="Look at the decision before it: a blend that is too fast, or a prune of a seed that "
     "was needed; a slower alpha schedule is smoother.",
 )
 def sudden_change(recent: Recent) -> Iterator[Finding]:
-    """Look at the epochs of one network."""
+    """Something happened to the network in this epoch."""
     if (recent.run.rows or 1) > 1:
         return
     rows = list(recent.epochs)[-TRACE_WINDOW:]
     reasons = trace_reasons([row.val_loss for row in rows], [row.val_score for row in rows])
     for reason, (value, threshold) in reasons.items():
-        yield Finding(
-            severity="warning",
-            subject=reason,
-            value=value,
-            threshold=threshold,
-            message=f"{reason.replace('_', ' ')}: {value:.4g} (limit {threshold:.4g})",
-        )
+        message = f"{reason.replace('_', ' ')}: {value:.4g} (limit {threshold:.4g})"
+        yield Finding("warning", message, value, threshold, subject=reason)

@@ -34,13 +34,8 @@ def check_attribution(ratio: float | None) -> Finding | None:
     """Find a seed credited with far more than the network gained, where a penalty applied."""
     if ratio is None or ratio < ATTRIBUTION_RATIO:
         return None
-    return Finding(
-        severity="warning",
-        subject="attribution",
-        value=ratio,
-        threshold=ATTRIBUTION_RATIO,
-        message=f"a seed's contribution is {ratio:.3g} times what the network gained",
-    )
+    message = f"a seed's contribution is {ratio:.3g} times what the network gained"
+    return Finding("warning", message, ratio, ATTRIBUTION_RATIO, subject="attribution")
 
 
 def check_ransomware(
@@ -51,13 +46,16 @@ def check_ransomware(
         return None
     if contribution <= RANSOM_CONTRIBUTION or improvement >= RANSOM_IMPROVEMENT:
         return None
+    message = (
+        f"the seed in {slot} holds {contribution:+.2f} points hostage: without it the "
+        f"network would be worse, yet with it it changed by {improvement:+.2f}"
+    )
     return Finding(
-        severity="critical" if contribution >= RANSOM_CRITICAL else "warning",
+        "critical" if contribution >= RANSOM_CRITICAL else "warning",
+        message,
+        contribution,
+        RANSOM_CONTRIBUTION,
         subject=slot,
-        value=contribution,
-        threshold=RANSOM_CONTRIBUTION,
-        message=f"the seed in {slot} holds {contribution:+.2f} points hostage: without it the "
-        f"network would be worse, yet with it it changed by {improvement:+.2f}",
     )
 
 
@@ -69,20 +67,12 @@ def check_shares(shaping: float | None, anti_gaming_share: float | None) -> Iter
     low, high = PBRS_SHARE
     if shaping and not low <= shaping <= high:
         limit = low if shaping < low else high
-        yield Finding(
-            severity="info",
-            subject=SHAPING,
-            value=shaping,
-            threshold=limit,
-            message=f"shaping is {shaping:.0%} of the reward (healthy: {low:.0%} to {high:.0%})",
-        )
+        message = f"shaping is {shaping:.0%} of the reward (healthy: {low:.0%} to {high:.0%})"
+        yield Finding("info", message, shaping, limit, subject=SHAPING)
     if anti_gaming_share is not None and anti_gaming_share >= ANTI_GAMING_SHARE:
+        message = f"{anti_gaming_share:.0%} of decisions were penalised for gaming"
         yield Finding(
-            severity="warning",
-            subject="anti_gaming_share",
-            value=anti_gaming_share,
-            threshold=ANTI_GAMING_SHARE,
-            message=f"{anti_gaming_share:.0%} of decisions were penalised for gaming",
+            "warning", message, anti_gaming_share, ANTI_GAMING_SHARE, subject="anti_gaming_share"
         )
 
 
@@ -92,13 +82,8 @@ def check_terms(terms: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
         share = numbers.get("share")
         if term not in STEERING or share is None or share <= TERM_SHARE:
             continue
-        yield Finding(
-            severity="info",
-            subject=term,
-            value=share,
-            threshold=TERM_SHARE,
-            message=f"{share:.0%} of all that is paid is {term}, not what the network became",
-        )
+        message = f"{share:.0%} of all that is paid is {term}, not what the network became"
+        yield Finding("info", message, share, TERM_SHARE, subject=term)
 
 
 def check_hindsight(rounds: Sequence[RoundRow]) -> Iterator[Finding]:
@@ -107,101 +92,78 @@ def check_hindsight(rounds: Sequence[RoundRow]) -> Iterator[Finding]:
     paid = [row.hindsight_count for row in last if row.hindsight_count is not None]
     kept = sum(row.seeds_fossilized or 0 for row in last)
     if len(paid) == HINDSIGHT_ROUNDS and not sum(paid) and kept >= HINDSIGHT_SEEDS:
-        yield Finding(
-            severity="info",
-            subject="never paid",
-            value=float(kept),
-            threshold=float(HINDSIGHT_SEEDS),
-            message=f"{kept} seeds were fossilized in {HINDSIGHT_ROUNDS} rounds and no scaffold "
-            "was credited with any",
+        message = (
+            f"{kept} seeds were fossilized in {HINDSIGHT_ROUNDS} rounds and no scaffold "
+            "was credited with any"
         )
+        yield Finding("info", message, float(kept), float(HINDSIGHT_SEEDS), subject="never paid")
     newest = last[-1]
     quantiles = newest.hindsight_quantiles
     median = quantiles.get("p50") if isinstance(quantiles, Mapping) else None
     is_often = (newest.hindsight_count or 0) >= HINDSIGHT_PAID
     if is_often and median is not None and median >= 0.99 * HINDSIGHT_CAP:
-        yield Finding(
-            severity="info",
-            subject="at the cap",
-            value=median,
-            threshold=HINDSIGHT_CAP,
-            message=f"the median hindsight credit stands at its cap of {HINDSIGHT_CAP:g}",
-        )
+        message = f"the median hindsight credit stands at its cap of {HINDSIGHT_CAP:g}"
+        yield Finding("info", message, median, HINDSIGHT_CAP, subject="at the cap")
 
 
 @register_monitor(
-    "reward_hacking",
     reads=RoundRow,
     thresholds="contribution >= 5 times the improvement with a penalty, or any ransomware seed: "
     "warning",
-    meaning="Seeds are credited with more than the network gained: the reward is being gamed.",
     advice="Compare with the twin: only the gain over it is real. Use the `twin` reward, or raise "
     "the anti-gaming penalties.",
 )
 def reward_hacking(recent: Recent) -> Iterator[Finding | None]:
-    """Look at the newest round."""
+    """Seeds are credited with more than the network gained: the reward is being gamed."""
     newest = recent.rounds[-1]
     yield check_attribution(newest.attribution_ratio_max)
     if newest.ransomware_count:
-        yield Finding(
-            severity="warning",
-            subject="ransomware",
-            value=float(newest.ransomware_count),
-            threshold=0.0,
-            message=f"{newest.ransomware_count} seeds contribute although the network got worse",
-        )
+        message = f"{newest.ransomware_count} seeds contribute although the network got worse"
+        yield Finding("warning", message, float(newest.ransomware_count), 0.0, subject="ransomware")
 
 
 @register_monitor(
-    "reward_shares",
     reads=RoundRow,
     thresholds="shaping outside 10 to 40 % info; anti-gaming penalties in >= 5 % warning",
-    meaning="The balance of the reward's terms is off.",
     advice="Scale the shaping; look at which penalty is paid, and for what.",
 )
 def reward_shares(recent: Recent) -> Iterator[Finding]:
-    """Look at the newest round."""
+    """The balance of the reward's terms is off."""
     newest = recent.rounds[-1]
     shaping = _terms(newest).get(SHAPING, {}).get("share")
     yield from check_shares(shaping, newest.anti_gaming_share)
 
 
 @register_monitor(
-    "reward_terms",
     reads=RoundRow,
     thresholds="a built-in term that only steers (not gain, attribution, terminal, escrow) > 50 % "
     "of the absolute reward: info",
-    meaning="The controller is paid for the way, not for where it leads.",
     advice="Scale that term down, or leave it out: compare with the `twin` reward.",
 )
 def reward_terms(recent: Recent) -> Iterator[Finding]:
-    """Look at the newest round."""
+    """The controller is paid for the way, not for where it leads."""
     yield from check_terms(_terms(recent.rounds[-1]))
 
 
 @register_monitor(
-    "hindsight_credit",
     reads=RoundRow,
     thresholds="none paid in 10 rounds with at least 50 seeds fossilized info; median at the cap "
     "of 0.2 over at least 10 payments info",
-    meaning="Credit for scaffolds carries no information: it is never there, or always the same.",
     advice="Never there: look whether seeds ever live side by side. At the cap: lower its weight.",
 )
 def hindsight_credit(recent: Recent) -> Iterator[Finding]:
-    """Look at the newest rounds."""
+    """Credit for scaffolds carries no information: it is never there, or always the same."""
     yield from check_hindsight(recent.rounds)
 
 
 @register_monitor(
-    "ransomware",
     reads=EpochRow,
     thresholds="contribution > 0.1 and improvement < -0.2 points warning; contribution >= 1 "
     "critical",
-    meaning="The host has come to depend on a seed that made the network worse.",
     advice="Prune it slowly, so that the host can take its part back, and look at the twin.",
 )
 def ransomware(recent: Recent) -> Iterator[Finding | None]:
-    """Look at the seeds of one network."""
+    """The host has come to depend on a seed that made the network worse."""
     for slot, stage in recent.stages.items():
         yield check_ransomware(slot, stage.contribution, stage.improvement)
 

@@ -81,92 +81,77 @@ def check_skipped(was_skipped: Sequence[bool | None]) -> Finding | None:
         count += 1
     if not count:
         return None
+    message = f"{count} updates in a row were skipped because something was not finite"
     return Finding(
-        severity="critical" if count >= SKIPPED_CRITICAL else "warning",
-        value=float(count),
-        threshold=float(SKIPPED_CRITICAL),
-        message=f"{count} updates in a row were skipped because something was not finite",
+        "critical" if count >= SKIPPED_CRITICAL else "warning",
+        message,
+        float(count),
+        float(SKIPPED_CRITICAL),
     )
 
 
 @register_monitor(
-    "gradient_drift",
     reads=UpdateRow,
     thresholds="|norm - average| > 0.5 of the average (memory 0.99, after 10 updates): info",
-    meaning="The learner's gradients have changed their scale.",
     advice="Look at what else changed at that round: rewards, returns, a head's entropy.",
 )
 def gradient_drift(recent: Recent) -> Iterator[Finding | None]:
-    """Look at the gradient norms so far."""
+    """The learner's gradients have changed their scale."""
     yield check_gradient_drift([row.grad_norm for row in recent.updates])
 
 
 @register_monitor(
-    "gradient_norm",
     reads=UpdateRow,
     thresholds="< 1e-7 warning; > 100 critical",
-    meaning="Gradients have vanished or exploded.",
     advice="Vanished: check advantages and masks. Exploded: check value targets and rewards.",
 )
 def gradient_norm(recent: Recent) -> Iterator[Finding | None]:
-    """Look at the newest update."""
+    """Gradients have vanished or exploded."""
     yield check_gradient_norm(recent.updates[-1].grad_norm)
 
 
 @register_monitor(
-    "head_gradient",
     reads=UpdateRow,
     thresholds="a head that had a choice: < 1e-7 in 3 updates in a row warning; > 100 critical",
-    meaning="A head learns nothing although it had decisions to make, or its gradient explodes.",
     advice="Vanished: look at its conditional entropy and at the masks. Exploded: look at its "
     "ratios; its learning rate can be lowered alone (`--set ppo.lr_multipliers`).",
 )
 def head_gradient(recent: Recent) -> Iterator[Finding | None]:
-    """Look at every head over the last updates."""
+    """A head learns nothing although it had decisions to make, or its gradient explodes."""
     for head, rows in recent.heads.items():
         yield check_head_gradient(head, [row.grad_norm if was_used(row) else None for row in rows])
 
 
 @register_monitor(
-    "numerical_instability",
     reads=UpdateRow,
     thresholds="any NaN or infinite value: critical",
-    meaning="The learner met numbers that are not finite.",
     advice="Run the policy in FP32; find the head and kind in the events of that round.",
 )
 def numerical_instability(recent: Recent) -> Iterator[Finding]:
-    """Look at the newest update."""
+    """The learner met numbers that are not finite."""
     count = recent.updates[-1].nonfinite
     if count:
-        yield Finding(
-            severity="critical",
-            value=float(count),
-            threshold=0.0,
-            message=f"{count} values in the update were NaN or infinite",
-        )
+        message = f"{count} values in the update were NaN or infinite"
+        yield Finding("critical", message, float(count), 0.0)
 
 
 @register_monitor(
-    "log_prob",
     reads=UpdateRow,
     thresholds="least < -50 warning, < -100 critical",
-    meaning="An action was taken that its policy thinks impossible: sampling and scoring differ.",
     advice="Score with the masks and the floor that were used for sampling.",
 )
 def log_prob(recent: Recent) -> Iterator[Finding | None]:
-    """Look at the newest update."""
+    """An action was taken that its policy thinks impossible: sampling and scoring differ."""
     yield check_log_prob(recent.updates[-1].log_prob_min)
 
 
 @register_monitor(
-    "skipped_updates",
     reads=UpdateRow,
     thresholds="1 warning; 3 in a row critical",
-    meaning="Updates were skipped because a log-probability or value was not finite.",
     advice="Resume from an earlier checkpoint with a lower learning rate.",
 )
 def skipped_updates(recent: Recent) -> Iterator[Finding | None]:
-    """Look at the newest updates."""
+    """Updates were skipped because a log-probability or value was not finite."""
     yield check_skipped([row.was_skipped for row in recent.updates])
 
 
@@ -183,12 +168,7 @@ def check_lstm_rms(subject: str, rms: float | None) -> Finding | None:
     if rms is None:
         return None
     if not math.isfinite(rms):
-        return Finding(
-            severity="critical",
-            subject=subject,
-            value=rms,
-            message=f"the LSTM's {subject} is not finite",
-        )
+        return Finding("critical", f"the LSTM's {subject} is not finite", rms, subject=subject)
     message = f"the LSTM's {subject} has a root mean square of {{value:.3g}} (limit {{limit:g}})"
     grown = LSTM_RMS_MAX.find(rms, message, subject=subject)
     return grown or LSTM_RMS_MIN.find(rms, message, subject=subject)
@@ -228,43 +208,37 @@ def check_lstm_steps(steps: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
 
 
 @register_monitor(
-    "lstm_rms",
     reads=UpdateRow,
     thresholds="root mean square > 10 or < 1e-6 warning; not finite critical",
-    meaning="The policy's memory has saturated or died.",
     advice="Check the LayerNorm after the LSTM, the forget bias and the gradient clip.",
 )
 def lstm_rms(recent: Recent) -> Iterator[Finding | None]:
-    """Look at the newest update."""
+    """The policy's memory has saturated or died."""
     newest = recent.updates[-1]
     for subject, rms in (("hidden state", newest.lstm_h_rms), ("cell state", newest.lstm_c_rms)):
         yield check_lstm_rms(subject, rms)
 
 
 @register_monitor(
-    "lstm_drift",
     reads=UpdateRow,
     thresholds="cell state beyond epoch 100 more than 2 times that before: warning",
-    meaning="The memory keeps growing in long episodes and may forget their start.",
     advice="Shorten episodes, clamp the cell softly, or use a second recurrent layer.",
 )
 def lstm_drift(recent: Recent) -> Iterator[Finding | None]:
-    """Look at the newest update."""
+    """The memory keeps growing in long episodes and may forget their start."""
     newest = recent.updates[-1]
     yield check_lstm_drift(newest.lstm_c_rms_early, newest.lstm_c_rms_late)
 
 
 @register_monitor(
-    "lstm_growth",
     reads=UpdateRow,
     thresholds="root mean square at the last measured step more than 2 times that half-way: "
     "warning",
-    meaning="The memory has not settled by the end of an episode, whatever its length.",
     advice="Compare the steps in `updates.lstm_by_step`; clamp the cell softly or shorten "
     "episodes.",
 )
 def lstm_growth(recent: Recent) -> Iterator[Finding]:
-    """Look at the steps of the newest update."""
+    """The memory has not settled by the end of an episode, whatever its length."""
     steps = recent.updates[-1].lstm_by_step
     if isinstance(steps, Sequence):
         yield from check_lstm_steps(steps)
@@ -289,22 +263,21 @@ def check_gpu_memory(samples: Sequence[tuple[float | None, float | None]]) -> Fi
 
 _OF_GPU: dict[str, Any] = {
     "thresholds": "> 85 % info, > 90 % warning; once a minute",
-    "meaning": "The GPU's memory is running out.",
     "advice": "Use fewer rows, a smaller batch, or cap the parameters.",
     "is_event": True,
     "is_volatile": True,
 }
 
 
-@register_monitor("gpu_memory", reads=EpochRow, **_OF_GPU)
+@register_monitor(reads=EpochRow, **_OF_GPU)
 def gpu_memory(recent: Recent) -> Iterator[Finding | None]:
-    """Look at the epochs so far."""
+    """The GPU's memory is running out."""
     yield from _look(recent.epochs)
 
 
-@register_monitor("gpu_memory_of_rounds", reads=RoundRow, **_OF_GPU)
+@register_monitor(reads=RoundRow, **_OF_GPU)
 def gpu_memory_of_rounds(recent: Recent) -> Iterator[Finding | None]:
-    """Look at the rounds so far."""
+    """The GPU's memory is running out."""
     yield from _look(recent.rounds)
 
 
