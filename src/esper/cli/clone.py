@@ -7,15 +7,8 @@ from typing import Any
 
 from esper.cli.main import Parser
 from esper.cli.options import chosen
-from esper.cli.output import err_console, new_table, out_console, print_json, tell
-from esper.cli.playing import (
-    PlayView,
-    add_options,
-    open_folder,
-    print_members,
-    resolve,
-    say_interrupted,
-)
+from esper.cli.output import answer, err_console, interrupted, new_table, out_console, tell
+from esper.cli.playing import PlayView, add_options, open_folder, print_members, resolve
 
 _EPILOG = """\
 examples:
@@ -79,12 +72,9 @@ def run(options: argparse.Namespace) -> int:
         with view:
             is_done = cloner.run()
         if not is_done:
-            return say_interrupted("clone", options.out)
-    if options.json:
-        print_json(cloner.summary())
-    else:
-        print_summary(cloner.summary())
-    return 0
+            return interrupted(f"esper clone --resume --out {options.out}")
+    found = cloner.summary()
+    return answer(options.json, found, lambda: print_summary(found))
 
 
 def make(options: argparse.Namespace) -> Any:

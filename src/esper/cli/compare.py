@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from esper.cli.main import Parser
-from esper.cli.output import find_store, new_table, out_console, points, print_json, safe
+from esper.cli.output import answer, find_store, new_table, out_console, points, safe
 
 _EPILOG = """\
 examples:
@@ -62,12 +62,8 @@ def run(options: argparse.Namespace) -> int:
     if len(options.runs) < 2:
         raise UsageError("one run cannot be compared; name two or more (see `esper runs`)")
     sides = [read_side(folder) for folder in options.runs]
-    if options.json:
-        plain = [{each.name: getattr(side, each.name) for each in fields(side)} for side in sides]
-        print_json({"runs": plain})
-    else:
-        print_sides(sides)
-    return 0
+    document = {"runs": [asdict(side) for side in sides]}
+    return answer(options.json, document, lambda: print_sides(sides))
 
 
 def read_side(folder: str) -> Side:

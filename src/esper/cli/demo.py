@@ -11,6 +11,7 @@ import argparse
 import shlex
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -73,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
     arms = compare(task, grown, data)
     seconds = time.process_time() - started
     if options.json:
-        print_json({**document, "cpu_s": seconds, "arms": [describe(arm) for arm in arms]})
+        print_json({**document, "cpu_s": seconds, "arms": [asdict(arm) for arm in arms]})
         return 0
     print_arms(arms, grown)
     out = out_console()
@@ -122,16 +123,6 @@ def by_hand(growth: GrowthConfig) -> str:
     for key, (_, value) in changed_settings(same.to_mapping(), growth.to_mapping()).items():
         given += ["--set", f"growth.{key}={value}"]
     return f"esper grow {shlex.join(given)}"
-
-
-def describe(arm: Standing) -> dict[str, Any]:
-    """Return one row of the table as plain data."""
-    return {
-        "name": arm.name,
-        "test": arm.test,
-        "parameters": arm.parameters,
-        "flops": arm.flops,
-    }
 
 
 def print_arms(arms: Sequence[Standing], grown: Sequence[RunSummary]) -> None:

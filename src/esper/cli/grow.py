@@ -19,12 +19,7 @@ from esper.cli.options import (
     chosen_sinks,
     refuse_beside_resume,
 )
-from esper.cli.output import (
-    err_console,
-    naming_resume,
-    print_json,
-    tell,
-)
+from esper.cli.output import answer, err_console, interrupted, naming_resume
 
 _EPILOG = """\
 examples:
@@ -162,7 +157,7 @@ def run(options: argparse.Namespace) -> int:
     from esper.cli.view import AlarmRelay
     from esper.growth.export import check_format
     from esper.runs.checkpoint import GROWING, resume_command
-    from esper.runs.recorded import INTERRUPTED, stop_signals
+    from esper.runs.recorded import stop_signals
 
     if options.export:
         check_format(options.export)
@@ -190,14 +185,8 @@ def run(options: argparse.Namespace) -> int:
         if is_done:
             grown, document = growing.finish(options.export)
     if not is_done:
-        where = f"after epoch {growth.gardener.epoch}"
-        tell(err_console(), f"interrupted {where}; continue with: {again}")
-        return INTERRUPTED
-    if options.json:
-        print_json(document)
-    else:
-        print_summary(grown, document)
-    return 0
+        return interrupted(again, f" after epoch {growth.gardener.epoch}")
+    return answer(options.json, document, lambda: print_summary(grown, document))
 
 
 def _open(options: argparse.Namespace, on_alarm: Any) -> Any:
@@ -250,25 +239,14 @@ def resolve(options: argparse.Namespace) -> Any:
     from esper.runs.request import GrowRequest, growth_of
 
     growth = growth_of(options.task)
-    given = chosen(
-        options,
-        "optimizer",
-        "learning_rate",
-        "weight_decay",
-        "batch_size",
-        "schedule",
-    )
+    given = chosen(options, "optimizer", "learning_rate", "weight_decay", "batch_size", "schedule")
     if given.get("optimizer", growth.training.optimizer) != growth.training.optimizer:
         _need_rate(options, growth.training)
     training = growth.training.replace(**given)
     growth = growth.replace(
         training=training, **chosen(options, "epochs", "seed", "twin", "decide_every")
     )
-    garden = growth.garden.limited(
-        max_seeds=options.max_seeds,
-        max_parameters=options.max_parameters,
-        max_added_flops=options.max_added_flops,
-    )
+    limits = chosen(options, "max_seeds", "max_parameters", "max_added_flops")
     return GrowRequest(
         task=options.task,
         model=options.model,
@@ -277,7 +255,7 @@ def resolve(options: argparse.Namespace) -> Any:
         data=None if options.data is None else _data_path(options.data),
         controller=_controller(options.controller or DEFAULT_CONTROLLER),
         device="cuda" if choose_device(options.device or "auto").type == "cuda" else "cpu",
-        growth=growth.replace(garden=garden),
+        growth=growth.replace(garden=growth.garden.limited(**limits)),
     )
 
 

@@ -104,21 +104,15 @@ def print_summary(grown: Grown, document: dict[str, Any]) -> None:
     console, summary = out_console(), grown.summary
     numbers = ("parameters", "FLOPs", "validation", "test")
     result = new_table(f"Grown: {summary.task}", ("", *numbers), numbers=numbers)
+
+    def add(name: str, parameters: int, flops: int, *scores: float | None) -> None:
+        result.add_row(name, f"{parameters:,}", f"{flops:,}", *map(points, scores))
+
+    before, after = summary.parameters_before, summary.parameters_after
     if summary.twin_val_score is not None:
-        result.add_row(
-            "twin (only waits)",
-            f"{summary.parameters_before:,}",
-            f"{summary.flops_before:,}",
-            points(summary.twin_val_score),
-            points(summary.twin_test_score),
-        )
-    result.add_row(
-        "grown",
-        f"{summary.parameters_after:,}",
-        f"{summary.flops_after:,}",
-        points(summary.val_score),
-        points(summary.test_score),
-    )
+        twins = summary.twin_val_score, summary.twin_test_score
+        add("twin (only waits)", before, summary.flops_before, *twins)
+    add("grown", after, summary.flops_after, summary.val_score, summary.test_score)
     console.print(result)
     if summary.seeds:
         console.print(_seed_table(grown))

@@ -7,7 +7,7 @@ import json
 import os
 import select
 import sys
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -110,6 +110,23 @@ def print_json(document: Any) -> None:
     from esper.nissa.columns import plain_data
 
     print(json.dumps(plain_data(document), indent=2))
+
+
+def answer(as_json: bool, document: Any, show: Callable[[], object]) -> int:
+    """Print the document where JSON was asked for, show it to people otherwise; return 0."""
+    if as_json:
+        print_json(document)
+    else:
+        show()
+    return 0
+
+
+def interrupted(again: str, where: str = "") -> int:
+    """Say by which command the run is continued; return the exit code."""
+    from esper.runs.recorded import INTERRUPTED
+
+    tell(err_console(), f"interrupted{where}; continue with: {again}")
+    return INTERRUPTED
 
 
 def safe(text: object) -> Text:

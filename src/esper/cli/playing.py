@@ -11,7 +11,7 @@ from rich.progress import TextColumn
 
 from esper.cli.main import Parser
 from esper.cli.options import absolute, add_settings, given, refuse_beside_resume
-from esper.cli.output import err_console, listed, new_table, out_console, print_json, safe, tell
+from esper.cli.output import listed, new_table, out_console, print_json, safe, tell
 from esper.cli.view import LiveView
 
 if TYPE_CHECKING:
@@ -134,14 +134,6 @@ def print_members(
             told = ", ".join(f"{arm} {one['score']:+.3f}" for arm, one in scores["arms"].items())
         tell(console, f"  {told}")
     return 0
-
-
-def say_interrupted(verb: str, folder: str) -> int:
-    """Say how to go on with a folder, and return the exit code."""
-    from esper.runs.recorded import INTERRUPTED
-
-    tell(err_console(), f"interrupted; continue with: esper {verb} --resume --out {folder}")
-    return INTERRUPTED
 
 
 class PlayView(LiveView):

@@ -8,15 +8,17 @@ from typing import Any
 
 from esper.cli.main import Parser
 from esper.cli.options import add_engine_options, chosen_cluster, given
-from esper.cli.output import err_console, listed, new_table, out_console, print_json, safe, tell
-from esper.cli.playing import (
-    PlayView,
-    add_options,
-    open_folder,
-    print_members,
-    resolve,
-    say_interrupted,
+from esper.cli.output import (
+    answer,
+    err_console,
+    interrupted,
+    listed,
+    new_table,
+    out_console,
+    safe,
+    tell,
 )
+from esper.cli.playing import PlayView, add_options, open_folder, print_members, resolve
 
 _EXAMPLES = """\
 examples:
@@ -89,7 +91,7 @@ def run(options: argparse.Namespace) -> int:
         with view:
             is_done = proof.run()
         if not is_done:
-            return say_interrupted("prove", options.out)
+            return interrupted(f"esper prove --resume --out {options.out}")
         found = proof.conclude()
         if cluster is not None:
             work = [dataclasses.asdict(each) for each in cluster.take_work()]
@@ -99,11 +101,7 @@ def run(options: argparse.Namespace) -> int:
         if config.benchmark:
             scores = json.dumps(publishable(found), indent=1) + "\n"
             atomic_write_text(folder / "scores.json", scores)
-    if options.json:
-        print_json(found)
-    else:
-        print_verdicts(found, folder)
-    return 0
+    return answer(options.json, found, lambda: print_verdicts(found, folder))
 
 
 def make(options: argparse.Namespace) -> Any:

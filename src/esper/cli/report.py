@@ -6,7 +6,7 @@ import argparse
 import os
 
 from esper.cli.main import Parser
-from esper.cli.output import find_store, out_console, print_json, tell
+from esper.cli.output import answer, find_store, out_console, tell
 
 _EPILOG = """\
 examples:
@@ -35,14 +35,6 @@ def run(options: argparse.Namespace) -> int:
     if options.out is not None and os.path.isdir(options.out):
         raise UsageError(f"--out must be a file, but {options.out} is a folder")
     path = report_run(options.where, options.out)
-    if options.json:
-        print_json(
-            {
-                "run": storable_text(str(options.where)),
-                "report": storable_text(str(path)),
-                "bytes": path.stat().st_size,
-            }
-        )
-    else:
-        tell(out_console(), f"report: {path}")
-    return 0
+    run, report = storable_text(str(options.where)), storable_text(str(path))
+    document = {"run": run, "report": report, "bytes": path.stat().st_size}
+    return answer(options.json, document, lambda: tell(out_console(), f"report: {path}"))

@@ -47,8 +47,7 @@ def run(options: argparse.Namespace) -> int:
 
 def describe(entry: Any) -> dict[str, Any]:
     """Return one run as plain data."""
-    plain = {field.name: getattr(entry, field.name) for field in dataclasses.fields(entry)}
-    return {**plain, "path": _text(entry.path)}
+    return {**dataclasses.asdict(entry), "path": _text(entry.path)}
 
 
 def print_table(entries: list[Any]) -> None:

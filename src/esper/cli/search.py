@@ -7,15 +7,16 @@ from typing import Any
 
 from esper.cli.main import Parser
 from esper.cli.options import chosen
-from esper.cli.output import err_console, new_table, out_console, print_json, safe, tell
-from esper.cli.playing import (
-    PlayView,
-    add_options,
-    open_folder,
-    print_members,
-    resolve,
-    say_interrupted,
+from esper.cli.output import (
+    answer,
+    err_console,
+    interrupted,
+    new_table,
+    out_console,
+    safe,
+    tell,
 )
+from esper.cli.playing import PlayView, add_options, open_folder, print_members, resolve
 
 _EPILOG = """\
 examples:
@@ -94,13 +95,9 @@ def run(options: argparse.Namespace) -> int:
         with view:
             is_done = search.run()
         if not is_done:
-            return say_interrupted("search", options.out)
+            return interrupted(f"esper search --resume --out {options.out}")
         found = search.conclude()
-    if options.json:
-        print_json(found)
-    else:
-        print_summary(found)
-    return 0
+    return answer(options.json, found, lambda: print_summary(found))
 
 
 def make(options: argparse.Namespace) -> Any:

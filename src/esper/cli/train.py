@@ -19,7 +19,14 @@ from esper.cli.options import (
     given,
     refuse_beside_resume,
 )
-from esper.cli.output import err_console, listed, naming_resume, out_console, print_json, tell
+from esper.cli.output import (
+    answer,
+    err_console,
+    interrupted,
+    listed,
+    naming_resume,
+    out_console,
+)
 
 _RECIPES = "(default: the recipe's)"
 
@@ -90,7 +97,7 @@ def run(options: argparse.Namespace) -> int:
     from esper.cli.view import AlarmRelay
     from esper.leyline.records import told_round
     from esper.runs.checkpoint import TRAINING, resume_command
-    from esper.runs.recorded import INTERRUPTED, stop_signals
+    from esper.runs.recorded import stop_signals
 
     _check_request(options)
     request = None if options.resume else resolve(options)
@@ -115,14 +122,8 @@ def run(options: argparse.Namespace) -> int:
         if is_done:
             document = training.finish()
     if not is_done:
-        where = f"in round {told_round(trainer.round)}"
-        tell(err_console(), f"interrupted {where}; continue with: {again}")
-        return INTERRUPTED
-    if options.json:
-        print_json(document)
-    else:
-        print_summary(out_console(), document)
-    return 0
+        return interrupted(again, f" in round {told_round(trainer.round)}")
+    return answer(options.json, document, lambda: print_summary(out_console(), document))
 
 
 def _open(options: argparse.Namespace, request: Any, on_alarm: Any, cluster: Any) -> Any:

@@ -24,9 +24,7 @@ from rich.progress import (
 )
 
 from esper.cli.output import safe, tell
-from esper.leyline.records import (
-    told_round,
-)
+from esper.leyline.records import told_round
 from esper.nissa.schema import AlarmRow
 
 _LINE_EVERY_S = 10.0
