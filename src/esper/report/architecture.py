@@ -12,6 +12,7 @@ from esper.report.markup import (
     format_count,
     format_number,
     label,
+    rectangle,
     shortened,
     tooltip,
     visible,
@@ -153,11 +154,7 @@ def _seed_words(seed: SlotRecord | None) -> list[str]:
     if stage == "cooldown":
         return ["empty", "cooling down"]
     alpha = format_number(seed.alpha, decimals=2)
-    return [
-        visible(seed.blueprint),
-        f"{stage}, alpha {alpha}",
-        _parameters(seed.parameters),
-    ]
+    return [visible(seed.blueprint), f"{stage}, alpha {alpha}", _parameters(seed.parameters)]
 
 
 def _parameters(count: int) -> str:
@@ -176,31 +173,15 @@ def _box(
     least: float = 0.0,
 ) -> tuple[list[str], float]:
     height = max(len(lines) * ROW + 2 * _PAD, least)
-    inside = [
-        tooltip(told),
-        element("rect", class_=class_, x=x, y=y, width=width, height=height, rx=6),
-    ]
+    inside = [tooltip(told), rectangle(class_, x, y, width, height, rx=6)]
     if stripe:
-        inside.append(
-            element("rect", class_=stripe, x=x + 4, y=y + 6, width=6, height=height - 12, rx=2)
-        )
+        inside.append(rectangle(stripe, x + 4, y + 6, 6, height - 12, rx=2))
     for number, line in enumerate(lines):
-        inside.append(
-            label(
-                line,
-                class_="strong" if number == 0 else "muted number",
-                x=x + 1.8 * _PAD,
-                y=y + _PAD + (number + 0.5) * ROW,
-                dy=".35em",
-            )
-        )
+        kind, middle = "muted number" if number else "strong", y + _PAD + (number + 0.5) * ROW
+        inside.append(label(line, class_=kind, x=x + 1.8 * _PAD, y=middle, dy=".35em"))
     return [element("g", *inside)], height
 
 
 def _arrow(x: float, y: float, length: float) -> str:
     end = y + length - 2
-    return element(
-        "path",
-        class_="arrow",
-        d=f"M{x:.0f} {y + 2:.0f}V{end:.0f}m-5 -6l5 6l5 -6",
-    )
+    return element("path", class_="arrow", d=f"M{x:.0f} {y + 2:.0f}V{end:.0f}m-5 -6l5 6l5 -6")

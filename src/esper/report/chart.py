@@ -19,6 +19,7 @@ from esper.report.markup import (
     format_share,
     label,
     number,
+    rectangle,
     round_ticks,
     tick_labels,
     tooltip,
@@ -278,7 +279,7 @@ def _draw_legend(chart: Chart, top: float) -> tuple[list[str], float]:
             at, top = 2.0, top + _ROW
         middle = top + _ROW / 2
         if line is None:
-            drawing.append(element("rect", class_=kind, x=at, y=middle - 5, width=16, height=10))
+            drawing.append(rectangle(kind, at, middle - 5, 16, 10))
         else:
             drawing.append(element("path", class_=kind, d=f"M{at} {middle}h16"))
         drawing.append(label(text, class_="muted number", x=at + 20, y=middle, dy=".35em"))
@@ -322,9 +323,7 @@ def _draw_columns(chart: Chart, x: Scale, top: float, height: float) -> Iterator
     for at in chosen:
         begin = min(max(x(at) - width / 2, x.start), x.end - width)
         told = f"{chart.axis} {at:.0f}: {', '.join(values[at])}"
-        yield element(
-            "rect", tooltip(told), class_="column", x=begin, y=top, width=width, height=height
-        )
+        yield rectangle("column", begin, top, width, height, tooltip(told))
 
 
 def _percent(ticks: Sequence[float]) -> list[str]:

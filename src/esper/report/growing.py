@@ -36,11 +36,20 @@ from esper.report.markup import (
     shortened,
     visible,
 )
-from esper.report.origin import About, AlarmGroup, found_sections, origin_sections, recorded_section
+from esper.report.origin import (
+    NOTHING_YET,
+    About,
+    AlarmGroup,
+    found_sections,
+    origin_sections,
+    recorded_section,
+    so_far,
+)
 from esper.report.page import (
     NOTHING,
     Column,
     number_columns,
+    paragraph,
     render_page,
     render_table,
     render_tiles,
@@ -121,16 +130,10 @@ def render_lead(
         who = f"the controller {shortened(controller, _NAME_LENGTH)}"
     sentences = [_tell_seeds(who, outcome.epochs, seeds), _tell_score(outcome)]
     told = "".join(f"<li>{escaped(line, limit=1000)}</li>\n" for line in why)
-    paragraph = f'<p class="lead">{escaped(" ".join(sentences), limit=2000)}</p>\n'
+    lead = paragraph("lead", " ".join(sentences))
     if told:
-        paragraph += f'<ul class="why">\n{told}</ul>\n'
-    if outcome.gain is not None:
-        paragraph += (
-            '<p class="note">The twin had the same initial weights and the same data in the same '
-            "order, and only waited. This is one run with one random seed: the difference "
-            "includes chance.</p>\n"
-        )
-    return paragraph
+        lead += f'<ul class="why">\n{told}</ul>\n'
+    return lead if outcome.gain is None else lead + paragraph("note", _TWIN)
 
 
 def render_figures(
@@ -139,13 +142,7 @@ def render_figures(
     """Return the few numbers to remember, as tiles."""
     tiles = []
     if outcome.gain is not None:
-        tiles.append(
-            (
-                "Gain over the twin",
-                _gained(outcome),
-                f"{outcome.split} split",
-            )
-        )
+        tiles.append(("Gain over the twin", _gained(outcome), f"{outcome.split} split"))
     tiles.append(_score_tile(outcome.split, outcome.score, outcome.twin))
     if summary is not None and summary.test_score is not None:
         tiles.append(_score_tile("validation", summary.val_score, summary.twin_val_score))
@@ -333,6 +330,11 @@ def _worth_at_end(seed: SeedRecord, at_end: Mapping[str, tuple[float | None, flo
     return format_contribution(*at_end[seed.slot])
 
 
+_TWIN = (
+    "The twin had the same initial weights and the same data in the same order, and only waited. "
+    "This is one run with one random seed: the difference includes chance."
+)
+
 _CAPTION = (
     "An epoch reaches from the number before it to its own, so a decision stands where its effect "
     "begins. The light band is a slot's stage, the solid part its alpha; names are blueprints, "
@@ -408,29 +410,17 @@ def _top(
 ) -> str:
     outcome = read_outcome(history, summary)
     if outcome is None:
-        if about.counts:
-            return '<p class="lead">What was recorded so far stands below.</p>\n'
-        return (
-            '<p class="lead">No epochs were recorded, so there is nothing to show yet. What the '
-            "run was asked to do stands below.</p>\n"
-        )
+        told = f"No epochs were recorded, {NOTHING_YET}"
+        return paragraph("lead", "What was recorded so far stands below." if about.counts else told)
     missing = ""
     if not history:
-        missing = '<p class="note">The epochs of this run are not there: no picture.</p>\n'
+        missing = paragraph("note", "The epochs of this run are not there: no picture.")
     elif summary is None:
-        missing = f'<p class="note">{escaped(_so_far(history, about))}</p>\n'
+        missing = paragraph("note", so_far("epoch", history[-1].epoch, about))
     controller = about.controller if summary is None else summary.controller
     why = () if summary is None else why_nothing_grew(history)
     lead = render_lead(outcome, controller, seeds, why)
     return lead + missing + render_figures(outcome, summary, seeds)
-
-
-def _so_far(history: Sequence[EpochRecord], about: About) -> str:
-    done = f"Written after epoch {format_count(history[-1].epoch)}"
-    if about.planned is not None:
-        done += f" of {format_count(about.planned)}"
-    state = {"running": "; the run goes on", "interrupted": "; the run stopped there"}
-    return f"{done}{state.get(about.state or '', '')}."
 
 
 def _growth_sections(
@@ -440,8 +430,7 @@ def _growth_sections(
 ) -> Iterator[str]:
     if seeds:
         has_twin = any(record.twin_score is not None for record in history)
-        told = f"{_CONTRIBUTION} {_GAIN}" if has_twin else _CONTRIBUTION
-        note = f'<p class="note">{escaped(told, limit=1000)}</p>\n'
+        note = paragraph("note", f"{_CONTRIBUTION} {_GAIN}" if has_twin else _CONTRIBUTION)
         yield section("Seeds", render_seeds(seeds, at_end) + note)
     elif history:
         yield section("Seeds", "<p>No seed was germinated.</p>\n")

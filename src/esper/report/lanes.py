@@ -31,6 +31,7 @@ from esper.report.markup import (
     number,
     op_words,
     outcome_words,
+    rectangle,
     round_ticks,
     shortened,
     tick_labels,
@@ -76,19 +77,12 @@ class Frame:
     def axis(self, top: float) -> Iterator[str]:
         """Draw the axis itself, with its numbers below it."""
         yield element("line", class_="axis", x1=self.left, x2=self.right, y1=top, y2=top)
-        ticks = self.ticks()
+        ticks, y = self.ticks(), top + 5
         for tick, text in zip(ticks, tick_labels(ticks), strict=True):
             yield label(
-                text,
-                class_="muted number",
-                x=self.x(tick),
-                y=top + 5,
-                dy="1em",
-                text_anchor="middle",
+                text, class_="muted number", x=self.x(tick), y=y, dy="1em", text_anchor="middle"
             )
-        yield label(
-            AXIS_NAME, class_="muted", x=WIDTH - MARGIN, y=top + 5, dy="1em", text_anchor="end"
-        )
+        yield label(AXIS_NAME, class_="muted", x=WIDTH - MARGIN, y=y, dy="1em", text_anchor="end")
 
 
 def frame_for(history: Sequence[EpochRecord], left: float, right: float) -> Frame:
@@ -113,18 +107,12 @@ _CELL = 4.0
 
 def draw_mark(op: str, x: float, y: float, *, done: bool = True, told: str = "") -> str:
     """Draw one mark around a point, with what a resting pointer is told."""
-    shape = element(
-        "path",
-        class_="mark cross" if op == "PRUNE" else "mark",
-        d=SHAPES.get(op, _OTHER),
-    )
+    kind = "mark cross" if op == "PRUNE" else "mark"
+    shape = element("path", class_=kind, d=SHAPES.get(op, _OTHER))
     children = (tooltip(told), shape) if told else (shape,)
-    return element(
-        "g",
-        *children,
-        class_="decision" if done else "decision refused",
-        transform=f"translate({number(x)} {number(y)})",
-    )
+    place = f"translate({number(x)} {number(y)})"
+    kind = "decision" if done else "decision refused"
+    return element("g", *children, class_=kind, transform=place)
 
 
 def draw_marks(
@@ -211,11 +199,8 @@ def _extend(runs: list[StageRun], slot: SlotRecord, begin: float, end: float) ->
         return
     alpha = min(max(slot.alpha, 0.0), 1.0) if math.isfinite(slot.alpha) else 0.0
     last = runs[-1] if runs else None
-    if last is None or (last.stage, last.blueprint, last.end) != (
-        slot.stage,
-        slot.blueprint,
-        begin,
-    ):
+    now = (slot.stage, slot.blueprint, begin)
+    if last is None or (last.stage, last.blueprint, last.end) != now:
         runs.append(StageRun(slot.stage, slot.blueprint, begin, end, [(begin, end, alpha)]))
         return
     last.end = end
@@ -301,8 +286,7 @@ def _draw_used(lane: Lane, frame: Frame, top: float) -> tuple[list[str], float, 
 
 
 def _background(frame: Frame, top: float, height: float) -> Iterator[str]:
-    width = frame.right - frame.left
-    yield element("rect", class_="well", x=frame.left, y=top, width=width, height=height)
+    yield rectangle("well", frame.left, top, frame.right - frame.left, height)
     yield from frame.gridlines(top, top + height)
 
 
@@ -333,37 +317,17 @@ def _draw_run(slot: str, run: StageRun, frame: Frame, top: float) -> str:
     kind = STAGE_CLASSES.get(run.stage, "cooldown")
     x, width = frame.x(run.begin), frame.x(run.end) - frame.x(run.begin)
     parts = [tooltip(_tell_run(slot, run))]
+    ribbon = top + _RIBBON_TOP
     if kind == "cooldown":
-        parts.append(
-            element(
-                "rect",
-                class_=kind,
-                x=x + 1,
-                y=top + _RIBBON_TOP + 1,
-                width=max(width - 2, 0.5),
-                height=_RIBBON - 2,
-            )
-        )
+        parts.append(rectangle(kind, x + 1, ribbon + 1, max(width - 2, 0.5), _RIBBON - 2))
         return element("g", *parts, class_="run")
-    parts.append(element("rect", class_=f"tint {kind}", x=x, y=top, width=width, height=BAND))
+    parts.append(rectangle(f"tint {kind}", x, top, width, BAND))
     for begin, end, alpha in run.steps:
         if alpha > 0:
-            height = alpha * BAND
-            parts.append(
-                element(
-                    "rect",
-                    class_=f"alpha {kind}",
-                    x=frame.x(begin),
-                    y=top + BAND - height,
-                    width=frame.x(end) - frame.x(begin),
-                    height=height,
-                )
-            )
-    parts.append(
-        element(
-            "rect", class_=f"ribbon {kind}", x=x, y=top + _RIBBON_TOP, width=width, height=_RIBBON
-        )
-    )
+            left, height = frame.x(begin), alpha * BAND
+            across = frame.x(end) - left
+            parts.append(rectangle(f"alpha {kind}", left, top + BAND - height, across, height))
+    parts.append(rectangle(f"ribbon {kind}", x, ribbon, width, _RIBBON))
     return element("g", *parts, class_="run")
 
 
@@ -373,14 +337,8 @@ def _alpha_scale(frame: Frame, top: float) -> Iterator[str]:
 
 
 def _draw_label(placed: Placed, y: float, dy: str, kind: str = "") -> str:
-    return label(
-        placed.text,
-        class_=f"halo {kind}".strip(),
-        x=placed.x,
-        y=y,
-        dy=dy,
-        text_anchor=placed.anchor,
-    )
+    kind = f"halo {kind}".strip()
+    return label(placed.text, class_=kind, x=placed.x, y=y, dy=dy, text_anchor=placed.anchor)
 
 
 def _tell_run(slot: str, run: StageRun) -> str:

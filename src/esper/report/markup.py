@@ -195,6 +195,13 @@ def label(content: object, **attributes: Attribute) -> str:
     return element("text", escaped(content), **attributes)
 
 
+def rectangle(
+    kind: str, x: float, y: float, width: float, height: float, *children: str, **more: Attribute
+) -> str:
+    """Return a rectangle of a class; whatever is inside it comes last."""
+    return element("rect", *children, class_=kind, x=x, y=y, width=width, height=height, **more)
+
+
 def tooltip(content: object) -> str:
     """Return what a pointer resting on the enclosing element shows."""
     return element("title", escaped(content, limit=1000))

@@ -116,6 +116,8 @@ def _meaning(monitor: str | None) -> str:
 
 _COMMAND_LIMIT = 20_000
 
+NOTHING_YET = "so there is nothing to show yet. What the run was asked to do stands below."
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class About:
@@ -139,6 +141,15 @@ class About:
     seconds: float | None = None
     counts: Mapping[str, int] = field(default_factory=dict)
     """Rows of every table, where they are too many to show."""
+
+
+def so_far(unit: str, done: int, about: About) -> str:
+    """Say how far the run was when the report was written, and whether it goes on."""
+    told = f"Written after {unit} {format_count(done)}"
+    if about.planned is not None:
+        told += f" of {format_count(about.planned)}"
+    state = {"running": "; the run goes on", "interrupted": "; the run stopped there"}
+    return f"{told}{state.get(about.state or '', '')}."
 
 
 def found_sections(alarms: Sequence[AlarmGroup], about: About) -> Iterator[str]:

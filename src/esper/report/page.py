@@ -43,6 +43,11 @@ def section(title: str, body: str) -> str:
     return render_part("section", title, Markup(body))
 
 
+def paragraph(kind: str, text: str) -> str:
+    """Return a paragraph of a class: the lead of a page, or a note beside something."""
+    return f'<p class="{kind}">{escaped(text, limit=2000)}</p>\n'
+
+
 def render_tiles(tiles: Iterable[tuple[str, str, str]]) -> str:
     """Return the few numbers to remember: a name, a value, and a note that may be empty."""
     return render_part("tiles", list(tiles))

@@ -73,13 +73,15 @@ COMPUTED: dict[str, str] = {
 
 
 def _panel(table: str, key: str, group: str, title: str, *lines: Line | str, **more: Any) -> Panel:
-    """Return a panel; the name of a column is a line that is called as the panel is."""
+    """Return a panel; the name of a column is a line called as the panel is. Shares begin at 0."""
     curves = tuple(Line(title, line) if isinstance(line, str) else line for line in lines)
+    if more.get("is_share"):
+        more.setdefault("floor", 0.0)
     return Panel(key=key, group=group, title=title, table=table, lines=curves, **more)
 
 
 _rounds, _updates = partial(_panel, "rounds"), partial(_panel, "updates")
-_heads, _epochs = partial(_panel, "update_heads"), partial(_panel, "epochs")
+_heads, _epochs = partial(_panel, "update_heads", by="head"), partial(_panel, "epochs")
 
 LEARNING, GROWTH, POLICY = "Learning", "Behaviour", "Policy"
 CRITIC, REWARD, SPEED = "Critic", "Reward", "Throughput"
@@ -103,11 +105,7 @@ TRAINING_PANELS: tuple[Panel, ...] = (
         "Return of an episode",
         Line("mean, 25 to 75 %", "return_mean", low="return_p25", high="return_p75"),
         Line(
-            "median, 5 to 95 %",
-            "return_p50",
-            low="return_p05",
-            high="return_p95",
-            is_dashed=True,
+            "median, 5 to 95 %", "return_p50", low="return_p05", high="return_p95", is_dashed=True
         ),
         Line("greedy", "eval_return", is_joined=True),
         unit="reward",
@@ -129,7 +127,6 @@ TRAINING_PANELS: tuple[Panel, ...] = (
         Line("round", "paid_off_share", is_dashed=True),
         Line("average", "paid_off_rolling"),
         is_share=True,
-        floor=0.0,
         ceiling=1.0,
     ),
     _rounds(
@@ -150,45 +147,20 @@ TRAINING_PANELS: tuple[Panel, ...] = (
         Line("without effect", "idle_share_free"),
         Line("forced", "forced_share", is_dashed=True),
         is_share=True,
-        floor=0.0,
     ),
-    _rounds(
-        "kept",
-        GROWTH,
-        "Early seeds fossilized",
-        "fossilization_rate",
-        is_share=True,
-        floor=0.0,
-    ),
+    _rounds("kept", GROWTH, "Early seeds fossilized", "fossilization_rate", is_share=True),
     _rounds("growth", GROWTH, "Largest growth", "growth_ratio", unit="× host", floor=1.0),
-    _rounds(
-        "clamped",
-        GROWTH,
-        "Observations at their clamp",
-        "obs_clamp_share",
-        is_share=True,
-        floor=0.0,
-    ),
+    _rounds("clamped", GROWTH, "Observations at their clamp", "obs_clamp_share", is_share=True),
     _heads(
         "entropy",
         POLICY,
         "Entropy of every head",
-        Line("entropy", "entropy_conditional"),
-        by="head",
+        "entropy_conditional",
         is_share=True,
-        floor=0.0,
         ceiling=1.0,
         note="Share of the greatest there can be, over decisions where the head had a choice.",
     ),
-    _heads(
-        "kl_heads",
-        POLICY,
-        "KL of every head",
-        Line("KL", "approx_kl"),
-        by="head",
-        unit="nats",
-        floor=0.0,
-    ),
+    _heads("kl_heads", POLICY, "KL of every head", "approx_kl", unit="nats", floor=0.0),
     _updates(
         "kl",
         POLICY,
@@ -204,14 +176,7 @@ TRAINING_PANELS: tuple[Panel, ...] = (
         Line("mean, least to greatest", "ratio_mean", low="ratio_min", high="ratio_max"),
         reference=1.0,
     ),
-    _heads(
-        "ratio_heads",
-        POLICY,
-        "Greatest ratio of every head",
-        Line("ratio", "ratio_max"),
-        by="head",
-        reference=1.0,
-    ),
+    _heads("ratio_heads", POLICY, "Greatest ratio of every head", "ratio_max", reference=1.0),
     _updates(
         "clip",
         POLICY,
@@ -220,7 +185,6 @@ TRAINING_PANELS: tuple[Panel, ...] = (
         Line("above", "clipfrac_up", is_dashed=True),
         Line("below", "clipfrac_down", is_dashed=True),
         is_share=True,
-        floor=0.0,
     ),
     _updates(
         "grad",
@@ -230,14 +194,7 @@ TRAINING_PANELS: tuple[Panel, ...] = (
         Line("critic's head", "value_grad_norm"),
         floor=0.0,
     ),
-    _heads(
-        "grad_heads",
-        POLICY,
-        "Gradient norm of every head",
-        Line("gradient norm", "grad_norm"),
-        by="head",
-        floor=0.0,
-    ),
+    _heads("grad_heads", POLICY, "Gradient norm of every head", "grad_norm", floor=0.0),
     _updates(
         "advantages",
         POLICY,
@@ -288,7 +245,6 @@ TRAINING_PANELS: tuple[Panel, ...] = (
         REWARD,
         "Share of each term",
         is_share=True,
-        floor=0.0,
         ceiling=1.0,
         note="Of all that was paid or taken, as absolute numbers.",
         each=("reward_terms", "share"),

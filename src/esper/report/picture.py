@@ -30,6 +30,7 @@ from esper.report.markup import (
     format_number,
     label,
     op_words,
+    rectangle,
     round_ticks,
     shortened,
     tick_labels,
@@ -109,14 +110,8 @@ def draw_curves(
     for tick, text in zip(curves.ticks, tick_labels(curves.ticks), strict=True):
         height = y(tick)
         yield element("line", class_="grid", x1=frame.left, x2=frame.right, y1=height, y2=height)
-        yield label(
-            text,
-            class_="muted number",
-            x=frame.left - 8,
-            y=height,
-            dy=".35em",
-            text_anchor="end",
-        )
+        x = frame.left - 8
+        yield label(text, class_="muted number", x=x, y=height, dy=".35em", text_anchor="end")
     yield from frame.axis(top + HEIGHT)
     if curves.has_twin:
         yield draw_path("curve twin", curves.twin, frame.x, y)
@@ -170,15 +165,7 @@ def _columns(history: Sequence[EpochRecord], frame: Frame, top: float) -> Iterat
         told = f"epoch {record.epoch}: score {format_number(record.val_score)}"
         if record.twin_score is not None:
             told += f", twin {format_number(record.twin_score)}"
-        yield element(
-            "rect",
-            tooltip(told),
-            class_="column",
-            x=begin,
-            y=top,
-            width=end - begin,
-            height=HEIGHT,
-        )
+        yield rectangle("column", begin, top, end - begin, HEIGHT, tooltip(told))
 
 
 _SYMBOL = 26.0
@@ -211,7 +198,7 @@ def _set_in_columns(entries: Sequence[tuple[str, Draw]], top: float) -> tuple[li
 
 
 def _swatch(stage: str, x: float, y: float) -> str:
-    return element("rect", class_=stage, x=x - 8, y=y - 8, width=17, height=17)
+    return rectangle(stage, x - 8, y - 8, 17, 17)
 
 
 DEFAULT_TITLE = "Score and slots over the epochs"
@@ -277,15 +264,8 @@ def _draw_run(history: Sequence[EpochRecord]) -> tuple[list[str], float]:
     drawing.extend(draw_curves(history, curves, frame, top))
     top += HEIGHT + ROW + 26
 
-    drawing.append(
-        label(
-            "Slots: colour is the stage, height is alpha",
-            class_="strong",
-            x=MARGIN,
-            y=top,
-            dy=".9em",
-        )
-    )
+    told = "Slots: colour is the stage, height is alpha"
+    drawing.append(label(told, class_="strong", x=MARGIN, y=top, dy=".9em"))
     legend, top = draw_legend(top + ROW + 4)
     drawing.extend(legend)
     chosen, undrawn = _most_eventful(read_lanes(history))

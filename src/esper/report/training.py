@@ -22,15 +22,21 @@ from esper.nissa.schema import (
 from esper.report.chart import draw_panels
 from esper.report.markup import (
     counted,
-    escaped,
-    format_count,
     format_measure,
     format_number,
     format_share,
     shortened,
 )
-from esper.report.origin import About, AlarmGroup, found_sections, origin_sections, recorded_section
-from esper.report.page import render_page, render_tiles, section
+from esper.report.origin import (
+    NOTHING_YET,
+    About,
+    AlarmGroup,
+    found_sections,
+    origin_sections,
+    recorded_section,
+    so_far,
+)
+from esper.report.page import paragraph, render_page, render_tiles, section
 from esper.report.panels import CRITIC, GROWTH, LEARNING, POLICY, REWARD, SPEED, panels_for
 from esper.report.series import Points, read_series
 from esper.report.training_episodes import ShownEpisode, render_episodes
@@ -173,22 +179,10 @@ def training_heading(about: About) -> str:
 def render_training_lead(record: TrainingRecord, about: About) -> str:
     """Return the story of a training run in a few sentences, with how far it is."""
     if not record.rounds:
-        return (
-            '<p class="lead">No round was finished, so there is nothing to show yet. What the run '
-            "was asked to do stands below.</p>\n"
-        )
+        return paragraph("lead", f"No round was finished, {NOTHING_YET}")
     sentences = [_tell_rounds(record.rounds), _tell_gain(record.rounds), _tell_seeds(record.rounds)]
-    lead = " ".join(sentence for sentence in sentences if sentence)
-    done = f"Written after round {format_count(len(record.rounds))}"
-    if about.planned is not None:
-        done += f" of {format_count(about.planned)}"
-    state = {"running": "; the run goes on", "interrupted": "; the run stopped there"}
-    return (
-        f'<p class="lead">{escaped(lead, limit=2000)}</p>\n'
-        f'<p class="note">{escaped(done)}{state.get(about.state or "", "")}. Episodes were played '
-        "while exploring and scored on the validation split; a gain is the final score minus that "
-        "of a network with the same start and the same data that only waited.</p>\n"
-    )
+    lead = paragraph("lead", " ".join(sentence for sentence in sentences if sentence))
+    return lead + paragraph("note", f"{so_far('round', len(record.rounds), about)} {_PLAYED}")
 
 
 def render_training_tiles(record: TrainingRecord) -> str:
@@ -285,6 +279,10 @@ def _tell_light(metric: str, value: float | None) -> str:
     return words.get(light(metric, value), "unknown")
 
 
+_PLAYED = (
+    "Episodes were played while exploring and scored on the validation split; a gain is the final "
+    "score minus that of a network with the same start and the same data that only waited."
+)
 _CURVES = "Bands hold what the legend says of a round's episodes; the twin only waited."
 _HEADS = (
     "Entropies are shares of the greatest there can be, of the policy without its floor, over "
@@ -323,7 +321,7 @@ def render_training(
 def _learning_sections(record: TrainingRecord) -> Iterator[str]:
     if not record.rounds:
         return
-    yield section("Learning", _charts(record, LEARNING) + _note(_CURVES))
+    yield section("Learning", _charts(record, LEARNING) + paragraph("note", _CURVES))
     yield section("Behaviour", _charts(record, GROWTH))
     yield section("Operations", render_ops(record.rounds))
     fates = latest_fates(record.rounds)
@@ -337,14 +335,14 @@ def _inner_sections(record: TrainingRecord) -> Iterator[str]:
     if record.updates:
         last = record.updates[-1]
         yield section("Critic", _charts(record, CRITIC) + render_critic_by_op(last))
-        body = _charts(record, POLICY) + _note(_HEADS)
+        body = _charts(record, POLICY) + paragraph("note", _HEADS)
         if record.heads:
             body += render_heads(record.heads, record.choice_names)
         yield section("Policy", body + render_memory(last))
     if record.rounds:
         yield section("Throughput", _charts(record, SPEED))
     if record.episodes:
-        yield section("Decisions", _note(_EPISODES) + render_episodes(record.episodes))
+        yield section("Decisions", paragraph("note", _EPISODES) + render_episodes(record.episodes))
     if record.events:
         yield section("Events", render_events(record.events))
 
@@ -352,7 +350,3 @@ def _inner_sections(record: TrainingRecord) -> Iterator[str]:
 def _charts(record: TrainingRecord, group: str) -> str:
     panels = [panel for panel in panels_for("train") if panel.group == group]
     return draw_panels(panels, record.points)
-
-
-def _note(text: str) -> str:
-    return f'<p class="note">{escaped(text, limit=1000)}</p>\n'

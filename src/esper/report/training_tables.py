@@ -8,12 +8,7 @@ from typing import Any, TypeVar
 from esper.leyline.actions import LifecycleOp
 from esper.leyline.records import told_round
 from esper.nissa.schema import EventRow, RoundRow, UpdateHeadRow, UpdateRow
-from esper.report.markup import (
-    format_count,
-    format_measure,
-    format_share,
-    op_words,
-)
+from esper.report.markup import format_count, format_measure, format_share, op_words
 from esper.report.page import NOTHING, Column, number_columns, render_table
 
 Round = TypeVar("Round")
@@ -37,16 +32,9 @@ def render_ops(rounds: Sequence[RoundRow]) -> str:
     rows = []
     for op, (count, reward) in everything.items():
         late_count, late_reward = at_end.get(op, (0, None))
-        rows.append(
-            (
-                op_words(op),
-                format_count(count),
-                share_text(count, total),
-                number_text(reward),
-                share_text(late_count, total_late),
-                number_text(late_reward),
-            )
-        )
+        whole = format_count(count), share_text(count, total), number_text(reward)
+        late_part = share_text(late_count, total_late), number_text(late_reward)
+        rows.append((op_words(op), *whole, *late_part))
     caption = "What was decided, in the whole run and in its last tenth"
     return render_table(caption, columns, rows, noun="operation")
 
@@ -72,24 +60,14 @@ def count_ops(rounds: Iterable[RoundRow]) -> dict[str, tuple[int, float | None]]
 
 def render_blueprints(fates: Mapping[str, Mapping[str, int]]) -> str:
     """Return the table of blueprints: what became of their seeds."""
-    columns = (
-        Column("Blueprint"),
-        *number_columns("Germinated", "Fossilized", "Pruned", "Neither", "Kept"),
-    )
+    numbers = number_columns("Germinated", "Fossilized", "Pruned", "Neither", "Kept")
+    columns = (Column("Blueprint"), *numbers)
     rows = []
     for blueprint, counts in sorted(fates.items(), key=lambda item: -_begun(item[1])):
         begun, kept = _begun(counts), int(counts.get("fossilized") or 0)
         pruned = int(counts.get("pruned") or 0)
-        rows.append(
-            (
-                blueprint,
-                format_count(begun),
-                format_count(kept),
-                format_count(pruned),
-                format_count(max(0, begun - kept - pruned)),
-                share_text(kept, begun),
-            )
-        )
+        counted = (begun, kept, pruned, max(0, begun - kept - pruned))
+        rows.append((blueprint, *map(format_count, counted), share_text(kept, begun)))
     return render_table("Seeds by blueprint, in the whole run", columns, rows, noun="blueprint")
 
 
@@ -102,10 +80,8 @@ def render_terms(rounds: Sequence[RoundRow]) -> str:
             for term, numbers in row.reward_terms.items():
                 mean, share = numbers.get("mean"), numbers.get("share")
                 sums.setdefault(str(term), []).append((mean or 0.0, share or 0.0))
-    columns = (
-        Column("Term"),
-        *number_columns("Mean per decision", "Share of the absolute reward"),
-    )
+    numbers = number_columns("Mean per decision", "Share of the absolute reward")
+    columns = (Column("Term"), *numbers)
     averaged = {
         term: [sum(one) / len(values) for one in zip(*values, strict=True)]
         for term, values in sums.items()
@@ -127,24 +103,19 @@ def render_heads(heads: Mapping[str, UpdateHeadRow], names: Mapping[str, Sequenc
         *number_columns("KL"),
         *number_columns("Greatest ratio", "Clipped", "Gradient norm"),
     )
-    rows = []
-    for head, last in heads.items():
-        rows.append(
-            (
-                head.replace("_", " "),
-                share_text(last.usage),
-                _tell_choices(last.choices, names.get(head, ())),
-                NOTHING if last.free_steps is None else format_count(last.free_steps),
-                number_text(last.valid_actions),
-                number_text(last.entropy),
-                number_text(last.entropy_conditional),
-                number_text(last.entropy_nats),
-                number_text(last.approx_kl),
-                number_text(last.ratio_max),
-                share_text(last.clipfrac),
-                number_text(last.grad_norm),
-            )
+    rows = [
+        (
+            head.replace("_", " "),
+            share_text(last.usage),
+            _tell_choices(last.choices, names.get(head, ())),
+            NOTHING if last.free_steps is None else format_count(last.free_steps),
+            *map(number_text, (last.valid_actions, last.entropy, last.entropy_conditional)),
+            *map(number_text, (last.entropy_nats, last.approx_kl, last.ratio_max)),
+            share_text(last.clipfrac),
+            number_text(last.grad_norm),
         )
+        for head, last in heads.items()
+    ]
     return render_table("Heads after the last update", columns, rows, noun="head")
 
 
