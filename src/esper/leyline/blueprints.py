@@ -12,23 +12,6 @@ TOPOLOGIES: tuple[Topology, ...] = get_args(Topology)
 
 TOPOLOGY_BY_RANK: dict[int, Topology] = {4: "cnn", 3: "sequence", 2: "vector"}
 
-BUILTIN_BLUEPRINTS: tuple[str, ...] = (
-    "noop",
-    "conv_light",
-    "attention",
-    "norm",
-    "depthwise",
-    "bottleneck",
-    "conv_small",
-    "conv_heavy",
-    "lora",
-    "lora_large",
-    "mlp_small",
-    "mlp",
-    "flex_attention",
-)
-"""Name of every built-in blueprint at the index that is its id; a registered one gets the next."""
-
 BlueprintKind = Literal[
     "identity",
     "norm",
@@ -44,24 +27,27 @@ BlueprintKind = Literal[
 
 BLUEPRINT_KINDS: tuple[BlueprintKind, ...] = get_args(BlueprintKind)
 
-BUILTIN_KINDS: tuple[BlueprintKind, ...] = (
-    "identity",
-    "convolution",
-    "attention",
-    "norm",
-    "depthwise",
-    "bottleneck",
-    "convolution",
-    "convolution",
-    "lora",
-    "lora",
-    "mlp",
-    "mlp",
-    "attention",
-)
-"""The kind of every built-in blueprint at the index that is its id."""
+_BUILTIN: dict[str, BlueprintKind] = {
+    "noop": "identity",
+    "conv_light": "convolution",
+    "attention": "attention",
+    "norm": "norm",
+    "depthwise": "depthwise",
+    "bottleneck": "bottleneck",
+    "conv_small": "convolution",
+    "conv_heavy": "convolution",
+    "lora": "lora",
+    "lora_large": "lora",
+    "mlp_small": "mlp",
+    "mlp": "mlp",
+    "flex_attention": "attention",
+}
 
-assert len(BUILTIN_KINDS) == len(BUILTIN_BLUEPRINTS)
+BUILTIN_BLUEPRINTS: tuple[str, ...] = tuple(_BUILTIN)
+"""Name of every built-in blueprint at the index that is its id; a registered one gets the next."""
+
+BUILTIN_KINDS: tuple[BlueprintKind, ...] = tuple(_BUILTIN.values())
+"""The kind of every built-in blueprint at the index that is its id."""
 
 NUM_BLUEPRINTS = len(BUILTIN_BLUEPRINTS)
 
@@ -71,8 +57,7 @@ NOOP = BUILTIN_BLUEPRINTS.index("noop")
 
 def kinds_of(names: Sequence[str]) -> tuple[BlueprintKind, ...]:
     """Return the kinds of blueprints by name, as far as they are built in; 'other' elsewhere."""
-    known = dict(zip(BUILTIN_BLUEPRINTS, BUILTIN_KINDS, strict=True))
-    return tuple(known.get(name, "other") for name in names)
+    return tuple(_BUILTIN.get(name, "other") for name in names)
 
 
 def channel_axis(topology: Topology) -> int:
