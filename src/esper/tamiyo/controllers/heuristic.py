@@ -89,10 +89,7 @@ class RowMemory:
     def to_plain(self) -> dict[str, Any]:
         """Return the memory as numbers, lists and mappings with text keys."""
         return {
-            "score": self.score,
-            "last_prune": self.last_prune,
-            "position": self.position,
-            "penalised_turns": self.penalised_turns,
+            **asdict(self),
             "penalties": [[blueprint, value] for blueprint, value in self.penalties.items()],
             "seeds": [{"slot": slot, **asdict(seed)} for slot, seed in self.seeds.items()],
         }
@@ -100,15 +97,9 @@ class RowMemory:
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> RowMemory:
         """Return the memory that `to_plain` described."""
-        seeds = [dict(seed) for seed in plain["seeds"]]
-        return cls(
-            score=plain["score"],
-            last_prune=plain["last_prune"],
-            position=plain["position"],
-            penalised_turns=plain["penalised_turns"],
-            penalties={blueprint: value for blueprint, value in plain["penalties"]},
-            seeds={seed.pop("slot"): SeedMemory(**seed) for seed in seeds},
-        )
+        copies = [dict(seed) for seed in plain["seeds"]]
+        seeds = {seed.pop("slot"): SeedMemory(**seed) for seed in copies}
+        return cls(**{**plain, "penalties": dict(plain["penalties"]), "seeds": seeds})
 
 
 Verdict = tuple[Choice, str]

@@ -11,11 +11,12 @@ values go into their columns, and at the end every column is divided by its unit
 from __future__ import annotations
 
 import math
+from collections import namedtuple
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 import numpy as np
 import torch
@@ -52,44 +53,15 @@ Array: TypeAlias = Any
 """An array of NumPy or a tensor."""
 
 
-class RawSignals(NamedTuple):
-    """The signals an observation is made of; each is a field of `Signals`."""
-
-    epoch: Array
-    max_epochs: Array
-    val_loss: Array
-    val_score: Array
-    best_loss: Array
-    best_score: Array
-    loss_history: Array
-    score_history: Array
-    plateau_epochs: Array
-    stabilized: Array
-    params: Array
-    budget: Array
-    last_op: Array
-    last_success: Array
-    enabled: Array
-    occupied: Array
-    stage: Array
-    blueprint: Array
-    alpha_mode: Array
-    algorithm: Array
-    alpha: Array
-    alpha_target: Array
-    alpha_velocity: Array
-    time_to_target: Array
-    epochs_in_stage: Array
-    counterfactual_age: Array
-    contribution: Array
-    contribution_velocity: Array
-    grad_norm: Array
-    grad_health: Array
-    grad_health_prev: Array
-    vanishing: Array
-    exploding: Array
-    interaction: Array
-
+RawSignals = namedtuple(
+    "RawSignals",
+    "epoch max_epochs val_loss val_score best_loss best_score loss_history score_history "
+    "plateau_epochs stabilized params budget last_op last_success enabled occupied stage blueprint "
+    "alpha_mode algorithm alpha alpha_target alpha_velocity time_to_target epochs_in_stage "
+    "counterfactual_age contribution contribution_velocity grad_norm grad_health grad_health_prev "
+    "vanishing exploding interaction",
+)
+"""The signals an observation is made of; each is a field of `Signals`, as an `Array`."""
 
 _read_fields = attrgetter(*RawSignals._fields)
 
