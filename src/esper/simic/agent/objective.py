@@ -244,16 +244,10 @@ class Scored(TensorRecord):
     @classmethod
     def empty(cls, values: Tensor, heads: int) -> Scored:
         """Return room for the scores of all rows, like values [R, T]."""
-        by_head = (*values.shape, heads)
-        return cls(
-            log_probs=values.new_zeros(by_head),
-            values=torch.zeros_like(values),
-            entropies=values.new_zeros(by_head),
-            own_entropies=values.new_zeros(by_head),
-            exploration=values.new_zeros(by_head),
-            curiosity=torch.zeros_like(values),
-            anchored=values.new_zeros(by_head),
-        )
+        by_head = values.unsqueeze(-1).expand(*values.shape, heads)
+        by_step = dict.fromkeys(("values", "curiosity"), values)
+        shapes = (by_step.get(each.name, by_head) for each in fields(cls))
+        return cls(*(torch.zeros_like(shape) for shape in shapes))
 
     def write(self, rows: Tensor | None, scored: Scored) -> None:
         """Take over the scores of these rows, or of all of them."""

@@ -165,18 +165,18 @@ SETTLED = ("pbrs", "clawback", "auto_prune", "hindsight", "rollback")
 """What is due at the end of an episode even where it ends in a rollback."""
 
 
+_CREDITED = (attribution.describe_attribution, hindsight.describe_hindsight)
+_FOLLOWED = (operations.follow_first_germination, hindsight.follow_scaffolds)
+
+
 @register_reward("shaped")
 def make_shaped(config: RewardConfig) -> ComposedReward:
     """Return the reward."""
     return ComposedReward(
         config,
         SHAPED_TERMS,
-        updates=(
-            attribution.follow_attribution,
-            operations.follow_first_germination,
-            hindsight.follow_scaffolds,
-        ),
-        details=(attribution.describe_attribution, hindsight.describe_hindsight),
+        updates=(attribution.follow_attribution, *_FOLLOWED),
+        details=_CREDITED,
         settled=SETTLED,
         ablations=SWITCHES,
     )
@@ -185,19 +185,12 @@ def make_shaped(config: RewardConfig) -> ComposedReward:
 @register_reward("escrow")
 def make_escrow(config: RewardConfig) -> ComposedReward:
     """Return the reward."""
+    own = {"attribution": attribution.escrow_attribution, "escrow": attribution.escrow}
     return ComposedReward(
         config,
-        {
-            **SHAPED_TERMS,
-            "attribution": attribution.escrow_attribution,
-            "escrow": attribution.escrow,
-        },
-        updates=(
-            attribution.follow_balances,
-            operations.follow_first_germination,
-            hindsight.follow_scaffolds,
-        ),
-        details=(attribution.describe_attribution, hindsight.describe_hindsight),
+        {**SHAPED_TERMS, **own},
+        updates=(attribution.follow_balances, *_FOLLOWED),
+        details=_CREDITED,
         settled=(*SETTLED, "escrow"),
         ablations=tuple(REMOVED_TERMS),
     )

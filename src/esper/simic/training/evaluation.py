@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -201,21 +201,13 @@ class Evaluation:
 
     def to_mapping(self) -> dict[str, Any]:
         """Return the figures as plain data, seed by seed and together."""
-        tensors = {
-            name: getattr(self, name).tolist()
-            for name in (
-                *("val_scores", "twin_val_scores", "test_scores", "twin_test_scores"),
-                *("returns", "twin_returns", "germinated", "fossilized", "pruned"),
-                *("early_germinated", "early_fossilized", "parameter_ratios", "flop_ratios"),
-            )
+        given = {each.name: getattr(self, each.name) for each in fields(self)}
+        plain = {
+            name: value.tolist() if isinstance(value, Tensor) else value
+            for name, value in given.items()
         }
-        return {
-            "tasks": list(self.tasks),
-            "seeds": list(self.seeds),
-            **tensors,
-            "op_counts": self.op_counts,
-            "early_fossilization": self.early_fossilization,
-        }
+        names = {"tasks": list(self.tasks), "seeds": list(self.seeds)}
+        return {**plain, **names, "early_fossilization": self.early_fossilization}
 
 
 SELECT_SEEDS = 1 << 20

@@ -118,18 +118,11 @@ class GivenRows:
     def plan(self, round_number: int, stage: int) -> RoundPlan:
         """Return fresh environment seeds for the same rows."""
         config, rows = self._config, self._environment.rows
-        seeds = draw_env_seeds(
-            config.seed,
-            round_number,
-            [rows],
-            rows_per_seed=config.rows_per_seed,
-            pool=config.seed_pool,
-        )
         name = type(self._environment).__name__
         return RoundPlan(
             round=round_number,
             tasks=(name,) * rows,
-            env_seeds=seeds,
+            env_seeds=_draw_seeds(config, round_number, [rows]),
             slot_names={name: SlotConfig.of(self.num_slots).slot_ids},
         )
 
@@ -209,21 +202,9 @@ class TaskRows:
 
     def plan(self, round_number: int, stage: int) -> RoundPlan:
         """Return the rows of a round."""
-        config, groups = self._config, self.groups(round_number, stage)
-        seeds = draw_env_seeds(
-            config.seed,
-            round_number,
-            [group.rows for group in groups],
-            rows_per_seed=config.rows_per_seed,
-            pool=config.seed_pool,
-        )
-        tasks = tuple(group.label for group in groups for _ in range(group.rows))
-        return RoundPlan(
-            round=round_number,
-            tasks=tasks,
-            env_seeds=seeds,
-            slot_names={group.label: tuple(group.task.slot_paths) for group in groups},
-        )
+        groups = self.groups(round_number, stage)
+        seeds = _draw_seeds(self._config, round_number, [group.rows for group in groups])
+        return _plan_of(groups, round_number, seeds)
 
     def environment(self, round_number: int, stage: int) -> AnyPopulation:
         """Return the population of a round; it is the same one, with the round's tasks."""
@@ -254,12 +235,7 @@ class TaskRows:
             for number, (_, members) in enumerate(parts):
                 groups += self._deal(name, members, share + (number < more), 1)
         seeds = [EVALUATION_SEEDS + number for number in numbers]
-        plan = RoundPlan(
-            round=0,
-            tasks=tuple(group.label for group in groups for _ in range(group.rows)),
-            env_seeds=tuple(seeds * len(tasks)),
-            slot_names={group.label: tuple(group.task.slot_paths) for group in groups},
-        )
+        plan = _plan_of(groups, 0, tuple(seeds * len(tasks)))
         return plan, self.make(groups, plan.env_seeds)
 
     def make(
@@ -326,6 +302,20 @@ class TaskRows:
             )
             for member, count in dealt.items()
         ]
+
+
+def _draw_seeds(config: TrainConfig, round_number: int, counts: list[int]) -> tuple[int, ...]:
+    each, pool = config.rows_per_seed, config.seed_pool
+    return draw_env_seeds(config.seed, round_number, counts, rows_per_seed=each, pool=pool)
+
+
+def _plan_of(groups: Sequence[RowGroup], round_number: int, seeds: tuple[int, ...]) -> RoundPlan:
+    return RoundPlan(
+        round=round_number,
+        tasks=tuple(group.label for group in groups for _ in range(group.rows)),
+        env_seeds=seeds,
+        slot_names={group.label: tuple(group.task.slot_paths) for group in groups},
+    )
 
 
 def _slots_of(name: str) -> int:
