@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
@@ -33,14 +32,13 @@ def sample(monkeypatch: pytest.MonkeyPatch) -> type[Row]:
     del TABLES["samples"]
 
     @table("samples", "Things.", indexes=(("name",),), numbered=True)
-    @dataclass(frozen=True, slots=True, kw_only=True)
     class SampleRow(Row):
         step: int = key("When.")
         ordinal: int | None = key("Which.", default=None)
         name: str | None = column("", "What.")
         share: float | None = column("share", "How much.", volatile=True)
         is_good: bool = column("", "Whether.", default=False)
-        data: dict[str, Any] | None = column("", "More.", json=True)  # noqa: RUF009
+        data: dict[str, Any] | None = column("", "More.")
 
     monkeypatch.setitem(TABLE_OF, SampleRow, TABLE_OF.pop(SampleRow))
     return SampleRow

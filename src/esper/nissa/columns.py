@@ -23,7 +23,16 @@ SqlType = Literal["INTEGER", "REAL", "TEXT"]
 _SQL_TYPES: dict[type, SqlType] = {int: "INTEGER", bool: "INTEGER", float: "REAL", str: "TEXT"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+T = TypeVar("T")
+
+
+@typing.dataclass_transform(kw_only_default=True, frozen_default=True)
+def record(kind: type[T]) -> type[T]:
+    """Make a class one of records, which are frozen and written out by keyword."""
+    return dataclass(frozen=True, slots=True, kw_only=True)(kind)
+
+
+@record
 class Row:
     """Base of every record: frozen, with one field per column of its table."""
 
@@ -120,14 +129,12 @@ def key(meaning: str, default: Any = 0) -> Any:
     return _field("", meaning, default, is_key=True)
 
 
-def column(
-    unit: str, meaning: str, *, default: Any = None, volatile: bool = False, json: bool = False
-) -> Any:
+def column(unit: str, meaning: str, *, default: Any = None, volatile: bool = False) -> Any:
     """Declare a column: its unit, one sentence, and whether identical runs may differ in it.
 
-    Absent is None. A `json` column takes plain data and is stored as JSON text.
+    Absent is None. A column of mappings or sequences takes plain data and is stored as JSON text.
     """
-    return _field(unit, meaning, default, is_volatile=volatile, is_json=json)
+    return _field(unit, meaning, default, is_volatile=volatile)
 
 
 def _field(unit: str, meaning: str, default: Any, **marks: bool) -> Any:
@@ -136,6 +143,7 @@ def _field(unit: str, meaning: str, default: Any, **marks: bool) -> Any:
     )
 
 
+@typing.dataclass_transform(kw_only_default=True, frozen_default=True)
 def table(
     name: str,
     meaning: str,
@@ -144,23 +152,24 @@ def table(
     numbered: bool = False,
     versioned: bool = False,
 ) -> Callable[[type[R]], type[R]]:
-    """Make a record class the declaration of a table."""
+    """Make a class one of records, and the declaration of a table."""
 
-    def declare(record: type[R]) -> type[R]:
-        hints = typing.get_type_hints(record)
-        columns = tuple(_column(field, hints[field.name]) for field in dataclasses.fields(record))
+    def declare(kind: type[R]) -> type[R]:
+        made_of = record(kind)
+        hints = typing.get_type_hints(made_of)
+        columns = tuple(_column(field, hints[field.name]) for field in dataclasses.fields(made_of))
         made = Table(
             name=name,
             meaning=meaning,
-            record=record,
+            record=made_of,
             columns=columns,
             indexes=indexes,
             is_numbered=numbered,
             is_versioned=versioned,
             values=operator.attrgetter(*(column.name for column in columns)),
         )
-        TABLES[name] = TABLE_OF[record] = made
-        return record
+        TABLES[name] = TABLE_OF[made_of] = made
+        return made_of
 
     return declare
 
@@ -178,7 +187,7 @@ def _column(field: dataclasses.Field[Any], hint: Any) -> Column:
     members = typing.get_args(hint) if typing.get_origin(hint) is types.UnionType else (hint,)
     kinds = [member for member in members if member is not type(None)]
     marks = field.metadata["marks"]
-    is_json = marks.get("is_json", False)
+    is_json = typing.get_origin(kinds[0]) is not None
     optional = type(None) in members and not marks.get("is_key", False)
     return Column(
         name=field.name,

@@ -82,16 +82,5 @@ _NEEDED = {kind.__name__: _needed(kind) for kind in (SlotRecord, DecisionRecord,
 
 
 def _empty_slot(name: str) -> SlotRecord:
-    return SlotRecord(
-        name=name,
-        stage=SeedStage.DORMANT.name,
-        blueprint=None,
-        alpha=0.0,
-        alpha_target=0.0,
-        parameters=0,
-        flops=0,
-        epochs_in_stage=0,
-        age=0,
-        contribution=None,
-        contribution_se=None,
-    )
+    empty = StageRow(stage=SeedStage.DORMANT.name, alpha=0.0, alpha_target=0.0)
+    return _record(SlotRecord, empty, name=name)

@@ -14,17 +14,13 @@ column, and a view unfolds it into rows: a new term needs no change here.
 Raise `SCHEMA_VERSION` whenever a table or a column changes.
 """
 
-# `column` declares a dataclass field; it returns a field, not a shared default.
-# ruff: noqa: RUF009
-
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from esper.nissa.columns import Row, column, key, table, unfold
+from esper.nissa.columns import Row, column, key, record, table, unfold
 
 SCHEMA_VERSION = 6
 
@@ -41,10 +37,19 @@ _ROLLBACK = "Why the governor acted: not_finite, lobotomy or divergence; absent 
 _VOLATILE_ROW = "The row speaks of the machine (memory, a sink, a resume), not of the run."
 
 Json = Mapping[str, Any] | Sequence[Any]
+"""Plain data, which is stored as JSON text."""
+
+
+@record
+class Moment(Row):
+    """One moment of one network's life: the key of everything that happens in an epoch."""
+
+    round: int = key(_ROUND)
+    row: int = key(_ROW)
+    step: int = key(_STEP)
 
 
 @table("runs", "The run itself: one row.")
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RunRow(Row):
     """What was asked for, on what, and how it ended."""
 
@@ -58,10 +63,10 @@ class RunRow(Row):
     rounds: int | None = column("rounds", "Rounds planned.")
     rows: int | None = column("rows", "Networks trained side by side.")
     epochs: int | None = column("epochs", "Epochs planned per episode.")
-    slots: Json | None = column("", "Names of the slots, in action order.", json=True)
+    slots: Json | None = column("", "Names of the slots, in action order.")
     host_parameters: int | None = column("parameters", "Trainable parameters before growth.")
     host_flops: int | None = column("operations", _FLOPS_OF_HOST)
-    config: Json | None = column("", "The complete resolved configuration.", json=True)
+    config: Json | None = column("", "The complete resolved configuration.")
     command: str | None = column("", "The command that started the run.")
     status: str = column("", "running, interrupted, failed or finished.", default="running")
     note: str | None = column("", "Why it stopped, where that needs words.")
@@ -72,7 +77,7 @@ class RunRow(Row):
     parameters: int | None = column("parameters", "Trainable parameters at the end.")
     flops: int | None = column("operations", _FLOPS)
     run_id: str | None = column("", "Random name of this store.", volatile=True)
-    versions: Json | None = column("", "Versions of the software.", json=True, volatile=True)
+    versions: Json | None = column("", "Versions of the software.", volatile=True)
     host: str | None = column("", "Name of the machine.", volatile=True)
     process: int | None = column("", "Process that wrote last.", volatile=True)
     created: float | None = column("s", "When the run was started.", volatile=True)
@@ -85,7 +90,6 @@ class RunRow(Row):
 
 
 @table("rounds", "One round of training: all rows play one episode, then the policy is updated.")
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RoundRow(Row):
     """What the episodes of one round were like, taken together."""
 
@@ -123,13 +127,13 @@ class RoundRow(Row):
     idle_share_free: float | None = column(
         "share", "Free decisions without effect: WAIT, or an op whose gate was not met."
     )
-    op_counts: Json | None = column("decisions", "How often each op was taken.", json=True)
-    reward_by_op: Json | None = column("reward", "Per op: n and mean raw reward.", json=True)
+    op_counts: Json | None = column("decisions", "How often each op was taken.")
+    reward_by_op: Json | None = column("reward", "Per op: n and mean raw reward.")
     reward_terms: Json | None = column(
-        "reward", "Per term: mean per decision, and share of the absolute reward.", json=True
+        "reward", "Per term: mean per decision, and share of the absolute reward."
     )
     blueprint_fates: Json | None = column(
-        "seeds", "Per blueprint, seeds germinated, fossilized and pruned so far.", json=True
+        "seeds", "Per blueprint, seeds germinated, fossilized and pruned so far."
     )
     seeds_germinated: int | None = column("seeds", "Seeds germinated in the round.")
     seeds_fossilized: int | None = column("seeds", "Seeds fossilized in the round.")
@@ -148,11 +152,11 @@ class RoundRow(Row):
     hindsight_count: int | None = column("", "Times hindsight credit was paid.")
     hindsight_delay: float | None = column("epochs", "Mean delay of that credit.")
     hindsight_quantiles: Json | None = column(
-        "reward", "That credit where it was paid: p05, p25, p50, p75, p95.", json=True
+        "reward", "That credit where it was paid: p05, p25, p50, p75, p95."
     )
     obs_clamp_share: float | None = column("share", "Observation entries at their clamp.")
     obs_clamp_features: Json | None = column(
-        "share", "The features most often at their clamp, by name.", json=True
+        "share", "The features most often at their clamp, by name."
     )
     seconds: float | None = column("s", "Time of the round.", volatile=True)
     update_seconds: float | None = column("s", "Time of its update.", volatile=True)
@@ -164,7 +168,6 @@ class RoundRow(Row):
 
 
 @table("updates", "One optimisation epoch of a PPO update; all measured after its step.")
-@dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateRow(Row):
     """The learner's state after one pass over a round's decisions."""
 
@@ -205,7 +208,7 @@ class UpdateRow(Row):
     advantage_std_raw: float | None = column("reward", "Advantage: deviation before normalising.")
     advantage_floored: bool | None = column("", "The deviation was below its floor.")
     advantage_by_op: Json | None = column(
-        "reward", "Per op: n, mean, std, skew, kurtosis and positive share, raw.", json=True
+        "reward", "Per op: n, mean, std, skew, kurtosis and positive share, raw."
     )
     return_mean: float | None = column("reward", "Return: mean.")
     return_std: float | None = column("reward", "Return: standard deviation.")
@@ -221,17 +224,16 @@ class UpdateRow(Row):
     value_max: float | None = column("reward", "Baseline: greatest.")
     value_target_scale: float | None = column("", "Factor the critic's targets were divided by.")
     value_return_correlation: float | None = column("", "Correlation of baseline and return.")
-    value_loss_by_op: Json | None = column("", "Value loss of each op's decisions.", json=True)
+    value_loss_by_op: Json | None = column("", "Value loss of each op's decisions.")
     value_by_state: Json | None = column(
         "reward",
         "States right after a germination, and all others: n, mean value, mean return, and mean "
         "and std of value - return.",
-        json=True,
     )
     td_mean: float | None = column("reward", "Temporal difference: mean.")
     td_std: float | None = column("reward", "Temporal difference: standard deviation.")
     bellman_error: float | None = column("reward²", "Mean squared temporal difference.")
-    q_by_op: Json | None = column("reward", "Mean Q(s, op) of each op.", json=True)
+    q_by_op: Json | None = column("reward", "Mean Q(s, op) of each op.")
     q_variance: float | None = column("reward²", "Variance of Q over ops, mean over states.")
     q_op_spread: float | None = column("reward", "Greatest minus least mean Q of an op.")
     grad_norm: float | None = column("", "Gradient norm before clipping.")
@@ -247,7 +249,7 @@ class UpdateRow(Row):
     lstm_c_rms_early: float | None = column("", "Cell state up to epoch 100: root mean square.")
     lstm_c_rms_late: float | None = column("", "Cell state beyond epoch 100: root mean square.")
     lstm_by_step: Json | None = column(
-        "", "Memory at some steps: a list of step, h_rms, h_max, c_rms, c_max.", json=True
+        "", "Memory at some steps: a list of step, h_rms, h_max, c_rms, c_max."
     )
     forced_share: float | None = column("share", "Decisions with WAIT as the only legal op.")
     decision_density: float | None = column("share", "Decisions other than WAIT.")
@@ -265,7 +267,6 @@ class UpdateRow(Row):
 
 
 @table("update_heads", "One head of the policy in one optimisation epoch; write before `updates`.")
-@dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateHeadRow(Row):
     """One head after one pass over a round's decisions."""
 
@@ -291,12 +292,11 @@ class UpdateHeadRow(Row):
     exploration_kl: float | None = column("nats", "KL(uniform over valid, head), free steps.")
     advantage_std: float | None = column("", "Deviation of the head's advantages.")
     choices: Json | None = column(
-        "decisions", "How often each choice was taken, in their order, causal steps.", json=True
+        "decisions", "How often each choice was taken, in their order, causal steps."
     )
 
 
 @table("episodes", "One episode of one row, when it ends.")
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeRow(Row):
     """How one episode ended."""
 
@@ -309,7 +309,7 @@ class EpisodeRow(Row):
     length: int | None = column("epochs", "Epochs of the episode.")
     episodic_return: float | None = column("reward", "Sum of raw rewards.")
     return_normalized: float | None = column("", "Sum of normalised rewards.")
-    reward_terms: Json | None = column("reward", "Per term: its sum, raw.", json=True)
+    reward_terms: Json | None = column("reward", "Per term: its sum, raw.")
     final_score: float | None = column("points", "Validation score at the end.")
     best_score: float | None = column("points", "Best validation score.")
     twin_score: float | None = column("points", "Final score of the waiting twin.")
@@ -325,7 +325,7 @@ class EpisodeRow(Row):
     seeds_contributing: int | None = column("seeds", "Fossilized seeds that improved the host.")
     seeds_pruned: int | None = column("seeds", "Seeds pruned.")
     forced_steps: int | None = column("decisions", "Decisions with WAIT as the only legal op.")
-    op_counts: Json | None = column("decisions", "How often each op was taken.", json=True)
+    op_counts: Json | None = column("decisions", "How often each op was taken.")
     stability: float | None = column("", "1 / (1 + variance of the last 20 rewards).")
     reached_score: bool | None = column("", "The final score reached 80 points.")
     rolled_back: bool | None = column("", "The governor ended the episode.")
@@ -334,13 +334,9 @@ class EpisodeRow(Row):
 
 
 @table("epochs", "One epoch of one network, as it was measured.")
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpochRow(Row):
+class EpochRow(Moment):
     """What was measured after one epoch."""
 
-    round: int = key(_ROUND)
-    row: int = key(_ROW)
-    step: int = key(_STEP)
     train_loss: float | None = column("", "Mean training loss of the epoch.")
     val_loss: float | None = column("", "Validation loss.")
     val_score: float | None = column("points", "Validation score: accuracy, or negative loss.")
@@ -365,13 +361,9 @@ _VALID = "Valid choices of the head {}; 1 is a masked head."
 
 
 @table("decisions", "One decision of the controller about one row.", indexes=(("op",),))
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecisionRow(Row):
+class DecisionRow(Moment):
     """What was decided, how sure the policy was, what came of it, and how it was rewarded."""
 
-    round: int = key(_ROUND)
-    row: int = key(_ROW)
-    step: int = key(_STEP)
     ordinal: int = key(_COUNT)
     op: str | None = column("", "The op that was chosen.")
     slot: str | None = column("", "The slot it was for; absent for WAIT.")
@@ -402,17 +394,17 @@ class DecisionRow(Row):
     confidence_alpha_target: float | None = column("share", _CONFIDENCE.format("alpha_target"))
     confidence_alpha_speed: float | None = column("share", _CONFIDENCE.format("alpha_speed"))
     confidence_alpha_curve: float | None = column("share", _CONFIDENCE.format("alpha_curve"))
-    alternatives: Json | None = column("", "Per head, the two likeliest others.", json=True)
+    alternatives: Json | None = column("", "Per head, the two likeliest others.")
     log_prob: float | None = column("nats", "Log-probability of the whole action.")
     value: float | None = column("reward", "The critic's baseline.")
     q_taken: float | None = column("reward", "The critic's Q(s, op taken).")
     reward: float | None = column("reward", "The whole reward, raw.")
     reward_normalized: float | None = column("", "The reward the learner saw.")
     reward_terms: Json | None = column(
-        "reward", "Per term of the reward: what it paid; they add up to the reward.", json=True
+        "reward", "Per term of the reward: what it paid; they add up to the reward."
     )
     reward_details: Json | None = column(
-        "", "What explains the terms and is not paid, by name, where there is any.", json=True
+        "", "What explains the terms and is not paid, by name, where there is any."
     )
 
 
@@ -422,7 +414,6 @@ class DecisionRow(Row):
     indexes=(("blueprint",),),
     versioned=True,
 )
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SeedRow(Row):
     """One seed; a later record with the same key replaces the earlier one."""
 
@@ -444,13 +435,9 @@ class SeedRow(Row):
 
 
 @table("seed_stages", "One occupied slot at one epoch: the swim lanes.", indexes=(("stage",),))
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageRow(Row):
+class StageRow(Moment):
     """One slot that holds a record, as it was at the end of an epoch."""
 
-    round: int = key(_ROUND)
-    row: int = key(_ROW)
-    step: int = key(_STEP)
     ordinal: int = key("Index of the slot, in action order.")
     slot: str | None = column("", "Name of the slot.")
     stage: str | None = column("", "Stage of the seed.")
@@ -478,13 +465,9 @@ class StageRow(Row):
     indexes=(("slot",),),
     numbered=True,
 )
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContributionRow(Row):
+class ContributionRow(Moment):
     """One result of an ablation, paired over the same samples."""
 
-    round: int = key(_ROUND)
-    row: int = key(_ROW)
-    step: int = key(_STEP)
     ordinal: int | None = key(_COUNT, default=None)
     kind: str | None = column("", "leave_one_out, solo_on, pair, interaction, all_off, shapley.")
     slot: str | None = column("", "The seed's slot; absent when it is about all seeds.")
@@ -494,13 +477,9 @@ class ContributionRow(Row):
 
 
 @table("alarms", "One alarm, raised or cleared.", indexes=(("monitor",),), numbered=True)
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AlarmRow(Row):
+class AlarmRow(Moment):
     """Something a monitor found."""
 
-    round: int = key(_ROUND)
-    row: int = key(_ROW)
-    step: int = key(_STEP)
     volatile: bool = key(_VOLATILE_ROW, default=False)
     ordinal: int | None = key(_COUNT, default=None)
     monitor: str | None = column("", "Name of the monitor.")
@@ -535,20 +514,16 @@ class EventKind(StrEnum):
 
 
 @table("events", "Anything else that happened.", indexes=(("kind",),), numbered=True)
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EventRow(Row):
+class EventRow(Moment):
     """One thing that happened."""
 
-    round: int = key(_ROUND)
-    row: int = key(_ROW)
-    step: int = key(_STEP)
     volatile: bool = key(_VOLATILE_ROW, default=False)
     ordinal: int | None = key(_COUNT, default=None)
     kind: str | None = column("", "What happened, in one word: an `EventKind`, or a plug-in's own.")
     severity: str = column("", "debug, info, warning or critical.", default="info")
     slot: str | None = column("", "The slot it is about.")
     message: str | None = column("", "The same in words.")
-    data: Json | None = column("", "Details.", json=True)
+    data: Json | None = column("", "Details.")
     time: float | None = column("s", _TIME, volatile=True)
 
 
