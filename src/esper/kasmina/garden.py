@@ -23,12 +23,7 @@ from esper.kasmina import contribution as worth
 from esper.kasmina.bake import baked_copy
 from esper.kasmina.blending import straight_through
 from esper.kasmina.blueprints.registry import BLUEPRINTS
-from esper.kasmina.costs import (
-    NO_LIMIT,
-    fitting_blueprints,
-    slot_costs,
-    slot_flops,
-)
+from esper.kasmina.costs import NO_LIMIT, fitting_blueprints, slot_costs, slot_flops
 from esper.kasmina.gradients import GradientSample, record_gradients, sample_gradients
 from esper.kasmina.inside import Whole, connect, slots_behind
 from esper.kasmina.lifecycle import LifecycleConfig, apply_command, record_epoch, rule_view, tick

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -120,25 +121,31 @@ def look(model: nn.Module, modules: Mapping[str, nn.Module], example: Any) -> Se
     """Run the model once and return what these submodules put out, as far as it came."""
     seen = Seen({path: [] for path in modules})
 
-    def recorder(path: str) -> Any:
-        def record(module: nn.Module, args: Any, output: Any) -> None:
-            seen.kinds[path] = type(output)
-            # A copy: what follows may work in place.
-            seen.outputs[path].append(map_tensors(output, Tensor.clone))
+    def record(path: str, module: nn.Module, args: Any, output: Any) -> None:
+        seen.kinds[path] = type(output)
+        # A copy: what follows may work in place.
+        seen.outputs[path].append(map_tensors(output, Tensor.clone))
 
-        return record
-
-    handles = [module.register_forward_hook(recorder(path)) for path, module in modules.items()]
     args, kwargs = call_arguments(example)
     try:
-        with trying(model, example), torch.no_grad():
+        with _hooked(modules, record), trying(model, example), torch.no_grad():
             seen.whole = model(*args, **kwargs)
     except Exception as error:
         seen.error = error
+    return seen
+
+
+@contextmanager
+def _hooked(modules: Mapping[str, nn.Module], hook: Callable[..., Any]) -> Iterator[None]:
+    """Within the block, submodules call a forward hook that is told their path as well."""
+    handles = [
+        module.register_forward_hook(partial(hook, path)) for path, module in modules.items()
+    ]
+    try:
+        yield
     finally:
         for handle in handles:
             handle.remove()
-    return seen
 
 
 def teachable_at(model: nn.Module, modules: Mapping[str, nn.Module], example: Any) -> set[str]:
@@ -149,21 +156,17 @@ def teachable_at(model: nn.Module, modules: Mapping[str, nn.Module], example: An
     """
     probes: dict[str, Tensor] = {}
 
-    def prober(path: str) -> Any:
-        def add(module: nn.Module, args: Any, output: Any) -> Any:
-            first = first_tensor(output)
-            is_plain = type(output) in (Tensor, tuple, list)
-            if not is_plain or not isinstance(first, Tensor) or not first.is_floating_point():
-                return None
-            probe = probes[path] = torch.zeros_like(first, requires_grad=True)
-            return first + probe if first is output else type(output)([first + probe, *output[1:]])
+    def add(path: str, module: nn.Module, args: Any, output: Any) -> Any:
+        first = first_tensor(output)
+        is_plain = type(output) in (Tensor, tuple, list)
+        if not is_plain or not isinstance(first, Tensor) or not first.is_floating_point():
+            return None
+        probe = probes[path] = torch.zeros_like(first, requires_grad=True)
+        return first + probe if first is output else type(output)([first + probe, *output[1:]])
 
-        return add
-
-    handles = [module.register_forward_hook(prober(path)) for path, module in modules.items()]
     args, kwargs = call_arguments(example)
     try:
-        with trying(model, example), torch.enable_grad():
+        with _hooked(modules, add), trying(model, example), torch.enable_grad():
             outputs = [out for out in tensors_in(model(*args, **kwargs)) if out.requires_grad]
             if not outputs or not probes:
                 return set(modules)
@@ -171,9 +174,6 @@ def teachable_at(model: nn.Module, modules: Mapping[str, nn.Module], example: An
             found = torch.autograd.grad(total, list(probes.values()), allow_unused=True)
     except Exception:
         return set(modules)
-    finally:
-        for handle in handles:
-            handle.remove()
     without = {path for path, value in zip(probes, found, strict=True) if value is None}
     return set(modules) - without
 

@@ -24,76 +24,88 @@ from esper.leyline.schema import check_like, check_range
 from esper.leyline.stages import MODULE_STAGES, SeedStage
 from esper.leyline.tensors import TensorRecord
 
+_MOST = float(2**53)
+
+
+def _per_slot(empty: float, *, least: float | None = None, most: float = _MOST) -> Any:
+    """Declare a tensor [R, S]: its value where a slot is empty, and the range of a saved one.
+
+    Where the value is a member of an enumeration, a saved one holds no other values.
+    """
+    kind = type(empty) if isinstance(empty, IntEnum) else None
+    value = empty if kind is None else int(empty)
+    return dataclasses.field(metadata={"empty": value, "kind": kind, "least": least, "most": most})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotState(TensorRecord):
-    """Everything remembered about the seeds; see `EMPTY` for the value of an empty slot."""
+    """Everything remembered about the seeds, each with its value where the slot is empty."""
 
-    stage: Tensor
+    stage: Tensor = _per_slot(SeedStage.DORMANT)
     """int64, a `SeedStage`."""
-    blueprint: Tensor
+    blueprint: Tensor = _per_slot(-1)
     """int64, blueprint id, -1 where empty."""
-    algorithm: Tensor
+    algorithm: Tensor = _per_slot(AlphaAlgorithm.ADD)
     """int64, an `AlphaAlgorithm`."""
-    ramp: Tensor
+    ramp: Tensor = _per_slot(AlphaCurve.LINEAR)
     """int64, `AlphaCurve` of the first blend."""
-    tempo: Tensor
+    tempo: Tensor = _per_slot(0, least=0)
     """int64, ticks of the first blend."""
-    blend_target: Tensor
+    blend_target: Tensor = _per_slot(0.0, least=0, most=1)
     """float64, amplitude the first blend aims for."""
-    alpha: Tensor
+    alpha: Tensor = _per_slot(0.0, least=0, most=1)
     """float64, amplitude now."""
-    alpha_start: Tensor
+    alpha_start: Tensor = _per_slot(0.0, least=0, most=1)
     """float64, amplitude at the start of the running ramp."""
-    alpha_target: Tensor
+    alpha_target: Tensor = _per_slot(0.0, least=0, most=1)
     """float64, amplitude the running ramp aims for."""
-    alpha_mode: Tensor
+    alpha_mode: Tensor = _per_slot(AlphaMode.HOLD)
     """int64, an `AlphaMode`."""
-    alpha_curve: Tensor
+    alpha_curve: Tensor = _per_slot(AlphaCurve.LINEAR)
     """int64, `AlphaCurve` of the running ramp."""
-    steps_total: Tensor
+    steps_total: Tensor = _per_slot(0, least=0)
     """int64, ticks of the running ramp."""
-    steps_done: Tensor
+    steps_done: Tensor = _per_slot(0, least=0)
     """int64, ticks of it that have passed."""
-    epochs_in_stage: Tensor
+    epochs_in_stage: Tensor = _per_slot(0, least=0)
     """int64, epochs recorded since the stage began."""
-    age: Tensor
+    age: Tensor = _per_slot(0, least=0)
     """int64, epochs recorded since germination."""
-    learned: Tensor
+    learned: Tensor = _per_slot(0, least=0)
     """int64, epochs recorded since it began to learn, that is, since it entered TRAINING."""
-    previous_stage: Tensor
+    previous_stage: Tensor = _per_slot(SeedStage.UNKNOWN)
     """int64, the stage before this one."""
-    previous_epochs: Tensor
+    previous_epochs: Tensor = _per_slot(0, least=0)
     """int64, how many epochs the stage before lasted."""
-    cooldown: Tensor
+    cooldown: Tensor = _per_slot(0, least=0)
     """int64, ticks spent embargoed."""
-    params: Tensor
+    params: Tensor = _per_slot(0, least=0)
     """int64, parameters of the seed and its gate."""
-    score_initial: Tensor
+    score_initial: Tensor = _per_slot(math.nan)
     """float64, score at the first record after germination, NaN before it."""
-    score_stage: Tensor
+    score_stage: Tensor = _per_slot(math.nan)
     """float64, score when the stage began, NaN before the first record."""
-    score_now: Tensor
+    score_now: Tensor = _per_slot(math.nan)
     """float64, score at the last record, NaN before the first."""
-    grad_norm: Tensor
+    grad_norm: Tensor = _per_slot(0.0)
     """float64, global L2 norm of the seed's gradient."""
-    grad_health: Tensor
+    grad_health: Tensor = _per_slot(1.0)
     """float64, 1 is healthy."""
-    grad_health_prev: Tensor
+    grad_health_prev: Tensor = _per_slot(1.0)
     """float64, health of the epoch before."""
-    grad_ratio: Tensor
+    grad_ratio: Tensor = _per_slot(math.nan)
     """float64, per-parameter gradient size relative to the host's, NaN before it is measured."""
-    vanishing: Tensor
+    vanishing: Tensor = _per_slot(False)
     """bool, some gradient tensor has vanished."""
-    exploding: Tensor
+    exploding: Tensor = _per_slot(False)
     """bool, some gradient tensor explodes."""
-    contribution: Tensor
+    contribution: Tensor = _per_slot(math.nan)
     """float64, points lost without this seed, NaN before the first ablation."""
-    contribution_se: Tensor
+    contribution_se: Tensor = _per_slot(math.nan)
     """float64, paired standard error of it."""
-    contribution_velocity: Tensor
+    contribution_velocity: Tensor = _per_slot(0.0)
     """float64, smoothed change of it."""
-    counterfactual_age: Tensor
+    counterfactual_age: Tensor = _per_slot(-1, least=-1)
     """int64, epochs since the last ablation, -1 before the first."""
     interaction: Tensor
     """float64 [R, S, S], points two seeds gain together beyond the sum of each alone."""
@@ -147,59 +159,11 @@ class SlotState(TensorRecord):
 
 
 EMPTY: dict[str, float | int | bool] = {
-    "stage": int(SeedStage.DORMANT),
-    "blueprint": -1,
-    "algorithm": int(AlphaAlgorithm.ADD),
-    "ramp": int(AlphaCurve.LINEAR),
-    "tempo": 0,
-    "blend_target": 0.0,
-    "alpha": 0.0,
-    "alpha_start": 0.0,
-    "alpha_target": 0.0,
-    "alpha_mode": int(AlphaMode.HOLD),
-    "alpha_curve": int(AlphaCurve.LINEAR),
-    "steps_total": 0,
-    "steps_done": 0,
-    "epochs_in_stage": 0,
-    "age": 0,
-    "learned": 0,
-    "previous_stage": int(SeedStage.UNKNOWN),
-    "previous_epochs": 0,
-    "cooldown": 0,
-    "params": 0,
-    "score_initial": math.nan,
-    "score_stage": math.nan,
-    "score_now": math.nan,
-    "grad_norm": 0.0,
-    "grad_health": 1.0,
-    "grad_health_prev": 1.0,
-    "grad_ratio": math.nan,
-    "vanishing": False,
-    "exploding": False,
-    "contribution": math.nan,
-    "contribution_se": math.nan,
-    "contribution_velocity": 0.0,
-    "counterfactual_age": -1,
+    field.name: field.metadata["empty"]
+    for field in dataclasses.fields(SlotState)
+    if "empty" in field.metadata
 }
 """The value of every per-slot field where the slot is empty; interactions are zero."""
-
-
-_KINDS: dict[str, type[IntEnum]] = {
-    "stage": SeedStage,
-    "previous_stage": SeedStage,
-    "algorithm": AlphaAlgorithm,
-    "ramp": AlphaCurve,
-    "alpha_curve": AlphaCurve,
-    "alpha_mode": AlphaMode,
-}
-
-_MOST = float(2**53)
-_RANGES: dict[str, tuple[float, float]] = {
-    **dict.fromkeys(("blend_target", "alpha", "alpha_start", "alpha_target"), (0.0, 1.0)),
-    **dict.fromkeys(("tempo", "steps_total", "steps_done", "epochs_in_stage"), (0.0, _MOST)),
-    **dict.fromkeys(("age", "learned", "previous_epochs", "cooldown", "params"), (0.0, _MOST)),
-    "counterfactual_age": (-1.0, _MOST),
-}
 
 
 def check_state(saved: Mapping[str, Any], like: SlotState, blueprints: int) -> SlotState:
@@ -211,15 +175,18 @@ def check_state(saved: Mapping[str, Any], like: SlotState, blueprints: int) -> S
         blueprints: how many there are.
     """
     check_like(saved, like.state_dict(), "state")
-    for name, kind in _KINDS.items():
+    for field in dataclasses.fields(SlotState):
+        name, kind, least = field.name, field.metadata.get("kind"), field.metadata.get("least")
+        if least is not None:
+            check_range(saved[name], least, field.metadata["most"], f"state.{name}")
+        if kind is None:
+            continue
         legal = torch.tensor([int(member) for member in kind], device=saved[name].device)
         if not bool(torch.isin(saved[name], legal).all()):
             raise CheckpointError(
                 f"the saved state is damaged: state.{name} has values that are no {kind.__name__}; "
                 "use another copy of it"
             )
-    for name, (low, high) in _RANGES.items():
-        check_range(saved[name], low, high, f"state.{name}")
     state = SlotState.from_state_dict(dict(saved))
     check_range(state.blueprint, -1, blueprints - 1, "state.blueprint")
     check_range(state.blueprint[state.has_module], 0, blueprints - 1, "state.blueprint of a seed")
