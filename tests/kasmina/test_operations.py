@@ -16,11 +16,17 @@ from esper.kasmina.operations import (
     describe_result,
     make_command,
     parse_choice,
-    style_of,
 )
 from esper.kasmina.state import empty_state
 from esper.leyline.actions import LifecycleOp
-from esper.leyline.alpha import STYLE_SPECS, AlphaAlgorithm, AlphaCurve, AlphaMode, BlendStyle
+from esper.leyline.alpha import (
+    STYLE_OF_ALGORITHM,
+    STYLE_SPECS,
+    AlphaAlgorithm,
+    AlphaCurve,
+    AlphaMode,
+    BlendStyle,
+)
 from esper.leyline.errors import SlotError, UnknownNameError, UsageError
 from esper.leyline.rules import REFUSAL_TEXTS, Refusal
 from esper.leyline.stages import SeedStage
@@ -128,7 +134,7 @@ def test_whole_numbers_are_not_rounded_in_silence(value: float) -> None:
 
 @pytest.mark.parametrize("algorithm", AlphaAlgorithm)
 def test_the_style_of_an_algorithm_goes_on_with_it(algorithm: AlphaAlgorithm) -> None:
-    assert STYLE_SPECS[style_of(int(algorithm))].algorithm is algorithm
+    assert STYLE_SPECS[STYLE_OF_ALGORITHM[algorithm]].algorithm is algorithm
 
 
 def test_an_amplitude_to_aim_at_is_above_0_and_at_most_1() -> None:

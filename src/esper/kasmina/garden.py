@@ -35,7 +35,6 @@ from esper.kasmina.operations import (
     describe_result,
     make_command,
     parse_choice,
-    style_of,
 )
 from esper.kasmina.placement import DeclaredAxes, Placed, SlotNames, place_slots
 from esper.kasmina.seedbed import Listeners, Seedbed, TrainingMode
@@ -44,7 +43,7 @@ from esper.kasmina.snapshots import decode_lifecycle, encode_lifecycle, save_gar
 from esper.kasmina.state import SlotState, empty_state
 from esper.kasmina.wrappers import Followers, Mirrored, watch
 from esper.leyline.actions import Actions, Command, LifecycleOp, decode_actions
-from esper.leyline.alpha import AlphaCurve, BlendStyle
+from esper.leyline.alpha import STYLE_OF_ALGORITHM, AlphaCurve, BlendStyle
 from esper.leyline.config import Config, option
 from esper.leyline.errors import NonFiniteError, SlotError, UsageError, nearest
 from esper.leyline.rules import Masks, build_masks, is_in
@@ -75,14 +74,14 @@ class GardenConfig(Config):
         max_added_flops: int | None = None,
     ) -> GardenConfig:
         """Return the same with these limits of growth; None leaves one as it is."""
-        limits = {"max_parameters": max_parameters, "max_added_flops": max_added_flops}
-        lifecycle = self.lifecycle
+        limits: dict[str, Any] = {
+            "max_parameters": max_parameters,
+            "max_added_flops": max_added_flops,
+        }
         if max_seeds is not None:
-            lifecycle = lifecycle.replace(rules=lifecycle.rules.replace(max_seeds=max_seeds))
-        return self.replace(
-            lifecycle=lifecycle,
-            **{name: value for name, value in limits.items() if value is not None},
-        )
+            rules = self.lifecycle.rules.replace(max_seeds=max_seeds)
+            limits["lifecycle"] = self.lifecycle.replace(rules=rules)
+        return self.replace(**{name: value for name, value in limits.items() if value is not None})
 
 
 class Garden(nn.Module):
@@ -274,11 +273,12 @@ class Garden(nn.Module):
         check_number("speed", speed, 0, whole=True)
         check_target(target)
         index = self._index(slot)
-        chosen = style_of(int(self._state.algorithm[0, index])) if style is None else style
+        if style is None:
+            style = STYLE_OF_ALGORITHM[int(self._state.algorithm[0, index])]
         command = make_command(
             LifecycleOp.SET_ALPHA_TARGET,
             index,
-            style=parse_choice(BlendStyle, chosen, "style"),
+            style=parse_choice(BlendStyle, style, "style"),
             target=target,
             speed=speed,
             curve=parse_choice(AlphaCurve, curve, "curve"),
@@ -290,12 +290,8 @@ class Garden(nn.Module):
     ) -> OperationResult:
         """Remove a seed, at once or by fading it out over `speed` ticks."""
         check_number("speed", speed, 0, whole=True)
-        command = make_command(
-            LifecycleOp.PRUNE,
-            self._index(slot),
-            speed=speed,
-            curve=parse_choice(AlphaCurve, curve, "curve"),
-        )
+        shape = parse_choice(AlphaCurve, curve, "curve")
+        command = make_command(LifecycleOp.PRUNE, self._index(slot), speed=speed, curve=shape)
         return self._carry_out(command)
 
     def fossilize(self, slot: str) -> OperationResult:
@@ -496,12 +492,9 @@ class Garden(nn.Module):
 
     def _carry_out(self, command: Command) -> OperationResult:
         before = self._state
+        lifecycle = self.config.lifecycle
         self._state, applied = apply_command(
-            before,
-            command,
-            enabled=self._enabled(),
-            fits=self.fits(),
-            config=self.config.lifecycle,
+            before, command, enabled=self._enabled(), fits=self.fits(), config=lifecycle
         )
         try:
             self._sync()
@@ -510,8 +503,7 @@ class Garden(nn.Module):
             self._state = before
             self._sync()
             raise
-        gates = self.config.lifecycle.gates
-        return describe_result(before, command, applied, self.slot_names, gates)
+        return describe_result(before, command, applied, self.slot_names, lifecycle.gates)
 
     def _sync(self) -> None:
         """Make the modules agree with the lifecycle state."""

@@ -7,10 +7,9 @@ the stages before and after and builds or frees what changed.
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -23,7 +22,7 @@ from esper.kasmina.gates import (
     holding_gate,
     training_gate,
 )
-from esper.kasmina.state import SlotState
+from esper.kasmina.state import OF_THE_MODULE, SlotState
 from esper.leyline.actions import Command, LifecycleOp
 from esper.leyline.alpha import STEEPNESS, AlphaCurve, AlphaMode
 from esper.leyline.config import Config, option
@@ -307,10 +306,13 @@ def enter_stage(state: SlotState, mask: Tensor, stage: SeedStage) -> SlotState:
     )
 
 
-def _germinate(state: SlotState, mask: Tensor, command: Command) -> SlotState:
-    def spread(value: Tensor) -> Tensor:
-        return value[:, None].expand_as(mask)
+def _spread(mask: Tensor, value: Tensor) -> Tensor:
+    """Return what each row's command says [R], at every slot of the row."""
+    return value[:, None].expand_as(mask)
 
+
+def _germinate(state: SlotState, mask: Tensor, command: Command) -> SlotState:
+    spread = partial(_spread, mask)
     state = state.clear(mask)
     state = enter_stage(state, mask, SeedStage.GERMINATED)
     return state.where(
@@ -334,9 +336,7 @@ def _hold(state: SlotState, mask: Tensor) -> SlotState:
 
 
 def _set_target(state: SlotState, mask: Tensor, command: Command) -> SlotState:
-    def spread(value: Tensor) -> Tensor:
-        return value[:, None].expand_as(mask)
-
+    spread = partial(_spread, mask)
     falls_back = mask & (state.stage == int(SeedStage.HOLDING)) & (spread(command.target) < 1)
     state = enter_stage(state, falls_back, SeedStage.BLENDING)
     state = state.where(mask, algorithm=spread(command.algorithm))
@@ -346,9 +346,7 @@ def _set_target(state: SlotState, mask: Tensor, command: Command) -> SlotState:
 
 
 def _prune(state: SlotState, mask: Tensor, command: Command) -> SlotState:
-    def spread(value: Tensor) -> Tensor:
-        return value[:, None].expand_as(mask)
-
+    spread = partial(_spread, mask)
     at_once = mask & ((spread(command.speed) == 0) | (state.alpha <= 0))
     fade = mask & ~at_once
     state = enter_stage(state, fade & (state.stage == int(SeedStage.HOLDING)), SeedStage.BLENDING)
@@ -359,27 +357,4 @@ def _prune(state: SlotState, mask: Tensor, command: Command) -> SlotState:
 
 def _remove(state: SlotState, mask: Tensor) -> SlotState:
     """Free the module; the record stays for the cooldown, with nothing left to measure."""
-    state = enter_stage(state, mask, SeedStage.PRUNED)
-    state = state.where(
-        mask,
-        alpha=0.0,
-        alpha_start=0.0,
-        alpha_target=0.0,
-        alpha_mode=int(AlphaMode.HOLD),
-        steps_total=0,
-        steps_done=0,
-        cooldown=0,
-        params=0,
-        grad_norm=0.0,
-        grad_health=1.0,
-        grad_health_prev=1.0,
-        vanishing=False,
-        exploding=False,
-        contribution=math.nan,
-        contribution_se=math.nan,
-        contribution_velocity=0.0,
-        counterfactual_age=-1,
-    )
-    touched = mask.unsqueeze(-1) | mask.unsqueeze(-2)
-    interaction = torch.where(touched, torch.zeros_like(state.interaction), state.interaction)
-    return dataclasses.replace(state, interaction=interaction)
+    return enter_stage(state, mask, SeedStage.PRUNED).clear(mask, OF_THE_MODULE)

@@ -106,15 +106,6 @@ def parse_choice(kind: type[E], value: str | E, what: str) -> E:
         raise unknown_name(what, value, names) from None
 
 
-def style_of(algorithm: int) -> BlendStyle:
-    """Return the style that goes on mixing a seed in as it is mixed in now."""
-    return {
-        AlphaAlgorithm.ADD: BlendStyle.SIGMOID_ADD,
-        AlphaAlgorithm.MULTIPLY: BlendStyle.LINEAR_MULTIPLY,
-        AlphaAlgorithm.GATE: BlendStyle.GATED_GATE,
-    }[AlphaAlgorithm(algorithm)]
-
-
 def check_number(
     name: str, value: float, low: float, high: float | None = None, *, whole: bool = False
 ) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -27,14 +27,21 @@ from esper.leyline.tensors import TensorRecord
 _MOST = float(2**53)
 
 
-def _per_slot(empty: float, *, least: float | None = None, most: float = _MOST) -> Any:
-    """Declare a tensor [R, S]: its value where a slot is empty, and the range of a saved one.
+def _per_slot(
+    empty: float, *, least: float | None = None, most: float = _MOST, of_module: bool = False
+) -> Any:
+    """Declare a tensor [R, S].
 
-    Where the value is a member of an enumeration, a saved one holds no other values.
+    Args:
+        empty: its value where a slot is empty; a member of an enumeration allows its values only.
+        least: what a saved one may hold at least.
+        most: and at most.
+        of_module: whether it is forgotten as soon as the seed's module is freed.
     """
     kind = type(empty) if isinstance(empty, IntEnum) else None
     value = empty if kind is None else int(empty)
-    return dataclasses.field(metadata={"empty": value, "kind": kind, "least": least, "most": most})
+    limits = {"kind": kind, "least": least, "most": most}
+    return dataclasses.field(metadata={"empty": value, "of_module": of_module, **limits})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,19 +60,19 @@ class SlotState(TensorRecord):
     """int64, ticks of the first blend."""
     blend_target: Tensor = _per_slot(0.0, least=0, most=1)
     """float64, amplitude the first blend aims for."""
-    alpha: Tensor = _per_slot(0.0, least=0, most=1)
+    alpha: Tensor = _per_slot(0.0, least=0, most=1, of_module=True)
     """float64, amplitude now."""
-    alpha_start: Tensor = _per_slot(0.0, least=0, most=1)
+    alpha_start: Tensor = _per_slot(0.0, least=0, most=1, of_module=True)
     """float64, amplitude at the start of the running ramp."""
-    alpha_target: Tensor = _per_slot(0.0, least=0, most=1)
+    alpha_target: Tensor = _per_slot(0.0, least=0, most=1, of_module=True)
     """float64, amplitude the running ramp aims for."""
-    alpha_mode: Tensor = _per_slot(AlphaMode.HOLD)
+    alpha_mode: Tensor = _per_slot(AlphaMode.HOLD, of_module=True)
     """int64, an `AlphaMode`."""
     alpha_curve: Tensor = _per_slot(AlphaCurve.LINEAR)
     """int64, `AlphaCurve` of the running ramp."""
-    steps_total: Tensor = _per_slot(0, least=0)
+    steps_total: Tensor = _per_slot(0, least=0, of_module=True)
     """int64, ticks of the running ramp."""
-    steps_done: Tensor = _per_slot(0, least=0)
+    steps_done: Tensor = _per_slot(0, least=0, of_module=True)
     """int64, ticks of it that have passed."""
     epochs_in_stage: Tensor = _per_slot(0, least=0)
     """int64, epochs recorded since the stage began."""
@@ -77,9 +84,9 @@ class SlotState(TensorRecord):
     """int64, the stage before this one."""
     previous_epochs: Tensor = _per_slot(0, least=0)
     """int64, how many epochs the stage before lasted."""
-    cooldown: Tensor = _per_slot(0, least=0)
+    cooldown: Tensor = _per_slot(0, least=0, of_module=True)
     """int64, ticks spent embargoed."""
-    params: Tensor = _per_slot(0, least=0)
+    params: Tensor = _per_slot(0, least=0, of_module=True)
     """int64, parameters of the seed and its gate."""
     score_initial: Tensor = _per_slot(math.nan)
     """float64, score at the first record after germination, NaN before it."""
@@ -87,25 +94,25 @@ class SlotState(TensorRecord):
     """float64, score when the stage began, NaN before the first record."""
     score_now: Tensor = _per_slot(math.nan)
     """float64, score at the last record, NaN before the first."""
-    grad_norm: Tensor = _per_slot(0.0)
+    grad_norm: Tensor = _per_slot(0.0, of_module=True)
     """float64, global L2 norm of the seed's gradient."""
-    grad_health: Tensor = _per_slot(1.0)
+    grad_health: Tensor = _per_slot(1.0, of_module=True)
     """float64, 1 is healthy."""
-    grad_health_prev: Tensor = _per_slot(1.0)
+    grad_health_prev: Tensor = _per_slot(1.0, of_module=True)
     """float64, health of the epoch before."""
     grad_ratio: Tensor = _per_slot(math.nan)
     """float64, per-parameter gradient size relative to the host's, NaN before it is measured."""
-    vanishing: Tensor = _per_slot(False)
+    vanishing: Tensor = _per_slot(False, of_module=True)
     """bool, some gradient tensor has vanished."""
-    exploding: Tensor = _per_slot(False)
+    exploding: Tensor = _per_slot(False, of_module=True)
     """bool, some gradient tensor explodes."""
-    contribution: Tensor = _per_slot(math.nan)
+    contribution: Tensor = _per_slot(math.nan, of_module=True)
     """float64, points lost without this seed, NaN before the first ablation."""
-    contribution_se: Tensor = _per_slot(math.nan)
+    contribution_se: Tensor = _per_slot(math.nan, of_module=True)
     """float64, paired standard error of it."""
-    contribution_velocity: Tensor = _per_slot(0.0)
+    contribution_velocity: Tensor = _per_slot(0.0, of_module=True)
     """float64, smoothed change of it."""
-    counterfactual_age: Tensor = _per_slot(-1, least=-1)
+    counterfactual_age: Tensor = _per_slot(-1, least=-1, of_module=True)
     """int64, epochs since the last ablation, -1 before the first."""
     interaction: Tensor
     """float64 [R, S, S], points two seeds gain together beyond the sum of each alone."""
@@ -150,9 +157,12 @@ class SlotState(TensorRecord):
             changed[name] = torch.where(condition, new, old)
         return dataclasses.replace(self, **changed)
 
-    def clear(self, mask: Tensor) -> SlotState:
-        """Return a copy in which the slots under `mask` are empty; their interactions go too."""
-        cleared = self.where(mask, **EMPTY)
+    def clear(self, mask: Tensor, fields: Iterable[str] | None = None) -> SlotState:
+        """Return a copy in which the slots under `mask` are empty, or only these fields of them.
+
+        Their interactions go too.
+        """
+        cleared = self.where(mask, **{name: EMPTY[name] for name in fields or EMPTY})
         touched = mask.unsqueeze(-1) | mask.unsqueeze(-2)
         interaction = torch.where(touched, torch.zeros_like(self.interaction), self.interaction)
         return dataclasses.replace(cleared, interaction=interaction)
@@ -164,6 +174,11 @@ EMPTY: dict[str, float | int | bool] = {
     if "empty" in field.metadata
 }
 """The value of every per-slot field where the slot is empty; interactions are zero."""
+
+OF_THE_MODULE = tuple(
+    field.name for field in dataclasses.fields(SlotState) if field.metadata.get("of_module")
+)
+"""The fields that are as in an empty slot again once the seed's module is freed."""
 
 
 def check_state(saved: Mapping[str, Any], like: SlotState, blueprints: int) -> SlotState:

@@ -60,6 +60,13 @@ STYLE_SPECS: dict[BlendStyle, StyleSpec] = {
     BlendStyle.GATED_GATE: StyleSpec(AlphaAlgorithm.GATE, AlphaCurve.LINEAR),
 }
 
+STYLE_OF_ALGORITHM: dict[int, BlendStyle] = {
+    AlphaAlgorithm.ADD: BlendStyle.SIGMOID_ADD,
+    AlphaAlgorithm.MULTIPLY: BlendStyle.LINEAR_MULTIPLY,
+    AlphaAlgorithm.GATE: BlendStyle.GATED_GATE,
+}
+"""The style that goes on mixing a seed in as it is mixed in now."""
+
 TEMPO_EPOCHS: tuple[int, ...] = (3, 5, 8)
 """Epochs of the first blend: fast, standard, slow."""
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from esper.leyline.actions import CAUSAL_HEADS, PLACEHOLDERS, LifecycleOp
-from esper.leyline.alpha import AlphaAlgorithm, BlendStyle
+from esper.leyline.alpha import STYLE_OF_ALGORITHM
 from esper.leyline.controller import ControllerContext
 from esper.leyline.errors import UsageError, warn
 from esper.leyline.rules import Masks
@@ -26,13 +26,6 @@ from esper.tamiyo.controllers.registry import register_controller
 from esper.tamiyo.controllers.row_view import RowView, check_rows, read_rows
 from esper.tamiyo.controllers.schedule_format import Entry, Schedule, load_schedule
 from esper.tamiyo.controllers.tending import first_untried, tend
-
-_STYLE_OF_ALGORITHM = {
-    int(AlphaAlgorithm.ADD): BlendStyle.SIGMOID_ADD,
-    int(AlphaAlgorithm.MULTIPLY): BlendStyle.LINEAR_MULTIPLY,
-    int(AlphaAlgorithm.GATE): BlendStyle.GATED_GATE,
-}
-"""A style that leaves the seed's algorithm as it is."""
 
 
 @dataclass(slots=True)
@@ -185,7 +178,7 @@ def carry_out(entry: Entry, slot: int, row: RowView) -> Choice | None:
     choice: dict[str, int] = {head: int(PLACEHOLDERS[head]) for head in CAUSAL_HEADS[entry.op]}
     choice |= {"op": int(entry.op), "slot": slot}
     if entry.op is LifecycleOp.SET_ALPHA_TARGET:
-        choice["style"] = _STYLE_OF_ALGORITHM.get(row.algorithm[slot], choice["style"])
+        choice["style"] = STYLE_OF_ALGORITHM.get(row.algorithm[slot], choice["style"])
     if entry.op is LifecycleOp.GERMINATE:
         fitting = [each for each in entry.blueprints if row.fits[slot][each]]
         if not fitting:
