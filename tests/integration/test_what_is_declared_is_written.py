@@ -47,7 +47,7 @@ def grow(folder: Path) -> None:
     config = task_config(task, epochs=24, seed=1)
     config = config.replace(garden=config.garden.replace(lifecycle=quick))
     run: GrowthRun = task_run(task, task.load(), config=config, controller="random")
-    row = run_row(run, name="x", controller="random", config={"a": 1}, command="esper grow")
+    row = run_row(run, Path("x"), {"a": 1}, "esper grow")
     with open_store(folder, row, sinks=()) as store:
         record_start(store, run)
         recorder = EpochRecorder(store, run)

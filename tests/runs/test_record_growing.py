@@ -39,7 +39,7 @@ def make_run(epochs: int = 3, controller: str | Controller = "random") -> Growth
 
 def test_a_run_is_written_from_its_start_to_its_end(tmp_path: Path) -> None:
     run = make_run()
-    row = run_row(run, name="x", controller="random", config={"a": 1}, command="esper grow")
+    row = run_row(run, Path("x"), {"a": 1}, "esper grow")
     with open_store(tmp_path, row, sinks=()) as store:
         record_start(store, run)
         recorder = EpochRecorder(store, run)
@@ -66,7 +66,7 @@ def test_a_learned_controller_says_why(tmp_path: Path) -> None:
     slots = make_run().garden.slot_names
     policy = new_policy(PolicyConfig(lstm_hidden_dim=32, num_slots=8), seed=5)
     run = make_run(controller=LearnedController(policy, ControllerContext(slot_names=slots)))
-    row = run_row(run, name="x", controller="learned", config={}, command="esper grow")
+    row = run_row(run, Path("x"), {}, "esper grow")
     with open_store(tmp_path, row, sinks=()) as store:
         recorder = EpochRecorder(store, run)
         for _ in run.epochs():
@@ -82,7 +82,7 @@ def test_a_learned_controller_says_why(tmp_path: Path) -> None:
 def test_a_history_can_be_written_at_once(tmp_path: Path) -> None:
     run = make_run()
     list(run.epochs())
-    row = run_row(run, name="x", controller="random", config={}, command="")
+    row = run_row(run, Path("x"), {}, "")
     with open_store(tmp_path, row, sinks=()) as store:
         record_history(store, run)
         record_interruption(store, run)

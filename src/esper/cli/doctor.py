@@ -54,10 +54,6 @@ def _told_once(entries: Mapping[str, Any]) -> list[tuple[list[str], Any]]:
     return [(names, value) for value, names in told.items()]
 
 
-def _data_found(data: dict[str, Any]) -> str:
-    return str(data["where"] or data["problem"])
-
-
 def examine(data: str | None) -> dict[str, dict[str, Any]]:
     """Return everything the command shows, as plain data."""
     import torch
@@ -73,10 +69,11 @@ def examine(data: str | None) -> dict[str, dict[str, Any]]:
         for extra, packages in _EXTRAS.items()
         if any(importlib.util.find_spec(package) is None for package in packages)
     }
+    found = {name: describe_task(name, data)["data"] for name in TASKS.names()}
     return {
         "versions": software_versions(),
         "devices": devices,
         "threads": {"torch": torch.get_num_threads()},
-        "data": {name: _data_found(describe_task(name, data)["data"]) for name in TASKS.names()},
+        "data": {name: str(one["where"] or one["problem"]) for name, one in found.items()},
         "missing": missing,
     }

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import anyio.to_thread
-import jinja2
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -28,6 +27,7 @@ from esper.dashboard.guard import Access, Guard
 from esper.leyline.errors import EsperError
 from esper.nissa.reader import StoredRun, open_run
 from esper.report.markup import visible
+from esper.report.page import load_templates
 from esper.report.series import read_series
 
 MOST_OVERLAID = 8
@@ -134,13 +134,7 @@ class _Pages:
     def __init__(self, root: Path, is_over: Callable[[], bool]) -> None:
         self._catalog = Catalog(root)
         self._is_over = is_over
-        self._templates = jinja2.Environment(
-            loader=jinja2.PackageLoader("esper.dashboard"),
-            autoescape=True,
-            undefined=jinja2.StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
+        self._templates = load_templates("esper.dashboard")
 
     # ------------------------------------------------------------------------------------- pages
 
@@ -167,11 +161,8 @@ class _Pages:
         """Return every run in a line; a damaged one says what is wrong with it."""
         found = []
         for name, entry in self._catalog.entries().items():
-            told = {
-                field.name: getattr(entry, field.name)
-                for field in dataclasses.fields(entry)
-                if field.name != "path"
-            }
+            told = dataclasses.asdict(entry)
+            del told["path"]
             found.append({"name": name, **reading.plain(told)})
         return {"root": visible(self._catalog.root), "runs": found}
 

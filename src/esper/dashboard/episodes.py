@@ -35,6 +35,13 @@ def read_garden(run: StoredRun, round: int, row: int) -> dict[str, Any]:
         f"FROM seed_stages WHERE {_HERE}{thin} ORDER BY ordinal, step",
         here,
     )
+    episode = ask(
+        run,
+        "SELECT task, env_seed, episodic_return, final_score, twin_score, gain, parameter_ratio, "
+        "seeds_germinated, seeds_fossilized, seeds_pruned, rollback_reason "
+        f"FROM episodes WHERE {_HERE} LIMIT 1",
+        here,
+    )
     epochs_thin = "" if every == 1 else f" AND step % {every} = 0"
     return {
         "round": round,
@@ -62,18 +69,7 @@ def read_garden(run: StoredRun, round: int, row: int) -> dict[str, Any]:
             f"WHERE {_HERE}{epochs_thin} ORDER BY step",
             here,
         ),
-        "episode": next(
-            iter(
-                ask(
-                    run,
-                    "SELECT task, env_seed, episodic_return, final_score, twin_score, gain, "
-                    "parameter_ratio, seeds_germinated, seeds_fossilized, seeds_pruned, "
-                    f"rollback_reason FROM episodes WHERE {_HERE} LIMIT 1",
-                    here,
-                )
-            ),
-            None,
-        ),
+        "episode": episode[0] if episode else None,
         "worth": _worth(run, here),
     }
 

@@ -82,21 +82,16 @@ def union_mask(masks: Masks) -> Tensor:
     acting = masks.slot_by_op.clone()
     acting[:, LifecycleOp.WAIT] = False
     plantable = masks.slot_by_op[:, LifecycleOp.GERMINATE].unsqueeze(-1)
-    parts = {
+    depending = {
         "slot": acting.any(1),
         "blueprint": (masks.blueprint_by_slot & plantable).any(1),
-        "style": masks.style,
-        "tempo": masks.tempo,
-        "alpha_target": masks.alpha_target,
-        "alpha_speed": masks.alpha_speed,
-        "alpha_curve": masks.alpha_curve,
-        "op": masks.op,
     }
     used = available_heads(masks)
     flat = []
     for index, head in enumerate(HEAD_NAMES):
-        idle = torch.arange(parts[head].shape[-1]) == int(PLACEHOLDERS[head])
-        flat.append(torch.where(used[:, index, None], parts[head], idle))
+        part = depending[head] if head in depending else getattr(masks, head)
+        idle = torch.arange(part.shape[-1]) == int(PLACEHOLDERS[head])
+        flat.append(torch.where(used[:, index, None], part, idle))
     return torch.cat(flat, dim=1)
 
 

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from esper.kasmina.garden import Garden
-from esper.kasmina.probe import call_arguments, evaluating
+from esper.kasmina.probe import look
 from esper.leyline.records import ModuleRecord
 
 _ITSELF = "(itself)"
 
 
-@dataclass(slots=True)
-class _Part:
+class _Part(NamedTuple):
     path: str
     module: nn.Module
     parameters: int
-    order: int | None = None
-    shape: tuple[int, ...] | None = None
 
 
 def describe_host(garden: Garden, example_input: Any) -> tuple[ModuleRecord, ...]:
@@ -31,20 +26,24 @@ def describe_host(garden: Garden, example_input: Any) -> tuple[ModuleRecord, ...
     for slot, path in garden.slot_paths.items():
         places.setdefault(path, []).append(slot)
     parts = list(_parts(garden.model, "", frozenset(places), set()))
-    _call(garden, example_input, parts)
+    seen = look(garden, {part.path: part.module for part in parts}, example_input)
+    if seen.error is not None:
+        raise seen.error
+    called = {path: number for number, path in enumerate(seen.kinds)}
+    order: dict[str, int] = {}
     last = -1
     for part in parts:
         # A container that is never called itself stays beside the part before it.
-        last = part.order = last if part.order is None else part.order
+        last = order[part.path] = called.get(part.path, last)
     return tuple(
         ModuleRecord(
             path=part.path or _ITSELF,
             kind=type(part.module).__name__,
             parameters=part.parameters,
-            shape=part.shape,
+            shape=_shape(seen.outputs[part.path]),
             slots=tuple(places.get(part.path, ())),
         )
-        for part in sorted(parts, key=lambda part: part.order or 0)
+        for part in sorted(parts, key=lambda part: order[part.path])
     )
 
 
@@ -65,26 +64,7 @@ def _parts(
         yield _Part(path, module, parameters)
 
 
-def _call(garden: Garden, example_input: Any, parts: list[_Part]) -> None:
-    """Run the host once and note when each part was first called, and what it put out."""
-    calls = iter(range(1_000_000_000))
-    handles = [
-        part.module.register_forward_hook(_recorder(part, lambda: next(calls))) for part in parts
-    ]
-    args, kwargs = call_arguments(example_input)
-    try:
-        with evaluating(garden), torch.no_grad():
-            garden(*args, **kwargs)
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _recorder(part: _Part, count: Callable[[], int]) -> Callable[..., None]:
-    def note(module: nn.Module, inputs: Any, output: Any) -> None:
-        number = count()
-        if part.order is None:
-            part.order = number
-            part.shape = tuple(output.shape[1:]) if isinstance(output, Tensor) else None
-
-    return note
+def _shape(outputs: Sequence[Any]) -> tuple[int, ...] | None:
+    """Return the shape of one sample of what a part first put out, None where it is no tensor."""
+    first = outputs[0] if outputs else None
+    return tuple(first.shape[1:]) if isinstance(first, Tensor) else None

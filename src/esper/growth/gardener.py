@@ -47,7 +47,7 @@ from esper.leyline.controller import Controller, ControllerContext
 from esper.leyline.errors import NonFiniteError, UsageError, warn
 from esper.leyline.reasons import Explaining, Why, why_nothing_grew
 from esper.leyline.records import DecisionRecord, EpochRecord, SlotRecord, copy_fields
-from esper.leyline.rules import RulesConfig, why_full
+from esper.leyline.rules import why_full
 from esper.leyline.signals import Signals
 from esper.tamiyo.controllers import make_controller
 
@@ -440,11 +440,9 @@ class Gardener:
         """Return why the controller waits or prunes, as far as it or the rules can tell."""
         if op not in (LifecycleOp.WAIT, LifecycleOp.PRUNE):
             return ""
-        if op is LifecycleOp.WAIT and (limit := why_full(self._group.view(), self._rules())):
+        rules = self.garden.config.lifecycle.effective_rules
+        if op is LifecycleOp.WAIT and (limit := why_full(self._group.view(), rules)):
             return f"{Why.FULL}: {limit}"
         controller = self.controller
         # Plain text: a record is saved as plain data.
         return str(controller.reasons()[0]) if isinstance(controller, Explaining) else ""
-
-    def _rules(self) -> RulesConfig:
-        return self.garden.config.lifecycle.effective_rules

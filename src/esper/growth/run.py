@@ -276,7 +276,7 @@ class GrowthRun:
                 if self._sets_rates:
                     one.set_rates(*self._rates(epoch, one.garden))
         number = -1
-        batches = self._training_batches()
+        batches = Moved(self._train, self.device, keeps_label=self._keeps_label, name="training")
         for number, (inputs, targets) in enumerate(batches):
             if is_empty((inputs, targets)):
                 raise UsageError(f"epoch {epoch}: {batches.place} has no sample; leave it out")
@@ -312,9 +312,6 @@ class GrowthRun:
             f"the training data ended after {done} of {self.config.epochs} decisions, "
             f"{self.config.decide_every} steps each; the run ends here"
         )
-
-    def _training_batches(self) -> Moved:
-        return Moved(self._train, self.device, keeps_label=self._keeps_label, name="training")
 
     def _fork_twin(self) -> None:
         self.twin = self.trainee.fork(self._optimizer_of)

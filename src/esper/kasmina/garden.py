@@ -322,10 +322,12 @@ class Garden(nn.Module):
 
         The network puts out exactly what it did.
         """
-        inert = self._state.occupied & ~_is_blended(self._state)
-        gone = (inert & self._state.has_module)[0].tolist()
+        state = self._state
+        changes_outputs = is_in(state.stage, BLENDED_STAGES) & (state.alpha > 0)
+        inert = state.occupied & ~changes_outputs
+        gone = (inert & state.has_module)[0].tolist()
         names = tuple(name for name, is_gone in zip(self.slot_names, gone, strict=True) if is_gone)
-        self._state = self._state.clear(inert)
+        self._state = state.clear(inert)
         self._sync()
         return names
 
@@ -541,11 +543,6 @@ class Garden(nn.Module):
 
 
 watch(Garden)
-
-
-def _is_blended(state: SlotState) -> Tensor:
-    """Return bool [1, S]: whether the seed changes what the network puts out."""
-    return is_in(state.stage, BLENDED_STAGES) & (state.alpha > 0)
 
 
 def _grow_to_match(garden: nn.Module, state_dict: Mapping[str, Any], prefix: str, *_: Any) -> None:

@@ -106,7 +106,7 @@ class Seen:
     outputs: dict[str, list[Any]] = field(default_factory=dict)
     """By submodule, one entry for every call."""
     kinds: dict[str, type] = field(default_factory=dict)
-    """By submodule, what it puts its tensors out in; a copy in `outputs` may not tell."""
+    """By submodule, in the order of first calls, what it puts its tensors out in."""
     whole: Any = None
     """What the model returned; None where it failed on the way."""
     error: Exception | None = None

@@ -183,7 +183,9 @@ def draw_chart(chart: Chart) -> str:
     width, plot = _WIDTH, _PLOT
     low, high = _range(chart)
     ticks = round_ticks(low, high, _TICKS)
-    texts = _percent(ticks) if chart.is_share else tick_labels(ticks)
+    texts = tick_labels(ticks)
+    if chart.is_share:
+        texts = [f"{text} %" for text in tick_labels([100 * tick for tick in ticks])]
     left = max(map(_width, texts), default=0.0) + 6
     legend, top = _draw_legend(chart, _ROW + 4)
     bottom = top + plot
@@ -324,10 +326,6 @@ def _draw_columns(chart: Chart, x: Scale, top: float, height: float) -> Iterator
         begin = min(max(x(at) - width / 2, x.start), x.end - width)
         told = f"{chart.axis} {at:.0f}: {', '.join(values[at])}"
         yield rectangle("column", begin, top, width, height, tooltip(told))
-
-
-def _percent(ticks: Sequence[float]) -> list[str]:
-    return [f"{text} %" for text in tick_labels([100 * tick for tick in ticks])]
 
 
 def _width(text: str) -> float:

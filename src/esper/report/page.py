@@ -14,14 +14,20 @@ from esper.leyline.files import atomic_write_text
 from esper.leyline.stages import COOLDOWN_STAGES, MODULE_STAGES
 from esper.report.markup import counted, element, escaped, tooltip, visible
 
-TEMPLATES = jinja2.Environment(
-    loader=jinja2.PackageLoader("esper.report"),
-    autoescape=True,
-    undefined=jinja2.StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-)
-"""The templates of the report; what is put into them is escaped unless it was made by one."""
+
+def load_templates(package: str) -> jinja2.Environment:
+    """Return the templates of a package; what is put into them is escaped."""
+    return jinja2.Environment(
+        loader=jinja2.PackageLoader(package),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+TEMPLATES = load_templates("esper.report")
+"""The templates of the report; what one of them has made is not escaped again."""
 
 TEMPLATES.filters["visible"] = visible
 

@@ -56,12 +56,9 @@ def read_series(
 
 def read_new(run: StoredRun, series: Series, after: int, upto: int) -> Points:
     """Return the rows of a table that were written after one and up to another."""
-    where = f"id > ? AND id <= ?{_episode(series)} ORDER BY id"
+    episode = f" AND {series.where}" if series.table == "epochs" else ""
+    where = f"id > ? AND id <= ?{episode} ORDER BY id"
     return _rows(run, series, where, [after, upto])
-
-
-def _episode(series: Series) -> str:
-    return f" AND {series.where}" if series.table == "epochs" else ""
 
 
 def _part(series: Series, between: tuple[int, int] | None) -> Series:
@@ -88,7 +85,7 @@ def _read_table(run: StoredRun, series: Series) -> Points:
 
 def _rows(run: StoredRun, series: Series, where: str, parameters: Sequence[Any]) -> Points:
     names = _names(series)
-    chosen = ", ".join(_expression(name) for name in names)
+    chosen = ", ".join(f'{_sql(name)} AS "{name}"' for name in names)
     answer = run.query(
         f'SELECT {chosen} FROM "{series.table}" WHERE {where}',
         parameters,
@@ -128,10 +125,6 @@ def _names(series: Series) -> list[str]:
 
 def _sql(name: str) -> str:
     return COMPUTED.get(name, f'"{name}"')
-
-
-def _expression(name: str) -> str:
-    return f'{_sql(name)} AS "{name}"'
 
 
 def _decoded(

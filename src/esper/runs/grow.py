@@ -199,7 +199,9 @@ def grow(
     if is_resumed:
         _refuse_other_settings(folder, told)
     growth = build()
-    request = (out, growth, told, _first_batch(growth))
+    # All that can be known of somebody's loaders is their first validation batch.
+    world = World.now({"data": batch_fingerprint(growth.example_input)})
+    request = (out, growth, told, world)
     shown: dict[str, Any] = {"command": "esper.grow(...)", "sinks": sinks}
     if is_resumed:
         which: Which = "previous" if resume == "previous" else "latest"
@@ -225,11 +227,6 @@ def _windows_in(train: Any, steps: int) -> int:
             "with decide_every, say how many decisions there are by epochs=N: train has no length"
         )
     return max(1, len(train) // steps)
-
-
-def _first_batch(growth: GrowthRun) -> World:
-    """Return what can be known of somebody's loaders: their first validation batch."""
-    return World.now({"data": batch_fingerprint(growth.example_input)})
 
 
 def _refuse_other_settings(folder: RunFolder, told: Mapping[str, Any]) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 from esper.growth.export import Format
 from esper.growth.grown import Grown
 from esper.growth.run import GrowthRun
-from esper.kasmina.contribution import Contributions
+from esper.kasmina.contribution import Contributions, Estimate
 from esper.leyline.errors import UsageError
 from esper.leyline.files import atomic_write_text
 from esper.leyline.lock import WriterLock
@@ -28,7 +28,6 @@ from esper.leyline.manifest import restoring
 from esper.leyline.records import EpochRecord, epoch_line
 from esper.leyline.settings import SettingChanges, change_settings
 from esper.nissa.database import STORE_FILE
-from esper.nissa.schema import RunRow
 from esper.nissa.sinks import Sink, check_sinks
 from esper.nissa.store import DEFAULT_SINKS, OnAlarm, RunStore, open_store
 from esper.report import report_run
@@ -198,7 +197,7 @@ def start_growing(
     folder = RunFolder(path)
     with folder.claim_new(settings, overwrite=overwrite) as lock:
         folder.log(f"started: {command}" if command else "started")
-        row = _row(folder, growth, settings, command)
+        row = run_row(growth, folder.path, settings, command)
         store = open_store(folder.path, row, sinks=sinks, on_alarm=on_alarm, lock=lock)
         record_start(store, growth)
         return GrowingRun(folder, growth, store, command, world, settings, shapes_of(growth))
@@ -337,7 +336,7 @@ def _reopen(
                 mark = state["telemetry"]
     store = open_store(
         folder.path,
-        _row(folder, growth, settings, command),
+        run_row(growth, folder.path, settings, command),
         resume=True if mark is None else mark,
         sinks=opening.sinks,
         on_alarm=opening.on_alarm,
@@ -361,33 +360,18 @@ def _reopen(
     return run
 
 
-def _row(folder: RunFolder, growth: GrowthRun, settings: Mapping[str, Any], command: str) -> RunRow:
-    return run_row(
-        growth,
-        name=folder.path.absolute().name,
-        controller=growth.controller_name,
-        config=settings,
-        command=command,
-    )
-
-
 def describe_contributions(result: Contributions) -> dict[str, Any]:
     """Return measured contributions as plain data."""
 
-    def plain(estimates: Mapping[Any, Any]) -> dict[str, Any]:
+    def plain(estimates: Mapping[Any, Estimate]) -> dict[str, Any]:
         return {
-            " + ".join(key) if isinstance(key, tuple) else key: {"value": e.value, "se": e.se}
-            for key, e in estimates.items()
+            " + ".join(key) if isinstance(key, tuple) else key: dataclasses.asdict(estimate)
+            for key, estimate in estimates.items()
         }
 
-    return {
-        "all_off": {"value": result.all_off.value, "se": result.all_off.se},
-        "leave_one_out": plain(result.leave_one_out),
-        "solo_on": plain(result.solo_on),
-        "pairs": plain(result.pairs),
-        "interactions": plain(result.interactions),
-        "shapley": plain(result.shapley),
-    }
+    measured = ("leave_one_out", "solo_on", "pairs", "interactions", "shapley")
+    told = {name: plain(getattr(result, name)) for name in measured}
+    return {"all_off": dataclasses.asdict(result.all_off), **told}
 
 
 def shapes_of(growth: GrowthRun) -> Shapes:

@@ -6,8 +6,8 @@ an uninterrupted one does. `esper.nissa.history` reads the same records back.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from esper.growth.grown import Grown
@@ -36,15 +36,13 @@ _MEASURED = (SeedStage.BLENDING.name, SeedStage.HOLDING.name)
 _WITH_MODULE = tuple(stage.name for stage in MODULE_STAGES)
 
 
-def run_row(
-    run: GrowthRun, *, name: str, controller: str, config: Mapping[str, Any], command: str
-) -> RunRow:
+def run_row(run: GrowthRun, folder: Path, config: Mapping[str, Any], command: str) -> RunRow:
     """Return what the store says of a run that begins."""
     return RunRow(
         kind="grow",
-        name=name,
+        name=folder.absolute().name,
         task=run.name,
-        controller=controller,
+        controller=run.controller_name,
         seed=run.config.seed,
         device=run.device.type,
         rows=1,
@@ -183,12 +181,9 @@ def _final_contributions(grown: Grown) -> Iterator[ContributionRow]:
     for kind, single in (("solo_on", result.solo_on), ("shapley", result.shapley)):
         for slot, found in single.items():
             yield row(kind, found, slot)
-    pairs = itertools.chain(
-        (("pair", key, found) for key, found in result.pairs.items()),
-        (("interaction", key, found) for key, found in result.interactions.items()),
-    )
-    for kind, (slot, other), found in pairs:
-        yield row(kind, found, slot, other)
+    for kind, pairs in (("pair", result.pairs), ("interaction", result.interactions)):
+        for (slot, other), found in pairs.items():
+            yield row(kind, found, slot, other)
 
 
 # -------------------------------------------------------------------------------------- one epoch

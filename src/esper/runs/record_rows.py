@@ -79,7 +79,8 @@ def _decisions(outcome: RoundOutcome, rows: Tensor, blueprints: Sequence[str]) -
         describe_action(dict(zip(HEAD_NAMES, indices, strict=True)), meanings[row])
         for row, indices in zip(row_index.tolist(), actions.tolist(), strict=True)
     ]
-    likely = _chosen_probabilities(detail["choice_log_probs"][active], actions)
+    log_probs = detail["choice_log_probs"][active].gather(-1, actions.unsqueeze(-1))
+    likely = log_probs.squeeze(-1).exp()
     valid = detail["valid"][active]
     for place, head in enumerate(HEAD_NAMES):
         columns[head] = [choice[head] for choice in chosen]
@@ -255,10 +256,6 @@ def _last_known(values: Tensor) -> float | None:
 
 def _slot_names(outcome: RoundOutcome, row: int) -> Sequence[str]:
     return outcome.slot_names[outcome.tasks[row]]
-
-
-def _chosen_probabilities(log_probs: Tensor, actions: Tensor) -> Tensor:
-    return log_probs.gather(-1, actions.unsqueeze(-1)).squeeze(-1).exp()
 
 
 def _alternatives(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -98,25 +99,12 @@ def record_round(store: RunStore, trainer: Trainer, report: RoundReport) -> None
 def _work(number: int, work: Sequence[ActorWork]) -> Iterator[EventRow]:
     """Return events for what every actor of a cluster has done, and where actors were lost."""
     for each in work:
+        event = partial(EventRow, round=number, row=each.actor, step=-1, volatile=True)
         for node in each.losses:
-            yield EventRow(
-                round=number,
-                row=each.actor,
-                step=-1,
-                volatile=True,
-                kind=EventKind.ACTOR_LOST,
-                severity="warning",
-                message=f"actor {each.actor} was lost on {node}; its rows were played again",
-            )
-        yield EventRow(
-            round=number,
-            row=each.actor,
-            step=-1,
-            volatile=True,
-            kind=EventKind.ACTOR_WORKED,
-            message=f"actor {each.actor} on {each.node}: {each.epochs} epochs of networks",
-            data=dataclasses.asdict(each),
-        )
+            told = f"actor {each.actor} was lost on {node}; its rows were played again"
+            yield event(kind=EventKind.ACTOR_LOST, severity="warning", message=told)
+        told = f"actor {each.actor} on {each.node}: {each.epochs} epochs of networks"
+        yield event(kind=EventKind.ACTOR_WORKED, message=told, data=dataclasses.asdict(each))
 
 
 def _rollbacks(outcome: RoundOutcome) -> Iterator[EventRow]:

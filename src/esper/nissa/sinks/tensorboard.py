@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 from esper.leyline.settings import flat_settings
 from esper.nissa.columns import Row, storable_text
 from esper.nissa.schema import RunRow
-from esper.nissa.sinks.sink import Point, SinkContext, points_of, register_sink
+from esper.nissa.sinks.sink import SinkContext, points_of, register_sink
 
 FOLDER = "tb"
 
@@ -90,10 +90,8 @@ class TensorBoardSink:
 
     def _values(self, record: Row) -> Iterator[tuple[int, Any]]:
         for point in points_of(record, self._run):
-            yield point.step, self._scalar(point)
-
-    def _scalar(self, point: Point) -> Any:
-        return self._summary.Summary.Value(tag=_tag(point.name), simple_value=point.value)
+            scalar = self._summary.Summary.Value
+            yield point.step, scalar(tag=_tag(point.name), simple_value=point.value)
 
     def _write_settings(self) -> None:
         hparams = importlib.import_module("tensorboardX.summary").hparams

@@ -16,7 +16,7 @@ from esper.leyline.signals import Signals
 from esper.tamiyo.controllers.choices import WAIT, Choice, pack_choices
 from esper.tamiyo.controllers.random import draw_choice
 from esper.tamiyo.controllers.registry import read_settings, register_controller
-from esper.tamiyo.controllers.row_view import RowView, read_rows
+from esper.tamiyo.controllers.row_view import read_rows
 from esper.tamiyo.controllers.tending import first_untried, tend
 
 
@@ -58,14 +58,12 @@ class PeriodicController:
             has_failed = tried is not None and row.last_op == tried["op"] and not row.last_success
             wishes = tend(row, range(len(row.stage)))
             if row.epoch % self.config.every == 0 and any(row.legal[LifecycleOp.GERMINATE]):
-                wishes.append(self._germination(row, on_cpu, index))
+                key = (self._seed, index, row.epoch)
+                wishes.append(draw_choice(on_cpu, index, LifecycleOp.GERMINATE, key))
             chosen: Choice | None = first_untried(wishes, tried if has_failed else None)
             self._tried[index] = None if chosen is None else dict(chosen)
             choices.append(WAIT if chosen is None else chosen)
         return pack_choices(choices, masks)
-
-    def _germination(self, row: RowView, masks: Masks, index: int) -> Choice:
-        return draw_choice(masks, index, LifecycleOp.GERMINATE, (self._seed, index, row.epoch))
 
     def state_dict(self) -> dict[str, Any]:
         """Return what was tried last."""

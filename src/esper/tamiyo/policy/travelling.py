@@ -189,7 +189,7 @@ def observe_slots(signals: Signals, pairs: Tensor) -> Tensor:
         "depth": place / last.clamp(min=1),
         "is_first": place == 0,
         "is_last": place == last,
-        **_bits("topology", signals.slot_topology, len(TOPOLOGIES), TOPOLOGIES),
+        **{f"topology_{t}": signals.slot_topology == i for i, t in enumerate(TOPOLOGIES)},
         "channels": signals.slot_channels.clamp(min=1).float().log(),
         "positions": signals.slot_positions.clamp(min=1).float().log(),
         "fitting": torch.log1p(fits.sum(-1).float()),
@@ -272,10 +272,6 @@ def _members(kind: type[IntEnum], device: torch.device) -> Tensor:
 def _one_hot(values: Tensor, kind: type[IntEnum]) -> Tensor:
     """Return bool [..., members]: which member each value is; none where it is no member."""
     return values.unsqueeze(-1) == _members(kind, values.device)
-
-
-def _bits(name: str, values: Tensor, count: int, labels: Sequence[str]) -> dict[str, Tensor]:
-    return {f"{name}_{labels[index]}": values == index for index in range(count)}
 
 
 def _named(specs: Sequence[FeatureSpec], bits: Tensor) -> dict[str, Tensor]:
