@@ -9,13 +9,12 @@ from esper.growth.build import (
     FixedBatches,
     TrainingBatches,
     data_run,
-    model_run,
     task_config,
     task_run,
 )
 from esper.growth.criterion import Loss
 from esper.growth.gardener import GardenerConfig
-from esper.growth.run import GrowthConfig
+from esper.growth.run import GrowthConfig, GrowthRun
 from esper.kasmina.garden import GardenConfig
 from esper.leyline.signals import Signals
 from esper.tasks import TrainingConfig, get_task
@@ -69,7 +68,7 @@ def test_signals_know_the_classes_of_somebodys_model() -> None:
         targets = y.float()[:, None].expand(-1, 3) if loss == "regression" else y
         config = GrowthConfig(epochs=1, gardener=GardenerConfig(**said))
         parts = {"train": [(x, targets)], "val": [(x, targets)]}
-        run = model_run(model, ["0"], **parts, config=config, loss=loss, controller="wait")
+        run = GrowthRun(model, slots=["0"], **parts, config=config, loss=loss, controller="wait")
         return run.gardener.signals()
 
     for loss in ("classification", torch.nn.CrossEntropyLoss(label_smoothing=0.1)):

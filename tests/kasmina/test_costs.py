@@ -27,7 +27,7 @@ from esper.leyline.actions import LifecycleOp
 from esper.leyline.alpha import AlphaAlgorithm
 from esper.leyline.axes import USUAL_AXES
 from esper.leyline.blueprints import TOPOLOGIES, Topology
-from esper.leyline.rules import REFUSAL_TEXTS, Refusal
+from esper.leyline.rules import Refusal
 from esper.leyline.stages import SeedStage
 from tests.kasmina.gardens import bring, quick_config, stack_garden
 
@@ -156,7 +156,7 @@ def test_a_garden_never_grows_beyond_its_parameters_even_when_a_gate_is_added_la
     # The room of its gate stays reserved: nothing else fits.
     result = garden.germinate("b", "norm")
     assert not result
-    assert REFUSAL_TEXTS[Refusal.NOTHING_FITS] in result.reason
+    assert Refusal.NOTHING_FITS.text in result.reason
     assert not bool(garden.masks().op[0, LifecycleOp.GERMINATE])
     assert garden.set_alpha_target("a", 0.5, speed=0, style="gated_gate")
     assert garden.count_parameters() == limit
@@ -165,7 +165,7 @@ def test_a_garden_never_grows_beyond_its_parameters_even_when_a_gate_is_added_la
 def test_a_garden_says_that_a_blueprint_does_not_fit() -> None:
     garden = stack_garden(max_parameters=stack_garden().count_parameters() + 100)
     assert not garden.germinate("a", "mlp")
-    assert REFUSAL_TEXTS[Refusal.BLUEPRINT_DOES_NOT_FIT] in garden.germinate("a", "mlp").reason
+    assert Refusal.BLUEPRINT_DOES_NOT_FIT.text in garden.germinate("a", "mlp").reason
     assert garden.germinate("a", "norm")
 
 
@@ -178,7 +178,7 @@ def test_a_garden_never_uses_more_operations_than_allowed() -> None:
     assert host == garden.host_flops > 0
     bring(garden, "a", SeedStage.BLENDING, "lora")
     refused = garden.germinate("b", "lora")
-    assert REFUSAL_TEXTS[Refusal.BLUEPRINT_DOES_NOT_FIT] in refused.reason
+    assert Refusal.BLUEPRINT_DOES_NOT_FIT.text in refused.reason
     assert garden.germinate("b", "norm")
     assert garden.set_alpha_target("a", 0.5, speed=0, style="gated_gate")
     assert garden.count_flops() == host + one

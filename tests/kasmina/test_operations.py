@@ -28,7 +28,7 @@ from esper.leyline.alpha import (
     BlendStyle,
 )
 from esper.leyline.errors import SlotError, UnknownNameError, UsageError
-from esper.leyline.rules import REFUSAL_TEXTS, Refusal
+from esper.leyline.rules import Refusal
 from esper.leyline.stages import SeedStage
 from tests.kasmina.gardens import bring, measure, stack_garden
 
@@ -83,7 +83,7 @@ def test_what_took_effect_is_true_and_has_no_reason() -> None:
 def test_every_refusal_is_said_in_words(refusal: Refusal) -> None:
     result = describe(LifecycleOp.ADVANCE, Outcome.ILLEGAL, refusal)
     assert not result
-    assert result.reason == f"ADVANCE at stem: {REFUSAL_TEXTS[refusal]}"
+    assert result.reason == f"ADVANCE at stem: {refusal.text}"
     assert "\n" not in result.reason
 
 

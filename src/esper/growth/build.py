@@ -1,27 +1,22 @@
-"""Building a `GrowthRun`: of a model with its owner's batches, of data Esper holds, of a task."""
+"""Building a `GrowthRun`: of data Esper holds, of a task; and what a run is told of its data."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from esper.growth.batches import Batches, count_samples
-from esper.growth.criterion import Loss, predictions, refuse_labels
+from esper.growth.criterion import predictions, refuse_labels
 from esper.growth.gardener import DEFAULT_CONTROLLER
-from esper.growth.optimization import OptimizerFactory
 from esper.growth.run import GrowthConfig, GrowthRun
 from esper.kasmina.costs import NO_LIMIT
 from esper.kasmina.placement import DeclaredAxes, SlotNames
 from esper.kasmina.probe import call_arguments, evaluating
-from esper.kasmina.trainee import SchedulerEvery, SchedulerFactory
 from esper.leyline.axes import USUAL_AXES
 from esper.leyline.controller import Controller
-from esper.leyline.errors import UsageError, unknown_name
 from esper.tasks.dataset import TaskData
 from esper.tasks.splits import Split
 from esper.tasks.task import Task
@@ -70,49 +65,6 @@ class FixedBatches:
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         for indices in self._indices.split(self._batch_size):
             yield self._data.batch(self._split, indices)
-
-
-def model_run(
-    model: nn.Module,
-    slots: SlotNames,
-    *,
-    train: Batches,
-    val: Batches,
-    test: Batches | None = None,
-    config: GrowthConfig,
-    axes: DeclaredAxes | None = None,
-    loss: Loss | None = None,
-    optimizer: Optimizer | OptimizerFactory | None = None,
-    scheduler: LRScheduler | SchedulerFactory | None = None,
-    scheduler_every: SchedulerEvery = "epoch",
-    controller: str | Controller = DEFAULT_CONTROLLER,
-    device: torch.device | str | None = None,
-) -> GrowthRun:
-    """Return the run that grows somebody's model on somebody's batches."""
-    if scheduler_every not in get_args(SchedulerEvery):
-        raise unknown_name("scheduler_every", scheduler_every, get_args(SchedulerEvery))
-    if scheduler is None and scheduler_every != "epoch":
-        raise UsageError(f"scheduler_every={scheduler_every!r} is about a scheduler; give one too")
-    samples = count_samples(train)
-    # How many samples so many steps have, nobody says.
-    each = 0 if config.decide_every else samples
-    facts = config.gardener.told(train_samples=samples, samples_per_epoch=each)
-    return GrowthRun(
-        model,
-        slots=slots,
-        train=train,
-        val=val,
-        test=test,
-        axes=axes,
-        loss=loss,
-        optimizer=optimizer,
-        scheduler=scheduler,
-        scheduler_every=scheduler_every,
-        controller=controller,
-        config=config.replace(gardener=facts),
-        name=type(model).__name__,
-        device=device,
-    )
 
 
 def data_run(
@@ -187,3 +139,12 @@ def task_config(task: Task, **changes: Any) -> GrowthConfig:
         limits["max_added_flops"] = max(1, task.flop_limit - task.host_flops)
     chosen = {"gardener": gardener, "garden": base.garden.limited(**limits), **changes}
     return base.replace(**chosen)
+
+
+def with_samples(config: GrowthConfig, train: Batches) -> GrowthConfig:
+    """Return the settings with the number of samples that somebody's batches tell of."""
+    samples = count_samples(train)
+    # How many samples so many steps have, nobody says.
+    each = 0 if config.decide_every else samples
+    facts = config.gardener.told(train_samples=samples, samples_per_epoch=each)
+    return config.replace(gardener=facts)

@@ -28,7 +28,7 @@ from esper.kasmina.blueprints.registry import blueprint_kinds, blueprint_names
 from esper.kasmina.costs import slot_costs
 from esper.kasmina.evaluation import Evaluate, Evaluator, as_evaluator
 from esper.kasmina.garden import Garden
-from esper.kasmina.governor import PANIC_TEXTS, GovernorConfig, Panic
+from esper.kasmina.governor import GovernorConfig, Panic
 from esper.kasmina.operations import OperationResult, check_number, describe_result
 from esper.kasmina.optimizer import CarriedOptimizer, make_optimizer
 from esper.kasmina.probe import map_tensors
@@ -402,15 +402,14 @@ class Gardener:
             return None
         self._rollbacks += 1
         self.controller.reset(1, "cpu")
-        reason = PANIC_TEXTS[panic]
         if self._rollbacks >= self.config.governor.most_rollbacks:
             raise NonFiniteError(
-                f"{reason} in {self._rollbacks} epochs in a row, each from the last safe state; "
-                f"{advice}"
+                f"{panic.text} in {self._rollbacks} epochs in a row, each from the last safe "
+                f"state; {advice}"
             )
         safe = int(self._group.safe_epoch[0])
         warn(
-            f"epoch {self.epoch}: {reason}; the network went back to what it was "
+            f"epoch {self.epoch}: {panic.text}; the network went back to what it was "
             f"{f'after epoch {safe}' if safe else 'at the start'}"
         )
         return panic.name.lower()

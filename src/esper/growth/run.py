@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sized
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import nn
@@ -48,7 +48,7 @@ from esper.kasmina.signals import RateTable
 from esper.kasmina.trainee import SchedulerEvery, SchedulerFactory, Trainee
 from esper.leyline.config import Config, option
 from esper.leyline.controller import Controller
-from esper.leyline.errors import OwnCodeError, UsageError, warn
+from esper.leyline.errors import OwnCodeError, UsageError, unknown_name, warn
 from esper.leyline.process import choose_device
 from esper.leyline.randomness import drawing
 from esper.leyline.records import EpochRecord, RunSummary, seeds_at_end
@@ -99,6 +99,12 @@ class GrowthRun:
         """
         if not isinstance(model, nn.Module):
             raise UsageError(f"the model must be a torch.nn.Module, got {type(model).__name__}")
+        if scheduler_every not in get_args(SchedulerEvery):
+            raise unknown_name("scheduler_every", scheduler_every, get_args(SchedulerEvery))
+        if scheduler is None and scheduler_every != "epoch":
+            raise UsageError(
+                f"scheduler_every={scheduler_every!r} is about a scheduler; give one too"
+            )
         self.name = name
         self.controller_name = (
             controller if isinstance(controller, str) else type(controller).__name__

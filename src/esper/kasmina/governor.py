@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from enum import IntEnum
 
 import torch
 from torch import Tensor
 
 from esper.leyline.config import Config, option
+from esper.leyline.rules import Worded
 from esper.leyline.tensors import TensorRecord
 
 
@@ -41,21 +41,13 @@ class GovernorConfig(Config):
     )
 
 
-class Panic(IntEnum):
+class Panic(Worded):
     """Why a row is rolled back."""
 
-    NONE = 0
-    NOT_FINITE = 1
-    LOBOTOMY = 2
-    DIVERGENCE = 3
-
-
-PANIC_TEXTS: dict[Panic, str] = {
-    Panic.NOT_FINITE: "the validation loss was not finite",
-    Panic.LOBOTOMY: "the network fell back to the loss of guessing",
-    Panic.DIVERGENCE: "the validation loss exploded",
-}
-"""Why a row went back, in words."""
+    NONE = 0, "nothing is wrong"
+    NOT_FINITE = 1, "the validation loss was not finite"
+    LOBOTOMY = 2, "the network fell back to the loss of guessing"
+    DIVERGENCE = 3, "the validation loss exploded"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,15 +27,7 @@ from esper.leyline.actions import Command, LifecycleOp
 from esper.leyline.alpha import STEEPNESS, AlphaCurve, AlphaMode
 from esper.leyline.config import Config, option
 from esper.leyline.errors import EsperError
-from esper.leyline.rules import (
-    REFUSAL_TEXTS,
-    Masks,
-    Refusal,
-    RulesConfig,
-    RuleView,
-    allows,
-    refusals,
-)
+from esper.leyline.rules import Masks, Refusal, RulesConfig, RuleView, allows, refusals
 from esper.leyline.stages import SeedStage
 
 
@@ -195,7 +187,7 @@ def refuse_disagreement(masks: Masks, command: Command, applied: Applied) -> Non
     if bool(wrong.any()):
         row = int(wrong.nonzero()[0])
         op, slot = LifecycleOp(int(command.op[row])), int(command.slot[row])
-        why = REFUSAL_TEXTS[Refusal(int(applied.refusal[row]))]
+        why = Refusal(int(applied.refusal[row])).text
         raise EsperError(
             f"row {row}: {op.name} at slot {slot} was refused although its mask allowed it: {why}; "
             "the masks and the lifecycle disagree, please report this"

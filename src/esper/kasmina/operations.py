@@ -19,7 +19,7 @@ from esper.leyline.alpha import STYLE_SPECS, AlphaAlgorithm, AlphaCurve, AlphaMo
 from esper.leyline.axes import AxesName
 from esper.leyline.blueprints import NOOP, Topology
 from esper.leyline.errors import SlotError, UsageError, unknown_name
-from esper.leyline.rules import REFUSAL_TEXTS, Refusal
+from esper.leyline.rules import Refusal
 from esper.leyline.stages import SeedStage
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def describe_result(
     outcome = Outcome(int(applied.outcome[0]))
     reason = ""
     if outcome is Outcome.ILLEGAL:
-        reason = f"{op.name} at {slot}: {REFUSAL_TEXTS[Refusal(int(applied.refusal[0]))]}"
+        reason = f"{op.name} at {slot}: {Refusal(int(applied.refusal[0])).text}"
     elif outcome is Outcome.GATE_FAILED:
         reason = f"{op.name} at {slot}: {describe_failure(before, index, gates)}"
     return OperationResult(op, slot, outcome, reason)

@@ -251,6 +251,10 @@ def manifest_checksum(manifest: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode("ascii")).hexdigest()
 
 
+_UNFIT = (AttributeError, LookupError, OverflowError, RuntimeError, TypeError, ValueError)
+"""What is raised where a state does not fit what it is put into."""
+
+
 @contextmanager
 def restoring(place: Path | str) -> Iterator[None]:
     """Within the block a state is put back; where it does not fit, that is one line.
@@ -261,14 +265,7 @@ def restoring(place: Path | str) -> Iterator[None]:
         yield
     except EsperError:
         raise
-    except (
-        AttributeError,
-        LookupError,
-        OverflowError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-    ) as error:
+    except _UNFIT as error:
         if "out of memory" in str(error):
             raise  # nothing is wrong with the state
         reason = f"{type(error).__name__}: {error}"[:300]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -23,6 +24,9 @@ from esper.leyline.stages import (
 )
 from esper.leyline.tensors import TensorRecord
 
+FREE_HEADS = ("style", "tempo", "alpha_target", "alpha_speed", "alpha_curve")
+"""The heads whose masks depend on no other choice."""
+
 _ADVANCEABLE_STAGES = (SeedStage.GERMINATED, SeedStage.TRAINING, SeedStage.BLENDING)
 
 
@@ -41,50 +45,43 @@ class RulesConfig(Config):
     )
 
 
-class Refusal(IntEnum):
+class Worded(IntEnum):
+    """A whole number that means something, and what it means in words."""
+
+    text: str
+
+    def __new__(cls, value: int, text: str = "") -> Self:
+        """Return the member; it is found by its number alone."""
+        member = int.__new__(cls, value)
+        member._value_ = value
+        member.text = text
+        return member
+
+
+class Refusal(Worded):
     """Why an operation is illegal at a slot; 0 means it is legal."""
 
-    NONE = 0
-    SLOT_DISABLED = 1
-    SLOT_OCCUPIED = 2
-    SLOT_COOLING = 3
-    SLOT_EMPTY = 4
-    DEVELOPMENT_RUNNING = 5
-    SEED_LIMIT = 6
-    NOTHING_FITS = 7
-    STAGE_HAS_NO_NEXT = 8
-    ADVANCE_DISABLED = 9
-    NOT_BLENDED = 10
-    ALPHA_MOVING = 11
-    FOSSILIZED = 12
-    TOO_YOUNG = 13
-    NOT_HOLDING = 14
-    BLUEPRINT_DOES_NOT_FIT = 15
-    BAD_ARGUMENT = 16
-
-
-REFUSAL_TEXTS: dict[Refusal, str] = {
-    Refusal.NONE: "legal",
-    Refusal.SLOT_DISABLED: "the slot is not enabled for this host",
-    Refusal.SLOT_OCCUPIED: "the slot already holds a seed; prune it first or use another slot",
-    Refusal.SLOT_COOLING: "the slot is cooling down after a prune; wait until it is empty",
-    Refusal.SLOT_EMPTY: "the slot holds no seed; germinate one first",
-    Refusal.DEVELOPMENT_RUNNING: (
+    NONE = 0, "legal"
+    SLOT_DISABLED = 1, "the slot is not enabled for this host"
+    SLOT_OCCUPIED = 2, "the slot already holds a seed; prune it first or use another slot"
+    SLOT_COOLING = 3, "the slot is cooling down after a prune; wait until it is empty"
+    SLOT_EMPTY = 4, "the slot holds no seed; germinate one first"
+    DEVELOPMENT_RUNNING = (
+        5,
         "another seed is germinated, training or cooling down; "
-        "wait until it is blending or its slot is free"
-    ),
-    Refusal.SEED_LIMIT: "the limit of seeds (max_seeds) is reached",
-    Refusal.NOTHING_FITS: "no blueprint fits this slot within the limits",
-    Refusal.STAGE_HAS_NO_NEXT: "only a germinated, training or blending seed can advance",
-    Refusal.ADVANCE_DISABLED: "advance is disabled: the gates forward themselves",
-    Refusal.NOT_BLENDED: "the alpha target of a seed can be set only while it blends or holds",
-    Refusal.ALPHA_MOVING: "alpha is still moving; wait until it holds",
-    Refusal.FOSSILIZED: "the seed is fossilized and stays",
-    Refusal.TOO_YOUNG: "the seed is younger than min_prune_age",
-    Refusal.NOT_HOLDING: "only a holding seed can be fossilized",
-    Refusal.BLUEPRINT_DOES_NOT_FIT: "this blueprint does not fit this slot within the limits",
-    Refusal.BAD_ARGUMENT: "an argument is out of range",
-}
+        "wait until it is blending or its slot is free",
+    )
+    SEED_LIMIT = 6, "the limit of seeds (max_seeds) is reached"
+    NOTHING_FITS = 7, "no blueprint fits this slot within the limits"
+    STAGE_HAS_NO_NEXT = 8, "only a germinated, training or blending seed can advance"
+    ADVANCE_DISABLED = 9, "advance is disabled: the gates forward themselves"
+    NOT_BLENDED = 10, "the alpha target of a seed can be set only while it blends or holds"
+    ALPHA_MOVING = 11, "alpha is still moving; wait until it holds"
+    FOSSILIZED = 12, "the seed is fossilized and stays"
+    TOO_YOUNG = 13, "the seed is younger than min_prune_age"
+    NOT_HOLDING = 14, "only a holding seed can be fossilized"
+    BLUEPRINT_DOES_NOT_FIT = 15, "this blueprint does not fit this slot within the limits"
+    BAD_ARGUMENT = 16, "an argument is out of range"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +116,7 @@ def why_full(view: RuleView, config: RulesConfig) -> str:
     if not all(codes):
         return ""
     # What a limit forbids says more than that a slot is taken.
-    return REFUSAL_TEXTS[Refusal(max(codes))]
+    return Refusal(max(codes)).text
 
 
 def selectable(fits: Tensor) -> Tensor:
@@ -141,7 +138,7 @@ def refusals(view: RuleView, config: RulesConfig) -> Tensor:
         (stage.shape[0], NUM_OPS, stage.shape[1]), dtype=torch.int64, device=stage.device
     )
 
-    def refuse(op: LifecycleOp, reasons: list[tuple[Tensor | bool, Refusal]]) -> None:
+    def refuse(op: LifecycleOp, *reasons: tuple[Tensor | bool, Refusal]) -> None:
         """Write the reasons for one op; an earlier reason wins over a later one."""
         for condition, reason in reversed(reasons):
             code = torch.full_like(stage, int(reason))
@@ -150,61 +147,45 @@ def refusals(view: RuleView, config: RulesConfig) -> Tensor:
             codes[:, op] = torch.where(condition, code, codes[:, op])
 
     off = (~view.enabled, Refusal.SLOT_DISABLED)
-    none = (empty, Refusal.SLOT_EMPTY)
     gone = (cooling, Refusal.SLOT_COOLING)
+    no_seed = (off, (empty, Refusal.SLOT_EMPTY), gone)
     fossil = (stage == int(SeedStage.FOSSILIZED), Refusal.FOSSILIZED)
-    refuse(LifecycleOp.WAIT, [off])
+    refuse(LifecycleOp.WAIT, off)
     refuse(
         LifecycleOp.GERMINATE,
-        [
-            off,
-            gone,
-            (~empty, Refusal.SLOT_OCCUPIED),
-            (developing, Refusal.DEVELOPMENT_RUNNING),
-            (full, Refusal.SEED_LIMIT),
-            (~selectable(view.fits).any(-1), Refusal.NOTHING_FITS),
-        ],
+        off,
+        gone,
+        (~empty, Refusal.SLOT_OCCUPIED),
+        (developing, Refusal.DEVELOPMENT_RUNNING),
+        (full, Refusal.SEED_LIMIT),
+        (~selectable(view.fits).any(-1), Refusal.NOTHING_FITS),
     )
     refuse(
         LifecycleOp.ADVANCE,
-        [
-            off,
-            none,
-            gone,
-            (not config.advance_allowed, Refusal.ADVANCE_DISABLED),
-            fossil,
-            (~is_in(stage, _ADVANCEABLE_STAGES), Refusal.STAGE_HAS_NO_NEXT),
-        ],
+        *no_seed,
+        (not config.advance_allowed, Refusal.ADVANCE_DISABLED),
+        fossil,
+        (~is_in(stage, _ADVANCEABLE_STAGES), Refusal.STAGE_HAS_NO_NEXT),
     )
     blended = (stage == int(SeedStage.BLENDING)) | (stage == int(SeedStage.HOLDING))
     refuse(
         LifecycleOp.SET_ALPHA_TARGET,
-        [
-            off,
-            none,
-            gone,
-            fossil,
-            (~blended, Refusal.NOT_BLENDED),
-            (moving, Refusal.ALPHA_MOVING),
-        ],
+        *no_seed,
+        fossil,
+        (~blended, Refusal.NOT_BLENDED),
+        (moving, Refusal.ALPHA_MOVING),
     )
     refuse(
         LifecycleOp.PRUNE,
-        [
-            off,
-            none,
-            gone,
-            fossil,
-            # Only a stage that does not exist gets here: what is not alive cannot be pruned.
-            (~live, Refusal.SLOT_EMPTY),
-            (view.age < config.min_prune_age, Refusal.TOO_YOUNG),
-            (moving, Refusal.ALPHA_MOVING),
-        ],
+        *no_seed,
+        fossil,
+        # Only a stage that does not exist gets here: what is not alive cannot be pruned.
+        (~live, Refusal.SLOT_EMPTY),
+        (view.age < config.min_prune_age, Refusal.TOO_YOUNG),
+        (moving, Refusal.ALPHA_MOVING),
     )
-    refuse(
-        LifecycleOp.FOSSILIZE,
-        [off, none, gone, fossil, (stage != int(SeedStage.HOLDING), Refusal.NOT_HOLDING)],
-    )
+    unready = (stage != int(SeedStage.HOLDING), Refusal.NOT_HOLDING)
+    refuse(LifecycleOp.FOSSILIZE, *no_seed, fossil, unready)
     return codes
 
 
@@ -252,11 +233,7 @@ def build_masks(view: RuleView, config: RulesConfig) -> Masks:
         op=op,
         slot_by_op=slot_by_op,
         blueprint_by_slot=selectable(view.fits),
-        style=everything("style"),
-        tempo=everything("tempo"),
-        alpha_target=everything("alpha_target"),
-        alpha_speed=everything("alpha_speed"),
-        alpha_curve=everything("alpha_curve"),
+        **{head: everything(head) for head in FREE_HEADS},
     )
 
 

@@ -12,7 +12,6 @@ number that is not finite, `$dict` holds the pairs of a dict that has such keys 
 from __future__ import annotations
 
 import math
-import platform
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from esper._version import __version__
 from esper.leyline.errors import UsageError
 from esper.leyline.files import read_folder, write_folder
 from esper.leyline.manifest import (
@@ -38,6 +36,7 @@ from esper.leyline.manifest import (
     to_json,
     write_manifest,
 )
+from esper.leyline.process import software_versions
 
 _MAX_DEPTH = 100
 _MAX_INT_BITS = 4096
@@ -95,16 +94,12 @@ def save_tree(
         TENSORS_FILE: safetensors.torch.save(separate(tensors)),
         TREE_FILE: to_json(encoded),
     }
-    software = {
-        "esper": __version__,
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),
-    }
+    versions = software_versions()
     files[MANIFEST_FILE] = write_manifest(
         files,
         kind=kind,
         version=version,
-        software=software,
+        software={name: versions[name] for name in ("esper", "python", "torch")},
         meta=encode(dict(meta or {}), "meta", None),
     )
     write_folder(folder, files)

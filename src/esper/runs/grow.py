@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from esper.growth.batches import Batches
-from esper.growth.build import model_run
+from esper.growth.build import with_samples
 from esper.growth.criterion import Loss
 from esper.growth.gardener import DEFAULT_CONTROLLER
 from esper.growth.grown import Grown
@@ -146,19 +146,20 @@ def grow(
     )
 
     def build() -> GrowthRun:
-        return model_run(
+        return GrowthRun(
             model,
-            slots,
+            slots=slots,
             train=train,
             val=val,
             test=test,
-            config=settings,
+            config=with_samples(settings, train),
             axes=axes,
             loss=loss,
             optimizer=optimizer,
             scheduler=scheduler,
             scheduler_every=scheduler_every,
             controller=controller,
+            name=type(model).__name__,
             device=device,
         )
 

@@ -35,7 +35,7 @@ from esper.leyline.actions import (
 )
 from esper.leyline.blueprints import NOOP, NUM_BLUEPRINTS
 from esper.leyline.randomness import generator
-from esper.leyline.rules import Masks, is_in
+from esper.leyline.rules import FREE_HEADS, Masks, is_in
 from esper.leyline.signals import Signals
 from esper.leyline.stages import SeedStage
 from esper.leyline.transfer import Later
@@ -55,8 +55,6 @@ _ROLLBACKS = 0.01
 """Share of random steps that are rolled back."""
 _SPARED = 0.8
 """Share of random prunes that are left out."""
-_FREE_HEADS = ("style", "tempo", "alpha_target", "alpha_speed", "alpha_curve")
-"""The heads whose masks depend on no other choice."""
 
 
 def imagined_costs(
@@ -340,7 +338,7 @@ class ImaginedHosts:
         rows = torch.arange(self.rows)
         op = self._draw(allowed)
         slot = self._draw(masks.slot_by_op[rows, op])
-        legal = {head: getattr(masks, head) for head in _FREE_HEADS}
+        legal = {head: getattr(masks, head) for head in FREE_HEADS}
         legal["blueprint"] = masks.blueprint_by_slot[rows, slot]
         drawn = {head: self._draw(mask) for head, mask in legal.items()}
         drawn = {**drawn, "op": op, "slot": slot}
