@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -68,18 +69,19 @@ class GrowingCallback(Callback):  # type: ignore[misc]
     ) -> None:
         """Choose how to grow; the garden is found when the trainer begins to fit."""
         super().__init__()
-        self._controller = controller
         self._horizon = horizon
         self._loss = loss
         self._evaluate = evaluate
-        self._limits: dict[str, Any] = {
-            "max_seeds": max_seeds,
-            "max_parameters": max_parameters,
-            "max_added_flops": max_added_flops,
-        }
-        self._seed = seed
-        # Lightning gives every process a part of the validation samples.
-        self._config = (config or GardenerConfig()).replace(val_is_sharded=True)
+        self._make_gardener = partial(
+            Gardener,
+            controller=controller,
+            max_seeds=max_seeds,
+            max_parameters=max_parameters,
+            max_added_flops=max_added_flops,
+            seed=seed,
+            # Lightning gives every process a part of the validation samples.
+            config=(config or GardenerConfig()).replace(val_is_sharded=True),
+        )
         self._rounds: Rounds | None = None
 
     @property
@@ -102,14 +104,7 @@ class GrowingCallback(Callback):  # type: ignore[misc]
                 "validation_step"
             )
         garden = _garden_in(pl_module)
-        gardener = Gardener(
-            garden,
-            self._controller,
-            self._horizon or _validations(trainer),
-            seed=self._seed,
-            config=self._config,
-            **self._limits,
-        )
+        gardener = self._make_gardener(garden, horizon=self._horizon or _validations(trainer))
         samples = count_samples(trainer.train_dataloader)
         gardener.tell(train_samples=samples, samples_per_epoch=_between(trainer, samples))
         optimizer = gardener.optimizer(lambda _: _optimizer_of(garden, trainer))

@@ -35,6 +35,7 @@ from esper.kasmina.garden import Garden
 from esper.leyline.controller import Controller
 from esper.leyline.errors import UsageError, warn
 from esper.leyline.records import EpochRecord
+from esper.leyline.storage import separate
 
 with needing("transformers"):
     import accelerate  # noqa: F401
@@ -69,13 +70,8 @@ class GrowingModel(nn.Module):
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Return weights and lifecycle, with tied weights apart, as safetensors needs them."""
         state = super().state_dict(*args, **kwargs)
-        seen: set[int] = set()
-        for name, value in state.items():
-            if isinstance(value, Tensor):
-                place = value.untyped_storage().data_ptr()
-                if value.numel() and place in seen:
-                    state[name] = value.clone()
-                seen.add(place)
+        tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
+        state.update(separate(tensors))
         return state
 
     def __getattr__(self, name: str) -> Any:
