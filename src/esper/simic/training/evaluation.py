@@ -14,6 +14,7 @@ from torch import Tensor
 from esper.leyline.actions import Actions, placeholder_actions
 from esper.leyline.controller import Controller, ControllerContext
 from esper.leyline.errors import UsageError
+from esper.leyline.records import copy_fields
 from esper.leyline.signals import Signals
 from esper.leyline.slots import SlotConfig
 from esper.population.cluster import AnyPopulation
@@ -95,15 +96,8 @@ def play_episodes(
         kept = decision_columns(transition, op, paid, free=masks.op.sum(1) > 1)
         decisions.put(decisions.length, kept)
         states.put(decisions.length, state_columns(episodes.signals, episodes.twin_scores))
-    return RoundOutcome(
-        round=plan.round,
-        tasks=plan.tasks,
-        env_seeds=plan.env_seeds,
-        slot_names=plan.slot_names,
-        decisions=decisions.read(),
-        states=states.read(),
-        term_names=names,
-    )
+    played = {"decisions": decisions.read(), "states": states.read()}
+    return copy_fields(RoundOutcome, plan, **played, term_names=names)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,12 +38,7 @@ class RoundPlan:
 
     def to_mapping(self) -> dict[str, Any]:
         """Return plain data that `from_mapping` reads back."""
-        return {
-            "round": self.round,
-            "tasks": list(self.tasks),
-            "env_seeds": list(self.env_seeds),
-            "slot_names": {task: list(names) for task, names in self.slot_names.items()},
-        }
+        return dataclasses.asdict(self)
 
     @classmethod
     def from_mapping(cls, data: Mapping[str, Any]) -> RoundPlan:

@@ -154,15 +154,10 @@ RECIPES: dict[str, TrainConfig] = {
                 lstm_hidden_dim=256, critic="op_soft", floor=FloorConfig(kind="off")
             ),
             ppo=_DOCUMENTS_LEARNER.replace(
-                entropy_multipliers=PerHead(
-                    op=1.0,
-                    slot=1.0,
-                    blueprint=1.5,
-                    style=1.2,
-                    tempo=1.5,
-                    alpha_target=1.2,
-                    alpha_speed=1.3,
-                    alpha_curve=1.3,
+                entropy_multipliers=PerHead.same(1.0).replace(
+                    **dict.fromkeys(("blueprint", "tempo"), 1.5),
+                    **dict.fromkeys(("style", "alpha_target"), 1.2),
+                    **dict.fromkeys(("alpha_speed", "alpha_curve"), 1.3),
                 ),
             ),
         ),

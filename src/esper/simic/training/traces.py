@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from esper.leyline.errors import CheckpointError, UsageError
+from esper.leyline.records import copy_fields
 from esper.leyline.signals import Signals
 from esper.simic.agent.report import ClampCounter
 from esper.simic.rewards.contract import RewardStep, Transition
@@ -202,11 +203,9 @@ class RoundTraces:
 
     def outcome(self, plan: RoundPlan, clamps: ClampCounter) -> RoundOutcome:
         """Return the round that was played by this plan, as far as it was kept."""
-        return RoundOutcome(
-            round=plan.round,
-            tasks=plan.tasks,
-            env_seeds=plan.env_seeds,
-            slot_names=plan.slot_names,
+        return copy_fields(
+            RoundOutcome,
+            plan,
             decisions=self._decisions.read(),
             states=self._states.read(),
             term_names=self._term_names,
