@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -30,10 +30,13 @@ from esper.kasmina.garden import Garden
 from esper.kasmina.probe import call_arguments, evaluating, map_tensors, tensors_in
 from esper.leyline.errors import NonFiniteError, UsageError, warn
 
-Objective = Callable[[Any, Any], tuple[Tensor, Tensor | None]]
+Results = tuple[Tensor, Tensor | None]
+"""Losses of samples and their correctness, None where nothing is right or wrong."""
+
+Objective = Callable[[Any, Any], Results]
 """Per-sample objective: (outputs, targets) -> (loss [B], correct [B] in 0 to 1, or None)."""
 
-Evaluate = Callable[[nn.Module], tuple[Tensor, Tensor | None]]
+Evaluate = Callable[[nn.Module], Results]
 """A user's evaluation: model -> (loss [M], correct [M] or None), samples in a fixed order."""
 
 _CACHED_VALUES = 2**22
@@ -49,7 +52,7 @@ _SAMPLES_ON_ACCELERATOR = 16_384
 class Evaluator(Protocol):
     """Gives per-sample results of a garden in several configurations."""
 
-    def measure(self, garden: Garden, configurations: Tensor) -> tuple[Tensor, Tensor | None]:
+    def measure(self, garden: Garden, configurations: Tensor) -> Results:
         """Return loss [K, M] and correctness [K, M] (or None) for configurations [K, S]."""
         ...
 
@@ -61,7 +64,7 @@ class FunctionEvaluator:
         """Wrap the function."""
         self._evaluate = evaluate
 
-    def measure(self, garden: Garden, configurations: Tensor) -> tuple[Tensor, Tensor | None]:
+    def measure(self, garden: Garden, configurations: Tensor) -> Results:
         """Return loss [K, M] and correctness [K, M] (or None) for configurations [K, S]."""
         results = []
         with evaluating(garden), torch.no_grad():
@@ -105,24 +108,21 @@ class BatchEvaluator:
         """
         return next(iter(self._problems.values()), None)
 
-    def measure(self, garden: Garden, configurations: Tensor) -> tuple[Tensor, Tensor | None]:
+    def measure(self, garden: Garden, configurations: Tensor) -> Results:
         """Return loss [K, M] and correctness [K, M] (or None) for configurations [K, S]."""
-        losses: list[Tensor] = []
-        corrects: list[Tensor] = []
         with evaluating(garden), torch.no_grad():
             mixer = _batch_mixer(garden) if len(configurations) > 1 else None
-            for inputs, targets in self._batches:
-                loss, correct = self._measure_batch(garden, configurations, inputs, targets, mixer)
-                losses.append(loss)
-                if correct is not None:
-                    corrects.append(correct)
-        if not any(loss.numel() for loss in losses):
+            found = [
+                self._measure_batch(garden, configurations, inputs, targets, mixer)
+                for inputs, targets in self._batches
+            ]
+        if not any(loss.numel() for loss, _ in found):
             raise UsageError("the validation set is empty; give it at least one batch")
-        return torch.cat(losses, 1), torch.cat(corrects, 1) if corrects else None
+        return _joined(found, 1)
 
     def _measure_batch(
         self, garden: Garden, configurations: Tensor, inputs: Any, targets: Any, mixer: str | None
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> Results:
         """Run one batch in all configurations, shared if the model allows it."""
         leaves = [*tensors_in(targets), *tensors_in(inputs)]
         if not leaves or leaves[0].dim() == 0:
@@ -133,17 +133,18 @@ class BatchEvaluator:
         self._fuses &= garden.batch_axis == 0
         self._fuses &= all(leaf.dim() > 0 and len(leaf) == samples for leaf in leaves)
         limit = pass_samples(garden, leaves[0].device)
+        batch = _Batch(inputs, targets, samples)
         if len(configurations) == 1 or samples == 0:
-            return self._measure_apart(garden, configurations, inputs, targets, samples, limit)
+            return self._measure_apart(garden, configurations, batch, limit)
         if mixer is not None or not self._fuses:
-            found = self._measure_apart(garden, configurations, inputs, targets, samples, 1)
+            found = self._measure_apart(garden, configurations, batch, 1)
             shared = "inputs or targets hold a tensor without one entry per sample"
             self._note(garden, configurations, mixer or shared)
             return found
         problem = self._problems.get(_key(garden, configurations))
         if problem is None:
             try:
-                return self._measure_shared(garden, configurations, inputs, targets, samples, limit)
+                return self._measure_shared(garden, configurations, batch, limit)
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:
@@ -154,65 +155,47 @@ class BatchEvaluator:
                     f"the model cannot go on with a batch that grows at a slot ({reason}), as "
                     "where a mask or a shortcut leads around it; results are the same"
                 )
-        found = self._measure_apart(garden, configurations, inputs, targets, samples, limit)
+        found = self._measure_apart(garden, configurations, batch, limit)
         self._note(garden, configurations, problem)
         return found
 
     def _measure_shared(
-        self,
-        garden: Garden,
-        configurations: Tensor,
-        inputs: Any,
-        targets: Any,
-        samples: int,
-        limit: int,
-    ) -> tuple[Tensor, Tensor | None]:
+        self, garden: Garden, configurations: Tensor, batch: _Batch, limit: int
+    ) -> Results:
         """Run all configurations in one pass, over as many samples at a time as it should hold."""
-        losses, corrects = [], []
-        passes = -(-samples * len(configurations) // limit)
-        bounds = [samples * number // passes for number in range(passes + 1)]
+        found = []
+        passes = -(-batch.samples * len(configurations) // limit)
+        bounds = [batch.samples * number // passes for number in range(passes + 1)]
         for start, stop in itertools.pairwise(sorted(set(bounds))):
-            args, kwargs = call_arguments(_cut(inputs, start, stop))
+            args, kwargs = call_arguments(_cut(batch.inputs, start, stop))
             with branching(garden, configurations, stop - start) as branches, self._precision():
                 outputs = garden(*args, **kwargs)
             count = len(branches.groups)
-            loss, correct = apply_objective(
-                self._objective, outputs, _repeat(_cut(targets, start, stop), count)
-            )
-            if loss.numel() != count * (stop - start):
-                raise BranchingError(f"{count * (stop - start)} samples gave {loss.numel()} losses")
-            places = branches.places()
-            losses.append(loss.reshape(count, stop - start)[places])
-            if correct is not None:
-                corrects.append(correct.reshape(count, stop - start)[places])
-        return torch.cat(losses, 1), torch.cat(corrects, 1) if corrects else None
+            targets = _repeat(_cut(batch.targets, start, stop), count)
+            results = apply_objective(self._objective, outputs, targets)
+            if (losses := results[0].numel()) != count * (stop - start):
+                raise BranchingError(f"{count * (stop - start)} samples gave {losses} losses")
+            found.append(_arranged(results, count, branches.places()))
+        return _joined(found, 1)
 
     def _measure_apart(
-        self,
-        garden: Garden,
-        configurations: Tensor,
-        inputs: Any,
-        targets: Any,
-        samples: int,
-        limit: int,
-    ) -> tuple[Tensor, Tensor | None]:
+        self, garden: Garden, configurations: Tensor, batch: _Batch, limit: int
+    ) -> Results:
         """Run a batch once per configuration, with as many side by side as a pass should hold."""
-        losses, corrects = [], []
+        found, samples = [], batch.samples
         for part in configurations.split(max(1, limit // max(samples, 1))):
             count = len(part)
-            args, kwargs = call_arguments(_repeat(inputs, count))
+            args, kwargs = call_arguments(_repeat(batch.inputs, count))
             with garden.seedbed.configured(part, samples), self._precision():
                 outputs = garden(*args, **kwargs)
-            loss, correct = apply_objective(self._objective, outputs, _repeat(targets, count))
-            if loss.numel() != count * samples:
+            results = apply_objective(self._objective, outputs, _repeat(batch.targets, count))
+            if (losses := results[0].numel()) != count * samples:
                 raise UsageError(
                     f"the loss function must return one loss per sample: {samples} for this "
-                    f"batch, got {loss.numel() / count:g}"
+                    f"batch, got {losses / count:g}"
                 )
-            losses.append(loss.reshape(count, samples))
-            if correct is not None:
-                corrects.append(correct.reshape(count, samples))
-        return torch.cat(losses), torch.cat(corrects) if corrects else None
+            found.append(_arranged(results, count, slice(None)))
+        return _joined(found, 0)
 
     def _note(self, garden: Garden, configurations: Tensor, problem: str) -> None:
         """Remember why these slots are not measured in shared passes, and say so once."""
@@ -224,9 +207,26 @@ class BatchEvaluator:
         self._problems.setdefault(_key(garden, configurations), problem)
 
 
-def apply_objective(
-    objective: Objective, outputs: Any, targets: Any
-) -> tuple[Tensor, Tensor | None]:
+class _Batch(NamedTuple):
+    inputs: Any
+    targets: Any
+    samples: int
+
+
+def _arranged(results: Results, count: int, places: list[int] | slice) -> Results:
+    """Return results by configuration, from those of `count` parts of a batch one by one."""
+    loss, correct = results
+    by_part = correct if correct is None else correct.reshape(count, -1)[places]
+    return loss.reshape(count, -1)[places], by_part
+
+
+def _joined(found: Sequence[Results], dim: int) -> Results:
+    """Return results that were measured apart as one."""
+    correct = [right for _, right in found if right is not None]
+    return torch.cat([loss for loss, _ in found], dim), torch.cat(correct, dim) if correct else None
+
+
+def apply_objective(objective: Objective, outputs: Any, targets: Any) -> Results:
     """Return loss [B] and correctness [B] or None, or refuse what is not one entry per sample."""
     result = objective(outputs, targets)
     if not isinstance(result, tuple | list) or len(result) != 2:
@@ -298,7 +298,7 @@ def _batch_mixer(garden: Garden) -> str | None:
     return None
 
 
-def _checked_results(result: Any) -> tuple[Tensor, Tensor | None]:
+def _checked_results(result: Any) -> Results:
     """Refuse results of a user's evaluation that would make every later number meaningless."""
     if not isinstance(result, tuple | list) or len(result) != 2:
         raise UsageError(
@@ -313,7 +313,7 @@ def _checked_results(result: Any) -> tuple[Tensor, Tensor | None]:
     return loss, correct
 
 
-def _check_shapes(result: Any, rule: str) -> tuple[Tensor, Tensor | None]:
+def _check_shapes(result: Any, rule: str) -> Results:
     loss, correct = result
     if not isinstance(loss, Tensor) or loss.dim() != 1:
         raise UsageError(f"{rule}, got {_kind(loss)}")
@@ -337,9 +337,7 @@ def _refuse_non_finite(loss: Tensor) -> None:
         )
 
 
-def _refuse_change(
-    first: tuple[Tensor, Tensor | None], other: tuple[Tensor, Tensor | None]
-) -> None:
+def _refuse_change(first: Results, other: Results) -> None:
     """Contributions compare sample with sample: every call must see the same ones."""
     if first[0].shape != other[0].shape:
         raise UsageError(
