@@ -17,6 +17,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from benchmarks.problems.base import BLUEPRINTS, Problem
+from benchmarks.problems.learning import learner_config
 from benchmarks.table import print_table
 from esper.kasmina.blueprints import blueprint_by_id, count_parameters
 from esper.kasmina.contribution import Measured
@@ -40,8 +42,6 @@ from esper.simic.training.progress import RoundReport
 from esper.simic.training.trainer import Trainer
 from esper.tamiyo.controllers.learned import LearnedController
 from esper.tamiyo.controllers.policy_file import Policy
-from esper.testing.problems.base import BLUEPRINTS, Problem
-from esper.testing.problems.learning import learner_config
 
 SLOTS = 3
 STEPS = 60

@@ -14,14 +14,14 @@ from typing import get_args
 
 import torch
 
+from benchmarks.problems import PROBLEMS, Problem
+from benchmarks.problems.learning import Mark, learn
 from benchmarks.table import print_table
 from esper.simic.agent.config import OpReference, RatioKind
 from esper.simic.training.config import TrainConfig
 from esper.tamiyo.networks.config import CriticKind
 from esper.tamiyo.policy.distribution import FloorConfig
 from esper.tamiyo.policy.observation import LayoutName
-from esper.testing.problems import PROBLEMS, Problem
-from esper.testing.problems.learning import Mark, learn
 
 ROUNDS = {"graded": 120, "trap": 100, "scaffold": 150}
 """Rounds that each problem is given."""

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import torch
 
+from benchmarks.problems.graded import GradedProblem
 from esper.leyline.blueprints import NUM_BLUEPRINTS
 from esper.runs.record_rows import detail_columns
 from esper.simic.training.outcome import RoundOutcome
-from esper.testing.problems.graded import GradedProblem
 from tests.simic.training.test_trainer import make_trainer
 
 NAMES = tuple(f"b{index}" for index in range(NUM_BLUEPRINTS))

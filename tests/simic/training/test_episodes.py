@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.problems.graded import GradedProblem
 from esper.leyline.actions import Actions, LifecycleOp, placeholder_actions
 from esper.leyline.errors import UsageError
 from esper.leyline.signals import Signals
 from esper.simic.rewards.contract import RewardStep, Transition
 from esper.simic.training.episodes import Episodes
 from esper.simic.training.plan import RoundPlan
-from esper.testing.problems.graded import GradedProblem
 
 ROWS, STEPS = 3, 4
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.problems.graded import GradedProblem
 from esper.kasmina.governor import Panic
 from esper.leyline.actions import Actions, LifecycleOp
 from esper.leyline.errors import UsageError
@@ -18,7 +19,6 @@ from esper.simic.training.plan import RoundPlan
 from esper.simic.training.rollout import Rollout
 from esper.tamiyo.controllers.policy_file import new_policy
 from esper.tamiyo.networks.config import PolicyConfig
-from esper.testing.problems.graded import GradedProblem
 
 ROWS, STEPS = 4, 6
 CONFIG = PolicyConfig(lstm_hidden_dim=8, initial_op_bias=(0.0,) * 6)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.problems.graded import GradedProblem
 from esper.leyline.errors import CheckpointError, UsageError
 from esper.leyline.process import resident_bytes
 from esper.simic.agent import ppo
@@ -25,7 +26,6 @@ from esper.simic.training.twins import TwinCurves
 from esper.tamiyo.networks.config import PolicyConfig
 from esper.tasks import FAMILIES, Axes, Family, get_family, register_family
 from esper.tasks.presets import Digits
-from esper.testing.problems.graded import GradedProblem
 from tests.plots import same
 from tests.simic.training.tiny import NAME, tiny_config
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
+from benchmarks.problems.base import Problem
+from benchmarks.problems.optimum import find_optimum
 from esper.leyline.blueprints import BUILTIN_BLUEPRINTS
 from esper.leyline.controller import ControllerContext
 from esper.leyline.slots import SlotConfig
@@ -21,8 +23,6 @@ from esper.simic.training.recipes import get_recipe
 from esper.simic.training.trainer import Trainer
 from esper.tamiyo.controllers.learned import LearnedController
 from esper.tamiyo.controllers.policy_file import Policy
-from esper.testing.problems.base import Problem
-from esper.testing.problems.optimum import find_optimum
 
 RECIPE = "digits"
 """The recipe whose learner and policy are put to the test."""

@@ -17,10 +17,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from benchmarks.problems.base import Problem
 from esper.leyline.actions import HEAD_NAMES, PLACEHOLDERS, LifecycleOp
 from esper.leyline.alpha import ALPHA_TARGETS, TEMPO_EPOCHS
 from esper.leyline.stages import SeedStage
-from esper.testing.problems.base import Problem
 
 _TEMPO = TEMPO_EPOCHS.index(min(TEMPO_EPOCHS))
 _TICKS = min(TEMPO_EPOCHS)

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import torch
 
+from benchmarks.problems.trap import TrapProblem
 from esper.leyline.actions import LifecycleOp
 from esper.tamiyo.controllers.random import RandomController
-from esper.testing.problems.trap import TrapProblem
 
 
 def test_one_blueprint_in_one_slot_in_one_window_pays() -> None:

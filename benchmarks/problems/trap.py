@@ -11,10 +11,10 @@ from typing import ClassVar, Unpack
 import torch
 from torch import Tensor
 
+from benchmarks.problems.base import Layout, Problem
 from esper.kasmina.gates import GateConfig
 from esper.kasmina.lifecycle import LifecycleConfig
 from esper.leyline.randomness import generator
-from esper.testing.problems.base import Layout, Problem
 
 LIFE = LifecycleConfig(
     gates=GateConfig(min_training_epochs=2),

@@ -9,11 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from esper.kasmina.gates import GateConfig
-from esper.kasmina.lifecycle import LifecycleConfig
-from esper.leyline.actions import CAUSAL_HEADS, HEAD_NAMES, HEAD_SIZES, PLACEHOLDERS, LifecycleOp
-from esper.leyline.rules import RulesConfig
-from esper.testing.problems import (
+from benchmarks.problems import (
     PROBLEMS,
     GradedProblem,
     Problem,
@@ -22,6 +18,10 @@ from esper.testing.problems import (
     find_optimum,
     make_problem,
 )
+from esper.kasmina.gates import GateConfig
+from esper.kasmina.lifecycle import LifecycleConfig
+from esper.leyline.actions import CAUSAL_HEADS, HEAD_NAMES, HEAD_SIZES, PLACEHOLDERS, LifecycleOp
+from esper.leyline.rules import RulesConfig
 
 
 def life(*, auto: bool = False, min_prune_age: int = 1, training: int = 1) -> LifecycleConfig:

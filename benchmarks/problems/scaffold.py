@@ -11,10 +11,10 @@ from typing import ClassVar, Unpack
 import torch
 from torch import Tensor
 
+from benchmarks.problems.base import Layout, Problem
+from benchmarks.problems.trap import LIFE
 from esper.kasmina.state import SlotState
 from esper.leyline.randomness import generator
-from esper.testing.problems.base import Layout, Problem
-from esper.testing.problems.trap import LIFE
 
 BLUEPRINTS: tuple[int, ...] = (3, 8, 9, 10, 11)
 """The blueprints that fit a slot: the five of a host of vectors."""

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from benchmarks.problems.base import Problem, ProblemReward
+from benchmarks.problems.graded import GradedProblem
+from benchmarks.problems.optimum import Optimum, find_optimum
+from benchmarks.problems.scaffold import ScaffoldProblem
+from benchmarks.problems.trap import TrapProblem
 from esper.leyline.errors import unknown_name
-from esper.testing.problems.base import Problem, ProblemReward
-from esper.testing.problems.graded import GradedProblem
-from esper.testing.problems.optimum import Optimum, find_optimum
-from esper.testing.problems.scaffold import ScaffoldProblem
-from esper.testing.problems.trap import TrapProblem
 
 PROBLEMS: dict[str, Callable[..., Problem]] = {
     "graded": GradedProblem,

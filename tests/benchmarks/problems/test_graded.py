@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from esper.testing.problems.graded import GradedProblem
+from benchmarks.problems.graded import GradedProblem
 
 
 def prices(problem: GradedProblem) -> torch.Tensor:

@@ -3,6 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from benchmarks.problems.base import POINTS, Problem
+from benchmarks.problems.trap import TrapProblem
 from esper.kasmina.gates import GateConfig
 from esper.kasmina.lifecycle import LifecycleConfig
 from esper.leyline.actions import LifecycleOp, placeholder_actions
@@ -11,8 +13,6 @@ from esper.leyline.signals import Signals
 from esper.leyline.stages import SeedStage
 from esper.simic.rewards.contract import Reward, Transition
 from esper.simic.training.row_source import Environment
-from esper.testing.problems.base import POINTS, Problem
-from esper.testing.problems.trap import TrapProblem
 
 
 def act(problem: Problem, op: LifecycleOp, slot: int = 0, blueprint: int = 0) -> Signals:

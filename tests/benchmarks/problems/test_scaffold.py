@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from benchmarks.problems.scaffold import ScaffoldProblem
 from esper.leyline.actions import LifecycleOp, placeholder_actions
 from esper.leyline.stages import SeedStage
-from esper.testing.problems.scaffold import ScaffoldProblem
 
 
 def play(problem: ScaffoldProblem, plan: dict[int, tuple[LifecycleOp, int]]) -> torch.Tensor:

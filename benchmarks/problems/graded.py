@@ -11,8 +11,8 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
+from benchmarks.problems.base import Layout, Problem
 from esper.leyline.randomness import generator
-from esper.testing.problems.base import Layout, Problem
 
 _LEAST_PRICE = 0.2
 _TIME_SLOPE = 0.05
