@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esper.leyline.actions import PLACEHOLDERS, LifecycleOp
+from esper.leyline.actions import LifecycleOp
 from esper.leyline.config import Config, option
 from esper.leyline.controller import ControllerContext
 from esper.leyline.rules import Masks
@@ -105,7 +105,7 @@ class PlateauController:
             return WAIT
         if not has_helped:
             memory.failures += 1
-        return {**_defaults(op), "op": op, "slot": slot}
+        return {"op": op, "slot": slot}
 
     def _germinate(self, row: RowView, memory: _Memory) -> Choice:
         if memory.failures >= self.config.failures or row.plateau_epochs < self.config.patience:
@@ -116,15 +116,5 @@ class PlateauController:
             for blueprint in self._blueprints:
                 if row.fits[slot][blueprint]:
                     memory.reference = row.best_score
-                    op = LifecycleOp.GERMINATE
-                    return {**_defaults(op), "op": op, "slot": slot, "blueprint": blueprint}
+                    return {"op": LifecycleOp.GERMINATE, "slot": slot, "blueprint": blueprint}
         return WAIT
-
-
-def _defaults(op: LifecycleOp) -> dict[str, int]:
-    """Return the usual arguments of an op that takes some."""
-    heads = {
-        LifecycleOp.GERMINATE: ("style", "tempo", "alpha_target"),
-        LifecycleOp.PRUNE: ("alpha_speed", "alpha_curve"),
-    }
-    return {head: int(PLACEHOLDERS[head]) for head in heads.get(op, ())}
