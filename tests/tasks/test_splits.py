@@ -155,10 +155,10 @@ def test_label_noise_changes_exactly_its_share(rate: float) -> None:
 
 
 def test_real_cifar_splits(real: Callable[[Callable[[], object]], None]) -> None:
-    from esper.tasks.data.cifar import find_cifar, read_cifar
+    from esper.tasks.data.cifar import CIFAR, read_cifar
 
-    real(find_cifar)
-    parts = split_source(read_cifar(find_cifar()), 0.1, 0.1)
+    real(CIFAR.find)
+    parts = split_source(read_cifar(CIFAR.find()), 0.1, 0.1)
     counts = [np.bincount(part.y).tolist() for part in parts.values() if part.y is not None]
     assert counts == [[4500] * 10, [500] * 10, [1000] * 10]
 

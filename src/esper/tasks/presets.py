@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,7 +16,7 @@ from esper.kasmina.hosts import CnnConfig, MlpConfig, TransformerConfig, doublin
 from esper.leyline.errors import DataError
 from esper.leyline.slots import slot_id
 from esper.tasks.data import cifar, idx, open_data, small, text
-from esper.tasks.data.locate import Found, Layout, existing
+from esper.tasks.data.locate import DataSet, existing
 from esper.tasks.data.source import Source
 from esper.tasks.rates import SCHEDULE, SEED_WARM_UP, WARM_UP
 from esper.tasks.task import DataPath, Task, TaskConfig, register_task
@@ -60,19 +58,10 @@ STORY_BYTES = 32 * 2**20
 """How much of each story file is read; the full set has gigabytes, more than a run can see."""
 
 
-@dataclass(frozen=True, slots=True)
-class _DataSet:
-    """How a data set is found and read."""
-
-    layouts: tuple[Layout, ...]
-    find: Callable[[DataPath | None], Found]
-    read: Callable[[Found], Source]
-
-
 class _OnDisk(Task):
     """A data set in its known layouts, or a file of the user's own with images of that shape."""
 
-    data_set: ClassVar[_DataSet]
+    data_set: ClassVar[DataSet]
 
     def find(self, data_path: DataPath | None = None) -> str:
         """Say where the files lie."""
@@ -148,7 +137,7 @@ class DigitsMlp(Digits):
 class Fashion(_OnDisk):
     """Fashion-MNIST with a small conv host."""
 
-    data_set = _DataSet((idx.FASHION,), idx.find_fashion, idx.read_fashion)
+    data_set = idx.FASHION_MNIST
     defaults = TaskConfig(
         host="cnn",
         host_options=CnnConfig(channels=(8, 16, 16), in_channels=1),
@@ -180,7 +169,7 @@ def _cifar_config(
 class _Cifar(_OnDisk):
     """CIFAR-10 from disk, in any of its layouts."""
 
-    data_set = _DataSet(cifar.LAYOUTS, cifar.find_cifar, cifar.read_cifar)
+    data_set = cifar.CIFAR
 
 
 @register_task("cifar_baseline")
@@ -258,7 +247,7 @@ def _small_config(channels: tuple[int, ...], shape: tuple[int, int, int]) -> Tas
 class Cifar16(_OnDisk):
     """CIFAR-10 at 16x16 with the reference conv host, 8-16-32 channels."""
 
-    data_set = _DataSet(small.CIFAR16_LAYOUTS, small.find_cifar16, small.read_cifar16)
+    data_set = small.SMALL_CIFAR
     defaults = _small_config(doubling(8, 3), small.CIFAR16_SHAPE)
 
 
@@ -266,7 +255,7 @@ class Cifar16(_OnDisk):
 class Fashion14(_OnDisk):
     """Fashion-MNIST at 14x14 with a small conv host, 8-16-32 channels."""
 
-    data_set = _DataSet(small.FASHION14_LAYOUTS, small.find_fashion14, small.read_fashion14)
+    data_set = small.SMALL_FASHION
     defaults = _small_config(doubling(8, 3), small.FASHION14_SHAPE)
 
 

@@ -13,8 +13,8 @@ import pytest
 from esper.leyline.errors import DataError
 from esper.tasks.data.idx import (
     FASHION_MEAN,
+    FASHION_MNIST,
     FASHION_STD,
-    find_fashion,
     read_array,
     read_fashion,
 )
@@ -23,7 +23,7 @@ from tests.tasks.conftest import idx_bytes, write_idx
 
 @pytest.mark.parametrize("gzipped", [True, False])
 def test_round_trip(tmp_path: Path, gzipped: bool) -> None:
-    source = read_fashion(find_fashion(write_idx(tmp_path / "fashion-mnist", gzipped)))
+    source = read_fashion(FASHION_MNIST.find(write_idx(tmp_path / "fashion-mnist", gzipped)))
     assert source.x.shape == (30, 1, 28, 28)
     assert source.x_test is not None
     assert source.x_test.shape == (10, 1, 28, 28)
@@ -37,7 +37,7 @@ def test_the_dotted_spelling_is_found(tmp_path: Path) -> None:
     folder = write_idx(tmp_path / "fashion-mnist", gzipped=False)
     for path in list(folder.iterdir()):
         path.rename(folder / path.name.replace("-idx", ".idx"))
-    assert read_fashion(find_fashion(folder)).x.shape == (30, 1, 28, 28)
+    assert read_fashion(FASHION_MNIST.find(folder)).x.shape == (30, 1, 28, 28)
 
 
 IMAGES = np.arange(2 * 3 * 4, dtype=np.uint8).reshape(2, 3, 4)
@@ -89,12 +89,12 @@ def test_label_count_mismatch(tmp_path: Path) -> None:
     labels = idx_bytes(np.zeros(29, dtype=np.uint8))
     (folder / "train-labels-idx1-ubyte.gz").write_bytes(gzip.compress(labels))
     with pytest.raises(DataError, match="training part has 30 samples but 29 labels"):
-        read_fashion(find_fashion(folder))
+        read_fashion(FASHION_MNIST.find(folder))
 
 
 def test_missing_says_how_to_get_it(no_data: Path) -> None:
     with pytest.raises(DataError, match=r"train-images-idx3-ubyte.gz.*zalandoresearch") as caught:
-        find_fashion()
+        FASHION_MNIST.find()
     assert str(no_data) in str(caught.value)
 
 
@@ -104,13 +104,13 @@ def test_idx_files_in_a_folder_of_another_name_may_be_mnist(
     write_idx(tmp_path)
     monkeypatch.setattr("esper.tasks.data.locate.data_roots", lambda: (tmp_path,))
     with pytest.raises(DataError, match="was not found"):
-        find_fashion()
-    assert find_fashion(tmp_path).folder == tmp_path
+        FASHION_MNIST.find()
+    assert FASHION_MNIST.find(tmp_path).folder == tmp_path
 
 
 def test_real_files(real: Callable[[Callable[[], object]], None]) -> None:
-    real(find_fashion)
-    source = read_fashion(find_fashion())
+    real(FASHION_MNIST.find)
+    source = read_fashion(FASHION_MNIST.find())
     assert source.x.shape == (60_000, 1, 28, 28)
     assert source.y is not None
     assert np.bincount(source.y).tolist() == [6000] * 10

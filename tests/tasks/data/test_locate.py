@@ -7,10 +7,18 @@ from pathlib import Path
 import pytest
 
 from esper.leyline.errors import DataError
-from esper.tasks.data.locate import Layout, data_roots, existing, locate, search
+from esper.tasks.data.locate import DataSet, Found, Layout, data_roots, existing, search
+from esper.tasks.data.source import Source
 
 PAIR = Layout("pair files", (("a.bin", "a.dat"), ("b.bin",)), ("pair",))
 VAGUE = Layout("vague files", (("a.bin",),), ("vague",), is_telling=False)
+
+
+def pairs(name: str, how_to_get: str) -> DataSet:
+    def read(found: Found) -> Source:
+        raise AssertionError("nothing is read while it is looked for")
+
+    return DataSet(name, (PAIR,), how_to_get, read)
 
 
 def fill(folder: Path, *names: str) -> Path:
@@ -36,12 +44,12 @@ def test_roots_are_searched_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("ESPER_DATA", raising=False)
     beside = fill(tmp_path / "shared" / "data" / "pair", "a.bin", "b.bin")
-    assert locate("pair", (PAIR,), None, "get it").folder == beside
+    assert pairs("pair", "get it").find().folder == beside
     near = fill(tmp_path / "data", "a.dat", "b.bin")
-    assert locate("pair", (PAIR,), None, "get it").files == (near / "a.dat", near / "b.bin")
+    assert pairs("pair", "get it").find().files == (near / "a.dat", near / "b.bin")
     mine = fill(tmp_path / "mine", "a.bin", "b.bin")
     monkeypatch.setenv("ESPER_DATA", str(mine))
-    assert locate("pair", (PAIR,), None, "get it").folder == mine
+    assert pairs("pair", "get it").find().folder == mine
 
 
 def test_an_explicit_path_is_the_only_place(
@@ -50,19 +58,19 @@ def test_an_explicit_path_is_the_only_place(
     monkeypatch.setenv("ESPER_DATA", str(fill(tmp_path / "elsewhere", "a.bin", "b.bin")))
     empty = fill(tmp_path / "empty")
     with pytest.raises(DataError, match="was not found") as caught:
-        locate("pair", (PAIR,), empty, "get it")
+        pairs("pair", "get it").find(empty)
     assert str(empty) in str(caught.value)
     assert "elsewhere" not in str(caught.value)
 
 
 def test_a_file_stands_for_its_folder(tmp_path: Path) -> None:
     folder = fill(tmp_path / "x", "a.bin", "b.bin")
-    assert locate("pair", (PAIR,), folder / "b.bin", "get it").folder == folder
+    assert pairs("pair", "get it").find(folder / "b.bin").folder == folder
 
 
 def test_missing_says_what_where_and_how(no_data: Path) -> None:
     with pytest.raises(DataError) as caught:
-        locate("Pairs", (PAIR,), None, "get it from the shop")
+        pairs("Pairs", "get it from the shop").find()
     message = str(caught.value)
     assert "\n" not in message
     for part in ("Pairs was not found", "a.bin … b.bin", str(no_data), "from the shop", "--data"):
@@ -72,7 +80,7 @@ def test_missing_says_what_where_and_how(no_data: Path) -> None:
 def test_incomplete_names_the_missing_file(tmp_path: Path) -> None:
     folder = fill(tmp_path / "pair", "a.bin")
     with pytest.raises(DataError, match=r"lack b\.bin") as caught:
-        locate("Pairs", (PAIR,), tmp_path, "get it")
+        pairs("Pairs", "get it").find(tmp_path)
     assert str(folder) in str(caught.value)
 
 
@@ -95,4 +103,4 @@ def test_an_unreadable_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     folder = fill(tmp_path / "pair", "a.bin", "b.bin")
     monkeypatch.setattr("os.access", lambda path, mode: Path(path).name != "b.bin")
     with pytest.raises(DataError, match=r"b\.bin may not be read by this user"):
-        locate("pair", (PAIR,), folder, "get it")
+        pairs("pair", "get it").find(folder)

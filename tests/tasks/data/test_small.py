@@ -28,13 +28,13 @@ def test_averages_are_numpy_s() -> None:
 
 
 def test_small_images_are_made_from_the_full_ones(tmp_path: Path) -> None:
-    full = cifar.read_cifar(cifar.find_cifar(write_cifar_python(tmp_path / "cifar")))
-    made = small.read_cifar16(small.find_cifar16(tmp_path / "cifar"))
+    full = cifar.read_cifar(cifar.CIFAR.find(write_cifar_python(tmp_path / "cifar")))
+    made = small.read_cifar16(small.SMALL_CIFAR.find(tmp_path / "cifar"))
     assert made.x.shape[1:] == small.CIFAR16_SHAPE
     assert np.array_equal(made.x, small.halve(full.x))
     assert made.y is not None
     assert np.array_equal(made.y, full.y)
-    clothes = small.read_fashion14(small.find_fashion14(write_idx(tmp_path / "idx")))
+    clothes = small.read_fashion14(small.SMALL_FASHION.find(write_idx(tmp_path / "idx")))
     assert clothes.x.shape[1:] == small.FASHION14_SHAPE
     assert clothes.x_test is not None
     assert clothes.x_test.shape[1:] == small.FASHION14_SHAPE
@@ -45,7 +45,7 @@ def test_the_small_file_comes_first(tmp_path: Path) -> None:
     x = np.full((40, 3, 16, 16), 7, np.uint8)
     y = np.arange(40) % 10
     np.savez(tmp_path / "cifar16.npz", x_train=x, y_train=y, x_test=x, y_test=y)
-    found = small.find_cifar16(tmp_path)
+    found = small.SMALL_CIFAR.find(tmp_path)
     assert found.layout is small.CIFAR16
     source = small.read_cifar16(found)
     assert (source.x == 7).all()
@@ -54,9 +54,9 @@ def test_the_small_file_comes_first(tmp_path: Path) -> None:
 
 def test_nothing_at_all_names_both_ways(no_data: Path) -> None:
     with pytest.raises(DataError, match=r"cifar16\.npz.* or .*data_batch_1"):
-        small.find_cifar16()
+        small.SMALL_CIFAR.find()
     with pytest.raises(DataError, match=r"fashion14\.npz.* or .*train-images"):
-        small.find_fashion14()
+        small.SMALL_FASHION.find()
 
 
 @pytest.mark.parametrize(
@@ -71,15 +71,15 @@ def test_another_kind_of_file_is_refused(tmp_path: Path, arrays: dict[str, np.nd
     labels = {name.replace("x", "y"): np.arange(9) for name in arrays}
     np.savez(tmp_path / "cifar16.npz", **arrays, **labels)
     with pytest.raises(DataError, match=r"cifar16\.npz should hold .* 3 x 16 x 16; got"):
-        small.read_cifar16(small.find_cifar16(tmp_path))
+        small.read_cifar16(small.SMALL_CIFAR.find(tmp_path))
 
 
 def test_real_small_cifar_is_what_the_full_one_makes(
     real: Callable[[Callable[[], object]], None],
 ) -> None:
-    real(lambda: (cifar.find_cifar(), _small_file(small.find_cifar16().layout, small.CIFAR16)))
-    read = small.read_cifar16(small.find_cifar16())
-    full = cifar.read_cifar(cifar.find_cifar())
+    real(lambda: (cifar.CIFAR.find(), _small_file(small.SMALL_CIFAR.find().layout, small.CIFAR16)))
+    read = small.read_cifar16(small.SMALL_CIFAR.find())
+    full = cifar.read_cifar(cifar.CIFAR.find())
     assert full.x_test is not None
     assert np.array_equal(read.x, small.halve(full.x[: small.CIFAR16_TRAIN]))
     assert np.array_equal(read.x_test, small.halve(full.x_test))
@@ -93,9 +93,14 @@ def test_real_small_cifar_is_what_the_full_one_makes(
 def test_real_small_fashion_is_what_the_full_one_makes(
     real: Callable[[Callable[[], object]], None],
 ) -> None:
-    real(lambda: (idx.find_fashion(), _small_file(small.find_fashion14().layout, small.FASHION14)))
-    read = small.read_fashion14(small.find_fashion14())
-    full = idx.read_fashion(idx.find_fashion())
+    real(
+        lambda: (
+            idx.FASHION_MNIST.find(),
+            _small_file(small.SMALL_FASHION.find().layout, small.FASHION14),
+        )
+    )
+    read = small.read_fashion14(small.SMALL_FASHION.find())
+    full = idx.read_fashion(idx.FASHION_MNIST.find())
     assert full.x_test is not None
     assert np.array_equal(read.x, small.halve(full.x))
     assert np.array_equal(read.x_test, small.halve(full.x_test))

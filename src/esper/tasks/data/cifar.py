@@ -7,7 +7,6 @@ then along height), which compress well and decode exactly.
 from __future__ import annotations
 
 import io
-import os
 import pickle
 import pickletools
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from esper.leyline.errors import DataError
-from esper.tasks.data.locate import Found, Layout, data_file, locate
+from esper.tasks.data.locate import DataSet, Found, Layout, data_file
 from esper.tasks.data.npz import open_npz
 from esper.tasks.data.source import Array, Source
 
@@ -168,11 +167,6 @@ PACKED = Layout(
 LAYOUTS = (PYTHON, BINARY, PACKED)
 
 
-def find_cifar(data_path: str | os.PathLike[str] | None = None) -> Found:
-    """Return where CIFAR-10 lies and in which layout."""
-    return locate("CIFAR-10", LAYOUTS, data_path, HOW_TO_GET)
-
-
 def read_cifar(found: Found) -> Source:
     """Return CIFAR-10 as images [N, 3, 32, 32] in the official order, with its test split."""
     if found.layout is PACKED:
@@ -195,6 +189,9 @@ def read_cifar(found: Found) -> Source:
         mean=MEAN,
         std=STD,
     )
+
+
+CIFAR = DataSet("CIFAR-10", LAYOUTS, HOW_TO_GET, read_cifar)
 
 
 def _read_binary(path: Path) -> tuple[Array, Array]:

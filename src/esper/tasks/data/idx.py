@@ -16,7 +16,7 @@ from typing import BinaryIO, cast
 import numpy as np
 
 from esper.leyline.errors import DataError
-from esper.tasks.data.locate import Found, Layout, data_file, locate
+from esper.tasks.data.locate import DataSet, Found, Layout, data_file
 from esper.tasks.data.source import Array, Source
 
 UNSIGNED_BYTE = 8
@@ -52,14 +52,12 @@ FASHION = Layout(
 ANY = Layout("idx files", FILES, (*FASHION.folders, "mnist", "MNIST/raw"))
 
 
-def find_fashion(data_path: str | os.PathLike[str] | None = None) -> Found:
-    """Return where Fashion-MNIST lies."""
-    return locate("Fashion-MNIST", (FASHION,), data_path, HOW_TO_GET)
-
-
 def read_fashion(found: Found) -> Source:
     """Return Fashion-MNIST with its fixed normalisation."""
     return read_idx(found, name="Fashion-MNIST", mean=(FASHION_MEAN,), std=(FASHION_STD,))
+
+
+FASHION_MNIST = DataSet("Fashion-MNIST", (FASHION,), HOW_TO_GET, read_fashion)
 
 
 def read_idx(

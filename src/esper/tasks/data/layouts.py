@@ -9,7 +9,7 @@ from pathlib import Path
 
 from esper.leyline.errors import DataError
 from esper.tasks.data import cifar, idx, npz, text
-from esper.tasks.data.locate import Found, existing, locate, search
+from esper.tasks.data.locate import DataSet, Found, existing, search
 from esper.tasks.data.source import Source
 
 DEFAULT_CONTEXT = 128
@@ -38,7 +38,8 @@ def _open_file(path: Path, context: int) -> Source:
         raise DataError(f"{path} is an archive; unpack it and give the folder")
     for layout in FILE_SETS:
         if any(path.name in names for names in layout.files):
-            return _read_found(locate(layout.label, (layout,), path, "give a complete folder"))
+            whole = DataSet(layout.label, (layout,), "give a complete folder", _read_found)
+            return whole.read(whole.find(path))
     if path.suffix == ".npz":
         return npz.read_npz(path)
     if path.suffix == ".txt":

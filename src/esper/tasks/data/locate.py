@@ -8,7 +8,7 @@ the current directory; then the same two places of the source checkout.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import BinaryIO
 
 from esper.leyline.errors import DataError
 from esper.leyline.files import open_regular
+from esper.tasks.data.source import Source
 
 ENVIRONMENT_VARIABLE = "ESPER_DATA"
 HOW_TO_POINT = f"point --data or {ENVIRONMENT_VARIABLE} at its folder"
@@ -135,34 +136,42 @@ def search(
     return complete, partial
 
 
-def locate(
-    name: str,
-    layouts: Sequence[Layout],
-    data_path: str | os.PathLike[str] | None,
-    how_to_get: str,
-) -> Found:
-    """Return the first complete layout of a data set, or raise naming files and places.
+@dataclass(frozen=True, slots=True)
+class DataSet:
+    """A data set that people have on disk.
 
-    Args:
-        name: The data set, for messages.
+    Attributes:
+        name: What it is, for messages.
         layouts: The layouts it comes in, preferred first.
-        data_path: The file or folder the user gave; None to search the usual places.
         how_to_get: A clause that says where the files come from.
+        read: Reads what was found.
     """
-    roots: tuple[Path, ...] = data_roots()
-    if data_path is not None:
-        path = existing(data_path)
-        roots = (path if path.is_dir() else path.parent,)
-    first_partial: str | None = None
-    for root in roots:
-        complete, partial = search(layouts, root, is_explicit=data_path is not None)
-        if complete:
-            return complete[0]
-        first_partial = first_partial or partial
-    if first_partial is not None:
-        raise DataError(f"{name} is incomplete: {first_partial}; {how_to_get}")
-    needed = " or ".join(layout.told for layout in layouts)
-    raise DataError(
-        f"{name} was not found: needed {needed}; looked in {', '.join(map(str, roots))}; "
-        f"{how_to_get}, then {HOW_TO_POINT}"
-    )
+
+    name: str
+    layouts: tuple[Layout, ...]
+    how_to_get: str
+    read: Callable[[Found], Source]
+
+    def find(self, data_path: str | os.PathLike[str] | None = None) -> Found:
+        """Return the first complete layout, or raise naming files and places.
+
+        Args:
+            data_path: The file or folder the user gave; None to search the usual places.
+        """
+        roots: tuple[Path, ...] = data_roots()
+        if data_path is not None:
+            path = existing(data_path)
+            roots = (path if path.is_dir() else path.parent,)
+        first_partial: str | None = None
+        for root in roots:
+            complete, partial = search(self.layouts, root, is_explicit=data_path is not None)
+            if complete:
+                return complete[0]
+            first_partial = first_partial or partial
+        if first_partial is not None:
+            raise DataError(f"{self.name} is incomplete: {first_partial}; {self.how_to_get}")
+        needed = " or ".join(layout.told for layout in self.layouts)
+        raise DataError(
+            f"{self.name} was not found: needed {needed}; looked in {', '.join(map(str, roots))}; "
+            f"{self.how_to_get}, then {HOW_TO_POINT}"
+        )

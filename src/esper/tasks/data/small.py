@@ -8,13 +8,12 @@ data set; both ways give the same bytes.
 from __future__ import annotations
 
 import dataclasses
-import os
 
 import numpy as np
 
 from esper.leyline.errors import DataError
 from esper.tasks.data import cifar, idx
-from esper.tasks.data.locate import Found, Layout, locate
+from esper.tasks.data.locate import DataSet, Found, Layout
 from esper.tasks.data.npz import read_npz
 from esper.tasks.data.source import Array, Source
 
@@ -25,23 +24,11 @@ CIFAR16_TRAIN = 30_000
 # Of these images, divided by 255.
 CIFAR16_MEAN = (0.4916, 0.4820, 0.4461)
 CIFAR16_STD = (0.2386, 0.2352, 0.2538)
-CIFAR16_LAYOUTS = (CIFAR16, *cifar.LAYOUTS)
 
 FASHION14 = Layout("one file of Fashion-MNIST at 14x14", (("fashion14.npz",),))
 FASHION14_SHAPE = (1, 14, 14)
 # Of the 60,000 training images, divided by 255.
 FASHION14_MEAN, FASHION14_STD = (0.2860,), (0.3301,)
-FASHION14_LAYOUTS = (FASHION14, idx.FASHION)
-
-
-def find_cifar16(data_path: str | os.PathLike[str] | None = None) -> Found:
-    """Return where the small images lie, or the full ones they are made from."""
-    return locate("CIFAR-10 at 16x16", CIFAR16_LAYOUTS, data_path, cifar.HOW_TO_GET)
-
-
-def find_fashion14(data_path: str | os.PathLike[str] | None = None) -> Found:
-    """Return where the small images lie, or the full ones they are made from."""
-    return locate("Fashion-MNIST at 14x14", FASHION14_LAYOUTS, data_path, idx.HOW_TO_GET)
 
 
 def read_cifar16(found: Found) -> Source:
@@ -68,6 +55,14 @@ def read_fashion14(found: Found) -> Source:
     return dataclasses.replace(
         source, name="Fashion-MNIST at 14x14", scale=255.0, mean=FASHION14_MEAN, std=FASHION14_STD
     )
+
+
+SMALL_CIFAR = DataSet(
+    "CIFAR-10 at 16x16", (CIFAR16, *cifar.LAYOUTS), cifar.HOW_TO_GET, read_cifar16
+)
+SMALL_FASHION = DataSet(
+    "Fashion-MNIST at 14x14", (FASHION14, idx.FASHION), idx.HOW_TO_GET, read_fashion14
+)
 
 
 def halve(images: Array) -> Array:
