@@ -7,15 +7,7 @@ from typing import Any
 
 from esper.cli.main import Parser
 from esper.cli.options import chosen
-from esper.cli.output import (
-    answer,
-    err_console,
-    interrupted,
-    new_table,
-    out_console,
-    safe,
-    tell,
-)
+from esper.cli.output import answer, err_console, interrupted, new_table, out_console, safe, tell
 from esper.cli.playing import PlayView, add_options, open_folder, print_members, resolve
 
 _EPILOG = """\

@@ -19,14 +19,7 @@ from esper.cli.options import (
     given,
     refuse_beside_resume,
 )
-from esper.cli.output import (
-    answer,
-    err_console,
-    interrupted,
-    listed,
-    naming_resume,
-    out_console,
-)
+from esper.cli.output import answer, err_console, interrupted, listed, naming_resume, out_console
 
 _RECIPES = "(default: the recipe's)"
 

@@ -13,12 +13,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from esper.leyline.actions import (
-    CAUSAL_HEADS,
-    HEAD_NAMES,
-    PLACEHOLDERS,
-    LifecycleOp,
-)
+from esper.leyline.actions import CAUSAL_HEADS, HEAD_NAMES, PLACEHOLDERS, LifecycleOp
 from esper.leyline.blueprints import NOOP
 from esper.leyline.errors import UsageError
 from esper.leyline.rules import Masks

@@ -12,13 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from esper.kasmina.garden import Garden
-from esper.kasmina.probe import (
-    axis_size,
-    call_arguments,
-    evaluating,
-    resized,
-    tensors_along,
-)
+from esper.kasmina.probe import axis_size, call_arguments, evaluating, resized, tensors_along
 from esper.leyline.errors import CheckpointError, UsageError, unknown_name
 
 Format = Literal["onnx", "pt2"]

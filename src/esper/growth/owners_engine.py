@@ -9,13 +9,7 @@ import torch
 from torch import Tensor
 
 from esper.growth.distributed import Ranks
-from esper.kasmina.engine import (
-    EpochResult,
-    RowWeights,
-    read_weights,
-    take_samples,
-    write_weights,
-)
+from esper.kasmina.engine import EpochResult, RowWeights, read_weights, take_samples, write_weights
 from esper.kasmina.evaluation import Evaluator
 from esper.kasmina.garden import Garden
 from esper.kasmina.optimizer import CarriedOptimizer

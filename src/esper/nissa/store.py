@@ -39,13 +39,7 @@ from esper.nissa.inserts import Columns
 from esper.nissa.monitors import Watch
 from esper.nissa.schema import AlarmRow, EpochRow, EventKind, EventRow, RunRow
 from esper.nissa.sinks.sink import Sink, SinkContext, SinkPump, make_sink
-from esper.nissa.watermarks import (
-    change_run,
-    commit_watermark,
-    insert_run,
-    read_run,
-    roll_back,
-)
+from esper.nissa.watermarks import change_run, commit_watermark, insert_run, read_run, roll_back
 from esper.nissa.writer import QUEUE_ROWS, Records, Writer, WriterStats
 
 STATUSES = ("finished", "interrupted", "failed")

@@ -20,13 +20,7 @@ from esper.nissa.schema import (
     UpdateRow,
 )
 from esper.report.chart import draw_panels
-from esper.report.markup import (
-    counted,
-    format_measure,
-    format_number,
-    format_share,
-    shortened,
-)
+from esper.report.markup import counted, format_measure, format_number, format_share, shortened
 from esper.report.origin import (
     NOTHING_YET,
     About,

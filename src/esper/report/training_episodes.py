@@ -12,14 +12,7 @@ from typing import Any
 from esper.leyline.actions import HEAD_NAMES
 from esper.leyline.records import told_round
 from esper.nissa.schema import DecisionRow, EpisodeRow
-from esper.report.markup import (
-    counted,
-    escaped,
-    format_number,
-    format_share,
-    op_words,
-    visible,
-)
+from esper.report.markup import counted, escaped, format_number, format_share, op_words, visible
 from esper.report.page import NOTHING, Column, number_columns, render_table
 from esper.report.training_tables import number_text
 

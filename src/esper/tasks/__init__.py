@@ -11,14 +11,7 @@ from esper.tasks.dataset import TaskData, make_data
 from esper.tasks.family import FAMILIES, Axes, Family, get_family, register_family
 from esper.tasks.member import Member
 from esper.tasks.shelf import DataShelf
-from esper.tasks.task import (
-    TASKS,
-    Task,
-    TaskConfig,
-    describe_task,
-    get_task,
-    register_task,
-)
+from esper.tasks.task import TASKS, Task, TaskConfig, describe_task, get_task, register_task
 from esper.tasks.training import TrainingConfig
 
 del _arena, _presets

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from esper.kasmina.blueprints import (
-    attention,
-    conv,
-    mlp,
-    norm,
-)
+from esper.kasmina.blueprints import attention, conv, mlp, norm
 from esper.kasmina.blueprints.registry import (
     BLUEPRINTS,
     blueprint_by_id,

@@ -5,14 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from esper.nissa.monitors.monitor import (
-    Finding,
-    Limits,
-    Recent,
-    Series,
-    measured,
-    register_monitor,
-)
+from esper.nissa.monitors.monitor import Finding, Limits, Recent, Series, measured, register_monitor
 from esper.nissa.schema import EpisodeRow, EpochRow, RoundRow, UpdateRow
 
 FREE_STEPS = 100

@@ -17,13 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from esper.leyline.actions import (
-    CAUSAL_HEADS,
-    HEAD_NAMES,
-    LifecycleOp,
-    choice_text,
-    head_values,
-)
+from esper.leyline.actions import CAUSAL_HEADS, HEAD_NAMES, LifecycleOp, choice_text, head_values
 from esper.tamiyo.networks.decision import PolicyStep
 from esper.tamiyo.networks.head_table import OP
 from esper.tamiyo.networks.layers import Hidden

@@ -30,13 +30,7 @@ from esper.tamiyo.networks.critic import (
 )
 from esper.tamiyo.networks.decision import Evaluation, PolicyStep, Scores, choose
 from esper.tamiyo.networks.head_table import NUM_HEADS, OP, SLOT, HeadTable, MaskSource
-from esper.tamiyo.networks.layers import (
-    Hidden,
-    check_hidden,
-    empty_hidden,
-    run_sequence,
-    run_step,
-)
+from esper.tamiyo.networks.layers import Hidden, check_hidden, empty_hidden, run_sequence, run_step
 from esper.tamiyo.policy.distribution import (
     FloorKind,
     check_choices,
