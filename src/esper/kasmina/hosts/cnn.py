@@ -6,6 +6,7 @@ action order is row by row; the order of execution interleaves the rows (r0c0, r
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
@@ -26,18 +27,12 @@ def doubling(base: int, blocks: int) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CnnConfig(Config):
-    """Sizes of the convolutional host, and which of its slots are offered."""
+class ImageConfig(Config):
+    """Sizes of a host of images, and which of its slots are offered."""
 
     channels: tuple[int, ...] = option((8, 16, 32), "Output channels of each block.", minimum=1)
     in_channels: int = option(3, "Channels of the input image.", minimum=1)
     num_classes: int = option(10, "Number of classes the classifier tells apart.", minimum=1)
-    kernel_size: int = option(3, "Side of the square convolution kernels; odd.", minimum=1)
-    pool_layers: int | None = option(
-        None,
-        "How many blocks, from the first, are followed by a 2x2 max pool; all if empty.",
-        minimum=0,
-    )
     slots: tuple[str, ...] | None = option(
         None, "Slot ids offered for growth; every slot of row 0 if empty."
     )
@@ -46,23 +41,14 @@ class CnnConfig(Config):
         """Check the rules that span several fields."""
         super().__post_init__()
         if not self.channels:
-            raise ConfigError("CnnConfig.channels must name at least one block, got none")
-        if self.kernel_size % 2 == 0:
-            raise ConfigError(
-                f"CnnConfig.kernel_size must be odd, so that a block keeps the image's size, "
-                f"got {self.kernel_size}"
-            )
-        if self.pools > len(self.channels):
-            raise ConfigError(
-                f"CnnConfig.pool_layers must be at most the number of blocks, "
-                f"{len(self.channels)}, got {self.pool_layers}"
-            )
+            kind = type(self).__name__
+            raise ConfigError(f"{kind}.channels must name at least one block, got none")
         self.slot_paths()
 
     @property
     def pools(self) -> int:
         """Number of pools."""
-        return len(self.channels) if self.pool_layers is None else self.pool_layers
+        return len(self.channels)
 
     def slot_paths(self) -> dict[str, str]:
         """Return the offered slots and the submodules they follow."""
@@ -71,33 +57,22 @@ class CnnConfig(Config):
         return pick_slots(every, self.slots)
 
 
-@register_host("cnn")
-class CnnHost(nn.Module):
-    """Images [B, C, H, W] to class scores [B, num_classes]."""
+class ImageHost(nn.Module):
+    """Images [B, C, H, W] to class scores [B, num_classes]: blocks, pools, a classifier.
 
-    config_class: ClassVar[type[Config]] = CnnConfig
+    Args:
+        config: the sizes.
+        block: makes a block that keeps the image's size, from its input and output channels.
+    """
+
     topology: ClassVar[Topology] = "cnn"
 
-    def __init__(self, config: CnnConfig) -> None:
+    def __init__(self, config: ImageConfig, block: Callable[[int, int], nn.Module]) -> None:
         """Build the host; its weights come from torch's current random state."""
         super().__init__()
         self.config = config
         widths = (config.in_channels, *config.channels)
-        self.blocks = nn.ModuleList(
-            nn.Sequential(
-                # The norm that follows has its own bias.
-                nn.Conv2d(
-                    width,
-                    next_width,
-                    config.kernel_size,
-                    padding=config.kernel_size // 2,
-                    bias=False,
-                ),
-                group_norm(next_width),
-                nn.ReLU(),
-            )
-            for width, next_width in pairwise(widths)
-        )
+        self.blocks = nn.ModuleList(block(a, b) for a, b in pairwise(widths))
         # One module per pool: a slot may follow each, and a slot's module runs once per forward.
         self.pools = nn.ModuleList(nn.MaxPool2d(2) for _ in range(config.pools))
         self.classifier = nn.Linear(widths[-1], config.num_classes)
@@ -112,3 +87,52 @@ class CnnHost(nn.Module):
                 hidden = self.pools[index](hidden)
         scores: Tensor = self.classifier(hidden.mean(dim=(-2, -1)))
         return scores
+
+
+@dataclass(frozen=True, kw_only=True)
+class CnnConfig(ImageConfig):
+    """Sizes of the convolutional host, and which of its slots are offered."""
+
+    kernel_size: int = option(3, "Side of the square convolution kernels; odd.", minimum=1)
+    pool_layers: int | None = option(
+        None,
+        "How many blocks, from the first, are followed by a 2x2 max pool; all if empty.",
+        minimum=0,
+    )
+
+    def __post_init__(self) -> None:
+        """Check the rules that span several fields."""
+        super().__post_init__()
+        if self.kernel_size % 2 == 0:
+            raise ConfigError(
+                f"CnnConfig.kernel_size must be odd, so that a block keeps the image's size, "
+                f"got {self.kernel_size}"
+            )
+        if self.pools > len(self.channels):
+            raise ConfigError(
+                f"CnnConfig.pool_layers must be at most the number of blocks, "
+                f"{len(self.channels)}, got {self.pool_layers}"
+            )
+
+    @property
+    def pools(self) -> int:
+        """Number of pools."""
+        return len(self.channels) if self.pool_layers is None else self.pool_layers
+
+
+@register_host("cnn")
+class CnnHost(ImageHost):
+    """The convolutional host."""
+
+    config_class: ClassVar[type[Config]] = CnnConfig
+
+    def __init__(self, config: CnnConfig) -> None:
+        """Build the host; its weights come from torch's current random state."""
+        size = config.kernel_size
+
+        def block(width: int, next_width: int) -> nn.Module:
+            # The norm that follows has its own bias.
+            filters = nn.Conv2d(width, next_width, size, padding=size // 2, bias=False)
+            return nn.Sequential(filters, group_norm(next_width), nn.ReLU())
+
+        super().__init__(config, block)
