@@ -70,7 +70,7 @@ def describe_decision(
     return DecisionRecord(**chosen, outcome=result.outcome.name.lower(), reason=result.reason)
 
 
-DEFAULT_CONTROLLER = "heuristic"
+DEFAULT_CONTROLLER = "tamiyo"
 
 MEMORY = "gardener"
 """Where the `state_dict` of a gardener's optimizer has what the gardener remembers."""
