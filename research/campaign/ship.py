@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import yaml
 
+from esper.leyline.controller import GrowthLimits
 from esper.tamiyo.controllers import Tamiyo, load_policy
+from esper.tasks.member import GROWTH_LIMIT
 
 HERE = Path(__file__).parent
 PACKAGE = HERE.parents[1] / "src" / "esper" / "tamiyo" / "weights"
@@ -34,8 +37,10 @@ def main() -> None:
         path if path.exists() else HERE / path
         for path in (options.policy, options.config, options.results, options.card)
     )
+    # Every member of a family lives within the same limits, whatever learned from it.
+    limits = GrowthLimits(parameters=GROWTH_LIMIT, flops=GROWTH_LIMIT)
     Tamiyo(
-        policy=load_policy(policy),
+        policy=replace(load_policy(policy), limits=limits),
         card=card.read_text(encoding="utf-8"),
         train_config=yaml.safe_load(config.read_text(encoding="utf-8")),
         results=json.loads(results.read_text(encoding="utf-8")),

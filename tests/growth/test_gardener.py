@@ -27,7 +27,7 @@ from esper.kasmina.lifecycle import Outcome
 from esper.kasmina.operations import OperationResult
 from esper.kasmina.probe import map_tensors
 from esper.leyline.actions import CAUSAL_HEADS, LifecycleOp, placeholder_actions
-from esper.leyline.controller import Controller
+from esper.leyline.controller import Controller, GrowthLimits
 from esper.leyline.errors import ConfigError, EsperWarning, NonFiniteError, UsageError
 from esper.leyline.records import EpochRecord
 from esper.leyline.signals import Signals
@@ -50,6 +50,36 @@ from tests.plots import (
     same,
     train,
 )
+
+
+class Cautious(Script):
+    """Learned to grow within twice the parameters and three times the operations."""
+
+    limits = GrowthLimits(parameters=2.0, flops=3.0)
+
+
+def test_limits_a_controller_learned_under_hold_where_the_owner_sets_none() -> None:
+    garden = make_garden()
+    parameters, flops = garden.count_host_parameters(), garden.host_flops
+    Gardener(garden, Cautious({}), 10)
+    assert (garden.param_limit, garden.flop_limit) == (2 * parameters, 3 * flops)
+
+    own = make_garden()
+    gardener = Gardener(own, Cautious({}), 10, max_parameters=parameters + 7)
+    assert (own.param_limit, own.flop_limit) == (parameters + 7, 3 * flops)
+    assert int(gardener.signals().param_limit) == parameters + 7
+
+    free = make_garden()
+    Gardener(free, "heuristic", 10)
+    assert (free.config.max_parameters, free.config.max_added_flops) == (0, 0)
+
+
+def test_a_frozen_host_has_no_parameters_to_be_a_multiple_of() -> None:
+    garden = make_garden()
+    garden.model.requires_grad_(False)
+    Gardener(garden, Cautious({}), 10)
+    assert garden.config.max_parameters == 0
+    assert garden.flop_limit == 3 * garden.host_flops
 
 
 def constant(model: nn.Module) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from esper.leyline.actions import LifecycleOp, causal_table
+from esper.leyline.controller import GrowthLimits
 from esper.leyline.errors import UsageError
 from esper.population.engine import PopulationConfig
 from esper.proof.clone import CloneConfig, Cloner, Lessons, find_taught
@@ -84,6 +85,8 @@ def test_it_does_what_the_schedules_do_by_what_it_sees(cloned: tuple[Path, Clone
     assert told["members"] == ["large", "small"]
     policy = load_policy(folder)
     assert policy.travels
+    play = cloner.config.play
+    assert policy.limits == GrowthLimits(parameters=play.param_limit, flops=play.flop_limit)
 
 
 def test_what_counts_is_a_choice_and_what_is_wanted_is_legal(cloned: tuple[Path, Cloner]) -> None:

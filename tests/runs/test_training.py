@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from esper.leyline.controller import GrowthLimits
 from esper.leyline.errors import CheckpointError, ConfigError, UsageError
 from esper.nissa.reader import open_run
 from esper.runs.checkpoint import TRAINING, Checkpoints, read_manifest
@@ -24,6 +25,8 @@ from esper.runs.training import (
     start_training,
 )
 from esper.simic.training.config import StageConfig, TrainConfig
+from esper.tamiyo.controllers.policy_file import CHECKPOINT_POLICY, load_policy
+from esper.tamiyo.networks.config import PolicyConfig
 from tests.plots import same
 from tests.simic.training.tiny import stored_rows, tiny_config
 
@@ -102,6 +105,20 @@ def test_a_run_leaves_everything_behind(whole: Path) -> None:
     words = (whole / "log.txt").read_text()
     assert words.count(" round ") == 2
     assert words.rstrip().endswith("finished")
+
+
+@pytest.mark.parametrize(
+    ("task", "limits"),
+    [("digits", GrowthLimits()), ("digits_family", GrowthLimits(parameters=2.0, flops=2.0))],
+)
+def test_a_policy_is_saved_with_the_limits_it_learns_under(
+    tmp_path: Path, task: str, limits: GrowthLimits
+) -> None:
+    policy = PolicyConfig(layout="travelling", lstm_hidden_dim=8)
+    config = tiny_config(tasks=(task,), policy=policy)
+    with start_training(tmp_path / "run", config, sinks=()) as run:
+        run.snapshot()[2][CHECKPOINT_POLICY](tmp_path / "policy")
+    assert load_policy(tmp_path / "policy").limits == limits
 
 
 # In the middle of a round, after its update, and among the next one's twins.

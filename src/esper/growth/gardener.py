@@ -25,7 +25,7 @@ from esper.growth.distributed import Ranks
 from esper.growth.horizon import fit_lifecycle, fit_tracker, inert_epochs
 from esper.growth.owners_engine import OwnersEngine
 from esper.kasmina.blueprints.registry import blueprint_kinds, blueprint_names
-from esper.kasmina.costs import slot_costs
+from esper.kasmina.costs import NO_LIMIT, slot_costs
 from esper.kasmina.evaluation import Evaluate, Evaluator, as_evaluator
 from esper.kasmina.garden import Garden
 from esper.kasmina.governor import GovernorConfig, Panic
@@ -43,7 +43,7 @@ from esper.leyline.actions import (
     head_values,
 )
 from esper.leyline.config import Config, option
-from esper.leyline.controller import Controller, ControllerContext
+from esper.leyline.controller import Controller, ControllerContext, GrowthLimits, Limited
 from esper.leyline.errors import NonFiniteError, UsageError, warn
 from esper.leyline.reasons import Explaining, Why, why_nothing_grew
 from esper.leyline.records import DecisionRecord, EpochRecord, SlotRecord, copy_fields
@@ -129,6 +129,25 @@ def garden_facts(garden: Garden, config: GardenerConfig, horizon: int) -> RowFac
     )
 
 
+def learned_limits(controller: Controller, garden: Garden) -> dict[str, int]:
+    """Return limits of growth that a garden lacks and its controller learned under.
+
+    What a policy does without a limit, when it never lived without one, is noise: it germinates
+    and prunes by turns.
+    """
+    limits = controller.limits if isinstance(controller, Limited) else GrowthLimits()
+    found = {}
+    # A host that is frozen altogether has no parameters to be a multiple of.
+    parameters = math.floor((limits.parameters or 0.0) * garden.count_host_parameters())
+    if parameters and garden.param_limit == NO_LIMIT:
+        found["max_parameters"] = parameters
+    if limits.flops is not None and garden.host_flops and garden.flop_limit == NO_LIMIT:
+        # 0 would be no limit; nothing that is counted costs as little as 1.
+        added = math.floor((limits.flops - 1.0) * garden.host_flops)
+        found["max_added_flops"] = max(1, added)
+    return found
+
+
 class Gardener:
     """Drives one garden with one controller.
 
@@ -146,7 +165,8 @@ class Gardener:
             with the `Controller` protocol.
         horizon: epochs of the whole run; decisions follow all but the last.
         max_seeds: most seeds alive or fossilized at once; the garden's, 0 (no limit), by default.
-        max_parameters: most trainable parameters of the grown network; likewise.
+        max_parameters: most trainable parameters of the grown network; likewise. Where there is no
+            limit and the controller learned under one, as 'tamiyo' did, that one holds.
         max_added_flops: most operations per sample that seeds may add; likewise.
         ablate_every: measure contributions at every this many epochs; 1 by default.
         seed: seed of controllers that draw.
@@ -198,6 +218,7 @@ class Gardener:
             inert_epochs=inert_epochs(garden.config.lifecycle),
         )
         self.controller = make_controller(controller, context)
+        garden.config = garden.config.limited(**learned_limits(self.controller, garden))
         self.controller.reset(1, "cpu")
         self.history: list[EpochRecord] = []
         self._ranks = Ranks(garden, val_is_sharded=self.config.val_is_sharded)

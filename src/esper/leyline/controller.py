@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
@@ -33,6 +34,31 @@ class Controller(Protocol):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrowthLimits:
+    """Most that a network may grow to, in units of its host's; None where there is no limit."""
+
+    parameters: float | None = None
+    flops: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what no network could be within."""
+        for name in ("parameters", "flops"):
+            limit = getattr(self, name)
+            if limit is not None and not 1.0 <= limit < math.inf:
+                raise UsageError(f"a limit on {name} must be at least 1, got {limit!r}")
+
+
+@runtime_checkable
+class Limited(Protocol):
+    """A controller that learned under limits on growth, and knows nothing of life without them."""
+
+    @property
+    def limits(self) -> GrowthLimits:
+        """Return what holds where nobody says otherwise."""
         ...
 
 

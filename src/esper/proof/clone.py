@@ -14,7 +14,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from esper.leyline.actions import HEAD_NAMES, LifecycleOp, causal_table, placeholder_actions
 from esper.leyline.config import Config, option
-from esper.leyline.controller import ControllerContext
+from esper.leyline.controller import ControllerContext, GrowthLimits
 from esper.leyline.errors import UsageError
 from esper.leyline.files import atomic_write_text
 from esper.leyline.manifest import MANIFEST_FILE
@@ -339,7 +339,10 @@ class Cloner:
     def _save(self) -> None:
         assert self._policy is not None
         meta = {"recipe": "clone", "round": len(self.history), "rounds": self.config.rounds}
-        save_policy(self.folder / CHECKPOINT_POLICY, self._policy, meta=meta)
+        play = self.config.play
+        limits = GrowthLimits(parameters=play.param_limit, flops=play.flop_limit)
+        policy = replace(self._policy, limits=limits)
+        save_policy(self.folder / CHECKPOINT_POLICY, policy, meta=meta)
         tree = {
             "history": self.history,
             "lessons": [lessons.state_dict() for lessons in self._lessons],

@@ -103,8 +103,9 @@ def grow(
             `train` may be an iterator. By default a decision follows every pass over `train`.
         test: batches touched once, at the end.
         max_seeds: most seeds alive or fossilized at once; 0 is no limit.
-        max_parameters: most trainable parameters; 0 is no limit.
-        max_added_flops: most operations per sample that seeds may add; 0 is no limit.
+        max_parameters: most trainable parameters; 0 is no limit, or what the controller learned
+            under: 'tamiyo' grows a network to twice its parameters and operations at most.
+        max_added_flops: most operations per sample that seeds may add; likewise.
         ablate_every: measure contributions at every this many epochs, 1 by default.
         twin: also train the un-grown twin on the same batches (twice the cost); off by default.
         seed: seed of new seeds, of controllers that draw and of dropout; 0 by default.

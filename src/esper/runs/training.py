@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,13 @@ from esper.simic.training.progress import Progress
 from esper.simic.training.round_line import round_line
 from esper.simic.training.row_source import TaskRows
 from esper.simic.training.trainer import Trainer
-from esper.tamiyo.controllers.policy_file import CHECKPOINT_POLICY, find_policy, save_policy
+from esper.tamiyo.controllers.policy_file import (
+    CHECKPOINT_POLICY,
+    Policy,
+    find_policy,
+    save_policy,
+)
+from esper.tasks.limits import common_limits
 
 
 class TrainingRun(RecordedRun[Progress]):
@@ -104,7 +111,7 @@ class TrainingRun(RecordedRun[Progress]):
                 "merit_rolling": report.merit_rolling,
                 "score_rolling": report.score_rolling,
             }
-            save_policy(self.checkpoints.best, self.trainer.policy, meta=meta)
+            save_policy(self.checkpoints.best, self._policy(), meta=meta)
         self.folder.log(f"round {told_round(report.round)} {round_line(report)}")
 
     def snapshot(self) -> tuple[dict[str, Any], dict[str, Any], Mapping[str, Write]]:
@@ -112,7 +119,7 @@ class TrainingRun(RecordedRun[Progress]):
         meta = self._meta()
 
         def write_policy(folder: Path) -> None:
-            save_policy(folder, self.trainer.policy, meta=meta)
+            save_policy(folder, self._policy(), meta=meta)
 
         return self.trainer.state_dict(), meta, {CHECKPOINT_POLICY: write_policy}
 
@@ -139,6 +146,11 @@ class TrainingRun(RecordedRun[Progress]):
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.trainer.close()
         super().__exit__(kind, error, trace)
+
+    def _policy(self) -> Policy:
+        """Return the policy with the limits on growth that it learns under."""
+        names = [name for stage in self.config.stages for name in stage.tasks]
+        return replace(self.trainer.policy, limits=common_limits(names))
 
     def _meta(self) -> dict[str, Any]:
         """Return what a checkpoint's manifest says of it."""

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from esper.leyline.blueprints import BUILTIN_BLUEPRINTS, NUM_BLUEPRINTS
-from esper.leyline.controller import ControllerContext
+from esper.leyline.controller import ControllerContext, GrowthLimits
 from esper.leyline.errors import CheckpointError, UsageError
 from esper.leyline.manifest import MANIFEST_FILE
 from esper.leyline.storage import load_tree, save_tree
@@ -46,6 +47,25 @@ def test_a_policy_comes_back_as_it_was(tmp_path: Path) -> None:
         POLICY_VERSION,
         {"rounds": 7},
     )
+
+
+def test_the_limits_it_learned_under_travel_with_it(tmp_path: Path) -> None:
+    limits = GrowthLimits(parameters=2.0, flops=3.0)
+    travelling = PolicyConfig(lstm_hidden_dim=16, layout="travelling")
+    save_policy(tmp_path / "policy", replace(new_policy(travelling), limits=limits))
+    again = load_policy(tmp_path / "policy")
+    assert again.limits == limits
+    fitted = again.fitted(ControllerContext(slot_names=("a",)))
+    assert fitted is not again
+    assert fitted.limits == limits
+    tree, _ = load_tree(tmp_path / "policy", kind="policy", version=POLICY_VERSION)
+    del tree["limits"]
+    save_tree(tmp_path / "silent", tree, kind="policy", version=POLICY_VERSION)
+    assert load_policy(tmp_path / "silent").limits == GrowthLimits()
+    tree["limits"] = {"parameters": 0.5}
+    save_tree(tmp_path / "wrong", tree, kind="policy", version=POLICY_VERSION)
+    with pytest.raises(CheckpointError, match=r"parameters must be at least 1, got 0\.5"):
+        load_policy(tmp_path / "wrong")
 
 
 def test_equal_seeds_give_equal_weights_and_leave_the_global_numbers_alone() -> None:

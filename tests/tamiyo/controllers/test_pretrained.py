@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import esper
-from esper.leyline.controller import ControllerContext
+from esper.leyline.controller import ControllerContext, GrowthLimits
 from esper.leyline.errors import CheckpointError, UsageError
 from esper.tamiyo.controllers import (
     Tamiyo,
@@ -50,6 +50,15 @@ def test_its_card_states_what_its_results_say(shipped: Tamiyo) -> None:
     trained_on = set(shipped.train_config["members"]["labels"])
     assert trained_on
     assert not trained_on & set(shipped.results["members"]), "it is judged on what it never saw"
+
+
+def test_it_knows_the_limits_it_learned_under(shipped: Tamiyo, tmp_path: Path) -> None:
+    played = shipped.train_config["play"]
+    assert shipped.policy.limits == GrowthLimits(
+        parameters=played["param_limit"], flops=played["flop_limit"]
+    )
+    shipped.save_pretrained(tmp_path / "copy")
+    assert Tamiyo.from_pretrained(tmp_path / "copy").policy.limits == shipped.policy.limits
 
 
 def test_battery() -> None:
@@ -130,6 +139,7 @@ def drop_choice(config: dict[str, Any]) -> None:
         (drop_choice, r"chooses \d+ things where this Esper has \d+"),
         (lambda config: config.update(schema=9), "schema 9; this Esper reads 'tamiyo' of schema 1"),
         (lambda config: config.pop("network"), "is not complete"),
+        (lambda config: config.pop("limits"), "cannot be used: 'limits'"),
         (lambda config: config["network"].update(lstm_hidden_dim=64), "cannot be used"),
         (lambda config: config["network"].update(colour="red"), "is not complete"),
     ],

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from esper.leyline.actions import HEAD_NAMES, LifecycleOp
 from esper.leyline.blueprints import NOOP
-from esper.leyline.controller import ControllerContext
+from esper.leyline.controller import ControllerContext, GrowthLimits
 from esper.leyline.errors import CheckpointError, UsageError
 from esper.leyline.manifest import MANIFEST_FILE
 from esper.leyline.randomness import generator
@@ -97,6 +97,11 @@ class LearnedController:
         self._hidden: Hidden | None = None
         self._urges = torch.zeros(0)
         self._last: _Decision | None = None
+
+    @property
+    def limits(self) -> GrowthLimits:
+        """The limits on growth that its policy learned under."""
+        return self.policy.limits
 
     @classmethod
     def build(cls, argument: str | None, context: ControllerContext) -> LearnedController:

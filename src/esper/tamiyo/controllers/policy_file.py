@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from esper.leyline.blueprints import (
     BlueprintKind,
     kinds_of,
 )
-from esper.leyline.controller import ControllerContext
+from esper.leyline.controller import ControllerContext, GrowthLimits
 from esper.leyline.errors import CheckpointError, UsageError
 from esper.leyline.manifest import MANIFEST_FILE
 from esper.leyline.randomness import seeded
@@ -53,6 +53,8 @@ class Policy:
     """Name of every blueprint at the index that the network knows it by."""
     blueprint_kinds: tuple[BlueprintKind, ...] = BUILTIN_KINDS
     """Their kinds."""
+    limits: GrowthLimits = field(default_factory=GrowthLimits)
+    """Under which it learned, as far as that was said."""
 
     def __post_init__(self) -> None:
         """Refuse parts that do not belong together."""
@@ -111,7 +113,7 @@ class Policy:
         )
         other.network.load_state_dict(self.network.state_dict())
         other.normalizer.load_state_dict(self.normalizer.state_dict())
-        return other.to(self.network.floors.device)
+        return replace(other, limits=self.limits).to(self.network.floors.device)
 
     def to(self, device: torch.device | str) -> Policy:
         """Move it to a device, and return it."""
@@ -157,6 +159,7 @@ def save_policy(
         "config": policy.network.config.to_mapping(),
         "blueprints": list(policy.blueprint_names),
         "kinds": list(policy.blueprint_kinds),
+        "limits": asdict(policy.limits),
         "features": read_features(policy.network.config),
         "normalizer": dict(policy.normalizer.state_dict()),
         "weights": dict(policy.network.state_dict()),
@@ -199,6 +202,8 @@ def load_policy(folder: str | Path, *, device: torch.device | str = "cpu") -> Po
         )
         policy.network.load_state_dict(tree["weights"])
         policy.normalizer.load_state_dict(tree["normalizer"])
+        # One that was saved before it was asked under which limits it learned says nothing.
+        policy = replace(policy, limits=GrowthLimits(**tree.get("limits", {})))
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise CheckpointError(

@@ -1,21 +1,21 @@
 """Tamiyo, trained and ready: controllers as folders that travel, and the one that ships with Esper.
 
     tamiyo = esper.Tamiyo.from_pretrained("tamiyo")       # the shipped one, or a folder
-    esper.grow(model, data, slots=..., controller=tamiyo)
+    esper.grow(model, slots, train=train, val=val, controller=tamiyo)
     tamiyo.save_pretrained("my-tamiyo")
 
 A folder has `config.json` (the network, what it reads and what it may choose, with a hash of
-each), `model.safetensors` (weights and observation statistics), `train_config.json` (how it was
-trained), `results.json` (what it reached, against what) and `README.md`, the card. Nothing in it is
-code. A controller that reads or chooses other things than this Esper knows is refused by the name
-of what differs.
+each, and the limits on growth that it learned under), `model.safetensors` (weights and observation
+statistics), `train_config.json` (how it was trained), `results.json` (what it reached, against
+what) and `README.md`, the card. Nothing in it is code. A controller that reads or chooses other
+things than this Esper knows is refused by the name of what differs.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from safetensors.torch import load, save
 
 from esper._version import __version__
 from esper.leyline.actions import HEAD_VALUES
-from esper.leyline.controller import ControllerContext
+from esper.leyline.controller import ControllerContext, GrowthLimits
 from esper.leyline.errors import CheckpointError, EsperError, UsageError
 from esper.leyline.files import write_folder
 from esper.leyline.manifest import from_json, read_bytes, to_json
@@ -76,6 +76,7 @@ class Tamiyo:
                 blueprint_kinds=tuple(config["kinds"]),
             )
             tensors = load(read_bytes(folder / _WEIGHTS, _LARGEST))
+            policy = replace(policy, limits=GrowthLimits(**config["limits"]))
             policy.network.load_state_dict(_under("network.", tensors))
             policy.normalizer.load_state_dict(_under("normalizer.", tensors))
         except (EsperError, KeyError, RuntimeError, SafetensorError, TypeError) as error:
@@ -153,6 +154,7 @@ def _describe(policy: Policy) -> dict[str, Any]:
         "network": config.to_mapping(),
         "blueprints": list(policy.blueprint_names),
         "kinds": list(policy.blueprint_kinds),
+        "limits": asdict(policy.limits),
         "observation": {"hash": _hash(features), "features": features},
         "actions": {"hash": _hash(choices), "choices": choices},
     }
