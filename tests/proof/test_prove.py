@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 
 from esper.leyline.errors import UsageError
 from esper.proof.arm import parse_arm, waiting
+from esper.proof.member import GivenMember
 from esper.proof.play import Player
 from esper.proof.prove import Proof, ProveConfig, make_arm
 from esper.proof.report import write_report
@@ -16,13 +18,21 @@ from tests.proof.made_up import result
 from tests.proof.small import member, play_config
 
 MEMBERS = (member(2), member(2, 600))
+MANY = (*MEMBERS, *(member(2, 100 * number) for number in range(1, 6)))
+"""Enough of them that three comparisons can come to a verdict."""
 GOOD = [
     {"epoch": 0, "op": "grow", "slot": slot, "blueprint": "conv_heavy", "tempo": 3}
     for slot in ("100%", "0%")
 ]
 
 
-def proof(folder: Path, arms: list[str], stop_after: int | None = None, **changes: object) -> Proof:
+def proof(
+    folder: Path,
+    arms: list[str],
+    stop_after: int | None = None,
+    members: Sequence[GivenMember] = MEMBERS,
+    **changes: object,
+) -> Proof:
     folder.mkdir(exist_ok=True)
     config = ProveConfig(arms=tuple(arms), **{"seeds": 3, "play": play_config(), **changes})
     epochs = 0
@@ -32,7 +42,7 @@ def proof(folder: Path, arms: list[str], stop_after: int | None = None, **change
         epochs += 1
         return stop_after is not None and epochs > stop_after
 
-    return Proof(config, MEMBERS, folder, Player(config.play, is_stopped=is_stopped))
+    return Proof(config, members, folder, Player(config.play, is_stopped=is_stopped))
 
 
 @pytest.fixture
@@ -43,11 +53,16 @@ def schedule(tmp_path: Path) -> str:
 
 
 def played(
-    folder: Path, errors: dict[str, float], *, purpose: str = "proof", spread: float = 0.02
+    folder: Path,
+    errors: dict[str, float],
+    *,
+    purpose: str = "proof",
+    spread: float = 0.02,
+    members: Sequence[GivenMember] = MEMBERS,
 ) -> None:
     """Write results down that were never played: mean log errors by arm, the same noise for all."""
     stream = np.random.default_rng(0)
-    noise = stream.normal(0, spread, (len(MEMBERS), 6))
+    noise = stream.normal(0, spread, (len(members), 6))
     folder.mkdir(exist_ok=True)
     ResultFile(folder / "results.jsonl").add(
         result(
@@ -57,14 +72,15 @@ def played(
             purpose=purpose,
             parameters=100 if arm == "wait" else 150,
         )
-        for place, own in enumerate(MEMBERS)
+        for place, own in enumerate(members)
         for arm, error in errors.items()
     )
 
 
 def test_a_known_better_arm_wins_a_null_arm_ties_and_a_worse_one_loses(tmp_path: Path) -> None:
-    played(tmp_path, {"heuristic": 0.2, "plateau": 0.2, "wait": 0.25, "random": 0.15})
-    own = proof(tmp_path, ["heuristic", "plateau", "wait", "random"], seeds=6)
+    errors = {"heuristic": 0.2, "plateau": 0.2, "wait": 0.25, "random": 0.15}
+    played(tmp_path, errors, members=MANY)
+    own = proof(tmp_path, list(errors), members=MANY, seeds=6)
     assert own.run()  # everything is there already
     found = own.conclude()
     verdicts = {each["reference"]: each["verdict"] for each in found["comparisons"]}
@@ -72,10 +88,19 @@ def test_a_known_better_arm_wins_a_null_arm_ties_and_a_worse_one_loses(tmp_path:
     assert found["fronts"]["parameters"] == ["wait", "random"]
     assert found["privileged_share"] is None
     report = write_report(found)
-    for words in ("heuristic beats wait: 2", "heuristic ties with plateau", "loses to random"):
+    fewer = {each["reference"]: each["errors_changed"] for each in found["comparisons"]}
+    assert fewer == pytest.approx({"plateau": 0.0, "wait": -0.2, "random": 1 / 3}, abs=0.01)
+    for words in ("heuristic beats wait: ", "heuristic ties with plateau", "loses to random"):
         assert words in report
     for label in found["members"]:
         assert f"| {label} | " in report
+
+
+def test_two_members_cannot_tell_and_the_report_says_so(tmp_path: Path) -> None:
+    played(tmp_path, {"heuristic": 0.2, "wait": 0.25})
+    found = proof(tmp_path, ["heuristic", "wait"], seeds=6).conclude()
+    assert [each["verdict"] for each in found["comparisons"]] == ["ties"]
+    assert "2 members are too few to say more" in write_report(found)
 
 
 def test_every_kind_of_arm_is_played_and_an_interruption_changes_nothing(

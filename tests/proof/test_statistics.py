@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import random
+from statistics import fmean
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from esper.proof.statistics import (
     holm_confidences,
     interquartile_mean,
     judge,
+    least_p,
     log_ratios,
     percentile_interval,
     probability_of_improvement,
@@ -77,6 +80,60 @@ def test_percentile_intervals_leave_out_as_much_at_either_end() -> None:
     assert str(interval) == "+50.000 [+5.000, +95.000]"
 
 
+def middle(values: list[float]) -> float:
+    """Return the mean without the lowest and the highest quarter, the long way."""
+    ordered = sorted(values)
+    cut = len(ordered) // 4
+    return fmean(ordered[cut : len(ordered) - cut])
+
+
+def skewed(members: int = 6, seeds: int = 5) -> np.ndarray:
+    """Members that differ, seeds that are lucky on all of them, and a few that stand out."""
+    stream = np.random.default_rng(11)
+    lucky = stream.normal(0, 0.5, (1, seeds))
+    return np.exp(stream.normal(0, 0.3, (members, 1)) + lucky) * stream.exponential(
+        0.5, (members, seeds)
+    )
+
+
+def bounds(values: list[float]) -> list[float]:
+    ordered = sorted(values)
+    return [ordered[int(share * len(ordered))] for share in (0.025, 0.5, 0.975)]
+
+
+def test_both_bootstraps_are_what_a_plain_loop_finds() -> None:
+    values, stream = skewed(), random.Random(5)
+    rows = [list(map(float, row)) for row in values]
+    over_members, over_seeds = [], []
+    for _ in range(4000):
+        members = [stream.choice(rows) for _ in rows]
+        over_members.append(middle([stream.choice(row) for row in members for _ in row]))
+        over_seeds.append(middle([stream.choice(row) for row in rows for _ in row]))
+    low, centre, high = bounds(over_members)
+    drawn = resample_members(values)
+    assert np.quantile(drawn, [0.025, 0.5, 0.975]) == pytest.approx([low, centre, high], abs=0.04)
+    seeds = bootstrap_seeds(values)
+    low, _, high = bounds(over_seeds)
+    assert (seeds.low, seeds.high) == pytest.approx((low, high), abs=0.03)
+    flat = [value for row in rows for value in row]
+    assert seeds.estimate == pytest.approx(middle(flat))
+    # Where they agree the test could not tell one from the other.
+    assert high - low < 0.8 * (bounds(over_members)[2] - bounds(over_members)[0])
+    assert abs(middle(flat) - fmean(flat)) > 0.05
+    assert abs((low + high) / 2 - middle(flat)) > 0.03
+
+
+def test_a_comparison_is_made_of_these() -> None:
+    values = skewed(8)
+    found = compare({"a": values, "b": -values}, "mine", required=["a", "b"], seed=3)[0]
+    level = 1 - 0.05 / 2
+    assert found.over_members == percentile_interval(
+        float(interquartile_mean(values)), resample_members(values, 3), level
+    )
+    assert found.over_seeds == bootstrap_seeds(values, 0.95, 3)
+    assert found.p_value == max(two_sided_p(resample_members(values, 3)), least_p(8))
+
+
 def test_resamples_of_members_spread_further_than_those_of_seeds() -> None:
     """Members that differ much, seeds that differ little: only other members can say so."""
     by_member = np.linspace(-0.2, 0.3, 8)[:, None] + np.zeros((8, 4))
@@ -101,6 +158,30 @@ def test_the_null_is_rejected_about_as_often_as_it_may_be() -> None:
         values = stream.normal(0, 0.1, (12, 1)) + stream.normal(0, 0.05, (12, 4))
         rejected += two_sided_p(resample_members(values, number)) < 0.05
     assert rejected <= 6
+
+
+def test_few_members_cannot_carry_a_verdict() -> None:
+    assert [least_p(members) for members in (1, 2, 6)] == [1.0, 0.5, 2 / 64]
+    for members, verdict in ((1, "ties"), (2, "ties"), (5, "ties"), (6, "beats"), (12, "beats")):
+        found = compare({"wait": table(0.2, members)}, "mine", required=["wait"])[0]
+        assert found.verdict == verdict, members
+        assert found.p_value == max(least_p(members), 0.0002)
+        assert ("members are too few to say more" in str(found)) == (verdict == "ties")
+    four = {name: table(0.2, 7) for name in ("a", "b", "c", "d")}
+    assert {each.verdict for each in compare(four, "mine", required=list(four))} == {"ties"}
+    assert {each.verdict for each in compare(four, "mine")} == {"beats"}
+    # A tie that is one by its interval says nothing of members.
+    assert "too few" not in str(compare({"wait": table(0.0, 6)}, "mine")[0])
+
+
+def test_chance_is_rarely_called_a_win_however_few_the_members() -> None:
+    stream = np.random.default_rng(3)
+    for members in (2, 4, 6):
+        called = 0
+        for _ in range(30):
+            values = stream.normal(0, 0.1, (members, 1)) + stream.normal(0, 0.05, (members, 3))
+            called += compare({"wait": values}, "mine", required=["wait"])[0].verdict != "ties"
+        assert called <= 4, members
 
 
 def test_verdicts() -> None:
@@ -128,7 +209,7 @@ def test_a_verdict_in_words() -> None:
     better = compare({"wait": table(0.2)}, "mine", required=["wait"])[0]
     assert str(better).startswith("mine beats wait: 18.")
     assert "fewer errors, log ratio +0.2" in str(better)
-    assert "(95.0%), p = 0.0002 after Holm, better in 100% of pairs" in str(better)
+    assert "(95.0%), p = 0.0005 after Holm, better in 100% of pairs" in str(better)
     worse = compare({"wait": table(-0.2)}, "mine")[0]
     assert "mine loses to wait: 22" in str(worse)
     assert "more errors" in str(worse)
