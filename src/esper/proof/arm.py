@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from esper.leyline.controller import Controller, ControllerContext
-from esper.leyline.errors import UsageError
+from esper.leyline.errors import UsageError, nearest
 from esper.leyline.randomness import derive_seed
 from esper.proof.member import Member
 from esper.proof.plans import PlainSchedule
@@ -25,8 +25,9 @@ WAIT = "wait"
 STATIC = "static"
 SCRATCH = "scratch"
 
-DRAWING = ("random", "periodic", "learned")
-"""Controllers whose draws depend on the number of a row: each member has one of its own."""
+DRAWS_NOTHING = (WAIT, "plateau", "heuristic", "schedule", "greedy", "tamiyo")
+"""Controllers that decide by what they see of a row alone: one serves all members. Draws of any
+other, a third party's among them, may depend on the number of a row: each member has its own."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,8 @@ class ControllerArm:
 
     @property
     def is_drawing(self) -> bool:
-        """Whether its decisions depend on the number of a row."""
-        return self.spec.partition(":")[0] in DRAWING
+        """Whether its decisions may depend on the number of a row."""
+        return self.spec.partition(":")[0] not in DRAWS_NOTHING
 
     def controller(self, context: ControllerContext) -> Controller:
         """Return the controller for some rows."""
@@ -146,6 +147,7 @@ KINDS = {
     "privileged": "the schedule searched on the member itself (privileged:FILE)",
     "greedy": "a learned policy, its likeliest actions (greedy:FOLDER, or just the FOLDER)",
     "learned": "a learned policy that draws (learned:FOLDER)",
+    "tamiyo": "the learned controller that comes along, or one in a folder (tamiyo:FOLDER)",
     "static": "hosts of 1, 1.5, 2 and 3 times the width, each at its own tuned learning rate",
     "scratch": "what another arm grew, trained from scratch (scratch:ARM)",
 }
@@ -168,8 +170,9 @@ def parse_arm(text: str) -> ArmSpec:
     if kind not in known and kind not in CONTROLLERS:
         if not find_policy(spec).exists():
             raise UsageError(
-                f"there is no arm {spec!r}; it is one of {', '.join(KINDS)}, or the folder of a "
-                "policy or of the run that trained it"
+                f"there is no arm {spec!r}{nearest(spec, list(KINDS)) or ';'} it is one of "
+                f"{', '.join(KINDS)}, the folder of a policy or of the run that trained it, or a "
+                "controller of your own, after --import FILE"
             )
         return ArmSpec(name or spec.rstrip("/").rpartition("/")[2], "greedy", spec)
     return ArmSpec(name or kind, kind, argument if colon else None)
