@@ -43,7 +43,8 @@ def test_unknown_name_suggests_the_nearest(installed: dict[str, list[Point]]) ->
     with pytest.raises(UnknownNameError) as caught:
         things.get("conv_ligth")
     assert str(caught.value) == (
-        "unknown blueprint 'conv_ligth', did you mean 'conv_light'? known: conv_light"
+        "unknown blueprint 'conv_ligth', did you mean 'conv_light'? known: conv_light; "
+        "one of your own is known once its module is imported (--import FILE)"
     )
 
 

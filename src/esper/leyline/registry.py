@@ -49,7 +49,10 @@ class Registry(Generic[T]):
         try:
             return self._items[name]
         except KeyError:
-            raise unknown_name(self.kind, name, self._items) from None
+            known = unknown_name(self.kind, name, self._items)
+            raise type(known)(
+                f"{known}; one of your own is known once its module is imported (--import FILE)"
+            ) from None
 
     def names(self) -> tuple[str, ...]:
         """Return every known name in order of registration."""
