@@ -20,6 +20,7 @@ from esper.runs.request import (
     model_slots,
     read_request,
 )
+from esper.runs.training import read_run_config
 
 NET = """
 import torch
@@ -185,6 +186,12 @@ def test_the_request_of_a_run_is_read_from_its_folder(tmp_path: Path) -> None:
     folder.write_config({"ppo": {}, "rounds": 3})
     with pytest.raises(UsageError, match="is a training run; continue it with: esper train"):
         read_request(folder)
+    folder.write_config({"command": "prove", "seeds": 3})
+    for read in (read_request, read_run_config):
+        with pytest.raises(
+            UsageError, match="`esper prove`; continue it with: esper prove --resume"
+        ):
+            read(folder)
 
 
 def test_a_run_folder_of_the_old_format_is_refused_in_one_line(tmp_path: Path) -> None:

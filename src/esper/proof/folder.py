@@ -11,7 +11,7 @@ from esper.leyline.config import Config
 from esper.leyline.errors import ConfigError, UsageError
 from esper.leyline.lock import WriterLock
 from esper.nissa.database import LOCK_FILE
-from esper.runs.folder import RunFolder
+from esper.runs.folder import COMMAND, RunFolder
 
 C = TypeVar("C", bound=Config)
 
@@ -19,7 +19,7 @@ C = TypeVar("C", bound=Config)
 def start(path: str | Path, config: Config, *, overwrite: bool) -> None:
     """Make the folder and write down what was asked for."""
     kind = type(config).__name__.removesuffix("Config").lower()
-    settings = {"command": kind, **config.to_mapping()}
+    settings = {COMMAND: kind, **config.to_mapping()}
     with RunFolder(path).claim_new(settings, overwrite=overwrite) as lock:
         lock.release()
 
@@ -28,7 +28,7 @@ def read_config(path: str | Path, config: type[C]) -> C:
     """Return what was asked for in a folder that is continued."""
     kind = config.__name__.removesuffix("Config").lower()
     settings = RunFolder(path).read_config()
-    if settings.pop("command", None) != kind:
+    if settings.pop(COMMAND, None) != kind:
         raise UsageError(f"{path} is no folder of `esper {kind}`; give the --out of one")
     try:
         return config.from_mapping(settings)

@@ -9,6 +9,7 @@ lock from before the first change to the last.
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,6 +24,8 @@ from esper.leyline.lock import WriterLock
 from esper.nissa.database import LOCK_FILE, STORE_FILES
 
 SETTINGS = "config.yaml"
+COMMAND = "command"
+"""Where the settings of a search, a clone or a proof name the command that they are of."""
 CHECKPOINTS = "checkpoints"
 """Where checkpoints lie in a run folder."""
 
@@ -128,6 +131,17 @@ class RunFolder:
         if not isinstance(data, dict):
             raise CheckpointError(f"{path} is not a mapping of settings; the run cannot continue")
         return data
+
+    def read_run_config(self) -> dict[str, Any]:
+        """Return the settings of an existing growing or training run; refuse any other folder."""
+        settings = self.read_config()
+        if COMMAND in settings:
+            verb = f"esper {settings[COMMAND]}"
+            raise UsageError(
+                f"{self.path} is a folder of `{verb}`; continue it with: "
+                f"{verb} --resume --out {shlex.quote(str(self.path))}"
+            )
+        return settings
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         """Write the settings, in the place of those that were there."""

@@ -157,7 +157,7 @@ def refuse_code(request: GrowRequest, run: Path, model: str | None) -> None:
 
 def read_request(folder: RunFolder) -> GrowRequest:
     """Return what the run in a folder was asked for."""
-    settings = folder.read_config()
+    settings = folder.read_run_config()
     if STARTED_BY in settings:
         raise UsageError(
             f"{folder.path} grows a model that only the program knows which started it; continue "

@@ -273,7 +273,7 @@ def _find_world(trainer: Trainer) -> World:
 
 def read_run_config(folder: RunFolder) -> TrainConfig:
     """Return the settings of a training run."""
-    settings = folder.read_config()
+    settings = folder.read_run_config()
     if "ppo" not in settings:
         again = resume_command(folder.path, GROWING)
         raise UsageError(
