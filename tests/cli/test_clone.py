@@ -29,7 +29,8 @@ def test_from_a_search_to_a_policy_that_trains_on(
     out = tmp_path / "clone"
     said = esper(capsys, "clone", str(searched), *SMALL, "--out", str(out))
     assert said.code == 0, said.err
-    assert "use it with --controller greedy:FOLDER" in said.out
+    policy = tmp_path / "clone" / "policy"
+    assert f"use it with --controller greedy:{policy}" in "".join(said.out.splitlines())
     told = json.loads((out / "clone.json").read_text())
     # The search played two members; all of the family's are taught.
     assert len(told["members"]) == len(get_family("digits_family").members("train"))

@@ -83,11 +83,14 @@ def test_choosing_slots_prints_what_the_page_says() -> None:
 
 @pytest.mark.filterwarnings("ignore::esper.EsperWarning")
 def test_growing_with_an_optimizer_and_of_a_frozen_model() -> None:
-    optimizing, adapting = python_blocks(HOW_TO / "grow-your-own.md")
+    optimizing, adapting, learned = python_blocks(HOW_TO / "grow-your-own.md")
     names = run_blocks([optimizing.replace("60", "8")], taken_for_granted())[0]
     assert names["schedule"].last_epoch == 8
     names = run_blocks([adapting.replace("val=val", "val=val, epochs=8")], taken_for_granted())[0]
     assert not any(parameter.requires_grad for parameter in names["model"].parameters())
+    names = run_blocks([learned.replace("60", "8")], taken_for_granted())[0]
+    garden, host = names["grown"].model, names["grown"].summary.parameters_before
+    assert garden.param_limit == 2 * host
 
 
 @pytest.fixture
@@ -114,16 +117,13 @@ def test_wrapping_and_baking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_training_sharing_and_judging_a_controller(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from esper.tamiyo.controllers import load_policy
-
     monkeypatch.chdir(tmp_path)
     blocks = python_blocks(HOW_TO / "train-a-controller.md")
     shorter = [
         re.sub(r"rounds=50", "rounds=2", block).replace('"digits"', '"smoke"').replace("=20", "=2")
         for block in blocks
     ]
-    known = {**taken_for_granted(), "load_policy": load_policy}
-    names, said = run_blocks(shorter, known)
+    names, said = run_blocks(shorter, taken_for_granted())
     assert names["trained"].policy == Path("runs/tamiyo/checkpoints/best")
     assert (tmp_path / "my-tamiyo").is_dir()
     assert said

@@ -124,4 +124,4 @@ def print_summary(found: dict[str, Any]) -> None:
         table.add_row(str(number), *texts)
     console = out_console()
     console.print(table)
-    tell(console, f"{found['policy']}: use it with --controller greedy:FOLDER")
+    tell(console, f"policy: {found['policy']}; use it with --controller greedy:{found['policy']}")
