@@ -60,6 +60,20 @@ def show(*, terminal: bool, verbose: bool = False, title: str = "training digits
     return stream.getvalue()
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+@pytest.mark.parametrize(("every", "told"), [(0, []), (2, [1, 3, 4]), (9, [4])])
+def test_greedy_episodes_are_announced(terminal: bool, every: int, told: list[int]) -> None:
+    """They take as long as a round, and nothing is heard of them until they are over."""
+    for number in range(5):
+        stream = io.StringIO()
+        console = Console(file=stream, force_terminal=terminal, width=120, color_system=None)
+        with TrainView(console, 5, title="x", evaluate_every=every) as view:
+            view.show(progress(number, step=59))
+            assert "greedy episodes" not in stream.getvalue()
+            view.show(progress(number, step=60))
+        assert ("then greedy episodes to choose" in stream.getvalue()) == (number in told)
+
+
 def test_a_terminal_shows_what_matters() -> None:
     text = show(terminal=True)
     for word in (

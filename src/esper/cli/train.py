@@ -106,7 +106,12 @@ def run(options: argparse.Namespace) -> int:
         where = f"{', '.join(config.tasks)}, {trainer.device.type}"
         title = f"training {config.recipe} ({where}) into {options.out}"
         view = TrainView(
-            err_console(), config.rounds, trainer.round, title=title, verbose=options.verbose
+            err_console(),
+            config.rounds,
+            trainer.round,
+            title=title,
+            verbose=options.verbose,
+            evaluate_every=config.evaluate_every,
         )
         alarms.show_by(view.alarm)
         again = resume_command(options.out, TRAINING)

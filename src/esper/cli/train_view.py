@@ -36,7 +36,14 @@ class TrainView(LiveView):
     """Shows a training run; use it as a context manager and give it every step."""
 
     def __init__(
-        self, console: Console, rounds: int, done: float = 0.0, *, title: str, verbose: bool = False
+        self,
+        console: Console,
+        rounds: int,
+        done: float = 0.0,
+        *,
+        title: str,
+        verbose: bool = False,
+        evaluate_every: int = 0,
     ) -> None:
         """Show a run of this many rounds, of which some may be done already."""
         counter = TextColumn("{task.fields[where]}", markup=False)
@@ -44,6 +51,7 @@ class TrainView(LiveView):
         super().__init__(console, counter, title=title, total=rounds, done=done, where=where)
         self._rounds = rounds
         self._verbose = verbose
+        self._evaluate_every = evaluate_every
         self._returns: list[float] = []
         self._gains: list[float] = []
         self._report: RoundReport | None = None
@@ -87,10 +95,21 @@ class TrainView(LiveView):
             self.warn(alarm_line(alarm, unit="round"))
 
     def _parts(self, progress: Progress) -> list[Table | Text]:
-        parts: list[Table | Text] = [safe(phase_line(progress))]
+        parts: list[Table | Text] = [safe(self._phase(progress))]
         if self._report is not None:
             parts.append(self._table(self._report))
         return [*parts, *self._alarms[-_RECENT_ALARMS:]]
+
+    def _phase(self, progress: Progress) -> str:
+        if self._evaluates_next(progress):
+            return "update, then greedy episodes to choose the best policy by"
+        return phase_line(progress)
+
+    def _evaluates_next(self, progress: Progress) -> bool:
+        """Return whether a round's episodes are over and greedy ones follow."""
+        every, done = self._evaluate_every, progress.round + 1
+        is_due = bool(every) and (done % every == 0 or done == self._rounds)
+        return is_due and progress.phase == "rollout" and progress.step == progress.steps
 
     def _table(self, report: RoundReport) -> Table:
         table = Table(box=None, pad_edge=False, show_header=False)
@@ -123,13 +142,15 @@ class TrainView(LiveView):
         now = time.monotonic()
         report = progress.report
         is_edge = report is not None and report.round in (0, self._rounds - 1)
+        # Nothing is heard until a round is closed, and greedy episodes can take as long as it did.
+        is_edge = is_edge or self._evaluates_next(progress)
         if not self._is_line_due(now, matters=is_edge or (self._verbose and report is not None)):
             return
         eta = self._eta(now, done)
         if report is not None:
             line = f"round {told_round(report.round)}/{self._rounds}  {round_line(report)}"
         else:
-            line = f"round {told_round(progress.round)}/{self._rounds}  {phase_line(progress)}"
+            line = f"round {told_round(progress.round)}/{self._rounds}  {self._phase(progress)}"
         tell(self._console, f"{line}  ETA {eta}")
 
     def _eta(self, now: float, done: float) -> str:
