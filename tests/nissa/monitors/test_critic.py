@@ -42,6 +42,12 @@ def test_returns_that_do_not_vary_leave_nothing_to_explain() -> None:
     assert denied.severity == "warning"
 
 
+def test_nothing_is_asked_of_a_critic_that_nobody_has_taught_yet() -> None:
+    for number, found in ((0, {}), (1, {None: "warning"})):
+        update = healthy_update(number, explained_variance=-0.9)
+        assert levels("explained_variance", update) == found
+
+
 def test_the_monitor_knows_how_far_the_run_is() -> None:
     early = healthy_update(1, explained_variance=-0.4)
     late = healthy_update(ROUNDS - 1, explained_variance=0.05)

@@ -128,17 +128,19 @@ def check_value_collapse(value_std: float | None, return_std: float | None) -> F
 
 @register_monitor(
     reads=UpdateRow,
-    thresholds="< -0.5 until 10 % of the run, < -0.2 until 25 %, < 0 until 75 %, then < 0.1; "
-    "info when the returns hardly vary (deviation below 1e-3, or the learner's flag)",
+    thresholds="from the second round on, < -0.5 until 10 % of the run, < -0.2 until 25 %, "
+    "< 0 until 75 %, then < 0.1; info when the returns hardly vary (deviation below 1e-3, or the "
+    "learner's flag)",
     advice="Check the scale of value targets, train the critic more per update, and that the "
     "baseline is the marginal over ops, not the value of the sampled op.",
 )
 def explained_variance(recent: Recent) -> Iterator[Finding | None]:
     """The critic predicts returns worse than it should by now, so advantages are noise."""
     newest = recent.updates[-1]
-    yield check_explained_variance(
-        newest.explained_variance, recent.progress, newest.return_std, newest.low_variance
-    )
+    if newest.round:  # before the first update nobody had taught the critic
+        yield check_explained_variance(
+            newest.explained_variance, recent.progress, newest.return_std, newest.low_variance
+        )
 
 
 @register_monitor(
