@@ -77,7 +77,7 @@ def test_unregister_frees_the_name(installed: dict[str, list[Point]]) -> None:
 def test_plug_ins_are_discovered_once_and_only_when_needed(
     installed: dict[str, list[Point]],
 ) -> None:
-    things: Registry[int] = Registry("big thing")
+    things: Registry[int] = Registry("big thing", "esper.big_things")
     loads: list[str] = []
 
     def load() -> None:

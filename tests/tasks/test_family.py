@@ -97,6 +97,15 @@ def test_splits_that_share_a_member_are_refused() -> None:
         family(claims=twice)
 
 
+def test_members_that_cannot_be_told_apart_by_their_labels_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"two members called 'digits plain 2x2, .*noise 0\.3, "):
+        family(train=axes(label_noise=(0.3, 0.3 + 1e-9)))
+
+
+def test_packages_announce_families_by_a_group_that_can_be_guessed() -> None:
+    assert FAMILIES.group == "esper.families"
+
+
 @pytest.mark.parametrize("values", [(), (2, 2)])
 def test_an_axis_has_values_each_once(values: tuple[int, ...]) -> None:
     with pytest.raises(ConfigError, match=r"Axes\.width"):

@@ -9,7 +9,16 @@ import pytest
 
 from esper.kasmina.hosts import MlpConfig
 from esper.leyline.errors import ConfigError, UnknownNameError, UsageError
-from esper.tasks import TASKS, Source, Task, TaskConfig, get_task, register_task
+from esper.tasks import (
+    FAMILIES,
+    TASKS,
+    Source,
+    Task,
+    TaskConfig,
+    get_family,
+    get_task,
+    register_task,
+)
 from esper.tasks.task import DataPath
 
 HOW_TO = Path(__file__).parents[2] / "docs" / "how-to" / "add-a-task.md"
@@ -57,4 +66,6 @@ def test_the_how_to_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.syspath_prepend(tmp_path)
     importlib.import_module("how_to_add_a_task")
     assert get_task("rings").load().size("train") > 100
+    assert len(get_family("few_digits").members("train")) == 4
     TASKS.unregister("rings")
+    FAMILIES.unregister("few_digits")

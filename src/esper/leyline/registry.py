@@ -22,9 +22,15 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
 class Registry(Generic[T]):
     """Names to plug-ins of one kind, in order of registration."""
 
-    def __init__(self, kind: str) -> None:
-        """Create an empty registry; `kind` is the singular noun used in messages."""
+    def __init__(self, kind: str, group: str | None = None) -> None:
+        """Create an empty registry.
+
+        Args:
+            kind: the singular noun used in messages.
+            group: entry points of third parties; `esper.<kind>s` by default.
+        """
         self.kind = kind
+        self.group = group or f"esper.{kind}s"
         self._items: dict[str, T] = {}
         self._discovered = False
 
@@ -73,7 +79,7 @@ class Registry(Generic[T]):
         if self._discovered:
             return
         self._discovered = True
-        for point in entry_points(group=f"esper.{self.kind.replace(' ', '_')}s"):
+        for point in entry_points(group=self.group):
             # Foreign code: one that fails must not take every other plug-in with it.
             try:
                 point.load()

@@ -94,8 +94,12 @@ class Family:
                         f"a member belongs to one split, once"
                     )
                 seen[member] = split
-        labels = {member.label for member in seen}
-        assert len(labels) == len(seen), "two members have the same label"
+        labels = [member.label for member in seen]
+        twice = next((label for label in labels if labels.count(label) > 1), None)
+        if twice is not None:
+            raise ConfigError(
+                f"family {self.name!r} has two members called {twice!r}; their values are too close"
+            )
 
     def members(self, split: FamilySplit) -> tuple[Member, ...]:
         """Return every member of a split."""
@@ -153,7 +157,7 @@ class Family:
         return found
 
 
-FAMILIES: Registry[Family] = Registry("task family")
+FAMILIES: Registry[Family] = Registry("task family", "esper.families")
 
 
 def register_family(family: Family) -> Family:

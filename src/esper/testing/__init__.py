@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from esper.testing.blueprints import check_blueprint
 from esper.testing.controllers import check_controller
+from esper.testing.families import check_family
 from esper.testing.hosts import check_host
 from esper.testing.imagined import ImaginedRows, random_episode
 from esper.testing.rewards import check_reward
@@ -15,6 +16,7 @@ __all__ = [
     "ImaginedRows",
     "check_blueprint",
     "check_controller",
+    "check_family",
     "check_host",
     "check_reward",
     "check_sink",
