@@ -5,8 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from esper.runs.training import start_training
+from esper.simic.agent.config import PPOConfig
 from tests.cli.terminal import esper
 from tests.nissa.telling import tell
+from tests.simic.training.tiny import tiny_config
 
 
 @pytest.fixture(autouse=True)
@@ -48,3 +51,43 @@ def test_what_cannot_be_compared_is_said(
     assert "name two or more" in esper(capsys, "compare", tmp_path / "done").complaint()
     lost = esper(capsys, "compare", tmp_path / "done", tmp_path / "lost").complaint()
     assert "lost has no run.db" in lost
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two training runs of a round, with one setting changed."""
+    root = tmp_path_factory.mktemp("trained")
+    for name, changes in (("one", {}), ("two", {"seed": 4, "ppo": PPOConfig(epochs=1)})):
+        config = tiny_config(rounds=1, **changes)
+        with start_training(root / name, config, sinks=()) as run:
+            assert run.carry_out()
+            run.finish()
+    return [root / "one", root / "two"]
+
+
+def test_training_runs_stand_side_by_side_with_what_differs(
+    trained: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = esper(capsys, "compare", *trained)
+    assert (said.code, said.err) == (0, "")
+    rows = [
+        [cell.strip() for cell in line.split("│")[1:4]]
+        for line in said.out.splitlines()
+        if line.startswith("│")
+    ]
+    assert [row for row in rows if row[0] == "seed"] == [["seed", "3", "4"]]
+    assert ["ppo.epochs", "2", "1"] in rows
+    assert ["decisions", "36", "36"] in rows
+    assert not [row for row in rows if row[0] == "ppo.clip"]
+    runs = json.loads(esper(capsys, "compare", *trained, "--json").out)["runs"]
+    told = next(row for row in rows if row[0] == "return")
+    assert told[1:] == [f"{run['last']['return_mean']:+.3f}" for run in runs]
+
+
+def test_runs_of_two_kinds_do_not_compare(
+    trained: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tell(tmp_path / "grown", sinks=())
+    words = esper(capsys, "compare", tmp_path / "grown", trained[0]).complaint()
+    assert "only runs of one kind compare" in words
+    assert "one is of esper train" in words

@@ -22,7 +22,7 @@ which any program may read while the run goes on. This page is made from the cod
 |---|---|
 | all of it in a browser, live | `esper dashboard` ([the live page](dashboard.md)) |
 | which runs there are | `esper runs`, `esper runs --json` |
-| two growing runs side by side | `esper compare RUN RUN` (`--json`) |
+| two runs side by side | `esper compare RUN RUN` (`--json`) |
 | a question in SQL | `esper query RUN "SELECT step, val_score FROM epochs"` (`--csv`, `--json`) |
 | data frames | `esper.open_run("RUN").table("epochs")` with Polars or pandas installed |
 | plain rows | `esper.open_run("RUN").rows("decisions", where="op != 'WAIT'")` |

@@ -1,4 +1,4 @@
-"""`esper compare`: growing runs side by side, from their stores alone."""
+"""`esper compare`: growing runs, or training runs, side by side, from their folders alone."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ _EPILOG = """\
 examples:
   esper compare runs/first runs/patient
   esper compare runs/seed* --json
+  esper compare runs/tamiyo runs/again           two training runs
 """
 
 
 def set_up(parser: Parser) -> None:
     """Describe the verb and its options."""
     parser.description = (
-        "Put growing runs side by side: scores, twins, parameters, FLOPs and what grew."
+        "Put runs side by side. Growing runs: scores, twins, parameters, FLOPs and what grew. "
+        "Training runs: returns, gains, what the policy does, and the settings that differ."
     )
     parser.epilog = _EPILOG
     parser.add_argument("runs", nargs="+", metavar="RUN", help="folders of two or more runs")
@@ -61,25 +63,47 @@ def run(options: argparse.Namespace) -> int:
 
     if len(options.runs) < 2:
         raise UsageError("one run cannot be compared; name two or more (see `esper runs`)")
+    kinds = {folder: _kind(folder) for folder in options.runs}
+    if len(set(kinds.values())) > 1:
+        told = ", ".join(f"{folder} is of esper {kind}" for folder, kind in kinds.items())
+        raise UsageError(f"only runs of one kind compare: {told}")
+    if kinds[options.runs[0]] == "train":
+        return _compare_training(options.runs, as_json=options.json)
     sides = [read_side(folder) for folder in options.runs]
     document = {"runs": [asdict(side) for side in sides]}
     return answer(options.json, document, lambda: print_sides(sides))
 
 
+def _kind(folder: str) -> str:
+    """Return which command a run is of."""
+    from esper.nissa.reader import open_run
+
+    find_store(folder)
+    with open_run(folder) as stored:
+        return str(stored.info.kind)
+
+
+def _compare_training(folders: Sequence[str], *, as_json: bool) -> int:
+    from esper.cli.compare_training import print_training, read_training
+
+    sides = [read_training(folder) for folder in folders]
+    if as_json:
+        print_json({"runs": sides})
+    else:
+        print_training(sides)
+    return 0
+
+
 def read_side(folder: str) -> Side:
     """Return what the store of a growing run says."""
-    from esper.leyline.errors import UsageError
     from esper.leyline.records import copy_fields, seed_records, seeds_at_end
     from esper.nissa.columns import storable_text
     from esper.nissa.history import read_history
     from esper.nissa.listing import describe_run
     from esper.nissa.reader import open_run
 
-    find_store(folder)
     with open_run(folder) as stored:
         info = stored.info
-        if info.kind != "grow":
-            raise UsageError(f"{folder} is a run of esper {info.kind}; only grown networks compare")
         history = read_history(stored)
         state = describe_run(stored.folder).state
     last = history[-1] if history else None

@@ -117,9 +117,7 @@ def set_up(parser: Parser) -> None:
         "such as growth.training.momentum=0.8; may be given again, and with --resume "
         "(default: none)",
     )
-    limits = parser.add_argument_group(
-        "limits of growth (0: none, or those that a learned controller learned under)"
-    )
+    limits = parser.add_argument_group("limits of growth (0: none, or the controller's own)")
     for name, what_is_limited in (
         ("--max-seeds", "seeds alive or fossilized"),
         ("--max-parameters", "trainable parameters"),

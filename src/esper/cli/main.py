@@ -112,7 +112,7 @@ VERBS = {
     "dashboard": "show runs in a browser, live: curves, the garden, decisions, alarms",
     "report": "write one self-contained HTML file about a run",
     "runs": "list runs: what they are about, how far they are, and how they ended",
-    "compare": "put growing runs side by side: scores, twins, sizes, what grew",
+    "compare": "put runs side by side: scores, twins, sizes, what grew; or two trainings",
     "query": "ask a run's store in SQL, as a table, CSV or JSON",
     "tasks": "list the tasks: how large, with which slots, and whether their data was found",
     "blueprints": "list the kinds of seeds: where they fit and how large they are",

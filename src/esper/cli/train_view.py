@@ -196,7 +196,7 @@ def print_summary(console: Console, document: dict[str, Any]) -> None:
     count = last["rounds"]
     rounds = ("first round", "last round" if count == 1 else f"last {count} rounds")
     table = new_table(title, ("", *rounds), numbers=rounds)
-    for key, name, form in _SHOWN:
+    for key, name, form in SHOWN:
         if first.get(key) is not None or last.get(key) is not None:
             table.add_row(name, _text(first.get(key), form), _text(last.get(key), form))
     greedy = document["evaluation"]
@@ -210,7 +210,7 @@ def print_summary(console: Console, document: dict[str, Any]) -> None:
     tell(console, f"report: {document['report']}")
 
 
-_SHOWN = (
+SHOWN = (
     ("return_mean", "return", "{:+.3f}"),
     ("gain_mean", "gain over the twin, points", "{:+.2f}"),
     ("germinations", "seeds an episode", "{:.2f}"),
@@ -219,6 +219,7 @@ _SHOWN = (
     ("explained_variance", "explained variance", "{:.2f}"),
     ("approx_kl", "KL of an update, nats", "{:.2g}"),
 )
+"""What is told of rounds: a key of their summary, its name for people, and how it is written."""
 
 
 def _text(value: float | None, form: str) -> str:
