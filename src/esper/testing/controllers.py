@@ -6,6 +6,7 @@ import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -17,6 +18,7 @@ from esper.leyline.errors import EsperWarning
 from esper.leyline.randomness import generator
 from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
+from esper.tamiyo.controllers import make_controller
 from esper.testing._comparing import require as _require
 from esper.testing._comparing import same as _same
 from esper.testing.signals import random_signals
@@ -27,7 +29,7 @@ Actions: TypeAlias = dict[str, Tensor]
 
 
 def check_controller(
-    factory: ControllerFactory,
+    controller: str | ControllerFactory,
     *,
     rows: Sequence[int] = (1, 3),
     slots: int = 3,
@@ -42,8 +44,9 @@ def check_controller(
     a run, gives the same actions from then on; and `reset`, after which everything repeats.
 
     Args:
-        factory: Returns a new controller for a context each time it is called. Its slots are
-            called r0c0, r0c1 and so on, its blueprints are the built-in ones.
+        controller: Its name, as in 'every_nth:4', or what returns a new one for a context each time
+            it is called. Its slots are called r0c0, r0c1 and so on, its blueprints are the built-in
+            ones.
         rows: Numbers of rows to try.
         slots: Number of slots.
         steps: Decisions per run.
@@ -52,11 +55,15 @@ def check_controller(
     Raises:
         AssertionError: The controller breaks the protocol; the message says where.
     """
+    if isinstance(controller, str):
+        factory: ControllerFactory = partial(make_controller, controller)
+    else:
+        factory = controller
     context = ControllerContext(slot_names=tuple(f"r0c{slot}" for slot in range(slots)), seed=seed)
-    controller = factory(context)
+    made = factory(context)
     _require(
-        isinstance(controller, Controller) and not isinstance(controller, type),
-        f"{controller!r} must be an object with reset, act, state_dict and load_state_dict",
+        isinstance(made, Controller) and not isinstance(made, type),
+        f"{made!r} must be an object with reset, act, state_dict and load_state_dict",
     )
     with warnings.catch_warnings():
         # Random situations are often ones a controller rightly warns about.

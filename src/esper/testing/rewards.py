@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from esper.leyline.randomness import generator
 from esper.leyline.signals import Signals
+from esper.simic.rewards import RewardConfig, make_reward
 from esper.simic.rewards.contract import Reward, RewardStep, Transition
 from esper.testing._comparing import require, same
 from esper.testing.controllers import check_plain
@@ -23,7 +25,7 @@ _ROUNDING = 1e-5
 
 
 def check_reward(
-    factory: Callable[[], Reward],
+    reward: str | Callable[[], Reward],
     *,
     rows: Sequence[int] = (1, 4),
     slots: int = 3,
@@ -39,7 +41,7 @@ def check_reward(
     depend on each other.
 
     Args:
-        factory: Returns a new reward each time it is called.
+        reward: Its name, or what returns a new one each time it is called.
         rows: Numbers of rows to try.
         slots: Number of slots.
         steps: Decisions per episode.
@@ -48,12 +50,14 @@ def check_reward(
     Raises:
         AssertionError: The reward breaks the protocol; the message says where.
     """
-    reward = factory()
-    missing = [name for name in _METHODS if not callable(getattr(reward, name, None))]
-    require(not missing, f"{reward!r} lacks the methods {', '.join(missing)}")
-    require(
-        isinstance(getattr(reward, "needs_twin", None), bool), "needs_twin must be true or false"
-    )
+    if isinstance(reward, str):
+        factory: Callable[[], Reward] = partial(make_reward, RewardConfig(mode=reward))
+    else:
+        factory = reward
+    made = factory()
+    missing = [name for name in _METHODS if not callable(getattr(made, name, None))]
+    require(not missing, f"{made!r} lacks the methods {', '.join(missing)}")
+    require(isinstance(getattr(made, "needs_twin", None), bool), "needs_twin must be true or false")
     for count in rows:
         stream = generator(seed, count, slots, "check_reward")
         first, transitions = random_episode(count, slots, steps, stream)

@@ -37,7 +37,7 @@ def plan(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("name", ["wait", "random", "periodic", "plateau", "heuristic", "schedule"])
 def test_battery(name: str, plan: Path) -> None:
     spec = f"schedule:{plan}" if name == "schedule" else name
-    check_controller(lambda context: make_controller(spec, context))
+    check_controller(spec)
 
 
 def test_battery_with_one_slot_and_many() -> None:

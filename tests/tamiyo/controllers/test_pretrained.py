@@ -62,7 +62,7 @@ def test_it_knows_the_limits_it_learned_under(shipped: Tamiyo, tmp_path: Path) -
 
 
 def test_battery() -> None:
-    check_controller(lambda context: make_controller("tamiyo", context))
+    check_controller("tamiyo")
 
 
 @pytest.mark.parametrize("slots", [1, 3, 7, 16])
