@@ -13,6 +13,13 @@ def test_a_run_is_found_by_its_place_below_the_folder(tmp_path: Path) -> None:
     assert catalog.folder("a/first") == tmp_path / "runs" / "a" / "first"
 
 
+def test_a_proof_has_nothing_to_show(tmp_path: Path) -> None:
+    growing(tmp_path / "run", epochs=1)
+    (tmp_path / "proof" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "proof" / "config.yaml").write_text("command: prove\n")
+    assert list(Catalog(tmp_path).entries()) == ["run"]
+
+
 def test_a_folder_that_is_a_run_has_a_name(tmp_path: Path) -> None:
     growing(tmp_path / "one", epochs=1)
     assert Catalog(tmp_path / "one").folder(".") == tmp_path / "one"

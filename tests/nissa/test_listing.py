@@ -109,6 +109,35 @@ def test_a_run_from_before_its_store_is_listed_from_its_settings(tmp_path: Path)
     assert describe_run(tmp_path / "old").task is None
 
 
+def test_searches_clones_and_proofs_are_told_from_runs(tmp_path: Path) -> None:
+    for name, command in (("search", "search"), ("clone", "clone"), ("proof", "prove")):
+        (tmp_path / name / "checkpoints").mkdir(parents=True)
+        settings = f"command: {command}\nmembers: {{family: digits_family}}\nrounds: 2\n"
+        (tmp_path / name / "config.yaml").write_text(f"{settings}arms: [mine, wait]\n")
+    assert states(tmp_path) == dict.fromkeys(("search", "clone", "proof"), "interrupted")
+    (tmp_path / "search" / "summary.json").write_text("{}")
+    (tmp_path / "proof" / "report.md").write_text("# Proof")
+    (tmp_path / "clone" / "clone.json").write_text('{"rounds": [{}]}')
+    runs = {run.path.name: run for run in find_runs(tmp_path)}
+    assert {name: run.state for name, run in runs.items()} == {
+        "search": "finished",
+        "proof": "finished",
+        "clone": "interrupted",
+    }
+    assert (runs["clone"].done, runs["clone"].planned, runs["clone"].kind) == (1, 2, "clone")
+    proof = runs["proof"]
+    assert (proof.task, proof.controller, proof.note) == (
+        "digits_family",
+        "mine",
+        "esper prove: report.md",
+    )
+    (tmp_path / "clone" / "clone.json").write_text('{"rounds": [{}, {}]}')
+    assert describe_run(tmp_path / "clone").state == "finished"
+    (tmp_path / "clone" / "clone.json").write_text("[")
+    (tmp_path / "clone" / "config.yaml").write_text("command: clone\nmembers: 3\narms: no\n")
+    assert describe_run(tmp_path / "clone").state == "interrupted"
+
+
 def test_a_root_that_is_no_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is no folder"):
         find_runs(tmp_path / "nowhere")

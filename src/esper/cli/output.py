@@ -87,9 +87,16 @@ def find_store(folder: str) -> Path:
     """Return the store of a run, or say which folder would have one."""
     from esper.leyline.errors import UsageError
     from esper.nissa.database import store_path
+    from esper.nissa.listing import RESULTS, describe_run
 
     path = store_path(folder)
     if not os.path.isfile(path):
+        played = describe_run(Path(folder))
+        if played.kind in RESULTS:
+            raise UsageError(
+                f"{folder} is of `esper {played.kind}`, which keeps no run.db; what came of it is "
+                f"in its {RESULTS[played.kind]}"
+            )
         raise UsageError(f"{folder} has no run.db; give the folder of a run (see `esper runs`)")
     return path
 

@@ -19,7 +19,10 @@ _STYLES = {"running": "cyan", "interrupted": "yellow", "finished": "green", "dam
 
 def set_up(parser: Parser) -> None:
     """Describe the verb and its options."""
-    parser.description = "List the runs below a folder, the one written last first."
+    parser.description = (
+        "List the runs below a folder, searches, clones and proofs among them, the one written "
+        "last first."
+    )
     parser.add_argument("--root", metavar="DIR", help=f"folder to look in (default: {_ROOT})")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.set_defaults(run=run, needs_no_torch=True)

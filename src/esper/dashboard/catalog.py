@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from esper.nissa.columns import storable_text
-from esper.nissa.listing import RunEntry, find_runs
+from esper.nissa.listing import RESULTS, RunEntry, find_runs
 
 FRESH_S = 2.0
 """How long a list of runs is told again before the folder is looked through anew."""
@@ -37,7 +37,9 @@ class Catalog:
         """Return every run by name, the one written last first; damaged ones are among them."""
         with self._lock:
             if time.monotonic() - self._looked > self._fresh_s:
-                self._found = {self._name(entry.path): entry for entry in find_runs(self.root)}
+                # Searches, clones and proofs have no store, and so nothing to show.
+                found = [run for run in find_runs(self.root) if run.kind not in RESULTS]
+                self._found = {self._name(entry.path): entry for entry in found}
                 self._looked = time.monotonic()
             return self._found
 

@@ -1,15 +1,17 @@
 """Which runs there are below a folder, and how they stand.
 
 A run is a folder with a `run.db`, or one that was made before its store (a `config.yaml` beside
-`checkpoints`). Looking at a run never disturbs it.
+`checkpoints`). Searches, clones and proofs have no store, and are listed with the runs. Looking at
+a run never disturbs it.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -25,6 +27,11 @@ from esper.nissa.watermarks import read_run
 State = Literal["running", "interrupted", "finished", "damaged"]
 
 MAX_DEPTH = 4
+
+COMMAND = "command"
+"""Where the settings of a search, a clone or a proof name the command that they are of."""
+RESULTS = {"search": "summary.json", "clone": "clone.json", "prove": "report.md"}
+"""By command, what tells the outcome in its folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,8 +157,10 @@ def _state(folder: Path, status: str) -> State:
 
 def _without_store(folder: Path) -> RunEntry:
     """Describe a run from its settings alone."""
-    is_finished = os.path.isfile(folder / "summary.json")
     config = _read_config(folder)
+    if config.get(COMMAND) in RESULTS:
+        return _describe_played(folder, config)
+    is_finished = os.path.isfile(folder / "summary.json")
     growth = config.get("growth")
     growth = growth if isinstance(growth, dict) else {}
 
@@ -178,6 +187,41 @@ def _without_store(folder: Path) -> RunEntry:
     )
 
 
+def _describe_played(folder: Path, config: Mapping[str, Any]) -> RunEntry:
+    """Describe a search, a clone or a proof."""
+    command = config[COMMAND]
+    result = folder / RESULTS[command]
+    members, arms = config.get("members"), config.get("arms")
+    family = members.get("family") if isinstance(members, dict) else None
+    judged = arms[0] if isinstance(arms, list) and arms else None
+    is_finished = os.path.isfile(result)
+    rounds = done = None
+    if command == "clone":
+        # It is told round by round.
+        rounds, done = config.get("rounds"), _cloned_rounds(result)
+        is_finished = done == rounds
+    return RunEntry(
+        path=folder,
+        state=_state(folder, "finished" if is_finished else ""),
+        kind=command,
+        task=family if isinstance(family, str) else None,
+        controller=judged if isinstance(judged, str) else None,
+        done=done,
+        planned=rounds if isinstance(rounds, int) else None,
+        unit=None if done is None else "rounds",
+        age_s=_age(folder),
+        note=f"esper {command}: {result.name}" if is_finished else f"esper {command}",
+    )
+
+
+def _cloned_rounds(result: Path) -> int:
+    try:
+        told = json.loads(result.read_text(encoding="utf-8"))
+        return len(told["rounds"])
+    except (OSError, LookupError, RecursionError, TypeError, ValueError):
+        return 0
+
+
 def _read_config(folder: Path) -> dict[str, Any]:
     try:
         data = read_document(folder / "config.yaml")
@@ -187,7 +231,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 
 def _age(folder: Path) -> float | None:
-    names = (STORE_FILE, f"{STORE_FILE}-wal", "log.txt", "config.yaml")
+    names = (STORE_FILE, f"{STORE_FILE}-wal", "log.txt", "config.yaml", "results.jsonl")
     times = []
     for name in names:
         try:

@@ -11,7 +11,8 @@ from esper.leyline.config import Config
 from esper.leyline.errors import ConfigError, UsageError
 from esper.leyline.lock import WriterLock
 from esper.nissa.database import LOCK_FILE
-from esper.runs.folder import COMMAND, RunFolder
+from esper.nissa.listing import COMMAND
+from esper.runs.folder import RunFolder
 
 C = TypeVar("C", bound=Config)
 

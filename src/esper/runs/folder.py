@@ -22,10 +22,9 @@ from esper.leyline.errors import CheckpointError, ConfigError, EsperError, Usage
 from esper.leyline.files import atomic_write_text
 from esper.leyline.lock import WriterLock
 from esper.nissa.database import LOCK_FILE, STORE_FILES
+from esper.nissa.listing import COMMAND
 
 SETTINGS = "config.yaml"
-COMMAND = "command"
-"""Where the settings of a search, a clone or a proof name the command that they are of."""
 CHECKPOINTS = "checkpoints"
 """Where checkpoints lie in a run folder."""
 
