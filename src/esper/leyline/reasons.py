@@ -23,6 +23,7 @@ class Why(StrEnum):
     TOO_LATE = "too few epochs were left for a seed"
     FULL = "no slot could take a seed"
     DEVELOPING = "a seed was developing"
+    LEARNED = "that is what it has learned to do"
     HARM = "it did harm"
     RANSOM = "the network had only come to depend on it"
     WORTHLESS = "it was worth too little"
@@ -34,6 +35,8 @@ ADVICE: dict[Why, str] = {
     Why.EARLY: "train for more epochs",
     Why.TOO_LATE: "train for more epochs",
     Why.FULL: "raise the limits (max_seeds, max_parameters, max_added_flops) or name more slots",
+    Why.LEARNED: "let rules decide (controller='heuristic') if the network is unlike those that "
+    "the controller was trained on; its card says which they were",
     Why.DEVELOPING: "train for more epochs: the last seed had not been blended in",
 }
 

@@ -13,6 +13,7 @@ from esper.leyline.blueprints import BUILTIN_BLUEPRINTS, BUILTIN_KINDS, NUM_BLUE
 from esper.leyline.controller import ControllerContext
 from esper.leyline.errors import UsageError
 from esper.leyline.randomness import generator
+from esper.leyline.reasons import Why
 from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
 from esper.tamiyo.controllers.learned import LearnedController, follow_urges
@@ -369,6 +370,19 @@ def test_explaining_changes_nothing(policy: Policy) -> None:
         assert all(torch.equal(mine[head], theirs[head]) for head in HEAD_NAMES)
         one.explain(1)
     assert torch.equal(one.state_dict()["cell"], two.state_dict()["cell"])
+
+
+@pytest.mark.parametrize("greedy", [False, True])
+def test_a_wait_that_was_a_choice_has_a_reason(policy: Policy, greedy: bool) -> None:
+    controller = LearnedController(policy, context(), greedy=greedy)
+    assert controller.reasons() == ()
+    controller.reset(40, "cpu")
+    signals, masks = situation(40)
+    waited = controller.act(signals, masks)["op"] == LifecycleOp.WAIT
+    free = masks.op[:, LifecycleOp.GERMINATE]
+    assert 0 < int((waited & free).sum()) < int(waited.sum()) < 40
+    expected = [Why.LEARNED if each else "" for each in (waited & free).tolist()]
+    assert controller.reasons() == expected
 
 
 def test_what_cannot_be_explained(policy: Policy) -> None:

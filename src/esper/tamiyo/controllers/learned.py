@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from esper.leyline.controller import ControllerContext, GrowthLimits
 from esper.leyline.errors import CheckpointError, UsageError
 from esper.leyline.manifest import MANIFEST_FILE
 from esper.leyline.randomness import generator
+from esper.leyline.reasons import Why
 from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
 from esper.tamiyo.controllers.explanation import Explanation, explain_step
@@ -57,6 +59,8 @@ class _Decision:
     blueprints: Tensor
     hidden: Hidden
     step: PolicyStep
+    could_germinate: Tensor
+    """bool [R]"""
 
 
 @register_controller("learned")
@@ -152,10 +156,19 @@ class LearnedController:
                 # The other heads choose for this op; it was chosen from what all ops were like.
                 only = F.one_hot(op, len(LifecycleOp)).bool()
                 step = decide(replace(own, op=only)).with_op_of(step)
-        self._last = _Decision(raw, observation, blueprints, before, step)
+        could_germinate = own.op[:, LifecycleOp.GERMINATE]
+        self._last = _Decision(raw, observation, blueprints, before, step, could_germinate)
         self._hidden = step.hidden
         self._step += 1
         return self._host_actions(step, masks.op.device)
+
+    def reasons(self) -> Sequence[str]:
+        """Return why each row waited at its last decision, where it could have germinated."""
+        last = self._last
+        if last is None:
+            return ()
+        waited = (last.step.op == LifecycleOp.WAIT) & last.could_germinate
+        return [Why.LEARNED if each else "" for each in waited.tolist()]
 
     def explain(self, row: int = 0) -> Explanation:
         """Return why the last decision of a row came out as it did."""
