@@ -21,6 +21,7 @@ from esper.tamiyo.controllers import (
     shipped_names,
 )
 from esper.tamiyo.networks.config import PolicyConfig
+from esper.tasks.member import GROWTH_LIMIT
 from esper.testing.controllers import check_controller
 from tests.tamiyo.controllers.test_learned import context, situation
 
@@ -53,10 +54,8 @@ def test_its_card_states_what_its_results_say(shipped: Tamiyo) -> None:
 
 
 def test_it_knows_the_limits_it_learned_under(shipped: Tamiyo, tmp_path: Path) -> None:
-    played = shipped.train_config["play"]
-    assert shipped.policy.limits == GrowthLimits(
-        parameters=played["param_limit"], flops=played["flop_limit"]
-    )
+    assert shipped.policy.limits == GrowthLimits(**shipped.results["limits"])
+    assert shipped.policy.limits == GrowthLimits(parameters=GROWTH_LIMIT, flops=GROWTH_LIMIT)
     shipped.save_pretrained(tmp_path / "copy")
     assert Tamiyo.from_pretrained(tmp_path / "copy").policy.limits == shipped.policy.limits
 
