@@ -132,8 +132,8 @@ def garden_facts(garden: Garden, config: GardenerConfig, horizon: int) -> RowFac
 def learned_limits(controller: Controller, garden: Garden) -> dict[str, int]:
     """Return limits of growth that a garden lacks and its controller learned under.
 
-    What a policy does without a limit, when it never lived without one, is noise: it germinates
-    and prunes by turns.
+    What a policy does without a limit, when it never lived with none, nobody has measured; one
+    clone germinated and pruned by turns.
     """
     limits = controller.limits if isinstance(controller, Limited) else GrowthLimits()
     found = {}
