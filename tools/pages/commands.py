@@ -20,7 +20,7 @@ A command answers on standard output and shows progress and errors on standard e
 interrupted. An error is one line that says what would be right.
 
 `--import MODULE` (a module or a `.py` file, before or after the command, several times) imports
-first what registers tasks, families, blueprints, controllers or rewards of your own.
+first what registers tasks, families, hosts, blueprints, controllers or rewards of your own.
 
 | variable | meaning |
 |---|---|

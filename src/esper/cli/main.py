@@ -131,7 +131,7 @@ def build_parser(arguments: Sequence[str] = ()) -> Parser:
         dest="plugins",
         default=argparse.SUPPRESS,
         metavar="MODULE",
-        help="import a module or a .py file first, so that the tasks, families, blueprints, "
+        help="import a module or a .py file first, so that the tasks, families, hosts, blueprints, "
         "controllers and rewards it registers can be used by name; also after the command, and "
         "several times",
     )
