@@ -87,11 +87,7 @@ def _compare_training(folders: Sequence[str], *, as_json: bool) -> int:
     from esper.cli.compare_training import print_training, read_training
 
     sides = [read_training(folder) for folder in folders]
-    if as_json:
-        print_json({"runs": sides})
-    else:
-        print_training(sides)
-    return 0
+    return answer(as_json, {"runs": sides}, lambda: print_training(sides))
 
 
 def read_side(folder: str) -> Side:
