@@ -12,12 +12,14 @@ from torch import nn
 from torch.optim import SGD
 
 import esper
+from esper.growth.build import task_config, task_run
 from esper.growth.horizon import fit_lifecycle, fit_tracker, inert_epochs, shortest_run
 from esper.kasmina.lifecycle import LifecycleConfig
 from esper.kasmina.signals import TrackerConfig
 from esper.leyline.errors import EsperWarning
 from esper.leyline.horizon import pace, shortened
 from esper.leyline.stages import SeedStage
+from esper.tasks import get_task
 from tests.plots import EAGER, Script, germinate
 
 
@@ -57,12 +59,27 @@ def test_something_grows_in_ten_epochs() -> None:
         val=batches(1),
         epochs=10,
         optimizer=partial(SGD, lr=0.1, momentum=0.9),
+        controller="heuristic",
     )
     assert grown.why == ()
     (seed,) = grown.summary.seeds
     assert seed.fate in ("blending", "holding", "fossilized")
     assert grown.model.slots["1"].alpha == 1.0
     assert grown.summary.parameters_after > grown.summary.parameters_before
+
+
+def test_the_learned_controller_grows_in_ten_epochs_too() -> None:
+    task = get_task("digits_narrow")
+    config = task_config(task, epochs=10, seed=0, twin=False)
+    run = task_run(task, task.load(), config=config)
+    assert run.controller_name == "tamiyo"
+    *_, last = run.epochs()
+    grown = run.finish()
+    assert grown.why == ()
+    assert last.parameters == grown.summary.parameters_after
+    # The limits it learned under are kept where nobody gave any.
+    before = grown.summary.parameters_before
+    assert before < grown.summary.parameters_after <= 2 * before
 
 
 def test_a_run_that_is_too_short_says_so_at_its_start() -> None:

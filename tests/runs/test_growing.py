@@ -73,9 +73,9 @@ def test_a_model_is_grown_in_one_call() -> None:
     assert esper.grow is grow
 
 
-def test_the_defaults_grow_by_the_heuristic() -> None:
+def test_the_learned_controller_decides_by_default() -> None:
     grown = grow(make_net(), SLOTS, train=TRAIN[:1], val=VAL[:1], epochs=2)
-    assert grown.summary.controller == "heuristic"
+    assert grown.summary.controller == "tamiyo"
     assert grown.twin is None
     assert grown.history[-1].twin_score is None
 

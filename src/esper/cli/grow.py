@@ -67,7 +67,7 @@ def set_up(parser: Parser) -> None:
         "--data", metavar="PATH", help="file or folder of the data (default: the usual places)"
     )
     how = parser.add_argument_group("how")
-    how.add_argument("--controller", metavar="C", help=f"{_CONTROLLERS} (default: heuristic)")
+    how.add_argument("--controller", metavar="C", help=f"{_CONTROLLERS} (default: tamiyo)")
     how.add_argument("--epochs", type=int, metavar="E", help="length (default: the task's, or 60)")
     how.add_argument("--seed", type=int, metavar="S", help="seed of the run (default: 0)")
     how.add_argument("--device", choices=("auto", "cpu", "cuda"), help="where (default: auto)")

@@ -84,7 +84,9 @@ def grow(
             are, by default as many as one pass over `train` holds.
         axes: what the axes of activations at slots are ("BTC", "TBC", "BCL", "BCHW", "BHWC",
             "BC"): one name for all, or by slot or pattern; found out where it is not declared.
-        controller: 'heuristic', 'wait', 'random', 'schedule:FILE', or an object.
+        controller: 'tamiyo', the learned one that comes along, which grows the network to twice its
+            parameters and operations at most unless limits are given; 'heuristic', 'wait',
+            'random', 'schedule:FILE', or an object.
         loss: 'classification', 'language', 'regression', 'multilabel', 'model' for the loss that
             the model itself computes from labels; a criterion such as `nn.CrossEntropyLoss()`; or
             a function of (outputs, targets) to one number, to one for each sample, or to each

@@ -70,7 +70,10 @@ def test_graded_is_learned_in_every_seed(seed: int) -> None:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", range(5))
 def test_the_trap_is_escaped_in_every_seed(seed: int) -> None:
-    assert reach("trap", seed, rounds=100)[-1].share >= SOLVED
+    shares = [mark.share for mark in reach("trap", seed, rounds=100)]
+    escaped = next(place for place, share in enumerate(shares) if share >= SOLVED)
+    # Whoever is out stays out; one seed that is planted in vain costs a nineteenth of the optimum.
+    assert min(shares[escaped:]) > 0.9, shares
 
 
 @pytest.mark.slow

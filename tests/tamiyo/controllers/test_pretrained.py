@@ -21,6 +21,7 @@ from esper.tamiyo.controllers import (
     shipped_names,
 )
 from esper.tamiyo.networks.config import PolicyConfig
+from esper.tasks import get_family
 from esper.tasks.member import GROWTH_LIMIT
 from esper.testing.controllers import check_controller
 from tests.tamiyo.controllers.test_learned import context, situation
@@ -37,8 +38,8 @@ def test_one_ships_and_says_what_it_is(shipped: Tamiyo) -> None:
     assert shipped_names() == ("tamiyo",)
     assert esper.Tamiyo is Tamiyo
     assert shipped.policy.travels
-    assert shipped.train_config["command"] == "clone"
-    assert shipped.results["split"] == "select"
+    assert shipped.train_config["recipe"] == "arena"
+    assert shipped.results["split"] == "claim"
     for heading in ("## Trained on", "## Results", "## Limits"):
         assert heading in shipped.card
 
@@ -48,7 +49,8 @@ def test_its_card_states_what_its_results_say(shipped: Tamiyo) -> None:
         found = each["over_members"]
         told = f"{found['estimate']:+.3f} [{found['low']:+.3f}, {found['high']:+.3f}]"
         assert told in shipped.card
-    trained_on = set(shipped.train_config["members"]["labels"])
+    (family,) = shipped.train_config["tasks"]
+    trained_on = {member.label for member in get_family(family).members("train")}
     assert trained_on
     assert not trained_on & set(shipped.results["members"]), "it is judged on what it never saw"
 
