@@ -762,3 +762,16 @@ def test_slots_are_recorded_as_they_are() -> None:
     assert abs(grown.alpha - 1 / 3) < 1e-9
     assert grown.alpha_target == 1.0
     assert grown.parameters == sum(p.numel() for p in garden.slot_parameters("body"))
+
+
+def test_a_gardener_is_told_what_its_loop_knows() -> None:
+    gardener = Gardener(make_garden(), "wait", 5, config=GardenerConfig(train_samples=7))
+    assert math.isnan(float(gardener.signals().chance_loss))
+    gardener.tell(num_classes=10, train_samples=50, samples_per_epoch=25)
+    signals = gardener.signals()
+    assert float(signals.chance_loss) == pytest.approx(math.log(10))
+    assert (int(signals.num_classes), int(signals.samples_per_epoch)) == (10, 25)
+    # What the settings say is not told otherwise.
+    assert int(signals.train_samples) == 7
+    with pytest.raises(UsageError, match="num_classes"):
+        gardener.tell(classes=10)

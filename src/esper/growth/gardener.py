@@ -44,7 +44,7 @@ from esper.leyline.actions import (
 )
 from esper.leyline.config import Config, option
 from esper.leyline.controller import Controller, ControllerContext, GrowthLimits, Limited
-from esper.leyline.errors import NonFiniteError, UsageError, warn
+from esper.leyline.errors import NonFiniteError, UsageError, unknown_name, warn
 from esper.leyline.reasons import Explaining, Why, why_nothing_grew
 from esper.leyline.records import DecisionRecord, EpochRecord, SlotRecord, copy_fields
 from esper.leyline.rules import why_full
@@ -72,6 +72,9 @@ def describe_decision(
 
 DEFAULT_CONTROLLER = "tamiyo"
 
+_TOLD = ("num_classes", "chance_loss", "train_samples", "samples_per_epoch")
+"""What a gardener can be told of its task."""
+
 MEMORY = "gardener"
 """Where the `state_dict` of a gardener's optimizer has what the gardener remembers."""
 
@@ -86,7 +89,9 @@ class GardenerConfig(Config):
     )
     tracker: TrackerConfig = option(TrackerConfig, "When a host counts as stuck or settled.")
     chance_loss: float = option(
-        0.0, "Loss of a network that only guesses; 0 where nobody knows.", minimum=0.0
+        0.0,
+        "Loss of a network that only guesses; 0 for that of `num_classes`, or where nobody knows.",
+        minimum=0.0,
     )
     train_samples: int = option(0, "Samples of the training set; 0 where nobody knows.", minimum=0)
     samples_per_epoch: int = option(
@@ -114,12 +119,13 @@ class GardenerConfig(Config):
 
 def garden_facts(garden: Garden, config: GardenerConfig, horizon: int) -> RowFacts:
     """Return what is known of a garden before it is trained."""
+    guess = math.log(config.num_classes) if config.num_classes > 1 else math.nan
     return row_facts(
         1,
         slot_costs(list(garden.seedbed)),
         horizon=horizon,
         budget=config.param_budget,
-        chance_loss=config.chance_loss or math.nan,
+        chance_loss=config.chance_loss or guess,
         train_samples=config.train_samples,
         samples_per_epoch=config.samples_per_epoch,
         num_classes=config.num_classes,
@@ -249,13 +255,16 @@ class Gardener:
         before the first step.
 
         Args:
-            facts: `chance_loss`, `num_classes`, `train_samples`, `samples_per_epoch`, as in
+            facts: `num_classes`, `chance_loss`, `train_samples`, `samples_per_epoch`, as in
                 `GardenerConfig`.
         """
+        unknown = [name for name in facts if name not in _TOLD]
+        if unknown:
+            raise unknown_name("fact", unknown[0], _TOLD)
         self.config = self.config.told(**facts)
         known = garden_facts(self.garden, self.config, self.horizon)
-        chosen = {name: getattr(known, name) for name in facts}
-        self._group.facts = dataclasses.replace(self._group.facts, **chosen)
+        found = {name: getattr(known, name) for name in _TOLD}
+        self._group.facts = dataclasses.replace(self._group.facts, **found)
 
     @property
     def epoch(self) -> int:
