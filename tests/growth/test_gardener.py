@@ -411,7 +411,7 @@ def test_signals_say_what_is_known_of_data_and_limits() -> None:
     assert int(seen.train_samples) == 900
     assert int(seen.samples_per_epoch) == 300
     assert int(seen.num_classes) == 3
-    assert math.isnan(float(seen.chance_loss))
+    assert float(seen.chance_loss) == pytest.approx(math.log(3))
     assert float(seen.train_loss) == 0.75
     assert int(seen.param_limit) == 400
     assert int(seen.flop_limit) == garden.host_flops + 50
