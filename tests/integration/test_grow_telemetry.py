@@ -292,6 +292,7 @@ def kill_often(run: Path, times: int, seed: int, capsys: pytest.CaptureFixture[s
         arguments = ("grow", "--resume", "--out", run)
 
 
+@pytest.mark.slow
 def test_a_store_survives_being_killed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kill_often(tmp_path / "run", 5, time.time_ns(), capsys)
 

@@ -42,6 +42,7 @@ def test_a_policy_is_judged_by_its_likeliest_actions_without_floors() -> None:
     assert HEAD_NAMES[-1] == "op"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_graded_is_learned() -> None:
     *_, last = learn(make_problem("graded", seed=1), 60, seed=1, every=10, enough=SOLVED)

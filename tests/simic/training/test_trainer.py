@@ -411,6 +411,7 @@ def test_memory_is_flat_over_thirty_rounds() -> None:
     assert sizes[1] - sizes[0] < 4 * 2**20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["twin", pytest.param("shaped", marks=pytest.mark.slow)])
 def test_thirty_rounds_on_networks_leave_nothing_behind(mode: str) -> None:
     """Seeds, their optimizer states, twins, ledgers and traces all end with their round.
