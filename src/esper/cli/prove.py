@@ -22,7 +22,7 @@ from esper.cli.playing import PlayView, add_options, open_folder, print_members,
 
 _EXAMPLES = """\
 examples:
-  esper prove --quick --out runs/quick                  the heuristic against four controls, here
+  esper prove --quick --out runs/quick                  tamiyo against five controls, here
   esper prove runs/tamiyo wait random periodic plateau heuristic:runs/search/heuristic.json \\
       schedule:runs/search/schedule.json contextual:runs/search/contextual.json static \\
       scratch:tamiyo --family image16_family --split select --out runs/proof
@@ -44,8 +44,8 @@ def set_up(parser: Parser) -> None:
         "arms",
         nargs="*",
         metavar="ARM",
-        help="what is played, as SPEC or NAME=SPEC; the first is judged (default: heuristic, wait, "
-        "random, periodic, plateau)",
+        help="what is played, as SPEC or NAME=SPEC; the first is judged (default: tamiyo, wait, "
+        "random, periodic, plateau, heuristic)",
     )
     parser.add_argument(
         "--benchmark",

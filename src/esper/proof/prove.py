@@ -66,7 +66,7 @@ class ProveConfig(Config):
 
     benchmark: str = option("", "Name of the public benchmark that this is; none if empty.")
     arms: tuple[str, ...] = option(
-        ("heuristic", "wait", "random", "periodic", "plateau"),
+        ("tamiyo", "wait", "random", "periodic", "plateau", "heuristic"),
         "What is played; the first is judged.",
     )
     seeds: int = option(8, "Seeds of every arm on every member.", minimum=2)
