@@ -20,6 +20,7 @@ from esper.runs.folder import RunFolder
 from esper.runs.train import resolve_recipe
 from esper.runs.training import (
     TrainingRun,
+    common_limits,
     read_run_config,
     resume_training,
     start_training,
@@ -359,3 +360,10 @@ def test_tasks_that_are_named_replace_a_recipes_curriculum(tmp_path: Path) -> No
     assert (named.tasks, named.curriculum) == (("digits",), ())
     both = resolve_recipe(str(recipe), {"tasks": ("digits",), "curriculum": stages[:1]})
     assert both.curriculum == stages[:1]
+
+
+def test_limits_are_those_that_all_tasks_have() -> None:
+    twice = GrowthLimits(parameters=2.0, flops=2.0)
+    assert common_limits(["digits_family", "image16_family"]) == twice
+    assert common_limits(["digits"]) == GrowthLimits()
+    assert common_limits(["digits_family", "digits"]) == GrowthLimits()

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from esper.leyline.controller import GrowthLimits
 from esper.leyline.errors import CheckpointError, ConfigError, UsageError
 from esper.leyline.files import atomic_write_text
 from esper.leyline.manifest import restoring
@@ -45,7 +46,8 @@ from esper.tamiyo.controllers.policy_file import (
     find_policy,
     save_policy,
 )
-from esper.tasks.limits import common_limits
+from esper.tasks.family import FAMILIES, get_family
+from esper.tasks.task import TaskConfig, get_task
 
 
 class TrainingRun(RecordedRun[Progress]):
@@ -340,3 +342,21 @@ def _last_evaluation(rounds: list[dict[str, Any]]) -> dict[str, Any] | None:
 def _mean(values: list[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
+
+
+def common_limits(names: Iterable[str]) -> GrowthLimits:
+    """Return the limits that hold on all of these tasks and families; none where they differ."""
+    configs = [_config(name) for name in names]
+    parameters = {config.param_limit for config in configs}
+    flops = {config.flop_limit for config in configs}
+    return GrowthLimits(
+        parameters=parameters.pop() if len(parameters) == 1 else None,
+        flops=flops.pop() if len(flops) == 1 else None,
+    )
+
+
+def _config(name: str) -> TaskConfig:
+    """Return the settings of a task, or of a member that stands for its family."""
+    if name in FAMILIES:
+        return get_family(name).members("train")[0].task().config
+    return get_task(name).config
