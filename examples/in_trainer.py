@@ -30,7 +30,8 @@ model = ViTForImageClassification(
 )  # fmt: skip
 example = {"pixel_values": images[:4]}
 slots = esper.suggest_slots(model, example)
-growing = GrowingCallback(esper.Garden(model, slots, example), horizon=options.evaluations)
+garden = esper.Garden(model, slots, example)
+growing = GrowingCallback(garden, horizon=options.evaluations, controller="heuristic")
 trainer = Trainer(
     growing.model,
     TrainingArguments(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,10 @@ def test_growth_decides_whenever_the_trainer_validates() -> None:
     assert all(record.train_loss is not None for record in growing.history)
     assert module.net.slots["stem"].blueprint == "mlp_small"
     assert module.net.slots["stem"].alpha > 0
+    # What a controller judges by was found out.
+    signals = growing.gardener.signals()
+    assert int(signals.train_samples) == int(signals.samples_per_epoch) == len(samples(5))
+    assert (int(signals.num_classes), float(signals.chance_loss)) == (3, pytest.approx(math.log(3)))
     # The new seed trains as the rest does, and is in the optimizer.
     assert all(part.training for part in module.net.modules())
     assert growing.gardener.carried is not None
@@ -111,6 +116,7 @@ def test_it_may_validate_within_an_epoch() -> None:
     fit(module, growing, callbacks=[growing], max_epochs=3, val_check_interval=0.5)
     assert growing.gardener.horizon == 6
     assert len(growing.history) == 6
+    assert int(growing.gardener.signals().samples_per_epoch) == len(samples(5)) // 2
 
 
 def test_a_checkpoint_saved_when_validation_ends_holds_the_decision(tmp_path: Path) -> None:

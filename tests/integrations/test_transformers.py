@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import warnings
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,11 @@ def test_growth_decides_whenever_the_trainer_evaluates(tmp_path: Path) -> None:
     losses = [record.train_loss for record in growing.history]
     assert losses[0] is not None
     assert losses[-1] < losses[0]
+    # What a controller judges by was found out.
+    signals = growing.gardener.signals()
+    assert int(signals.train_samples) == int(signals.samples_per_epoch) == 32
+    chance = pytest.approx(math.log(20))
+    assert (int(signals.num_classes), float(signals.chance_loss)) == (20, chance)
     logged = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
     # The Trainer divides by all nine tokens, of which the first is none to predict.
     assert logged[0] == pytest.approx(growing.history[0].val_loss * 8 / 9, rel=1e-4)
