@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ARCHIVE = Path(__file__).resolve().with_name("state.tar.xz")
+FAMILIES = Path(__file__).resolve().with_name("families.py")
 
 
 def name_members(conditions: Sequence[str]) -> tuple[str, ...]:
@@ -35,18 +36,22 @@ def name_members(conditions: Sequence[str]) -> tuple[str, ...]:
     )
 
 
-LARGE, MIDDLE, SMALL = (f"{count} images" for count in (20000, 6000, 2000))
+LARGE, MIDDLE, SMALL, FEW = (f"{count} images" for count in (20000, 6000, 2000, 600))
 SEARCHED = name_members([LARGE, MIDDLE, SMALL, f"{LARGE}, noise 0.4", f"{SMALL}, noise 0.4"])
 """Every architecture with much, some and little data, with right and with wrong labels."""
 NOISES = ("", ", noise 0.2", ", noise 0.4")
+EASIER = ("classes 0-2-4-6-8", "classes 0-6-9")
 TAUGHT = name_members(
-    [f"{images}{noise}" for images in (LARGE, MIDDLE, SMALL) for noise in NOISES]
-    + [f"classes 0-2-4-6-8, {images}{noise}" for images in (MIDDLE, SMALL) for noise in NOISES]
+    [f"{images}{noise}" for images in (LARGE, MIDDLE, SMALL, FEW) for noise in NOISES]
+    + [
+        f"{classes}, {images}{noise}"
+        for classes in EASIER
+        for images in (MIDDLE, SMALL, FEW)
+        for noise in NOISES
+    ]
 )
-"""What lies between the searched ones, and as many easier tasks: no other rates or horizons."""
+"""What lies between those, fewer images, and easier tasks: no other rates or horizons."""
 
-CONTROLS = """wait random periodic plateau heuristic:search/heuristic.json
-    schedule:search/schedule.json contextual:search/contextual.json"""
 PLAYED = "--family image16_family --device cuda --set play.population.use_bf16=true"
 
 FRESH_S = 20
@@ -74,29 +79,34 @@ class Stage:
         return [sys.executable, "-m", "esper", verb, *asked, "--out", self.name]
 
 
+PPO = """train arena --set evaluate_every=3 --set evaluation_seeds=16 --device cuda
+    --set ppo.anchor_kl=0.3 --set rows=512 --set ppo.learning_rate=0.0005
+    --set ppo.exploration_kl=0.001 --set ppo.exploration.sparse_curiosity=0"""
+CANDIDATES = "tuned wider clone gentle"
+
 STAGES = (
     Stage(
         "search",
         "search --rungs 32x1 10x3 --children 24 24 --heuristics 32 --set lessons=1 "
-        f"--set price=0.05 --rows 640 {PLAYED}",
+        f"--rows 640 {PLAYED}",
         SEARCHED,
     ),
     Stage(
         "clone",
-        "clone search --rounds 5 --episodes 192 --set smoothing=0.03 --device cuda",
+        "clone search --rounds 4 --episodes 288 --set smoothing=0.03 --device cuda",
         TAUGHT,
     ),
-    Stage(
-        "tuned",
-        "train arena --set evaluate_every=5 --set evaluation_seeds=16 --device cuda "
-        "--set start=clone --set ppo.anchor_kl=0.3 --set rows=512 "
-        "--set ppo.learning_rate=0.0005 --set ppo.exploration_kl=0.001 "
-        "--set ppo.exploration.sparse_curiosity=0",
-        seconds=300,
-    ),
+    Stage("tuned", f"{PPO} --set start=clone", seconds=300),
+    Stage("wider", f"{PPO} --set start=gentle", seconds=560),
     Stage(
         "select",
-        f"prove tuned clone gentle {CONTROLS} --seeds 4 --split select {PLAYED}",
+        f"prove {CANDIDATES} wait heuristic:search/heuristic.json schedule:search/schedule.json "
+        f"contextual:search/contextual.json --seeds 4 --split select {PLAYED}",
+    ),
+    Stage(
+        "few",
+        f"prove {CANDIDATES} wait schedule:search/schedule.json --seeds 4 --import {FAMILIES} "
+        f"--split select {PLAYED.replace('image16_family', 'image16_few')}",
     ),
 )
 

@@ -4,7 +4,9 @@ One process compiles kernels one after another, which takes minutes for a dozen 
 takes as long as one of them. Triton's cache (TRITON_CACHE_DIR) then has them all.
 
     python research/campaign/warm.py --data DATA --splits train select
-    python research/campaign/warm.py --splits claim
+    python research/campaign/warm.py --splits claim --sizes 1 1.5 2 3
+
+`--sizes` are those of static networks, which only wait; at 1 the host itself grows.
 
 Kernels depend on shapes alone. So claim architectures are warmed on noise in place of images, and
 nothing is learned about them.
@@ -24,7 +26,8 @@ from pathlib import Path
 import numpy as np
 
 from esper.population.engine import PopulationConfig
-from esper.proof.play import PlayConfig, Player
+from esper.proof.arm import StaticArm
+from esper.proof.play import Cell, PlayConfig, Player
 from esper.proof.search import Search, SearchConfig
 from esper.simic.training.recipes import LIFE
 from esper.tasks import get_family
@@ -51,8 +54,10 @@ def labels(family: str, split: FamilySplit) -> list[str]:
     return [member.label for member in firsts.values()]
 
 
-def warm(family: str, split: FamilySplit, label: str, data: str | None, out: Path) -> None:
-    """Search briefly on one member: the usual blueprints, few epochs."""
+def warm(
+    family: str, split: FamilySplit, label: str, size: float, data: str | None, out: Path
+) -> None:
+    """Search briefly on one member: the usual blueprints, few epochs; or let a wider host wait."""
     members = [each for each in get_family(family).members(split) if each.label == label]
     play = PlayConfig(
         device="cuda",
@@ -60,6 +65,11 @@ def warm(family: str, split: FamilySplit, label: str, data: str | None, out: Pat
         data=data,
         population=PopulationConfig(lifecycle=LIFE, use_bf16=True),
     )
+    if size != 1.0:
+        rates = {label: members[0].task().config.learning_rate}
+        arm = StaticArm("static", size, rates)
+        list(Player(play).play([Cell("warm", arm, members[0], (0, 1))]))
+        return
     config = SearchConfig(rungs=("16x2",), heuristics=0, play=play)
     Search(config, members, out, Player(play)).run()
 
@@ -69,8 +79,10 @@ def make_commands(asked: argparse.Namespace, noise: Path) -> Iterator[list[str]]
     for split in asked.splits:
         data = str(noise) if split == "claim" else asked.data
         for label in labels(asked.family, split):
-            one = [sys.executable, __file__, "--family", asked.family, "--splits", split]
-            yield [*one, "--member", label, *(("--data", data) if data else ())]
+            for size in asked.sizes:
+                one = [sys.executable, __file__, "--family", asked.family, "--splits", split]
+                place = ("--data", data) if data else ()
+                yield [*one, "--member", label, "--sizes", str(size), *place]
 
 
 def main() -> None:
@@ -79,18 +91,20 @@ def main() -> None:
     parser.add_argument("--family", default="image16_family")
     splits = ("train", "select", "claim")
     parser.add_argument("--splits", nargs="+", default=["train"], choices=splits)
+    parser.add_argument("--sizes", nargs="+", type=float, default=[1.0], help="in hosts' widths")
+    parser.add_argument("--at-once", type=int, help="processes (default: all)")
     parser.add_argument("--data", help="folder of the data; claim members never see it")
     parser.add_argument("--member", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         here = Path(folder)
         if asked.member:
-            warm(asked.family, asked.splits[0], asked.member, asked.data, here)
+            warm(asked.family, asked.splits[0], asked.member, asked.sizes[0], asked.data, here)
             return
         if "claim" in asked.splits:
             write_noise(here)
         began, commands = time.monotonic(), list(make_commands(asked, here))
-        with ThreadPoolExecutor(len(commands)) as pool:
+        with ThreadPoolExecutor(asked.at_once or len(commands)) as pool:
             done = list(
                 pool.map(
                     lambda each: subprocess.run(each, capture_output=True, text=True), commands

@@ -16,6 +16,7 @@ from esper.proof.plans import (
     draw_plan,
     make_plans,
     read_plans,
+    start_of,
 )
 from esper.tamiyo.controllers.heuristic import HeuristicConfig
 from esper.tamiyo.controllers.schedule_format import parse_schedule
@@ -37,6 +38,12 @@ def test_every_plan_is_a_sound_schedule(kinds: tuple[str, ...]) -> None:
         assert 1 <= len(entries) <= 3
         assert len({entry.slot for entry in entries}) == len(entries)
         assert all(entry.is_tended for entry in entries)
+
+
+def test_a_plan_starts_with_its_earliest_entry() -> None:
+    grow = {"op": "grow", "slot": "0%", "blueprint": "norm"}
+    assert start_of([{"epoch": "30%", **grow}, {"epoch": "5%", **grow}]) == 0.05
+    assert all(0 <= start_of(plan.entries) <= 0.5 for plan in make_plans(0, 60, ["cnn"]))
 
 
 @pytest.mark.parametrize("kinds", [("cnn",), ("cnn", "vector")])

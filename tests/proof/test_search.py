@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from esper.leyline.errors import UsageError
+from esper.proof.plans import PlainSchedule, start_of
 from esper.proof.play import Player
 from esper.proof.search import Search, SearchConfig
 from tests.proof.small import member, play_config
@@ -92,6 +94,29 @@ def test_what_others_take_is_written(whole: Search) -> None:
         (each.member, each.arm) for each in whole.results if each.arm != "wait"
     }
     assert all(len(each["val"]) == len(each["seeds"]) for each in ratios)
+
+
+def test_a_clone_is_taught_no_schedule_that_begins_before_there_was_anything_to_see(
+    whole: Search, tmp_path: Path
+) -> None:
+    shutil.copytree(whole.folder, tmp_path, dirs_exist_ok=True)
+
+    def teach(start: float, plans: dict[str, PlainSchedule]) -> list[PlainSchedule]:
+        (tmp_path / "plans.json").write_text(json.dumps(plans))
+        config = CONFIG.replace(lessons_from=start, price=0.0, lessons=1)
+        again = Search(config, MEMBERS, tmp_path, Player(CONFIG.play), taught=(UNPLAYED,))
+        again.conclude()
+        taught = json.loads((tmp_path / "lessons.json").read_text()).values()
+        return [entries for entries in taught if entries]
+
+    early, late = teach(0.0, whole.plans), dict(whole.plans)
+    assert early, "or it says nothing"
+    for name, entries in whole.plans.items():
+        if list(entries) != early[0]:
+            late[name] = [{**entry, "epoch": "50%"} for entry in entries]
+    assert teach(0.0, late) == early
+    assert all(start_of(entries) == 0.5 for entries in teach(0.1, late))
+    assert teach(0.6, late) == teach(0.1, late), "those that begin last"
 
 
 def test_rungs_are_checked() -> None:

@@ -97,6 +97,11 @@ STANDARD_PLANS: tuple[Plan, ...] = (
 """For hosts with images at their slots; what a host lacks is passed over."""
 
 
+def start_of(entries: PlainSchedule) -> float:
+    """Return the share of a run after which a plan first does something."""
+    return min((float(entry["epoch"].rstrip("%")) / 100 for entry in entries), default=1.0)
+
+
 def read_plans(path: str | Path) -> dict[str, PlainSchedule]:
     """Return the schedules in a file of a search, by member or by name."""
     try:

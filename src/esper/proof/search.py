@@ -40,6 +40,7 @@ from esper.proof.plans import (
     make_plans,
     pick,
     read_plans,
+    start_of,
 )
 from esper.proof.play import Cell, PlayConfig, Player
 from esper.proof.results import RESULTS_FILE, ResultFile
@@ -84,6 +85,13 @@ class SearchConfig(Config):
         "Schedules that a clone is taught at most, beside waiting: a few are told apart by what "
         "a controller sees.",
         minimum=1,
+    )
+    lessons_from: float = option(
+        0.1,
+        "Share of a run before which no schedule that a clone is taught may begin: whoever is to "
+        "tell tasks apart by watching has to see something first.",
+        minimum=0,
+        maximum=1,
     )
     price: float = option(
         0.02,
@@ -288,9 +296,12 @@ class Search:
     def _lessons(self, table: Table, places: Places) -> dict[str, list[dict[str, Any]]]:
         """Return what a clone is taught: a schedule for every member, played or like those."""
         others = {m.label: descriptors(m.task()) for m in self._taught if m.label not in places}
+        starts = {name: start_of(entries) for name, entries in self.plans.items()}
+        # Where all begin earlier than is asked for, those that begin last are taught.
+        earliest = min(self.config.lessons_from, max(starts.values()))
         best = best_by_likeness(
             table,
-            list(self.plans),
+            [name for name, start in starts.items() if start >= earliest],
             self.config.choose_by,
             {**places, **others},
             price=self.config.price,
