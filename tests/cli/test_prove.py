@@ -68,3 +68,13 @@ def test_help_teaches_the_arms(capsys: pytest.CaptureFixture[str]) -> None:
     said = esper(capsys, "prove", "--help")
     for words in ("periodic:every=10", "scratch:ARM", "NAME=SPEC", "--resume"):
         assert words in said.out
+
+
+def test_what_is_trained_from_scratch_is_an_arm_even_where_a_folder_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    arms = ("mine=heuristic", "wait", "scratch:mine", "again=scratch:mine")
+    said = esper(capsys, "prove", *arms, "--members", "none such", "--out", "proof")
+    assert "none such" in said.complaint()

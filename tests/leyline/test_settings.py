@@ -30,10 +30,15 @@ class Outer(Config):
     size: int = option(1, "A size.")
     double: int = option(2, "Twice the size, always.")
 
-    def changed(self, name: str, value: Any) -> Self:
-        if name == "size":
-            return self.replace(size=value, double=2 * value)
-        return super().changed(name, value)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.double != 2 * self.size:
+            raise ConfigError("double is twice the size")
+
+    def changed(self, **changes: Any) -> Self:
+        if "size" in changes:
+            changes.setdefault("double", 2 * changes["size"])
+        return super().changed(**changes)
 
 
 def test_a_setting_is_changed_by_its_dotted_key_or_by_a_mapping() -> None:
@@ -43,6 +48,13 @@ def test_a_setting_is_changed_by_its_dotted_key_or_by_a_mapping() -> None:
 
 def test_what_must_agree_changes_with_it() -> None:
     assert change_settings(Outer(), {"size": 3}).double == 6
+
+
+def test_settings_that_agree_only_together_may_come_in_any_order() -> None:
+    for settings in ({"double": 6, "size": 3}, {"size": 3, "double": 6}):
+        assert change_settings(Outer(), settings) == Outer(size=3, double=6)
+    with pytest.raises(ConfigError, match="double is twice the size"):
+        change_settings(Outer(), {"double": 6})
 
 
 def test_commas_in_brackets_do_not_separate() -> None:

@@ -132,7 +132,11 @@ def _absolute(text: str) -> str:
     """Return an arm whose file, if it names one, is meant from wherever."""
     from pathlib import Path
 
+    from esper.proof.arm import SCRATCH
+
     head, colon, tail = text.rpartition(":") if ":" in text else ("", "", text)
+    if head.rpartition("=")[2] == SCRATCH:
+        return text  # It names another arm, be there a folder of that name or not.
     path = Path(tail).expanduser()
     return f"{head}{colon}{path.absolute()}" if path.exists() else text
 

@@ -81,9 +81,9 @@ class Config:
         _refuse_unknown(type(self), changes)
         return dataclasses.replace(self, **changes)
 
-    def changed(self, name: str, value: Any) -> Self:
-        """Return a copy with one field changed, and with it whatever must always agree with it."""
-        return self.replace(**{name: value})
+    def changed(self, **changes: Any) -> Self:
+        """Return a copy with some fields changed, and with it whatever must always agree."""
+        return self.replace(**changes)
 
     @classmethod
     def describe(cls) -> dict[str, str]:

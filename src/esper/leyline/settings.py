@@ -10,7 +10,7 @@ import dataclasses
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from esper.leyline.config import Config, describe_type, plain_value
 from esper.leyline.documents import parse_document
@@ -69,16 +69,14 @@ def split_settings(text: str) -> list[str]:
 
 
 def change_settings(config: C, settings: Mapping[str, Any]) -> C:
-    """Return a configuration with some settings changed.
+    """Return a configuration with some settings changed, all at once: their order is nobody's.
 
     Args:
         config: what to start from.
         settings: values by dotted key, as in {'ppo.exploration.sparse_entropy': 0.05}; a mapping
             changes some of a nested configuration, as in {'ppo': {'clip': 0.1}}.
     """
-    for key, value in settings.items():
-        config = _set(config, key.split("."), value, key)
-    return config
+    return _change(config, [(key.split("."), value, key) for key, value in settings.items()])
 
 
 def flat_settings(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -147,27 +145,43 @@ def is_within(key: str, names: Sequence[str]) -> bool:
     return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
-def _set(config: Any, path: Sequence[str], value: Any, key: str) -> Any:
-    """Return a nested configuration with one field replaced."""
-    known = [field.name for field in dataclasses.fields(config)]
-    name = path[0]
-    if name not in known:
-        rest = ".".join(path)
-        within = [one for one in flat_settings(config.to_mapping()) if one.endswith(f".{rest}")]
-        if within:
-            whole = " or ".join(f"{key.removesuffix(rest)}{one}" for one in within[:3])
-            raise ConfigError(f"there is no setting {key!r}; its whole name is {whole}")
-        raise ConfigError(
-            f"there is no setting {key!r}: {type(config).__name__} has no key "
-            f"{name!r}{nearest(name, known) or ';'} known: {', '.join(sorted(known))}"
-        )
-    inner = getattr(config, name)
-    if isinstance(value, Mapping) and isinstance(inner, Config) and len(path) == 1:
-        for part, one in value.items():
-            config = _set(config, [name, *str(part).split(".")], one, f"{key}.{part}")
-        return config
-    if len(path) > 1:
-        if not isinstance(inner, Config):
+_Change: TypeAlias = tuple[Sequence[str], Any, str]
+"""The names from a configuration down to a field, its value, and the whole key for messages."""
+
+
+def _change(config: Any, changes: Sequence[_Change]) -> Any:
+    """Return a configuration with fields of it, and of those within it, replaced."""
+    fields: dict[str, Any] = {}
+    within: dict[str, list[_Change]] = {}
+    for path, value, key in changes:
+        name, *rest = path
+        _refuse_unknown(config, path, key)
+        inner = getattr(config, name)
+        if rest and not isinstance(inner, Config):
             raise ConfigError(f"there is no setting {key!r}: {name} has no parts of its own")
-        value = _set(inner, path[1:], value, key)
-    return config.changed(name, value)
+        parts = within.setdefault(name, [])
+        if rest:
+            parts.append((rest, value, key))
+        elif isinstance(value, Mapping) and isinstance(inner, Config):
+            parts += [(str(part).split("."), one, f"{key}.{part}") for part, one in value.items()]
+        else:
+            fields[name] = value
+    for name, parts in within.items():
+        if parts:
+            fields[name] = _change(getattr(config, name), parts)
+    return config.changed(**fields)
+
+
+def _refuse_unknown(config: Any, path: Sequence[str], key: str) -> None:
+    known = [field.name for field in dataclasses.fields(config)]
+    if path[0] in known:
+        return
+    rest = ".".join(path)
+    within = [one for one in flat_settings(config.to_mapping()) if one.endswith(f".{rest}")]
+    if within:
+        whole = " or ".join(f"{key.removesuffix(rest)}{one}" for one in within[:3])
+        raise ConfigError(f"there is no setting {key!r}; its whole name is {whole}")
+    raise ConfigError(
+        f"there is no setting {key!r}: {type(config).__name__} has no key "
+        f"{path[0]!r}{nearest(path[0], known) or ';'} known: {', '.join(sorted(known))}"
+    )

@@ -115,11 +115,12 @@ class TrainConfig(Config):
                 "give it rounds or paid_off"
             )
 
-    def changed(self, name: str, value: Any) -> Self:
-        """Return a copy with one field changed; the reward's discount follows the learner's."""
-        if isinstance(value, PPOConfig) and value.gamma != self.ppo.gamma:
-            return self.replace(ppo=value, reward=self.reward.replace(gamma=value.gamma))
-        return super().changed(name, value)
+    def changed(self, **changes: Any) -> Self:
+        """Return a copy with some fields changed; the reward's discount follows the learner's."""
+        ppo, reward = changes.get("ppo", self.ppo), changes.get("reward", self.reward)
+        if isinstance(ppo, PPOConfig) and ppo.gamma != self.ppo.gamma == reward.gamma:
+            changes["reward"] = reward.replace(gamma=ppo.gamma)
+        return super().changed(**changes)
 
     @property
     def stages(self) -> tuple[StageConfig, ...]:
