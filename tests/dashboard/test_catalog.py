@@ -15,7 +15,8 @@ def test_a_run_is_found_by_its_place_below_the_folder(tmp_path: Path) -> None:
 
 def test_a_proof_has_nothing_to_show(tmp_path: Path) -> None:
     growing(tmp_path / "run", epochs=1)
-    (tmp_path / "proof" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "proof").mkdir()
+    (tmp_path / "proof" / "run.db.lock").touch()
     (tmp_path / "proof" / "config.yaml").write_text("command: prove\n")
     assert list(Catalog(tmp_path).entries()) == ["run"]
 

@@ -111,7 +111,8 @@ def test_a_run_from_before_its_store_is_listed_from_its_settings(tmp_path: Path)
 
 def test_searches_clones_and_proofs_are_told_from_runs(tmp_path: Path) -> None:
     for name, command in (("search", "search"), ("clone", "clone"), ("proof", "prove")):
-        (tmp_path / name / "checkpoints").mkdir(parents=True)
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.db.lock").touch()
         settings = f"command: {command}\nmembers: {{family: digits_family}}\nrounds: 2\n"
         (tmp_path / name / "config.yaml").write_text(f"{settings}arms: [mine, wait]\n")
     assert states(tmp_path) == dict.fromkeys(("search", "clone", "proof"), "interrupted")

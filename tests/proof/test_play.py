@@ -116,6 +116,16 @@ def test_progress_ends_at_the_total_and_a_stop_gives_the_chunk_up() -> None:
     assert list(stopped.play([cell(waiting())])) == []
 
 
+def test_a_device_is_asked_for_only_where_there_is_something_to_play(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    player = Player(play_config(device="cuda"))
+    assert list(player.play([])) == []
+    with pytest.raises(UsageError, match="no CUDA device"):
+        next(player.play([cell(waiting())]))
+
+
 def test_a_wrong_schedule_names_its_arm() -> None:
     wrong = ScheduleArm("wrong", lambda member: ({"epoch": 0, "op": "sow", "slot": 0},))
     with pytest.raises(UsageError, match="arm 'wrong': entry 1: field 'op'"):

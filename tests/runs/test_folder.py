@@ -34,7 +34,8 @@ def test_a_new_folder_holds_the_settings(tmp_path: Path) -> None:
     assert folder.read_config() == CONFIG
     text = (folder.path / "config.yaml").read_text(encoding="utf-8")
     assert list(yaml.safe_load(text)) == list(CONFIG)
-    assert (folder.path / "checkpoints").is_dir()
+    left = sorted(entry.name for entry in folder.path.iterdir())
+    assert left == ["config.yaml", "run.db.lock"]
 
 
 def test_an_empty_folder_may_be_used(tmp_path: Path) -> None:
@@ -44,7 +45,7 @@ def test_an_empty_folder_may_be_used(tmp_path: Path) -> None:
 
 def test_a_folder_in_use_is_refused_and_left_alone(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "run")
-    (folder.path / "checkpoints" / "latest").mkdir()
+    (folder.path / "checkpoints" / "latest").mkdir(parents=True)
     (folder.path / "config.yaml").write_text("task: other\n")
     with pytest.raises(UsageError, match=r"not empty; continue it with --resume, replace it with"):
         create(folder, CONFIG, overwrite=False)
@@ -63,7 +64,7 @@ def test_somebody_elses_folder_is_never_touched(tmp_path: Path, overwrite: bool)
 
 def test_overwriting_removes_what_a_run_writes_and_nothing_else(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "run")
-    (folder.path / "checkpoints" / "latest").mkdir()
+    (folder.path / "checkpoints" / "latest").mkdir(parents=True)
     folder.log("hello")
     own = ("report.html", "summary.json", "grown.onnx", "grown.pt2")
     for name in (*own, "notes.md"):
@@ -74,14 +75,12 @@ def test_overwriting_removes_what_a_run_writes_and_nothing_else(tmp_path: Path) 
     other = RunFolder(folder.path)
     create(other, {"task": "new"}, overwrite=True)
     assert sorted(entry.name for entry in folder.path.iterdir()) == [
-        "checkpoints",
         "config.yaml",
         "mine",
         "notes.md",
         "run.db.lock",
     ]
     assert other.read_config() == {"task": "new"}
-    assert list((folder.path / "checkpoints").iterdir()) == []
 
 
 def test_a_link_is_removed_but_not_what_it_points_to(tmp_path: Path) -> None:
@@ -187,7 +186,7 @@ def test_a_run_whose_replacement_was_interrupted_can_be_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = make_folder(tmp_path / "run")
-    (folder.path / "checkpoints" / "latest").mkdir()
+    (folder.path / "checkpoints" / "latest").mkdir(parents=True)
     folder.log("hello")
 
     def die(*_: Any) -> None:

@@ -1,8 +1,8 @@
 """Which runs there are below a folder, and how they stand.
 
-A run is a folder with a `run.db`, or one that was made before its store (a `config.yaml` beside
-`checkpoints`). Searches, clones and proofs have no store, and are listed with the runs. Looking at
-a run never disturbs it.
+A run is a folder with a `run.db`, or one that has none (a `config.yaml` beside the lock that whoever
+writes a run holds, or beside `checkpoints`). Searches, clones and proofs have no store, and are
+listed with the runs. Looking at a run never disturbs it.
 """
 
 from __future__ import annotations
@@ -97,7 +97,10 @@ def _is_run(folder: Path) -> bool:
     # Not the methods of Path, which raise where a folder is private.
     if os.path.isfile(folder / STORE_FILE):
         return True
-    return os.path.isfile(folder / "config.yaml") and os.path.isdir(folder / "checkpoints")
+    # Settings alone could be anybody's; whoever writes a run has left a lock beside them.
+    marks = (LOCK_FILE, "checkpoints")
+    has_mark = any(os.path.exists(folder / mark) for mark in marks)
+    return has_mark and os.path.isfile(folder / "config.yaml")
 
 
 def describe_run(folder: Path) -> RunEntry:

@@ -157,11 +157,12 @@ class Player:
         self.cluster = cluster
         self.config = config
         self._show, self._is_stopped = show, is_stopped
-        self.device = choose_device(config.device)
         self._population: AnyPopulation | None = None
 
     def play(self, cells: Sequence[Cell]) -> Iterator[list[CellResult]]:
         """Yield the results of one chunk after another; ends early where it is stopped."""
+        if not cells:
+            return
         chunks = make_chunks(cells, self._rows)
         total = float(sum(len(c.seeds) * self.horizon_of(c) for c in cells))
         clock = _Clock(total, self._show)
@@ -185,6 +186,11 @@ class Player:
     def horizon_of(self, cell: Cell) -> int:
         """Return how many epochs a cell's rows live."""
         return self.config.horizon or cell.member.task().config.horizon
+
+    @property
+    def device(self) -> torch.device:
+        """Where rows run; asked for when there are some, so that results can be read without it."""
+        return choose_device(self.config.device)
 
     @property
     def _rows(self) -> int:

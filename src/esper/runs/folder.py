@@ -99,7 +99,6 @@ class RunFolder:
                 self._refuse_taken(overwrite)
                 self._remove_own()
                 self.write_config(config)
-                (self.path / CHECKPOINTS).mkdir(exist_ok=True)
             yield lock
 
     @contextmanager
