@@ -151,6 +151,14 @@ class Lame(Seed):
         return [dead, nn.ReLU(), nn.Conv2d(channels, channels, 1)]
 
 
+class NarrowSqueeze(Seed):
+    """Two rectified units behind a pool: both are dead in one draw of four, alive in the others."""
+
+    def make(self, channels: int) -> list[nn.Module]:
+        down, up = nn.Conv2d(channels, 2, 1, bias=False), nn.Conv2d(2, channels, 1)
+        return [nn.AdaptiveAvgPool2d(1), down, nn.ReLU(), up]
+
+
 class ShapeChanging(Vector):
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.layers(x)
@@ -289,6 +297,12 @@ def registered(request: pytest.FixtureRequest) -> Iterator[str]:
 @pytest.mark.parametrize("registered", [Seed, Vector, Excused], indirect=True)
 def test_a_sound_seed_passes(registered: str) -> None:
     check_blueprint(registered)
+
+
+@pytest.mark.parametrize("registered", [NarrowSqueeze], indirect=True)
+@pytest.mark.parametrize("channels", [4, 9])
+def test_a_seed_is_not_refused_for_the_luck_of_one_draw(registered: str, channels: int) -> None:
+    check_blueprint(registered, channels=(channels,))
 
 
 @pytest.mark.parametrize(

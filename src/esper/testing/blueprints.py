@@ -52,6 +52,10 @@ _INPUT_SHAPES: dict[Topology, tuple[int, ...]] = {
     "sequence": (6, 7),
     "vector": (7,),
 }
+_DRAWS = 8
+"""Initial weights within which every parameter must have had a gradient: both units of a narrow
+rectified layer are negative for a whole batch in one draw of four, which is nobody's fault."""
+
 _STACKED = 3
 _ROUNDING = 1e-5
 
@@ -70,6 +74,9 @@ def check_blueprint(name: str, *, channels: Sequence[int] = (4, 8, 32)) -> None:
       three, none of them out of scale with the host's;
     * blended: at alpha = 0 the host to the bit, at alpha = 1 a gradient for every parameter
       upstream of the slot; saved, loaded and copied without a difference.
+
+    A unit can be dead by the luck of one draw; what has no gradient with any of eight initial
+    weights is refused.
 
     Args:
         name: The name it is registered under.
@@ -163,11 +170,16 @@ class _Case:
         return nn.Sequential(OrderedDict(stem=stem, body=body, tail=tail))
 
     def garden(
-        self, style: BlendStyle, mode: TrainingMode = "straight_through", *, rectified: bool = True
+        self,
+        style: BlendStyle,
+        mode: TrainingMode = "straight_through",
+        *,
+        rectified: bool = True,
+        draw: int = 0,
     ) -> Garden:
         """Return a garden around a fresh host, with a seed of this blueprint in TRAINING."""
-        gates = GateConfig(min_training_epochs=0)
-        config = GardenConfig(lifecycle=LifecycleConfig(gates=gates), training_mode=mode)
+        lifecycle = LifecycleConfig(gates=GateConfig(min_training_epochs=0))
+        config = GardenConfig(lifecycle=lifecycle, training_mode=mode, seed=draw)
         garden = Garden(
             self.host(rectified=rectified),
             [SLOT],
@@ -314,27 +326,42 @@ def _check_in_garden(case: _Case, style: BlendStyle) -> None:
 
 
 def _check_training(case: _Case, style: BlendStyle, mode: TrainingMode, *, rectified: bool) -> None:
-    garden = case.garden(style, mode, rectified=rectified)
-    alone = case.host(rectified=rectified)
+    is_moved, waiting = False, None
+    for draw in range(_DRAWS):
+        garden = case.garden(style, mode, rectified=rectified, draw=draw)
+        moved, still = _train(case, garden, case.host(rectified=rectified))
+        is_moved |= moved
+        waiting = still if waiting is None else waiting & still
+        if is_moved and not waiting:
+            return
+    case.require(is_moved, "no parameter has a gradient at the first batch: it can never learn")
+    case.require(
+        not waiting,
+        f"no gradient within {STEPS} optimizer steps for {', '.join(sorted(waiting or ()))}",
+    )
+
+
+def _train(case: _Case, garden: Garden, alone: nn.Module) -> tuple[bool, set[str]]:
+    """Take a few steps beside the host alone.
+
+    Returns whether any parameter of the seed had a gradient at the first, and those that had none
+    at any.
+    """
     seed = dict(garden.seedbed[0].named_parameters())
     optimizer = torch.optim.SGD(garden.parameters(), lr=0.1)
     optimizer_alone = torch.optim.SGD(alone.parameters(), lr=0.1)
     waiting = {name for name, parameter in seed.items() if parameter.requires_grad}
+    is_moved = False
     for step in range(STEPS):
         _check_isolation(case, garden, alone)
         moved = {name for name, parameter in seed.items() if bool(_gradient(parameter).any())}
         waiting -= moved
         if step == 0:
-            case.require(
-                bool(moved), "no parameter has a gradient at the first batch: it can never learn"
-            )
+            is_moved = bool(moved)
             _check_scale(case, garden)
         optimizer.step()
         optimizer_alone.step()
-    case.require(
-        not waiting,
-        f"no gradient within {STEPS} optimizer steps for {', '.join(sorted(waiting))}",
-    )
+    return is_moved, waiting
 
 
 def _check_isolation(case: _Case, garden: Garden, alone: nn.Module) -> None:
@@ -381,9 +408,26 @@ def _check_scale(case: _Case, garden: Garden) -> None:
 
 def _check_blended(case: _Case, style: BlendStyle) -> None:
     x, _ = case.batch()
-    fresh = case.garden(style)
+    untouched: list[str] = []
+    for draw in range(_DRAWS):
+        fresh, garden = _blended(case, style, draw)
+        now = [*_untouched(case, fresh, fresh.model), *_untouched(case, garden, garden)]
+        untouched = [name for name in untouched if name in now] if draw else now
+        if not untouched:
+            break
+    case.require(not untouched, f"no gradient for {next(iter(untouched), None)} at alpha = 1")
+    if case.topology == "sequence":
+        with torch.no_grad():
+            _require_causal(case, garden.eval(), x)
+    _check_garden_copies(case, garden.eval(), x)
+
+
+def _blended(case: _Case, style: BlendStyle, draw: int) -> tuple[Garden, Garden]:
+    """Return two gardens with a seed at alpha = 1: as it was drawn, and with all of it moved."""
+    x, _ = case.batch()
+    fresh = case.garden(style, draw=draw)
     garden = copy.deepcopy(fresh)
-    _stir(garden.seedbed)
+    _stir(garden.seedbed, draw)
     for one in (fresh, garden):
         result = one.advance(SLOT)
         case.require(result.ok, result.reason)
@@ -394,12 +438,7 @@ def _check_blended(case: _Case, style: BlendStyle) -> None:
         case.require(one.slots[SLOT].alpha == 1, "alpha does not reach 1")
     with garden.seedbed.configured(torch.zeros(1, 1, dtype=torch.bool), None):
         case.require(torch.equal(garden(x), expected), "switched off, it still changes the host")
-    _require_gradients(case, fresh, fresh.model)
-    _require_gradients(case, garden, garden)
-    if case.topology == "sequence":
-        with torch.no_grad():
-            _require_causal(case, garden.eval(), x)
-    _check_garden_copies(case, garden.eval(), x)
+    return fresh, garden
 
 
 def _check_garden_copies(case: _Case, garden: Garden, x: Tensor) -> None:
@@ -472,15 +511,15 @@ def _require_causal(case: _Case, model: nn.Module, x: Tensor) -> None:
         )
 
 
-def _require_gradients(case: _Case, garden: Garden, part: nn.Module) -> None:
-    """Every parameter of this part of a blended garden must have a gradient."""
+def _untouched(case: _Case, garden: Garden, part: nn.Module) -> list[str]:
+    """Return the parameters of this part of a blended garden that have no gradient."""
     x, y = case.batch()
     _loss(garden(x), y).backward()
-    for name, parameter in part.named_parameters():
-        case.require(
-            not parameter.requires_grad or bool(_gradient(parameter).any()),
-            f"no gradient for {name.removeprefix('model.')} at alpha = 1",
-        )
+    return [
+        name.removeprefix("model.")
+        for name, parameter in part.named_parameters()
+        if parameter.requires_grad and not bool(_gradient(parameter).any())
+    ]
 
 
 def _stir(module: nn.Module, key: int = 0) -> nn.Module:
