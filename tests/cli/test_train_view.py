@@ -26,6 +26,7 @@ def report(number: int, **changes: Any) -> Any:
         "wait_share_free": 0.94,
         "conditional_entropies": ENTROPIES,
         "evaluation": None,
+        "timings": {"evaluation": 0.0},
     }
     return SimpleNamespace(**{**plain, **changes})
 
@@ -172,10 +173,28 @@ def test_the_first_round_says_when_the_run_will_end_by_its_usual_step() -> None:
     with TrainView(Console(file=io.StringIO(), width=300), 5, title="x") as view:
         for seconds in (40.0, 0.5, 0.5, 0.5):
             view.show(progress(0, seconds=seconds))
-        assert view._eta(time.monotonic(), 0.2) == "unknown"
+        assert view._eta(time.monotonic(), 0.2, 0) == "unknown"
         # Waiting twins and the first step, in which everything is compiled, do not count.
         view.show(progress(0, phase="twins", seconds=70.0))
         view.show(progress(0))
-        assert view._eta(time.monotonic(), 0.2) == duration(0.5 * 60 * 4.8)
+        assert view._eta(time.monotonic(), 0.2, 0) == duration(0.5 * 60 * 4.8)
         # Later it is what whole rounds took.
-        assert view._eta(view._started + 50.0, 2.5) == duration(50.0)
+        assert view._eta(view._started + 50.0, 2.5, 2) == duration(50.0)
+
+
+def test_greedy_episodes_are_part_of_the_time_that_is_left() -> None:
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=True, width=120, color_system=None)
+    with TrainView(console, 10, title="x", evaluate_every=4) as view:
+        for _ in range(5):
+            view.show(progress(0, rounds=10))
+        # After rounds 4, 8 and 10; before one was seen, each counts as a round.
+        assert view._eta(time.monotonic(), 0.2, 0) == duration(0.5 * 60 * (9.8 + 3))
+        greedy = report(3, evaluation=SimpleNamespace(val_gain_mean=0.0))
+        greedy.timings["evaluation"] = 7.0
+        view.show(progress(3, rounds=10, finished=greedy))
+        # 47 seconds for 4 rounds of 10 and an evaluation of 7; 6 rounds and 2 evaluations are left.
+        assert view._eta(view._started + 47.0, 4.0, 4) == duration(60.0 + 14.0)
+        # The last round is over and its greedy episodes are not.
+        assert view._eta(view._started + 47.0, 10.0, 9) == duration(7.0)
+    assert "ETA" in stream.getvalue()

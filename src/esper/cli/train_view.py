@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import replace
-from statistics import median
+from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -28,6 +28,7 @@ _SPARKS = 40
 _RECENT_ALARMS = 4
 _STEPS_TO_TELL = 5
 """Steps of episodes that say, in the first round, when the run will end."""
+_UNKNOWN = "unknown"
 _STYLES = {"good": "green", "watch": "yellow", "bad": "red"}
 _PHASES = {"twins": "waiting twins", "rollout": "episodes", "update": "update"}
 
@@ -48,7 +49,8 @@ class TrainView(LiveView):
         """Show a run of this many rounds, of which some may be done already."""
         counter = TextColumn("{task.fields[where]}", markup=False)
         where = f"{int(done)}/{rounds} rounds"
-        super().__init__(console, counter, title=title, total=rounds, done=done, where=where)
+        shown = {"where": where, "eta": _UNKNOWN}
+        super().__init__(console, counter, title=title, total=rounds, done=done, **shown)
         self._rounds = rounds
         self._verbose = verbose
         self._evaluate_every = evaluate_every
@@ -59,6 +61,8 @@ class TrainView(LiveView):
         """Round of the last greedy evaluation, and its gain."""
         self._paces: deque[float] = deque(maxlen=10 * _STEPS_TO_TELL)
         """Seconds that a round of steps as long as the last ones would take, of each of them."""
+        self._evaluations: list[float] = []
+        """Seconds of every greedy evaluation so far."""
         self._alarms: list[Text] = []
 
     def show(self, progress: Progress) -> None:
@@ -71,17 +75,18 @@ class TrainView(LiveView):
                 self._gains = [*self._gains, report.gain_mean][-_SPARKS:]
             if report.evaluation is not None:
                 self._evaluated = (report.round, report.evaluation.val_gain_mean)
+                self._evaluations.append(report.timings["evaluation"])
         if progress.phase == "rollout":
             self._paces.append(progress.seconds * progress.steps)
         done = progress.done_share * progress.rounds
         finished = progress.round + (report is not None)
-        self._progress.update(
-            self._bar, completed=done, where=f"{finished}/{progress.rounds} rounds"
-        )
+        eta = self._eta(time.monotonic(), done, finished)
+        where = f"{finished}/{progress.rounds} rounds"
+        self._progress.update(self._bar, completed=done, where=where, eta=eta)
         if self._live is not None:
             self._draw(*self._parts(progress))
         else:
-            self._print_lines(progress, done)
+            self._print_lines(progress, eta)
 
     def alarm(self, alarm: AlarmRow) -> None:
         """Tell an alarm once; what is only informative, and every repetition, is in the report."""
@@ -107,9 +112,13 @@ class TrainView(LiveView):
 
     def _evaluates_next(self, progress: Progress) -> bool:
         """Return whether a round's episodes are over and greedy ones follow."""
-        every, done = self._evaluate_every, progress.round + 1
-        is_due = bool(every) and (done % every == 0 or done == self._rounds)
-        return is_due and progress.phase == "rollout" and progress.step == progress.steps
+        is_over = progress.phase == "rollout" and progress.step == progress.steps
+        return is_over and self._is_evaluated(progress.round + 1)
+
+    def _is_evaluated(self, finished: int) -> bool:
+        """Return whether greedy episodes follow when so many rounds are finished."""
+        every = self._evaluate_every
+        return bool(every) and (finished % every == 0 or finished == self._rounds)
 
     def _table(self, report: RoundReport) -> Table:
         table = Table(box=None, pad_edge=False, show_header=False)
@@ -137,7 +146,7 @@ class TrainView(LiveView):
         table.add_row("entropies", "", entropies_line(report.conditional_entropies))
         return table
 
-    def _print_lines(self, progress: Progress, done: float) -> None:
+    def _print_lines(self, progress: Progress, eta: str) -> None:
         """Print finished rounds at a rate a log can bear, and a sign of life in long ones."""
         now = time.monotonic()
         report = progress.report
@@ -146,21 +155,32 @@ class TrainView(LiveView):
         is_edge = is_edge or self._evaluates_next(progress)
         if not self._is_line_due(now, matters=is_edge or (self._verbose and report is not None)):
             return
-        eta = self._eta(now, done)
         if report is not None:
             line = f"round {told_round(report.round)}/{self._rounds}  {round_line(report)}"
         else:
             line = f"round {told_round(progress.round)}/{self._rounds}  {self._phase(progress)}"
         tell(self._console, f"{line}  ETA {eta}")
 
-    def _eta(self, now: float, done: float) -> str:
+    def _eta(self, now: float, done: float, finished: int) -> str:
+        """Return how long the rest takes: rounds, whole or in part, and greedy episodes after some.
+
+        Args:
+            now: the time.
+            done: rounds, with what is done of the one in progress.
+            finished: rounds, with the greedy episodes after them.
+        """
         gone, left = done - self._first, self._rounds - done
         if gone >= 1:
-            return duration((now - self._started) / gone * left)
-        if len(self._paces) < _STEPS_TO_TELL:
-            return "unknown"
-        # Twins come first and so does compiling; what is usual since then says more.
-        return duration(median(self._paces) * left)
+            pace = (now - self._started - sum(self._evaluations)) / gone
+        elif len(self._paces) < _STEPS_TO_TELL:
+            return _UNKNOWN
+        else:
+            # Twins come first and so does compiling; what is usual since then says more.
+            pace = median(self._paces)
+        # Until there was one, greedy episodes are taken to last as long as a round.
+        each = fmean(self._evaluations) if self._evaluations else pace
+        to_come = sum(map(self._is_evaluated, range(finished + 1, self._rounds + 1)))
+        return duration(pace * left + each * to_come)
 
 
 def phase_line(progress: Progress) -> str:

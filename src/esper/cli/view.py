@@ -40,7 +40,7 @@ class LiveView:
         title: what is running.
         total: how much there is to do.
         done: how much of it is done already.
-        fields: what else the counters show.
+        fields: what else the counters show; `eta` among them is shown for what the bar would say.
     """
 
     def __init__(
@@ -58,13 +58,14 @@ class LiveView:
         self._lined = self._started
         self._first = done
         self._told: set[tuple[str | None, ...]] = set()
+        eta = TextColumn("{task.fields[eta]}", markup=False)
         self._progress = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(),
             *counters,
             TimeElapsedColumn(),
             TextColumn("ETA"),
-            TimeRemainingColumn(),
+            eta if "eta" in fields else TimeRemainingColumn(),
             console=console,
         )
         self._bar = self._progress.add_task(safe(title).plain, total=total, **fields)

@@ -1,7 +1,7 @@
 """Which runs there are below a folder, and how they stand.
 
-A run is a folder with a `run.db`, or one that has none (a `config.yaml` beside the lock that whoever
-writes a run holds, or beside `checkpoints`). Searches, clones and proofs have no store, and are
+A run is a folder with a `run.db`, or one that has none: a `config.yaml` beside `checkpoints`, or
+beside the lock that whoever writes a run holds. Searches, clones and proofs have no store, and are
 listed with the runs. Looking at a run never disturbs it.
 """
 
