@@ -369,7 +369,7 @@ MISTAKES: dict[str, tuple[tuple[object, ...], str]] = {
     ),
     "no factory": (
         ("grow", "--model", "own_net", "--data", "data.npz", "--out", "run"),
-        "--model must look like MODULE:FACTORY, got 'own_net'",
+        "--model must look like MODULE:FACTORY or FILE.py:FACTORY, got 'own_net'",
     ),
     "model without slots": (
         ("grow", "--model", "own_net:make", "--data", "data.npz", "--out", "run"),

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from esper.kasmina.garden import Garden
 from esper.kasmina.placement import matches, place_slots, slot_paths
 from esper.kasmina.probe import call_arguments, evaluating
-from esper.leyline.errors import EsperWarning, SlotError
+from esper.kasmina.selftest import check_slots
+from esper.kasmina.suggestion import suggest_slots
+from esper.leyline.errors import EsperWarning, SlotError, UsageError
 from tests.kasmina.gardens import Stack
 
 X = torch.zeros(2, 4)
@@ -174,7 +176,7 @@ def test_a_failed_placement_leaves_no_hook_behind() -> None:
     model = Odd("twice")
     with pytest.raises(SlotError):
         Garden(model, ["layer"], X)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(UsageError):
         Garden(model, ["layer"], torch.zeros(2, 5))
     assert not any(module._forward_hooks for module in model.modules())
 
@@ -203,3 +205,28 @@ def test_a_model_that_another_garden_has_grown_is_refused() -> None:
     assert garden.germinate("a", "norm")
     with pytest.raises(SlotError, match="already grows in another Garden"):
         Garden(model, ["b"], X)
+
+
+@pytest.mark.parametrize("look", [Garden, check_slots, lambda model, _, x: suggest_slots(model, x)])
+@pytest.mark.parametrize(
+    ("example", "told"),
+    [
+        (torch.zeros(2, 5), "[2, 5]: RuntimeError: mat1 and mat2 shapes cannot be multiplied"),
+        (X.long(), "[2, 4]: RuntimeError: "),
+        (X.numpy(), "ndarray: TypeError: "),
+        ((X, torch.zeros(2)), "([2, 4], [2]): TypeError: "),
+        ({"image": X}, "{image: [2, 4]}: TypeError: "),
+    ],
+    ids=["shape", "type", "array", "pair", "name"],
+)
+def test_an_example_that_the_model_cannot_take_is_one_line(
+    look: Any, example: Any, told: str
+) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    with pytest.raises(UsageError) as raised:
+        look(model, ["1"], example)
+    message = str(raised.value)
+    assert message.startswith(f"the model cannot take the example {told}")
+    assert message.endswith("a tensor, a tuple of arguments or a dict")
+    assert "\n" not in message
+    assert isinstance(raised.value.__cause__, RuntimeError | TypeError)

@@ -17,6 +17,7 @@ from esper.runs.request import (
     GrowRequest,
     build_model,
     growth_of,
+    model_name,
     model_slots,
     read_request,
 )
@@ -77,7 +78,7 @@ def test_a_factory_is_called_with_the_seed_of_the_run(module: str) -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("nocolon", "must look like MODULE:FACTORY, got 'nocolon'"),
+        ("nocolon", "must look like MODULE:FACTORY or FILE.py:FACTORY, got 'nocolon'"),
         (":make", "must look like MODULE:FACTORY"),
         ("module:", "must look like MODULE:FACTORY"),
         ("surely_missing:make", "cannot import 'surely_missing'.*run from the folder that holds"),
@@ -89,6 +90,8 @@ def test_a_factory_is_called_with_the_seed_of_the_run(module: str) -> None:
         ("net_of_a_user:broken", r"broken failed: RuntimeError: out of ideas.*net_of_a_user\.py"),
         ("half_written:make", r"cannot import 'half_written': SyntaxError: .*half_written\.py"),
         ("needs_more:make", "cannot import 'needs_more': No module named 'surely_not_installed'"),
+        ("gone.py:make", r"--model gone\.py:make: there is no such file"),
+        ("net_of_a_user.py:mak", "no callable 'mak', did you mean 'make'"),
         ("fails:make", r"cannot import 'fails': ZeroDivisionError: .*fails\.py, line 1"),
     ],
 )
@@ -96,6 +99,17 @@ def test_a_factory_that_gives_no_model_is_named(module: str, spec: str, message:
     with pytest.raises(UsageError, match=message) as caught:
         build_model(spec, 0)
     assert "\n" not in str(caught.value)
+
+
+def test_a_factory_may_be_named_by_its_file(
+    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    for spec in (f"../{module}.py:make", f"{tmp_path / module}.py:make"):
+        assert isinstance(build_model(spec, 1), nn.Sequential)
+        assert model_name(spec) == f"{module}:make"
+    assert model_name("nets.mine:make") == "nets.mine:make"
 
 
 def test_slots_come_from_the_command_or_from_the_model(module: str) -> None:
@@ -205,7 +219,7 @@ def test_a_run_folder_of_the_old_format_is_refused_in_one_line(tmp_path: Path) -
     with pytest.raises(CheckpointError, match=r"config\.yaml: GrowRequest has no key 'training'"):
         read_request(folder)
     latest = folder.path / "checkpoints" / "latest"
-    latest.mkdir()
+    latest.mkdir(parents=True)
     manifest = {"format": "esper-state", "layout": 1, "kind": "growing run", "esper": "0.1.0"}
     (latest / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(CheckpointError, match=r"saved by an older Esper .*use it with that one"):

@@ -27,11 +27,11 @@ examples:
   esper grow --task digits --optimizer adamw --learning-rate 0.003 --out runs/adamw
   esper grow --task digits --set growth.training.seed_warmup=2 --out runs/gently
   esper grow --task cifar_baseline --data ~/cifar-10-batches-py --device cuda --out runs/cifar
-  esper grow --model mynet:make --slots layer1,layer2 --data images.npz --out runs/mine
+  esper grow --model mynet.py:make --slots layer1,layer2 --data images.npz --out runs/mine
   esper grow --task digits --controller heuristic:plateau_epochs=5 --out runs/patient
   esper grow --resume --out runs/first
   esper grow --resume --epochs 80 --out runs/first
-  esper grow --resume --model mynet:make --out runs/mine
+  esper grow --resume --model mynet.py:make --out runs/mine
 """
 
 _CONTROLLERS = (
@@ -50,7 +50,12 @@ def set_up(parser: Parser) -> None:
     parser.epilog = _EPILOG
     what = parser.add_argument_group("what to grow")
     what.add_argument("--task", metavar="T", help="a task of `esper tasks`")
-    what.add_argument("--model", metavar="MODULE:FACTORY", help="a model of your own")
+    what.add_argument(
+        "--model",
+        metavar="MODULE:FACTORY",
+        help="a model of your own: a module or a .py file, and the function in it that returns the "
+        "model, as in mynet:make or nets/mynet.py:make",
+    )
     what.add_argument(
         "--slots",
         metavar="A,B",
@@ -158,10 +163,14 @@ def run(options: argparse.Namespace) -> int:
     from esper.growth.export import check_format
     from esper.runs.checkpoint import GROWING, resume_command
     from esper.runs.recorded import stop_signals
+    from esper.runs.request import model_name
 
     if options.export:
         check_format(options.export)
-    options.out = chosen_out(options, options.task or (options.model or "grown").partition(":")[0])
+    if options.model is not None:
+        options.model = _absolute_model(options.model)
+    called = model_name(options.model or "grown").partition(":")[0]
+    options.out = chosen_out(options, options.task or called)
     alarms = AlarmRelay()
     # From here on: what comes while it opens is heeded after the first epoch, which can be saved.
     with stop_signals() as stopped, _open(options, alarms) as growing:
@@ -278,6 +287,14 @@ def _controller(spec: str) -> str:
     if argument and (name == "schedule" or os.path.isfile(argument)):
         return f"{name}{colon}{absolute(argument)}"
     return spec
+
+
+def _absolute_model(spec: str) -> str:
+    """Return a model whose file is found from wherever the run is resumed."""
+    from esper.leyline.modules import is_file_name
+
+    module, separator, factory = spec.rpartition(":")
+    return f"{absolute(module) if is_file_name(module) else module}{separator}{factory}"
 
 
 def _data_path(path: str) -> str:

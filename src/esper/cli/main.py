@@ -13,7 +13,6 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any, NoReturn
 
 from esper._version import __version__
@@ -161,32 +160,16 @@ def take_plugins(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def import_plugin(name: str) -> None:
-    """Import a module by its dotted name or by the path of its file; importing it registers.
-
-    The folder of a file goes onto the path, as Python does for a script, so that processes which
-    are given its classes find them by name too.
-    """
+    """Import a module by its dotted name or by the path of its file; importing it registers."""
     from esper.leyline.errors import UsageError
+    from esper.leyline.modules import find_module
 
     if not name:
         raise UsageError("--import needs the name of a module or the path of a .py file")
-    module, folder = name, os.getcwd()
-    if name.endswith(".py") or os.sep in name:
-        path = os.path.abspath(name)
-        if not os.path.isfile(path):
-            raise UsageError(f"--import {name}: there is no such file")
-        folder, file = os.path.split(path)
-        module = file.removesuffix(".py")
-        if not module.isidentifier():
-            raise UsageError(f"--import {name}: {module!r} cannot be the name of a module")
-        known = find_spec(module)
-        if known is not None and (known.origin is None or not _is_file(known.origin, path)):
-            raise UsageError(
-                f"--import {name}: a module {module!r} exists already ({known.origin}); "
-                "rename the file"
-            )
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
+    try:
+        module = find_module(name)
+    except UsageError as error:
+        raise UsageError(f"--import {name}: {error}") from None
     try:
         import_module(module)
     except UsageError:
@@ -195,10 +178,6 @@ def import_plugin(name: str) -> None:
         raise UsageError(
             f"--import {name}: {type(error).__name__}: {error}; it must import without errors"
         ) from error
-
-
-def _is_file(origin: str, path: str) -> bool:
-    return os.path.isfile(origin) and os.path.samefile(origin, path)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from esper.growth.explaining import explaining
-from esper.kasmina.probe import map_tensors, tensors_in
+from esper.kasmina.probe import map_tensors, shapes_of, tensors_in
 from esper.leyline.errors import OwnCodeError, UsageError
+from esper.leyline.explaining import explaining
 
 Batches = Iterable[Any]
 """(inputs, targets) batches, (input, ..., targets), or dicts with labels; iterated anew each epoch.
@@ -196,17 +196,6 @@ def check_batches(name: str, batches: Any) -> None:
         raise UsageError(
             f"{name} is a {type(batches).__name__} of single samples; wrap it in a DataLoader"
         )
-
-
-def shapes_of(value: Any) -> str:
-    """Return the shapes in a batch, as its owner would write them."""
-    if isinstance(value, Tensor):
-        return str(list(value.shape))
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {shapes_of(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, tuple | list):
-        return "(" + ", ".join(map(shapes_of, value)) + ")"
-    return type(value).__name__
 
 
 def count_samples(batches: Batches) -> int:

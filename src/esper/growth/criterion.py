@@ -18,11 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from esper.growth.batches import shapes_of
-from esper.growth.explaining import explaining
 from esper.kasmina.evaluation import Objective, apply_objective
-from esper.kasmina.probe import map_tensors, tensors_in
+from esper.kasmina.probe import map_tensors, shapes_of, tensors_in
 from esper.leyline.errors import UsageError, unknown_name
+from esper.leyline.explaining import explaining
 from esper.tasks.objective import OBJECTIVES
 
 Loss = str | nn.Module | Callable[..., Any]

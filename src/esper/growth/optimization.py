@@ -15,10 +15,10 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from esper.growth.explaining import explaining
 from esper.kasmina.garden import Garden
 from esper.kasmina.trainee import SchedulerFactory
 from esper.leyline.errors import UsageError
+from esper.leyline.explaining import explaining
 
 OptimizerFactory = Callable[[list[nn.Parameter]], Optimizer]
 """Takes all parameters of a network that has not grown yet; those of seeds join by themselves."""

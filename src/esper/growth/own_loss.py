@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from esper.growth.batches import Batches, Moved, label_of, shapes_of
+from esper.growth.batches import Batches, Moved, label_of
 from esper.growth.criterion import (
     Criterion,
     Loss,
@@ -27,11 +27,11 @@ from esper.growth.criterion import (
     make_criterion,
     predictions,
 )
-from esper.growth.explaining import explaining
 from esper.kasmina.evaluation import BatchEvaluator, Objective
 from esper.kasmina.garden import Garden
-from esper.kasmina.probe import call_arguments, trying
+from esper.kasmina.probe import call_arguments, shapes_of, trying
 from esper.leyline.errors import OwnCodeError, UsageError
+from esper.leyline.explaining import explaining
 
 OWN = "model"
 """The name of the loss that the model computes itself."""

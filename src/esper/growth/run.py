@@ -25,10 +25,8 @@ from esper.growth.batches import (
     check_batches,
     first_batch,
     is_empty,
-    shapes_of,
 )
 from esper.growth.criterion import Loss
-from esper.growth.explaining import explaining
 from esper.growth.gardener import DEFAULT_CONTROLLER, Gardener, GardenerConfig
 from esper.growth.grown import Grown
 from esper.growth.horizon import shortest_run
@@ -49,6 +47,7 @@ from esper.kasmina.trainee import SchedulerEvery, SchedulerFactory, Trainee
 from esper.leyline.config import Config, option
 from esper.leyline.controller import Controller
 from esper.leyline.errors import OwnCodeError, UsageError, unknown_name, warn
+from esper.leyline.explaining import explaining
 from esper.leyline.process import choose_device
 from esper.leyline.randomness import drawing
 from esper.leyline.records import EpochRecord, RunSummary, seeds_at_end
@@ -123,16 +122,13 @@ class GrowthRun:
         self.config = config
         criterion, keeps_label = judged.criterion, judged.is_measured_with_labels
         self.example_input, _ = next(iter(Moved([batch], self.device, keeps_label=keeps_label)))
-        with explaining(
-            f"the model cannot take a validation batch {shapes_of(self.example_input)}"
-        ):
-            garden = Garden(
-                model,
-                slots,
-                self.example_input,
-                axes=axes,
-                config=config.garden.replace(seed=config.seed),
-            )
+        garden = Garden(
+            model,
+            slots,
+            self.example_input,
+            axes=axes,
+            config=config.garden.replace(seed=config.seed),
+        )
         _warn_of_moving_statistics(model)
         self._train = train
         self._keeps_label = judged.trains_with_labels

@@ -81,7 +81,7 @@ class Inference:
             raise SlotError(
                 f"submodule {path!r} puts out {list(shape)}: no axis has one entry for each "
                 "sample; choose a submodule that keeps the samples of a batch apart, such as the "
-                "block around it"
+                "block around it, and give several samples as the example"
             )
         if found is not None and found.is_telling and not found.independent:
             if is_sequence:

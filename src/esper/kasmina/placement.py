@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from esper.kasmina.costs import flop_counter
 from esper.kasmina.inference import Inference
-from esper.kasmina.probe import axis_size, first_tensor, look
+from esper.kasmina.probe import axis_size, first_tensor, look, refuse_failed
 from esper.leyline.axes import AXES, RANKS, Axes, AxesName, parse_axes
 from esper.leyline.blueprints import Topology
 from esper.leyline.errors import SlotError, nearest, warn
@@ -110,8 +110,7 @@ def place_slots(
     modules = {path: _find(model, path) for path in paths.values()}
     with flop_counter() as counter:
         seen = look(model, modules, example)
-    if seen.error is not None:
-        raise seen.error
+    refuse_failed(seen, example)
     _warn_about_batch_norm(model)
     shapes = {path: output_shape(path, seen.outputs[path]) for path in modules}
     declared = _declared(paths, shapes, axes)

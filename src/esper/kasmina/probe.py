@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from esper.leyline.errors import UsageError
+from esper.leyline.explaining import told_of
 from esper.leyline.randomness import drawing
 
 SAMPLES = 4
@@ -99,6 +101,17 @@ def first_tensor(output: Any) -> Any:
     return output[0] if isinstance(output, tuple | list) and output else output
 
 
+def shapes_of(value: Any) -> str:
+    """Return the shapes in a batch, as its owner would write them."""
+    if isinstance(value, Tensor):
+        return str(list(value.shape))
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {shapes_of(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, tuple | list):
+        return "(" + ", ".join(map(shapes_of, value)) + ")"
+    return type(value).__name__
+
+
 @dataclass(slots=True)
 class Seen:
     """What submodules and the model put out in one pass."""
@@ -118,7 +131,10 @@ class Seen:
 
 
 def look(model: nn.Module, modules: Mapping[str, nn.Module], example: Any) -> Seen:
-    """Run the model once and return what these submodules put out, as far as it came."""
+    """Run the model once and return what these submodules put out, as far as it came.
+
+    Whoever cannot go on without all of it asks `refuse_failed` next.
+    """
     seen = Seen({path: [] for path in modules})
 
     def record(path: str, module: nn.Module, args: Any, output: Any) -> None:
@@ -133,6 +149,16 @@ def look(model: nn.Module, modules: Mapping[str, nn.Module], example: Any) -> Se
     except Exception as error:
         seen.error = error
     return seen
+
+
+def refuse_failed(seen: Seen, example: Any) -> None:
+    """Raise UsageError where the model could not be run on an example of its owner's."""
+    if seen.error is None:
+        return
+    raise UsageError(
+        f"the model cannot take the example {shapes_of(example)}: {told_of(seen.error)}; give one "
+        "batch of inputs as the model is called with: a tensor, a tuple of arguments or a dict"
+    ) from seen.error
 
 
 @contextmanager

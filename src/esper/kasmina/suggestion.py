@@ -10,7 +10,7 @@ from typing import Any, overload
 from torch import Tensor, nn
 
 from esper.kasmina.placement import DeclaredAxes, matches, output_shape, place_slots
-from esper.kasmina.probe import Seen, first_tensor, look, teachable_at, tensors_in
+from esper.kasmina.probe import Seen, first_tensor, look, refuse_failed, teachable_at, tensors_in
 from esper.leyline.axes import RANKS, AxesName
 from esper.leyline.errors import EsperWarning, SlotError, UsageError
 
@@ -96,11 +96,7 @@ def suggest_slots(
         raise UsageError(f"most must be at least 1 slot, got {most}")
     modules = {name: module for name, module in model.named_modules() if name}
     seen = look(model, modules, example)
-    if seen.error is not None:
-        raise UsageError(
-            f"the model cannot take the example: {type(seen.error).__name__}: "
-            f"{' '.join(str(seen.error).split())[:300]}"
-        ) from seen.error
+    refuse_failed(seen, example)
     final = list(tensors_in(seen.whole))
     teachable = teachable_at(model, modules, example)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import sys
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from esper.kasmina.suggestion import suggest_slots
 from esper.leyline.axes import USUAL_AXES
 from esper.leyline.config import Config, option
 from esper.leyline.errors import CheckpointError, ConfigError, UsageError, nearest
+from esper.leyline.modules import find_module, is_file_name
 from esper.leyline.process import choose_device
 from esper.leyline.randomness import seeded
 from esper.leyline.settings import SettingChanges, changed_settings
@@ -40,7 +40,7 @@ class GrowRequest(Config):
     """Everything that defines one `esper grow`."""
 
     task: str | None = option(None, "Task to grow; empty when a model is given.")
-    model: str | None = option(None, "MODULE:FACTORY of the model to grow.")
+    model: str | None = option(None, "MODULE:FACTORY or FILE.py:FACTORY of the model to grow.")
     slots: tuple[str, ...] = option((), "Submodules whose output may grow; the task's if empty.")
     axes: str | None = option(
         None, "Axes of activations at slots, one name or A=BTC,B=TBC; found out if empty."
@@ -82,7 +82,7 @@ class GrowRequest(Config):
                 slots = task_slots(task, model, self.slots)
         else:
             assert self.model is not None
-            model, name = build_model(self.model, seed), self.model
+            model, name = build_model(self.model, seed), model_name(self.model)
             axes = parse_declared(self.axes)
             if self.slots == AUTO:
                 slots = _suggested(model, data, axes)
@@ -178,19 +178,28 @@ def growth_of(task: str | None) -> GrowthConfig:
     return GrowthConfig(twin=True) if task is None else task_config(get_task(task))
 
 
+def model_name(spec: str) -> str:
+    """Return what a model is called: by its module, wherever the file of that lies."""
+    module, separator, factory = spec.rpartition(":")
+    return f"{Path(module).stem if is_file_name(module) else module}{separator}{factory}"
+
+
 def build_model(spec: str, seed: int) -> nn.Module:
-    """Import MODULE:FACTORY, from the current folder too, and call it."""
-    module_name, separator, factory_name = spec.partition(":")
+    """Import MODULE:FACTORY, from the current folder too, or FILE.py:FACTORY, and call it."""
+    module_name, separator, factory_name = spec.rpartition(":")
     if not separator or not module_name or not factory_name:
-        raise UsageError(f"--model must look like MODULE:FACTORY, got {spec!r}")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
+        raise UsageError(f"--model must look like MODULE:FACTORY or FILE.py:FACTORY, got {spec!r}")
     try:
-        module = importlib.import_module(module_name)
+        found = find_module(module_name)
+    except UsageError as error:
+        raise UsageError(f"--model {spec}: {error}") from None
+    try:
+        module = importlib.import_module(found)
     except ModuleNotFoundError as error:
-        is_itself = error.name is not None and f"{module_name}.".startswith(f"{error.name}.")
-        advice = "run from the folder that holds it" if is_itself else "install what it needs"
+        is_itself = error.name is not None and f"{found}.".startswith(f"{error.name}.")
+        advice = "install what it needs"
+        if is_itself:
+            advice = "run from the folder that holds it, or name its file: FILE.py:FACTORY"
         raise UsageError(f"cannot import {module_name!r}: {error}; {advice}") from None
     except Exception as error:
         raise UsageError(f"cannot import {module_name!r}: {_explain(error)}") from error

@@ -10,7 +10,7 @@ import dataclasses
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -89,7 +89,10 @@ def split_source(source: Source, val_fraction: float, test_fraction: float) -> d
             train, test = carve(train, test_fraction, "test")
         else:
             test = Part(source.x_test, source.y_test)
-        train, val = carve(train, val_fraction, "val")
+        if source.x_val is None:
+            train, val = carve(train, val_fraction, "val")
+        else:
+            val = Part(source.x_val, source.y_val)
     except DataError as error:
         raise DataError(f"{source.origin}: {error}") from None
     return {"train": train, "val": val, "test": test}
@@ -112,12 +115,12 @@ def select_classes(source: Source, classes: Sequence[int]) -> Source:
         return x[kept], number[y[kept]]
 
     x, y = chosen(source.x, source.y)
-    x_test, y_test = source.x_test, source.y_test
-    if x_test is not None and y_test is not None:
-        x_test, y_test = chosen(x_test, y_test)
-    return dataclasses.replace(
-        source, x=x, y=y, x_test=x_test, y_test=y_test, num_classes=len(classes)
-    )
+    others: dict[str, Any] = {}
+    for split in ("val", "test"):
+        own = getattr(source, f"x_{split}"), getattr(source, f"y_{split}")
+        if own[0] is not None:
+            others[f"x_{split}"], others[f"y_{split}"] = chosen(*own)
+    return dataclasses.replace(source, x=x, y=y, num_classes=len(classes), **others)
 
 
 def subsample(part: Part, size: int, *keys: int | str) -> Array:

@@ -63,6 +63,8 @@ def test_real_targets_make_it_regression(tmp_path: Path) -> None:
         ({"images": X}, "has the members images; expected x_train, y_train or x, y"),
         ({"x_train": X, "y": Y}, "expected x_train, y_train"),
         ({"x": X, "y": Y, "x_test": X}, "only one of x_test and y_test"),
+        ({"x": X, "y": Y, "y_val": Y}, "only one of x_val and y_val"),
+        ({"x": X, "y": Y, "x_val": X[:, :2], "y_val": Y}, "4x4 but validation samples 1x2x4"),
         ({"x": X, "y": Y[:4]}, "6 samples but 4 labels"),
         ({"x": X, "y": Y - 1}, "labels from -1 to 1"),
         ({"x": X, "y": Y, "x_test": X, "y_test": Y + 3}, "labels from 3 to 5"),

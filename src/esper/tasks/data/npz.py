@@ -1,9 +1,9 @@
 """A user's own arrays in one numpy `.npz` file.
 
-Members are `x_train, y_train` or `x, y`, and optionally `x_test, y_test`. Images are [N, H, W],
-[N, C, H, W] or [N, H, W, C] with 1, 3 or 4 channels; features are [N, F]. Whole-number labels make
-it classification, real-valued ones regression. Bytes (uint8) are standardised, other numbers
-are taken as they are. Members that would need unpickling are refused.
+Members are `x_train, y_train` or `x, y`, and optionally `x_val, y_val` and `x_test, y_test`. Images
+are [N, H, W], [N, C, H, W] or [N, H, W, C] with 1, 3 or 4 channels; features are [N, F].
+Whole-number labels make it classification, real-valued ones regression. Bytes (uint8) are
+standardised, other numbers are taken as they are. Members that would need unpickling are refused.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from esper.leyline.errors import DataError
 from esper.tasks.data.locate import data_file
 from esper.tasks.data.source import Array, Source
 
-MEMBERS = "x_train, y_train or x, y, and optionally x_test, y_test"
-WANTED = ("x_train", "y_train", "x", "y", "x_test", "y_test")
+MEMBERS = "x_train, y_train or x, y, and optionally x_val, y_val and x_test, y_test"
+WANTED = ("x_train", "y_train", "x", "y", "x_val", "y_val", "x_test", "y_test")
 CHANNEL_COUNTS = (1, 3, 4)
 
 _MOST_EXPANSION = 1100
@@ -104,21 +104,29 @@ def read_npz(path: Path) -> Source:
     if not all(name in arrays for name in names):
         found = ", ".join(members[:20]) or "none"
         raise DataError(f"{path} has the members {found}; expected {MEMBERS}")
-    if ("x_test" in arrays) != ("y_test" in arrays):
-        raise DataError(f"{path} has only one of x_test and y_test; give both or none")
     y = _targets(path, names[1], arrays[names[1]])
-    has_test = "x_test" in arrays
-    y_test = _targets(path, "y_test", arrays["y_test"]) if has_test else None
     is_class = y.dtype.kind != "f"
-    if y_test is not None and (y_test.dtype.kind != "f") != is_class:
-        raise DataError(f"{path}: {names[1]} and y_test must both be whole numbers or both real")
+    others: dict[str, Array] = {}
+    for x_name, y_name in (("x_val", "y_val"), ("x_test", "y_test")):
+        if (x_name in arrays) != (y_name in arrays):
+            raise DataError(f"{path} has only one of {x_name} and {y_name}; give both or none")
+        if x_name not in arrays:
+            continue
+        others[x_name] = _samples(path, x_name, arrays[x_name])
+        others[y_name] = _targets(path, y_name, arrays[y_name])
+        if (others[y_name].dtype.kind != "f") != is_class:
+            raise DataError(
+                f"{path}: {names[1]} and {y_name} must both be whole numbers or both real"
+            )
     return Source(
         name=path.stem,
         origin=str(path),
         x=_samples(path, names[0], arrays[names[0]]),
         y=y,
-        x_test=_samples(path, "x_test", arrays["x_test"]) if has_test else None,
-        y_test=y_test,
+        x_val=others.get("x_val"),
+        y_val=others.get("y_val"),
+        x_test=others.get("x_test"),
+        y_test=others.get("y_test"),
         num_classes=int(y.max()) + 1 if is_class and y.size else None,
     )
 

@@ -36,6 +36,8 @@ class Source:
         y: Their labels (int64) or values (float32); None for tokens.
         x_test: Samples of the official test split, or None where there is none.
         y_test: Their labels or values.
+        x_val: Samples of a validation split of its owner's, or None where it is to be carved.
+        y_val: Their labels or values.
         num_classes: Number of classes, or of distinct tokens; None for real values.
         scale: Divisor that brings raw values to the unit in which mean and std are given.
         mean: Mean per channel in that unit. None: bytes are standardised by what is measured on
@@ -53,16 +55,23 @@ class Source:
     scale: float = 1.0
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
+    x_val: Array | None = None
+    y_val: Array | None = None
 
     def __post_init__(self) -> None:
         """Refuse arrays that do not fit together."""
         _check_part(self, self.x, self.y, "training")
-        if self.x_test is not None:
-            _check_part(self, self.x_test, self.y_test, "test")
-            if self.x_test.shape[1:] != self.x.shape[1:]:
+        for name, x, y in (
+            ("validation", self.x_val, self.y_val),
+            ("test", self.x_test, self.y_test),
+        ):
+            if x is None:
+                continue
+            _check_part(self, x, y, name)
+            if x.shape[1:] != self.x.shape[1:]:
                 raise DataError(
-                    f"{self.origin}: training samples have shape {_shape(self.x)} but test "
-                    f"samples {_shape(self.x_test)}; both must be alike"
+                    f"{self.origin}: training samples have shape {_shape(self.x)} but {name} "
+                    f"samples {_shape(x)}; both must be alike"
                 )
 
     @property

@@ -32,7 +32,8 @@ _ADVICE = (
         "class labels are whole numbers of 64 bits: give targets.long()",
     ),
     (
-        r"must be Tensor, not|Input type \(.*\) and (bias|weight) type|must have the same dtype",
+        r"must be Tensor, not|numpy\.ndarray|Input type \(.*\) and (bias|weight) type"
+        r"|must have the same dtype",
         "give tensors of the model's own type, as by torch.as_tensor(x, dtype=torch.float32)",
     ),
     (
