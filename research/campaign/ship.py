@@ -17,6 +17,7 @@ from pathlib import Path
 import yaml
 
 from esper.leyline.controller import GrowthLimits
+from esper.leyline.horizon import REFERENCE_HORIZON
 from esper.tamiyo.controllers import Tamiyo, load_policy
 from esper.tasks.member import GROWTH_LIMIT
 
@@ -39,8 +40,10 @@ def main() -> None:
     )
     # Every member of a family lives within the same limits, whatever learned from it.
     limits = GrowthLimits(parameters=GROWTH_LIMIT, flops=GROWTH_LIMIT)
+    made = load_policy(policy)
     Tamiyo(
-        policy=replace(load_policy(policy), limits=limits),
+        # One that was saved before it was asked learned in runs of the usual length.
+        policy=replace(made, limits=limits, horizon=made.horizon or REFERENCE_HORIZON),
         card=card.read_text(encoding="utf-8"),
         train_config=yaml.safe_load(config.read_text(encoding="utf-8")),
         results=json.loads(results.read_text(encoding="utf-8")),

@@ -51,6 +51,8 @@ from tests.plots import (
     train,
 )
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*too few to grow in")
+
 
 class Cautious(Script):
     """Learned to grow within twice the parameters and three times the operations."""
@@ -231,7 +233,27 @@ def test_a_gardener_says_why_nothing_grew() -> None:
     for _ in range(3):
         gardener.step(constant)
     assert gardener.why[0].startswith("Nothing grew: the controller waited in 2 of 2 decisions: ")
-    assert drive(Script(GROW_ONE), 6)[0].why == ()
+    assert drive(Script(GROW_ONE), 9)[0].why == ()
+    assert "still being blended in" in drive(Script(GROW_ONE), 6)[0].why[0]
+
+
+@pytest.mark.parametrize(
+    ("controller", "horizon", "told"),
+    [
+        ("heuristic", 4, "4 epochs are too few to grow in"),
+        ("tamiyo", 19, "19 epochs may be too few to grow in: the controller has learned in runs"),
+        ("tamiyo", 20, None),
+        ("heuristic", 8, None),
+        ("wait", 1, None),
+    ],
+)
+def test_a_gardener_says_at_its_start_that_a_run_is_too_short(
+    controller: str, horizon: int, told: str | None
+) -> None:
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        Gardener(make_garden(), controller, horizon)
+    assert [str(one.message).startswith(told or "") for one in found] == [True] * bool(told)
 
 
 def test_a_horizon_is_kept() -> None:

@@ -11,6 +11,8 @@ from esper.integrations.rounds import Rounds
 from esper.leyline.errors import MissingExtraError
 from tests.plots import GROW_ONE, Script, make_batches, make_garden, train
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*too few to grow in")
+
 
 def make_rounds(horizon: int = 4) -> tuple[Rounds, torch.optim.Optimizer]:
     gardener = Gardener(make_garden(), Script(GROW_ONE), horizon)

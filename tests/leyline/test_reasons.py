@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from esper.leyline.reasons import Why, is_grown, why_nothing_grew
+from esper.leyline.reasons import Why, is_grown, why_not_grown
 from esper.leyline.records import DecisionRecord, EpochRecord, SlotRecord, seeds_at_end
 
 NONE = {
@@ -70,7 +70,7 @@ def test_waiting_is_counted_by_its_reasons_and_answered_with_advice() -> None:
         epoch(4, reason=Why.NO_PLATEAU),
         epoch(5, None),
     ]
-    first, last = why_nothing_grew(history)
+    first, last = why_not_grown(history)
     assert first == (
         "Nothing grew: the controller waited in 4 of 4 decisions: 3 because the network had not "
         "settled yet, 1 because its score was still improving."
@@ -80,37 +80,52 @@ def test_waiting_is_counted_by_its_reasons_and_answered_with_advice() -> None:
 
 def test_limits_are_named() -> None:
     reason = f"{Why.FULL}: the limit of seeds (max_seeds) is reached"
-    first, last = why_nothing_grew([epoch(1, reason=reason), epoch(2, None)])
+    first, last = why_not_grown([epoch(1, reason=reason), epoch(2, None)])
     assert "1 because no slot could take a seed: the limit of seeds (max_seeds)" in first
     assert "raise the limits" in last
 
 
 def test_a_prune_a_rollback_and_a_seed_that_came_too_late_are_told() -> None:
     lived = [epoch(1, "GERMINATE"), epoch(2, "PRUNE", Why.HARM, "TRAINING"), epoch(3, None)]
-    assert why_nothing_grew(lived)[1:] == (
-        "A norm at a was pruned at epoch 2 because it did harm.",
-    )
+    _, pruned, advice = why_not_grown(lived)
+    assert pruned == "A norm at a was pruned at epoch 2 because it did harm."
+    assert advice.startswith("To change that: name other slots")
     rolled = [
         epoch(1, "GERMINATE"),
         epoch(2, stage="TRAINING", rollback="divergence"),
         epoch(3, None),
     ]
-    assert "A norm at a was pruned at epoch 2 by a rollback (divergence)." in why_nothing_grew(
-        rolled
-    )
+    assert "A norm at a was pruned at epoch 2 by a rollback (divergence)." in why_not_grown(rolled)
     late = [epoch(1, "GERMINATE"), epoch(2, None, stage="GERMINATED")]
-    assert why_nothing_grew(late)[1] == (
+    _, dropped, advice = why_not_grown(late)
+    assert dropped == (
         "A norm at a, germinated at epoch 1, was not yet blended in when the run ended, and was "
         "dropped."
     )
+    assert advice.startswith("To change that: train for more epochs")
 
 
 def test_where_something_grew_there_is_nothing_to_tell() -> None:
-    history = [epoch(1, "GERMINATE"), epoch(2, None, stage="BLENDING")]
-    assert why_nothing_grew(history) == ()
+    history = [epoch(1, "GERMINATE"), epoch(2, None, stage="HOLDING")]
+    assert why_not_grown(history) == ()
     assert is_grown(seeds_at_end(history))
-    assert why_nothing_grew([]) == ()
-    assert "waited in 0 of 0 decisions." in why_nothing_grew([epoch(1, None)])[0]
+    assert why_not_grown([]) == ()
+    assert "waited in 0 of 0 decisions." in why_not_grown([epoch(1, None)])[0]
+
+
+def test_a_seed_that_the_end_caught_on_its_way_is_told_with_how_far_it_came() -> None:
+    last = epoch(2, None, stage="BLENDING")
+
+    def at(alpha: float, target: float) -> tuple[str, ...]:
+        slot = replace(last.slots[0], alpha=alpha, alpha_target=target)
+        return why_not_grown([epoch(1, "GERMINATE"), replace(last, slots=(slot,))])
+
+    assert at(0.2, 0.5) == (
+        "A norm at a was still being blended in when the run ended, at 40% of its amplitude.",
+        "To change that: train for more epochs.",
+    )
+    # At its amplitude, or as good as there; or on its way out.
+    assert at(0.5, 0.5) == at(0.99, 1.0) == at(0.5, 0.0) == ()
 
 
 def test_a_seed_that_a_gate_held_back_says_what_the_gate_wanted() -> None:
@@ -123,7 +138,7 @@ def test_a_seed_that_a_gate_held_back_says_what_the_gate_wanted() -> None:
         if record.decision is not None
     ]
     history = [epoch(1, "GERMINATE"), *refused, epoch(4, None, stage="TRAINING")]
-    told = why_nothing_grew(history)
+    told = why_not_grown(history)
     assert (
         "was dropped; it was held back 2 times, at last because gate G2 waits, 3 are over."
         in (told[1])

@@ -87,6 +87,7 @@ def test_it_does_what_the_schedules_do_by_what_it_sees(cloned: tuple[Path, Clone
     assert policy.travels
     play = cloner.config.play
     assert policy.limits == GrowthLimits(parameters=play.param_limit, flops=play.flop_limit)
+    assert policy.horizon == 8
 
 
 def test_what_counts_is_a_choice_and_what_is_wanted_is_legal(cloned: tuple[Path, Cloner]) -> None:

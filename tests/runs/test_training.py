@@ -119,7 +119,8 @@ def test_a_policy_is_saved_with_the_limits_it_learns_under(
     config = tiny_config(tasks=(task,), policy=policy)
     with start_training(tmp_path / "run", config, sinks=()) as run:
         run.snapshot()[2][CHECKPOINT_POLICY](tmp_path / "policy")
-    assert load_policy(tmp_path / "policy").limits == limits
+    saved = load_policy(tmp_path / "policy")
+    assert (saved.limits, saved.horizon) == (limits, config.epochs)
 
 
 # In the middle of a round, after its update, and among the next one's twins.

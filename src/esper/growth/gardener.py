@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from esper.growth.distributed import Ranks
-from esper.growth.horizon import fit_lifecycle, fit_tracker, inert_epochs
+from esper.growth.horizon import fit_lifecycle, fit_tracker, inert_epochs, why_too_short
 from esper.growth.owners_engine import OwnersEngine
 from esper.kasmina.blueprints.registry import blueprint_kinds, blueprint_names
 from esper.kasmina.costs import NO_LIMIT, slot_costs
@@ -45,7 +45,7 @@ from esper.leyline.actions import (
 from esper.leyline.config import Config, option
 from esper.leyline.controller import Controller, ControllerContext, GrowthLimits, Limited
 from esper.leyline.errors import NonFiniteError, UsageError, unknown_name, warn
-from esper.leyline.reasons import Explaining, Why, why_nothing_grew
+from esper.leyline.reasons import Explaining, Why, why_not_grown
 from esper.leyline.records import DecisionRecord, EpochRecord, SlotRecord, copy_fields
 from esper.leyline.rules import why_full
 from esper.leyline.signals import Signals
@@ -226,6 +226,9 @@ class Gardener:
         self.controller = make_controller(controller, context)
         garden.config = garden.config.limited(**learned_limits(self.controller, garden))
         self.controller.reset(1, "cpu")
+        short = why_too_short(self.controller, horizon, garden.config.lifecycle, self.tracker)
+        if short is not None:
+            warn(short)
         self.history: list[EpochRecord] = []
         self._ranks = Ranks(garden, val_is_sharded=self.config.val_is_sharded)
         self._engine = OwnersEngine(garden, self._ranks)
@@ -273,8 +276,8 @@ class Gardener:
 
     @property
     def why(self) -> tuple[str, ...]:
-        """Why nothing has grown, line by line, once the run is over; empty where something has."""
-        return why_nothing_grew(self.history)
+        """Why nothing has grown, or not to the end, line by line, once the run is over."""
+        return why_not_grown(self.history)
 
     @property
     def carried(self) -> CarriedOptimizer | None:

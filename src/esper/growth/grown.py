@@ -16,7 +16,7 @@ from esper.kasmina.garden import Garden
 from esper.leyline.config import Config
 from esper.leyline.errors import UsageError
 from esper.leyline.process import software_versions
-from esper.leyline.reasons import why_nothing_grew
+from esper.leyline.reasons import why_not_grown
 from esper.leyline.records import (
     EpochRecord,
     ModuleRecord,
@@ -64,7 +64,7 @@ class Grown:
         if twin is not None:
             told += f" (twin {told_score(twin)})"
         kept = [
-            f"{seed.blueprint} at {seed.slot}"
+            f"{seed.blueprint} at {seed.slot}{' (blending)' if seed.fate == 'blending' else ''}"
             for seed in summary.seeds
             if seed.fate not in ("pruned", "dropped")
         ]
@@ -80,8 +80,8 @@ class Grown:
 
     @property
     def why(self) -> tuple[str, ...]:
-        """Why nothing grew, line by line; empty where something did."""
-        return why_nothing_grew(self.history)
+        """Why nothing grew, or not to the end, line by line; else empty."""
+        return why_not_grown(self.history)
 
     def bake(self) -> nn.Module:
         """Return the network as a plain module of the host's own class, without Esper."""

@@ -29,7 +29,6 @@ from esper.growth.batches import (
 from esper.growth.criterion import Loss
 from esper.growth.gardener import DEFAULT_CONTROLLER, Gardener, GardenerConfig
 from esper.growth.grown import Grown
-from esper.growth.horizon import shortest_run
 from esper.growth.optimization import (
     MakeOptimizer,
     OptimizerFactory,
@@ -51,7 +50,6 @@ from esper.leyline.explaining import explaining
 from esper.leyline.process import choose_device
 from esper.leyline.randomness import drawing
 from esper.leyline.records import EpochRecord, RunSummary, seeds_at_end
-from esper.tamiyo.controllers import HeuristicController, WaitController
 from esper.tasks.training import TrainingConfig, build_optimizer, epoch_rates, rate_factor
 
 
@@ -144,7 +142,6 @@ class GrowthRun:
             config=config.gardener,
             rates=_rates_to_come(config) if self._sets_rates else None,
         )
-        _warn_of_short_run(self.gardener)
         self.modules = describe_host(garden, self.example_input)
         self._optimizer_of: MakeOptimizer = self._plain_optimizer
         if optimizer is not None:
@@ -347,22 +344,6 @@ def _refuse_short_schedule(
         raise UsageError(
             f"OneCycleLR is made for {schedule.total_steps} steps, but the run steps it {needed} "
             f"times ({config.epochs} epochs of {each}); give total_steps={needed}"
-        )
-
-
-def _warn_of_short_run(gardener: Gardener) -> None:
-    """Say at the start that a run ends before any seed can be blended in."""
-    if isinstance(gardener.controller, WaitController):
-        return
-    needed = shortest_run(
-        gardener.garden.config.lifecycle,
-        gardener.tracker,
-        must_settle=isinstance(gardener.controller, HeuristicController),
-    )
-    if gardener.horizon < needed:
-        warn(
-            f"{gardener.horizon} epochs are too few to grow in: before a seed is blended in, "
-            f"{needed} pass at least; train for more epochs"
         )
 
 

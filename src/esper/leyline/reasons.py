@@ -1,4 +1,4 @@
-"""Why a controller waits or prunes, in words, and the story of a run in which nothing grew.
+"""Why a controller waits or prunes, in words, and the story of a run in which not all went well.
 
 A decision's reason begins with one of these, so that a run's reasons can be counted.
 """
@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Protocol, runtime_checkable
 
 from esper.leyline.records import EpochRecord, SeedRecord, seeds_at_end
+from esper.leyline.stages import SeedStage
 
 
 class Why(StrEnum):
@@ -24,6 +25,7 @@ class Why(StrEnum):
     FULL = "no slot could take a seed"
     DEVELOPING = "a seed was developing"
     LEARNED = "that is what it has learned to do"
+    STRANGE = "the run is much shorter than those it has learned in"
     HARM = "it did harm"
     RANSOM = "the network had only come to depend on it"
     WORTHLESS = "it was worth too little"
@@ -36,9 +38,17 @@ ADVICE: dict[Why, str] = {
     Why.TOO_LATE: "train for more epochs",
     Why.FULL: "raise the limits (max_seeds, max_parameters, max_added_flops) or name more slots",
     Why.LEARNED: "let rules decide (controller='heuristic') if the network is unlike those that "
-    "the controller was trained on; its card says which they were",
+    "the controller was trained on, which for tamiyo esper.Tamiyo.from_pretrained().card tells",
+    Why.STRANGE: "train for more epochs, or let rules decide (controller='heuristic')",
     Why.DEVELOPING: "train for more epochs: the last seed had not been blended in",
 }
+
+_PRUNED = (
+    "name other slots (esper.suggest_slots), or let another controller decide, unless the network "
+    "has all it needs"
+)
+_BARELY = 0.9
+"""Share of its amplitude from which a seed counts as blended in."""
 
 
 @runtime_checkable
@@ -55,24 +65,44 @@ def is_grown(seeds: Sequence[SeedRecord]) -> bool:
     return any(seed.fate not in ("pruned", "dropped") for seed in seeds)
 
 
-def why_nothing_grew(history: Sequence[EpochRecord]) -> tuple[str, ...]:
-    """Return, for a run at its end, why its network is what it was; nothing where it has grown."""
-    seeds = seeds_at_end(list(history))
-    if is_grown(seeds) or not history:
+def why_not_grown(history: Sequence[EpochRecord]) -> tuple[str, ...]:
+    """Return, for a run at its end, why its network has not grown, or not to the end.
+
+    Where something grew and nothing is left on its way there is nothing to tell.
+    """
+    if not history:
         return ()
+    seeds = seeds_at_end(list(history))
+    if is_grown(seeds):
+        return _tell_unfinished(history[-1])
     lines = [_tell_waiting(history)]
     pruned = [seed for seed in seeds if seed.fate == "pruned"]
     for seed in pruned:
         reason = _reason_of_prune(seed, history)
         lines.append(f"{_named(seed)} was pruned at epoch {seed.ended}{reason}.")
-    for seed in seeds:
-        if seed.fate == "dropped":
-            lines.append(
-                f"{_named(seed)}, germinated at epoch {seed.germinated}, was not yet blended in "
-                f"when the run ended, and was dropped{_refusals(seed, history)}."
-            )
+    dropped = [seed for seed in seeds if seed.fate == "dropped"]
+    for seed in dropped:
+        lines.append(
+            f"{_named(seed)}, germinated at epoch {seed.germinated}, was not yet blended in "
+            f"when the run ended, and was dropped{_refusals(seed, history)}."
+        )
     advice = _advice(history)
+    if dropped:
+        advice = ADVICE[Why.DEVELOPING]
+    elif pruned:
+        advice = _PRUNED
     return (*lines, f"To change that: {advice}.") if advice else tuple(lines)
+
+
+def _tell_unfinished(last: EpochRecord) -> tuple[str, ...]:
+    """Return which seeds the end of the run has caught on their way into the network."""
+    lines = [
+        f"A {slot.blueprint} at {slot.name} was still being blended in when the run ended, at "
+        f"{slot.alpha / slot.alpha_target:.0%} of its amplitude."
+        for slot in last.slots
+        if slot.stage == SeedStage.BLENDING.name and slot.alpha < _BARELY * slot.alpha_target
+    ]
+    return (*lines, "To change that: train for more epochs.") if lines else ()
 
 
 def _tell_waiting(history: Sequence[EpochRecord]) -> str:

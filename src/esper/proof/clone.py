@@ -341,7 +341,8 @@ class Cloner:
         meta = {"recipe": "clone", "round": len(self.history), "rounds": self.config.rounds}
         play = self.config.play
         limits = GrowthLimits(parameters=play.param_limit, flops=play.flop_limit)
-        policy = replace(self._policy, limits=limits)
+        horizon = play.horizon or min(member.task().config.horizon for member in self.members)
+        policy = replace(self._policy, limits=limits, horizon=horizon)
         save_policy(self.folder / CHECKPOINT_POLICY, policy, meta=meta)
         tree = {
             "history": self.history,

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from esper.leyline.reasons import is_grown, why_nothing_grew
+from esper.leyline.reasons import is_grown, why_not_grown
 from esper.leyline.records import (
     DecisionRecord,
     EpochRecord,
@@ -124,7 +124,7 @@ def render_lead(
     seeds: Sequence[SeedRecord],
     why: Sequence[str] = (),
 ) -> str:
-    """Return the story of a run in a few sentences; `why` says why nothing grew."""
+    """Return the story of a run in a few sentences; `why` says what did not go well."""
     who = "the controller"
     if controller is not None:
         who = f"the controller {shortened(controller, _NAME_LENGTH)}"
@@ -418,7 +418,7 @@ def _top(
     elif summary is None:
         missing = paragraph("note", so_far("epoch", history[-1].epoch, about))
     controller = about.controller if summary is None else summary.controller
-    why = () if summary is None else why_nothing_grew(history)
+    why = () if summary is None else why_not_grown(history)
     lead = render_lead(outcome, controller, seeds, why)
     return lead + missing + render_figures(outcome, summary, seeds)
 

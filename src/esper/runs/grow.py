@@ -125,8 +125,9 @@ def grow(
         on_epoch: called with the record of every epoch.
         progress: show every epoch on standard error; by default where that is a terminal.
 
-    A run that leaves the network as it was says why, as an `EsperWarning` and in `Grown.why`; one
-    that is too short for a seed warns when it starts. In runs of less than 60 epochs all waits are
+    A run that leaves the network as it was, or a seed half blended in, says why, as an
+    `EsperWarning` and in `Grown.why`; one that is too short for a seed, or for what the controller
+    has learned, warns when it starts. In runs of less than 60 epochs all waits are
     shortened in proportion. A seed that was never blended in is not part of the result.
 
     Raises:
@@ -218,7 +219,7 @@ def grow(
 
 
 def _told_why(grown: Grown) -> Grown:
-    """Warn where nothing grew although something might have, and say why."""
+    """Warn where nothing grew, or not to the end, although it might have, and say why."""
     if grown.why and grown.summary.controller != "wait":
         warn(" ".join(grown.why))
     return grown

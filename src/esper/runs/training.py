@@ -150,9 +150,10 @@ class TrainingRun(RecordedRun[Progress]):
         super().__exit__(kind, error, trace)
 
     def _policy(self) -> Policy:
-        """Return the policy with the limits on growth that it learns under."""
+        """Return the policy with the limits on growth and the length of runs it learns under."""
         names = [name for stage in self.config.stages for name in stage.tasks]
-        return replace(self.trainer.policy, limits=common_limits(names))
+        limits, horizon = common_limits(names), self.config.epochs
+        return replace(self.trainer.policy, limits=limits, horizon=horizon)
 
     def _meta(self) -> dict[str, Any]:
         """Return what a checkpoint's manifest says of it."""

@@ -385,6 +385,21 @@ def test_a_wait_that_was_a_choice_has_a_reason(policy: Policy, greedy: bool) -> 
     assert controller.reasons() == expected
 
 
+def test_a_run_much_shorter_than_those_it_learned_in_is_a_reason_of_its_own(policy: Policy) -> None:
+    signals, masks = situation(40)
+    signals = replace(signals, max_epochs=torch.tensor([19, 20] * 20))
+    controller = LearnedController(replace(policy, horizon=60), context())
+    controller.reset(40, "cpu")
+    waited = controller.act(signals, masks)["op"] == LifecycleOp.WAIT
+    free = (waited & masks.op[:, LifecycleOp.GERMINATE]).tolist()
+    both = [f"{Why.STRANGE} (60 epochs)", Why.LEARNED] * 20
+    assert controller.reasons() == [
+        why if each else "" for why, each in zip(both, free, strict=True)
+    ]
+    assert any(free[::2])
+    assert any(free[1::2])
+
+
 def test_what_cannot_be_explained(policy: Policy) -> None:
     controller = LearnedController(policy, CONTEXT)
     controller.reset(2, "cpu")

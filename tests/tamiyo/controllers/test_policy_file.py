@@ -49,19 +49,20 @@ def test_a_policy_comes_back_as_it_was(tmp_path: Path) -> None:
     )
 
 
-def test_the_limits_it_learned_under_travel_with_it(tmp_path: Path) -> None:
+def test_the_limits_and_the_length_of_runs_it_learned_under_travel_with_it(tmp_path: Path) -> None:
     limits = GrowthLimits(parameters=2.0, flops=3.0)
     travelling = PolicyConfig(lstm_hidden_dim=16, layout="travelling")
-    save_policy(tmp_path / "policy", replace(new_policy(travelling), limits=limits))
+    save_policy(tmp_path / "policy", replace(new_policy(travelling), limits=limits, horizon=40))
     again = load_policy(tmp_path / "policy")
-    assert again.limits == limits
+    assert (again.limits, again.horizon) == (limits, 40)
     fitted = again.fitted(ControllerContext(slot_names=("a",)))
     assert fitted is not again
-    assert fitted.limits == limits
+    assert (fitted.limits, fitted.horizon) == (limits, 40)
     tree, _ = load_tree(tmp_path / "policy", kind="policy", version=POLICY_VERSION)
-    del tree["limits"]
+    del tree["limits"], tree["horizon"]
     save_tree(tmp_path / "silent", tree, kind="policy", version=POLICY_VERSION)
-    assert load_policy(tmp_path / "silent").limits == GrowthLimits()
+    silent = load_policy(tmp_path / "silent")
+    assert (silent.limits, silent.horizon) == (GrowthLimits(), 0)
     tree["limits"] = {"parameters": 0.5}
     save_tree(tmp_path / "wrong", tree, kind="policy", version=POLICY_VERSION)
     with pytest.raises(CheckpointError, match=r"parameters must be at least 1, got 0\.5"):

@@ -74,11 +74,13 @@ def test_the_endpoint_that_was_fixed_beforehand_is_met(shipped: Tamiyo) -> None:
     assert restraint["points_gained"] >= -0.3
 
 
-def test_it_knows_the_limits_it_learned_under(shipped: Tamiyo, tmp_path: Path) -> None:
+def test_it_knows_the_limits_and_the_runs_it_learned_in(shipped: Tamiyo, tmp_path: Path) -> None:
+    assert shipped.policy.horizon == shipped.train_config["episode_length"] + 1
     assert shipped.policy.limits == GrowthLimits(**shipped.results["limits"])
     assert shipped.policy.limits == GrowthLimits(parameters=GROWTH_LIMIT, flops=GROWTH_LIMIT)
     shipped.save_pretrained(tmp_path / "copy")
-    assert Tamiyo.from_pretrained(tmp_path / "copy").policy.limits == shipped.policy.limits
+    copied = Tamiyo.from_pretrained(tmp_path / "copy").policy
+    assert (copied.limits, copied.horizon) == (shipped.policy.limits, shipped.policy.horizon)
 
 
 def test_battery() -> None:

@@ -15,6 +15,7 @@ from esper.leyline.actions import HEAD_NAMES, LifecycleOp
 from esper.leyline.blueprints import NOOP
 from esper.leyline.controller import ControllerContext, GrowthLimits
 from esper.leyline.errors import CheckpointError, UsageError
+from esper.leyline.horizon import is_strange
 from esper.leyline.manifest import MANIFEST_FILE
 from esper.leyline.randomness import generator
 from esper.leyline.reasons import Why
@@ -61,6 +62,8 @@ class _Decision:
     step: PolicyStep
     could_germinate: Tensor
     """bool [R]"""
+    max_epochs: Tensor
+    """int64 [R], how long the runs are."""
 
 
 @register_controller("learned")
@@ -157,7 +160,9 @@ class LearnedController:
                 only = F.one_hot(op, len(LifecycleOp)).bool()
                 step = decide(replace(own, op=only)).with_op_of(step)
         could_germinate = own.op[:, LifecycleOp.GERMINATE]
-        self._last = _Decision(raw, observation, blueprints, before, step, could_germinate)
+        self._last = _Decision(
+            raw, observation, blueprints, before, step, could_germinate, signals.max_epochs
+        )
         self._hidden = step.hidden
         self._step += 1
         return self._host_actions(step, masks.op.device)
@@ -168,7 +173,12 @@ class LearnedController:
         if last is None:
             return ()
         waited = (last.step.op == LifecycleOp.WAIT) & last.could_germinate
-        return [Why.LEARNED if each else "" for each in waited.tolist()]
+        learned = self.policy.horizon
+        strange = f"{Why.STRANGE} ({learned} epochs)"
+        return [
+            (strange if is_strange(epochs, learned) else Why.LEARNED) if has_waited else ""
+            for has_waited, epochs in zip(waited.tolist(), last.max_epochs.tolist(), strict=True)
+        ]
 
     def explain(self, row: int = 0) -> Explanation:
         """Return why the last decision of a row came out as it did."""

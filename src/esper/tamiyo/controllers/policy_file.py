@@ -55,6 +55,8 @@ class Policy:
     """Their kinds."""
     limits: GrowthLimits = field(default_factory=GrowthLimits)
     """Under which it learned, as far as that was said."""
+    horizon: int = 0
+    """Epochs of the shortest runs that it learned in; 0 where nobody said."""
 
     def __post_init__(self) -> None:
         """Refuse parts that do not belong together."""
@@ -113,7 +115,8 @@ class Policy:
         )
         other.network.load_state_dict(self.network.state_dict())
         other.normalizer.load_state_dict(self.normalizer.state_dict())
-        return replace(other, limits=self.limits).to(self.network.floors.device)
+        same = replace(other, limits=self.limits, horizon=self.horizon)
+        return same.to(self.network.floors.device)
 
     def to(self, device: torch.device | str) -> Policy:
         """Move it to a device, and return it."""
@@ -160,6 +163,7 @@ def save_policy(
         "blueprints": list(policy.blueprint_names),
         "kinds": list(policy.blueprint_kinds),
         "limits": asdict(policy.limits),
+        "horizon": policy.horizon,
         "features": read_features(policy.network.config),
         "normalizer": dict(policy.normalizer.state_dict()),
         "weights": dict(policy.network.state_dict()),
@@ -202,8 +206,9 @@ def load_policy(folder: str | Path, *, device: torch.device | str = "cpu") -> Po
         )
         policy.network.load_state_dict(tree["weights"])
         policy.normalizer.load_state_dict(tree["normalizer"])
-        # One that was saved before it was asked under which limits it learned says nothing.
-        policy = replace(policy, limits=GrowthLimits(**tree.get("limits", {})))
+        # One that was saved before it was asked how it learned says nothing.
+        limits = GrowthLimits(**tree.get("limits", {}))
+        policy = replace(policy, limits=limits, horizon=int(tree.get("horizon", 0)))
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise CheckpointError(

@@ -5,10 +5,10 @@
     tamiyo.save_pretrained("my-tamiyo")
 
 A folder has `config.json` (the network, what it reads and what it may choose, with a hash of
-each, and the limits on growth that it learned under), `model.safetensors` (weights and observation
-statistics), `train_config.json` (how it was trained), `results.json` (what it reached, against
-what) and `README.md`, the card. Nothing in it is code. A controller that reads or chooses other
-things than this Esper knows is refused by the name of what differs.
+each, the limits on growth and the length of runs that it learned under), `model.safetensors`
+(weights and observation statistics), `train_config.json` (how it was trained), `results.json` (what
+it reached, against what) and `README.md`, the card. Nothing in it is code. A controller that reads
+or chooses other things than this Esper knows is refused by the name of what differs.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ class Tamiyo:
                 blueprint_kinds=tuple(config["kinds"]),
             )
             tensors = load(read_bytes(folder / _WEIGHTS, _LARGEST))
-            policy = replace(policy, limits=GrowthLimits(**config["limits"]))
+            limits = GrowthLimits(**config["limits"])
+            policy = replace(policy, limits=limits, horizon=int(config.get("horizon", 0)))
             policy.network.load_state_dict(_under("network.", tensors))
             policy.normalizer.load_state_dict(_under("normalizer.", tensors))
         except (EsperError, KeyError, RuntimeError, SafetensorError, TypeError) as error:
@@ -155,6 +156,7 @@ def _describe(policy: Policy) -> dict[str, Any]:
         "blueprints": list(policy.blueprint_names),
         "kinds": list(policy.blueprint_kinds),
         "limits": asdict(policy.limits),
+        "horizon": policy.horizon,
         "observation": {"hash": _hash(features), "features": features},
         "actions": {"hash": _hash(choices), "choices": choices},
     }
