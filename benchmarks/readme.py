@@ -2,6 +2,7 @@
 
 They are run as printed, but for the seed. `--rates` tries learning rates on the seeds 0 to 4, and
 tells at each how well the twins do on the validation split: the rate has to suit waiting.
+`--controller tamiyo` lets another controller decide than the lines ask for.
 """
 
 from __future__ import annotations
@@ -38,28 +39,37 @@ def snippet(name: str) -> str:
 
 
 def run_snippet(
-    name: str, seed: int, *, rate: float | None = None, epochs: int | None = None
+    name: str,
+    seed: int,
+    *,
+    rate: float | None = None,
+    epochs: int | None = None,
+    controller: str | None = None,
 ) -> tuple[dict[str, Any], str]:
-    """Run the lines with a seed, and another rate or length if given; return names and output.
+    """Run the lines with a seed, and whatever else is given; return names and output.
 
-    What they warn of, that nothing grew, is left to whoever looks at the result.
+    What they warn of, that nothing grew or not to the end, is left to whoever looks at the result.
     """
     code = _replace(snippet(name), r"(manual_seed\()\d+", seed)
     if rate is not None:
         code = _replace(code, r"(lr=)[\d.]+", rate)
     if epochs is not None:
         code = _replace(code, r"(epochs\"?[=:] ?)\d+", epochs)
+    if controller is not None:
+        code = _replace(code, r"(controller\"?[=:] ?)\"\w+\"", repr(controller))
     names: dict[str, Any] = {}
     said = io.StringIO()
     with warnings.catch_warnings(), contextlib.redirect_stdout(said):
-        warnings.filterwarnings("ignore", message="Nothing grew")
+        warnings.filterwarnings("ignore", message="Nothing grew|.*still being blended in")
         exec(code, names)
     return names, said.getvalue()
 
 
-def measure(job: tuple[int, float | None], name: str) -> dict[str, Any]:
+def measure(
+    job: tuple[int, float | None], name: str, controller: str | None = None
+) -> dict[str, Any]:
     seed, rate = job
-    summary = run_snippet(name, seed, rate=rate)[0]["grown"].summary
+    summary = run_snippet(name, seed, rate=rate, controller=controller)[0]["grown"].summary
     return {
         "seed": seed,
         "rate": rate,
@@ -76,10 +86,11 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks readme", description=__doc__)
     parser.add_argument("what", nargs="?", choices=tuple(SNIPPETS), default="digits")
     parser.add_argument("--rates", nargs="+", type=float, default=(), metavar="LR")
+    parser.add_argument("--controller", metavar="C")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
-    work = partial(measure, name=options.what)
+    work = partial(measure, name=options.what, controller=options.controller)
     if options.rates:
         jobs = [(seed, rate) for rate in options.rates for seed in range(len(SEEDS))]
         results = run_all(work, jobs, options.jobs)
@@ -118,7 +129,8 @@ def _row(result: dict[str, Any]) -> list[str]:
     ]
 
 
-def _replace(code: str, pattern: str, value: float) -> str:
-    changed, count = re.subn(pattern, rf"\g<1>{value:g}", code)
+def _replace(code: str, pattern: str, value: float | str) -> str:
+    told = value if isinstance(value, str) else f"{value:g}"
+    changed, count = re.subn(pattern, rf"\g<1>{told}", code)
     assert count == 1, f"{pattern} is {count} times in the lines"
     return changed

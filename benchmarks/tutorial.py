@@ -35,7 +35,7 @@ def run_tutorial(seed: int = 0, *, until: str | None = None) -> tuple[dict[str, 
 
 def measure(seed: int) -> list[str]:
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Nothing grew")
+        warnings.filterwarnings("ignore", message="Nothing grew|.*still being blended in")
         grown = run_tutorial(seed, until="esper.grow(")[0]["grown"]
     summary = grown.summary
     return [

@@ -53,6 +53,7 @@ def test_growing_a_model_of_ones_own(
     assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
+@pytest.mark.filterwarnings("ignore:.*too few to grow in")
 def test_keeping_ones_own_loop(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -44,6 +44,7 @@ def grow(model: nn.Module, train: Any, val: Any, slots: Any = ("0",), **options:
         warnings.filterwarnings("ignore", message="Nothing grew", category=EsperWarning)
         warnings.filterwarnings("ignore", message=".*has BatchNorm", category=EsperWarning)
         warnings.filterwarnings("ignore", message=".*too few to grow", category=EsperWarning)
+        warnings.filterwarnings("ignore", message=".*still being blended", category=EsperWarning)
         return esper.grow(model, list(slots), train=train, val=val, controller=script, **options)
 
 

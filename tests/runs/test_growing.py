@@ -39,6 +39,7 @@ from tests.report.runs import make_epoch
 # Most runs here are too short to grow, or grow by chance; that is not what they are about.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*too few to grow in"),
+    pytest.mark.filterwarnings("ignore:.*still being blended in"),
     pytest.mark.filterwarnings("ignore:Nothing grew"),
 ]
 
