@@ -167,8 +167,8 @@ class Gardener:
 
     Args:
         garden: what grows.
-        controller: a name such as 'heuristic', 'wait', 'random', 'schedule:FILE', or an object
-            with the `Controller` protocol.
+        controller: 'tamiyo', the learned one that comes along, 'heuristic', 'wait', 'random',
+            'schedule:FILE', or an object with the `Controller` protocol.
         horizon: epochs of the whole run; decisions follow all but the last.
         max_seeds: most seeds alive or fossilized at once; the garden's, 0 (no limit), by default.
         max_parameters: most trainable parameters of the grown network; likewise. Where there is no

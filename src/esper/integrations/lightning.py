@@ -42,14 +42,16 @@ class GrowingCallback(Callback):  # type: ignore[misc]
     """Grows the garden that is part of the module being fitted.
 
     Args:
-        controller: a name such as 'heuristic', 'wait', 'schedule:FILE', or an object.
+        controller: 'tamiyo', the learned one that comes along, 'heuristic', 'wait',
+            'schedule:FILE', or an object.
         horizon: validations of the whole run; by default as many as the trainer will make.
         loss: how a validation sample is judged: as `esper.grow` takes it.
         evaluate: measures the garden in place of the trainer's validation batches: a function from
             the model to (loss[M], correct[M] or None), samples in a fixed order.
         max_seeds: most seeds alive or fossilized at once, 0 without a limit.
-        max_parameters: most trainable parameters of the grown network, 0 without a limit.
-        max_added_flops: most operations per sample that seeds may add, 0 without a limit.
+        max_parameters: most trainable parameters of the grown network, 0 without a limit but the
+            controller's own: 'tamiyo' grows it to twice its parameters and operations at most.
+        max_added_flops: most operations per sample that seeds may add; likewise.
         seed: seed of controllers that draw.
         config: further settings.
     """
