@@ -35,6 +35,7 @@ def main() -> None:
     garden = esper.Garden(model, slots=["1", "3"], example_input=x[:2])
     wrapped = DistributedDataParallel(garden)  # the garden, not the model in it
     gardener = esper.Gardener(garden, horizon=epochs)
+    gardener.tell(num_classes=10, train_samples=len(x_train), samples_per_epoch=len(x_train))
     optimizer = gardener.optimizer(torch.optim.AdamW, lr=3e-3)
 
     def evaluate(model: nn.Module) -> tuple[Tensor, Tensor]:
