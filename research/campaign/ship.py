@@ -17,8 +17,8 @@ from pathlib import Path
 import yaml
 
 from esper.leyline.controller import GrowthLimits
-from esper.leyline.horizon import REFERENCE_HORIZON
 from esper.tamiyo.controllers import Tamiyo, load_policy
+from esper.tasks import get_family
 from esper.tasks.member import GROWTH_LIMIT
 
 HERE = Path(__file__).parent
@@ -40,12 +40,13 @@ def main() -> None:
     )
     # Every member of a family lives within the same limits, whatever learned from it.
     limits = GrowthLimits(parameters=GROWTH_LIMIT, flops=GROWTH_LIMIT)
-    made = load_policy(policy)
+    settings = yaml.safe_load(config.read_text(encoding="utf-8"))
+    members = [get_family(name).members("train") for name in settings["tasks"]]
+    horizon = min(member.horizon for each in members for member in each)
     Tamiyo(
-        # One that was saved before it was asked learned in runs of the usual length.
-        policy=replace(made, limits=limits, horizon=made.horizon or REFERENCE_HORIZON),
+        policy=replace(load_policy(policy), limits=limits, horizon=horizon),
         card=card.read_text(encoding="utf-8"),
-        train_config=yaml.safe_load(config.read_text(encoding="utf-8")),
+        train_config=settings,
         results=json.loads(results.read_text(encoding="utf-8")),
     ).save_pretrained(PACKAGE / options.name)
 

@@ -71,7 +71,7 @@ def test_something_grows_in_ten_epochs() -> None:
 def test_the_learned_controller_grows_in_ten_epochs_too() -> None:
     task = get_task("digits_narrow")
     config = task_config(task, epochs=10, seed=0, twin=False)
-    with pytest.warns(EsperWarning, match=r"10 epochs may be too few .* in runs of 60.*20 or more"):
+    with pytest.warns(EsperWarning, match=r"10 epochs may be too few .* of 40 or more.*20 or more"):
         run = task_run(task, task.load(), config=config)
     assert run.controller_name == "tamiyo"
     *_, last = run.epochs()

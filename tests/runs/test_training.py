@@ -23,6 +23,7 @@ from esper.runs.training import (
     common_limits,
     read_run_config,
     resume_training,
+    shortest_run,
     start_training,
 )
 from esper.simic.training.config import StageConfig, TrainConfig
@@ -121,6 +122,12 @@ def test_a_policy_is_saved_with_the_limits_it_learns_under(
         run.snapshot()[2][CHECKPOINT_POLICY](tmp_path / "policy")
     saved = load_policy(tmp_path / "policy")
     assert (saved.limits, saved.horizon) == (limits, config.epochs)
+
+
+def test_the_shortest_run_is_that_of_a_member_or_of_all() -> None:
+    assert shortest_run(["digits"], 60) == 60
+    assert shortest_run(["digits", "image16_family"], 60) == 40
+    assert shortest_run(["image16_family"], 12) == 12
 
 
 # In the middle of a round, after its update, and among the next one's twins.

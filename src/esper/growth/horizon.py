@@ -7,6 +7,8 @@ sixty do.
 
 from __future__ import annotations
 
+import math
+
 from esper.kasmina.lifecycle import LifecycleConfig
 from esper.kasmina.signals import TrackerConfig
 from esper.leyline.controller import Controller
@@ -77,6 +79,6 @@ def why_too_short(
         return None
     return (
         f"{horizon} epochs may be too few to grow in: the controller has learned in runs of "
-        f"{learned}, and may act too late for a seed to be blended in; train for "
-        f"{learned // LEAST_SHARE} or more, or let rules decide (controller='heuristic')"
+        f"{learned} or more, and may act too late for a seed to be blended in; train for "
+        f"{math.ceil(LEAST_SHARE * learned)} or more, or let rules decide (controller='heuristic')"
     )

@@ -6,17 +6,17 @@ REFERENCE_HORIZON = 60
 """Epochs of a run in which durations are as they are written."""
 
 
-LEAST_SHARE = 3
-"""A run of less than one part in so many of what a policy learned in is strange to it.
+LEAST_SHARE = 0.5
+"""A run of less than this share of the shortest that a policy learned in is strange to it.
 
-In 4 to 16 of its 60 epochs the one that ships germinates, if at all, too late for a seed to be
-blended in wholly, on small convolutional and residual networks and on a perceptron (docs/log.md).
+The one that ships learned in 40 epochs or more. In less than 20 it germinates, if at all, too late
+for a seed to be blended in wholly (docs/log.md).
 """
 
 
 def is_strange(horizon: int, learned: int) -> bool:
     """Return whether a run is much shorter than those that a policy learned in; 0: unknown."""
-    return horizon * LEAST_SHARE < learned
+    return horizon < LEAST_SHARE * learned
 
 
 def pace(horizon: int) -> float:

@@ -152,8 +152,8 @@ class TrainingRun(RecordedRun[Progress]):
     def _policy(self) -> Policy:
         """Return the policy with the limits on growth and the length of runs it learns under."""
         names = [name for stage in self.config.stages for name in stage.tasks]
-        limits, horizon = common_limits(names), self.config.epochs
-        return replace(self.trainer.policy, limits=limits, horizon=horizon)
+        horizon = shortest_run(names, self.config.epochs)
+        return replace(self.trainer.policy, limits=common_limits(names), horizon=horizon)
 
     def _meta(self) -> dict[str, Any]:
         """Return what a checkpoint's manifest says of it."""
@@ -354,6 +354,13 @@ def common_limits(names: Iterable[str]) -> GrowthLimits:
         parameters=parameters.pop() if len(parameters) == 1 else None,
         flops=flops.pop() if len(flops) == 1 else None,
     )
+
+
+def shortest_run(names: Iterable[str], epochs: int) -> int:
+    """Return the fewest epochs of a run on these tasks and families, none of which is longer."""
+    families = [get_family(name) for name in names if name in FAMILIES]
+    own = [member.horizon for family in families for member in family.members("train")]
+    return min([epochs, *own])
 
 
 def _config(name: str) -> TaskConfig:

@@ -75,7 +75,8 @@ def test_the_endpoint_that_was_fixed_beforehand_is_met(shipped: Tamiyo) -> None:
 
 
 def test_it_knows_the_limits_and_the_runs_it_learned_in(shipped: Tamiyo, tmp_path: Path) -> None:
-    assert shipped.policy.horizon == shipped.train_config["episode_length"] + 1
+    members = get_family(shipped.train_config["tasks"][0]).members("train")
+    assert shipped.policy.horizon == min(member.horizon for member in members)
     assert shipped.policy.limits == GrowthLimits(**shipped.results["limits"])
     assert shipped.policy.limits == GrowthLimits(parameters=GROWTH_LIMIT, flops=GROWTH_LIMIT)
     shipped.save_pretrained(tmp_path / "copy")

@@ -174,7 +174,7 @@ class LearnedController:
             return ()
         waited = (last.step.op == LifecycleOp.WAIT) & last.could_germinate
         learned = self.policy.horizon
-        strange = f"{Why.STRANGE} ({learned} epochs)"
+        strange = f"{Why.STRANGE} ({learned} epochs or more)"
         return [
             (strange if is_strange(epochs, learned) else Why.LEARNED) if has_waited else ""
             for has_waited, epochs in zip(waited.tolist(), last.max_epochs.tolist(), strict=True)
