@@ -8,10 +8,10 @@ from torch.optim import SGD
 
 from esper.growth.gardener import Gardener
 from esper.integrations.rounds import Rounds
-from esper.leyline.errors import MissingExtraError
+from esper.leyline.errors import EsperWarning, MissingExtraError
 from tests.plots import GROW_ONE, Script, make_batches, make_garden, train
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*too few to grow in")
+pytestmark = pytest.mark.filterwarnings("ignore:.*too few to grow in", "ignore:Nothing grew")
 
 
 def make_rounds(horizon: int = 4) -> tuple[Rounds, torch.optim.Optimizer]:
@@ -78,6 +78,13 @@ def test_an_unfinished_round_travels_with_the_optimizer() -> None:
     record = fresh.end(VAL)
     assert record is not None
     assert record.train_loss == pytest.approx(3.0)
+
+
+def test_at_the_horizon_it_is_told_why_nothing_grew() -> None:
+    rounds, _ = make_rounds(2)
+    rounds.end(VAL)
+    with pytest.warns(EsperWarning, match="Nothing grew: the controller waited in 1 of 1"):
+        rounds.end(VAL)
 
 
 def test_the_owner_may_measure_otherwise() -> None:

@@ -20,9 +20,10 @@ from esper.growth.criterion import Loss
 from esper.growth.gardener import Gardener
 from esper.growth.own_loss import find_criterion
 from esper.kasmina.evaluation import Evaluate, Evaluator
-from esper.leyline.errors import MissingExtraError
+from esper.leyline.errors import MissingExtraError, warn
 from esper.leyline.randomness import drawing
 from esper.leyline.records import EpochRecord
+from esper.tamiyo.controllers import WaitController
 
 _LOSSES = "training_losses"
 """Where the `state_dict` of the optimizer has the sum of this round's losses and their number."""
@@ -66,7 +67,10 @@ class Rounds:
         *,
         precision: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> EpochRecord | None:
-        """Measure, decide and act; return what happened, None behind the horizon."""
+        """Measure, decide and act; return what happened, None behind the horizon.
+
+        At the horizon it warns where nothing has grown, or not to the end, and says why.
+        """
         gardener = self.gardener
         if gardener.epoch >= gardener.horizon:
             return None
@@ -84,6 +88,9 @@ class Rounds:
                 gardener.tell(**judged.facts)
             record = gardener.step(self._evaluate, train_loss=train_loss)
         self._sum, self._batches = None, 0
+        is_over = gardener.epoch >= gardener.horizon
+        if is_over and gardener.why and not isinstance(gardener.controller, WaitController):
+            warn(" ".join(gardener.why))
         return record
 
     def _save(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
