@@ -256,6 +256,14 @@ def test_a_gardener_says_at_its_start_that_a_run_is_too_short(
     assert [str(one.message).startswith(told or "") for one in found] == [True] * bool(told)
 
 
+def test_a_learned_controller_is_not_trusted_with_a_host_that_does_not_train() -> None:
+    garden = make_garden()
+    garden.model.requires_grad_(False)
+    with pytest.warns(EsperWarning, match=r"nothing of the model trains.*controller='heuristic'"):
+        Gardener(garden, "tamiyo", 60)
+    Gardener(garden, "heuristic", 60)
+
+
 def test_a_horizon_is_kept() -> None:
     gardener = Gardener(make_garden(), "wait", 2)
     gardener.step(constant)

@@ -22,7 +22,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from esper.growth.distributed import Ranks
-from esper.growth.horizon import fit_lifecycle, fit_tracker, inert_epochs, why_too_short
+from esper.growth.doubts import find_doubt
+from esper.growth.horizon import fit_lifecycle, fit_tracker, inert_epochs
 from esper.growth.owners_engine import OwnersEngine
 from esper.kasmina.blueprints.registry import blueprint_kinds, blueprint_names
 from esper.kasmina.costs import NO_LIMIT, slot_costs
@@ -226,9 +227,9 @@ class Gardener:
         self.controller = make_controller(controller, context)
         garden.config = garden.config.limited(**learned_limits(self.controller, garden))
         self.controller.reset(1, "cpu")
-        short = why_too_short(self.controller, horizon, garden.config.lifecycle, self.tracker)
-        if short is not None:
-            warn(short)
+        doubt = find_doubt(self.controller, garden, self.tracker, horizon)
+        if doubt is not None:
+            warn(doubt)
         self.history: list[EpochRecord] = []
         self._ranks = Ranks(garden, val_is_sharded=self.config.val_is_sharded)
         self._engine = OwnersEngine(garden, self._ranks)

@@ -1,4 +1,4 @@
-"""How long a seed needs, its life fitted into a short run, and what is said of too short a one.
+"""How long a seed needs, and its life fitted into a short run.
 
 Waits are meant for runs of 60 epochs or more. In a shorter one they are shortened in proportion,
 and what counts as standing still is as much faster as the run is shorter: ten epochs hold what
@@ -7,13 +7,9 @@ sixty do.
 
 from __future__ import annotations
 
-import math
-
 from esper.kasmina.lifecycle import LifecycleConfig
 from esper.kasmina.signals import TrackerConfig
-from esper.leyline.controller import Controller
-from esper.leyline.horizon import LEAST_SHARE, is_strange, pace, shortened
-from esper.tamiyo.controllers import HeuristicController, LearnedController, WaitController
+from esper.leyline.horizon import pace, shortened
 
 _MOST_STABLE = 0.5
 """A loss that falls by more of all progress in an epoch is not stable, however short the run."""
@@ -59,26 +55,3 @@ def shortest_run(config: LifecycleConfig, tracker: TrackerConfig, *, must_settle
     """
     settled = _KNOWN_LOSSES + tracker.stable_epochs if must_settle and tracker.stable_epochs else 1
     return settled + inert_epochs(config) + 1
-
-
-def why_too_short(
-    controller: Controller, horizon: int, lifecycle: LifecycleConfig, tracker: TrackerConfig
-) -> str | None:
-    """Return what to say at the start of a run in which hardly anything can grow."""
-    if isinstance(controller, WaitController):
-        return None
-    is_heuristic = isinstance(controller, HeuristicController)
-    needed = shortest_run(lifecycle, tracker, must_settle=is_heuristic)
-    if horizon < needed:
-        return (
-            f"{horizon} epochs are too few to grow in: before a seed is blended in, {needed} pass "
-            "at least; train for more epochs"
-        )
-    learned = controller.policy.horizon if isinstance(controller, LearnedController) else 0
-    if not is_strange(horizon, learned):
-        return None
-    return (
-        f"{horizon} epochs may be too few to grow in: the controller has learned in runs of "
-        f"{learned} or more, and may act too late for a seed to be blended in; train for "
-        f"{math.ceil(LEAST_SHARE * learned)} or more, or let rules decide (controller='heuristic')"
-    )

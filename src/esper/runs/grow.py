@@ -126,8 +126,8 @@ def grow(
         progress: show every epoch on standard error; by default where that is a terminal.
 
     A run that leaves the network as it was, or a seed half blended in, says why, as an
-    `EsperWarning` and in `Grown.why`; one that is too short for a seed, or for what the controller
-    has learned, warns when it starts. In runs of less than 60 epochs all waits are
+    `EsperWarning` and in `Grown.why`; one that is too short for a seed, or unlike all that the
+    controller has learned in, warns when it starts. In runs of less than 60 epochs all waits are
     shortened in proportion. A seed that was never blended in is not part of the result.
 
     Raises:

@@ -1,0 +1,51 @@
+"""What is said at the start of a run in which, by all that is known then, hardly anything grows."""
+
+from __future__ import annotations
+
+import math
+
+from esper.growth.horizon import shortest_run
+from esper.kasmina.garden import Garden
+from esper.kasmina.signals import TrackerConfig
+from esper.leyline.controller import Controller
+from esper.leyline.horizon import LEAST_SHARE, is_strange
+from esper.tamiyo.controllers import HeuristicController, LearnedController, WaitController
+
+_RULES = "let rules decide (controller='heuristic')"
+
+
+def find_doubt(
+    controller: Controller, garden: Garden, tracker: TrackerConfig, horizon: int
+) -> str | None:
+    """Return why hardly anything will grow, and what to do about it; None where it may well grow.
+
+    Args:
+        controller: who will decide.
+        garden: what is to grow, with the life of seeds in a run of this length.
+        tracker: when the host counts as settled in such a run.
+        horizon: epochs of the run.
+    """
+    if isinstance(controller, WaitController):
+        return None
+    is_heuristic = isinstance(controller, HeuristicController)
+    needed = shortest_run(garden.config.lifecycle, tracker, must_settle=is_heuristic)
+    if horizon < needed:
+        return (
+            f"{horizon} epochs are too few to grow in: before a seed is blended in, {needed} pass "
+            "at least; train for more epochs"
+        )
+    if not isinstance(controller, LearnedController):
+        return None
+    learned = controller.policy.horizon
+    if is_strange(horizon, learned):
+        return (
+            f"{horizon} epochs may be too few to grow in: the controller has learned in runs of "
+            f"{learned} or more, and may act too late for a seed to be blended in; train for "
+            f"{math.ceil(LEAST_SHARE * learned)} or more, or {_RULES}"
+        )
+    if not garden.count_host_parameters():
+        return (
+            "nothing of the model trains, which no controller has learned with; this one may only "
+            f"wait: {_RULES}"
+        )
+    return None
