@@ -76,7 +76,8 @@ def change_settings(config: C, settings: Mapping[str, Any]) -> C:
         settings: values by dotted key, as in {'ppo.exploration.sparse_entropy': 0.05}; a mapping
             changes some of a nested configuration, as in {'ppo': {'clip': 0.1}}.
     """
-    return _change(config, [(key.split("."), value, key) for key, value in settings.items()])
+    changed: C = _change(config, [(key.split("."), value, key) for key, value in settings.items()])
+    return changed
 
 
 def flat_settings(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
