@@ -241,8 +241,8 @@ def test_a_gardener_says_why_nothing_grew() -> None:
     ("controller", "horizon", "told"),
     [
         ("heuristic", 4, "4 epochs are too few to grow in"),
-        ("tamiyo", 19, "19 epochs may be too few to grow in: the controller has learned in runs"),
-        ("tamiyo", 20, None),
+        ("tamiyo", 11, "11 epochs may be too few to grow in: the controller has learned in runs"),
+        ("tamiyo", 12, None),
         ("heuristic", 8, None),
         ("wait", 1, None),
     ],

@@ -35,7 +35,7 @@ examples:
 """
 
 _CONTROLLERS = (
-    "tamiyo (the learned one that comes along, for 20 epochs or more), heuristic, plateau, "
+    "tamiyo (the learned one that comes along, for 12 epochs or more), heuristic, plateau, "
     "periodic, random, wait, schedule:FILE, the folder of a saved policy or of a training run, or "
     "greedy:FOLDER, which draws nothing; settings follow a colon, as in "
     "heuristic:plateau_epochs=5,rest_epochs=2, or lie in a file, as in heuristic:tuned.json"

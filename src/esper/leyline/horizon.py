@@ -6,11 +6,14 @@ REFERENCE_HORIZON = 60
 """Epochs of a run in which durations are as they are written."""
 
 
-LEAST_SHARE = 0.5
+CALM_SHARE = 0.5
+"""In a run of less than this share of the shortest that a policy learned in, it has to hurry."""
+
+LEAST_SHARE = 0.3
 """A run of less than this share of the shortest that a policy learned in is strange to it.
 
-The one that ships learned in 40 epochs or more. In less than 20 it germinates, if at all, too late
-for a seed to be blended in wholly (docs/log.md).
+The one that ships learned in 40 epochs or more. In less than 12 it germinates, if at all, too late
+for a seed to be blended in wholly, however it hurries (docs/log.md).
 """
 
 

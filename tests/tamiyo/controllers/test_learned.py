@@ -16,7 +16,7 @@ from esper.leyline.randomness import generator
 from esper.leyline.reasons import Why
 from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
-from esper.tamiyo.controllers.learned import LearnedController, follow_urges
+from esper.tamiyo.controllers.learned import LearnedController, follow_urges, looks_at
 from esper.tamiyo.controllers.policy_file import Policy, new_policy
 from esper.tamiyo.networks.config import PolicyConfig
 from esper.testing.controllers import check_actions, check_controller
@@ -387,7 +387,7 @@ def test_a_wait_that_was_a_choice_has_a_reason(policy: Policy, greedy: bool) -> 
 
 def test_a_run_much_shorter_than_those_it_learned_in_is_a_reason_of_its_own(policy: Policy) -> None:
     signals, masks = situation(40)
-    signals = replace(signals, max_epochs=torch.tensor([19, 20] * 20))
+    signals = replace(signals, max_epochs=torch.tensor([11, 12] * 20))
     controller = LearnedController(replace(policy, horizon=40), context())
     controller.reset(40, "cpu")
     waited = controller.act(signals, masks)["op"] == LifecycleOp.WAIT
@@ -398,6 +398,26 @@ def test_a_run_much_shorter_than_those_it_learned_in_is_a_reason_of_its_own(poli
     ]
     assert any(free[::2])
     assert any(free[1::2])
+
+
+def test_in_short_runs_it_looks_more_often_than_it_acts(policy: Policy) -> None:
+    assert [looks_at(torch.tensor([3, epochs]), 40) for epochs in (5, 10, 13, 14, 20, 60)] == [
+        *(4, 2, 2, 1, 1, 1)
+    ]
+    assert looks_at(torch.tensor([5]), 0) == 1, "nobody knows what it learned in"
+    signals, masks = situation(4)
+    short = replace(signals, max_epochs=torch.full((4,), 10))
+    calm, hasty = (LearnedController(replace(policy, horizon=h), context()) for h in (0, 40))
+    for controller in (calm, hasty):
+        controller.reset(4, "cpu")
+    calm.act(short, masks)
+    calm.act(short, masks)
+    hasty.act(short, masks)
+    twice, once = calm.state_dict(), hasty.state_dict()
+    torch.testing.assert_close(once["state"], twice["state"])
+    assert not hasty.act(short, masks)["tempo"].any(), "the fastest tempo"
+    assert (once["step"], twice["step"]) == (1, 2)
+    assert calm.act(signals, masks)["tempo"].any()
 
 
 def test_what_cannot_be_explained(policy: Policy) -> None:

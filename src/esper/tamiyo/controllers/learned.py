@@ -12,10 +12,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from esper.leyline.actions import HEAD_NAMES, LifecycleOp
+from esper.leyline.alpha import TEMPO_EPOCHS
 from esper.leyline.blueprints import NOOP
 from esper.leyline.controller import ControllerContext, GrowthLimits
 from esper.leyline.errors import CheckpointError, UsageError
-from esper.leyline.horizon import is_strange
+from esper.leyline.horizon import CALM_SHARE, is_strange
 from esper.leyline.manifest import MANIFEST_FILE
 from esper.leyline.randomness import generator
 from esper.leyline.reasons import Why
@@ -49,6 +50,21 @@ def follow_urges(urges: Tensor, chances: Tensor, legal: Tensor) -> tuple[Tensor,
     urges[:, LifecycleOp.WAIT] = 0.5
     op = urges.argmax(1)
     return op, urges.scatter(1, op.unsqueeze(1), 0.0)
+
+
+def looks_at(max_epochs: Tensor, learned: int) -> int:
+    """Return how often a policy looks at every epoch: once, and where it has to hurry more often.
+
+    It has learned to act after so many looks, however long the run: in one of ten epochs it would
+    germinate when half of them are over. Runs that are played together count as the longest.
+    """
+    return max(1, round(CALM_SHARE * learned / int(max_epochs.max())))
+
+
+def hurry(tempo: Tensor, max_epochs: Tensor, learned: int) -> Tensor:
+    """Return the tempo of every row: the fastest, where the run is too short for another."""
+    fastest = TEMPO_EPOCHS.index(min(TEMPO_EPOCHS))
+    return torch.where(max_epochs.to(tempo.device) < CALM_SHARE * learned, fastest, tempo)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +167,9 @@ class LearnedController:
             )
 
         own = self._own_masks(masks, device)
+        for _ in range(1, looks_at(signals.max_epochs, self.policy.horizon)):
+            # What is decided in between is not done.
+            before = decide(own).hidden
         step = decide(own)
         if self.greedy:
             self._urges[rolled_back] = 0.0
@@ -165,7 +184,9 @@ class LearnedController:
         )
         self._hidden = step.hidden
         self._step += 1
-        return self._host_actions(step, masks.op.device)
+        actions = self._host_actions(step, masks.op.device)
+        actions["tempo"] = hurry(actions["tempo"], signals.max_epochs, self.policy.horizon)
+        return actions
 
     def reasons(self) -> Sequence[str]:
         """Return why each row waited at its last decision, where it could have germinated."""
