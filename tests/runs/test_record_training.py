@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,10 @@ class Recorded:
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
-    return Recorded(tmp_path_factory.mktemp("runs") / "run")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
+    recorded = Recorded(tmp_path_factory.mktemp("runs") / "run")
+    with recorded.store:
+        yield recorded
 
 
 def test_a_round_is_told_as_it_was(recorded: Recorded) -> None:

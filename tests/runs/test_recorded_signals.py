@@ -2,16 +2,26 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 
 from esper.runs.recorded import SAME_REQUEST_S, stop_signals
 
 
-@pytest.mark.parametrize(
-    "number",
-    [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGXCPU, signal.SIGUSR1],
+@pytest.fixture(
+    params=[signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGXCPU, signal.SIGUSR1],
+    ids=lambda number: number.name,
 )
+def number(request: pytest.FixtureRequest) -> Iterator[int]:
+    """A signal that is not silenced, as SIGHUP is where `nohup` started the tests."""
+    found = signal.getsignal(request.param)
+    if found is signal.SIG_IGN:
+        signal.signal(request.param, signal.SIG_DFL)
+    yield request.param
+    signal.signal(request.param, found)
+
+
 def test_a_signal_is_noted_and_a_later_one_stops_at_once(
     monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:

@@ -24,8 +24,8 @@ which any program may read while the run goes on. This page is made from the cod
 | which runs there are | `esper runs`, `esper runs --json` |
 | two runs side by side | `esper compare RUN RUN` (`--json`) |
 | a question in SQL | `esper query RUN "SELECT step, val_score FROM epochs"` (`--csv`, `--json`) |
-| data frames | `esper.open_run("RUN").table("epochs")` with Polars or pandas installed |
-| plain rows | `esper.open_run("RUN").rows("decisions", where="op != 'WAIT'")` |
+| data frames | `with esper.open_run("RUN") as run: run.table("epochs")` (Polars or pandas) |
+| plain rows | `with esper.open_run("RUN") as run: run.rows("decisions", where="op != 'WAIT'")` |
 | curves | `tensorboard --logdir RUN/tb`; W&B with `--wandb` (extra `wandb`; `WANDB_MODE=offline`) |
 
 A question can only read: it cannot write, attach another file or load code.
