@@ -8,10 +8,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from rich import box
+from rich.table import Table
+
 from esper.bench.table import EXTRACTION, FAMILY, PHASES, POLICY, RATES, ROUND, UPDATE, Column
 from esper.cli.main import Parser
 from esper.cli.output import err_console, out_console, print_json, safe, tell
 from esper.leyline.errors import UsageError
+from esper.leyline.process import choose_device
 
 _STRATEGIES = ("sequential", "stacked", "workers")
 _PRECISIONS = ("fp32", "bf16")
@@ -140,7 +144,6 @@ def _bench_engine(options: argparse.Namespace) -> int:
     import torch
 
     from esper.bench.engine import measure, measure_matmul, ratios
-    from esper.leyline.process import choose_device
 
     device = choose_device(options.device).type
     cases = _cases(options, device)
@@ -244,7 +247,6 @@ def _bench_update(options: argparse.Namespace) -> int:
 
 def _bench_family(options: argparse.Namespace) -> int:
     from esper.bench.family import measure_family
-    from esper.leyline.process import choose_device
 
     device = choose_device(options.device).type
     on_cuda = device == "cuda"
@@ -275,7 +277,6 @@ def _bench_family(options: argparse.Namespace) -> int:
 
 def _bench_round(options: argparse.Namespace) -> int:
     from esper.bench.training import measure_rounds
-    from esper.leyline.process import choose_device
 
     device = choose_device(options.device).type
     recipe = options.recipe or ("cifar" if device == "cuda" else "smoke")
@@ -302,8 +303,6 @@ def _compare_rows(
 ) -> int:
     """Compare with a reference at every number of rows; `measure` gets rows, steps and device."""
     import torch
-
-    from esper.leyline.process import choose_device
 
     device = choose_device(options.device).type
     steps, progress = options.steps or 150, err_console()
@@ -365,9 +364,6 @@ def _count(text: str) -> int:
 
 def _print_table(title: str, columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> None:
     """Print results, one in a row, by these columns."""
-    from rich import box
-    from rich.table import Table
-
     table = Table(title=title, title_justify="left", box=box.SIMPLE, padding=(0, 1), pad_edge=False)
     for name, _, show in columns:
         is_text = show is str

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from rich.table import Table
+
 from esper.cli.main import Parser
 from esper.cli.output import name_width, out_console, print_json, safe
 
@@ -21,8 +23,6 @@ def set_up(parser: Parser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the table."""
-    from rich.table import Table
-
     rows = describe_blueprints()
     if options.json:
         print_json({"blueprints": rows})

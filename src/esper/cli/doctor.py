@@ -8,8 +8,11 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from rich.table import Table
+
 from esper.cli.main import Parser
 from esper.cli.output import out_console, print_json, safe
+from esper.leyline.process import software_versions
 
 _EXTRAS = {
     "dash": ("starlette", "uvicorn"),
@@ -30,8 +33,6 @@ def set_up(parser: Parser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print what was found."""
-    from rich.table import Table
-
     found = examine(options.data)
     if options.json:
         print_json(found)
@@ -58,7 +59,6 @@ def examine(data: str | None) -> dict[str, dict[str, Any]]:
     """Return everything the command shows, as plain data."""
     import torch
 
-    from esper.leyline.process import software_versions
     from esper.tasks import TASKS, describe_task
 
     devices: dict[str, Any] = {"cpu": f"{os.cpu_count()} cores"}

@@ -20,6 +20,9 @@ from esper.cli.options import (
     refuse_beside_resume,
 )
 from esper.cli.output import answer, err_console, interrupted, naming_resume
+from esper.leyline.errors import UsageError
+from esper.leyline.process import choose_device
+from esper.leyline.settings import change_settings, parse_settings
 
 _EPILOG = """\
 examples:
@@ -200,9 +203,6 @@ def run(options: argparse.Namespace) -> int:
 
 def _open(options: argparse.Namespace, on_alarm: Any) -> Any:
     """Start or continue the run."""
-    from esper.leyline.errors import UsageError
-    from esper.leyline.process import choose_device
-    from esper.leyline.settings import change_settings, parse_settings
     from esper.runs.growing import resume_request, start_growing
 
     command = f"esper {shlex.join(options.arguments)}"
@@ -244,7 +244,6 @@ def _open(options: argparse.Namespace, on_alarm: Any) -> Any:
 def resolve(options: argparse.Namespace) -> Any:
     """Turn options into a complete request."""
     from esper.growth.gardener import DEFAULT_CONTROLLER
-    from esper.leyline.process import choose_device
     from esper.runs.request import GrowRequest, growth_of
 
     growth = growth_of(options.task)
@@ -270,7 +269,6 @@ def resolve(options: argparse.Namespace) -> Any:
 
 def _need_rate(options: argparse.Namespace, training: Any) -> None:
     """Refuse to train by one optimizer at the learning rate of another."""
-    from esper.leyline.errors import UsageError
     from esper.tasks.training import GOOD_RATES
 
     if options.learning_rate is None:
@@ -298,8 +296,6 @@ def _absolute_model(spec: str) -> str:
 
 
 def _data_path(path: str) -> str:
-    from esper.leyline.errors import UsageError
-
     found = Path(absolute(path))
     try:
         found.exists()  # whether it does is for the reader to say

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from esper.cli.main import Parser
+from esper.leyline.errors import UsageError
 
 
 def add_settings(group: Any, told: str) -> None:
@@ -49,8 +50,6 @@ def refuse_beside_resume(
         names: of the options that change settings.
         advice: goes on from what is to be left out.
     """
-    from esper.leyline.errors import UsageError
-
     if options.overwrite:
         raise UsageError("--resume continues a run and --overwrite replaces it; give one of them")
     changed = [
@@ -94,8 +93,6 @@ def add_engine_options(parser: Parser) -> None:
 @contextmanager
 def chosen_cluster(options: argparse.Namespace) -> Iterator[Any]:
     """Give the cluster that was asked for, None for this machine; it ends with the block."""
-    from esper.leyline.errors import UsageError
-
     if options.engine == "local":
         for name in ("address", "actors"):
             if getattr(options, name) is not None:
@@ -119,8 +116,6 @@ def add_out(group: Any) -> None:
 
 def chosen_out(options: argparse.Namespace, name: str) -> str:
     """Return the folder that was named, or a new one below `runs` that is called after `name`."""
-    from esper.leyline.errors import UsageError
-
     if options.out is not None:
         return str(options.out)
     for given_too in ("resume", "overwrite"):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
 
 from esper.cli.main import Parser
 from esper.cli.output import name_width, new_table, out_console, print_json, safe
@@ -72,8 +75,6 @@ def _print_tasks(console: Console, rows: list[dict[str, Any]]) -> None:
 
 
 def _print_families(console: Console, families: list[Family]) -> None:
-    from rich.table import Table
-
     table = Table(title="Families", title_justify="left")
     table.add_column("family", no_wrap=True, min_width=name_width([f.name for f in families]))
     for column in ("train", "select", "claim"):
@@ -133,7 +134,5 @@ def _members(family: Family) -> list[dict[str, Any]]:
 
 
 def _member(member: Member, split: str) -> dict[str, Any]:
-    import dataclasses
-
     values = dataclasses.asdict(member)
     return {"label": member.label, "split": split, **values, "rate": member.learning_rate}

@@ -20,6 +20,10 @@ from esper.cli.options import (
     refuse_beside_resume,
 )
 from esper.cli.output import answer, err_console, interrupted, listed, naming_resume, out_console
+from esper.leyline.errors import UsageError
+from esper.leyline.process import choose_device
+from esper.leyline.records import told_round
+from esper.leyline.settings import parse_settings
 
 _RECIPES = "(default: the recipe's)"
 
@@ -88,7 +92,6 @@ def run(options: argparse.Namespace) -> int:
     """Carry out the command."""
     from esper.cli.train_view import TrainView, print_summary
     from esper.cli.view import AlarmRelay
-    from esper.leyline.records import told_round
     from esper.runs.checkpoint import TRAINING, resume_command
     from esper.runs.recorded import stop_signals
 
@@ -126,8 +129,6 @@ def run(options: argparse.Namespace) -> int:
 
 def _open(options: argparse.Namespace, request: Any, on_alarm: Any, cluster: Any) -> Any:
     """Start the run that is asked for, or continue one."""
-    from esper.leyline.process import choose_device
-    from esper.leyline.settings import parse_settings
     from esper.runs.training import resume_training, start_training
 
     if request is not None:
@@ -156,7 +157,6 @@ def _open(options: argparse.Namespace, request: Any, on_alarm: Any, cluster: Any
 
 def resolve(options: argparse.Namespace) -> Any:
     """Turn options into a complete configuration."""
-    from esper.leyline.settings import parse_settings
     from esper.runs.train import DEFAULT_RECIPE, resolve_recipe
 
     named = {
@@ -174,8 +174,6 @@ def resolve(options: argparse.Namespace) -> Any:
 
 def _check_request(options: argparse.Namespace) -> None:
     """Refuse options that contradict each other."""
-    from esper.leyline.errors import UsageError
-
     if not options.resume:
         for name, value in (("--from", options.source), ("--reset-heads", options.reset_heads)):
             if value is not None:

@@ -40,12 +40,10 @@ class SlotShape(Protocol):
     @property
     def topology(self) -> Topology:
         """Kind of activation."""
-        ...
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the activation, batch first."""
-        ...
 
 
 def flop_counter() -> FlopCounterMode:

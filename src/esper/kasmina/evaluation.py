@@ -54,7 +54,6 @@ class Evaluator(Protocol):
 
     def measure(self, garden: Garden, configurations: Tensor) -> Results:
         """Return loss [K, M] and correctness [K, M] (or None) for configurations [K, S]."""
-        ...
 
 
 class FunctionEvaluator:

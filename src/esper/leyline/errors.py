@@ -10,7 +10,8 @@ from __future__ import annotations
 import difflib
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class EsperError(Exception):
@@ -59,6 +60,17 @@ class OwnCodeError(EsperError, RuntimeError):
 
 class EmptyMaskError(EsperError, ValueError):
     """No action is legal where one must be chosen."""
+
+
+@contextmanager
+def needing(what: str, extra: str) -> Iterator[None]:
+    """Name the extra that something needs where an import fails because it is not installed."""
+    try:
+        yield
+    except ImportError as error:
+        raise MissingExtraError(
+            f"{what} needs the extra: pip install 'esper-grow[{extra}]' ({error})"
+        ) from None
 
 
 class EsperWarning(UserWarning):

@@ -41,3 +41,9 @@ class TensorRecord:
     def from_state_dict(cls, state: dict[str, Any]) -> Self:
         """Rebuild what `state_dict` returned."""
         return cls(**{field.name: state[field.name] for field in fields(cls)})
+
+
+def apply_function(function: Any, *inputs: Any) -> Tensor:
+    """Return what a `torch.autograd.Function` makes of inputs; PyTorch's `apply` has no types."""
+    output: Tensor = function.apply(*inputs)
+    return output

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from esper.leyline.config import Config
@@ -113,10 +114,4 @@ class Roster:
 def divide(rows: Sequence[int], most: int) -> list[list[int]]:
     """Return rows in as few parts of at most `most` as there can be, equal but for one row."""
     parts = -(-len(rows) // most)
-    small, more = divmod(len(rows), parts)
-    divided, first = [], 0
-    for number in range(parts):
-        size = small + (number < more)
-        divided.append(list(rows[first : first + size]))
-        first += size
-    return divided
+    return [part.tolist() for part in np.array_split(rows, parts)]

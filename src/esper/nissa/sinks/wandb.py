@@ -11,7 +11,7 @@ import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from esper.leyline.errors import UsageError
+from esper.leyline.errors import UsageError, needing
 from esper.nissa.columns import Row, storable_text
 from esper.nissa.schema import AlarmRow, RunRow
 from esper.nissa.sinks.sink import SinkContext, points_of, register_sink
@@ -108,9 +108,6 @@ def check_wandb() -> None:
 
 
 def _load() -> Any:
-    try:
-        return importlib.import_module("wandb")
-    except ImportError:
-        raise UsageError(
-            "W&B is not installed; install it with: pip install 'esper-grow[wandb]'"
-        ) from None
+    with needing("the sink wandb", "wandb"):
+        module = importlib.import_module("wandb")
+    return module
