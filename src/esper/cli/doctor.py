@@ -11,7 +11,7 @@ from typing import Any
 from rich.table import Table
 
 from esper.cli.main import Parser
-from esper.cli.output import out_console, print_json, safe
+from esper.cli.output import answer, out_console, safe
 from esper.leyline.process import software_versions
 
 _EXTRAS = {
@@ -34,9 +34,11 @@ def set_up(parser: Parser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print what was found."""
     found = examine(options.data)
-    if options.json:
-        print_json(found)
-        return 0
+    return answer(options.json, found, lambda: print_table(found))
+
+
+def print_table(found: Mapping[str, Mapping[str, Any]]) -> None:
+    """Print what was found, section by section."""
     table = Table(show_header=False, title="Esper on this machine", title_justify="left")
     for section, entries in found.items():
         heading = section
@@ -44,7 +46,6 @@ def run(options: argparse.Namespace) -> int:
             table.add_row(heading, safe(", ".join(names)), safe(value))
             heading = ""
     out_console().print(table)
-    return 0
 
 
 def _told_once(entries: Mapping[str, Any]) -> list[tuple[list[str], Any]]:

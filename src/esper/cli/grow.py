@@ -11,9 +11,8 @@ from typing import Any
 from esper.cli.main import Parser
 from esper.cli.options import (
     absolute,
-    add_out,
+    add_run_options,
     add_settings,
-    add_wandb,
     chosen,
     chosen_out,
     chosen_sinks,
@@ -132,30 +131,13 @@ def set_up(parser: Parser) -> None:
         ("--max-added-flops", "operations that seeds add for one sample"),
     ):
         limits.add_argument(name, type=int, metavar="N", help=f"{what_is_limited} (default: 0)")
-    where = parser.add_argument_group("where it goes")
-    add_out(where)
-    where.add_argument(
-        "--resume",
-        action="store_true",
-        help="continue the run in --out, or extend it by a larger --epochs, with --set if asked "
+    where = add_run_options(
+        parser,
+        resume="continue the run in --out, or extend it by a larger --epochs, with --set if asked "
         "for; give --model again where it had one, as no code is run because a folder names it",
+        verbose="show every decision, and alarms that only inform",
     )
-    where.add_argument(
-        "--from",
-        choices=("latest", "previous"),
-        dest="source",
-        help="with --resume: checkpoint to continue from (default: latest)",
-    )
-    where.add_argument("--overwrite", action="store_true", help="replace the run in --out")
     where.add_argument("--export", choices=("onnx", "pt2"), help="also write the grown network")
-    add_wandb(where)
-    where.add_argument("--json", action="store_true", help="print one JSON document")
-    where.add_argument(
-        "-v",
-        "--verbose",
-        action="store_true",
-        help="show every decision, and alarms that only inform",
-    )
     parser.set_defaults(run=run)
 
 

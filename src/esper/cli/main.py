@@ -16,7 +16,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from esper._version import __version__
-from esper.leyline.errors import DataError, EsperError, EsperWarning, UsageError, nearest
+from esper.leyline.errors import DataError, EsperError, EsperWarning, UsageError, instead, nearest
 from esper.leyline.modules import find_module
 from esper.leyline.process import is_debugging, keep_freed_memory
 
@@ -83,11 +83,8 @@ class Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             known = [str(choice) for choice in action.choices]
-            raise argparse.ArgumentError(
-                action,
-                f"{value!r} is not known{nearest(str(value), known) or ';'} "
-                f"choose from {', '.join(known)}",
-            )
+            told = instead(value, known, "choose from")
+            raise argparse.ArgumentError(action, f"{value!r} is not known{told}")
 
 
 _DESCRIPTION = "Grow neural networks while they train."

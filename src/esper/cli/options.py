@@ -126,14 +126,27 @@ def chosen_out(options: argparse.Namespace, name: str) -> str:
     return next(path for path in paths if not os.path.lexists(path))
 
 
-def add_wandb(group: Any) -> None:
-    """Add the option to a group of a command."""
-    group.add_argument(
+def add_run_options(parser: Parser, *, resume: str, verbose: str) -> Any:
+    """Add where a run goes and how it is continued and shown; return the group for more of it."""
+    where = parser.add_argument_group("where it goes")
+    add_out(where)
+    where.add_argument("--resume", action="store_true", help=resume)
+    where.add_argument(
+        "--from",
+        choices=("latest", "previous"),
+        dest="source",
+        help="with --resume: checkpoint to continue from (default: latest)",
+    )
+    where.add_argument("--overwrite", action="store_true", help="replace the run in --out")
+    where.add_argument(
         "--wandb",
         action="store_true",
         help="also show curves and alarms in Weights & Biases; its own WANDB_MODE=offline keeps "
         "them here until `wandb sync`; give it again with --resume",
     )
+    where.add_argument("--json", action="store_true", help="print one JSON document")
+    where.add_argument("-v", "--verbose", action="store_true", help=verbose)
+    return where
 
 
 def chosen_sinks(options: argparse.Namespace) -> tuple[str, ...]:

@@ -71,11 +71,19 @@ def tell(console: Console, text: object) -> None:
     console.print(safe(text), soft_wrap=True)
 
 
-def new_table(title: object, columns: Iterable[str], *, numbers: Container[str] = ()) -> Table:
-    """Return a table without rows; `numbers` are the columns that are set right."""
+def new_table(
+    title: object,
+    columns: Iterable[str],
+    *,
+    numbers: Container[str] = (),
+    whole: Container[str] = (),
+) -> Table:
+    """Return a table without rows; `numbers` are set right, `whole` columns stay on one line."""
     table = Table(title=safe(title), title_justify="left")
-    for column in columns:
-        table.add_column(column, justify="right" if column in numbers else "left")
+    for name in columns:
+        table.add_column(
+            name, justify="right" if name in numbers else "left", no_wrap=name in whole
+        )
     return table
 
 

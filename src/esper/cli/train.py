@@ -10,9 +10,8 @@ from esper.cli.main import Parser
 from esper.cli.options import (
     absolute,
     add_engine_options,
-    add_out,
+    add_run_options,
     add_settings,
-    add_wandb,
     chosen_cluster,
     chosen_out,
     chosen_sinks,
@@ -65,26 +64,16 @@ def set_up(parser: Parser) -> None:
     what.add_argument("--device", choices=("auto", "cpu", "cuda"), help=f"where it runs {_RECIPES}")
     add_settings(what, "such as ppo.clip=0.1; may be given again (default: none)")
     add_engine_options(parser)
-    where = parser.add_argument_group("where it goes")
-    add_out(where)
-    where.add_argument(
-        "--resume", action="store_true", help="continue the run in --out, with --set if asked for"
-    )
-    where.add_argument(
-        "--from",
-        choices=("latest", "previous"),
-        dest="source",
-        help="checkpoint to continue from (default: latest)",
+    where = add_run_options(
+        parser,
+        resume="continue the run in --out, with --set if asked for",
+        verbose="show every round and alarm",
     )
     where.add_argument(
         "--reset-heads",
         metavar="H,H",
         help="with --resume: heads that start afresh, such as blueprint,tempo (default: none)",
     )
-    where.add_argument("--overwrite", action="store_true", help="replace the run in --out")
-    add_wandb(where)
-    where.add_argument("--json", action="store_true", help="print one JSON document")
-    where.add_argument("-v", "--verbose", action="store_true", help="show every round and alarm")
     parser.set_defaults(run=run)
 
 

@@ -215,8 +215,7 @@ def take_samples(gardens: Sequence[Garden]) -> tuple[GradientSample, Tensor]:
     for row, garden in enumerate(gardens):
         for slot, one in garden.take_gradients().items():
             sampled[row, slot] = True
-            for name in ("norm", "health", "vanishing", "exploding", "ratio"):
-                getattr(sample, name)[row, slot] = getattr(one, name)
+            sample.put((row, slot), one)
     return sample, sampled
 
 

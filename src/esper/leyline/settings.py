@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from esper.leyline.config import Config, describe_type, plain_value
 from esper.leyline.documents import parse_document
-from esper.leyline.errors import ConfigError, UsageError, nearest
+from esper.leyline.errors import ConfigError, UsageError, instead
 
 C = TypeVar("C", bound=Config)
 
@@ -184,5 +184,5 @@ def _refuse_unknown(config: Any, path: Sequence[str], key: str) -> None:
         raise ConfigError(f"there is no setting {key!r}; its whole name is {whole}")
     raise ConfigError(
         f"there is no setting {key!r}: {type(config).__name__} has no key "
-        f"{path[0]!r}{nearest(path[0], known) or ';'} known: {', '.join(sorted(known))}"
+        f"{path[0]!r}{instead(path[0], sorted(known))}"
     )

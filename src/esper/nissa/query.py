@@ -15,7 +15,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from esper.leyline.errors import UsageError
+from esper.leyline.errors import UsageError, reason_of
 from esper.nissa.database import StoreError, cannot, connect_reader, primary_code, store_path
 
 TIMEOUT_S = 60.0
@@ -269,7 +269,7 @@ def _explained(path: str, guard: _Guard) -> Iterator[None]:
 
 
 def _question_error(error: Exception) -> str:
-    reason = " ".join(str(error).split())
+    reason = reason_of(error)
     if isinstance(error, sqlite3.Error) and primary_code(error) == sqlite3.SQLITE_AUTH:
         return f"only reading is allowed ({reason}); ask with SELECT"
     if "one statement at a time" in reason:

@@ -28,6 +28,7 @@ from esper.kasmina.blueprints.conv import ConvBranch
 from esper.kasmina.blueprints.registry import Blueprint
 from esper.kasmina.seedbed import draw_probe, draw_seed
 from esper.leyline.blueprints import Topology
+from esper.leyline.errors import reason_of
 from esper.leyline.tensors import apply_function
 from esper.population.engine import SlotSpec
 
@@ -372,7 +373,7 @@ def _try_out(modules: Sequence[nn.Module], x: Tensor, *, keeps_shape: bool) -> s
             # A module without parameters needs no stacking: it runs on all rows as one batch.
             out = torch.func.vmap(one)(parameters, inputs) if parameters else first(x)[None]
     except Exception as error:  # a user's own module may raise anything
-        reason = " ".join(str(error).split())
+        reason = reason_of(error)
         return f"{type(error).__name__}: {reason}"[:_LONGEST_REASON]
     if keeps_shape and out.shape[1:] != x.shape:
         return f"it turns {list(x.shape)} into {list(out.shape[1:])}"

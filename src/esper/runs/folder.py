@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from esper.leyline.documents import read_document
-from esper.leyline.errors import CheckpointError, ConfigError, EsperError, UsageError
+from esper.leyline.errors import CheckpointError, ConfigError, EsperError, UsageError, reason_of
 from esper.leyline.files import atomic_write_text
 from esper.leyline.lock import WriterLock
 from esper.nissa.database import LOCK_FILE, STORE_FILES
@@ -124,7 +124,7 @@ class RunFolder:
                 "give the --out of a run that was started"
             ) from None
         except (OSError, ConfigError) as error:
-            reason = " ".join(str(error).split())
+            reason = reason_of(error)
             raise CheckpointError(f"{path} cannot be read: {reason}") from None
         if not isinstance(data, dict):
             raise CheckpointError(f"{path} is not a mapping of settings; the run cannot continue")

@@ -16,7 +16,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from esper.leyline.errors import EsperError, UsageError, needing
+from esper.leyline.errors import EsperError, UsageError, needing, reason_of
 from esper.population.cluster.actor import PopulationActor
 from esper.population.conditions import Condition
 
@@ -259,4 +259,4 @@ def _cause(error: Any) -> BaseException:
 
 def _in_one_line(error: Exception) -> str:
     """Return the beginning of what Ray says, which can be pages."""
-    return " ".join(str(error).split())[:200]
+    return reason_of(error)[:200]

@@ -159,13 +159,9 @@ class WorkersEngine:
         """Wait for the end of an epoch."""
         results: list[EpochResult] = list(self._pool.answers(asked).values())
         order = self._order()
-        names = ("norm", "health", "vanishing", "exploding", "ratio")
-        gradients = GradientSample(
-            *(torch.cat([getattr(r.gradients, name) for r in results])[order] for name in names)
-        )
         return EpochResult(
             torch.cat([r.loss for r in results])[order],
-            gradients,
+            GradientSample.join([r.gradients for r in results]).select(order),
             torch.cat([r.sampled for r in results])[order],
         )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from esper.leyline.actions import HEAD_NAMES
 from esper.leyline.randomness import derive_seed
+from esper.leyline.records import Plain
 from esper.simic.training.config import StageConfig
 
 _SEED_BITS = 31
@@ -19,7 +19,7 @@ _SEED_BITS = 31
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoundPlan:
+class RoundPlan(Plain):
     """The rows of a round."""
 
     round: int
@@ -35,10 +35,6 @@ class RoundPlan:
     def rows(self) -> int:
         """Number of rows."""
         return len(self.env_seeds)
-
-    def to_mapping(self) -> dict[str, Any]:
-        """Return plain data that `from_mapping` reads back."""
-        return dataclasses.asdict(self)
 
     @classmethod
     def from_mapping(cls, data: Mapping[str, Any]) -> RoundPlan:
