@@ -90,37 +90,24 @@ def set_up(parser: Parser) -> None:
         metavar="P",
         help="precision of hosts: fp32, bf16 (default: both on CUDA, fp32 on the CPU)",
     )
-    parser.add_argument(
-        "--batch-size", type=_count, metavar="B", help="samples of a batch (default: 128)"
-    )
-    parser.add_argument(
-        "--samples",
-        type=_count,
-        metavar="N",
-        help="samples of an epoch (default: the task's)",
-    )
-    parser.add_argument(
-        "--steps",
-        type=_count,
-        metavar="N",
-        help="timed steps of the engine, steps of an episode for policy and update (default: "
-        "engine 3 on CUDA and 2 on the CPU, others 150)",
-    )
-    parser.add_argument(
-        "--rounds",
-        type=_count,
-        metavar="N",
-        help="how often the others take turns with their reference, or rounds that are timed "
-        "(default: observation 30, policy 9, update 5, family and round 2)",
-    )
+    for name, told in (
+        ("--batch-size", "samples of a batch (default: 128)"),
+        ("--samples", "samples of an epoch (default: the task's)"),
+        (
+            "--steps",
+            "timed steps of the engine, steps of an episode for policy and update (default: "
+            "engine 3 on CUDA and 2 on the CPU, others 150)",
+        ),
+        (
+            "--rounds",
+            "how often the others take turns with their reference, or rounds that are timed "
+            "(default: observation 30, policy 9, update 5, family and round 2)",
+        ),
+        ("--reference-rows", "rows timed one after another (default: 2)"),
+    ):
+        parser.add_argument(name, type=_count, metavar="N", help=told)
     parser.add_argument(
         "--recipe", metavar="R", help="of `round` (default: cifar on CUDA, smoke on the CPU)"
-    )
-    parser.add_argument(
-        "--reference-rows",
-        type=_count,
-        metavar="N",
-        help="rows timed one after another (default: 2)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.set_defaults(run=run)

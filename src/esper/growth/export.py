@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 
 from esper.kasmina.garden import Garden
 from esper.kasmina.probe import axis_size, call_arguments, evaluating, resized, tensors_along
-from esper.leyline.errors import CheckpointError, UsageError, needing, unknown_name
+from esper.leyline.errors import CheckpointError, UsageError, unknown_name
 
 Format = Literal["onnx", "pt2"]
 
@@ -23,8 +23,13 @@ def check_format(kind: str) -> None:
     if kind not in get_args(Format):
         raise unknown_name("export format", kind, get_args(Format))
     if kind == "onnx":
-        with needing("exporting to ONNX (unlike pt2)", "export"):
+        try:
             import onnxscript  # noqa: F401
+        except ImportError:
+            raise UsageError(
+                "exporting to ONNX needs the extra: pip install 'esper-grow[export]'; "
+                "or export to pt2"
+            ) from None
 
 
 def format_of(path: str | Path) -> Format:

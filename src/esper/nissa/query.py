@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from esper.leyline.errors import UsageError, reason_of
@@ -155,12 +156,8 @@ def collect(
     columns: tuple[str, ...], rows: Iterator[tuple[Any, ...]], limit: int | None = None
 ) -> QueryResult:
     """Return an answer as a whole, or its first rows."""
-    found: list[tuple[Any, ...]] = []
-    for row in rows:
-        if limit is not None and len(found) == limit:
-            return QueryResult(columns, found, True)
-        found.append(row)
-    return QueryResult(columns, found, False)
+    found = list(islice(rows, limit))
+    return QueryResult(columns, found, limit is not None and next(rows, None) is not None)
 
 
 def restrict(connection: sqlite3.Connection) -> None:
