@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -24,7 +23,7 @@ from torch import Tensor
 
 from esper.kasmina.blueprints.registry import blueprint_names
 from esper.leyline.actions import Actions, decode_actions
-from esper.leyline.errors import CheckpointError, EsperWarning, UsageError
+from esper.leyline.errors import CheckpointError, UsageError, warn
 from esper.leyline.manifest import restoring
 from esper.leyline.process import choose_device
 from esper.leyline.randomness import derive_seed
@@ -393,7 +392,7 @@ class Population(PopulationRows):
                     raise
                 self._refusal = str(error)
                 self._pick()
-                warnings.warn(f"rows run one after another: {error}", EsperWarning, stacklevel=5)
+                warn(f"rows run one after another: {error}")
         else:
             self._worker_client.use(self.conditions)
         return self._worker_client

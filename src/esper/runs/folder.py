@@ -8,6 +8,7 @@ lock from before the first change to the last.
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import shutil
@@ -144,6 +145,11 @@ class RunFolder:
     def write_config(self, config: Mapping[str, Any]) -> None:
         """Write the settings, in the place of those that were there."""
         atomic_write_text(self.path / SETTINGS, dump_settings(config))
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Write what came out of a run that is done, and note that it is."""
+        atomic_write_text(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
+        self.log("finished")
 
     def log(self, line: str) -> None:
         """Append one line with the time to log.txt."""

@@ -8,7 +8,6 @@ from, and lives through the same actions, while the other actors keep what they 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 
 from esper.leyline.actions import HEAD_NAMES, Actions, decode_actions
-from esper.leyline.errors import EsperWarning, UsageError
+from esper.leyline.errors import UsageError, warn
 from esper.leyline.rules import RuleView
 from esper.leyline.signals import Signals
 from esper.population.cluster.messages import ACTIONS, Lived, RowsWanted
@@ -218,7 +217,7 @@ class RayPopulation(PopulationRows):
             raise
         self._asked.append(request)
         for text in dict.fromkeys(text for lived in answers for text in lived.warnings):
-            warnings.warn(text, EsperWarning, stacklevel=3)
+            warn(text)
         for actor, lived in enumerate(answers):
             work = self._cluster.work[actor]
             work.rows = len(self._parts[actor])

@@ -136,16 +136,14 @@ _MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 _LAST_SHIFT = 31
 
 
-def draw_uniforms(
-    rows: int, *keys: int | str, device: torch.device | str = "cpu", columns: int = _NUM_HEADS
-) -> Tensor:
-    """Return float32 [rows, columns] from [0, 1); row r depends on the keys and on r alone."""
+def draw_uniforms(rows: int, *keys: int | str, device: torch.device | str = "cpu") -> Tensor:
+    """Return float32 [rows, heads] from [0, 1); row r depends on the keys and on r alone."""
     seed = derive_seed(*keys)
-    place = torch.arange(rows * columns, dtype=torch.int64, device=device)
+    place = torch.arange(rows * _NUM_HEADS, dtype=torch.int64, device=device)
     # Hashed twice: neighbouring counters and neighbouring seeds must have nothing in common.
     word = _mix(_mix(place * _signed(_GOLDEN) + seed) + _signed(_GOLDEN))
     uniforms = _shift(word, 64 - _BITS).to(torch.float32) / float(2**_BITS)
-    return uniforms.view(rows, columns)
+    return uniforms.view(rows, _NUM_HEADS)
 
 
 def _mix(word: Tensor) -> Tensor:

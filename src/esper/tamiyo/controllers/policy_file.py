@@ -217,8 +217,7 @@ def load_policy(folder: str | Path, *, device: torch.device | str = "cpu") -> Po
             blueprint_names=tuple(tree["blueprints"]),
             blueprint_kinds=tuple(tree["kinds"]),
         )
-        policy.network.load_state_dict(tree["weights"])
-        policy.normalizer.load_state_dict(tree["normalizer"])
+        policy.load_state_dict({**tree, "network": tree["weights"]})
         # One that was saved before it was asked how it learned says nothing.
         limits = GrowthLimits(**tree.get("limits", {}))
         policy = replace(policy, limits=limits, horizon=int(tree.get("horizon", 0)))
