@@ -95,7 +95,7 @@ def gate_parameters(channels: int, topology: Topology) -> int:
 @lru_cache(maxsize=4096)
 def seed_flops(blueprint: Blueprint, topology: Topology, shape: tuple[int, ...]) -> int:
     """Return the operations of one sample's forward pass through such a seed, without a gate."""
-    channels = shape[channel_axis(topology)]
+    shape, channels = (1, *shape[1:]), shape[channel_axis(topology)]
     try:
         with torch.device("meta"):
             seed = blueprint.build(channels, topology)
@@ -112,7 +112,7 @@ def gate_flops(topology: Topology, shape: tuple[int, ...]) -> int:
     """Return the operations of one sample's forward pass through a gate network."""
     with torch.device("meta"):
         gate = GateNetwork(shape[channel_axis(topology)], topology)
-    return outline_flops(gate, torch.empty(shape, device="meta"))
+    return outline_flops(gate, torch.empty((1, *shape[1:]), device="meta"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
