@@ -150,7 +150,7 @@ _Change: TypeAlias = tuple[Sequence[str], Any, str]
 """The names from a configuration down to a field, its value, and the whole key for messages."""
 
 
-def _change(config: Any, changes: Sequence[_Change]) -> Any:
+def _change(config: C, changes: Sequence[_Change]) -> C:
     """Return a configuration with fields of it, and of those within it, replaced."""
     fields: dict[str, Any] = {}
     within: dict[str, list[_Change]] = {}
@@ -173,7 +173,7 @@ def _change(config: Any, changes: Sequence[_Change]) -> Any:
     return config.changed(**fields)
 
 
-def _refuse_unknown(config: Any, path: Sequence[str], key: str) -> None:
+def _refuse_unknown(config: Config, path: Sequence[str], key: str) -> None:
     known = [field.name for field in dataclasses.fields(config)]
     if path[0] in known:
         return
