@@ -12,6 +12,7 @@ from rich.table import Table
 
 from esper.cli.main import Parser
 from esper.cli.output import answer, out_console, safe
+from esper.leyline.grouping import grouped
 from esper.leyline.process import software_versions
 
 _EXTRAS = {
@@ -50,9 +51,7 @@ def print_table(found: Mapping[str, Mapping[str, Any]]) -> None:
 
 def _told_once(entries: Mapping[str, Any]) -> list[tuple[list[str], Any]]:
     """Return entries of which the same is to be said together, in the order of the first."""
-    told: dict[Any, list[str]] = {}
-    for name, value in entries.items():
-        told.setdefault(value, []).append(name)
+    told = grouped((value, name) for name, value in entries.items())
     return [(names, value) for value, names in told.items()]
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from esper.leyline.config import Config
+from esper.leyline.grouping import grouped
 from esper.tasks.data.source import Kind
 from esper.tasks.dataset import TaskData
 from esper.tasks.objective import ObjectiveName
@@ -89,9 +90,7 @@ class Roster:
     def of(cls, conditions: Sequence[Condition], task_of_row: Sequence[int]) -> Roster:
         """Return the roster of rows under these conditions."""
         known = [StackKey.of(condition) for condition in conditions]
-        found: dict[StackKey, list[int]] = {}
-        for row, index in enumerate(task_of_row):
-            found.setdefault(known[index], []).append(row)
+        found = grouped((known[index], row) for row, index in enumerate(task_of_row))
         return cls(tuple(conditions), tuple(task_of_row), found)
 
     @property

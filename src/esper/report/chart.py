@@ -12,6 +12,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any, TypeVar
 
+from esper.leyline.grouping import grouped
 from esper.leyline.records import copy_fields, told_round
 from esper.report.markup import (
     Scale,
@@ -350,9 +351,7 @@ def chart_of(panel: Panel, points: Points) -> Chart:
         column, member = panel.each
         lines = list(_each_lines(rows, at(column), member))
     elif panel.by is not None:
-        groups: dict[str, list[list[Any]]] = {}
-        for row in rows:
-            groups.setdefault(str(row[at(panel.by)]), []).append(row)
+        groups = grouped((str(row[at(panel.by)]), row) for row in rows)
         # The op is chosen first, whatever its place in the action.
         names = sorted(groups, key=lambda name: (name != "op", name))
         for color, name in zip(COLORS, names, strict=False):

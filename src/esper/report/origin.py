@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from operator import attrgetter
 from typing import Any
 
+from esper.leyline.grouping import grouped
 from esper.leyline.records import RunSummary, told_round
 from esper.nissa.monitors import MONITORS
 from esper.nissa.schema import AlarmRow
@@ -77,11 +79,8 @@ def render_alarms(groups: list[AlarmGroup]) -> str:
 
 def _by_monitor(groups: list[AlarmGroup]) -> list[list[AlarmGroup]]:
     """Return what one monitor found about several subjects together, where it is as grave."""
-    found: dict[tuple[str | None, str | None, str | None], list[AlarmGroup]] = {}
-    for group in groups:
-        first = group.first
-        found.setdefault((first.monitor, first.severity, first.advice), []).append(group)
-    return list(found.values())
+    kinds = attrgetter("first.monitor", "first.severity", "first.advice")
+    return list(grouped((kinds(group), group) for group in groups).values())
 
 
 def _what(members: list[AlarmGroup]) -> str:
