@@ -56,10 +56,9 @@ class SequentialEngine:
         self._keys = list(keys)
         self._use_bf16 = use_bf16
         self._dtype = next(hosts[0].parameters()).dtype
-        self._trainees = [
-            self._make_trainee(host, condition, config.replace(seed=key))
-            for host, key, condition in zip(hosts, keys, conditions, strict=True)
-        ]
+        self._trainees: list[Trainee] = []
+        for host, key, condition in zip(hosts, keys, conditions, strict=True):
+            self._trainees.append(self._make_trainee(host, condition, config.replace(seed=key)))
         self.host_params = self._trainees[0].garden.count_host_parameters()
         self.row_seconds = [0.0] * len(self._keys)
         """Processor time that each row took to train and to be evaluated last."""
