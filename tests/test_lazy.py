@@ -11,7 +11,7 @@ def test_a_name_is_looked_up_once_and_then_part_of_the_package(
 ) -> None:
     package = ModuleType("some_package")
     monkeypatch.setitem(sys.modules, "some_package", package)
-    find = find_in("some_package", {"pi": "math"})
+    find = find_in("some_package", {"math": ("pi",)})
     assert not hasattr(package, "pi")
     assert find("pi") == pytest.approx(3.14159, abs=1e-5)
     assert package.pi == find("pi")

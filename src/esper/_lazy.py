@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
 
-def find_in(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return the `__getattr__` of a package; `homes` says which module defines each name."""
+def find_in(package: str, modules: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
+    """Return the `__getattr__` of a package; `modules` says which names each of them defines."""
+    homes = {name: module for module, names in modules.items() for name in names}
 
     def find(name: str) -> Any:
         if name not in homes:

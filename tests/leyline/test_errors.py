@@ -3,7 +3,16 @@ import pickle
 import pytest
 
 from esper.leyline import errors
-from esper.leyline.errors import EsperError, UnknownNameError, nearest, unknown_name
+from esper.leyline.errors import (
+    EsperError,
+    MissingExtraError,
+    UnknownNameError,
+    instead,
+    nearest,
+    needing,
+    reason_of,
+    unknown_name,
+)
 
 BUILTIN_PARENT = {
     "UsageError": ValueError,
@@ -59,3 +68,22 @@ def test_unknown_name_says_what_is_close_and_what_is_known() -> None:
     assert str(error) == ("unknown blueprint 'nrom', did you mean 'norm'? known: attention, norm")
     assert str(unknown_name("task", "zzz", ["a"])) == "unknown task 'zzz'; known: a"
     assert str(unknown_name("task", "zzz", [])) == "unknown task 'zzz'; known: none"
+
+
+def test_what_to_say_instead_keeps_the_order_and_ends_somewhere() -> None:
+    assert instead("zzz", ["b", "a"], "slots:") == "; slots: b, a"
+    assert instead("zzz", []) == "; known: none"
+    assert instead(3, map(str, range(99))).endswith("48, 49, …")
+
+
+def test_a_reason_is_one_line() -> None:
+    assert reason_of(ValueError("two\n  lines")) == "two lines"
+    assert reason_of(ValueError()) == "ValueError"
+
+
+def test_a_missing_extra_is_named() -> None:
+    told = (
+        r"a page needs the extra: pip install 'esper-grow\[report\]' \(No module named 'nowhere'\)"
+    )
+    with pytest.raises(MissingExtraError, match=told), needing("a page", "report"):
+        import nowhere  # type: ignore[import-not-found]  # noqa: F401

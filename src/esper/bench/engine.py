@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from esper.kasmina.state import SlotState
 from esper.leyline.actions import placeholder_actions
 from esper.leyline.alpha import AlphaAlgorithm
 from esper.leyline.randomness import generator
+from esper.leyline.records import Plain
 from esper.leyline.stages import SeedStage
 from esper.leyline.transfer import Later
 from esper.population.engine import PopulationConfig, Strategy
@@ -63,7 +64,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Throughput:
+class Throughput(Plain):
     """What was measured; times are means over the steps."""
 
     task: str
@@ -93,10 +94,6 @@ class Throughput:
     """Arithmetic of hosts and seeds, 10^12 operations per second."""
     matmul_share: float
     """The same as a share of what the device reaches in a large matrix product."""
-
-    def to_mapping(self) -> dict[str, Any]:
-        """Return plain data."""
-        return asdict(self)
 
 
 def measure(case: Case, device: str = "auto", *, matmul_rate: float | None = None) -> Throughput:

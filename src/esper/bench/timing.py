@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
+
+from esper.leyline.records import Plain
 
 Work = Callable[[], object]
 
@@ -25,7 +27,7 @@ class Seconds(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(Plain):
     """Two ways of the same work, timed by turns; ratios say how many times faster the first is."""
 
     work: str
@@ -40,10 +42,6 @@ class Comparison:
     greatest_ratio: float
     cpu_ratio: float
     """The same median by the time of the thread itself; on a GPU that is the launching alone."""
-
-    def to_mapping(self) -> dict[str, Any]:
-        """Return the fields as a plain dictionary."""
-        return asdict(self)
 
 
 def now(device: torch.device) -> float:

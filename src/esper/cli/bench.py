@@ -8,10 +8,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from rich import box
+from rich.table import Table
+
 from esper.bench.table import EXTRACTION, FAMILY, PHASES, POLICY, RATES, ROUND, UPDATE, Column
 from esper.cli.main import Parser
 from esper.cli.output import err_console, out_console, print_json, safe, tell
 from esper.leyline.errors import UsageError
+from esper.leyline.process import choose_device
 
 _STRATEGIES = ("sequential", "stacked", "workers")
 _PRECISIONS = ("fp32", "bf16")
@@ -86,37 +90,24 @@ def set_up(parser: Parser) -> None:
         metavar="P",
         help="precision of hosts: fp32, bf16 (default: both on CUDA, fp32 on the CPU)",
     )
-    parser.add_argument(
-        "--batch-size", type=_count, metavar="B", help="samples of a batch (default: 128)"
-    )
-    parser.add_argument(
-        "--samples",
-        type=_count,
-        metavar="N",
-        help="samples of an epoch (default: the task's)",
-    )
-    parser.add_argument(
-        "--steps",
-        type=_count,
-        metavar="N",
-        help="timed steps of the engine, steps of an episode for policy and update (default: "
-        "engine 3 on CUDA and 2 on the CPU, others 150)",
-    )
-    parser.add_argument(
-        "--rounds",
-        type=_count,
-        metavar="N",
-        help="how often the others take turns with their reference, or rounds that are timed "
-        "(default: observation 30, policy 9, update 5, family and round 2)",
-    )
+    for name, told in (
+        ("--batch-size", "samples of a batch (default: 128)"),
+        ("--samples", "samples of an epoch (default: the task's)"),
+        (
+            "--steps",
+            "timed steps of the engine, steps of an episode for policy and update (default: "
+            "engine 3 on CUDA and 2 on the CPU, others 150)",
+        ),
+        (
+            "--rounds",
+            "how often the others take turns with their reference, or rounds that are timed "
+            "(default: observation 30, policy 9, update 5, family and round 2)",
+        ),
+        ("--reference-rows", "rows timed one after another (default: 2)"),
+    ):
+        parser.add_argument(name, type=_count, metavar="N", help=told)
     parser.add_argument(
         "--recipe", metavar="R", help="of `round` (default: cifar on CUDA, smoke on the CPU)"
-    )
-    parser.add_argument(
-        "--reference-rows",
-        type=_count,
-        metavar="N",
-        help="rows timed one after another (default: 2)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.set_defaults(run=run)
@@ -140,7 +131,6 @@ def _bench_engine(options: argparse.Namespace) -> int:
     import torch
 
     from esper.bench.engine import measure, measure_matmul, ratios
-    from esper.leyline.process import choose_device
 
     device = choose_device(options.device).type
     cases = _cases(options, device)
@@ -244,7 +234,6 @@ def _bench_update(options: argparse.Namespace) -> int:
 
 def _bench_family(options: argparse.Namespace) -> int:
     from esper.bench.family import measure_family
-    from esper.leyline.process import choose_device
 
     device = choose_device(options.device).type
     on_cuda = device == "cuda"
@@ -275,7 +264,6 @@ def _bench_family(options: argparse.Namespace) -> int:
 
 def _bench_round(options: argparse.Namespace) -> int:
     from esper.bench.training import measure_rounds
-    from esper.leyline.process import choose_device
 
     device = choose_device(options.device).type
     recipe = options.recipe or ("cifar" if device == "cuda" else "smoke")
@@ -302,8 +290,6 @@ def _compare_rows(
 ) -> int:
     """Compare with a reference at every number of rows; `measure` gets rows, steps and device."""
     import torch
-
-    from esper.leyline.process import choose_device
 
     device = choose_device(options.device).type
     steps, progress = options.steps or 150, err_console()
@@ -365,9 +351,6 @@ def _count(text: str) -> int:
 
 def _print_table(title: str, columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> None:
     """Print results, one in a row, by these columns."""
-    from rich import box
-    from rich.table import Table
-
     table = Table(title=title, title_justify="left", box=box.SIMPLE, padding=(0, 1), pad_edge=False)
     for name, _, show in columns:
         is_text = show is str

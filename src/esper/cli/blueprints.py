@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from esper.cli.main import Parser
-from esper.cli.output import name_width, out_console, print_json, safe
+from esper.cli.output import answer, name_width, new_table, out_console, safe
 
 _WIDTHS = (8, 64)
 _WIDE = 140
@@ -21,24 +21,19 @@ def set_up(parser: Parser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the table."""
-    from rich.table import Table
-
     rows = describe_blueprints()
-    if options.json:
-        print_json({"blueprints": rows})
-        return 0
+    return answer(options.json, {"blueprints": rows}, lambda: print_table(rows))
+
+
+def print_table(rows: list[dict[str, Any]]) -> None:
+    """Print blueprints as a table."""
     console = out_console()
     # A narrow terminal keeps the parameters, a wide one shows the operations as well.
     costs = ("parameters", "flops") if console.width >= _WIDE else ("parameters",)
-    table = Table(title=_TITLES[costs], title_justify="left")
     numbers = [f"{_SHORT[cost]}at {width}" for cost in costs for width in _WIDTHS]
-    for column in ("id", "blueprint", "topologies", *numbers, "what it is"):
-        table.add_column(
-            column,
-            justify="right" if column in ("id", *numbers) else "left",
-            no_wrap=column == "blueprint",
-            min_width=name_width(row["name"] for row in rows) if column == "blueprint" else None,
-        )
+    columns = ("id", "blueprint", "topologies", *numbers, "what it is")
+    table = new_table(_TITLES[costs], columns, numbers=("id", *numbers), whole=("blueprint",))
+    table.columns[1].min_width = name_width(row["name"] for row in rows)
     for row in rows:
         table.add_row(
             str(row["id"]),
@@ -48,7 +43,6 @@ def run(options: argparse.Namespace) -> int:
             safe(row["note"]),
         )
     console.print(table)
-    return 0
 
 
 _SHORT = {"parameters": "", "flops": "FLOPs "}

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from esper.cli.main import Parser
 from esper.cli.options import chosen
 from esper.cli.output import answer, err_console, interrupted, new_table, out_console, tell
 from esper.cli.playing import PlayView, add_options, open_folder, print_members, resolve
+from esper.leyline.errors import UsageError
+from esper.leyline.settings import change_settings
+from esper.proof.folder import locked, read_config
 
 _EPILOG = """\
 examples:
@@ -45,10 +49,7 @@ def set_up(parser: Parser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Carry out the command."""
-    from pathlib import Path
-
     from esper.proof.clone import CloneConfig, Cloner
-    from esper.proof.folder import locked
     from esper.proof.plans import read_plans
     from esper.proof.play import Player
     from esper.runs.recorded import stop_signals
@@ -79,12 +80,7 @@ def run(options: argparse.Namespace) -> int:
 
 def make(options: argparse.Namespace) -> Any:
     """Turn options into a configuration."""
-    from pathlib import Path
-
-    from esper.leyline.errors import UsageError
-    from esper.leyline.settings import change_settings
     from esper.proof.clone import CloneConfig, find_taught
-    from esper.proof.folder import read_config
     from esper.proof.plans import read_plans
     from esper.proof.search import LESSONS_FILE, SearchConfig
 

@@ -7,8 +7,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from rich.text import Text
+
+from esper.cli.compare_training import print_training, read_training
 from esper.cli.main import Parser
 from esper.cli.output import answer, find_store, new_table, out_console, points, safe
+from esper.leyline.errors import UsageError
+from esper.leyline.records import copy_fields, seed_records, seeds_at_end, told_gain
+from esper.nissa.columns import storable_text
+from esper.nissa.history import read_history
+from esper.nissa.listing import describe_run
+from esper.nissa.reader import open_run
 
 _EPILOG = """\
 examples:
@@ -59,8 +68,6 @@ _TOLD = ("slot", "blueprint", "germinated", "ended", "fate")
 
 def run(options: argparse.Namespace) -> int:
     """Print the table."""
-    from esper.leyline.errors import UsageError
-
     if len(options.runs) < 2:
         raise UsageError("one run cannot be compared; name two or more (see `esper runs`)")
     kinds = {folder: _kind(folder) for folder in options.runs}
@@ -76,28 +83,18 @@ def run(options: argparse.Namespace) -> int:
 
 def _kind(folder: str) -> str:
     """Return which command a run is of."""
-    from esper.nissa.reader import open_run
-
     find_store(folder)
     with open_run(folder) as stored:
         return str(stored.info.kind)
 
 
 def _compare_training(folders: Sequence[str], *, as_json: bool) -> int:
-    from esper.cli.compare_training import print_training, read_training
-
     sides = [read_training(folder) for folder in folders]
     return answer(as_json, {"runs": sides}, lambda: print_training(sides))
 
 
 def read_side(folder: str) -> Side:
     """Return what the store of a growing run says."""
-    from esper.leyline.records import copy_fields, seed_records, seeds_at_end
-    from esper.nissa.columns import storable_text
-    from esper.nissa.history import read_history
-    from esper.nissa.listing import describe_run
-    from esper.nissa.reader import open_run
-
     with open_run(folder) as stored:
         info = stored.info
         history = read_history(stored)
@@ -122,8 +119,6 @@ def read_side(folder: str) -> Side:
 
 def print_sides(sides: Sequence[Side]) -> None:
     """Print runs as columns; where all agree, one look says so."""
-    from rich.text import Text
-
     table = new_table("Runs compared", ("",))
     for side in sides:
         table.add_column(safe(side.run), overflow="fold")
@@ -164,8 +159,6 @@ def _sizes(before: int | None, after: int | None) -> str:
 
 def _gain(side: Side) -> str:
     """Return the gain on the test split, or on the validation split where there is no other."""
-    from esper.leyline.records import told_gain
-
     pairs = ((side.test_score, side.twin_test_score), (side.val_score, side.twin_val_score))
     for split, (score, twin) in zip(("test", "validation"), pairs, strict=True):
         if score is not None and twin is not None:

@@ -6,8 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.text import Text
+
 from esper.cli.output import new_table, out_console, safe
 from esper.cli.train_view import SHOWN, duration
+from esper.leyline.settings import flat_settings
+from esper.nissa.listing import describe_run
+from esper.runs.folder import RunFolder
 
 _TOLD = ("recipe", "seed", "rounds")
 """Settings that have lines of their own."""
@@ -15,9 +20,6 @@ _TOLD = ("recipe", "seed", "rounds")
 
 def read_training(folder: str) -> dict[str, Any]:
     """Return what the store of a training run says, with its state and its settings."""
-    from esper.leyline.settings import flat_settings
-    from esper.nissa.listing import describe_run
-    from esper.runs.folder import RunFolder
     from esper.runs.training import summarize_training
 
     path = Path(folder)
@@ -38,8 +40,6 @@ def differing(sides: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 def print_training(sides: Sequence[Mapping[str, Any]]) -> None:
     """Print runs as columns, and below them the settings in which they differ."""
-    from rich.text import Text
-
     table = new_table("Training runs compared", ("",))
     for side in sides:
         table.add_column(safe(side["run"]), overflow="fold")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import webbrowser
 from pathlib import Path
 from typing import Any
 
 from esper.cli.main import Parser
 from esper.cli.output import err_console, tell
+from esper.leyline.errors import UsageError, needing
 
 _ROOT = "runs"
 _PORT = 8737
@@ -54,8 +56,6 @@ def set_up(parser: Parser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Serve until interrupted."""
-    from esper.leyline.errors import UsageError
-
     root = Path(_ROOT if options.where is None else options.where)
     if not os.path.isdir(root):
         raise UsageError(
@@ -64,12 +64,8 @@ def run(options: argparse.Namespace) -> int:
         )
     if not 0 <= options.port <= 65535:
         raise UsageError(f"--port must be 0 to 65535, got {options.port}")
-    try:
+    with needing("the dashboard", "dash"):
         from esper.dashboard.serve import serve
-    except ImportError as error:
-        raise UsageError(
-            f"the dashboard needs {error.name}; install the extra: pip install 'esper-grow[dash]'"
-        ) from None
 
     def say(address: Any) -> None:
         console = err_console()
@@ -79,8 +75,6 @@ def run(options: argparse.Namespace) -> int:
                 console, "everybody who reaches this machine and has that address can read the runs"
             )
         if options.open:
-            import webbrowser
-
             webbrowser.open(address.url)
 
     serve(root, host=options.host, port=options.port, names=options.allow_host, say=say)

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from esper.cli.main import Parser
 from esper.cli.output import err_console, new_table, out_console, print_json, safe, tell
+from esper.leyline.errors import UsageError
+from esper.leyline.settings import changed_settings
 
 if TYPE_CHECKING:
     from esper.growth.run import GrowthConfig
@@ -51,7 +53,6 @@ def set_up(parser: Parser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Grow, compare and print."""
-    from esper.leyline.errors import UsageError
     from esper.proof.same_size import compare, grow_once, settings_of
     from esper.tasks import get_task
 
@@ -112,7 +113,6 @@ def grow_live(options: argparse.Namespace, growth: Any) -> tuple[RunSummary, dic
 
 def by_hand(growth: GrowthConfig) -> str:
     """Return the `esper grow` that grows a network of the demo with these settings."""
-    from esper.leyline.settings import changed_settings
     from esper.runs.request import growth_of
 
     usual = growth_of(TASK)

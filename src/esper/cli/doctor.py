@@ -8,8 +8,12 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from rich.table import Table
+
 from esper.cli.main import Parser
-from esper.cli.output import out_console, print_json, safe
+from esper.cli.output import answer, out_console, safe
+from esper.leyline.grouping import grouped
+from esper.leyline.process import software_versions
 
 _EXTRAS = {
     "dash": ("starlette", "uvicorn"),
@@ -30,12 +34,12 @@ def set_up(parser: Parser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print what was found."""
-    from rich.table import Table
-
     found = examine(options.data)
-    if options.json:
-        print_json(found)
-        return 0
+    return answer(options.json, found, lambda: print_table(found))
+
+
+def print_table(found: Mapping[str, Mapping[str, Any]]) -> None:
+    """Print what was found, section by section."""
     table = Table(show_header=False, title="Esper on this machine", title_justify="left")
     for section, entries in found.items():
         heading = section
@@ -43,14 +47,11 @@ def run(options: argparse.Namespace) -> int:
             table.add_row(heading, safe(", ".join(names)), safe(value))
             heading = ""
     out_console().print(table)
-    return 0
 
 
 def _told_once(entries: Mapping[str, Any]) -> list[tuple[list[str], Any]]:
     """Return entries of which the same is to be said together, in the order of the first."""
-    told: dict[Any, list[str]] = {}
-    for name, value in entries.items():
-        told.setdefault(value, []).append(name)
+    told = grouped((value, name) for name, value in entries.items())
     return [(names, value) for value, names in told.items()]
 
 
@@ -58,7 +59,6 @@ def examine(data: str | None) -> dict[str, dict[str, Any]]:
     """Return everything the command shows, as plain data."""
     import torch
 
-    from esper.leyline.process import software_versions
     from esper.tasks import TASKS, describe_task
 
     devices: dict[str, Any] = {"cpu": f"{os.cpu_count()} cores"}

@@ -11,15 +11,17 @@ from typing import Any
 from esper.cli.main import Parser
 from esper.cli.options import (
     absolute,
-    add_out,
+    add_run_options,
     add_settings,
-    add_wandb,
     chosen,
     chosen_out,
     chosen_sinks,
     refuse_beside_resume,
 )
 from esper.cli.output import answer, err_console, interrupted, naming_resume
+from esper.leyline.errors import UsageError
+from esper.leyline.process import choose_device
+from esper.leyline.settings import change_settings, parse_settings
 
 _EPILOG = """\
 examples:
@@ -129,30 +131,13 @@ def set_up(parser: Parser) -> None:
         ("--max-added-flops", "operations that seeds add for one sample"),
     ):
         limits.add_argument(name, type=int, metavar="N", help=f"{what_is_limited} (default: 0)")
-    where = parser.add_argument_group("where it goes")
-    add_out(where)
-    where.add_argument(
-        "--resume",
-        action="store_true",
-        help="continue the run in --out, or extend it by a larger --epochs, with --set if asked "
+    where = add_run_options(
+        parser,
+        resume="continue the run in --out, or extend it by a larger --epochs, with --set if asked "
         "for; give --model again where it had one, as no code is run because a folder names it",
+        verbose="show every decision, and alarms that only inform",
     )
-    where.add_argument(
-        "--from",
-        choices=("latest", "previous"),
-        dest="source",
-        help="with --resume: checkpoint to continue from (default: latest)",
-    )
-    where.add_argument("--overwrite", action="store_true", help="replace the run in --out")
     where.add_argument("--export", choices=("onnx", "pt2"), help="also write the grown network")
-    add_wandb(where)
-    where.add_argument("--json", action="store_true", help="print one JSON document")
-    where.add_argument(
-        "-v",
-        "--verbose",
-        action="store_true",
-        help="show every decision, and alarms that only inform",
-    )
     parser.set_defaults(run=run)
 
 
@@ -200,9 +185,6 @@ def run(options: argparse.Namespace) -> int:
 
 def _open(options: argparse.Namespace, on_alarm: Any) -> Any:
     """Start or continue the run."""
-    from esper.leyline.errors import UsageError
-    from esper.leyline.process import choose_device
-    from esper.leyline.settings import change_settings, parse_settings
     from esper.runs.growing import resume_request, start_growing
 
     command = f"esper {shlex.join(options.arguments)}"
@@ -244,7 +226,6 @@ def _open(options: argparse.Namespace, on_alarm: Any) -> Any:
 def resolve(options: argparse.Namespace) -> Any:
     """Turn options into a complete request."""
     from esper.growth.gardener import DEFAULT_CONTROLLER
-    from esper.leyline.process import choose_device
     from esper.runs.request import GrowRequest, growth_of
 
     growth = growth_of(options.task)
@@ -270,7 +251,6 @@ def resolve(options: argparse.Namespace) -> Any:
 
 def _need_rate(options: argparse.Namespace, training: Any) -> None:
     """Refuse to train by one optimizer at the learning rate of another."""
-    from esper.leyline.errors import UsageError
     from esper.tasks.training import GOOD_RATES
 
     if options.learning_rate is None:
@@ -298,8 +278,6 @@ def _absolute_model(spec: str) -> str:
 
 
 def _data_path(path: str) -> str:
-    from esper.leyline.errors import UsageError
-
     found = Path(absolute(path))
     try:
         found.exists()  # whether it does is for the reader to say

@@ -16,7 +16,9 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from esper._version import __version__
-from esper.leyline.errors import nearest
+from esper.leyline.errors import DataError, EsperError, EsperWarning, UsageError, instead, nearest
+from esper.leyline.modules import find_module
+from esper.leyline.process import is_debugging, keep_freed_memory
 
 
 class Formatter(argparse.HelpFormatter):
@@ -81,11 +83,8 @@ class Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             known = [str(choice) for choice in action.choices]
-            raise argparse.ArgumentError(
-                action,
-                f"{value!r} is not known{nearest(str(value), known) or ';'} "
-                f"choose from {', '.join(known)}",
-            )
+            told = instead(value, known, "choose from")
+            raise argparse.ArgumentError(action, f"{value!r} is not known{told}")
 
 
 _DESCRIPTION = "Grow neural networks while they train."
@@ -161,9 +160,6 @@ def take_plugins(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def import_plugin(name: str) -> None:
     """Import a module by its dotted name or by the path of its file; importing it registers."""
-    from esper.leyline.errors import UsageError
-    from esper.leyline.modules import find_module
-
     if not name:
         raise UsageError("--import needs the name of a module or the path of a .py file")
     try:
@@ -182,9 +178,6 @@ def import_plugin(name: str) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    from esper.leyline.errors import DataError, EsperError, UsageError
-    from esper.leyline.process import keep_freed_memory
-
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         # Before anything else: help texts and choices list what the modules register.
@@ -228,7 +221,6 @@ def _forget_output() -> None:
 
 def _complain(error: Exception, code: int) -> int:
     from esper.cli.output import one_line
-    from esper.leyline.process import is_debugging
 
     print(one_line(f"esper: {error}"), file=sys.stderr)
     if is_debugging():
@@ -240,8 +232,6 @@ def _limit_threads() -> None:
     """Use one thread: networks this small lose more to waiting than they gain."""
     import torch
 
-    from esper.leyline.errors import UsageError
-
     wanted = os.environ.get("ESPER_THREADS", "1")
     if not wanted.isdecimal() or int(wanted) < 1:
         raise UsageError(f"ESPER_THREADS must be a whole number from 1, got {wanted!r}")
@@ -252,7 +242,6 @@ def _limit_threads() -> None:
 def _plain_warnings() -> Iterator[None]:
     """Within the block our own warnings are lines for users, without the place in the code."""
     from esper.cli.output import one_line
-    from esper.leyline.errors import EsperWarning
 
     with warnings.catch_warnings():
         usual = warnings.showwarning

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from esper.cli.main import Parser
+from esper.leyline.errors import UsageError
 
 
 def add_settings(group: Any, told: str) -> None:
@@ -49,8 +50,6 @@ def refuse_beside_resume(
         names: of the options that change settings.
         advice: goes on from what is to be left out.
     """
-    from esper.leyline.errors import UsageError
-
     if options.overwrite:
         raise UsageError("--resume continues a run and --overwrite replaces it; give one of them")
     changed = [
@@ -94,8 +93,6 @@ def add_engine_options(parser: Parser) -> None:
 @contextmanager
 def chosen_cluster(options: argparse.Namespace) -> Iterator[Any]:
     """Give the cluster that was asked for, None for this machine; it ends with the block."""
-    from esper.leyline.errors import UsageError
-
     if options.engine == "local":
         for name in ("address", "actors"):
             if getattr(options, name) is not None:
@@ -119,8 +116,6 @@ def add_out(group: Any) -> None:
 
 def chosen_out(options: argparse.Namespace, name: str) -> str:
     """Return the folder that was named, or a new one below `runs` that is called after `name`."""
-    from esper.leyline.errors import UsageError
-
     if options.out is not None:
         return str(options.out)
     for given_too in ("resume", "overwrite"):
@@ -131,14 +126,27 @@ def chosen_out(options: argparse.Namespace, name: str) -> str:
     return next(path for path in paths if not os.path.lexists(path))
 
 
-def add_wandb(group: Any) -> None:
-    """Add the option to a group of a command."""
-    group.add_argument(
+def add_run_options(parser: Parser, *, resume: str, verbose: str) -> Any:
+    """Add where a run goes and how it is continued and shown; return the group for more of it."""
+    where = parser.add_argument_group("where it goes")
+    add_out(where)
+    where.add_argument("--resume", action="store_true", help=resume)
+    where.add_argument(
+        "--from",
+        choices=("latest", "previous"),
+        dest="source",
+        help="with --resume: checkpoint to continue from (default: latest)",
+    )
+    where.add_argument("--overwrite", action="store_true", help="replace the run in --out")
+    where.add_argument(
         "--wandb",
         action="store_true",
         help="also show curves and alarms in Weights & Biases; its own WANDB_MODE=offline keeps "
         "them here until `wandb sync`; give it again with --resume",
     )
+    where.add_argument("--json", action="store_true", help="print one JSON document")
+    where.add_argument("-v", "--verbose", action="store_true", help=verbose)
+    return where
 
 
 def chosen_sinks(options: argparse.Namespace) -> tuple[str, ...]:

@@ -10,16 +10,14 @@ import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
-from esper.leyline.errors import EsperError
+from esper.leyline.errors import EsperError, UsageError
 from esper.leyline.records import told_score
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 _LONGEST_LINE = 900
 
@@ -73,19 +71,24 @@ def tell(console: Console, text: object) -> None:
     console.print(safe(text), soft_wrap=True)
 
 
-def new_table(title: object, columns: Iterable[str], *, numbers: Container[str] = ()) -> Table:
-    """Return a table without rows; `numbers` are the columns that are set right."""
-    from rich.table import Table
-
+def new_table(
+    title: object,
+    columns: Iterable[str],
+    *,
+    numbers: Container[str] = (),
+    whole: Container[str] = (),
+) -> Table:
+    """Return a table without rows; `numbers` are set right, `whole` columns stay on one line."""
     table = Table(title=safe(title), title_justify="left")
-    for column in columns:
-        table.add_column(column, justify="right" if column in numbers else "left")
+    for name in columns:
+        table.add_column(
+            name, justify="right" if name in numbers else "left", no_wrap=name in whole
+        )
     return table
 
 
 def find_store(folder: str) -> Path:
     """Return the store of a run, or say which folder would have one."""
-    from esper.leyline.errors import UsageError
     from esper.nissa.database import store_path
     from esper.nissa.listing import RESULTS, describe_run
 

@@ -13,6 +13,8 @@ from esper.cli.main import Parser
 from esper.cli.options import absolute, add_settings, given, refuse_beside_resume
 from esper.cli.output import listed, new_table, out_console, print_json, safe, tell
 from esper.cli.view import LiveView
+from esper.leyline.errors import UsageError
+from esper.leyline.settings import change_settings, parse_settings
 
 if TYPE_CHECKING:
     from esper.proof.member import Member
@@ -58,8 +60,6 @@ def add_options(parser: Parser, *, split: str) -> None:
 
 def resolve(config: Any, options: argparse.Namespace) -> Any:
     """Return a configuration with what the shared options say."""
-    from esper.leyline.settings import change_settings, parse_settings
-
     named = {
         "members.family": options.family,
         "members.split": options.split,
@@ -83,7 +83,6 @@ def open_folder(config_class: Any, options: argparse.Namespace, make: Any) -> An
         options: of the command line.
         make: returns a configuration from the options.
     """
-    from esper.leyline.errors import UsageError
     from esper.proof import folder
 
     if not options.out:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
+from pathlib import Path
 from typing import Any
 
 from esper.cli.main import Parser
@@ -19,6 +21,10 @@ from esper.cli.output import (
     tell,
 )
 from esper.cli.playing import PlayView, add_options, open_folder, print_members, resolve
+from esper.leyline.errors import UsageError
+from esper.leyline.files import atomic_write_text
+from esper.leyline.settings import change_settings
+from esper.proof.folder import locked
 
 _EXAMPLES = """\
 examples:
@@ -65,13 +71,8 @@ def set_up(parser: Parser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Carry out the command."""
-    import json
-    from pathlib import Path
-
-    from esper.leyline.files import atomic_write_text
     from esper.proof.arm import KINDS
     from esper.proof.benchmark import describe_benchmarks, publishable
-    from esper.proof.folder import locked
     from esper.proof.play import Player
     from esper.proof.prove import Proof, ProveConfig
     from esper.proof.report import write_report
@@ -106,8 +107,6 @@ def run(options: argparse.Namespace) -> int:
 
 def make(options: argparse.Namespace) -> Any:
     """Turn options into a configuration."""
-    from esper.leyline.errors import UsageError
-    from esper.leyline.settings import change_settings
     from esper.proof.benchmark import check_entry, get_benchmark
     from esper.proof.prove import ProveConfig
 
@@ -130,8 +129,6 @@ def make(options: argparse.Namespace) -> Any:
 
 def _absolute(text: str) -> str:
     """Return an arm whose file, if it names one, is meant from wherever."""
-    from pathlib import Path
-
     from esper.proof.arm import SCRATCH
 
     head, colon, tail = text.rpartition(":") if ":" in text else ("", "", text)

@@ -10,8 +10,12 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from rich.table import Table
+
 from esper.cli.main import Parser
 from esper.cli.output import err_console, find_store, out_console, safe, somebody_reads
+from esper.leyline.errors import UsageError
+from esper.nissa.query import query_run, stream_query
 
 _EPILOG = """\
 examples:
@@ -52,9 +56,6 @@ def set_up(parser: Parser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the answer."""
-    from esper.leyline.errors import UsageError
-    from esper.nissa.query import query_run
-
     if options.limit is not None and options.limit < 0:
         raise UsageError(f"--limit must be 0 or more, got {options.limit}")
     if not options.timeout >= 0:
@@ -76,8 +77,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _print_csv(path: Any, sql: str, limit: int | None, timeout_s: float | None) -> None:
-    from esper.nissa.query import stream_query
-
     # A file gets exactly what was recorded; a terminal must not be steered by it.
     shown = (lambda text: safe(text).plain) if sys.stdout.isatty() else str
     writer = csv.writer(sys.stdout, lineterminator="\n")
@@ -97,8 +96,6 @@ def _print_csv(path: Any, sql: str, limit: int | None, timeout_s: float | None) 
 
 def _print_json(path: Any, sql: str, limit: int | None, timeout_s: float | None) -> None:
     """Print rows as they come: an answer may be larger than memory."""
-    from esper.nissa.query import stream_query
-
     with stream_query(path, sql, timeout_s=timeout_s, is_wanted=somebody_reads) as (columns, rows):
         count, is_truncated = 0, False
         for row in rows:
@@ -116,8 +113,6 @@ def _print_json(path: Any, sql: str, limit: int | None, timeout_s: float | None)
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     """Print rows as a table, or one below the other when there are many columns."""
-    from rich.table import Table
-
     console = out_console()
     if len(columns) > _WIDE:
         for number, row in enumerate(rows, start=1):

@@ -7,6 +7,9 @@ import os
 
 from esper.cli.main import Parser
 from esper.cli.output import answer, find_store, out_console, tell
+from esper.leyline.errors import UsageError
+from esper.nissa.columns import storable_text
+from esper.report import report_run
 
 _EPILOG = """\
 examples:
@@ -27,10 +30,6 @@ def set_up(parser: Parser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Write the file and print its path."""
-    from esper.leyline.errors import UsageError
-    from esper.nissa.columns import storable_text
-    from esper.report import report_run
-
     find_store(options.where)
     if options.out is not None and os.path.isdir(options.out):
         raise UsageError(f"--out must be a file, but {options.out} is a folder")

@@ -8,8 +8,12 @@ import os
 from pathlib import Path
 from typing import Any
 
+from rich.text import Text
+
 from esper.cli.main import Parser
-from esper.cli.output import err_console, out_console, points, print_json, safe
+from esper.cli.output import err_console, new_table, out_console, points, print_json, safe
+from esper.nissa.columns import storable_text
+from esper.nissa.listing import find_runs
 
 _ROOT = "runs"
 
@@ -30,8 +34,6 @@ def set_up(parser: Parser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the table."""
-    from esper.nissa.listing import find_runs
-
     root = Path(_ROOT if options.root is None else options.root)
     is_missing = options.root is None and not os.path.isdir(root)
     entries = [] if is_missing else find_runs(root)
@@ -55,19 +57,11 @@ def describe(entry: Any) -> dict[str, Any]:
 
 def print_table(entries: list[Any]) -> None:
     """Print runs as a table."""
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(title="Runs", title_justify="left")
-    columns = ["run", "state", "task", "controller", "progress", "val score", "gain", "written"]
     has_notes = any(entry.note for entry in entries)
-    for column in columns + ["note"] * has_notes:
-        table.add_column(
-            column,
-            justify="right" if column in _NUMBERS else "left",
-            no_wrap=column in ("state", *_NUMBERS),
-            overflow="fold",
-        )
+    columns = ("run", "state", "task", "controller", *_NUMBERS, *["note"] * has_notes)
+    table = new_table("Runs", columns, numbers=_NUMBERS, whole=("state", *_NUMBERS))
+    for column in table.columns:
+        column.overflow = "fold"
     for entry in entries:
         row: list[Text | str] = [
             safe(_short(_text(entry.path), 80)),
@@ -84,8 +78,6 @@ def print_table(entries: list[Any]) -> None:
 
 
 def _text(path: Path) -> str:
-    from esper.nissa.columns import storable_text
-
     return storable_text(str(path))
 
 

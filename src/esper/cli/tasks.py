@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from esper.cli.main import Parser
-from esper.cli.output import name_width, new_table, out_console, print_json, safe
+from esper.cli.output import answer, name_width, new_table, out_console, print_json, safe
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from esper.tasks import Family, Member
+    from esper.tasks.family import FamilySplit
+
+
+_SPLITS: tuple[FamilySplit, ...] = ("train", "select", "claim")
 
 
 def set_up(parser: Parser) -> None:
@@ -36,11 +41,8 @@ def run(options: argparse.Namespace) -> int:
 
     if options.family is not None:
         family = get_family(options.family)
-        if options.json:
-            print_json({"family": {**_describe(family), "members": _members(family)}})
-        else:
-            _print_family(out_console(), family)
-        return 0
+        document = {"family": {**_describe(family), "members": _members(family)}}
+        return answer(options.json, document, lambda: _print_family(out_console(), family))
     rows = [describe_task(name, options.data) for name in TASKS.names()]
     families = [get_family(name) for name in FAMILIES.names()]
     if options.json:
@@ -57,8 +59,7 @@ def _print_tasks(console: Console, rows: list[dict[str, Any]]) -> None:
     from esper.tasks.task import EMBEDDED
 
     columns = ("task", "parameters", "slots", "data", "what it is")
-    table = new_table("Tasks", columns, numbers=("parameters",))
-    table.columns[0].no_wrap = True
+    table = new_table("Tasks", columns, numbers=("parameters",), whole=("task",))
     for row in rows:
         slots, data = list(row["slots"]), row["data"]
         table.add_row(
@@ -72,15 +73,11 @@ def _print_tasks(console: Console, rows: list[dict[str, Any]]) -> None:
 
 
 def _print_families(console: Console, families: list[Family]) -> None:
-    from rich.table import Table
-
-    table = Table(title="Families", title_justify="left")
-    table.add_column("family", no_wrap=True, min_width=name_width([f.name for f in families]))
-    for column in ("train", "select", "claim"):
-        table.add_column(column, justify="right")
-    table.add_column("what it is")
+    columns = ("family", *_SPLITS, "what it is")
+    table = new_table("Families", columns, numbers=_SPLITS, whole=("family",))
+    table.columns[0].min_width = name_width(family.name for family in families)
     for family in families:
-        sizes = (f"{len(family.members(split)):,}" for split in ("train", "select", "claim"))
+        sizes = (f"{len(family.members(split)):,}" for split in _SPLITS)
         table.add_row(safe(family.name), *sizes, safe(family.summary))
     console.print(table)
     console.print("Members: esper tasks --family NAME")
@@ -114,7 +111,7 @@ def _describe(family: Family) -> dict[str, Any]:
         "name": family.name,
         "summary": family.summary,
         "slots": family.max_slots,
-        "sizes": {split: len(family.members(split)) for split in ("train", "select", "claim")},
+        "sizes": {split: len(family.members(split)) for split in _SPLITS},
         "axes": {
             split: {name: list(values) for name, values in axes.items()}
             for split, axes in (("train", family.train), ("select", family.select))
@@ -133,7 +130,5 @@ def _members(family: Family) -> list[dict[str, Any]]:
 
 
 def _member(member: Member, split: str) -> dict[str, Any]:
-    import dataclasses
-
     values = dataclasses.asdict(member)
     return {"label": member.label, "split": split, **values, "rate": member.learning_rate}

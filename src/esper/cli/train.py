@@ -10,9 +10,8 @@ from esper.cli.main import Parser
 from esper.cli.options import (
     absolute,
     add_engine_options,
-    add_out,
+    add_run_options,
     add_settings,
-    add_wandb,
     chosen_cluster,
     chosen_out,
     chosen_sinks,
@@ -20,6 +19,10 @@ from esper.cli.options import (
     refuse_beside_resume,
 )
 from esper.cli.output import answer, err_console, interrupted, listed, naming_resume, out_console
+from esper.leyline.errors import UsageError
+from esper.leyline.process import choose_device
+from esper.leyline.records import told_round
+from esper.leyline.settings import parse_settings
 
 _RECIPES = "(default: the recipe's)"
 
@@ -61,26 +64,16 @@ def set_up(parser: Parser) -> None:
     what.add_argument("--device", choices=("auto", "cpu", "cuda"), help=f"where it runs {_RECIPES}")
     add_settings(what, "such as ppo.clip=0.1; may be given again (default: none)")
     add_engine_options(parser)
-    where = parser.add_argument_group("where it goes")
-    add_out(where)
-    where.add_argument(
-        "--resume", action="store_true", help="continue the run in --out, with --set if asked for"
-    )
-    where.add_argument(
-        "--from",
-        choices=("latest", "previous"),
-        dest="source",
-        help="checkpoint to continue from (default: latest)",
+    where = add_run_options(
+        parser,
+        resume="continue the run in --out, with --set if asked for",
+        verbose="show every round and alarm",
     )
     where.add_argument(
         "--reset-heads",
         metavar="H,H",
         help="with --resume: heads that start afresh, such as blueprint,tempo (default: none)",
     )
-    where.add_argument("--overwrite", action="store_true", help="replace the run in --out")
-    add_wandb(where)
-    where.add_argument("--json", action="store_true", help="print one JSON document")
-    where.add_argument("-v", "--verbose", action="store_true", help="show every round and alarm")
     parser.set_defaults(run=run)
 
 
@@ -88,7 +81,6 @@ def run(options: argparse.Namespace) -> int:
     """Carry out the command."""
     from esper.cli.train_view import TrainView, print_summary
     from esper.cli.view import AlarmRelay
-    from esper.leyline.records import told_round
     from esper.runs.checkpoint import TRAINING, resume_command
     from esper.runs.recorded import stop_signals
 
@@ -126,8 +118,6 @@ def run(options: argparse.Namespace) -> int:
 
 def _open(options: argparse.Namespace, request: Any, on_alarm: Any, cluster: Any) -> Any:
     """Start the run that is asked for, or continue one."""
-    from esper.leyline.process import choose_device
-    from esper.leyline.settings import parse_settings
     from esper.runs.training import resume_training, start_training
 
     if request is not None:
@@ -156,7 +146,6 @@ def _open(options: argparse.Namespace, request: Any, on_alarm: Any, cluster: Any
 
 def resolve(options: argparse.Namespace) -> Any:
     """Turn options into a complete configuration."""
-    from esper.leyline.settings import parse_settings
     from esper.runs.train import DEFAULT_RECIPE, resolve_recipe
 
     named = {
@@ -174,8 +163,6 @@ def resolve(options: argparse.Namespace) -> Any:
 
 def _check_request(options: argparse.Namespace) -> None:
     """Refuse options that contradict each other."""
-    from esper.leyline.errors import UsageError
-
     if not options.resume:
         for name, value in (("--from", options.source), ("--reset-heads", options.reset_heads)):
             if value is not None:

@@ -24,7 +24,7 @@ from esper._version import __version__
 from esper.dashboard import episodes, reading, stream
 from esper.dashboard.catalog import Catalog
 from esper.dashboard.guard import Access, Guard
-from esper.leyline.errors import EsperError
+from esper.leyline.errors import EsperError, reason_of
 from esper.nissa.reader import StoredRun, open_run
 from esper.report.markup import visible
 from esper.report.page import load_templates
@@ -97,7 +97,7 @@ async def _refuse(request: Request, error: Exception) -> Response:
 
 async def _explain(request: Request, error: Exception) -> Response:
     """Tell why a store did not answer: what is damaged says so, and the rest goes on."""
-    told = " ".join(str(error).split())
+    told = reason_of(error)
     if "--timeout" in told:
         told = "This took too long; choose a round, or fewer rows."
     return _answer({"error": visible(told)}, 422)

@@ -9,13 +9,14 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from esper.nissa.listing import RunEntry
 from esper.nissa.reader import StoredRun
 from esper.report.markup import visible
 from esper.report.page import flatten
-from esper.report.panels import panels_for, to_mapping
+from esper.report.panels import panels_for
 from esper.report.series import ask
 
 MOST_ALARMS = 200
@@ -55,7 +56,7 @@ def read_run(run: StoredRun, name: str) -> dict[str, Any]:
         "run": row,
         "settings": list(map(list, flatten(config if isinstance(config, Mapping) else {}))),
         "progress": read_progress(run),
-        "panels": [to_mapping(panel) for panel in panels_for(kind)],
+        "panels": [asdict(panel) for panel in panels_for(kind)],
         "alarms": read_alarms(run),
         "episodes": _episodes(run, kind),
     }

@@ -18,7 +18,7 @@ from typing import Any
 import anyio.to_thread
 
 from esper.dashboard.reading import plain, read_kind, read_progress
-from esper.leyline.errors import EsperError
+from esper.leyline.errors import EsperError, reason_of
 from esper.nissa.columns import TABLES
 from esper.nissa.database import STORE_FILE
 from esper.nissa.reader import StoredRun, open_run
@@ -139,7 +139,7 @@ class Watch:
                 self._asked = time.monotonic()
                 progress = read_progress(run)
         except (EsperError, sqlite3.Error, OSError, ValueError, LookupError) as error:
-            return self._unless_told({"error": " ".join(str(error).split())})
+            return self._unless_told({"error": reason_of(error)})
         # The age of a run changes all the time and is told with what is new only.
         lasting = {key: value for key, value in progress.items() if key not in ("age_s", "eta_s")}
         if change.get("changed") or change.get("reset") or is_first:

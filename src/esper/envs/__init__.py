@@ -10,16 +10,10 @@ itself. It needs the extra: `pip install 'esper-grow[envs]'`. docs/how-to/enviro
 is observed, which actions are legal and when episodes end.
 """
 
-from esper.leyline.errors import UsageError
+from esper.leyline.errors import needing
 
-try:
+with needing("esper.envs", "envs"):
     import gymnasium
-except ModuleNotFoundError as error:
-    if error.name != "gymnasium":
-        raise
-    raise UsageError(
-        "Gymnasium is not installed; install it with: pip install 'esper-grow[envs]'"
-    ) from None
 
 from esper.envs.compound import CompoundActions
 from esper.envs.grow import GrowEnv

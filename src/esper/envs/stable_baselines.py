@@ -15,16 +15,10 @@ from numpy.typing import NDArray
 
 from esper.envs.legal import LegalVectorActions
 from esper.envs.vector import GrowVectorEnv
-from esper.leyline.errors import UsageError
+from esper.leyline.errors import UsageError, needing
 
-try:
+with needing("esper.envs.stable_baselines", "sb3"):
     from stable_baselines3.common.vec_env import VecEnv
-except ModuleNotFoundError as error:
-    if error.name != "stable_baselines3":
-        raise
-    raise UsageError(
-        "Stable-Baselines3 is not installed; install it with: pip install 'esper-grow[sb3]'"
-    ) from None
 
 _SHOWN = ("score", "twin_score", "active", "task", "env_seed")
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from esper.kasmina.garden import Garden
 from esper.kasmina.probe import look
+from esper.leyline.grouping import grouped
 from esper.leyline.records import ModuleRecord
 
 _ITSELF = "(itself)"
@@ -22,9 +23,7 @@ class _Part(NamedTuple):
 
 def describe_host(garden: Garden, example_input: Any) -> tuple[ModuleRecord, ...]:
     """Return the parts of a garden's host; a part is opened up only where a slot is inside."""
-    places: dict[str, list[str]] = {}
-    for slot, path in garden.slot_paths.items():
-        places.setdefault(path, []).append(slot)
+    places = grouped((path, slot) for slot, path in garden.slot_paths.items())
     parts = list(_parts(garden.model, "", frozenset(places), set()))
     seen = look(garden, {part.path: part.module for part in parts}, example_input)
     if seen.error is not None:

@@ -26,14 +26,14 @@ from torch import Tensor
 from esper.growth.batches import Batches, count_samples
 from esper.growth.criterion import Loss
 from esper.growth.gardener import DEFAULT_CONTROLLER, Gardener, GardenerConfig
-from esper.integrations.rounds import Rounds, needing
+from esper.integrations.rounds import Rounds
 from esper.kasmina.evaluation import Evaluate, Evaluator
 from esper.kasmina.garden import Garden
 from esper.leyline.controller import Controller
-from esper.leyline.errors import UsageError
+from esper.leyline.errors import UsageError, needing
 from esper.leyline.records import EpochRecord
 
-with needing("lightning"):
+with needing("esper.integrations.lightning", "lightning"):
     from lightning.pytorch import Callback, LightningModule, Trainer
     from lightning.pytorch.trainer.states import TrainerFn
 

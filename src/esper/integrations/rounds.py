@@ -7,8 +7,8 @@ follow. Nothing of it touches the trainer's random numbers, so that a resumed ru
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from esper.growth.criterion import Loss
 from esper.growth.gardener import Gardener
 from esper.growth.own_loss import find_criterion
 from esper.kasmina.evaluation import Evaluate, Evaluator
-from esper.leyline.errors import MissingExtraError, warn
+from esper.leyline.errors import warn
 from esper.leyline.randomness import drawing
 from esper.leyline.records import EpochRecord
 from esper.tamiyo.controllers import WaitController
@@ -101,15 +101,3 @@ class Rounds:
         if _LOSSES in state:
             total, self._batches = state[_LOSSES]
             self._sum = None if total is None else torch.tensor(total, dtype=torch.float64)
-
-
-@contextmanager
-def needing(extra: str) -> Iterator[None]:
-    """Name the extra where an import fails because it is not installed."""
-    try:
-        yield
-    except ImportError as error:
-        raise MissingExtraError(
-            f"esper.integrations.{extra} needs the extra: pip install 'esper-grow[{extra}]' "
-            f"({error})"
-        ) from None

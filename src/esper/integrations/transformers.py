@@ -29,15 +29,15 @@ from esper.growth.batches import count_samples
 from esper.growth.criterion import Loss
 from esper.growth.gardener import DEFAULT_CONTROLLER, Gardener, GardenerConfig
 from esper.growth.own_loss import own_loss_of
-from esper.integrations.rounds import Rounds, needing
+from esper.integrations.rounds import Rounds
 from esper.kasmina.evaluation import Evaluate, Evaluator
 from esper.kasmina.garden import Garden
 from esper.leyline.controller import Controller
-from esper.leyline.errors import UsageError, warn
+from esper.leyline.errors import UsageError, needing, warn
 from esper.leyline.records import EpochRecord
 from esper.leyline.storage import separate
 
-with needing("transformers"):
+with needing("esper.integrations.transformers", "transformers"):
     import accelerate  # noqa: F401
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 

@@ -19,7 +19,7 @@ from esper.kasmina.inside import disconnect
 from esper.kasmina.placement import Holder, Placement
 from esper.kasmina.slot import Slot, SlotMode
 from esper.leyline.axes import AXES
-from esper.leyline.errors import SlotError
+from esper.leyline.errors import SlotError, reason_of
 
 _ALWAYS_THERE = ("torch", "_operator", "builtins", "math")
 """Packages whose parts and functions a plain module may use."""
@@ -105,7 +105,7 @@ def _written_down(module: nn.Module, slot: Slot) -> fx.GraphModule:
     try:
         graph = fx.symbolic_trace(module)
     except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = reason_of(error)
         raise SlotError(
             f"the seed in slot {slot.name!r}, a {seed}, cannot be written down without Esper: "
             f"{reason}; keep the garden (garden.save(folder)) or export it"

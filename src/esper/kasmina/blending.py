@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from esper.leyline.alpha import AlphaAlgorithm
 from esper.leyline.blueprints import Topology
+from esper.leyline.tensors import apply_function
 
 
 class GateNetwork(nn.Module):
@@ -104,5 +105,4 @@ def straight_through(h: Tensor, b: Tensor) -> Tensor:
 
     A non-finite `b` cannot reach the host: its value is never used.
     """
-    out: Tensor = _StraightThrough.apply(h, b)  # type: ignore[no-untyped-call]
-    return out
+    return apply_function(_StraightThrough, h, b)

@@ -215,8 +215,7 @@ def plan_differences(members: tuple[bool, ...]) -> Differences:
             where[frozenset((j,))],
             where[frozenset()],
         )
-        for position, i in enumerate(seeds)
-        for j in seeds[position + 1 :]
+        for i, j in itertools.combinations(seeds, 2)
     )
     return Differences(solo, pairs)
 
@@ -229,10 +228,7 @@ def compare_rows(
     Everything is computed where the values are; one small block comes back. A row without a plan
     shows NaN.
     """
-    starts, total = [], 0
-    for plan in plans:
-        starts.append(total)
-        total += len(plan)
+    starts = [0, *itertools.accumulate(map(len, plans))]
     solo_at: list[tuple[int, ...]] = []
     solo: list[tuple[int, ...]] = []
     pair_at: list[tuple[int, ...]] = []

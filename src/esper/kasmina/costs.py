@@ -23,7 +23,7 @@ from esper.kasmina.blueprints.registry import (
 from esper.kasmina.state import SlotState
 from esper.leyline.alpha import AlphaAlgorithm
 from esper.leyline.blueprints import TOPOLOGIES, Topology, channel_axis
-from esper.leyline.errors import warn
+from esper.leyline.errors import reason_of, warn
 from esper.leyline.randomness import seeded
 from esper.leyline.tensors import TensorRecord
 
@@ -40,12 +40,10 @@ class SlotShape(Protocol):
     @property
     def topology(self) -> Topology:
         """Kind of activation."""
-        ...
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the activation, batch first."""
-        ...
 
 
 def flop_counter() -> FlopCounterMode:
@@ -94,14 +92,10 @@ def gate_parameters(channels: int, topology: Topology) -> int:
     return sum(parameter.numel() for parameter in gate.parameters())
 
 
+@lru_cache(maxsize=4096)
 def seed_flops(blueprint: Blueprint, topology: Topology, shape: tuple[int, ...]) -> int:
     """Return the operations of one sample's forward pass through such a seed, without a gate."""
-    return _seed_flops(blueprint, topology, (1, *shape[1:]))
-
-
-@lru_cache(maxsize=4096)
-def _seed_flops(blueprint: Blueprint, topology: Topology, shape: tuple[int, ...]) -> int:
-    channels = shape[channel_axis(topology)]
+    shape, channels = (1, *shape[1:]), shape[channel_axis(topology)]
     try:
         with torch.device("meta"):
             seed = blueprint.build(channels, topology)
@@ -113,16 +107,12 @@ def _seed_flops(blueprint: Blueprint, topology: Topology, shape: tuple[int, ...]
         return outline_flops(seed, torch.zeros(shape))
 
 
+@lru_cache(maxsize=1024)
 def gate_flops(topology: Topology, shape: tuple[int, ...]) -> int:
     """Return the operations of one sample's forward pass through a gate network."""
-    return _gate_flops(topology, (1, *shape[1:]))
-
-
-@lru_cache(maxsize=1024)
-def _gate_flops(topology: Topology, shape: tuple[int, ...]) -> int:
     with torch.device("meta"):
         gate = GateNetwork(shape[channel_axis(topology)], topology)
-    return outline_flops(gate, torch.empty(shape, device="meta"))
+    return outline_flops(gate, torch.empty((1, *shape[1:]), device="meta"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +167,7 @@ def _slot_costs(
                 warn(
                     f"blueprint {blueprints[choice]!r} is not offered at {topology} slots of shape "
                     f"{'x'.join(map(str, shape[1:]))}: {type(error).__name__}: "
-                    f"{' '.join(str(error).split())}"
+                    f"{reason_of(error)}"
                 )
                 continue
             params[index, choice] = seed_parameters(blueprint, channels[index], topology)

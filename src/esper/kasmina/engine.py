@@ -150,16 +150,13 @@ class Engine(Protocol):
     @property
     def host_params(self) -> int:
         """Trainable parameters of the host of every row."""
-        ...
 
     @property
     def slots(self) -> Sequence[Any]:
         """One entry for every slot of the host."""
-        ...
 
     def sync(self, state: SlotState) -> Tensor:
         """Build, free and re-aim seeds as the state says; return their sizes, int64 [R, S]."""
-        ...
 
     def train(self, epochs: Sequence[int]) -> Later[EpochResult]:
         """Train one epoch; `epochs` says which one it is for every row.
@@ -167,22 +164,18 @@ class Engine(Protocol):
         An engine that works by itself, on a device or in processes, only begins it: what is asked
         of it next, such as to measure the rows, happens after the epoch, and nobody has to wait.
         """
-        ...
 
     def read(self, row: int) -> RowWeights:
         """Return copies of everything this engine knows about a row."""
-        ...
 
     def read_at_rest(self, rows: Sequence[int], seeds: Tensor) -> list[RowWeights]:
         """Return copies of some rows without moments, with those of their `seeds`, bool [R, S].
 
         They may share memory with each other, not with the engine.
         """
-        ...
 
     def write(self, row: int, weights: RowWeights, state: SlotState) -> None:
         """Replace a row; `state` [1, S] says what lives in its slots."""
-        ...
 
 
 class EvaluatedEngine(Engine, Protocol):
@@ -194,7 +187,6 @@ class EvaluatedEngine(Engine, Protocol):
         A row whose plan is empty is left out. On a device the numbers may not be there yet, as
         with any tensor of it.
         """
-        ...
 
 
 @runtime_checkable
@@ -203,7 +195,6 @@ class RemoteEngine(Protocol):
 
     def read_rows(self, rows: Sequence[int]) -> list[RowWeights]:
         """Return what `read` does of several rows at once."""
-        ...
 
 
 def empty_sample(rows: int, slots: int) -> tuple[GradientSample, Tensor]:
@@ -224,8 +215,7 @@ def take_samples(gardens: Sequence[Garden]) -> tuple[GradientSample, Tensor]:
     for row, garden in enumerate(gardens):
         for slot, one in garden.take_gradients().items():
             sampled[row, slot] = True
-            for name in ("norm", "health", "vanishing", "exploding", "ratio"):
-                getattr(sample, name)[row, slot] = getattr(one, name)
+            sample.put((row, slot), one)
     return sample, sampled
 
 

@@ -28,7 +28,7 @@ from esper.kasmina.contribution import (
 )
 from esper.kasmina.garden import Garden
 from esper.kasmina.probe import call_arguments, evaluating, map_tensors, tensors_in
-from esper.leyline.errors import NonFiniteError, UsageError, warn
+from esper.leyline.errors import NonFiniteError, UsageError, reason_of, warn
 
 Results = tuple[Tensor, Tensor | None]
 """Losses of samples and their correctness, None where nothing is right or wrong."""
@@ -54,7 +54,6 @@ class Evaluator(Protocol):
 
     def measure(self, garden: Garden, configurations: Tensor) -> Results:
         """Return loss [K, M] and correctness [K, M] (or None) for configurations [K, S]."""
-        ...
 
 
 class FunctionEvaluator:
@@ -150,7 +149,7 @@ class BatchEvaluator:
             except Exception as error:
                 # Whatever a model of a user's raises when its batch becomes longer inside it. If
                 # that is not the reason, the plain pass raises the same, and that is what counts.
-                reason = " ".join(str(error).split()) or type(error).__name__
+                reason = reason_of(error)
                 problem = (
                     f"the model cannot go on with a batch that grows at a slot ({reason}), as "
                     "where a mask or a shortcut leads around it; results are the same"

@@ -45,7 +45,7 @@ from esper.kasmina.wrappers import Followers, Mirrored, watch
 from esper.leyline.actions import Actions, Command, LifecycleOp, decode_actions
 from esper.leyline.alpha import STYLE_OF_ALGORITHM, AlphaCurve, BlendStyle
 from esper.leyline.config import Config, option
-from esper.leyline.errors import NonFiniteError, SlotError, UsageError, nearest
+from esper.leyline.errors import NonFiniteError, SlotError, UsageError, instead
 from esper.leyline.rules import Masks, build_masks, is_in
 from esper.leyline.stages import BLENDED_STAGES
 
@@ -486,10 +486,8 @@ class Garden(nn.Module):
 
     def _index(self, name: str) -> int:
         if name not in self.slot_names:
-            raise SlotError(
-                f"no slot is called {name!r}{nearest(str(name), self.slot_names) or ';'} "
-                f"slots: {', '.join(self.slot_names)}"
-            )
+            told = instead(name, self.slot_names, "slots:")
+            raise SlotError(f"no slot is called {name!r}{told}")
         return self.slot_names.index(name)
 
     def _carry_out(self, command: Command) -> OperationResult:

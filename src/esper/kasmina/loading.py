@@ -9,7 +9,7 @@ from torch import nn
 from esper.kasmina.garden import Garden, GardenConfig
 from esper.kasmina.placement import Placed
 from esper.kasmina.snapshots import read_garden
-from esper.leyline.errors import CheckpointError, SlotError
+from esper.leyline.errors import CheckpointError, SlotError, reason_of
 from esper.leyline.manifest import restoring
 
 
@@ -28,7 +28,7 @@ def load_garden(folder: str | Path, *, model: nn.Module) -> Garden:
     except SlotError:
         raise
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        reason = " ".join(str(error).split())
+        reason = reason_of(error)
         raise CheckpointError(
             f"{folder}: the model does not match the saved one: {reason}"
         ) from None

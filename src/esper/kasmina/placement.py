@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -15,7 +14,8 @@ from esper.kasmina.inference import Inference
 from esper.kasmina.probe import axis_size, first_tensor, look, refuse_failed
 from esper.leyline.axes import AXES, RANKS, Axes, AxesName, parse_axes
 from esper.leyline.blueprints import Topology
-from esper.leyline.errors import SlotError, nearest, warn
+from esper.leyline.errors import SlotError, instead, warn
+from esper.leyline.records import Plain
 
 Holder = Literal["tensor", "tuple", "list", "other"]
 """What a submodule puts out: the activation alone, or in a tuple, a list or another kind of one."""
@@ -41,7 +41,7 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(Plain):
     """All slots of a model, and what was learned about it on the way."""
 
     slots: tuple[Placement, ...]
@@ -49,10 +49,6 @@ class Placed:
     """The axis of its inputs that holds the samples."""
     host_flops: int
     """Operations of one sample's forward pass."""
-
-    def to_mapping(self) -> dict[str, Any]:
-        """Return all of it as plain data."""
-        return dataclasses.asdict(self)
 
     @classmethod
     def from_mapping(cls, data: Mapping[str, Any]) -> Placed:
@@ -131,7 +127,7 @@ def _expand(entry: Any, model: nn.Module | None) -> list[str]:
     names = [name for name, _ in model.named_modules() if name]
     found = [name for name in names if matches(name, entry)]
     if not found:
-        raise SlotError(f"no submodule matches {entry!r}; the model has: {_some(names)}")
+        raise SlotError(f"no submodule matches {entry!r}{instead(entry, names, 'the model has:')}")
     return found
 
 
@@ -155,10 +151,8 @@ def _declared(
             if isinstance(axes, str) or name == key or matches(name, key) or matches(path, key)
         ]
         if not hit:
-            raise SlotError(
-                f"axes are declared for {key!r}, which is no slot{nearest(str(key), paths) or ';'} "
-                f"slots: {_some(list(paths))}"
-            )
+            told = instead(key, paths, "slots:")
+            raise SlotError(f"axes are declared for {key!r}, which is no slot{told}")
         for path in hit:
             if len(one.name) != len(shapes[path]):
                 raise SlotError(
@@ -176,14 +170,8 @@ def _find(model: nn.Module, path: str) -> nn.Module:
             raise AttributeError
         return model.get_submodule(path)
     except AttributeError:
-        raise SlotError(
-            f"the model has no submodule {path!r}{nearest(path, known) or ';'} "
-            f"it has: {_some(known)}"
-        ) from None
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:20]) + (", …" if len(names) > 20 else "")
+        told = instead(path, known, "it has:")
+        raise SlotError(f"the model has no submodule {path!r}{told}") from None
 
 
 def output_shape(path: str, outputs: list[Any]) -> tuple[int, ...]:

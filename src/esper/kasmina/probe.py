@@ -144,7 +144,7 @@ def look(model: nn.Module, modules: Mapping[str, nn.Module], example: Any) -> Se
 
     args, kwargs = call_arguments(example)
     try:
-        with _hooked(modules, record), trying(model, example), torch.no_grad():
+        with hooked(modules, record), trying(model, example), torch.no_grad():
             seen.whole = model(*args, **kwargs)
     except Exception as error:
         seen.error = error
@@ -162,7 +162,7 @@ def refuse_failed(seen: Seen, example: Any) -> None:
 
 
 @contextmanager
-def _hooked(modules: Mapping[str, nn.Module], hook: Callable[..., Any]) -> Iterator[None]:
+def hooked(modules: Mapping[str, nn.Module], hook: Callable[..., Any]) -> Iterator[None]:
     """Within the block, submodules call a forward hook that is told their path as well."""
     handles = [
         module.register_forward_hook(partial(hook, path)) for path, module in modules.items()
@@ -192,7 +192,7 @@ def teachable_at(model: nn.Module, modules: Mapping[str, nn.Module], example: An
 
     args, kwargs = call_arguments(example)
     try:
-        with _hooked(modules, add), trying(model, example), torch.enable_grad():
+        with hooked(modules, add), trying(model, example), torch.enable_grad():
             outputs = [out for out in tensors_in(model(*args, **kwargs)) if out.requires_grad]
             if not outputs or not probes:
                 return set(modules)

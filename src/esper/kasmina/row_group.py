@@ -74,6 +74,9 @@ Remembered = TypeVar("Remembered", SlotState, TrackerState, GovernorState, Measu
 Measure = Callable[[Tensor, Tensor | None], Later[Measured]]
 """(participating seeds bool [R, S], rows bool [R] or None for all) -> what the rows show."""
 
+_BY_ROW = ("last_op", "last_success", "panic", "safe_epoch", "train_loss")
+"""What a group remembers as one number for each row."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RowConfig(Config):
@@ -298,11 +301,7 @@ class RowGroup:
             "state": self.state.select(index).state_dict(),
             "tracker": self.tracker.select(index).state_dict(),
             "governor": self.governor.select(index).state_dict(),
-            "last_op": self.last_op[index],
-            "last_success": self.last_success[index],
-            "panic": self.panic[index],
-            "safe_epoch": self.safe_epoch[index],
-            "train_loss": self.train_loss[index],
+            **{name: getattr(self, name)[index] for name in _BY_ROW},
             "safe": [self._safe[row].to_tree() for row in chosen if self._safe],
         }
 
@@ -313,8 +312,7 @@ class RowGroup:
             return {name: value.clone().to(self.device) for name, value in tree.items()}
 
         mine = self.memory()
-        parts = ("tracker", "governor", "last_op", "last_success", "panic", "safe_epoch")
-        for name in (*parts, "train_loss"):
+        for name in ("tracker", "governor", *_BY_ROW):
             check_like(saved[name], mine[name], name)
         check_range(saved["tracker"]["epoch"], 0, 2**53, "tracker.epoch")
         state = check_state(saved["state"], self.state, len(blueprint_names()))
@@ -328,7 +326,7 @@ class RowGroup:
         self.state = state.to(self.device)
         self.tracker = TrackerState.from_state_dict(here(saved["tracker"]))
         self.governor = GovernorState.from_state_dict(here(saved["governor"]))
-        for name in ("last_op", "last_success", "panic", "safe_epoch", "train_loss"):
+        for name in _BY_ROW:
             setattr(self, name, saved[name].clone().to(self.device))
         self._safe = safe
 

@@ -111,11 +111,8 @@ class Seedbed(nn.Module):
 
     def shadowed(self) -> Slot | None:
         """Return the slot whose seed learns from a shadow pass, if there is one."""
-        if self.training_mode == "shadow":
-            for slot in self:
-                if slot.mode == SlotMode.ISOLATE:
-                    return slot
-        return None
+        isolated = (slot for slot in self if slot.mode == SlotMode.ISOLATE)
+        return next(isolated, None) if self.training_mode == "shadow" else None
 
     @contextmanager
     def configured(self, configurations: Tensor, samples: int | None) -> Iterator[None]:

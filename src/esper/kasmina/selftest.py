@@ -32,7 +32,7 @@ from esper.kasmina.probe import (
     with_others_changed,
 )
 from esper.leyline.axes import AxesName
-from esper.leyline.errors import EsperError, EsperWarning, SlotError
+from esper.leyline.errors import EsperError, EsperWarning, SlotError, reason_of
 from esper.leyline.randomness import drawing
 
 _MIXING = ("attention", "conv_light", "mlp_small", "norm")
@@ -92,7 +92,7 @@ def _check(model: nn.Module, plain: Garden, name: str, example: Any) -> SlotChec
     except EsperError as error:
         problem = str(error)
     except Exception as error:
-        problem = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        problem = f"{type(error).__name__}: {reason_of(error)[:300]}"
     view = garden.slots[name]
     return SlotCheck(name, view.axes, chosen, view.parameters, problem)
 

@@ -16,7 +16,7 @@ from esper.kasmina.evaluation import Objective, apply_objective
 from esper.kasmina.garden import Garden
 from esper.kasmina.optimizer import SLOT, CarriedOptimizer
 from esper.kasmina.probe import call_arguments
-from esper.leyline.errors import UsageError
+from esper.leyline.errors import UsageError, reason_of
 
 SchedulerFactory = Callable[[Optimizer], LRScheduler]
 
@@ -136,7 +136,7 @@ class Trainee:
         try:
             self.scheduler.step()
         except ValueError as error:
-            reason = " ".join(str(error).split()).rstrip(".")
+            reason = reason_of(error).rstrip(".")
             raise UsageError(
                 f"the scheduler cannot go on: {reason}; make it for all steps of the run"
             ) from error

@@ -45,22 +45,20 @@ __all__ = [
 ]
 
 _HOMES = {
-    "DEFAULT_FEATURE_DIM": "esper.leyline.defaults",
-    "DEFAULT_GAMMA": "esper.leyline.defaults",
-    "DEFAULT_LSTM_HIDDEN_DIM": "esper.leyline.defaults",
-    "ENTROPY_COEF_PER_HEAD": "esper.leyline.defaults",
-    "ENTROPY_FLOOR_PENALTY_COEF": "esper.leyline.defaults",
-    "ENTROPY_FLOOR_PER_HEAD": "esper.leyline.defaults",
-    "HEAD_NAMES": "esper.leyline.actions",
-    "HEAD_SIZES": "esper.leyline.actions",
-    "LifecycleOp": "esper.leyline.actions",
-    "NUM_BLUEPRINTS": "esper.leyline.blueprints",
-    "NUM_OPS": "esper.leyline.actions",
-    "NUM_STAGES": "esper.leyline.stages",
-    "PROBABILITY_FLOOR_PER_HEAD": "esper.leyline.defaults",
-    "SeedStage": "esper.leyline.stages",
-    "Signals": "esper.leyline.signals",
-    "SlotConfig": "esper.leyline.slots",
+    "esper.leyline.actions": ("HEAD_NAMES", "HEAD_SIZES", "LifecycleOp", "NUM_OPS"),
+    "esper.leyline.blueprints": ("NUM_BLUEPRINTS",),
+    "esper.leyline.defaults": (
+        "DEFAULT_FEATURE_DIM",
+        "DEFAULT_GAMMA",
+        "DEFAULT_LSTM_HIDDEN_DIM",
+        "ENTROPY_COEF_PER_HEAD",
+        "ENTROPY_FLOOR_PENALTY_COEF",
+        "ENTROPY_FLOOR_PER_HEAD",
+        "PROBABILITY_FLOOR_PER_HEAD",
+    ),
+    "esper.leyline.signals": ("Signals",),
+    "esper.leyline.slots": ("SlotConfig",),
+    "esper.leyline.stages": ("NUM_STAGES", "SeedStage"),
 }
 
 __getattr__ = find_in(__name__, _HOMES)

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Literal, get_args
 
 from esper.leyline.blueprints import Topology
-from esper.leyline.errors import SlotError, nearest
+from esper.leyline.errors import SlotError, instead
 
 AxesName = Literal["BC", "BTC", "TBC", "BCL", "BCHW", "BHWC"]
 """What the axes of an activation at a slot can be."""
@@ -77,7 +77,4 @@ def parse_axes(name: object) -> Axes:
     """Return the axes of this name, or refuse it with the names there are."""
     if isinstance(name, str) and name in AXES:
         return AXES[name]
-    raise SlotError(
-        f"axes cannot be {name!r}{nearest(str(name), AXES_NAMES) or ';'} "
-        f"they are one of {', '.join(AXES_NAMES)}"
-    )
+    raise SlotError(f"axes cannot be {name!r}{instead(name, AXES_NAMES, 'they are one of')}")

@@ -16,7 +16,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any, Literal, Self, TypeVar
 
-from esper.leyline.errors import ConfigError, nearest
+from esper.leyline.errors import ConfigError, instead, nearest
 
 C = TypeVar("C", bound="Config")
 
@@ -95,10 +95,7 @@ def _refuse_unknown(config: type[Config], mapping: Mapping[str, Any]) -> None:
     known = [field.name for field in dataclasses.fields(config)]
     for key in mapping:
         if key not in known:
-            raise ConfigError(
-                f"{config.__name__} has no key {key!r}{nearest(str(key), known) or ';'} "
-                f"known: {', '.join(sorted(known))}"
-            )
+            raise ConfigError(f"{config.__name__} has no key {key!r}{instead(key, sorted(known))}")
 
 
 def _is_config(hint: Any) -> bool:

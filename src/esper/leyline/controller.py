@@ -22,19 +22,15 @@ class Controller(Protocol):
 
     def reset(self, rows: int, device: torch.device | str) -> None:
         """Forget everything and prepare for `rows` rows."""
-        ...
 
     def act(self, signals: Signals, masks: Masks) -> dict[str, Tensor]:
         """Return one legal action per row: {head: int64[R]} for every head."""
-        ...
 
     def state_dict(self) -> dict[str, Any]:
         """Return the memory as plain data and tensors."""
-        ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +55,6 @@ class Limited(Protocol):
     @property
     def limits(self) -> GrowthLimits:
         """Return what holds where nobody says otherwise."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from esper.leyline.errors import ConfigError, UsageError
+from esper.leyline.errors import ConfigError, UsageError, reason_of
 from esper.leyline.files import read_regular
 
 MOST_BYTES = 2**18
@@ -130,5 +130,5 @@ def _check_plain(data: Any) -> None:
 def _reason(error: Exception) -> str:
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
-    line = " ".join(str(error).split())
+    line = reason_of(error)
     return line[:_LONGEST_REASON] or type(error).__name__

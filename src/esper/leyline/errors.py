@@ -10,7 +10,8 @@ from __future__ import annotations
 import difflib
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class EsperError(Exception):
@@ -61,9 +62,22 @@ class EmptyMaskError(EsperError, ValueError):
     """No action is legal where one must be chosen."""
 
 
+@contextmanager
+def needing(what: str, extra: str) -> Iterator[None]:
+    """Name the extra that something needs where an import fails because it is not installed."""
+    try:
+        yield
+    except ImportError as error:
+        raise MissingExtraError(
+            f"{what} needs the extra: pip install 'esper-grow[{extra}]' ({error})"
+        ) from None
+
+
 class EsperWarning(UserWarning):
     """Something works, but not as well as the caller may think."""
 
+
+_MOST_NAMED = 50
 
 _INSIDE = ("esper", "torch", "contextlib")
 """Packages between the line that a warning is about and the one that warns."""
@@ -77,15 +91,24 @@ def warn(message: str) -> None:
     warnings.warn(message, EsperWarning, stacklevel=depth)
 
 
+def reason_of(error: object) -> str:
+    """Return what an error says in one line, or its kind where it says nothing."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return ", did you mean 'x'?" for the closest known name, or an empty string."""
     close = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
     return f", did you mean {close[0]!r}?" if close else ""
 
 
+def instead(name: object, known: Iterable[str], told: str = "known:") -> str:
+    """Return what follows an unknown name in a message: the closest one, and what there is."""
+    names = list(known)
+    shown = ", ".join(names[:_MOST_NAMED]) + (", …" if len(names) > _MOST_NAMED else "")
+    return f"{nearest(str(name), names) or ';'} {told} {shown or 'none'}"
+
+
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:
     """Return the error for a name that is not known, naming the closest and all known ones."""
-    names = sorted(known)
-    return UnknownNameError(
-        f"unknown {kind} {name!r}{nearest(name, names) or ';'} known: {', '.join(names) or 'none'}"
-    )
+    return UnknownNameError(f"unknown {kind} {name!r}{instead(name, sorted(known))}")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from esper.leyline.errors import EsperError, UsageError
+from esper.leyline.errors import EsperError, UsageError, reason_of
 
 _LONGEST = 300
 
@@ -74,7 +74,7 @@ def explaining(
 
 def told_of(error: Exception) -> str:
     """Return an exception in a line: its kind, its words, where it came from, what helps."""
-    words = " ".join(str(error).split())
+    words = reason_of(error)
     shown = words if len(words) <= _LONGEST else f"{words[:_LONGEST]} …"
     place = _place_of(error)
     advice = next((text for pattern, text in _ADVICE if re.search(pattern, words)), None)

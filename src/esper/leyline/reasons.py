@@ -58,7 +58,6 @@ class Explaining(Protocol):
 
     def reasons(self) -> Sequence[str]:
         """Return a reason for every row's last decision, empty where there is none to tell."""
-        ...
 
 
 def is_grown(seeds: Sequence[SeedRecord]) -> bool:

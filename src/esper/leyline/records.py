@@ -36,6 +36,15 @@ def _field_names(kind: type[DataclassInstance]) -> tuple[str, ...]:
     return tuple(field.name for field in dataclasses.fields(kind))
 
 
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """Base of records that are nothing but plain data."""
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Return it as dicts, lists and numbers."""
+        return dataclasses.asdict(self)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotRecord:
     """One slot at the end of one epoch, as the controller saw it."""
@@ -81,7 +90,7 @@ class DecisionRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EpochRecord:
+class EpochRecord(Plain):
     """One epoch: what was measured, and what was decided on it."""
 
     epoch: int
@@ -104,10 +113,6 @@ class EpochRecord:
     rollback: str | None = None
     """Why the network went back to its last good state in this epoch: not_finite, lobotomy or
     divergence; None where it did not."""
-
-    def to_mapping(self) -> dict[str, Any]:
-        """Return plain data that `from_mapping` reads back."""
-        return dataclasses.asdict(self)
 
     @classmethod
     def from_mapping(cls, data: Mapping[str, Any]) -> EpochRecord:
@@ -138,7 +143,7 @@ class SeedRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunSummary:
+class RunSummary(Plain):
     """How a growing run ended."""
 
     task: str
@@ -156,10 +161,6 @@ class RunSummary:
     twin_test_score: float | None
     seeds: tuple[SeedRecord, ...]
     seconds: float
-
-    def to_mapping(self) -> dict[str, Any]:
-        """Return plain data that `from_mapping` reads back."""
-        return dataclasses.asdict(self)
 
     @classmethod
     def from_mapping(cls, data: Mapping[str, Any]) -> RunSummary:
@@ -271,7 +272,7 @@ _GONE = ("PRUNED", "EMBARGOED", "RESETTING", "DORMANT", "UNKNOWN")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModuleRecord:
+class ModuleRecord(Plain):
     """One submodule of a host, with the slots that sit on its output."""
 
     path: str
@@ -283,10 +284,6 @@ class ModuleRecord:
     shape: tuple[int, ...] | None
     """Shape of its output for one sample; None where that is not one tensor."""
     slots: tuple[str, ...]
-
-    def to_mapping(self) -> dict[str, Any]:
-        """Return plain data that `from_mapping` reads back."""
-        return dataclasses.asdict(self)
 
     @classmethod
     def from_mapping(cls, data: Mapping[str, Any]) -> ModuleRecord:

@@ -85,7 +85,7 @@ class Refusal(Worded):
 
 
 @dataclass(frozen=True, slots=True)
-class RuleView:
+class RuleView(TensorRecord):
     """All that legality depends on."""
 
     stage: Tensor

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from esper.leyline.config import Config, describe_type, plain_value
 from esper.leyline.documents import parse_document
-from esper.leyline.errors import ConfigError, UsageError, nearest
+from esper.leyline.errors import ConfigError, UsageError, instead
 
 C = TypeVar("C", bound=Config)
 
@@ -150,7 +150,7 @@ _Change: TypeAlias = tuple[Sequence[str], Any, str]
 """The names from a configuration down to a field, its value, and the whole key for messages."""
 
 
-def _change(config: Any, changes: Sequence[_Change]) -> Any:
+def _change(config: C, changes: Sequence[_Change]) -> C:
     """Return a configuration with fields of it, and of those within it, replaced."""
     fields: dict[str, Any] = {}
     within: dict[str, list[_Change]] = {}
@@ -173,7 +173,7 @@ def _change(config: Any, changes: Sequence[_Change]) -> Any:
     return config.changed(**fields)
 
 
-def _refuse_unknown(config: Any, path: Sequence[str], key: str) -> None:
+def _refuse_unknown(config: Config, path: Sequence[str], key: str) -> None:
     known = [field.name for field in dataclasses.fields(config)]
     if path[0] in known:
         return
@@ -184,5 +184,5 @@ def _refuse_unknown(config: Any, path: Sequence[str], key: str) -> None:
         raise ConfigError(f"there is no setting {key!r}; its whole name is {whole}")
     raise ConfigError(
         f"there is no setting {key!r}: {type(config).__name__} has no key "
-        f"{path[0]!r}{nearest(path[0], known) or ';'} known: {', '.join(sorted(known))}"
+        f"{path[0]!r}{instead(path[0], sorted(known))}"
     )

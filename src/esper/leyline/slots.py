@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from esper.leyline.errors import UsageError, nearest
+from esper.leyline.errors import UsageError, instead
 
 _SLOT_ID = re.compile(r"r(\d+)c(\d+)\Z")
 
@@ -43,13 +43,9 @@ class SlotConfig:
 
     def index(self, name: str) -> int:
         """Return the position of a slot id, or raise with the known ids."""
-        try:
-            return self.slot_ids.index(name)
-        except ValueError:
-            raise UsageError(
-                f"unknown slot {name!r}{nearest(name, self.slot_ids) or ';'} "
-                f"known: {', '.join(self.slot_ids)}"
-            ) from None
+        if name not in self.slot_ids:
+            raise UsageError(f"unknown slot {name!r}{instead(name, self.slot_ids)}")
+        return self.slot_ids.index(name)
 
 
 def slot_id(row: int, column: int) -> str:

@@ -33,6 +33,19 @@ class TensorRecord:
         index = torch.as_tensor(rows)
         return self.map(lambda value: value[index])
 
+    def put(self, where: Any, values: Self) -> None:
+        """Write the same record of some places into those places of every tensor."""
+        for name, value in values.state_dict().items():
+            getattr(self, name)[where] = value
+
+    @classmethod
+    def join(cls, parts: Sequence[Self]) -> Self:
+        """Return the rows of several records, one after another."""
+        import torch
+
+        names = parts[0].state_dict()
+        return cls(**{name: torch.cat([getattr(part, name) for part in parts]) for name in names})
+
     def state_dict(self) -> dict[str, Tensor]:
         """Return every field by name."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
@@ -41,3 +54,9 @@ class TensorRecord:
     def from_state_dict(cls, state: dict[str, Any]) -> Self:
         """Rebuild what `state_dict` returned."""
         return cls(**{field.name: state[field.name] for field in fields(cls)})
+
+
+def apply_function(function: Any, *inputs: Any) -> Tensor:
+    """Return what a `torch.autograd.Function` makes of inputs; PyTorch's `apply` has no types."""
+    output: Tensor = function.apply(*inputs)
+    return output

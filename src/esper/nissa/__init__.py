@@ -34,16 +34,14 @@ __all__ = [
 ]
 
 _HOMES = {
-    "EventKind": "esper.nissa.schema",
-    "RunRow": "esper.nissa.schema",
-    "RunStore": "esper.nissa.store",
-    "StoreError": "esper.nissa.database",
-    "find_runs": "esper.nissa.listing",
-    "open_run": "esper.nissa.reader",
-    "open_store": "esper.nissa.store",
-    "query_run": "esper.nissa.query",
-    "read_history": "esper.nissa.history",
-    "register_sink": "esper.nissa.sinks",
+    "esper.nissa.database": ("StoreError",),
+    "esper.nissa.history": ("read_history",),
+    "esper.nissa.listing": ("find_runs",),
+    "esper.nissa.query": ("query_run",),
+    "esper.nissa.reader": ("open_run",),
+    "esper.nissa.schema": ("EventKind", "RunRow"),
+    "esper.nissa.sinks": ("register_sink",),
+    "esper.nissa.store": ("RunStore", "open_store"),
 }
 
 __getattr__ = find_in(__name__, _HOMES)

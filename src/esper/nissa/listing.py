@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from esper.leyline.documents import read_document
-from esper.leyline.errors import ConfigError, UsageError
+from esper.leyline.errors import ConfigError, UsageError, reason_of
 from esper.leyline.lock import is_locked
 from esper.leyline.records import copy_fields
 from esper.nissa.database import LOCK_FILE, STORE_FILE, StoreError, connect_reader
@@ -116,7 +116,7 @@ def describe_run(folder: Path) -> RunEntry:
         finally:
             connection.close()
     except (StoreError, sqlite3.Error, OSError, RecursionError, TypeError, ValueError) as error:
-        note = " ".join(str(error).split())
+        note = reason_of(error)
         return RunEntry(path=folder, state="damaged", age_s=_age(folder), note=note)
 
 

@@ -13,9 +13,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
-from esper.leyline.errors import UsageError
+from esper.leyline.errors import UsageError, reason_of
 from esper.nissa.database import StoreError, cannot, connect_reader, primary_code, store_path
 
 TIMEOUT_S = 60.0
@@ -155,12 +156,8 @@ def collect(
     columns: tuple[str, ...], rows: Iterator[tuple[Any, ...]], limit: int | None = None
 ) -> QueryResult:
     """Return an answer as a whole, or its first rows."""
-    found: list[tuple[Any, ...]] = []
-    for row in rows:
-        if limit is not None and len(found) == limit:
-            return QueryResult(columns, found, True)
-        found.append(row)
-    return QueryResult(columns, found, False)
+    found = list(islice(rows, limit))
+    return QueryResult(columns, found, limit is not None and next(rows, None) is not None)
 
 
 def restrict(connection: sqlite3.Connection) -> None:
@@ -269,7 +266,7 @@ def _explained(path: str, guard: _Guard) -> Iterator[None]:
 
 
 def _question_error(error: Exception) -> str:
-    reason = " ".join(str(error).split())
+    reason = reason_of(error)
     if isinstance(error, sqlite3.Error) and primary_code(error) == sqlite3.SQLITE_AUTH:
         return f"only reading is allowed ({reason}); ask with SELECT"
     if "one statement at a time" in reason:

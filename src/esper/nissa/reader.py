@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from esper.leyline.errors import UsageError, unknown_name
+from esper.leyline.errors import UsageError, reason_of, unknown_name
 from esper.nissa.columns import TABLES, Row, Table
 from esper.nissa.database import StoreError, cannot, connect_reader, store_path
 from esper.nissa.inserts import decode
@@ -158,7 +158,7 @@ class StoredRun:
                 yield row
         except sqlite3.DatabaseError as error:
             if isinstance(error, sqlite3.OperationalError | sqlite3.ProgrammingError) and where:
-                reason = " ".join(str(error).split())
+                reason = reason_of(error)
                 raise UsageError(f"the condition {where!r} cannot be used: {reason}") from None
             raise cannot(f"read the store {self.path}", error) from None
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from esper.nissa.columns import TABLES, plain_data, plain_value
 from esper.nissa.database import StoreError
-from esper.nissa.inserts import decode, encode, insert_rows
+from esper.nissa.inserts import encode, insert_rows, read_records
 from esper.nissa.schema import RunRow
 
 _KEPT_MARKS = 64
@@ -126,9 +126,7 @@ def change_run(connection: sqlite3.Connection, changes: Mapping[str, Any]) -> No
 
 def read_run(connection: sqlite3.Connection) -> RunRow:
     """Return the run as it stands; raise `StoreError` where there is none."""
-    table = TABLES["runs"]
-    names = ", ".join(f'"{name}"' for name in table.names)
-    row = connection.execute(f"SELECT {names} FROM runs").fetchone()
-    if row is None:
+    row = next(read_records(connection, "runs"), None)
+    if not isinstance(row, RunRow):
         raise StoreError("the store holds no run; it is damaged")
-    return RunRow(**decode(table, row))
+    return row

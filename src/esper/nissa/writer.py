@@ -85,7 +85,8 @@ class Writer:
         self._idle = False
         self._urgent = False
         self._stopping = False
-        self._error: str | None = None
+        self.error: str | None = None
+        """What stopped the thread, if anything did."""
         lock = threading.Lock()
         self._arrived = threading.Condition(lock)
         self._room = threading.Condition(lock)
@@ -129,14 +130,9 @@ class Writer:
         if self._thread.ident is not None and self._process == os.getpid():
             self._thread.join(timeout_s)
 
-    @property
-    def error(self) -> str | None:
-        """What stopped the thread, if anything did."""
-        return self._error
-
     def _check(self) -> None:
-        if self._error is not None:
-            raise StoreError(self._error)
+        if self.error is not None:
+            raise StoreError(self.error)
         if self._process != os.getpid():
             raise StoreError(
                 f"{self._name} is written by another process (this one was forked from it); "
@@ -255,13 +251,13 @@ class Writer:
 
     def _fail(self, message: str) -> None:
         with self._arrived:
-            self._error = " ".join(message.split())
+            self.error = " ".join(message.split())
             waiting = [item for item in self._items if isinstance(item, Command)]
             self._items.clear()
             self._size = 0
             self._room.notify_all()
         for command in waiting:
-            command.error = StoreError(self._error)
+            command.error = StoreError(self.error)
             command.done.set()
 
 

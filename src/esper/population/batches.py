@@ -10,20 +10,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from esper.leyline.grouping import grouped
 from esper.leyline.transfer import to_device
 from esper.population.vmap_rules import has_kernels
 from esper.tasks.augmentation import PADDING, Crops, crop_flip, draw_crops
 from esper.tasks.dataset import TaskData, crop_seed
 from esper.tasks.epochs import EpochOrders
 from esper.tasks.splits import Splits
-
-Kind = TypeVar("Kind")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +62,10 @@ class RowSamples:
         varied = [each.augmentation != "none" for each in data]
         self._are_varied = any(varied), all(varied)
         self._is_varied = torch.tensor(varied, device=self.device)
+        alike = grouped(((len(d.kept), d.samples_per_step), row) for row, d in enumerate(data))
         self._orders = [
             (rows, EpochOrders([keys[row] for row in rows], size, samples, self.device))
-            for (size, samples), rows in group_rows(
-                [(len(each.kept), each.samples_per_step) for each in data]
-            ).items()
+            for (size, samples), rows in alike.items()
         ]
         drawn = [row for rows, _ in self._orders for row in rows]
         self._place_of_row = torch.tensor(drawn, device=self.device).argsort()
@@ -162,21 +160,10 @@ def join_shared(tensors: Sequence[Tensor], device: torch.device) -> tuple[Tensor
     A tensor that is given several times lies there once.
     """
     different = {id(tensor): tensor for tensor in tensors}
-    firsts, first = {}, 0
-    for name, tensor in different.items():
-        firsts[name] = first
-        first += len(tensor)
     parts = [tensor.to(device) for tensor in different.values()]
+    firsts = dict(zip(different, accumulate(map(len, parts), initial=0), strict=False))
     joined = parts[0] if len(parts) == 1 else torch.cat(parts)
     return joined, torch.tensor([firsts[id(tensor)] for tensor in tensors], device=device)
-
-
-def group_rows(kinds: Sequence[Kind]) -> dict[Kind, list[int]]:
-    """Return the rows of every kind, in order."""
-    found: dict[Kind, list[int]] = {}
-    for row, kind in enumerate(kinds):
-        found.setdefault(kind, []).append(row)
-    return found
 
 
 class BatchBuffers:

@@ -10,9 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from esper.leyline.config import Config
+from esper.leyline.grouping import grouped
 from esper.tasks.data.source import Kind
 from esper.tasks.dataset import TaskData
 from esper.tasks.objective import ObjectiveName
@@ -88,9 +90,7 @@ class Roster:
     def of(cls, conditions: Sequence[Condition], task_of_row: Sequence[int]) -> Roster:
         """Return the roster of rows under these conditions."""
         known = [StackKey.of(condition) for condition in conditions]
-        found: dict[StackKey, list[int]] = {}
-        for row, index in enumerate(task_of_row):
-            found.setdefault(known[index], []).append(row)
+        found = grouped((known[index], row) for row, index in enumerate(task_of_row))
         return cls(tuple(conditions), tuple(task_of_row), found)
 
     @property
@@ -113,10 +113,4 @@ class Roster:
 def divide(rows: Sequence[int], most: int) -> list[list[int]]:
     """Return rows in as few parts of at most `most` as there can be, equal but for one row."""
     parts = -(-len(rows) // most)
-    small, more = divmod(len(rows), parts)
-    divided, first = [], 0
-    for number in range(parts):
-        size = small + (number < more)
-        divided.append(list(rows[first : first + size]))
-        first += size
-    return divided
+    return [part.tolist() for part in np.array_split(rows, parts)]

@@ -176,14 +176,11 @@ def naming_rows_that_fit(rows: int, *, at_once: bool, resident: int = 0) -> Iter
     """
     try:
         yield
-    except torch.OutOfMemoryError as error:
-        raise _explain(str(error), rows, at_once, resident) from error
-    except MemoryError as error:
-        if isinstance(error, MemoryLimitError):
-            raise
-        raise _explain(str(error), rows, at_once, resident) from error
-    except RuntimeError as error:
-        if _CPU not in str(error):
+    except MemoryLimitError:
+        raise
+    except (MemoryError, RuntimeError) as error:
+        is_about_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
+        if not is_about_memory and _CPU not in str(error):
             raise
         raise _explain(str(error), rows, at_once, resident) from error
 

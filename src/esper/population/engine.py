@@ -44,23 +44,19 @@ class PopulationEngine(EvaluatedEngine, Protocol):
     @property
     def slots(self) -> tuple[SlotSpec, ...]:
         """What flows at every slot of the host."""
-        ...
 
     @property
     def is_stacked(self) -> bool:
         """Whether all rows are in memory at once, activations included."""
-        ...
 
     def score(self, split: Split) -> Tensor:
         """Return float64 [R, 2]: score in points and loss of every row on a whole split.
 
         It is for the end of an evaluation; nothing that learns or decides may see the test split.
         """
-        ...
 
     def close(self) -> None:
         """Free what must be freed by hand."""
-        ...
 
 
 Strategy = Literal["auto", "sequential", "stacked", "workers"]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from math import prod
 from typing import TypeVar
 
@@ -116,11 +117,8 @@ class ParameterStack:
 
     def columns(self) -> list[tuple[int, int]]:
         """Return (start, size) of every tensor within a network's parameters."""
-        result, start = [], 0
-        for shape in self.shapes.values():
-            result.append((start, prod(shape)))
-            start += prod(shape)
-        return result
+        sizes = [prod(shape) for shape in self.shapes.values()]
+        return list(zip(accumulate(sizes, initial=0), sizes, strict=False))
 
     def tensor_norms(self, flat: Tensor) -> Tensor:
         """Return float64 [n, tensors]: the norm of every tensor of flat values [n, width].

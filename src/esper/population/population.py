@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -22,20 +21,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esper.kasmina.blueprints.registry import blueprint_kinds, blueprint_names
+from esper.kasmina.blueprints.registry import blueprint_names
 from esper.leyline.actions import Actions, decode_actions
-from esper.leyline.blueprints import BlueprintKind
-from esper.leyline.errors import CheckpointError, EsperWarning, UsageError
+from esper.leyline.errors import CheckpointError, UsageError, warn
 from esper.leyline.manifest import restoring
 from esper.leyline.process import choose_device
 from esper.leyline.randomness import derive_seed
-from esper.leyline.rules import Masks, RuleView, build_masks
+from esper.leyline.rules import RuleView
 from esper.leyline.schema import check_count
 from esper.leyline.signals import Signals
 from esper.leyline.storage import load_tree, save_tree
 from esper.population.conditions import Condition, Roster, StackKey
 from esper.population.device import naming_rows_that_fit
 from esper.population.engine import EXECUTION_SETTINGS, PopulationConfig, Strategy, StrategyError
+from esper.population.rows import PopulationRows
 from esper.population.snapshots import first_difference, join_rows, take_rows
 from esper.population.stacked import StackedEngine
 from esper.population.strategy import (
@@ -62,7 +61,7 @@ _log = logging.getLogger(__name__)
 Tasks = str | Task | Sequence[str | Task]
 
 
-class Population:
+class Population(PopulationRows):
     """Rows of evolving networks.
 
     Args:
@@ -120,36 +119,6 @@ class Population:
         self.strategy: Strategy
         self.reason: str
         self._pick()
-
-    @property
-    def rows(self) -> int:
-        """Number of rows."""
-        return self.roster.rows
-
-    @property
-    def tasks(self) -> list[Task]:
-        """The tasks that rows belong to, in their order."""
-        return [condition.task for condition in self.conditions]
-
-    @property
-    def conditions(self) -> tuple[Condition, ...]:
-        """The tasks with their data."""
-        return self.roster.conditions
-
-    @property
-    def task_of_row(self) -> tuple[int, ...]:
-        """Which of the tasks each row belongs to."""
-        return self.roster.task_of_row
-
-    @staticmethod
-    def known_blueprints() -> tuple[str, ...]:
-        """Return the name of every blueprint at the index that is its id."""
-        return blueprint_names()
-
-    @staticmethod
-    def known_kinds() -> tuple[BlueprintKind, ...]:
-        """Return the kind of every blueprint at the index that is its id."""
-        return blueprint_kinds()
 
     @property
     def groups(self) -> tuple[TaskGroup, ...]:
@@ -246,14 +215,6 @@ class Population:
         self._need_rows()
         parts = [group.view() for group in self._groups]
         return merge_views(parts, self.num_slots, self._order())
-
-    def masks(self) -> Masks:
-        """Return what is legal now."""
-        return build_masks(self.view(), self.config.lifecycle.effective_rules)
-
-    def test_scores(self) -> Tensor:
-        """Return float64 [R]: every row's score on the untouched test split, in points."""
-        return self.results_on("test")[0]
 
     def results_on(self, split: Split) -> tuple[Tensor, Tensor]:
         """Return float64 [R], twice: scores in points and losses on a whole split."""
@@ -431,7 +392,7 @@ class Population:
                     raise
                 self._refusal = str(error)
                 self._pick()
-                warnings.warn(f"rows run one after another: {error}", EsperWarning, stacklevel=5)
+                warn(f"rows run one after another: {error}")
         else:
             self._worker_client.use(self.conditions)
         return self._worker_client

@@ -20,10 +20,11 @@ from torch.func import functional_call, vmap
 
 from esper.kasmina.blending import blend_rows
 from esper.leyline.alpha import AlphaAlgorithm
+from esper.leyline.tensors import apply_function
 from esper.leyline.transfer import to_device, write_to
 from esper.population.device import CudaStreams, Job
 from esper.population.parameter_stack import ParameterStack
-from esper.population.vmap_rules import has_kernels
+from esper.population.vmap_rules import LeavesVmap, has_kernels, rows_leading
 
 Integers = NDArray[np.int64]
 
@@ -182,18 +183,13 @@ SlotForwards = tuple[SlotForward | None, ...]
 """What runs at every slot; None where no row has a seed."""
 
 
-class _LeaveVmap(torch.autograd.Function):
+class _SlotInVmap(LeavesVmap):
     """Leaves `vmap` at a slot: the rows become one dimension again, and autograd follows."""
 
     @staticmethod
     def forward(h: Tensor, row: Tensor, slot: int, forwards: SlotForwards) -> Tensor:
         """Refuse: outside of vmap there is no row dimension to find."""
         raise RuntimeError("a stacked slot runs only inside the population's vmap")
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Keep nothing: `vmap` below is made of operations that autograd follows by itself."""
-        return None
 
     @staticmethod
     def vmap(
@@ -205,11 +201,7 @@ class _LeaveVmap(torch.autograd.Function):
         forwards: SlotForwards,
     ) -> tuple[Tensor, int]:
         """Run the seeds of all rows and say where the rows are."""
-        dim = in_dims[0]
-        if dim is None:
-            h, dim = h.expand(info.batch_size, *h.shape), 0
-        elif dim > 1:
-            h, dim = h.movedim(dim, 0), 0
+        h, dim = rows_leading(h, in_dims[0], info.batch_size)
         forward = forwards[slot]
         return (h, dim) if forward is None else forward.run(h, dim)
 
@@ -220,8 +212,7 @@ def apply_slot(h: Tensor, row: Tensor, slot: int, forwards: SlotForwards) -> Ten
     `row` is any number of this row: the activation itself may be the same for all rows, where
     they share their inputs and nothing has worked on them yet.
     """
-    out: Tensor = _LeaveVmap.apply(h, row, slot, forwards)  # type: ignore[no-untyped-call]
-    return out
+    return apply_function(_SlotInVmap, h, row, slot, forwards)
 
 
 class _KeepIsolated(torch.autograd.Function):
@@ -242,8 +233,7 @@ class _KeepIsolated(torch.autograd.Function):
 
 
 def _keep_isolated(h: Tensor, mixed: Tensor, isolated: Tensor) -> Tensor:
-    out: Tensor = _KeepIsolated.apply(h, mixed, isolated)  # type: ignore[no-untyped-call]
-    return out
+    return apply_function(_KeepIsolated, h, mixed, isolated)
 
 
 def _along(values: Tensor, x: Tensor, dim: int) -> Tensor:

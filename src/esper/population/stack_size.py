@@ -11,6 +11,7 @@ import sys
 import torch
 from torch import Tensor, nn
 
+from esper.kasmina.probe import hooked
 from esper.population.engine import PopulationConfig
 from esper.tasks.task import Task
 
@@ -41,18 +42,14 @@ def count_activations(host: nn.Module, example: Tensor) -> int:
     """Return how many values the modules of a host put out for one sample."""
     total = 0
 
-    def count(module: nn.Module, args: object, output: object) -> None:
+    def count(path: str, module: nn.Module, args: object, output: object) -> None:
         nonlocal total
         if isinstance(output, Tensor):
             total += output.numel()
 
-    hooks = [
-        module.register_forward_hook(count)
-        for module in host.modules()
-        if next(module.children(), None) is None
-    ]
-    with torch.no_grad():
+    leaves = {
+        name: each for name, each in host.named_modules() if next(each.children(), None) is None
+    }
+    with hooked(leaves, count), torch.no_grad():
         host(example)
-    for hook in hooks:
-        hook.remove()
     return total

@@ -340,8 +340,7 @@ class StackedEngine:
             self.host_params,
             counts=spread([each.shape[1] for each in found]),
         )
-        for name in ("norm", "health", "vanishing", "exploding", "ratio"):
-            getattr(sample, name)[rows, slots] = getattr(one, name)
+        sample.put((rows, slots), one)
         sampled[rows, slots] = True
         return sample, sampled
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -12,7 +11,7 @@ from esper.kasmina.blueprints.registry import blueprint_by_id, selectable
 from esper.kasmina.garden import GardenConfig
 from esper.kasmina.placement import place_slots
 from esper.leyline.axes import USUAL_AXES
-from esper.leyline.errors import EsperWarning, UsageError
+from esper.leyline.errors import UsageError, warn
 from esper.population.conditions import Condition, divide
 from esper.population.engine import PopulationConfig, PopulationEngine, SlotSpec, Strategy
 from esper.population.sequential import SequentialEngine
@@ -128,11 +127,7 @@ def make_engines(
                     )
                 yield part, stack
             return
-        warnings.warn(
-            f"task {task.name!r} cannot be stacked: {problem}; its rows run one after another",
-            EsperWarning,
-            stacklevel=2,
-        )
+        warn(f"task {task.name!r} cannot be stacked: {problem}; its rows run one after another")
     yield rows, make_sequential(conditions, keys, config)
 
 

@@ -92,44 +92,14 @@ def condition_rates(conditions: Sequence[Condition]) -> RateTable:
     )
 
 
-_ABSENT = {
-    "stage": -1,
-    "blueprint": -1,
-    "alpha_mode": -1,
-    "algorithm": -1,
-    "epochs_in_stage": -1,
-    "age": -1,
-    "counterfactual_age": -1,
-    "contribution": torch.nan,
-    "contribution_se": torch.nan,
-    "contribution_velocity": torch.nan,
-    "slot_topology": -1,
-}
+_NONE = ("stage", "blueprint", "alpha_mode", "algorithm", "slot_topology")
+_NEVER = ("epochs_in_stage", "age", "counterfactual_age")
+_UNKNOWN = ("contribution", "contribution_se", "contribution_velocity")
+_ABSENT = {**dict.fromkeys((*_NONE, *_NEVER), -1), **dict.fromkeys(_UNKNOWN, torch.nan)}
 """What a slot that a row does not have looks like; every other field is 0 or False."""
 
-_PER_SLOT = tuple(
-    field.name
-    for field in dataclasses.fields(Signals)
-    if field.name
-    in {
-        "enabled",
-        "occupied",
-        "alpha",
-        "alpha_target",
-        "alpha_velocity",
-        "time_to_target",
-        "grad_norm",
-        "grad_health",
-        "grad_health_prev",
-        "vanishing",
-        "exploding",
-        "slot_params",
-        "slot_flops",
-        "slot_channels",
-        "slot_positions",
-        *_ABSENT,
-    }
-)
+_HISTORIES = ("loss_history", "score_history")
+"""The fields with a second dimension that is not the slots."""
 
 
 def merge_signals(parts: Sequence[Signals], slots: int, order: Tensor) -> Signals:
@@ -142,12 +112,12 @@ def merge_signals(parts: Sequence[Signals], slots: int, order: Tensor) -> Signal
     merged = {}
     for field in dataclasses.fields(Signals):
         tensors = [getattr(part, field.name) for part in parts]
-        if field.name in _PER_SLOT:
-            tensors = [_pad(t, slots, _ABSENT.get(field.name, 0)) for t in tensors]
-        elif field.name == "interaction":
+        if field.name == "interaction":
             tensors = [_pad(_pad(t, slots, 0).mT, slots, 0).mT for t in tensors]
         elif field.name in ("seed_params", "seed_flops"):
             tensors = [_pad(t.mT, slots, NOT_FOR_THE_SLOT).mT for t in tensors]
+        elif tensors[0].dim() == 2 and field.name not in _HISTORIES:
+            tensors = [_pad(t, slots, _ABSENT.get(field.name, 0)) for t in tensors]
         merged[field.name] = torch.cat(tensors)[order]
     return Signals(**merged)
 

@@ -28,6 +28,8 @@ from esper.kasmina.blueprints.conv import ConvBranch
 from esper.kasmina.blueprints.registry import Blueprint
 from esper.kasmina.seedbed import draw_probe, draw_seed
 from esper.leyline.blueprints import Topology
+from esper.leyline.errors import reason_of
+from esper.leyline.tensors import apply_function
 from esper.population.engine import SlotSpec
 
 _POOLS = (nn.MaxPool2d, nn.AvgPool2d)
@@ -49,7 +51,15 @@ def _can_run_kernels() -> bool:
     return torch.cuda.get_device_capability() >= (8, 0) and find_spec("triton") is not None
 
 
-class _StackedGroupNorm(torch.autograd.Function):
+class LeavesVmap(torch.autograd.Function):
+    """Works on all rows at once in `vmap`, by operations that autograd follows by itself."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Keep nothing."""
+
+
+class _StackedGroupNorm(LeavesVmap):
     """Leaves `vmap` for one normalisation, with ReLU and a sum where they follow."""
 
     @staticmethod
@@ -65,10 +75,6 @@ class _StackedGroupNorm(torch.autograd.Function):
         normed = F.group_norm(x, groups, weight, bias, eps)
         normed = torch.relu(normed) if relu else normed
         return normed if residual is None else normed + residual
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        return None
 
     @staticmethod
     def vmap(
@@ -96,7 +102,7 @@ class _StackedGroupNorm(torch.autograd.Function):
                 )
                 return out.movedim(-1, 2), 0
             in_dims = (0, *in_dims[1:])
-        x, dim = _leading(x, in_dims[0], rows)
+        x, dim = rows_leading(x, in_dims[0], rows)
         wide = [1] * x.dim()
         wide[dim], wide[2] = rows, x.shape[2]
         normed = F.group_norm(x.flatten(0, 1), groups, eps=eps).reshape(x.shape)
@@ -109,7 +115,7 @@ class _StackedGroupNorm(torch.autograd.Function):
         return normed, dim
 
 
-class _StackedSampleWise(torch.autograd.Function):
+class _StackedSampleWise(LeavesVmap):
     """Leaves `vmap` for a function that treats every sample alike and has no parameters."""
 
     @staticmethod
@@ -117,27 +123,19 @@ class _StackedSampleWise(torch.autograd.Function):
         return function(x)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        return None
-
-    @staticmethod
     def vmap(
         info: Any, in_dims: tuple[int | None, ...], x: Tensor, function: SampleWise
     ) -> tuple[Tensor, int]:
-        x, dim = _leading(x, in_dims[0], info.batch_size)
+        x, dim = rows_leading(x, in_dims[0], info.batch_size)
         return function(x.flatten(0, 1)).unflatten(0, x.shape[:2]), dim
 
 
-class _KernelPool(torch.autograd.Function):
+class _KernelPool(LeavesVmap):
     """Leaves `vmap` for a 2x2 max pool by a kernel."""
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
         return F.max_pool2d(x, 2)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        return None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], x: Tensor) -> tuple[Tensor, int]:
@@ -147,16 +145,12 @@ class _KernelPool(torch.autograd.Function):
         return pool_max(x.movedim(2, -1)).movedim(-1, 2), 0
 
 
-class _KernelConvolution(torch.autograd.Function):
+class _KernelConvolution(LeavesVmap):
     """Leaves `vmap` for a convolution by a kernel."""
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, padding: int, groups: int) -> Tensor:
         return F.conv2d(x, weight, padding=padding, groups=groups)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        return None
 
     @staticmethod
     def vmap(
@@ -197,7 +191,7 @@ def install_vmap_rules(module: nn.Module) -> nn.Module:
     return module
 
 
-def _leading(x: Tensor, dim: int | None, rows: int) -> tuple[Tensor, int]:
+def rows_leading(x: Tensor, dim: int | None, rows: int) -> tuple[Tensor, int]:
     """Return the activation with rows and samples as its first two dimensions, and the rows'."""
     if dim is None:
         return x.expand(rows, *x.shape), 0
@@ -236,30 +230,25 @@ def _is_plain_convolution(conv: nn.Conv2d) -> bool:
 def _normalise(
     norm: nn.GroupNorm, x: Tensor, relu: bool = False, residual: Tensor | None = None
 ) -> Tensor:
-    out: Tensor = _StackedGroupNorm.apply(  # type: ignore[no-untyped-call]
-        x, norm.weight, norm.bias, residual, norm.num_groups, norm.eps, relu
+    return apply_function(
+        _StackedGroupNorm, x, norm.weight, norm.bias, residual, norm.num_groups, norm.eps, relu
     )
-    return out
 
 
 def _pool(plain: SampleWise, x: Tensor) -> Tensor:
     if not has_kernels(x) or x.dim() != _BATCH_OF_IMAGES:
         return _apply_sample_wise(plain, x)
-    out: Tensor = _KernelPool.apply(x)  # type: ignore[no-untyped-call]
-    return out
+    return apply_function(_KernelPool, x)
 
 
 def _apply_sample_wise(function: SampleWise, x: Tensor) -> Tensor:
-    out: Tensor = _StackedSampleWise.apply(x, function)  # type: ignore[no-untyped-call]
-    return out
+    return apply_function(_StackedSampleWise, x, function)
 
 
 def _convolve(conv: nn.Conv2d, plain: SampleWise, x: Tensor) -> Tensor:
     if not has_kernels(x) or x.dim() != _BATCH_OF_IMAGES:
         return plain(x)
-    out: Tensor = _KernelConvolution.apply(  # type: ignore[no-untyped-call]
-        x, conv.weight, int(conv.padding[0]), conv.groups
-    )
+    out = apply_function(_KernelConvolution, x, conv.weight, int(conv.padding[0]), conv.groups)
     return out if conv.bias is None else out + conv.bias[:, None, None]
 
 
@@ -384,7 +373,7 @@ def _try_out(modules: Sequence[nn.Module], x: Tensor, *, keeps_shape: bool) -> s
             # A module without parameters needs no stacking: it runs on all rows as one batch.
             out = torch.func.vmap(one)(parameters, inputs) if parameters else first(x)[None]
     except Exception as error:  # a user's own module may raise anything
-        reason = " ".join(str(error).split())
+        reason = reason_of(error)
         return f"{type(error).__name__}: {reason}"[:_LONGEST_REASON]
     if keeps_shape and out.shape[1:] != x.shape:
         return f"it turns {list(x.shape)} into {list(out.shape[1:])}"

@@ -8,8 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, TypeVar
 
+from esper.leyline.grouping import grouped
 from esper.leyline.records import copy_fields, told_round
 from esper.report.markup import (
     Scale,
@@ -100,22 +103,15 @@ def thin(points: list[Point], most: int = MOST_POINTS) -> list[Point]:
     kept: list[Point] = []
     for begin in range(0, len(points), size):
         part = points[begin : begin + size]
-        kept.extend(sorted({min(part, key=_value), max(part, key=_value)}))
+        kept.extend(sorted({min(part, key=itemgetter(1)), max(part, key=itemgetter(1))}))
     return kept
 
 
 def _runs(points: Sequence[T | None]) -> Iterator[list[T]]:
-    run: list[T] = []
-    for point in (*points, None):
-        if point is not None:
-            run.append(point)
-        elif run:
-            yield run
-            run = []
-
-
-def _value(point: Point) -> float:
-    return point[1]
+    """Yield what lies between the gaps."""
+    for _, run in groupby(points, lambda point: point is None):
+        if found := [point for point in run if point is not None]:
+            yield found
 
 
 COLORS = ("c1", "c2", "c3", "c4", "c5", "c6", "c7", "c8")
@@ -355,9 +351,7 @@ def chart_of(panel: Panel, points: Points) -> Chart:
         column, member = panel.each
         lines = list(_each_lines(rows, at(column), member))
     elif panel.by is not None:
-        groups: dict[str, list[list[Any]]] = {}
-        for row in rows:
-            groups.setdefault(str(row[at(panel.by)]), []).append(row)
+        groups = grouped((str(row[at(panel.by)]), row) for row in rows)
         # The op is chosen first, whatever its place in the action.
         names = sorted(groups, key=lambda name: (name != "op", name))
         for color, name in zip(COLORS, names, strict=False):

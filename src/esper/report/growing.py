@@ -48,12 +48,14 @@ from esper.report.origin import (
 from esper.report.page import (
     NOTHING,
     Column,
+    figure,
     number_columns,
     paragraph,
     render_page,
     render_table,
     render_tiles,
     section,
+    word_columns,
 )
 from esper.report.picture import DEFAULT_TITLE, draw_picture
 
@@ -276,14 +278,8 @@ def render_sizes(sizes: Sequence[SizeRecord]) -> str:
 
 def render_decisions(history: Sequence[EpochRecord]) -> str:
     """Return the table of all decisions but WAIT."""
-    columns = (
-        Column("Epoch", "number"),
-        Column("Operation"),
-        Column("Slot"),
-        Column("Arguments", "words"),
-        Column("Outcome"),
-        Column("Reason", "words"),
-    )
+    where = (*number_columns("Epoch"), Column("Operation"), Column("Slot"))
+    columns = (*where, *word_columns("Arguments"), Column("Outcome"), *word_columns("Reason"))
     rows = [
         (
             _span(first, last),
@@ -447,9 +443,7 @@ def _pictures(
     history: Sequence[EpochRecord], summary: RunSummary | None, modules: Sequence[ModuleRecord]
 ) -> Iterator[str]:
     if history:
-        picture = draw_picture(history, title=DEFAULT_TITLE, is_file=False)
-        yield f"<figure>\n{picture}\n<figcaption>{escaped(_CAPTION, limit=1000)}</figcaption>\n"
-        yield "</figure>\n"
+        yield figure(draw_picture(history, title=DEFAULT_TITLE, is_file=False), _CAPTION)
     if not modules:
         return
     slots = history[-1].slots if history else ()
@@ -457,6 +451,4 @@ def _pictures(
     if summary is None:
         when = f" after epoch {history[-1].epoch}" if history else ""
     picture = draw_architecture(modules, slots, is_file=False)
-    caption = escaped(_NETWORK.format(when=when), limit=1000)
-    yield f"<figure>\n<h2>Architecture</h2>\n{picture}\n<figcaption>{caption}</figcaption>\n"
-    yield "</figure>\n"
+    yield figure(picture, _NETWORK.format(when=when), "Architecture")

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from esper.leyline.grouping import grouped
 from esper.leyline.records import (
     DecisionRecord,
     EpochRecord,
@@ -119,11 +120,10 @@ def draw_marks(
     decisions: Sequence[tuple[int, DecisionRecord]], frame: Frame, y: float
 ) -> Iterator[str]:
     """Draw the decisions of one slot along a line."""
-    cells: dict[tuple[str, bool, int], list[tuple[int, DecisionRecord]]] = {}
-    for epoch, decision in decisions:
-        done = decision.outcome == "done"
-        cell = (decision.op, done, int(frame.x(epoch) / _CELL))
-        cells.setdefault(cell, []).append((epoch, decision))
+    cells = grouped(
+        ((decision.op, decision.outcome == "done", int(frame.x(epoch) / _CELL)), (epoch, decision))
+        for epoch, decision in decisions
+    )
     for (op, done, _), members in cells.items():
         epoch, decision = members[0]
         told = tell_decision(epoch, decision)

@@ -5,13 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from operator import attrgetter
 from typing import Any
 
+from esper.leyline.grouping import grouped
 from esper.leyline.records import RunSummary, told_round
 from esper.nissa.monitors import MONITORS
 from esper.nissa.schema import AlarmRow
 from esper.report.markup import counted, escaped, format_count, format_duration
-from esper.report.page import NOTHING, Column, flatten, render_pairs, render_table, section
+from esper.report.page import (
+    NOTHING,
+    Column,
+    flatten,
+    render_pairs,
+    render_table,
+    section,
+    word_columns,
+)
 
 _ORDER = {"critical": 0, "warning": 1, "info": 2}
 _MOST_TOLD = 4
@@ -52,13 +62,8 @@ def group_alarms(alarms: Iterable[AlarmRow]) -> list[AlarmGroup]:
 
 def render_alarms(groups: list[AlarmGroup]) -> str:
     """Return the table of all alarms."""
-    columns = (
-        Column("Severity"),
-        Column("When", "when"),
-        Column("What", "words"),
-        Column("It means", "words"),
-        Column("What to try", "words"),
-    )
+    words = word_columns("What", "It means", "What to try")
+    columns = (Column("Severity"), Column("When", "when"), *words)
     rows = [
         (
             members[0].first.severity or NOTHING,
@@ -74,11 +79,8 @@ def render_alarms(groups: list[AlarmGroup]) -> str:
 
 def _by_monitor(groups: list[AlarmGroup]) -> list[list[AlarmGroup]]:
     """Return what one monitor found about several subjects together, where it is as grave."""
-    found: dict[tuple[str | None, str | None, str | None], list[AlarmGroup]] = {}
-    for group in groups:
-        first = group.first
-        found.setdefault((first.monitor, first.severity, first.advice), []).append(group)
-    return list(found.values())
+    kinds = attrgetter("first.monitor", "first.severity", "first.advice")
+    return list(grouped((kinds(group), group) for group in groups).values())
 
 
 def _what(members: list[AlarmGroup]) -> str:
@@ -188,32 +190,22 @@ def origin_sections(
 def _facts(
     summary: RunSummary | None, config: Mapping[str, Any], about: About
 ) -> Iterator[tuple[str, object]]:
-    if about.name is not None:
-        yield "name", about.name
-    if about.state is not None:
-        yield "state", about.state
-    if about.note is not None:
-        yield "note", about.note
-    if summary is not None:
-        yield "task", summary.task
-        yield "controller", summary.controller
-        yield "random seed", summary.seed
-        yield "epochs", format_count(summary.epochs)
-        yield "time", format_duration(summary.seconds)
-    else:
-        for name, value in (("task", about.task), ("controller", about.controller)):
-            if value is not None:
-                yield name, value
-        seed = config.get("seed", "not recorded") if about.seed is None else about.seed
-        yield "random seed", seed
-        if about.seconds is not None:
-            yield "time", format_duration(about.seconds)
-    if about.device is not None:
-        yield "device", about.device
-    if about.created is not None:
-        yield "started", _date(about.created)
-    if about.resumes:
-        yield "continued", f"{counted(about.resumes, 'time')}"
+    told: RunSummary | About = about if summary is None else summary
+    seed = config.get("seed", "not recorded") if told.seed is None else told.seed
+    facts = {
+        "name": about.name,
+        "state": about.state,
+        "note": about.note,
+        "task": told.task,
+        "controller": told.controller,
+        "random seed": seed,
+        "epochs": None if summary is None else format_count(summary.epochs),
+        "time": None if told.seconds is None else format_duration(told.seconds),
+        "device": about.device,
+        "started": None if about.created is None else _date(about.created),
+        "continued": counted(about.resumes, "time") if about.resumes else None,
+    }
+    return ((name, fact) for name, fact in facts.items() if fact is not None)
 
 
 def _date(seconds: float) -> str:

@@ -90,6 +90,18 @@ def number_columns(*names: str) -> tuple[Column, ...]:
     return tuple(Column(name, "number") for name in names)
 
 
+def word_columns(*names: str) -> tuple[Column, ...]:
+    """Return columns of sentences, which take what room is left."""
+    return tuple(Column(name, "words") for name in names)
+
+
+def figure(drawing: str, caption: str, heading: str = "") -> str:
+    """Return a drawing with what it shows."""
+    title = f"<h2>{heading}</h2>\n" if heading else ""
+    told = escaped(caption, limit=1000)
+    return f"<figure>\n{title}{drawing}\n<figcaption>{told}</figcaption>\n</figure>\n"
+
+
 def render_table(
     caption: str, columns: Sequence[Column], rows: Sequence[Sequence[object]], *, noun: str
 ) -> str:

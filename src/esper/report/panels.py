@@ -7,7 +7,6 @@ tables to read, so that nothing is read that nobody looks at. The report draws a
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
@@ -346,8 +345,3 @@ def _columns(panels: Sequence[Panel]) -> tuple[str, ...]:
         if name is not None
     ]
     return tuple(dict.fromkeys(names))
-
-
-def to_mapping(panel: Panel) -> dict[str, Any]:
-    """Return a panel as plain data for the page."""
-    return dataclasses.asdict(panel)

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from esper.leyline.actions import HEAD_NAMES
 from esper.leyline.records import told_round
 from esper.nissa.schema import DecisionRow, EpisodeRow
 from esper.report.markup import counted, escaped, format_number, format_share, op_words, visible
-from esper.report.page import NOTHING, Column, number_columns, render_table
+from esper.report.page import NOTHING, number_columns, render_table, word_columns
 from esper.report.training_tables import number_text
 
 WAIT = "WAIT"
@@ -76,12 +77,10 @@ def _tell_seeds(episode: EpisodeRow) -> Iterator[str]:
 def _render_decisions(decisions: Sequence[DecisionRow]) -> str:
     columns = (
         *number_columns("Epoch"),
-        Column("Operation (how likely)", "words"),
-        Column("Slot and arguments (how likely each)", "words"),
-        Column("Likeliest others", "words"),
+        *word_columns("Operation (how likely)", "Slot and arguments (how likely each)"),
+        *word_columns("Likeliest others"),
         *number_columns("Value", "Q", "Reward"),
-        Column("Mostly", "words"),
-        Column("Outcome", "words"),
+        *word_columns("Mostly", "Outcome"),
     )
     rows = []
     for group in _group_waits(decisions):
@@ -107,20 +106,11 @@ def _render_decisions(decisions: Sequence[DecisionRow]) -> str:
 
 def _group_waits(decisions: Sequence[DecisionRow]) -> Iterator[list[DecisionRow]]:
     """Yield decisions one by one, but waits that follow one another together."""
-    held: list[DecisionRow] = []
-    for decision in decisions:
-        if decision.op == WAIT and (not held or held[-1].forced == decision.forced):
-            held.append(decision)
-            continue
-        if held:
-            yield held
-            held = []
-        if decision.op == WAIT:
-            held = [decision]
+    for (is_wait, _), group in groupby(decisions, lambda one: (one.op == WAIT, one.forced)):
+        if is_wait:
+            yield list(group)
         else:
-            yield [decision]
-    if held:
-        yield held
+            yield from ([decision] for decision in group)
 
 
 def _tell_waits(group: Sequence[DecisionRow]) -> tuple[object, ...]:

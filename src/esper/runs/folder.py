@@ -8,6 +8,7 @@ lock from before the first change to the last.
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import shutil
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from esper.leyline.documents import read_document
-from esper.leyline.errors import CheckpointError, ConfigError, EsperError, UsageError
+from esper.leyline.errors import CheckpointError, ConfigError, EsperError, UsageError, reason_of
 from esper.leyline.files import atomic_write_text
 from esper.leyline.lock import WriterLock
 from esper.nissa.database import LOCK_FILE, STORE_FILES
@@ -124,7 +125,7 @@ class RunFolder:
                 "give the --out of a run that was started"
             ) from None
         except (OSError, ConfigError) as error:
-            reason = " ".join(str(error).split())
+            reason = reason_of(error)
             raise CheckpointError(f"{path} cannot be read: {reason}") from None
         if not isinstance(data, dict):
             raise CheckpointError(f"{path} is not a mapping of settings; the run cannot continue")
@@ -144,6 +145,11 @@ class RunFolder:
     def write_config(self, config: Mapping[str, Any]) -> None:
         """Write the settings, in the place of those that were there."""
         atomic_write_text(self.path / SETTINGS, dump_settings(config))
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Write what came out of a run that is done, and note that it is."""
+        atomic_write_text(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
+        self.log("finished")
 
     def log(self, line: str) -> None:
         """Append one line with the time to log.txt."""

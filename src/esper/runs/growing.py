@@ -9,7 +9,6 @@ network with the best validation score so far, for `esper.load_garden`.
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -22,7 +21,6 @@ from esper.growth.grown import Grown
 from esper.growth.run import GrowthRun
 from esper.kasmina.contribution import Contributions, Estimate
 from esper.leyline.errors import UsageError
-from esper.leyline.files import atomic_write_text
 from esper.leyline.lock import WriterLock
 from esper.leyline.manifest import restoring
 from esper.leyline.records import EpochRecord, epoch_line
@@ -165,8 +163,7 @@ class GrowingRun(RecordedRun[EpochRecord]):
             "report": str(report),
             "exported": None if exported is None else str(exported),
         }
-        atomic_write_text(path / "summary.json", json.dumps(summary, indent=2) + "\n")
-        self.folder.log("finished")
+        self.folder.finish(summary)
         return grown, summary
 
 

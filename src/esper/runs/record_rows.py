@@ -148,25 +148,32 @@ def _stages(
     stage = states["stage"]
     shown = lived.unsqueeze(-1) & states["occupied"]
     before = torch.cat([torch.full_like(stage[:, :1], -1), stage[:, :-1]], dim=1)
-    row_index, _, slot = shown.nonzero(as_tuple=True)
-    names = [_slot_names(outcome, int(row)) for row in rows]
-    epoch = states["epoch"].unsqueeze(-1).expand_as(stage)
 
     def values(name: str) -> list[Any]:
         return states[name][shown].tolist()
 
     return {
-        "round": outcome.round,
-        "row": rows[row_index].tolist(),
-        "step": epoch[shown].tolist(),
-        "ordinal": slot.tolist(),
-        "slot": [names[r][s] for r, s in zip(row_index.tolist(), slot.tolist(), strict=True)],
+        **_places(outcome, rows, shown),
         "stage": [_STAGE_NAMES[value] for value in values("stage")],
         "entered": (before != stage)[shown].tolist(),
         "blueprint": [blueprints[kind] if kind >= 0 else None for kind in values("blueprint")],
         **{column: values(name) for column, name in _OF_STAGES.items()},
         "improvement": _improvement(outcome, rows)[shown].tolist(),
         "interaction": states["interaction"].sum(-1)[shown].tolist(),
+    }
+
+
+def _places(outcome: RoundOutcome, rows: Tensor, shown: Tensor) -> dict[str, Any]:
+    """Return which row, epoch and slot each of the chosen [recorded rows, states, slots] is."""
+    row_index, _, slot_index = shown.nonzero(as_tuple=True)
+    epoch = outcome.recorded_states["epoch"].unsqueeze(-1).expand_as(shown)
+    row, slots = rows[row_index].tolist(), slot_index.tolist()
+    return {
+        "round": outcome.round,
+        "row": row,
+        "step": epoch[shown].tolist(),
+        "ordinal": slots,
+        "slot": [_slot_names(outcome, r)[s] for r, s in zip(row, slots, strict=True)],
     }
 
 
@@ -186,16 +193,9 @@ def _contributions(outcome: RoundOutcome, rows: Tensor, lived: Tensor) -> dict[s
     states = outcome.recorded_states
     shown = lived.unsqueeze(-1) & is_in(states["stage"], BLENDED_STAGES)
     shown &= (states["counterfactual_age"] == 0) & ~states["contribution"].isnan()
-    row_index, _, slot = shown.nonzero(as_tuple=True)
-    names = [_slot_names(outcome, int(row)) for row in rows]
-    epoch = states["epoch"].unsqueeze(-1).expand_as(states["stage"])
     return {
-        "round": outcome.round,
-        "row": rows[row_index].tolist(),
-        "step": epoch[shown].tolist(),
-        "ordinal": slot.tolist(),
-        "kind": ["leave_one_out"] * len(slot),
-        "slot": [names[r][s] for r, s in zip(row_index.tolist(), slot.tolist(), strict=True)],
+        **_places(outcome, rows, shown),
+        "kind": ["leave_one_out"] * int(shown.sum()),
         "value": states["contribution"][shown].tolist(),
         "se": states["contribution_se"][shown].tolist(),
     }

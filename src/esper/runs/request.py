@@ -18,7 +18,7 @@ from esper.kasmina.placement import DeclaredAxes, SlotNames, matches
 from esper.kasmina.suggestion import suggest_slots
 from esper.leyline.axes import USUAL_AXES
 from esper.leyline.config import Config, option
-from esper.leyline.errors import CheckpointError, ConfigError, UsageError, nearest
+from esper.leyline.errors import CheckpointError, ConfigError, UsageError, instead, reason_of
 from esper.leyline.modules import find_module, is_file_name
 from esper.leyline.process import choose_device
 from esper.leyline.randomness import seeded
@@ -206,10 +206,8 @@ def build_model(spec: str, seed: int) -> nn.Module:
     factory = vars(module).get(factory_name)
     if not callable(factory):
         known = [name for name, item in vars(module).items() if callable(item)]
-        raise UsageError(
-            f"{module_name!r} has no callable {factory_name!r}"
-            f"{nearest(factory_name, known) or ';'} it has: {', '.join(known) or 'none'}"
-        )
+        told = instead(factory_name, known, "it has:")
+        raise UsageError(f"{module_name!r} has no callable {factory_name!r}{told}")
     try:
         with seeded(seed, "host"):
             model = factory()
@@ -224,7 +222,7 @@ def build_model(spec: str, seed: int) -> nn.Module:
 
 def _explain(error: Exception) -> str:
     """Return what a user's own code raised, and where, in one line."""
-    reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    reason = f"{type(error).__name__}: {reason_of(error)}"
     if isinstance(error, SyntaxError):  # its text names the place
         return reason if error.filename is None else f"{reason} in {error.filename}"
     last = traceback.extract_tb(error.__traceback__)[-1]
@@ -239,10 +237,8 @@ def task_slots(task: Task, model: nn.Module, chosen: tuple[str, ...]) -> dict[st
     for slot in chosen:
         known = slot in own or any(name and matches(name, slot) for name in submodules)
         if not known:
-            raise UsageError(
-                f"task {task.name!r} has no slot {slot!r}{nearest(slot, own) or ';'} "
-                f"slots: {', '.join(own)} (or name a submodule of its host)"
-            )
+            told = instead(slot, own, "name a submodule of its host, or one of its slots:")
+            raise UsageError(f"task {task.name!r} has no slot {slot!r}{told}")
     return {
         path if "*" in slot else slot: path
         for slot in chosen

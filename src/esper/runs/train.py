@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from esper.leyline.documents import read_document
-from esper.leyline.errors import ConfigError, UsageError
+from esper.leyline.errors import ConfigError, UsageError, reason_of
 from esper.leyline.process import choose_device
 from esper.leyline.settings import change_settings
 from esper.nissa.reader import open_run
@@ -131,7 +131,7 @@ def find_recipe(name: str) -> TrainConfig:
     try:
         return TrainConfig.from_mapping(read_document(path))
     except (OSError, ConfigError) as error:
-        reason = " ".join(str(error).split())
+        reason = reason_of(error)
         raise UsageError(f"{path} is no recipe: {reason}") from None
 
 

@@ -6,7 +6,6 @@ policy with the best average so far.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,6 @@ from typing import Any
 
 from esper.leyline.controller import GrowthLimits
 from esper.leyline.errors import CheckpointError, ConfigError, UsageError
-from esper.leyline.files import atomic_write_text
 from esper.leyline.manifest import restoring
 from esper.leyline.records import told_round
 from esper.leyline.settings import SettingChanges, change_settings
@@ -136,8 +134,7 @@ class TrainingRun(RecordedRun[Progress]):
         path = self.folder.path
         report = report_run(path)
         summary = {**summarize_training(path), "report": str(report)}
-        atomic_write_text(path / "summary.json", json.dumps(summary, indent=2) + "\n")
-        self.folder.log("finished")
+        self.folder.finish(summary)
         return summary
 
     def close(self) -> None:

@@ -20,13 +20,14 @@ from esper.leyline.errors import CheckpointError, UsageError
 from esper.leyline.files import read_regular
 from esper.leyline.manifest import MANIFEST_FILE
 from esper.leyline.process import software_versions
+from esper.leyline.records import Plain
 from esper.tamiyo.controllers.policy_file import find_policy
 
 COMPARED_VERSIONS = ("esper", "python", "torch", "numpy")
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class World(Plain):
     """What was found when a run was started or continued."""
 
     contents: Mapping[str, str]
@@ -42,10 +43,6 @@ class World:
             {name: value for name, value in contents.items() if value is not None},
             {name: found[name] for name in COMPARED_VERSIONS},
         )
-
-    def to_mapping(self) -> dict[str, Any]:
-        """Return plain data for a checkpoint."""
-        return {"contents": dict(self.contents), "versions": dict(self.versions)}
 
     def differences(
         self, run: Path, saved: Mapping[str, Any], changed: Collection[str]

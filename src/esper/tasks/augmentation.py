@@ -32,9 +32,9 @@ class Crops:
         return Crops(self.top.flatten(), self.left.flatten(), self.is_flipped.flatten())
 
 
-def draw_crops(seeds: Tensor, count: int, padding: int = PADDING) -> Crops:
+def draw_crops(seeds: Tensor, count: int) -> Crops:
     """Draw [R, count] crops on the device of the seeds, int64 [R]."""
-    words, places = random_words(seeds, count), 2 * padding + 1
+    words, places = random_words(seeds, count), 2 * PADDING + 1
     # Every crop is made of the bits of one word: 16 for the row, 15 for the column, one to mirror.
     return Crops(
         ((words & 0xFFFF) * places) >> 16,
@@ -43,7 +43,7 @@ def draw_crops(seeds: Tensor, count: int, padding: int = PADDING) -> Crops:
     )
 
 
-def crop_flip(images: Tensor, crops: Crops, padding: int = PADDING) -> Tensor:
+def crop_flip(images: Tensor, crops: Crops) -> Tensor:
     """Return images [B, C, H, W] of any type, shifted within a border of zeros and mirrored."""
     count, channels, height, width = images.shape
     device = images.device
@@ -51,7 +51,7 @@ def crop_flip(images: Tensor, crops: Crops, padding: int = PADDING) -> Tensor:
     columns = torch.arange(width, device=device).expand(count, width)
     columns = torch.where(crops.is_flipped.to(device)[:, None], columns.flip(1), columns)
     columns = crops.left.to(device)[:, None] + columns
-    padded = F.pad(images, (padding, padding, padding, padding))
+    padded = F.pad(images, (PADDING, PADDING, PADDING, PADDING))
     return padded[
         torch.arange(count, device=device)[:, None, None, None],
         torch.arange(channels, device=device)[None, :, None, None],

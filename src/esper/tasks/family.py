@@ -22,6 +22,7 @@ from typing import Literal
 import torch
 
 from esper.leyline.errors import ConfigError
+from esper.leyline.grouping import grouped
 from esper.leyline.randomness import generator
 from esper.leyline.registry import Registry
 from esper.tasks.member import Architecture, HostKind, Member, SlotPlace
@@ -148,13 +149,10 @@ class Family:
             "select": self.select.members(),
             "claim": claims,
         }
-        found: dict[FamilySplit, dict[Architecture, list[Member]]] = {}
-        for split, members in splits.items():
-            groups: dict[Architecture, list[Member]] = {}
-            for member in members:
-                groups.setdefault(member.architecture, []).append(member)
-            found[split] = groups
-        return found
+        return {
+            split: grouped((member.architecture, member) for member in members)
+            for split, members in splits.items()
+        }
 
 
 FAMILIES: Registry[Family] = Registry("task family", "esper.families")

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.hosts.registry import HOSTS, build_host, host_slots
+from esper.kasmina.probe import hooked
 from esper.leyline.blueprints import TOPOLOGY_BY_RANK
 from esper.leyline.config import Config
 from esper.leyline.errors import SlotError, UsageError
@@ -56,19 +57,13 @@ def _check_slots(name: str, host: nn.Module, example: Tensor) -> Tensor:
     calls: Counter[str] = Counter()
     results: dict[str, object] = {}
     paths = host_slots(host)
-    handles = []
-    for slot, path in paths.items():
 
-        def watch(module: nn.Module, inputs: Any, output: object, slot: str = slot) -> None:
-            calls[slot] += 1
-            results[slot] = output
+    def watch(slot: str, module: nn.Module, inputs: Any, output: object) -> None:
+        calls[slot] += 1
+        results[slot] = output
 
-        handles.append(host.get_submodule(path).register_forward_hook(watch))
-    try:
+    with hooked({slot: host.get_submodule(path) for slot, path in paths.items()}, watch):
         outputs = host(example)
-    finally:
-        for handle in handles:
-            handle.remove()
     topology = HOSTS.get(name).topology
     for slot, path in paths.items():
         if calls[slot] != 1:

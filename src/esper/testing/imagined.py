@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -25,17 +26,14 @@ from esper.kasmina.row_group import RowConfig, RowGroup
 from esper.kasmina.signals import row_facts
 from esper.kasmina.state import SlotState
 from esper.leyline.actions import (
-    HEAD_NAMES,
-    PLACEHOLDERS,
     Actions,
     LifecycleOp,
-    causal_table,
     decode_actions,
     placeholder_actions,
 )
 from esper.leyline.blueprints import NOOP, NUM_BLUEPRINTS
 from esper.leyline.randomness import generator
-from esper.leyline.rules import FREE_HEADS, Masks, is_in
+from esper.leyline.rules import Masks, is_in
 from esper.leyline.signals import Signals
 from esper.leyline.stages import SeedStage
 from esper.leyline.transfer import Later
@@ -136,7 +134,26 @@ class ImaginedEngine:
         """Replace nothing."""
 
 
-class ImaginedRows:
+class _Imagined:
+    """Rows without networks, as their controller and a test see them."""
+
+    _group: RowGroup
+
+    @property
+    def state(self) -> SlotState:
+        """The lifecycle of every row."""
+        return self._group.state
+
+    def masks(self) -> Masks:
+        """Return what is legal now."""
+        return self._group.masks()
+
+    def signals(self) -> Signals:
+        """Return what a controller sees now."""
+        return self._group.signals()
+
+
+class ImaginedRows(_Imagined):
     """Rows whose epochs are told by the caller.
 
     Args:
@@ -171,11 +188,6 @@ class ImaginedRows:
         self._failed = torch.zeros(rows, dtype=torch.bool)
         self._group = self._start()
 
-    @property
-    def state(self) -> SlotState:
-        """The lifecycle of every row."""
-        return self._group.state
-
     def reset(self, score: Tensor | float, loss: Tensor | float | None = None) -> Signals:
         """Start empty hosts and live the first epoch."""
         self._group = self._start()
@@ -206,14 +218,6 @@ class ImaginedRows:
         """
         self._tell(score, loss, contribution, interaction, rolled_back)
         return self._group.step(decode_actions(actions))
-
-    def masks(self) -> Masks:
-        """Return what is legal now."""
-        return self._group.masks()
-
-    def signals(self) -> Signals:
-        """Return what a controller sees now."""
-        return self._group.signals()
 
     def _start(self) -> RowGroup:
         group = RowGroup(
@@ -259,7 +263,7 @@ class ImaginedRows:
         return lambda: shown
 
 
-class ImaginedHosts:
+class ImaginedHosts(_Imagined):
     """R hosts with S slots each; `step` carries out one action per host and lives one epoch.
 
     Args:
@@ -280,13 +284,14 @@ class ImaginedHosts:
         lifecycle: LifecycleConfig = _QUICK,
     ) -> None:
         """Start with empty slots, after a first epoch."""
-        self.rows, self.num_slots = rows, slots
+        self.rows, self.num_slots, self.lifecycle = rows, slots, lifecycle
         self._random = generator(seed, "imagined hosts")
+        self._controller = RandomController(seed)
         self._worth = torch.zeros(rows, slots, dtype=torch.float64)
         sizes = 100 * (1 + torch.arange(len(blueprint_names())))
         self._engine = ImaginedEngine(rows, slots, HOST_PARAMS, sizes)
         costs = imagined_costs(slots, sizes, selectable("cnn"))
-        self.group = RowGroup(
+        self._group = RowGroup(
             self._engine,
             range(rows),
             RowConfig(lifecycle=lifecycle, governor=GovernorConfig(is_on=False)),
@@ -294,36 +299,14 @@ class ImaginedHosts:
             measure=self._measure,
         )
         if enabled is not None:
-            self.group.enabled = enabled
+            self._group.enabled = enabled
+        self.enabled = self._group.enabled
         self.live()
-
-    @property
-    def lifecycle(self) -> LifecycleConfig:
-        """The constants of a seed's life."""
-        return self.group.config.lifecycle
-
-    @property
-    def enabled(self) -> Tensor:
-        """Bool [R, S], the slots in use."""
-        return self.group.enabled
 
     @property
     def fits(self) -> Tensor:
         """Bool [R, S, B], the blueprints that may be germinated."""
-        return self.group.fits
-
-    @property
-    def state(self) -> SlotState:
-        """The lifecycle of every host."""
-        return self.group.state
-
-    def signals(self) -> Signals:
-        """Return what a controller would see now."""
-        return self.group.signals()
-
-    def masks(self) -> Masks:
-        """Return what is legal now."""
-        return self.group.masks()
+        return self._group.fits
 
     def random_actions(self, prune_chance: float = 1.0) -> dict[str, Tensor]:
         """Return one legal action per host: a uniform op, then each head uniformly.
@@ -332,25 +315,13 @@ class ImaginedHosts:
         before it has lived.
         """
         masks = self.masks()
-        allowed = masks.op.clone()
-        may_prune = torch.rand(self.rows, generator=self._random) < prune_chance
-        allowed[:, LifecycleOp.PRUNE] &= may_prune
-        rows = torch.arange(self.rows)
-        op = self._draw(allowed)
-        slot = self._draw(masks.slot_by_op[rows, op])
-        legal = {head: getattr(masks, head) for head in FREE_HEADS}
-        legal["blueprint"] = masks.blueprint_by_slot[rows, slot]
-        drawn = {head: self._draw(mask) for head, mask in legal.items()}
-        drawn = {**drawn, "op": op, "slot": slot}
-        counts = causal_table()[op].unbind(-1)
-        return {
-            head: torch.where(counts[at], drawn[head], int(PLACEHOLDERS[head]))
-            for at, head in enumerate(HEAD_NAMES)
-        }
+        ops = masks.op.clone()
+        ops[:, LifecycleOp.PRUNE] &= torch.rand(self.rows, generator=self._random) < prune_chance
+        return self._controller.act(self.signals(), replace(masks, op=ops))
 
     def step(self, actions: Actions) -> Applied:
         """Carry the actions out, tick, and live one epoch; return what became of them."""
-        applied = self.group.act(decode_actions(actions))
+        applied = self._group.act(decode_actions(actions))
         self.live()
         return applied
 
@@ -359,10 +330,10 @@ class ImaginedHosts:
         learning = is_in(self.state.stage, (SeedStage.TRAINING, SeedStage.BLENDING))
         unknown = torch.full((self.rows,), math.nan, dtype=torch.float64)
         self._engine.epoch = EpochResult(unknown, self._gradients(), learning)
-        self.group.live()
+        self._group.live()
 
     def _measure(self, members: Tensor, which: Tensor | None) -> Later[Measured]:
-        state, epoch = self.state, self.group.tracker.epoch.to(torch.float64) + 1
+        state, epoch = self.state, self._group.tracker.epoch.to(torch.float64) + 1
         self._worth = torch.where(
             state.has_module, self._worth + self._normal(0.3), self._normal(1.0)
         )
@@ -393,11 +364,6 @@ class ImaginedHosts:
     def _normal(self, scale: float) -> Tensor:
         shape = (self.rows, self.num_slots)
         return scale * torch.randn(shape, generator=self._random, dtype=torch.float64)
-
-    def _draw(self, mask: Tensor) -> Tensor:
-        """Return one choice per row that the mask allows, or any where it allows none."""
-        weights = (mask | ~mask.any(-1, keepdim=True)).float()
-        return torch.multinomial(weights, 1, generator=self._random).squeeze(-1)
 
 
 def middle_aged_hosts(rows: int, slots: int = 3, seed: int = 0, epochs: int = 30) -> ImaginedHosts:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from esper.nissa.columns import TABLES, Row
@@ -46,7 +47,8 @@ def check_sink(factory: Callable[[], Sink], folder: Path) -> None:
     run = RunRow(
         name=HOSTILE, task="digits", controller="wait", epochs=4, run_id="0123abcd", created=1.7e9
     )
-    sink.start(_context(folder, run))
+    context = partial(SinkContext, folder=folder, run=run)
+    sink.start(context(is_resumed=False, cursor=None))
     sink.write([])
     sink.write(sample_records())
     first = _mark(sink)
@@ -55,11 +57,11 @@ def check_sink(factory: Callable[[], Sink], folder: Path) -> None:
     sink.close("interrupted")
     for attempt in range(2):
         again = factory()
-        again.start(_context(folder, run, is_resumed=True, cursor=first))
+        again.start(context(is_resumed=True, cursor=first))
         again.write([EpochRow(step=3, val_score=float(attempt))])
         again.close("finished")
     restarted = factory()
-    restarted.start(_context(folder, run, is_resumed=True))
+    restarted.start(context(is_resumed=True, cursor=None))
     restarted.close("failed")
 
 
@@ -83,16 +85,6 @@ def sample_records() -> list[Row]:
         EventRow(step=2, kind="note", message=HOSTILE, data={HOSTILE: [1, None, HOSTILE]}),
     ]
     return records
-
-
-def _context(
-    folder: Path,
-    run: RunRow,
-    *,
-    is_resumed: bool = False,
-    cursor: dict[str, object] | None = None,
-) -> SinkContext:
-    return SinkContext(folder=folder, run=run, is_resumed=is_resumed, cursor=cursor)
 
 
 def _mark(sink: Sink) -> dict[str, object]:

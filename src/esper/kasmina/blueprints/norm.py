@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints.registry import register_blueprint
-from esper.kasmina.norms import group_count
+from esper.kasmina.norms import group_norm
 from esper.leyline.blueprints import Topology
 
 
@@ -17,11 +17,7 @@ class Norm(nn.Module):
     def __init__(self, channels: int, topology: Topology) -> None:
         """Create a GroupNorm for images, a LayerNorm otherwise."""
         super().__init__()
-        self.norm: nn.Module = (
-            nn.GroupNorm(group_count(channels), channels)
-            if topology == "cnn"
-            else nn.LayerNorm(channels)
-        )
+        self.norm: nn.Module = group_norm(channels) if topology == "cnn" else nn.LayerNorm(channels)
         self.scale = nn.Parameter(torch.zeros(1))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -129,13 +129,9 @@ def selectable(topology: Topology) -> tuple[int, ...]:
     )
 
 
+@lru_cache(maxsize=4096)
 def count_parameters(blueprint: Blueprint, channels: int, topology: Topology) -> int:
     """Return the trainable parameters of a seed of this width, without allocating it."""
-    return _count(blueprint, channels, topology)
-
-
-@lru_cache(maxsize=4096)
-def _count(blueprint: Blueprint, channels: int, topology: Topology) -> int:
     with torch.device("meta"):
         built = blueprint.build(channels, topology)
     return sum(parameter.numel() for parameter in built.parameters() if parameter.requires_grad)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from esper.leyline.grouping import grouped
 from esper.leyline.records import copy_fields
 from esper.leyline.registry import Registry
 from esper.nissa.columns import Row
@@ -234,10 +235,8 @@ class Watch:
         """Start with nothing recorded and all quiet."""
         self._recent = Recent(run)
         self._active: dict[_Key, str] = {}
-        self._monitors: dict[type[Row], list[Monitor]] = {}
-        for name in MONITORS.names():
-            monitor = MONITORS.get(name)
-            self._monitors.setdefault(monitor.reads, []).append(monitor)
+        monitors = map(MONITORS.get, MONITORS.names())
+        self._monitors = grouped((monitor.reads, monitor) for monitor in monitors)
 
     def observe(self, record: Row) -> list[AlarmRow]:
         """Take in a record and return the alarms it sets off."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 from esper.nissa.monitors.monitor import (
@@ -74,11 +75,7 @@ def check_log_prob(log_prob_min: float | None) -> Finding | None:
 
 def check_skipped(was_skipped: Sequence[bool | None]) -> Finding | None:
     """Find updates that were skipped because something was not finite."""
-    count = 0
-    for skipped in reversed(was_skipped):
-        if not skipped:
-            break
-        count += 1
+    count = len(list(takewhile(bool, reversed(was_skipped))))
     if not count:
         return None
     message = f"{count} updates in a row were skipped because something was not finite"

@@ -11,7 +11,7 @@ import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from esper.leyline.errors import UsageError
+from esper.leyline.errors import UsageError, needing, reason_of
 from esper.nissa.columns import Row, storable_text
 from esper.nissa.schema import AlarmRow, RunRow
 from esper.nissa.sinks.sink import SinkContext, points_of, register_sink
@@ -101,16 +101,13 @@ def check_wandb() -> None:
     try:
         wandb.login()
     except Exception as error:  # foreign code, and its kinds of errors differ by version
-        reason = " ".join(str(error).split()).rstrip(".")
+        reason = reason_of(error).rstrip(".")
         raise UsageError(
             f"W&B cannot be used: {reason}; run `wandb login`, or set WANDB_MODE=offline"
         ) from error
 
 
 def _load() -> Any:
-    try:
-        return importlib.import_module("wandb")
-    except ImportError:
-        raise UsageError(
-            "W&B is not installed; install it with: pip install 'esper-grow[wandb]'"
-        ) from None
+    with needing("the sink wandb", "wandb"):
+        module = importlib.import_module("wandb")
+    return module

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -62,8 +61,8 @@ class Lived:
         warnings: tuple[str, ...] = (),
     ) -> Lived:
         """Return the answer; `spent` is by the clock and by the processor."""
-        seen = {**_tensors(signals), _PANICS: panics}
-        return cls(pack(seen), pack(_tensors(view)), *spent, warnings)
+        seen = {**signals.state_dict(), _PANICS: panics}
+        return cls(pack(seen), pack(view.state_dict()), *spent, warnings)
 
     @staticmethod
     def unpack(
@@ -83,7 +82,3 @@ ACTIONS = "actions"
 """Name of what is packed for a step: int64 [R, heads], one column for each of `HEAD_NAMES`."""
 
 _PANICS = "panics"
-
-
-def _tensors(record: Signals | RuleView) -> dict[str, Tensor]:
-    return {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}

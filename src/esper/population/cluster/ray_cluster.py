@@ -14,10 +14,9 @@ import contextlib
 import os
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Self
 
-from esper.leyline.errors import EsperError, UsageError
+from esper.leyline.errors import EsperError, UsageError, needing, reason_of
 from esper.population.cluster.actor import PopulationActor
 from esper.population.conditions import Condition
 
@@ -180,12 +179,7 @@ class RayCluster:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.close()
 
     @property
@@ -251,14 +245,9 @@ class RayCluster:
 
 def import_ray() -> Any:
     """Return Ray, or say how to get it."""
-    try:
+    with needing("a cluster", "ray"):
         import ray
-    except ModuleNotFoundError as error:
-        if error.name != "ray":
-            raise
-        raise UsageError(
-            "Ray is not installed; install it with: pip install 'esper-grow[ray]'"
-        ) from None
+
     return ray
 
 
@@ -270,4 +259,4 @@ def _cause(error: Any) -> BaseException:
 
 def _in_one_line(error: Exception) -> str:
     """Return the beginning of what Ray says, which can be pages."""
-    return " ".join(str(error).split())[:200]
+    return reason_of(error)[:200]

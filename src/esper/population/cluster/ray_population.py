@@ -8,7 +8,6 @@ from, and lives through the same actions, while the other actors keep what they 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,19 +16,18 @@ import torch
 from torch import Tensor
 
 from esper.leyline.actions import HEAD_NAMES, Actions, decode_actions
-from esper.leyline.errors import EsperWarning, UsageError
-from esper.leyline.rules import Masks, RuleView, build_masks
+from esper.leyline.errors import UsageError, warn
+from esper.leyline.rules import RuleView
 from esper.leyline.signals import Signals
 from esper.population.cluster.messages import ACTIONS, Lived, RowsWanted
 from esper.population.cluster.packing import pack
 from esper.population.cluster.ray_cluster import ActorLostError, ClusterError, RayCluster
-from esper.population.conditions import Condition
 from esper.population.engine import PopulationConfig, Strategy
 from esper.population.population import Population, Tasks
+from esper.population.rows import PopulationRows
 from esper.population.snapshots import join_rows, take_rows
 from esper.tasks.dataset import TaskData
 from esper.tasks.splits import Split
-from esper.tasks.task import Task
 
 _MOST_LOSSES = 3
 """Actors that may be lost in one request, each; rows that kill every process are no accident."""
@@ -43,7 +41,7 @@ class _Request:
     arguments: Sequence[tuple[Any, ...]]
 
 
-class RayPopulation:
+class RayPopulation(PopulationRows):
     """Rows of evolving networks in a cluster.
 
     Args:
@@ -89,8 +87,8 @@ class RayPopulation:
             config=config,
             row_seeds=row_seeds,
         )
-        self.device = self._roll.device
-        self.num_slots = self._roll.num_slots
+        self.config, self.device = self._roll.config, self._roll.device
+        self.roster, self.num_slots = self._roll.roster, self._roll.num_slots
         """Slots of the row with the most of them."""
         cluster.start(self.device.type)
         self.strategy: Strategy = strategy
@@ -101,38 +99,8 @@ class RayPopulation:
         """By actor: the generation that has this population."""
         self._asked: list[_Request] = []
         """What made the rows what they are, since they were built."""
-        self._signals: Signals | None = None
-        self._view: RuleView | None = None
-        self._panics: Tensor | None = None
+        self._last: tuple[Signals, Tensor, RuleView] | None = None
         self._share_out()
-
-    @property
-    def config(self) -> PopulationConfig:
-        """Settings shared by all rows."""
-        return self._roll.config
-
-    @property
-    def rows(self) -> int:
-        """Number of rows."""
-        return self._roll.rows
-
-    @property
-    def tasks(self) -> list[Task]:
-        """The tasks that rows belong to, in their order."""
-        return self._roll.tasks
-
-    @property
-    def conditions(self) -> tuple[Condition, ...]:
-        """The tasks with their data."""
-        return self._roll.conditions
-
-    @property
-    def task_of_row(self) -> tuple[int, ...]:
-        """Which of the tasks each row belongs to."""
-        return self._roll.task_of_row
-
-    known_blueprints = staticmethod(Population.known_blueprints)
-    known_kinds = staticmethod(Population.known_kinds)
 
     def assign(
         self,
@@ -142,7 +110,7 @@ class RayPopulation:
     ) -> None:
         """Have rows of other tasks from the next reset on, as `Population.assign` does."""
         self._roll.assign(tasks, rows, data)
-        self.num_slots = self._roll.num_slots
+        self.roster, self.num_slots = self._roll.roster, self._roll.num_slots
         self._forget_rows()
         self._share_out()
 
@@ -156,7 +124,7 @@ class RayPopulation:
 
     def step(self, actions: Actions) -> Signals:
         """Carry out one action per row and live through the epoch that follows."""
-        self._need_rows()
+        self._seen()
         chosen = {head: value.cpu() for head, value in actions.items()}
         if len(decode_actions(chosen).op) != self.rows:
             raise UsageError(f"{self.rows} rows need as many actions, got {len(chosen['op'])}")
@@ -165,40 +133,26 @@ class RayPopulation:
 
     def signals(self) -> Signals:
         """Return what controllers see now."""
-        self._need_rows()
-        assert self._signals is not None
-        return self._signals
+        return self._seen()[0]
 
     def panics(self) -> Tensor:
         """Return int64 [R]: why the governor took a row back in the last epoch, a `Panic`."""
-        self._need_rows()
-        assert self._panics is not None
-        return self._panics
+        return self._seen()[1]
 
     def view(self) -> RuleView:
         """Return what legality depends on, for all rows."""
-        self._need_rows()
-        assert self._view is not None
-        return self._view
-
-    def masks(self) -> Masks:
-        """Return what is legal now."""
-        return build_masks(self.view(), self.config.lifecycle.effective_rules)
-
-    def test_scores(self) -> Tensor:
-        """Return float64 [R]: every row's score on the untouched test split, in points."""
-        return self.results_on("test")[0]
+        return self._seen()[2]
 
     def results_on(self, split: Split) -> tuple[Tensor, Tensor]:
         """Return float64 [R], twice: scores in points and losses on a whole split."""
-        self._need_rows()
+        self._seen()
         found = self._ask(_Request("results_on", [(split,)] * len(self._parts)))
         scores, losses = (torch.cat([each[i] for each in found])[self._order] for i in (0, 1))
         return scores, losses
 
     def snapshot(self) -> dict[str, Any]:
         """Return the state of every row, as `Population.snapshot` does."""
-        self._need_rows()
+        self._seen()
         found = self._ask(_Request("snapshot", [()] * len(self._parts)))
         by_row = {
             row: kept
@@ -211,7 +165,7 @@ class RayPopulation:
             "row_seeds": list(self._roll.row_seeds),
             "rows": [
                 join_rows([by_row[row] for row in rows])
-                for rows in self._roll.roster.architectures.values()
+                for rows in self.roster.architectures.values()
             ],
         }
 
@@ -221,7 +175,7 @@ class RayPopulation:
         self._roll.seed = saved["seed"]
         self._roll.row_seeds = self._roll.checked_seeds(saved["row_seeds"])
         by_row: dict[int, dict[str, Any]] = {}
-        for rows, kept in zip(self._roll.roster.architectures.values(), saved["rows"], strict=True):
+        for rows, kept in zip(self.roster.architectures.values(), saved["rows"], strict=True):
             by_row |= {row: take_rows(kept, at, at + 1) for at, row in enumerate(rows)}
         self._forget_rows()
         seed, seeds = self._roll.seed, self._roll.row_seeds
@@ -263,16 +217,15 @@ class RayPopulation:
             raise
         self._asked.append(request)
         for text in dict.fromkeys(text for lived in answers for text in lived.warnings):
-            warnings.warn(text, EsperWarning, stacklevel=3)
+            warn(text)
         for actor, lived in enumerate(answers):
             work = self._cluster.work[actor]
             work.rows = len(self._parts[actor])
             work.epochs += work.rows
             work.seconds += lived.seconds
             work.processor_seconds += lived.processor_seconds
-        found = Lived.unpack(answers, self._order, self.device)
-        self._signals, self._panics, self._view = found
-        return self._signals
+        self._last = Lived.unpack(answers, self._order, self.device)
+        return self._last[0]
 
     def _ask(self, request: _Request) -> list[Any]:
         """Return what every actor with rows answers; what one that is lost had is played again."""
@@ -330,11 +283,13 @@ class RayPopulation:
 
     def _forget_rows(self) -> None:
         self._asked = []
-        self._signals = self._view = self._panics = None
+        self._last = None
 
-    def _need_rows(self) -> None:
-        if self._signals is None:
+    def _seen(self) -> tuple[Signals, Tensor, RuleView]:
+        """Return what the last epoch left to see: signals, panics and what legality depends on."""
+        if self._last is None:
             raise UsageError("the population has no rows yet; call reset() first")
+        return self._last
 
 
 def deal_rows(counts: Sequence[int], actors: int) -> list[list[int]]:

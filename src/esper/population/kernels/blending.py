@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from esper.leyline.tensors import apply_function
 from esper.population.slot_forward import SlotIndex
 
 _BLOCK = 2048
@@ -303,7 +304,4 @@ def blend_outputs(
     """Return the activations of all rows; `gate_values` [k, values] scale what is blended in."""
     if gate_values is not None:
         gate_values = gate_values.contiguous()
-    out: Tensor = _BlendOutputs.apply(  # type: ignore[no-untyped-call]
-        h, x, s.contiguous(), gate_values, index
-    )
-    return out
+    return apply_function(_BlendOutputs, h, x, s.contiguous(), gate_values, index)

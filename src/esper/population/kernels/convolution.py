@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from esper.leyline.tensors import apply_function
+
 _PROGRAMS_WANTED = 1056
 """Eight for every multiprocessor of the largest devices: fewer leave some idle."""
 
@@ -205,8 +207,7 @@ def convolve(x: Tensor, weight: Tensor, padding: int) -> Tensor:
     The rows of `x` may all be the same memory (an expanded dimension 0), and a pixel may take more
     memory than its channels need, filled with finite numbers.
     """
-    out: Tensor = _Convolution.apply(_in_order(x), weight, padding)  # type: ignore[no-untyped-call]
-    return out
+    return apply_function(_Convolution, _in_order(x), weight, padding)
 
 
 def _in_order(x: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from esper.leyline.tensors import apply_function
 from esper.population.kernels.convolution import each_in_order, fold
 from esper.tasks.augmentation import PADDING, Crops
 
@@ -106,8 +107,7 @@ class _Depthwise(torch.autograd.Function):
 
 def filter_depthwise(x: Tensor, weight: Tensor) -> Tensor:
     """Return x [R, B, H, W, C] filtered by weight [R, C, 1, k, k], k odd, in the same size."""
-    out: Tensor = _Depthwise.apply(x.contiguous(), weight)  # type: ignore[no-untyped-call]
-    return out
+    return apply_function(_Depthwise, x.contiguous(), weight)
 
 
 def _run_filter(x: Tensor, weight: Tensor, *, turned: bool) -> Tensor:
@@ -231,8 +231,7 @@ class _MaxPool(torch.autograd.Function):
 
 def pool_max(x: Tensor) -> Tensor:
     """Return the 2x2 max pool of x [..., H, W, C]."""
-    out: Tensor = _MaxPool.apply(x.contiguous())  # type: ignore[no-untyped-call]
-    return out
+    return apply_function(_MaxPool, x.contiguous())
 
 
 @triton.jit

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from esper.leyline.tensors import apply_function
 from esper.population.kernels.convolution import each_in_order, fold
 
 LARGEST_GROUP = 32_768
@@ -190,10 +191,7 @@ def normalise(
     """Return GroupNorm of x [R, B, ..., C] by weight and bias [R, C], then ReLU, then the sum."""
     if residual is not None:
         residual = residual.contiguous()
-    out: Tensor = _Normalisation.apply(  # type: ignore[no-untyped-call]
-        x.contiguous(), weight, bias, residual, groups, eps, relu
-    )
-    return out
+    return apply_function(_Normalisation, x.contiguous(), weight, bias, residual, groups, eps, relu)
 
 
 def _sizes(x: Tensor, groups: int) -> dict[str, int]:

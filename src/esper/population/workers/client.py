@@ -159,13 +159,9 @@ class WorkersEngine:
         """Wait for the end of an epoch."""
         results: list[EpochResult] = list(self._pool.answers(asked).values())
         order = self._order()
-        names = ("norm", "health", "vanishing", "exploding", "ratio")
-        gradients = GradientSample(
-            *(torch.cat([getattr(r.gradients, name) for r in results])[order] for name in names)
-        )
         return EpochResult(
             torch.cat([r.loss for r in results])[order],
-            gradients,
+            GradientSample.join([r.gradients for r in results]).select(order),
             torch.cat([r.sampled for r in results])[order],
         )
 
@@ -176,21 +172,20 @@ class WorkersEngine:
             # What went wrong there is heard of first, and rows have not changed places since.
             training()
         results = self._all("measure", argument=lambda part: [plans[row] for row in part])
-        losses: list[Tensor] = [torch.empty(0)] * len(self._keys)
-        corrects: list[Tensor] = []
         order = [row for part in self._parts for row in part]
         counts = [len(plans[row]) for row in order]
-        for row, loss in zip(order, torch.cat([r[0] for r in results]).split(counts), strict=True):
-            losses[row] = loss
+
+        def by_row(parts: list[Tensor]) -> Tensor:
+            """Return what the processes found, in the order of the rows."""
+            found = dict(zip(order, torch.cat(parts).split(counts), strict=True))
+            return torch.cat([found[row] for row in sorted(found)])
+
+        losses = by_row([loss for loss, _, _ in results])
         found = [correct for _, correct, _ in results if correct is not None]
-        if found:
-            corrects = [torch.empty(0)] * len(self._keys)
-            for row, correct in zip(order, torch.cat(found).split(counts), strict=True):
-                corrects[row] = correct
         for row, spent in zip(order, (each for r in results for each in r[2]), strict=True):
             self._costs[row].append(spent)
         self._balance()
-        return torch.cat(losses), torch.cat(corrects) if corrects else None
+        return losses, by_row(found) if found else None
 
     def score(self, split: Split) -> Tensor:
         """Return float64 [R, 2]: score in points and loss of every row on a whole split."""

@@ -14,7 +14,6 @@ import signal
 import sys
 import threading
 import types
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
@@ -27,7 +26,7 @@ import torch
 import torch.multiprocessing as mp
 from torch import Tensor
 
-from esper.leyline.errors import EsperError, EsperWarning
+from esper.leyline.errors import EsperError, warn
 from esper.leyline.process import STOP_SIGNALS
 from esper.population.workers.journal import Journal, describe
 from esper.tasks.splits import Splits
@@ -125,11 +124,9 @@ class WorkerHandle:
                     "memory?); use fewer rows, fewer workers or strategy='sequential'"
                 )
                 raise self._failure
-            warnings.warn(
+            warn(
                 f"worker process {self._number} ended unexpectedly with exit code "
-                f"{self.process.exitcode}; another one plays its rows again",
-                EsperWarning,
-                stacklevel=2,
+                f"{self.process.exitcode}; another one plays its rows again"
             )
             self._connection.close()
             try:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.blueprints.registry import blueprint_names
-from esper.leyline.errors import EsperError
+from esper.leyline.errors import EsperError, reason_of
 from esper.population.conditions import Condition
 from esper.population.engine import PopulationConfig, StrategyError
 from esper.population.sequential import SequentialEngine
@@ -71,7 +71,7 @@ class _Worker:
             # A process border: the parent gets one line, the log of this process the story.
             if not isinstance(error, EsperError):
                 traceback.print_exc()
-            return serial, "error", " ".join(str(error).split()) or type(error).__name__
+            return serial, "error", reason_of(error)
 
     def again(
         self, told: list[tuple[bytes, bool]], forgotten: list[int]

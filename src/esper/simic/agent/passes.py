@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -141,7 +142,7 @@ class Passes:
         self._latest.write(rows, scored)
         kl = self._kl(scored.log_probs.detach() - old, _rows(self._usable, rows))
         moved, total = torch.stack([kl, loss.detach()]).tolist()
-        if not (_is_finite(moved) and _is_finite(total)):
+        if not (math.isfinite(moved) and math.isfinite(total)):
             self._diagnose(scored, epoch.ordinal)
             return False
         if 0 < self._config.target_kl * KL_SLACK < moved:
@@ -155,7 +156,7 @@ class Passes:
             heads = [
                 name
                 for name, norm in zip(GROUP_NAMES, norms.tolist(), strict=False)
-                if not _is_finite(norm)
+                if not math.isfinite(norm)
             ]
             self.nonfinite.append(NonFinite(epoch.ordinal, "gradient", tuple(heads)))
             return False
@@ -360,13 +361,9 @@ def _rows(tensor: Tensor, rows: Tensor | None) -> Tensor:
 def _known(columns: dict[str, Any]) -> dict[str, Any]:
     """Return columns with None where a number could not be measured."""
     return {
-        name: None if isinstance(value, float) and not _is_finite(value) else value
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in columns.items()
     }
-
-
-def _is_finite(number: float) -> bool:
-    return number - number == 0.0
 
 
 def _all_finite(tensor: Tensor) -> bool:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.leyline.actions import HEAD_NAMES
-from esper.leyline.errors import NonFiniteError, UsageError
+from esper.leyline.errors import NonFiniteError, UsageError, reason_of
 from esper.leyline.randomness import generator, seeded
 from esper.simic.agent.config import PPOConfig
 from esper.simic.agent.imitation import GoodEpisodes
@@ -100,12 +100,11 @@ class PPOAgent:
             UsageError: It is another network.
         """
         try:
-            self.network.load_state_dict(other.network.state_dict())
-            self.policy.normalizer.load_state_dict(other.normalizer.state_dict())
+            self.policy.load_state_dict(other.state_dict())
         except RuntimeError as error:
             raise UsageError(
                 "the policy to start from is another network than this run's; give the settings it "
-                f"was made with: {' '.join(str(error).split())[:200]}"
+                f"was made with: {reason_of(error)[:200]}"
             ) from error
         self._drop_anchor()
 
@@ -121,11 +120,12 @@ class PPOAgent:
             )
         return scores.logits
 
-    def _drop_anchor(self) -> None:
+    def _drop_anchor(self) -> Policy:
         """Remember the policy as it is now."""
         network = copy.deepcopy(self.network).requires_grad_(False)
         normalizer = copy.deepcopy(self.policy.normalizer)
         self._anchor = dataclasses.replace(self.policy, network=network, normalizer=normalizer)
+        return self._anchor
 
     def value_units(self, tasks: Sequence[str]) -> Tensor:
         """Return float32 [R]: what brings the critic's numbers onto the scale of raw rewards."""
@@ -254,10 +254,7 @@ class PPOAgent:
     def state_dict(self) -> dict[str, Any]:
         """Return everything that the next update depends on, as plain data and tensors."""
         return {
-            "network": {name: each.clone() for name, each in self.network.state_dict().items()},
-            "normalizer": {
-                name: each.clone() for name, each in self.policy.normalizer.state_dict().items()
-            },
+            **self.policy.state_dict(),
             "optimizer": optimizer_state(self.network, self.optimizer),
             "value_normalizer": self.value_normalizer.state_dict(),
             "updates_done": self.updates_done,
@@ -266,20 +263,12 @@ class PPOAgent:
             "good_episodes": self.good_episodes.state_dict(),
             "paid_off": dict(self._paid_off),
             "reward_scales": self.reward_scales.state_dict(),
-            "anchor": None if self._anchor is None else self._anchor_state(self._anchor),
-        }
-
-    @staticmethod
-    def _anchor_state(anchor: Policy) -> dict[str, Any]:
-        return {
-            "network": dict(anchor.network.state_dict()),
-            "normalizer": dict(anchor.normalizer.state_dict()),
+            "anchor": None if self._anchor is None else self._anchor.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from what `state_dict` returned, exactly."""
-        self.network.load_state_dict(state["network"])
-        self.policy.normalizer.load_state_dict(state["normalizer"])
+        self.policy.load_state_dict(state)
         load_optimizer_state(self.network, self.optimizer, state["optimizer"])
         self.value_normalizer.load_state_dict(state["value_normalizer"])
         self.updates_done = int(state["updates_done"])
@@ -289,10 +278,7 @@ class PPOAgent:
         self._paid_off = dict(state["paid_off"])
         self.reward_scales.load_state_dict(state["reward_scales"])
         if state["anchor"] is not None:
-            self._drop_anchor()
-            assert self._anchor is not None
-            self._anchor.network.load_state_dict(state["anchor"]["network"])
-            self._anchor.normalizer.load_state_dict(state["anchor"]["normalizer"])
+            self._drop_anchor().load_state_dict(state["anchor"])
 
     def _learn_units(
         self, batch: RolloutBatch, tasks: Sequence[str], counts: Tensor | None

@@ -85,19 +85,15 @@ class Reward(Protocol):
 
     def reset(self, signals: Signals) -> None:
         """Forget everything: an episode starts in every row with these first signals."""
-        ...
 
     def step(self, transition: Transition) -> RewardStep:
         """Return what the step paid in every row, and remember what later steps need."""
-        ...
 
     def state_dict(self) -> dict[str, Any]:
         """Return the memory as plain data and tensors."""
-        ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        ...
 
 
 RewardFactory = Callable[[Any], Reward]

@@ -44,8 +44,9 @@ class Episodes:
         self._wait = placeholder_actions(self.rows, self.device)
         self._plan: RoundPlan | None = None
         self._signals: Signals | None = None
-        self._active = torch.zeros(self.rows, dtype=torch.bool, device=self.device)
-        self._acted = self._active.clone()
+        self.active = torch.zeros(self.rows, dtype=torch.bool, device=self.device)
+        """Bool [R], rows whose episode still runs."""
+        self._acted = self.active.clone()
         self._twins = torch.zeros(0)
         self._expected = self._twins
         self._regression: TwinRegression | None = None
@@ -61,11 +62,6 @@ class Episodes:
         """What is seen now."""
         assert self._signals is not None, "start() comes first"
         return self._signals
-
-    @property
-    def active(self) -> Tensor:
-        """Bool [R], rows whose episode still runs."""
-        return self._active
 
     @property
     def twin_scores(self) -> Tensor:
@@ -95,7 +91,7 @@ class Episodes:
         self._expected = self._twins.clone()
         self._regression = None if regression is None else regression.to(self.device)
         self._acted = torch.zeros_like(self._acted)
-        self._active = torch.ones_like(self._acted)
+        self.active = torch.ones_like(self._acted)
         started = time.perf_counter()
         self._signals = self.environment.reset(plan.env_seeds)
         self.live_seconds, self.reward_seconds = time.perf_counter() - started, 0.0
@@ -107,7 +103,7 @@ class Episodes:
         Args:
             decided: one action per row; rows whose episode has ended wait, whatever it is.
         """
-        before, active = self.signals, self._active
+        before, active = self.signals, self.active
         actions = {
             head: torch.where(active, decided[head], wait) for head, wait in self._wait.items()
         }
@@ -128,7 +124,7 @@ class Episodes:
             )
             paid = self.reward.step(transition)
             self._signals = after
-            self._active = active & ~transition.ended
+            self.active = active & ~transition.ended
         self.live_seconds += lived - started
         self.reward_seconds += time.perf_counter() - lived
         return transition, paid
@@ -143,7 +139,7 @@ class Episodes:
             "acted": self._acted.cpu(),
             "environment": self.environment.snapshot(),
             "reward": self.reward.state_dict(),
-            "active": self._active.cpu().clone(),
+            "active": self.active.cpu().clone(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -156,7 +152,7 @@ class Episodes:
         self._acted = state["acted"].to(self.device)
         self._signals = self.environment.restore(state["environment"])
         self.reward.load_state_dict(state["reward"])
-        self._active = state["active"].to(self.device)
+        self.active = state["active"].to(self.device)
 
     def _compare(self, before: Signals, op: Tensor, after: Signals) -> None:
         """Choose what rows that acted for the first time are compared with from now on."""

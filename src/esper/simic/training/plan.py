@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from esper.leyline.actions import HEAD_NAMES
 from esper.leyline.randomness import derive_seed
+from esper.leyline.records import Plain
 from esper.simic.training.config import StageConfig
 
 _SEED_BITS = 31
@@ -19,7 +19,7 @@ _SEED_BITS = 31
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoundPlan:
+class RoundPlan(Plain):
     """The rows of a round."""
 
     round: int
@@ -35,10 +35,6 @@ class RoundPlan:
     def rows(self) -> int:
         """Number of rows."""
         return len(self.env_seeds)
-
-    def to_mapping(self) -> dict[str, Any]:
-        """Return plain data that `from_mapping` reads back."""
-        return dataclasses.asdict(self)
 
     @classmethod
     def from_mapping(cls, data: Mapping[str, Any]) -> RoundPlan:
@@ -140,16 +136,14 @@ _MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 _LAST_SHIFT = 31
 
 
-def draw_uniforms(
-    rows: int, *keys: int | str, device: torch.device | str = "cpu", columns: int = _NUM_HEADS
-) -> Tensor:
-    """Return float32 [rows, columns] from [0, 1); row r depends on the keys and on r alone."""
+def draw_uniforms(rows: int, *keys: int | str, device: torch.device | str = "cpu") -> Tensor:
+    """Return float32 [rows, heads] from [0, 1); row r depends on the keys and on r alone."""
     seed = derive_seed(*keys)
-    place = torch.arange(rows * columns, dtype=torch.int64, device=device)
+    place = torch.arange(rows * _NUM_HEADS, dtype=torch.int64, device=device)
     # Hashed twice: neighbouring counters and neighbouring seeds must have nothing in common.
     word = _mix(_mix(place * _signed(_GOLDEN) + seed) + _signed(_GOLDEN))
     uniforms = _shift(word, 64 - _BITS).to(torch.float32) / float(2**_BITS)
-    return uniforms.view(rows, columns)
+    return uniforms.view(rows, _NUM_HEADS)
 
 
 def _mix(word: Tensor) -> Tensor:

@@ -83,8 +83,10 @@ class Rollout:
         self._hidden: Hidden = policy.network.initial_hidden(self.rows)
         self._free = torch.zeros(self.rows, dtype=torch.bool, device=self.device)
         self._potential = torch.zeros(self.rows, device=self.device)
-        self._is_done = True
-        self._decided = 0
+        self.is_done = True
+        """Whether every episode has ended."""
+        self.decided = 0
+        """Decisions of all rows in this round."""
 
     @property
     def environment(self) -> Environment:
@@ -107,19 +109,9 @@ class Rollout:
         return self._traces.length
 
     @property
-    def is_done(self) -> bool:
-        """Whether every episode has ended."""
-        return self._is_done
-
-    @property
     def active(self) -> Tensor:
         """Bool [R], rows whose episode still runs."""
         return self._episodes.active
-
-    @property
-    def decided(self) -> int:
-        """Decisions of all rows in this round."""
-        return self._decided
 
     @property
     def gains(self) -> Tensor:
@@ -167,13 +159,13 @@ class Rollout:
         self._episodes.start(plan, twins, regression)
         self._hidden = self.policy.network.initial_hidden(self.rows)
         self._potential = torch.zeros(self.rows, device=self.device)
-        self._is_done = False
-        self._decided = 0
+        self.is_done = False
+        self.decided = 0
         self._keep_state()
 
     def step(self) -> Tensor:
         """Let every row decide and live one epoch; return what was decided, int64 [R]."""
-        if self._is_done:
+        if self.is_done:
             raise UsageError("every episode has ended; call finish(), then start() a new round")
         started = time.perf_counter()
         with torch.no_grad():
@@ -188,7 +180,7 @@ class Rollout:
 
     def finish(self) -> RoundOutcome:
         """Return what the episodes were like."""
-        if not self._is_done:
+        if not self.is_done:
             raise UsageError("some episodes still run; call step() until is_done")
         return self._traces.outcome(self.plan, self._clamps)
 
@@ -207,8 +199,8 @@ class Rollout:
             "buffer": self.buffer.state_dict(),
             "hidden": [state.cpu().clone(), cell.cpu().clone()],
             "potential": self._potential.cpu().clone(),
-            "is_done": self._is_done,
-            "decided": self._decided,
+            "is_done": self.is_done,
+            "decided": self.decided,
             "clamps": self._clamps.state_dict(),
             **self._traces.state_dict(),
             "timings": self.timings,
@@ -222,8 +214,8 @@ class Rollout:
         hidden = [part.to(self.device) for part in state["hidden"]]
         self._hidden = (hidden[0], hidden[1])
         self._potential = state["potential"].to(self.device)
-        self._is_done = bool(state["is_done"])
-        self._decided = int(state["decided"])
+        self.is_done = bool(state["is_done"])
+        self.decided = int(state["decided"])
         self._clamps.load_state_dict(state["clamps"])
         self._traces.load_state_dict(state)
         spent = [float(state["timings"][phase]) for phase in PHASES]
@@ -311,10 +303,10 @@ class Rollout:
             self._bootstrap(truncated)
         # One copy to the host: how many decided, and how many go on.
         decided_now, going_on = torch.stack([transition.active.sum(), self.active.sum()]).tolist()
-        self._decided += decided_now
-        self._is_done = going_on == 0
+        self.decided += decided_now
+        self.is_done = going_on == 0
         # The buffer holds whole episodes; one that does not end within it is a mistake.
-        if not self._is_done and self.step_count == self.steps:
+        if not self.is_done and self.step_count == self.steps:
             raise UsageError(
                 f"a row has not reached its horizon after {self.steps} decisions; "
                 "give the environment a horizon of episode_length + 1 epochs"

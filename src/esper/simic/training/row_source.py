@@ -44,35 +44,27 @@ class Environment(Protocol):
     @property
     def rows(self) -> int:
         """Number of rows."""
-        ...
 
     def reset(self, row_seeds: Sequence[int] | None = None) -> Signals:
         """Build every row afresh, from these seeds if any are given, and live one epoch."""
-        ...
 
     def step(self, actions: Actions) -> Signals:
         """Carry out one action per row and live through the epoch that follows."""
-        ...
 
     def masks(self) -> Masks:
         """Return what is legal now."""
-        ...
 
     def panics(self) -> Tensor:
         """Return int64 [R]: why the governor took a row back in the last epoch, a `Panic`."""
-        ...
 
     def snapshot(self) -> dict[str, Any]:
         """Return the state of every row as plain data and tensors."""
-        ...
 
     def restore(self, saved: dict[str, Any]) -> Signals:
         """Go back to a snapshot."""
-        ...
 
     def close(self) -> None:
         """Free what must be freed by hand."""
-        ...
 
 
 EVALUATION_SEEDS = 1 << 31
@@ -93,15 +85,12 @@ class RowSource(Protocol):
 
     def plan(self, round_number: int, stage: int) -> RoundPlan:
         """Return the rows of a round."""
-        ...
 
     def environment(self, round_number: int, stage: int) -> Environment:
         """Return an environment for the rows of a round; the one before it may be closed."""
-        ...
 
     def close(self) -> None:
         """Free what must be freed by hand."""
-        ...
 
 
 class GivenRows:

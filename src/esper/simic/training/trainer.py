@@ -16,6 +16,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import torch
@@ -111,15 +112,8 @@ class Trainer:
 
     def run(self, rounds: int | None = None) -> Iterator[RoundReport]:
         """Train to the end, or this many rounds; yield every round when it is finished."""
-        done = 0
-        if rounds == 0:
-            return
-        for progress in self.train():
-            if progress.report is not None:
-                yield progress.report
-                done += 1
-                if done == rounds:
-                    return
+        reports = (progress.report for progress in self.train())
+        return islice((report for report in reports if report is not None), rounds)
 
     def train(self) -> Iterator[Progress]:
         """Train to the end; yield after every step, where `state_dict` may be taken."""

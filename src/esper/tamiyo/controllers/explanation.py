@@ -11,13 +11,14 @@ input. All features are asked about in one batch.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from esper.leyline.actions import CAUSAL_HEADS, HEAD_NAMES, LifecycleOp, choice_text, head_values
+from esper.leyline.records import Plain
 from esper.tamiyo.networks.decision import PolicyStep
 from esper.tamiyo.networks.head_table import OP
 from esper.tamiyo.networks.layers import Hidden
@@ -44,7 +45,7 @@ class Contributor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Explanation:
+class Explanation(Plain):
     """One decision of one row, in words and numbers."""
 
     op: str
@@ -60,10 +61,6 @@ class Explanation:
     """The most influential features, strongest first."""
     measured_on: Literal["op", "value"]
     """What influence is about: the op taken, or the value where no other op was legal."""
-
-    def to_mapping(self) -> dict[str, Any]:
-        """Return plain data."""
-        return asdict(self)
 
     def lines(self) -> list[str]:
         """Return the explanation in a few lines of text."""

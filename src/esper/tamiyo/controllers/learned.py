@@ -25,6 +25,7 @@ from esper.leyline.signals import Signals
 from esper.tamiyo.controllers.explanation import Explanation, explain_step
 from esper.tamiyo.controllers.policy_file import Policy, find_policy, load_policy
 from esper.tamiyo.controllers.registry import register_controller
+from esper.tamiyo.controllers.row_view import check_rows
 from esper.tamiyo.networks.decision import PolicyStep
 from esper.tamiyo.networks.layers import Hidden, clear_rows
 
@@ -141,12 +142,8 @@ class LearnedController:
 
     def act(self, signals: Signals, masks: Masks) -> dict[str, Tensor]:
         """Return the policy's action for every row."""
-        if self._hidden is None or self._hidden[0].shape[1] != signals.rows:
-            known = 0 if self._hidden is None else self._hidden[0].shape[1]
-            raise UsageError(
-                f"the policy was reset for {known} rows but is shown {signals.rows}; "
-                f"call reset({signals.rows}, device) first"
-            )
+        check_rows("policy", 0 if self._hidden is None else self._hidden[0].shape[1], signals)
+        assert self._hidden is not None, "nobody is shown no rows"
         device = self._hidden[0].device
         with torch.no_grad():
             raw, blueprints = self.policy.layout.observe(self._own_signals(signals), device)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from esper.leyline.blueprints import (
     BLUEPRINT_KINDS,
@@ -26,7 +27,7 @@ from esper.leyline.blueprints import (
     kinds_of,
 )
 from esper.leyline.controller import ControllerContext, GrowthLimits
-from esper.leyline.errors import CheckpointError, UsageError
+from esper.leyline.errors import CheckpointError, UsageError, reason_of
 from esper.leyline.manifest import MANIFEST_FILE
 from esper.leyline.randomness import seeded
 from esper.leyline.slots import SlotConfig
@@ -113,10 +114,22 @@ class Policy:
             blueprint_names=context.blueprint_names,
             blueprint_kinds=context.kinds,
         )
-        other.network.load_state_dict(self.network.state_dict())
-        other.normalizer.load_state_dict(self.normalizer.state_dict())
+        other.load_state_dict(self.state_dict())
         same = replace(other, limits=self.limits, horizon=self.horizon)
         return same.to(self.network.floors.device)
+
+    def state_dict(self) -> dict[str, dict[str, Tensor]]:
+        """Return copies of the network's weights and of the normalizer's statistics."""
+        parts = {"network": self.network, "normalizer": self.normalizer}
+        return {
+            name: {key: value.clone() for key, value in part.state_dict().items()}
+            for name, part in parts.items()
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` returned."""
+        self.network.load_state_dict(state["network"])
+        self.normalizer.load_state_dict(state["normalizer"])
 
     def to(self, device: torch.device | str) -> Policy:
         """Move it to a device, and return it."""
@@ -204,13 +217,12 @@ def load_policy(folder: str | Path, *, device: torch.device | str = "cpu") -> Po
             blueprint_names=tuple(tree["blueprints"]),
             blueprint_kinds=tuple(tree["kinds"]),
         )
-        policy.network.load_state_dict(tree["weights"])
-        policy.normalizer.load_state_dict(tree["normalizer"])
+        policy.load_state_dict({**tree, "network": tree["weights"]})
         # One that was saved before it was asked how it learned says nothing.
         limits = GrowthLimits(**tree.get("limits", {}))
         policy = replace(policy, limits=limits, horizon=int(tree.get("horizon", 0)))
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        reason = " ".join(str(error).split())
+        reason = reason_of(error)
         raise CheckpointError(
             f"the policy in {folder} cannot be used: {reason}; use another copy of it"
         ) from error

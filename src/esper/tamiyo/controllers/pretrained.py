@@ -25,7 +25,7 @@ from safetensors.torch import load, save
 from esper._version import __version__
 from esper.leyline.actions import HEAD_VALUES
 from esper.leyline.controller import ControllerContext, GrowthLimits
-from esper.leyline.errors import CheckpointError, EsperError, UsageError
+from esper.leyline.errors import CheckpointError, EsperError, UsageError, reason_of
 from esper.leyline.files import write_folder
 from esper.leyline.manifest import from_json, read_bytes, to_json
 from esper.tamiyo.controllers.learned import LearnedController
@@ -78,10 +78,10 @@ class Tamiyo:
             tensors = load(read_bytes(folder / _WEIGHTS, _LARGEST))
             limits = GrowthLimits(**config["limits"])
             policy = replace(policy, limits=limits, horizon=int(config.get("horizon", 0)))
-            policy.network.load_state_dict(_under("network.", tensors))
-            policy.normalizer.load_state_dict(_under("normalizer.", tensors))
+            parts = ("network", "normalizer")
+            policy.load_state_dict({part: _under(f"{part}.", tensors) for part in parts})
         except (EsperError, KeyError, RuntimeError, SafetensorError, TypeError) as error:
-            reason = " ".join(str(error).split())
+            reason = reason_of(error)
             raise CheckpointError(
                 f"the controller in {folder} cannot be used: {reason}; get another copy of it"
             ) from error
@@ -94,12 +94,11 @@ class Tamiyo:
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write the controller into a folder, replacing one that is there."""
-        network, normalizer = self.policy.network, self.policy.normalizer
-        tensors = {
-            **{f"network.{name}": value for name, value in network.state_dict().items()},
-            **{f"normalizer.{name}": value for name, value in normalizer.state_dict().items()},
+        here = {
+            f"{part}.{name}": value.detach().cpu().contiguous()
+            for part, values in self.policy.state_dict().items()
+            for name, value in values.items()
         }
-        here = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
         write_folder(
             Path(folder),
             {

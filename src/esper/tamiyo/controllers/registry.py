@@ -24,7 +24,6 @@ class ControllerPlugin(Controller, Protocol):
     @classmethod
     def build(cls, argument: str | None, context: ControllerContext) -> Controller:
         """Return a controller; `argument` is what followed the colon, None without a colon."""
-        ...
 
 
 @runtime_checkable
@@ -33,7 +32,6 @@ class ControllerMaker(Protocol):
 
     def controller(self, context: ControllerContext) -> Controller:
         """Return the controller for a host."""
-        ...
 
 
 P = TypeVar("P", bound=ControllerPlugin)

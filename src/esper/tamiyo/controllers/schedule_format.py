@@ -23,7 +23,7 @@ from esper.leyline.actions import HEAD_VALUES, LifecycleOp
 from esper.leyline.blueprints import NOOP
 from esper.leyline.controller import ControllerContext
 from esper.leyline.documents import read_named
-from esper.leyline.errors import UsageError, nearest
+from esper.leyline.errors import UsageError, instead, nearest
 
 GROW = "grow"
 """Germinate, and bring the seed up without being told."""
@@ -151,10 +151,8 @@ def _entry(where: str, number: int, item: Any, context: ControllerContext) -> En
     known = (*REQUIRED[op], *OPTIONAL[op])
     for key in item:
         if key not in known:
-            raise UsageError(
-                f"{where}: {name} takes no field {key!r}"
-                f"{nearest(str(key), known) or ';'} it takes {', '.join(known)}"
-            )
+            told = instead(key, known, "it takes")
+            raise UsageError(f"{where}: {name} takes no field {key!r}{told}")
     for key in REQUIRED[op]:
         if key not in item:
             raise UsageError(f"{where}: field {key!r} is missing; {name} needs it")

@@ -10,8 +10,8 @@ so what is sampled is what is scored.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Generic, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +30,16 @@ from esper.tamiyo.networks.critic import (
 )
 from esper.tamiyo.networks.decision import Evaluation, PolicyStep, Scores, choose
 from esper.tamiyo.networks.head_table import NUM_HEADS, OP, SLOT, HeadTable, MaskSource
-from esper.tamiyo.networks.layers import Hidden, check_hidden, empty_hidden, run_sequence, run_step
+from esper.tamiyo.networks.layers import (
+    Hidden,
+    check_hidden,
+    empty_hidden,
+    initialize_linear,
+    initialize_lstm,
+    initialize_output,
+    run_sequence,
+    run_step,
+)
 from esper.tamiyo.policy.distribution import (
     FloorKind,
     check_choices,
@@ -60,6 +69,7 @@ class ActorCritic(nn.Module, ABC, Generic[Context]):
     """The memory."""
     lstm_ln: nn.LayerNorm
     """What the heads read it through."""
+    op_head: nn.Sequential
     value_head: nn.Sequential
     """The critic."""
     op_encoder: nn.Sequential | None
@@ -99,6 +109,22 @@ class ActorCritic(nn.Module, ABC, Generic[Context]):
             context: of as many observations.
             taken: actions, int64 [T, B, 8].
         """
+
+    def head(self, name: str) -> Any:
+        """Return the layers of one head."""
+        return getattr(self, f"{name}_head")
+
+    def initialize(self, readers: Sequence[nn.Module], outputs: Iterable[nn.Sequential]) -> None:
+        """Start all weights from PyTorch's own random numbers; heads end with their `outputs`."""
+        config = self.config
+        initialize_linear([*readers, *map(self.head, HEAD_NAMES), self.value_head])
+        if self.op_encoder is not None:
+            initialize_linear([self.op_encoder])
+        initialize_lstm(self.lstm)
+        for output in outputs:
+            initialize_output(output, config.policy_gain)
+        initialize_output(self.op_head, config.policy_gain, config.initial_op_bias)
+        initialize_output(self.value_head, config.value_gain)
 
     def initial_hidden(self, rows: int) -> Hidden:
         """Return the memory of rows at the start of an episode."""

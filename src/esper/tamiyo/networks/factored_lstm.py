@@ -26,9 +26,6 @@ from esper.tamiyo.networks.head_table import OP, OP_ROW, HeadTable, MaskSource
 from esper.tamiyo.networks.layers import (
     BlueprintEmbedding,
     Hidden,
-    initialize_linear,
-    initialize_lstm,
-    initialize_output,
     make_blueprint_head,
     make_head,
     run_heads,
@@ -49,6 +46,8 @@ class FactoredRecurrentActorCriticV2(ActorCritic[None]):
         options: further fields of `PolicyConfig`, such as `critic` or `lstm_layers`.
     """
 
+    blueprint_head: nn.Sequential
+
     def __init__(
         self,
         state_dim: int | None = None,
@@ -61,7 +60,7 @@ class FactoredRecurrentActorCriticV2(ActorCritic[None]):
             state_dim=state_dim, num_slots=num_slots, lstm_hidden_dim=lstm_hidden_dim, **options
         )
         super().__init__(config, HeadTable(config.head_sizes))
-        width, sizes = config.lstm_hidden_dim, config.head_sizes
+        width = config.lstm_hidden_dim
         self.blueprint_embedding = BlueprintEmbedding(
             config.num_blueprints, config.blueprint_embed_dim
         )
@@ -70,18 +69,13 @@ class FactoredRecurrentActorCriticV2(ActorCritic[None]):
         )
         self.lstm = nn.LSTM(width, width, config.lstm_layers, batch_first=True)
         self.lstm_ln = nn.LayerNorm(width)
-        self.slot_head = make_head(width, sizes["slot"])
-        make_own = make_head if config.blueprint_layers == 2 else make_blueprint_head
-        self.blueprint_head = make_own(width, sizes["blueprint"])
-        self.style_head = make_head(width, sizes["style"])
-        self.tempo_head = make_head(width, sizes["tempo"])
-        self.alpha_target_head = make_head(width, sizes["alpha_target"])
-        self.alpha_speed_head = make_head(width, sizes["alpha_speed"])
-        self.alpha_curve_head = make_head(width, sizes["alpha_curve"])
-        self.op_head = make_head(width, sizes["op"])
+        for name, size in config.head_sizes.items():
+            is_deep = name == "blueprint" and config.blueprint_layers == 3
+            make = make_blueprint_head if is_deep else make_head
+            self.add_module(f"{name}_head", make(width, size))
         self.value_head = make_value_head(config)
         self.op_encoder = make_op_encoder(config)
-        self._initialize()
+        self.initialize([self.feature_net], self.heads)
 
     @classmethod
     def from_config(cls, config: PolicyConfig) -> FactoredRecurrentActorCriticV2:
@@ -92,16 +86,7 @@ class FactoredRecurrentActorCriticV2(ActorCritic[None]):
     @property
     def heads(self) -> tuple[nn.Sequential, ...]:
         """The heads in the order of `HEAD_NAMES`."""
-        return (
-            self.slot_head,
-            self.blueprint_head,
-            self.style_head,
-            self.tempo_head,
-            self.alpha_target_head,
-            self.alpha_speed_head,
-            self.alpha_curve_head,
-            self.op_head,
-        )
+        return tuple(map(self.head, HEAD_NAMES))
 
     def forward(
         self,
@@ -171,13 +156,3 @@ class FactoredRecurrentActorCriticV2(ActorCritic[None]):
         seeds = self.blueprint_embedding(blueprint_indices).flatten(-2)
         features: Tensor = self.feature_net(torch.cat([state, seeds], dim=-1))
         return features
-
-    def _initialize(self) -> None:
-        initialize_linear([self.feature_net, *self.heads, self.value_head])
-        if self.op_encoder is not None:
-            initialize_linear([self.op_encoder])
-        initialize_lstm(self.lstm)
-        for head in self.heads:
-            initialize_output(head, self.config.policy_gain)
-        initialize_output(self.op_head, self.config.policy_gain, self.config.initial_op_bias)
-        initialize_output(self.value_head, self.config.value_gain)

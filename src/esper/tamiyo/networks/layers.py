@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from esper.leyline.blueprints import NUM_BLUEPRINTS
 from esper.leyline.errors import UsageError
+from esper.leyline.tensors import apply_function
 
 
 def has_onednn() -> bool:
@@ -34,7 +35,7 @@ def run_layers(layers: nn.Sequential, x: Tensor) -> Tensor:
     ]
     # oneDNN reads tensors that have gaps a hundred times more slowly.
     rows = x.reshape(-1, x.shape[-1]).contiguous()
-    flat: Tensor = _Layers.apply(rows, *weights)  # type: ignore[no-untyped-call]
+    flat = apply_function(_Layers, rows, *weights)
     return flat.view(*x.shape[:-1], flat.shape[-1])
 
 

@@ -28,9 +28,6 @@ from esper.tamiyo.networks.config import PolicyConfig
 from esper.tamiyo.networks.critic import make_op_encoder, make_value_head
 from esper.tamiyo.networks.head_table import OP, SLOT, HeadTable
 from esper.tamiyo.networks.layers import (
-    initialize_linear,
-    initialize_lstm,
-    initialize_output,
     make_head,
 )
 from esper.tamiyo.policy.travelling_layout import (
@@ -161,11 +158,8 @@ class TravellingActorCritic(ActorCritic[Slots]):
         self.lstm_ln = nn.LayerNorm(width)
         self.slot_head = SlotHead(width, slot_width, NUM_OPS)
         self.blueprint_head = BlueprintHead(width, slot_width)
-        self.style_head = SlotHead(width, slot_width, sizes["style"])
-        self.tempo_head = SlotHead(width, slot_width, sizes["tempo"])
-        self.alpha_target_head = SlotHead(width, slot_width, sizes["alpha_target"])
-        self.alpha_speed_head = SlotHead(width, slot_width, sizes["alpha_speed"])
-        self.alpha_curve_head = SlotHead(width, slot_width, sizes["alpha_curve"])
+        for name in _SHAPES:
+            self.add_module(f"{name}_head", SlotHead(width, slot_width, sizes[name]))
         self.op_head = make_head(width, sizes["op"])
         self.value_head = make_value_head(config)
         self.op_encoder = make_op_encoder(config)
@@ -175,7 +169,8 @@ class TravellingActorCritic(ActorCritic[Slots]):
         self.register_buffer("kinds", rows, persistent=False)
         bumps = torch.linspace(_SCALES[0].low, _SCALES[0].high, NUM_BUMPS)
         self.register_buffer("bumps", bumps, persistent=False)
-        self._initialize()
+        outputs = [self.head(name).out for name in HEAD_NAMES if name != "op"]
+        self.initialize([self.slot_net, self.feature_net], outputs)
 
     def read(self, state: Tensor, blueprint_indices: Tensor) -> tuple[Tensor, Slots]:
         """Return what is remembered of hosts and slots, and what the heads look at besides."""
@@ -203,7 +198,7 @@ class TravellingActorCritic(ActorCritic[Slots]):
         # Without a slot the head is idle, and what it would say of the likeliest one is as good.
         idle = self._likely_slot(by_op[..., LifecycleOp.GERMINATE, :], context)
         without = _at(by_slot, idle)
-        shapes = [head(memory, context.encoded).flatten(-2) for head in map(self._head, _SHAPES)]
+        shapes = [head(memory, context.encoded).flatten(-2) for head in map(self.head, _SHAPES)]
         return torch.cat(
             [by_op.flatten(-2), by_slot.flatten(-2), without, *shapes, self.op_head(memory)],
             dim=-1,
@@ -227,7 +222,7 @@ class TravellingActorCritic(ActorCritic[Slots]):
         parts = {
             "slot": slot_logits,
             "blueprint": self.blueprint_head(memory, slot, self._describe(pairs)).squeeze(-2),
-            **{head: self._head(head)(memory, slot).squeeze(-2) for head in _SHAPES},
+            **{head: self.head(head)(memory, slot).squeeze(-2) for head in _SHAPES},
             "op": self.op_head(memory),
         }
         wide = self.table.width
@@ -250,23 +245,6 @@ class TravellingActorCritic(ActorCritic[Slots]):
         """Return int64 [...]: the likeliest slot to germinate at; any that exists if none is."""
         possible = torch.where(context.free.any(-1, keepdim=True), context.free, context.exists)
         return torch.where(possible, germinate.detach(), -torch.inf).argmax(-1)
-
-    def _head(self, name: str) -> nn.Module:
-        head: nn.Module = getattr(self, f"{name}_head")
-        return head
-
-    def _initialize(self) -> None:
-        heads = [self._head(name) for name in HEAD_NAMES]
-        initialize_linear([self.slot_net, self.feature_net, *heads, self.value_head])
-        if self.op_encoder is not None:
-            initialize_linear([self.op_encoder])
-        initialize_lstm(self.lstm)
-        for head in (self.slot_head, self.blueprint_head, *map(self._head, _SHAPES)):
-            out = head.out
-            assert isinstance(out, nn.Sequential)
-            initialize_output(out, self.config.policy_gain)
-        initialize_output(self.op_head, self.config.policy_gain, self.config.initial_op_bias)
-        initialize_output(self.value_head, self.config.value_gain)
 
 
 def _like(index: Tensor, tensor: Tensor) -> Tensor:

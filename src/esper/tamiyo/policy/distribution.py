@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -43,6 +43,10 @@ _CLAMP_SHARE = 0.99
 _TINY = torch.finfo(torch.float32).tiny
 
 
+def _floor(head: str, told: str) -> Any:
+    return option(PROBABILITY_FLOOR_PER_HEAD[head], told, minimum=0, maximum=1)
+
+
 @dataclass(frozen=True, kw_only=True)
 class FloorConfig(Config):
     """The least probability of a legal choice while exploring, by head."""
@@ -52,22 +56,14 @@ class FloorConfig(Config):
         "mixture: (1 - e k) softmax + e over the k legal choices; clamp: what is below the floor "
         "is raised to it and the rest scaled down; off: the softmax alone.",
     )
-    slot: float = option(PROBABILITY_FLOOR_PER_HEAD["slot"], "Of a slot.", minimum=0, maximum=1)
-    blueprint: float = option(
-        PROBABILITY_FLOOR_PER_HEAD["blueprint"], "Of a blueprint.", minimum=0, maximum=1
-    )
-    style: float = option(PROBABILITY_FLOOR_PER_HEAD["style"], "Of a style.", minimum=0, maximum=1)
-    tempo: float = option(PROBABILITY_FLOOR_PER_HEAD["tempo"], "Of a tempo.", minimum=0, maximum=1)
-    alpha_target: float = option(
-        PROBABILITY_FLOOR_PER_HEAD["alpha_target"], "Of an alpha target.", minimum=0, maximum=1
-    )
-    alpha_speed: float = option(
-        PROBABILITY_FLOOR_PER_HEAD["alpha_speed"], "Of an alpha speed.", minimum=0, maximum=1
-    )
-    alpha_curve: float = option(
-        PROBABILITY_FLOOR_PER_HEAD["alpha_curve"], "Of an alpha curve.", minimum=0, maximum=1
-    )
-    op: float = option(PROBABILITY_FLOOR_PER_HEAD["op"], "Of an op.", minimum=0, maximum=1)
+    slot: float = _floor("slot", "Of a slot.")
+    blueprint: float = _floor("blueprint", "Of a blueprint.")
+    style: float = _floor("style", "Of a style.")
+    tempo: float = _floor("tempo", "Of a tempo.")
+    alpha_target: float = _floor("alpha_target", "Of an alpha target.")
+    alpha_speed: float = _floor("alpha_speed", "Of an alpha speed.")
+    alpha_curve: float = _floor("alpha_curve", "Of an alpha curve.")
+    op: float = _floor("op", "Of an op.")
 
     def by_head(self) -> tuple[float, ...]:
         """Return the floor of every head in the order of `HEAD_NAMES`."""
