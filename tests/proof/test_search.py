@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from esper.leyline.errors import UsageError
-from esper.proof.plans import PlainSchedule, start_of
+from esper.proof.plans import PlainSchedule
 from esper.proof.play import Player
 from esper.proof.search import Search, SearchConfig
 from tests.proof.small import member, play_config
@@ -109,14 +109,19 @@ def test_a_clone_is_taught_no_schedule_that_begins_before_there_was_anything_to_
         taught = json.loads((tmp_path / "lessons.json").read_text()).values()
         return [entries for entries in taught if entries]
 
-    early, late = teach(0.0, whole.plans), dict(whole.plans)
-    assert early, "or it says nothing"
-    for name, entries in whole.plans.items():
-        if list(entries) != early[0]:
-            late[name] = [{**entry, "epoch": "50%"} for entry in entries]
-    assert teach(0.0, late) == early
-    assert all(start_of(entries) == 0.5 for entries in teach(0.1, late))
-    assert teach(0.6, late) == teach(0.1, late), "those that begin last"
+    def late(entries: PlainSchedule) -> PlainSchedule:
+        return [{**entry, "epoch": "50%"} for entry in entries]
+
+    taught = teach(0.0, whole.plans)
+    assert taught, "or it says nothing"
+    best = next(name for name, entries in whole.plans.items() if list(entries) == taught[0])
+    patient = {**whole.plans, best: late(whole.plans[best])}
+    for start in (0.1, 0.6):
+        # At 0.6 all begin too early, and those that begin last are taught.
+        assert teach(start, patient) == [late(entries) for entries in taught]
+    others = {name: own if name == best else late(own) for name, own in whole.plans.items()}
+    assert teach(0.0, others) == taught
+    assert taught[0] not in teach(0.1, others)
 
 
 def test_rungs_are_checked() -> None:
