@@ -84,7 +84,7 @@ def test_each_mistake_is_one_line_that_says_what_would_be_right(
 @pytest.mark.parametrize(
     ("slots", "words"),
     [
-        ("layer", "slots must be a list of submodule names, got the text 'layer'"),
+        ("layer", "slots must be a list of submodule names, got the text 'layer'; esper.suggest"),
         ([], "slots is empty; name at least one submodule"),
         ({}, "slots is empty"),
         (None, "slots must be a list of submodule names, got NoneType"),

@@ -70,7 +70,10 @@ def slot_paths(slots: SlotNames, model: nn.Module | None = None) -> dict[str, st
     Patterns are looked up in the model.
     """
     if isinstance(slots, str):
-        raise SlotError(f"slots must be a list of submodule names, got the text {slots!r}")
+        raise SlotError(
+            f"slots must be a list of submodule names, got the text {slots!r}; "
+            "esper.suggest_slots(model, example) finds some"
+        )
     try:
         paths = dict(slots) if isinstance(slots, Mapping) else None
         listed = list(slots)
