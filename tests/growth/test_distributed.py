@@ -12,6 +12,8 @@ import pytest
 import torch
 from torch import distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
@@ -20,8 +22,11 @@ from esper.growth.gardener import Gardener, GardenerConfig
 from esper.kasmina.garden import Garden
 from esper.leyline.errors import SlotError, UsageError
 from esper.leyline.stages import SeedStage
+from esper.runs.grow import grow
 from tests.plots import (
     EAGER,
+    FEATURES,
+    SLOTS,
     Script,
     make_batches,
     make_evaluator,
@@ -287,6 +292,18 @@ def test_wrapping_what_cannot_be_kept_in_step_is_refused() -> None:
     with pytest.raises(UsageError, match="use 'straight_through' in several processes"):
         DistributedDataParallel(shadow)
     DistributedDataParallel(make_net())
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_sharded_model_is_refused_by_name() -> None:
+    mesh = init_device_mesh("cpu", (1,))
+    whole, part = make_net(), make_net()
+    fully_shard(whole, mesh=mesh)
+    fully_shard(part.body, mesh=mesh)
+    with pytest.raises(UsageError, match=r"the model is sharded by FSDP2 \(fully_shard\)"):
+        Garden(whole, SLOTS, torch.randn(2, FEATURES))
+    with pytest.raises(UsageError, match="'body' of the model is sharded by FSDP2"):
+        grow(part, train=make_batches(), val=make_batches(), epochs=2)
 
 
 @pytest.mark.usefixtures("alone")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim import AdamW, Optimizer
+from torch.optim import LBFGS, AdamW, Optimizer
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -274,6 +274,41 @@ def test_mistakes_are_named_in_one_line(changes: dict[str, Any], message: str) -
     with pytest.raises(UsageError, match=message) as caught:
         grow_tiny(**changes)
     assert "\n" not in str(caught.value)
+
+
+class OneNumber(nn.Module):
+    """Features [B, 4] to one number [B]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(FEATURES, 6), nn.Tanh())
+        self.head = nn.Linear(6, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.body(x)).squeeze(-1)
+        return out
+
+
+def test_numbers_may_be_one_for_each_sample() -> None:
+    train, val = ([(x, x.sum(1)) for x, _ in part] for part in (TRAIN, VAL))
+    grown = grow_tiny(model=OneNumber(), slots=["body"], train=train, val=val, loss="regression")
+    assert grown.summary.val_score < 0
+
+
+def test_slots_are_found_where_none_are_named(tmp_path: Path) -> None:
+    found = list(esper.suggest_slots(make_net(), VAL[0][0]))
+    options: dict[str, Any] = {"train": TRAIN, "val": VAL, "epochs": 2, "controller": "wait"}
+    assert grow(make_net(), **options).model.slot_names == tuple(found)
+    assert grow(make_net(), "auto", **options).model.slot_names == tuple(found)
+    options |= {"out": tmp_path / "run", "resume": True}
+    for _ in range(2):
+        assert grow(make_net(), **options).model.slot_names == tuple(found)
+
+
+@pytest.mark.parametrize("made", [LBFGS, lambda parameters: LBFGS(parameters, lr=0.1)])
+def test_an_optimizer_that_computes_the_loss_itself_is_refused_by_name(made: Any) -> None:
+    with pytest.raises(UsageError, match=r"LBFGS cannot train a network that grows.*AdamW"):
+        grow_tiny(optimizer=made)
 
 
 # ------------------------------------------------------------------------------------- what is left

@@ -116,9 +116,8 @@ def test_slots_come_from_the_command_or_from_the_model(module: str) -> None:
     model = build_model(f"{module}:with_slots", 0)
     assert model_slots(model, ()) == {"first": "0"}
     assert model_slots(model, ("2",)) == ("2",)
-    plain = build_model(f"{module}:make", 0)
-    with pytest.raises(UsageError, match=r"needs --slots NAME,NAME or .*submodules 0, 1, 2"):
-        model_slots(plain, ())
+    assert model_slots(model, ("auto",)) == "auto"
+    assert model_slots(build_model(f"{module}:make", 0), ()) == "auto"
 
 
 def test_settings_start_from_those_of_the_task() -> None:

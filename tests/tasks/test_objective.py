@@ -8,6 +8,7 @@ from torch.nn import functional as F
 from esper.tasks.objective import (
     per_sample_classification,
     per_sample_language,
+    per_sample_multilabel,
     per_sample_regression,
 )
 
@@ -37,6 +38,16 @@ def test_regression_has_no_correctness() -> None:
     loss, correct = per_sample_regression(outputs, y)
     assert correct is None
     assert torch.allclose(loss, (outputs[:, 0] - y) ** 2)
+
+
+def test_one_number_for_each_sample_needs_no_second_axis() -> None:
+    outputs, y = torch.randn(5), torch.rand(5).round()
+    loss, _ = per_sample_regression(outputs, y)
+    assert torch.allclose(loss, (outputs - y) ** 2)
+    loss, right = per_sample_multilabel(outputs, y)
+    assert right is not None
+    assert torch.allclose(loss, F.binary_cross_entropy_with_logits(outputs, y, reduction="none"))
+    assert torch.equal(right, ((outputs > 0) == (y > 0.5)).float())
 
 
 def test_low_precision_outputs_give_float_losses() -> None:

@@ -62,7 +62,7 @@ def set_up(parser: Parser) -> None:
         "--slots",
         metavar="A,B",
         help="submodules whose output may grow, such as blocks.*, or auto for those that look "
-        "best (default: those the task or the model names)",
+        "best (default: those the task or the model names, else auto)",
     )
     what.add_argument(
         "--axes",

@@ -32,6 +32,7 @@ from esper.kasmina.garden import Garden
 from esper.kasmina.probe import call_arguments, shapes_of, trying
 from esper.leyline.errors import OwnCodeError, UsageError
 from esper.leyline.explaining import explaining
+from esper.tasks.objective import by_sample
 
 OWN = "model"
 """The name of the loss that the model computes itself."""
@@ -221,13 +222,13 @@ def _next_tokens(scores: Tensor, labels: Tensor) -> _Counted | None:
 def _numbers(scores: Tensor, labels: Tensor) -> _Counted | None:
     if not labels.is_floating_point() or labels.numel() != scores.numel():
         return None
-    loss = F.mse_loss(scores.float(), labels.reshape(scores.shape), reduction="none").flatten(1)
+    loss = by_sample(F.mse_loss(scores.float(), labels.reshape(scores.shape), reduction="none"))
     return loss.sum(1), torch.full_like(loss[:, 0], loss.shape[1]), None
 
 
 def _labels(scores: Tensor, labels: Tensor) -> _Counted | None:
     if labels.shape != scores.shape or not labels.is_floating_point():
         return None
-    loss = F.binary_cross_entropy_with_logits(scores.float(), labels, reduction="none").flatten(1)
-    right = ((scores > 0) == (labels > 0.5)).float().flatten(1)
+    loss = by_sample(F.binary_cross_entropy_with_logits(scores.float(), labels, reduction="none"))
+    right = by_sample(((scores > 0) == (labels > 0.5)).float())
     return loss.sum(1), torch.full_like(loss[:, 0], loss.shape[1]), right.sum(1)

@@ -42,7 +42,9 @@ from esper.kasmina.garden import Garden, GardenConfig
 from esper.kasmina.optimizer import slot_groups
 from esper.kasmina.placement import DeclaredAxes, SlotNames
 from esper.kasmina.signals import RateTable
+from esper.kasmina.suggestion import suggest_slots
 from esper.kasmina.trainee import SchedulerEvery, SchedulerFactory, Trainee
+from esper.kasmina.wrappers import refuse_sharded
 from esper.leyline.config import Config, option
 from esper.leyline.controller import Controller
 from esper.leyline.errors import OwnCodeError, UsageError, unknown_name, warn
@@ -51,6 +53,9 @@ from esper.leyline.process import choose_device
 from esper.leyline.randomness import drawing
 from esper.leyline.records import EpochRecord, RunSummary, seeds_at_end
 from esper.tasks.training import TrainingConfig, build_optimizer, epoch_rates, rate_factor
+
+AUTO = "auto"
+"""As `slots`: those that `suggest_slots` finds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +80,7 @@ class GrowthRun:
         self,
         model: nn.Module,
         *,
-        slots: SlotNames,
+        slots: SlotNames = AUTO,
         train: Batches,
         val: Batches,
         loss: Loss | None = None,
@@ -91,8 +96,9 @@ class GrowthRun:
     ) -> None:
         """Wrap the model; nothing is trained yet.
 
-        Without an optimizer it is the one of `config.training`, and its learning rates are those of
-        `config.training` too, unless a scheduler sets them.
+        With `slots="auto"` they are those that `suggest_slots` finds. Without an optimizer it is
+        the one of `config.training`, and its learning rates are those of `config.training` too,
+        unless a scheduler sets them.
         """
         if not isinstance(model, nn.Module):
             raise UsageError(f"the model must be a torch.nn.Module, got {type(model).__name__}")
@@ -108,6 +114,7 @@ class GrowthRun:
         )
         self.device = _device_of(model) if device is None else choose_device(device)
         _refuse_meta(model)
+        refuse_sharded(model)
         model = model.to(self.device)
         if config.decide_every:
             train = Windows(train, config.decide_every)
@@ -120,6 +127,9 @@ class GrowthRun:
         self.config = config
         criterion, keeps_label = judged.criterion, judged.is_measured_with_labels
         self.example_input, _ = next(iter(Moved([batch], self.device, keeps_label=keeps_label)))
+        if slots == AUTO:
+            found = suggest_slots(model, self.example_input, axes=axes)
+            slots, axes = list(found), found.axes
         garden = Garden(
             model,
             slots,

@@ -13,6 +13,7 @@ a trainer for instance, gives every parameter its own state back.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from esper.kasmina.garden import Garden
-from esper.leyline.errors import CheckpointError
+from esper.leyline.errors import CheckpointError, UsageError
 
 SLOT = "slot"
 """The option by which a parameter group names the slot whose seed it is for."""
@@ -37,6 +38,7 @@ class CarriedOptimizer:
 
     def __init__(self, garden: Garden, optimizer: Optimizer) -> None:
         """Take over the optimizer; parameters of seeds that exist already join it."""
+        _refuse_closure(optimizer)
         self.garden = garden
         self.optimizer = optimizer
         self.measures_itself = True
@@ -217,6 +219,17 @@ def make_optimizer(
     """Build an optimizer over the garden (or over the given groups) and carry it."""
     chosen = list(garden.parameters()) if params is None else params
     return CarriedOptimizer(garden, factory(chosen, **options))
+
+
+def _refuse_closure(optimizer: Optimizer) -> None:
+    """Refuse an optimizer such as LBFGS, whose step computes the loss itself, several times."""
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise UsageError(
+            f"{type(optimizer).__name__} cannot train a network that grows: its step(closure) "
+            "computes the loss several times and it takes no new parameters; use SGD, AdamW or "
+            "another optimizer whose step() needs no closure"
+        )
 
 
 def _like(value: Any, parameter: Tensor, key: str) -> Any:

@@ -27,6 +27,25 @@ if TYPE_CHECKING:
     from esper.kasmina.garden import Garden
 
 
+_FSDP = "torch.distributed.fsdp"
+_SHARDED = {"FSDPModule": "FSDP2 (fully_shard)", "FullyShardedDataParallel": "FSDP"}
+"""Classes that spread parameters over processes, by the name that people know them by."""
+
+
+def refuse_sharded(model: nn.Module) -> None:
+    """Refuse a model whose parameters are spread over processes: a new seed has no place there."""
+    for name, module in model.named_modules():
+        # By name: to import these classes takes longer than to build most models.
+        kinds = [k for k in type(module).__mro__ if k.__module__.startswith(_FSDP)]
+        known = [_SHARDED[kind.__name__] for kind in kinds if kind.__name__ in _SHARDED]
+        if known:
+            raise UsageError(
+                f"{f'{name!r} of the model' if name else 'the model'} is sharded by {known[0]}, "
+                "in which no seed can grow; give the model before it is sharded, and train it "
+                "in one process or wrap its Garden in DistributedDataParallel"
+            )
+
+
 def watch(kind: type[Garden]) -> None:
     """From now on take notice whenever a garden is wrapped."""
 

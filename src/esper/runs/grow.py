@@ -19,7 +19,7 @@ from esper.growth.criterion import Loss
 from esper.growth.gardener import DEFAULT_CONTROLLER
 from esper.growth.grown import Grown
 from esper.growth.optimization import OptimizerFactory
-from esper.growth.run import GrowthConfig, GrowthRun
+from esper.growth.run import AUTO, GrowthConfig, GrowthRun
 from esper.kasmina.placement import DeclaredAxes, SlotNames, slot_paths
 from esper.kasmina.trainee import SchedulerEvery, SchedulerFactory
 from esper.leyline.controller import Controller
@@ -41,7 +41,7 @@ _CLEAR = "\r\x1b[2K"
 
 def grow(
     model: nn.Module,
-    slots: SlotNames,
+    slots: SlotNames = AUTO,
     *,
     train: Batches,
     val: Batches,
@@ -75,7 +75,8 @@ def grow(
         model: any module; it is trained in place. What is frozen stays so: of a frozen model the
             seeds alone are trained, as adapters.
         slots: names of submodules whose output may be augmented (`*` stands for any part of a
-            name: "blocks.*"), or what `suggest_slots` returns.
+            name: "blocks.*"), or what `suggest_slots` returns; "auto", the default, asks it on
+            the first validation batch.
         train: (inputs, targets) batches, (input, ..., targets) for models of several inputs, or
             dicts with labels (Hugging Face); iterated anew each epoch, after `set_epoch(n)` where
             there is one.
@@ -186,11 +187,11 @@ def grow(
         return _told_why(growth.finish())
     if resume and overwrite:
         raise UsageError("resume continues a run and overwrite replaces it; give one of them")
-    paths = slot_paths(slots, model)
+    paths: Any = slots if slots == AUTO else slot_paths(slots, model)
     told = {
         STARTED_BY: "esper.grow",
         "model": type(model).__name__,
-        "slots": paths if isinstance(slots, Mapping) else list(paths),
+        "slots": paths if isinstance(slots, Mapping | str) else list(paths),
         "axes": dict(axes) if isinstance(axes, Mapping) else axes,
         "controller": _told(controller),
         "loss": _told(loss),

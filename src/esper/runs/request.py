@@ -13,9 +13,8 @@ from torch import nn
 
 from esper.growth.build import data_run, task_config
 from esper.growth.gardener import DEFAULT_CONTROLLER
-from esper.growth.run import GrowthConfig, GrowthRun
+from esper.growth.run import AUTO, GrowthConfig, GrowthRun
 from esper.kasmina.placement import DeclaredAxes, SlotNames, matches
-from esper.kasmina.suggestion import suggest_slots
 from esper.leyline.axes import USUAL_AXES
 from esper.leyline.config import Config, option
 from esper.leyline.errors import CheckpointError, ConfigError, UsageError, instead, reason_of
@@ -28,9 +27,6 @@ from esper.runs.folder import SETTINGS, RunFolder
 from esper.runs.world import World, controller_fingerprint
 from esper.tasks import Task, TaskData, get_task, make_data, open_data
 
-AUTO = ("auto",)
-"""The slots that ask for those that look best."""
-
 STARTED_BY = "started_by"
 """Key in the settings of a run that only a program can continue, with the function it called."""
 
@@ -41,7 +37,9 @@ class GrowRequest(Config):
 
     task: str | None = option(None, "Task to grow; empty when a model is given.")
     model: str | None = option(None, "MODULE:FACTORY or FILE.py:FACTORY of the model to grow.")
-    slots: tuple[str, ...] = option((), "Submodules whose output may grow; the task's if empty.")
+    slots: tuple[str, ...] = option(
+        (), "Submodules whose output may grow; if empty, those of the task or model, else found."
+    )
     axes: str | None = option(
         None, "Axes of activations at slots, one name or A=BTC,B=TBC; found out if empty."
     )
@@ -76,18 +74,15 @@ class GrowRequest(Config):
             axes: DeclaredAxes | None = USUAL_AXES[task.topology]
             if self.slots or self.axes:
                 axes = parse_declared(self.axes)
-            if self.slots == AUTO:
-                slots = _suggested(model, data, axes)
+            if self.slots == (AUTO,):
+                slots = AUTO
             elif self.slots:
                 slots = task_slots(task, model, self.slots)
         else:
             assert self.model is not None
             model, name = build_model(self.model, seed), model_name(self.model)
             axes = parse_declared(self.axes)
-            if self.slots == AUTO:
-                slots = _suggested(model, data, axes)
-            else:
-                slots = model_slots(model, self.slots)
+            slots = model_slots(model, self.slots)
         return data_run(
             model,
             slots,
@@ -258,21 +253,9 @@ def parse_declared(text: str | None) -> DeclaredAxes | None:
     return {name.strip(): axes.strip() for name, _, axes in pairs}
 
 
-def _suggested(model: nn.Module, data: TaskData, axes: DeclaredAxes | None) -> SlotNames:
-    """Return the slots that look best for a model, on a batch of its data."""
-    example = data.batch("val", data.subset[:2])[0]
-    return list(suggest_slots(model.to(example.device), example, axes=axes))
-
-
 def model_slots(model: nn.Module, chosen: tuple[str, ...]) -> SlotNames:
-    """Return the slots named on the command line, or those the model names itself."""
-    if chosen:
-        return chosen
+    """Return the slots named on the command line, those the model names itself, or 'auto'."""
     own: Any = vars(model).get("slot_paths")
-    if isinstance(own, Mapping) and own:
+    if not chosen and isinstance(own, Mapping) and own:
         return dict(own)
-    names = [name for name, _ in model.named_modules() if name]
-    shown = ", ".join(names[:12]) + (", …" if len(names) > 12 else "")
-    raise UsageError(
-        f"--model needs --slots NAME,NAME or --slots auto; this model has the submodules {shown}"
-    )
+    return chosen if chosen and chosen != (AUTO,) else AUTO

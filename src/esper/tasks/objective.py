@@ -34,17 +34,22 @@ def per_sample_language(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor | No
 
 
 def per_sample_regression(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Return the mean squared error for outputs [B, K] and targets [B, K]; nothing is correct."""
+    """Return the mean squared error for outputs and targets [B] or [B, K]; nothing is correct."""
     loss = F.mse_loss(outputs.float(), y.float().reshape(outputs.shape), reduction="none")
-    return loss.flatten(1).mean(dim=1), None
+    return by_sample(loss).mean(dim=1), None
 
 
 def per_sample_multilabel(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Return binary cross-entropy and share of right labels for scores [B, K], labels [B, K]."""
+    """Return binary cross-entropy and share of right labels for scores and labels [B] or [B, K]."""
     y = y.float().reshape(outputs.shape)
     loss = F.binary_cross_entropy_with_logits(outputs.float(), y, reduction="none")
     right = ((outputs > 0) == (y > 0.5)).float()
-    return loss.flatten(1).mean(dim=1), right.flatten(1).mean(dim=1)
+    return by_sample(loss).mean(dim=1), by_sample(right).mean(dim=1)
+
+
+def by_sample(values: Tensor) -> Tensor:
+    """Return values as [B, K]: those of each sample in a row of its own, one where they are [B]."""
+    return values.flatten(1) if values.dim() > 1 else values.reshape(-1, 1)
 
 
 OBJECTIVES: dict[ObjectiveName, Objective] = {
