@@ -1,171 +1,148 @@
-"""V1 against V2 on networks: the documents' policies and ours at three widths, side by side.
+"""V1 against V2 on the documents' own case, every version and seed in a process of its own.
 
-Six policies with their learners train on CIFAR-10 at 16x16 with three seeds each: what the
-documents replaced (`documents-v1`), what they describe (`documents-000`, `documents-001`), and ours
-at 128, 256 and 512. Task, reward, hosts, rows and length are those of the recipe `cifar16` for all
-of them, so that returns can be compared.
+V1 (`documents-v1`) is the policy that the documents replaced, V2 (`documents-000`) the one they
+describe: 150 decisions an episode, three slots, the reward `shaped`. Everything else is the same
+for all of them: our learner's settings (the documents' own single pass an update hardly moves a
+policy in the time there is), the same networks, the same length. Our own policy at three widths
+comes after them.
 
-    python research/campaign/versions.py --data cifar16.npz --out versions.jsonl --seconds 1500
+    python research/campaign/versions.py --out versions.jsonl --processes 16 --seconds 520
     python research/campaign/versions.py --summary versions.jsonl
 
-Every round is a line of JSON. Where time is up the run in progress is saved in the folder beside
-`--out`; the same command goes on from there, and leaves out what is done. `--summary` prints the
-table, and answers the success criteria of documents 000 and 002 one by one.
+At most `--processes` of them play a round at any time, and whoever has played the fewest rounds is
+next; ours get what V1 and V2 leave free. Every round is a line of JSON in `--out`, and the folder
+beside it (`versions.state`) has every run as of its last round: the same command goes on from
+there. `--pack FOLDER` writes these states without the optimizer's moments and with weights in half
+precision, for going on elsewhere: put that folder in the place of `versions.state`.
+
+It needs PyTorch, NumPy, SciPy, safetensors and scikit-learn's folder (its digits; nothing of
+scikit-learn is imported).
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
+import contextlib
 import json
+import os
+import queue
 import resource
+import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean, median
 from typing import Any
 
 import torch
+from versions_table import AFTER, BEFORE, HEADS, Line, print_summary, read_lines
 
 from esper.leyline.actions import LifecycleOp
 from esper.leyline.process import choose_device
 from esper.leyline.rules import is_in
 from esper.leyline.stages import LIVE_STAGES
-from esper.runs.training import TrainingRun, resume_training, start_training
 from esper.simic.training.config import TrainConfig
-from esper.simic.training.evaluation import paired_interval
 from esper.simic.training.outcome import RoundOutcome
-from esper.simic.training.progress import Progress, RoundReport
-from esper.simic.training.recipes import get_recipe
+from esper.simic.training.progress import RoundReport
+from esper.simic.training.recipes import LEARNER, get_recipe
+from esper.simic.training.row_source import TaskRows
+from esper.simic.training.trainer import Trainer
+from esper.simic.training.twins import TwinCurves
 
-BEFORE, AFTER = "documents-v1", "documents-000"
-"""What document 000 calls V1 and V2."""
+OURS = tuple(f"ours-{width}" for width in (128, 256, 512))
+VERSIONS = (BEFORE, AFTER, *OURS)
 
-DOCUMENTS = (BEFORE, AFTER, "documents-001")
-WIDTHS = (128, 256, 512)
-HEADS = ("blueprint", "tempo")
+SEED_POOL = 16
+"""Networks that a run draws its rows from, so that their waiting twins are trained once."""
 
-COLLAPSED = 0.05
-"""Normalised entropy below which the alarm `head_collapse` speaks of these heads."""
-
-SLOWEST = 2.0
-"""Times as long as a round of V1 that one of V2 may take, by document 000."""
-
-Line = dict[str, Any]
+FORMAT = "esper-versions-1"
 
 
-# --- training ----------------------------------------------------------------------------------
-
-
-def configurations(options: argparse.Namespace) -> dict[str, TrainConfig]:
-    """Return the six of them by name, all on the same networks."""
-    device = choose_device(options.device).type
-    base = get_recipe("cifar16")
-    base = base.replace(
-        data=None if options.data is None else str(options.data.absolute()),
-        device=device,
-        rows=options.rows,
+def configuration(name: str, seed: int, options: argparse.Namespace) -> TrainConfig:
+    """Return the run of a version: its own network and entropy weights, the rest is shared."""
+    theirs = get_recipe("digits" if name in OURS else name)
+    policy = theirs.policy
+    if name in OURS:
+        policy = policy.replace(lstm_hidden_dim=int(name.removeprefix("ours-")))
+    return TrainConfig(
+        recipe=name,
+        tasks=(options.task,),
+        data=options.data,
         rounds=options.rounds,
-        episode_length=options.steps or base.episode_length,
+        rows=options.rows,
+        rows_per_seed=1,
+        seed_pool=SEED_POOL,
+        episode_length=options.steps,
+        seed=seed,
+        device=choose_device(options.device).type,
+        horizon=get_recipe(AFTER).horizon,
+        policy=policy,
+        ppo=LEARNER.replace(entropy_multipliers=theirs.ppo.entropy_multipliers),
+        reward=get_recipe(AFTER).reward.replace(gamma=LEARNER.gamma),
         evaluate_every=0,
         recorded_rows=0,
-        population=base.population.replace(use_bf16=device == "cuda"),
     )
-    found = {}
-    for name in DOCUMENTS:
-        theirs = get_recipe(name)
-        found[name] = base.replace(
-            recipe=name,
-            policy=theirs.policy,
-            ppo=theirs.ppo,
-            horizon=theirs.horizon,
-            reward=base.reward.replace(gamma=theirs.ppo.gamma),
-        )
-    for width in WIDTHS:
-        name = f"ours-{width}"
-        policy = base.policy.replace(lstm_hidden_dim=width)
-        found[name] = base.replace(recipe=name, policy=policy)
-    return found
 
 
-def work(options: argparse.Namespace) -> bool:
-    """Train what is left, one after another, until time is up; return whether all is done."""
-    deadline = time.monotonic() + options.seconds
-    folder = options.out.with_suffix(".runs")
-    folder.mkdir(parents=True, exist_ok=True)
-    done = {(line["name"], line["seed"], line["round"]) for line in read_lines(options.out)}
-    chosen = configurations(options)
-    with options.out.open("a", encoding="utf-8") as file:
-        # All of them with one seed before any has another, so that a short time is shared fairly.
-        for seed in range(options.first_seed, options.first_seed + options.seeds):
-            for name, config in chosen.items():
-                if options.only and name not in options.only:
-                    continue
-                if (name, seed, options.rounds - 1) in done:
-                    continue
-
-                def write(line: Line) -> None:
-                    file.write(json.dumps(line) + "\n")
-                    file.flush()
-
-                with _open(folder / f"{name}-{seed}", config.replace(seed=seed)) as run:
-                    is_done = _train(run, name, write, deadline)
-                _free()
-                if not is_done:
-                    print(
-                        f"time is up in {name}, seed {seed}; the same command goes on", flush=True
-                    )
-                    return False
-    return True
+# --- one run in a process of its own -------------------------------------------------------------
 
 
-def _open(folder: Path, config: TrainConfig) -> TrainingRun:
-    """Start a run, or open the one that an earlier call did not finish."""
-    if folder.exists():
-        return resume_training(folder, sinks=())
-    return start_training(folder, config, sinks=(), command="versions.py")
+def play(options: argparse.Namespace) -> None:
+    """Play a round for every line on stdin, answer each with a line of JSON, save the state."""
+    torch.set_num_threads(1)
+    (name, seed), state = options.worker.rsplit(":", 1), Path(options.state)
+    config = configuration(name, int(seed), options)
+    trainer = Trainer(config)
+    try:
+        scores = load_state(trainer, state) if state.exists() else waiting_scores(trainer)
+        parameters = sum(each.numel() for each in trainer.policy.network.parameters())
+        rounds = trainer.run()
+        for _ in sys.stdin:
+            began = time.monotonic()
+            report = next(rounds)
+            line = {
+                "name": name,
+                "seed": config.seed,
+                "rounds": config.rounds,
+                "rows": config.rows,
+                "steps": config.episode_length,
+                "device": config.device,
+                "parameters": parameters,
+                **describe_round(report, scores),
+                "memory_bytes": peak_memory(),
+                "wall_seconds": time.monotonic() - began,
+            }
+            print(json.dumps(line), flush=True)
+            # In this order a round may be written twice and is never lost.
+            save_state(trainer, scores, state)
+    finally:
+        trainer.close()
 
 
-def _train(run: TrainingRun, name: str, write: Callable[[Line], None], deadline: float) -> bool:
-    """Go on with a run, a line for every round; return whether it came to its end."""
-    if torch.cuda.is_available():
-        torch.cuda.reset_peak_memory_stats()
-    parameters = sum(each.numel() for each in run.trainer.policy.network.parameters())
-    began = time.monotonic()
-
-    def show(progress: Progress) -> None:
-        report = progress.report
-        if report is None:
-            return
-        line = {
-            "name": name,
-            "seed": run.config.seed,
-            "rounds": run.config.rounds,
-            "rows": run.config.rows,
-            "device": run.config.device,
-            "parameters": parameters,
-            **describe_round(report),
-            "memory_bytes": peak_memory(),
-        }
-        write(line)
-        print(
-            f"[{time.monotonic() - began:4.0f} s] {name}, seed {line['seed']}, round "
-            f"{line['round'] + 1}/{line['rounds']}: return {line['return']:+.3f}, "
-            f"explained {line['explained_variance']:.2f}, {line['seconds']:.1f} s",
-            flush=True,
-        )
-
-    return run.carry_out(show, lambda: time.monotonic() >= deadline)
+def waiting_scores(trainer: Trainer) -> dict[int, float]:
+    """Return the final validation score of every network of the run that only waits, by seed."""
+    rows, config = trainer.row_source, trainer.config
+    assert isinstance(rows, TaskRows), "rows of a task"
+    plans = [rows.plan(number, 0) for number in range(config.rounds)]
+    twins = TwinCurves(rows, config)
+    for _ in twins.prepare(plans):
+        pass
+    return {
+        seed: float(curve[-1])
+        for plan in plans
+        for seed, curve in zip(plan.env_seeds, twins.scores(plan), strict=True)
+    }
 
 
-def describe_round(report: RoundReport) -> Line:
+def describe_round(report: RoundReport, waiting: Mapping[int, float]) -> Line:
     """Return what is compared of a round."""
     outcome, heads = report.outcome, {head: report.update.head(head) for head in HEADS}
+    twins = torch.tensor([waiting[seed] for seed in outcome.env_seeds], dtype=torch.float64)
     return {
         "round": report.round,
         "return": report.return_mean,
-        "gain": report.gain_mean,
+        "gain": float((outcome.final_scores - twins).mean()),
         "explained_variance": report.explained_variance,
         "kl": report.approx_kl,
         "entropy": {head: row["entropy_conditional"] for head, row in heads.items()},
@@ -178,241 +155,271 @@ def describe_round(report: RoundReport) -> Line:
 
 
 def scaffold_credit(outcome: RoundOutcome) -> Line:
-    """Return how often a fossil's scaffolds earned credit, by the seeds that lived just before.
+    """Return how often, and with how much credit, a fossil paid for its scaffolds.
 
-    The seed that is fossilized is one of them: with two, another one lived beside it. Decisions
-    are counted by live seeds too, since credit needs that seeds live together at all.
+    All of it is counted by the seeds that lived just before the decision. The seed that is
+    fossilized is one of them: with two, another one lived beside it.
     """
     stage, active = outcome.states["stage"][:, :-1], outcome.active
     live = is_in(stage, LIVE_STAGES).sum(-1)
     credit = outcome.detail("hindsight_credit")
     assert credit is not None, "the reward records hindsight credit"
     earned = (credit > 0) & active
+    fossils = (outcome.decisions["effective_op"] == int(LifecycleOp.FOSSILIZE)) & active
     numbers = range(stage.shape[-1] + 1)
     return {
         "credits": {n: int((earned & (live == n)).sum()) for n in numbers if n},
-        "credit_sum": float(credit[earned].sum()),
-        "fossilized": int((outcome.decisions["effective_op"] == int(LifecycleOp.FOSSILIZE)).sum()),
+        "credit": {n: float(credit[earned & (live == n)].sum()) for n in numbers if n},
+        "fossils": {n: int((fossils & (live == n)).sum()) for n in numbers if n},
         "decisions": {n: int((active & (live == n)).sum()) for n in numbers},
     }
 
 
 def peak_memory() -> int:
-    """Return the most memory in use so far in this run: the GPU's, or else the process's."""
+    """Return the most memory that the process has used: the GPU's, or else its own."""
     if torch.cuda.is_available():
         return int(torch.cuda.max_memory_allocated())
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 2**10
 
 
-def _free() -> None:
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+def save_state(trainer: Trainer, waiting: Mapping[int, float], path: Path) -> None:
+    """Save a run between two rounds; the file is whole at any time."""
+    part = path.with_suffix(".part")
+    torch.save({"format": FORMAT, "waiting": dict(waiting), **trainer.state_dict()}, part)
+    part.replace(path)
 
 
-# --- what was found ----------------------------------------------------------------------------
+def load_state(trainer: Trainer, path: Path) -> dict[int, float]:
+    """Go on from a saved state, and return the scores of its waiting networks.
+
+    What a packed state lacks, the optimizer's moments and the imitated episodes, starts afresh.
+    """
+    state = torch.load(path, map_location="cpu", weights_only=True)
+    if state.pop("format", None) != FORMAT:
+        raise SystemExit(f"{path} is not a state of this script; delete it to begin anew")
+    planned = state["config"]["rounds"]
+    if planned != trainer.config.rounds:
+        raise SystemExit(
+            f"{path} was saved with --rounds {planned}, which the learning rate follows; "
+            f"write --rounds {planned}, or another --out"
+        )
+    state["agent"] = {**trainer.agent.state_dict(), **_with_floats(state["agent"], torch.float32)}
+    waiting: dict[int, float] = state.pop("waiting")
+    trainer.load_state_dict(state)
+    return waiting
 
 
-def read_lines(path: Path) -> list[Line]:
-    """Return the rounds that were written, each once; none where there is no file."""
-    if not path.exists():
-        return []
-    lines = [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines()]
-    return list({(line["name"], line["seed"], line["round"]): line for line in lines}.values())
+def pack_states(folder: Path, out: Path) -> int:
+    """Write every state of a folder without moments and imitated episodes; return the bytes."""
+    out.mkdir(parents=True, exist_ok=True)
+    for path in sorted(folder.glob("*.pt")):
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        agent = {
+            name: part
+            for name, part in state["agent"].items()
+            if name not in ("optimizer", "good_episodes")
+        }
+        state["agent"] = _with_floats(agent, torch.float16, least=1024)
+        torch.save(state, out / path.name)
+    return sum(path.stat().st_size for path in out.glob("*.pt"))
 
 
-class Results:
-    """The rounds by policy and seed, and figures of them."""
-
-    def __init__(self, lines: Sequence[Line]) -> None:
-        """Sort the rounds; runs that were cut off are left out."""
-        self.runs: dict[str, dict[int, list[Line]]] = {}
-        for line in sorted(lines, key=lambda line: line["round"]):
-            self.runs.setdefault(line["name"], {}).setdefault(line["seed"], []).append(line)
-        for name, seeds in self.runs.items():
-            self.runs[name] = {
-                seed: rounds for seed, rounds in seeds.items() if len(rounds) == rounds[0]["rounds"]
-            }
-        self.runs = {name: seeds for name, seeds in self.runs.items() if seeds}
-
-    def by_seed(self, name: str, figure: Callable[[list[Line]], float | None]) -> dict[int, float]:
-        """Return a figure of every run of a policy, by seed, where it has one."""
-        found = {seed: figure(rounds) for seed, rounds in self.runs.get(name, {}).items()}
-        return {seed: value for seed, value in found.items() if value is not None}
-
-    def differences(self, figure: Callable[[list[Line]], float | None]) -> list[float]:
-        """Return V2 minus V1 for every seed that both have."""
-        old, new = self.by_seed(BEFORE, figure), self.by_seed(AFTER, figure)
-        return [new[seed] - old[seed] for seed in new if seed in old]
+def _with_floats(tree: Any, dtype: torch.dtype, least: int = 0) -> Any:
+    """Return a state with its half or single precision tensors of `least` entries in `dtype`."""
+    if isinstance(tree, dict):
+        return {name: _with_floats(part, dtype, least) for name, part in tree.items()}
+    if isinstance(tree, torch.Tensor) and tree.dtype in (torch.float16, torch.float32):
+        return tree.to(dtype) if tree.numel() >= least else tree
+    return tree
 
 
-def late(key: str) -> Callable[[list[Line]], float | None]:
-    """Return the mean of a column over the second half of a run."""
-
-    def figure(rounds: list[Line]) -> float | None:
-        values = [line[key] for line in rounds[len(rounds) // 2 :] if line[key] is not None]
-        return fmean(values) if values else None
-
-    return figure
+# --- all of them side by side --------------------------------------------------------------------
 
 
-def entropy(
-    head: str, which: Callable[[list[float]], float]
-) -> Callable[[list[Line]], float | None]:
-    """Return one of a head's conditional entropies over a run: the first, the least, the last."""
+class Job:
+    """One version with one seed: its process, and how far it is."""
 
-    def figure(rounds: list[Line]) -> float | None:
-        values = [line["entropy"][head] for line in rounds if line["entropy"][head] is not None]
-        return which(values) if values else None
+    def __init__(self, name: str, seed: int, played: int, arguments: Sequence[str]) -> None:
+        """Describe it; the process starts with its first round."""
+        self.name, self.seed, self.played = name, seed, played
+        self.busy = self.failed = False
+        self.seconds = 0.0
+        """What its last round took, the start of its process aside."""
+        self._arguments = [*arguments, "--worker", f"{name}:{seed}"]
+        self._process: subprocess.Popen[str] | None = None
 
-    return figure
+    @property
+    def label(self) -> str:
+        """Version and seed."""
+        return f"{self.name}-{self.seed}"
 
+    def begin_round(self, answers: queue.SimpleQueue[tuple[Job, str | None]]) -> None:
+        """Ask for a round; its line, or None where the process ended, comes through the queue."""
+        if self._process is None:
+            self._process = subprocess.Popen(
+                [sys.executable, __file__, *self._arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            threading.Thread(target=self._listen, args=(answers,), daemon=True).start()
+        assert self._process.stdin is not None
+        self.busy = True
+        with contextlib.suppress(BrokenPipeError):  # its end comes through the queue
+            self._process.stdin.write("round\n")
+            self._process.stdin.flush()
 
-def first(values: list[float]) -> float:
-    """Return the first."""
-    return values[0]
+    def _listen(self, answers: queue.SimpleQueue[tuple[Job, str | None]]) -> None:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        for text in self._process.stdout:
+            answers.put((self, text))
+        answers.put((self, None))
 
-
-def last(values: list[float]) -> float:
-    """Return the last."""
-    return values[-1]
-
-
-def credits_together(rounds: list[Line]) -> float:
-    """Return how often credit was earned in a round beside another live seed, in the mean."""
-    return fmean(
-        sum(count for n, count in line["credits"].items() if int(n) >= 2) for line in rounds
-    )
-
-
-def time_together(rounds: list[Line]) -> float:
-    """Return the share of decisions at which two or more seeds lived."""
-    together = sum(
-        count for line in rounds for n, count in line["decisions"].items() if int(n) >= 2
-    )
-    return float(together / sum(sum(line["decisions"].values()) for line in rounds))
-
-
-def round_time(rounds: list[Line]) -> float:
-    """Return the median time of a round without its twins; the first has captures to make."""
-    later = rounds[1:] or rounds
-    return float(median(line["seconds"] - line["timings"]["twins"] for line in later))
-
-
-def update_time(rounds: list[Line]) -> float:
-    """Return the median time of an update."""
-    return float(median(line["timings"]["update"] for line in rounds[1:] or rounds))
-
-
-def memory(rounds: list[Line]) -> float:
-    """Return the most memory of a run in GiB."""
-    return float(max(line["memory_bytes"] for line in rounds)) / 2**30
-
-
-def print_summary(lines: Sequence[Line]) -> None:
-    """Print one row per policy, then the documents' criteria."""
-    results = Results(lines)
-    columns: dict[str, tuple[Callable[[list[Line]], float | None], str]] = {
-        "return": (late("return"), "+.3f"),
-        "gain": (late("gain"), "+.2f"),
-        "explained": (late("explained_variance"), ".2f"),
-        **{
-            f"{head} entropy, {told}": (entropy(head, which), ".2f")
-            for head in HEADS
-            for told, which in (("first", first), ("least", min), ("last", last))
-        },
-        "credits a round, 2 or 3 live": (credits_together, ".1f"),
-        "decisions with 2 or 3 live": (time_together, ".1%"),
-        "round s": (round_time, ".1f"),
-        "update s": (update_time, ".2f"),
-        "peak GiB": (memory, ".2f"),
-    }
-    print(f"| policy | parameters | seeds | {' | '.join(columns)} |")
-    print("|---" * (len(columns) + 3) + "|")
-    for name, seeds in results.runs.items():
-        cells = [
-            _told(list(results.by_seed(name, f).values()), form) for f, form in columns.values()
-        ]
-        parameters = next(iter(seeds.values()))[0]["parameters"]
-        print(f"| {name} | {parameters:,} | {len(seeds)} | {' | '.join(cells)} |")
-    print("\nReturn, gain and explained variance over the second half of a run; ± is the deviation")
-    print("between seeds.\n")
-    print("| criterion | measured (V1 is documents-v1, V2 documents-000) | answer |\n|---|---|---|")
-    for answered in criteria(results):
-        print(f"| {' | '.join(answered)} |")
+    def end(self) -> None:
+        """End the process; a round in progress is lost, its run is saved as of the last one."""
+        if self._process is None:
+            return
+        assert self._process.stdin is not None
+        if self.busy:
+            self._process.terminate()
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        self._process.wait()
 
 
-def _told(values: list[float], form: str) -> str:
-    if not values:
-        return "–"
-    spread = torch.tensor(values).std() if len(values) > 1 else None
-    return f"{fmean(values):{form}}" + ("" if spread is None else f" ± {spread:{form.strip('+')}}")
+def next_job(jobs: Sequence[Job], rounds: int, seconds_left: float) -> Job | None:
+    """Return whose round is next: V1 and V2 before ours, then whoever has played the fewest.
 
-
-def criteria(results: Results) -> list[tuple[str, str, str]]:
-    """Return every success criterion of 000 and 002 with what was measured and its answer."""
-    if not {BEFORE, AFTER} <= set(results.runs):
-        return [("all", "runs of V1 and V2 are missing", "–")]
-
-    def compare(figure: Callable[[list[Line]], float | None]) -> tuple[str, str]:
-        values = results.differences(figure)
-        if len(values) < 2:
-            return f"V2 − V1: {values}", "too few seeds"
-        interval = paired_interval(torch.tensor(values, dtype=torch.float64))
-        answer = "yes" if interval.low >= 0 else "no" if interval.high < 0 else "cannot be told"
-        return f"V2 − V1: {interval}", answer
-
-    def kept(*heads: str) -> tuple[str, str]:
-        least = {head: results.by_seed(AFTER, entropy(head, min)).values() for head in heads}
-        told = ", ".join(f"{head} at least {min(v):.2f}" for head, v in least.items() if v)
-        holds = all(v and min(v) >= COLLAPSED for v in least.values())
-        return told or "none drawn", "yes" if holds else "no"
-
-    explained = results.by_seed(AFTER, late("explained_variance"))
-    before = results.by_seed(BEFORE, late("explained_variance"))
-    positive = (
-        f"V2 {fmean(explained.values()):.2f}, V1 {fmean(before.values()):.2f}",
-        "yes" if fmean(explained.values()) > max(0.0, fmean(before.values())) else "no",
-    )
-    slow, fast = (median(results.by_seed(n, round_time).values()) for n in (AFTER, BEFORE))
-    speed = (f"{slow:.1f} s against {fast:.1f} s", "yes" if slow <= SLOWEST * fast else "no")
-    return [
-        ("000, 1: V2 curves match or exceed V1 (return)", *compare(late("return"))),
-        ("000, 1: the same in points over the twin", *compare(late("gain"))),
-        ("000, 2; 002, 6: scaffolding credit improves", *compare(credits_together)),
-        ("000, 3; 002, 5: explained variance improves, above 0", *positive),
-        ("000, 4: blueprint entropy kept during GERMINATE", *kept("blueprint")),
-        (f"000, 5: a round within {SLOWEST:g} times V1", *speed),
-        ("002, 3: V3 curves match or exceed V2's observation", "there is no V2 (0060)", "–"),
-        ("002, 7: entropies of the sparse heads are stable", *kept(*HEADS)),
+    A round that would not end in time, by the one before, is not begun.
+    """
+    ready = [
+        job
+        for job in jobs
+        if not (job.busy or job.failed)
+        and job.played < rounds
+        and 1.1 * job.seconds <= seconds_left
     ]
+    return min(ready, key=lambda job: (job.name in OURS, job.played), default=None)
+
+
+def run_side_by_side(options: argparse.Namespace) -> bool:
+    """Play rounds until time is up; return whether every run has come to its end."""
+    began = time.monotonic()
+    folder = options.out.with_suffix(".state")
+    folder.mkdir(parents=True, exist_ok=True)
+    jobs = [
+        Job(name, seed, played_rounds(folder, name, seed), worker_arguments(options, folder, label))
+        for seed in range(options.seeds)
+        for name in options.versions
+        for label in [f"{name}-{seed}"]
+    ]
+    answers: queue.SimpleQueue[tuple[Job, str | None]] = queue.SimpleQueue()
+    with options.out.open("a", encoding="utf-8") as file:
+        try:
+            for line in _rounds(jobs, options, began, answers):
+                file.write(json.dumps(line) + "\n")
+                file.flush()
+                print(_told(time.monotonic() - began, line), flush=True)
+        finally:
+            for job in jobs:
+                job.end()
+    left = [job.label for job in jobs if job.played < options.rounds]
+    if left:
+        print(f"not at their end: {', '.join(left)}; the same command goes on", flush=True)
+    return not left
+
+
+def _rounds(
+    jobs: Sequence[Job],
+    options: argparse.Namespace,
+    began: float,
+    answers: queue.SimpleQueue[tuple[Job, str | None]],
+) -> Iterator[Line]:
+    """Yield every round when it is played."""
+    while True:
+        left = options.seconds - (time.monotonic() - began)
+        while sum(job.busy for job in jobs) < options.processes and left > 0:
+            job = next_job(jobs, min(options.rounds, options.most_rounds or options.rounds), left)
+            if job is None:
+                break
+            job.begin_round(answers)
+        if left <= 0 or not any(job.busy for job in jobs):
+            return
+        try:
+            job, text = answers.get(timeout=left)
+        except queue.Empty:
+            return
+        job.busy = False
+        if text is None:
+            job.failed = True
+            print(f"{job.label} ended early; what it said is above", file=sys.stderr, flush=True)
+            continue
+        line: Line = json.loads(text)
+        job.seconds, job.played = line["wall_seconds"], line["round"] + 1
+        yield line
+
+
+def played_rounds(folder: Path, name: str, seed: int) -> int:
+    """Return how many rounds the saved state of a run has behind it."""
+    path = folder / f"{name}-{seed}.pt"
+    if not path.exists():
+        return 0
+    return int(torch.load(path, map_location="cpu", weights_only=True, mmap=True)["round"])
+
+
+def worker_arguments(options: argparse.Namespace, folder: Path, label: str) -> list[str]:
+    """Return the command line of a run's own process."""
+    shared = ("task", "steps", "rounds", "rows", "device")
+    given = [text for name in shared for text in (f"--{name}", str(getattr(options, name)))]
+    data = [] if options.data is None else ["--data", options.data]
+    return [*given, *data, "--state", str(folder / f"{label}.pt")]
+
+
+def _told(seconds: float, line: Line) -> str:
+    explained = line["explained_variance"]
+    return (
+        f"[{seconds:4.0f} s] {line['name']}, seed {line['seed']}, round {line['round'] + 1}/"
+        f"{line['rounds']}: return {line['return']:+.3f}, gain {line['gain']:+.2f}, explained "
+        f"{'–' if explained is None else format(explained, '.2f')}, {line['wall_seconds']:.1f} s"
+    )
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Return what is asked for."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--summary", type=Path, help="print the tables of this file and end")
+    parser.add_argument("--out", type=Path, default=Path("versions.jsonl"))
+    parser.add_argument("--versions", nargs="+", choices=VERSIONS, default=list(VERSIONS))
+    parser.add_argument("--seeds", type=int, default=5, help="runs of every version")
+    parser.add_argument("--task", default="digits")
+    parser.add_argument("--data", help="file or folder; the usual places if not given")
+    parser.add_argument("--steps", type=int, default=150, help="decisions of an episode")
+    parser.add_argument("--rows", type=int, default=64, help="networks side by side in a run")
+    parser.add_argument("--rounds", type=int, default=32, help="of every run")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="at once")
+    parser.add_argument("--seconds", type=float, default=520.0, help="stop by then")
+    parser.add_argument("--most-rounds", type=int, help="stop after as many of every run, too")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("--pack", type=Path, help="at the end, write small states to this folder")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--state", help=argparse.SUPPRESS)
+    return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Train what is left, or print what was found."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--data", type=Path, help="file or folder; the usual places if not given")
-    parser.add_argument("--out", type=Path, default=Path("versions.jsonl"))
-    parser.add_argument("--summary", type=Path, help="print the tables of this file and end")
-    parser.add_argument("--seconds", type=float, default=1500.0, help="stop by then")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument(
-        "--only",
-        nargs="+",
-        choices=(*DOCUMENTS, *(f"ours-{width}" for width in WIDTHS)),
-        help="some of them: several processes, each with a file of its own, can share a device",
-    )
-    parser.add_argument("--rounds", type=int, default=6, help="of every run")
-    parser.add_argument("--rows", type=int, default=64, help="networks side by side")
-    parser.add_argument("--steps", type=int, help="decisions of an episode; cifar16's by default")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    options = parser.parse_args(arguments)
+    """Play what is left, or print what was found."""
+    options = parse(arguments)
     if options.summary is not None:
         print_summary(read_lines(options.summary))
         return 0
-    torch.set_num_threads(1)
-    is_done = work(options)
+    if options.worker is not None:
+        play(options)
+        return 0
+    is_done = run_side_by_side(options)
+    if options.pack is not None:
+        size = pack_states(options.out.with_suffix(".state"), options.pack)
+        print(f"states without moments: {size / 2**20:.1f} MiB in {options.pack}")
     print_summary(read_lines(options.out))
     return 0 if is_done else 1
 
