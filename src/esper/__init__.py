@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from esper.growth.run import GrowthConfig
     from esper.kasmina.blueprints import register_blueprint
     from esper.kasmina.evaluation import evaluate_contributions
+    from esper.kasmina.flops import FlopCount, count_flops
     from esper.kasmina.garden import Garden, GardenConfig
     from esper.kasmina.hosts import register_host
     from esper.kasmina.loading import load_garden
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = [
     "EsperError",
     "EsperWarning",
+    "FlopCount",
     "Garden",
     "GardenConfig",
     "Gardener",
@@ -48,6 +50,7 @@ __all__ = [
     "Trained",
     "__version__",
     "check_slots",
+    "count_flops",
     "evaluate_contributions",
     "grow",
     "load_garden",
@@ -68,6 +71,7 @@ _HOMES = {
     "esper.growth.run": ("GrowthConfig",),
     "esper.kasmina.blueprints": ("register_blueprint",),
     "esper.kasmina.evaluation": ("evaluate_contributions",),
+    "esper.kasmina.flops": ("FlopCount", "count_flops"),
     "esper.kasmina.garden": ("Garden", "GardenConfig"),
     "esper.kasmina.hosts": ("register_host",),
     "esper.kasmina.loading": ("load_garden",),

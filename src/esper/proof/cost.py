@@ -8,11 +8,9 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.contribution import plan_ablations
+from esper.kasmina.flops import PASSES_OF_TRAINING
 from esper.leyline.signals import Signals
 from esper.leyline.stages import SeedStage
-
-PASSES_OF_TRAINING = 3
-"""A step of training costs about three forward passes: one forward, two backward."""
 
 
 def training_flops(signals: Signals) -> Tensor:
