@@ -14,7 +14,7 @@ def names() -> list[str]:
     return sorted(
         module.name
         for module in pkgutil.iter_modules(benchmarks.__path__)
-        if not (module.ispkg or module.name.startswith("_") or module.name in ("pool", "table"))
+        if not (module.name.startswith("_") or module.name in ("pool", "problems", "table"))
     )
 
 

@@ -1,0 +1,302 @@
+"""Trains one network of a depth cell and measures it: every FLOP counted, fully decayed."""
+
+from __future__ import annotations
+
+import math
+import sysconfig
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from benchmarks.depth.cells import CELLS, Cell, Job
+from benchmarks.depth.corpus import read_corpus
+from benchmarks.depth.models import NETWORKS, Network, run_block
+
+VALIDATION_BYTES = {"python": 2_200_000, "prose": 1_100_000, "stdlib": 200_000}
+IMAGES = "cifar16-all.npz"
+_CURVE_POINTS = 40
+
+
+# --- data --------------------------------------------------------------------------------------
+
+
+@dataclass
+class Text:
+    """Bytes to train on and bytes to validate on."""
+
+    train: Tensor
+    held_out: Tensor
+
+    def batches(self, cell: Cell, steps: int, seed: int, device: torch.device) -> Callable[[int], Any]:
+        """Return a function from the step to its windows and their next bytes."""
+        length, generator = cell.size.length, torch.Generator().manual_seed(seed)
+        starts = torch.randint(0, len(self.train) - length - 1, (steps, cell.batch), generator=generator)
+        starts, reach = starts.to(device), torch.arange(length + 1, device=device)
+
+        def batch(step: int) -> tuple[Tensor, Tensor]:
+            window = self.train[starts[step][:, None] + reach].long()
+            return window[:, :-1], window[:, 1:]
+
+        return batch
+
+    @torch.no_grad()
+    def measure(self, network: Network, cell: Cell) -> dict[str, float]:
+        """Return the mean loss of the held-out text, in windows that do not overlap."""
+        width = cell.size.length + 1
+        windows = self.held_out[: len(self.held_out) // width * width].view(-1, width).long()
+        total = torch.zeros((), dtype=torch.float64, device=windows.device)
+        for part in windows[: len(windows) // cell.batch * cell.batch].split(cell.batch):
+            logits = network(part[:, :-1]).float().flatten(0, 1)
+            total += F.cross_entropy(logits, part[:, 1:].flatten(), reduction="sum")
+        return {"loss": float(total) / (len(windows) // cell.batch * cell.batch * cell.size.length)}
+
+
+@dataclass
+class Images:
+    """Images of 16x16 with crops and mirror images for training, as they are for the test."""
+
+    train: Tensor
+    train_labels: Tensor
+    test: Tensor
+    test_labels: Tensor
+
+    def batches(self, cell: Cell, steps: int, seed: int, device: torch.device) -> Callable[[int], Any]:
+        generator = torch.Generator(device=device).manual_seed(seed)
+        grid = torch.arange(16, device=device)
+        per_epoch = len(self.train) // cell.batch
+        order = torch.empty(0)
+
+        def batch(step: int) -> tuple[Tensor, Tensor]:
+            nonlocal order
+            if step % per_epoch == 0:
+                order = torch.randperm(len(self.train), device=device, generator=generator)
+            at = order[step % per_epoch * cell.batch :][: cell.batch]
+            shift = torch.randint(0, 5, (2, cell.batch, 1), device=device, generator=generator)
+            mirrored = torch.rand(cell.batch, 1, device=device, generator=generator) < 0.5
+            columns = torch.where(mirrored, 15 - grid, grid) + shift[0]
+            picked = self.train[at[:, None, None], (grid + shift[1])[:, :, None], columns[:, None, :]]
+            return picked.permute(0, 3, 1, 2), self.train_labels[at]
+
+        return batch
+
+    @torch.no_grad()
+    def measure(self, network: Network, cell: Cell) -> dict[str, float]:
+        logits = torch.cat([network(part.permute(0, 3, 1, 2)).float() for part in self.test.split(1_000)])
+        wrong = (logits.argmax(1) != self.test_labels).float().mean()
+        return {"loss": float(F.cross_entropy(logits, self.test_labels)), "error": float(wrong)}
+
+
+def load_data(name: str, folder: Path, device: torch.device) -> Text | Images:
+    """Read a cell's data onto the device."""
+    if name == "images":
+        return _load_images(folder / IMAGES, device)
+    if name == "stdlib":
+        root = Path(sysconfig.get_paths()["stdlib"])
+        files = sorted([*root.glob("*.py"), *root.glob("asyncio/*.py")])
+        text = "".join(file.read_text("utf-8", "ignore") for file in files).encode("ascii", "ignore")
+    else:
+        text = read_corpus(folder, name)
+    raw = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(device)
+    held_out = VALIDATION_BYTES[name]
+    return Text(raw[:-held_out], raw[-held_out:])
+
+
+def _load_images(path: Path, device: torch.device) -> Images:
+    if not path.exists():
+        raise SystemExit(f"{path} is missing; make it: python -m benchmarks depth images --out {path.parent}")
+    with np.load(path) as file:
+        parts = {key: torch.from_numpy(file[key]).to(device) for key in file.files}
+
+    def scale(images: Tensor) -> Tensor:
+        return (images.permute(0, 2, 3, 1).float() / 255 - 0.47) / 0.24
+
+    return Images(
+        F.pad(scale(parts["x_train"]), (0, 0, 2, 2, 2, 2)),
+        parts["y_train"].long(),
+        scale(parts["x_test"]),
+        parts["y_test"].long(),
+    )
+
+
+# --- growing -----------------------------------------------------------------------------------
+
+
+def sources_of(old: int, new: int, order: str) -> list[int]:
+    """Return which block awake before each of the blocks awake afterwards begins as."""
+    if order == "stack":
+        return [at % old for at in range(new)]
+    return [at * old // new for at in range(new)]
+
+
+@torch.no_grad()
+def grow(network: Network, optimizer: torch.optim.Optimizer, blocks: int, job: Job) -> set[nn.Module]:
+    """Wake blocks as the job says; return those that are new."""
+    fresh = set()
+    for stack in network.stacks():
+        old = network.awake
+        saved = [_copy_of(block, optimizer) for block in stack[:old]]
+        seen: set[int] = set()
+        for at, source in enumerate(sources_of(old, blocks, job.order)):
+            block = stack[at]
+            is_new = source in seen
+            seen.add(source)
+            weights, states = saved[source]
+            if is_new:
+                fresh.add(block)
+            if is_new and job.start in ("fresh", "zero"):
+                block.initialize(network.size.init, CELLS[job.cell].depth)
+                if job.start == "zero":
+                    block.silence()
+                continue
+            block.load_state_dict(weights)
+            for parameter, state in zip(block.parameters(), states, strict=True):
+                optimizer.state.pop(parameter, None)
+                if state and not (is_new and job.start == "copy"):
+                    optimizer.state[parameter] = {
+                        key: value.clone() if isinstance(value, Tensor) else value
+                        for key, value in state.items()
+                    }
+    network.awake = blocks
+    return fresh
+
+
+def _copy_of(block: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, list[Any]]:
+    weights = {key: value.clone() for key, value in block.state_dict().items()}
+    states = [
+        {k: v.clone() if isinstance(v, Tensor) else v for k, v in optimizer.state.get(p, {}).items()}
+        for p in block.parameters()
+    ]
+    return weights, states
+
+
+# --- training ----------------------------------------------------------------------------------
+
+
+def steps_of(job: Job, network: Network) -> int:
+    """Return how many steps the run has: a share of the cell's, or what its compute buys."""
+    cell = CELLS[job.cell]
+    if job.compute is None:
+        return round(job.length * cell.steps)
+    ends = [*(share for share, _ in job.plan[1:]), 1.0]
+    mean = sum(
+        (end - share) * network.training_flops(blocks)
+        for (share, blocks), end in zip(job.plan, ends, strict=True)
+    )
+    return int(job.compute * cell.steps * network.training_flops(cell.depth) / mean)
+
+
+def rate_factor(job: Job, cell: Cell, step: int, steps: int) -> float:
+    """Return the share of the highest rate: warm-up, then level and decay, linear or cosine."""
+    warmup = cell.warmup or max(50, steps // 50)
+    rise = min(1.0, (step + 1) / warmup)
+    if job.schedule == "wsd":
+        return rise * min(1.0, (steps - step) / (cell.decay * steps))
+    left = (steps - step) / steps
+    return rise * (left if job.schedule == "linear" else 0.5 * (1 - math.cos(math.pi * left)))
+
+
+def train(job: Job, data: Text | Images, device: torch.device, deadline: float) -> dict[str, Any] | None:
+    """Train one network to its end; return what is recorded, or None when time is up."""
+    cell = CELLS[job.cell]
+    torch.manual_seed(job.seed)
+    deepest = max(blocks for _, blocks in job.plan)
+    network: Network = NETWORKS[cell.network](cell.size, deepest).to(device)
+    if cell.network == "resnet" and device.type == "cuda":
+        network.to(memory_format=torch.channels_last)
+    network.awake = job.plan[0][1]
+    optimizer = _make_optimizer(cell, network, job.rate)
+    steps = steps_of(job, network)
+    todo = [(int(share * steps), blocks) for share, blocks in job.plan[1:]]
+    batch_at = data.batches(cell, steps, job.seed, device)
+    blending = _Blending(device)
+    network.run = blending.wrap(torch.compile(run_block, dynamic=False) if device.type == "cuda" else run_block)
+    flops, grew_at, losses = 0.0, -(10**9), []
+    began, busy = time.monotonic(), time.process_time()
+    network.train()
+    for step in range(steps):
+        if todo and step == todo[0][0]:
+            new = grow(network, optimizer, todo.pop(0)[1], job)
+            blending.begin(new, step, job.ramp * steps)
+            grew_at = step
+        blending.move(step)
+        factor = rate_factor(job, cell, step, steps)
+        if job.rewarm:
+            factor *= min(1.0, (step - grew_at + 1) / job.rewarm)
+        for group in optimizer.param_groups:
+            group["lr"] = job.rate * factor
+        inputs, targets = batch_at(step)
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            logits = network(inputs).float()
+            loss = F.cross_entropy(logits.flatten(0, -2), targets.flatten())
+        loss.backward()
+        if cell.optimizer == "adamw":
+            torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0, foreach=True)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        flops += network.training_flops(network.awake) * cell.batch
+        if step % max(1, steps // _CURVE_POINTS) == 0:
+            losses.append((flops, loss.detach()))
+            if time.monotonic() > deadline:
+                return None
+    network.eval()
+    with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+        result = data.measure(network, cell)
+    return {
+        **job.as_record(),
+        "steps": steps,
+        "flops": flops,
+        **result,
+        "parameters": sum(each.numel() for each in network.parameters()),
+        "seconds": round(time.monotonic() - began, 2),
+        "cpu_seconds": round(time.process_time() - busy, 2),
+        "curve": [[float(f"{at:.5g}"), round(float(value), 4)] for at, value in losses],
+    }
+
+
+class _Blending:
+    """Lets new blocks in by degrees: `x + amount * (block(x) - x)`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.new: set[nn.Module] = set()
+        self.amount = torch.ones((), device=device)
+        self.since, self.length = 0, 0.0
+
+    def begin(self, new: set[nn.Module], step: int, length: float) -> None:
+        self.new, self.since, self.length = (new if length else set()), step, length
+
+    def move(self, step: int) -> None:
+        if self.new:
+            share = (step - self.since + 1) / self.length
+            self.amount.fill_(min(1.0, share))
+            if share >= 1:
+                self.new = set()
+
+    def wrap(self, run: Callable[..., Tensor]) -> Callable[[nn.Module, Tensor], Tensor]:
+        def blended(block: nn.Module, x: Tensor) -> Tensor:
+            out = run(block, x)
+            return x + self.amount * (out - x) if block in self.new else out
+
+        return blended
+
+
+def _make_optimizer(cell: Cell, network: nn.Module, rate: float) -> torch.optim.Optimizer:
+    fused = next(network.parameters()).is_cuda
+    if cell.optimizer == "sgd":
+        return torch.optim.SGD(
+            network.parameters(), rate, momentum=0.9, nesterov=True, weight_decay=5e-4, fused=fused
+        )
+    return torch.optim.AdamW(
+        network.parameters(), rate, betas=(0.9, 0.95), weight_decay=0.1, fused=fused
+    )
+
+
+def finished(records: Sequence[dict[str, Any]]) -> set[str]:
+    """Return the names of the runs that are done."""
+    return {record["name"] for record in records}
