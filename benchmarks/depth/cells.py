@@ -53,24 +53,54 @@ _FOUR = {"depth": 4, "grown": doubling(1, 0.2, 0.4), "later": doubling(1, 0.3, 0
 CELLS = {
     cell.name: cell
     for cell in (
-        Cell("python-short", "gpt", "python", GPT_10M, steps=2_000, batch=128, rate=2e-3, **_TWELVE),
+        Cell(
+            "python-short", "gpt", "python", GPT_10M, steps=2_000, batch=128, rate=2e-3, **_TWELVE
+        ),
         Cell("python-long", "gpt", "python", GPT_10M, steps=8_000, batch=128, rate=2e-3, **_TWELVE),
         Cell("prose", "gpt", "prose", GPT_10M, steps=2_000, batch=128, rate=2e-3, **_TWELVE),
         Cell(
-            "ladder", "gpt", "python", Size(512, 8, 256, 256),
-            steps=4_000, batch=128, rate=1e-3, **_TWELVE,
+            "ladder",
+            "gpt",
+            "python",
+            Size(512, 8, 256, 256),
+            steps=4_000,
+            batch=128,
+            rate=1e-3,
+            **_TWELVE,
         ),
         Cell(
-            "vit", "vit", "images", Size(192, 3, 16, 10),
-            steps=5_820, batch=512, rate=1e-3, **_TWELVE,
+            "vit",
+            "vit",
+            "images",
+            Size(192, 3, 16, 10),
+            steps=5_820,
+            batch=512,
+            rate=1e-3,
+            **_TWELVE,
         ),
         Cell(
-            "cnn", "resnet", "images", Size(64, 1, 16, 10),
-            steps=2_910, batch=512, rate=0.3, optimizer="sgd", decay=0.4, **_FOUR,
+            "cnn",
+            "resnet",
+            "images",
+            Size(64, 1, 16, 10),
+            steps=2_910,
+            batch=512,
+            rate=0.3,
+            optimizer="sgd",
+            decay=0.4,
+            **_FOUR,
         ),
         Cell(
-            "small", "gpt", "stdlib", Size(32, 2, 64, 128, init=0.05),
-            steps=5_000, batch=16, rate=4e-3, decay=0.25, warmup=100, **_FOUR,
+            "small",
+            "gpt",
+            "stdlib",
+            Size(32, 2, 64, 128, init=0.05),
+            steps=5_000,
+            batch=16,
+            rate=4e-3,
+            decay=0.25,
+            warmup=100,
+            **_FOUR,
         ),
     )
 }
@@ -89,7 +119,8 @@ class Job:
     """In units of the cell's static network of final depth trained for the cell's steps."""
 
     start: str = "state"
-    """New blocks: "state" copies weights and optimizer state, "copy" weights only, "fresh", "zero"."""
+    """How new blocks begin: "state" copies weights and optimizer state, "copy" weights only,
+    "fresh" draws them, "zero" makes them the identity."""
 
     order: str = "stack"
     schedule: str = "wsd"
@@ -102,7 +133,9 @@ class Job:
     @property
     def name(self) -> str:
         """Return what identifies the run in the results."""
-        plan = ">".join(f"{blocks}@{share:g}" if share else str(blocks) for share, blocks in self.plan)
+        plan = ">".join(
+            f"{blocks}@{share:g}" if share else str(blocks) for share, blocks in self.plan
+        )
         size = f"c{self.compute:g}" if self.compute is not None else f"x{self.length:g}"
         odd = [
             f"{key}={value:g}" if isinstance(value, float | int) else value

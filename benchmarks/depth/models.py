@@ -24,7 +24,7 @@ def run_block(block: nn.Module, x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Size:
-    """Width, heads, context or image side, classes or vocabulary, and the spread of first weights."""
+    """Width, heads, context or image side, vocabulary or classes, first standard deviation."""
 
     dim: int
     heads: int
@@ -41,7 +41,10 @@ class TransformerBlock(nn.Module):
         self.heads, self.is_causal = heads, is_causal
         self.n1, self.n2 = nn.RMSNorm(dim), nn.RMSNorm(dim)
         self.qkv, self.out = nn.Linear(dim, 3 * dim, bias=False), nn.Linear(dim, dim, bias=False)
-        self.up, self.down = nn.Linear(dim, 4 * dim, bias=False), nn.Linear(4 * dim, dim, bias=False)
+        self.up, self.down = (
+            nn.Linear(dim, 4 * dim, bias=False),
+            nn.Linear(4 * dim, dim, bias=False),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         batch, length, dim = x.shape
@@ -131,7 +134,10 @@ class GPT(Transformer):
 
     def __init__(self, size: Size, depth: int) -> None:
         super().__init__(size, depth, is_causal=True)
-        self.embed, self.position = nn.Embedding(size.classes, size.dim), nn.Embedding(size.length, size.dim)
+        self.embed, self.position = (
+            nn.Embedding(size.classes, size.dim),
+            nn.Embedding(size.length, size.dim),
+        )
         for table in (self.embed, self.position):
             nn.init.normal_(table.weight, std=size.init)
 
@@ -178,7 +184,10 @@ class ResNet(Network):
         )
         pairs = zip(self.widths, self.widths[1:], strict=False)
         self.shrink = nn.ModuleList(nn.Conv2d(a, b, 2, 2, bias=False) for a, b in pairs)
-        self.norm, self.head = nn.BatchNorm2d(self.widths[-1]), nn.Linear(self.widths[-1], size.classes)
+        self.norm, self.head = (
+            nn.BatchNorm2d(self.widths[-1]),
+            nn.Linear(self.widths[-1], size.classes),
+        )
 
     def stacks(self) -> list[nn.ModuleList]:
         return list(self.stages)

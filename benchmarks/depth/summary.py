@@ -11,6 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import fmean, stdev
 from typing import Any
 
@@ -29,7 +30,7 @@ def score_of(record: Record) -> float:
 
 def equal_loss_compute(curve: Curve, score: float) -> float | None:
     """Return the FLOPs at which the curve reaches the score; None where it does not bracket it."""
-    for (near, high), (far, low) in zip(curve, curve[1:], strict=False):
+    for (near, high), (far, low) in pairwise(curve):
         if low <= score <= high and high > low:
             share = (math.log(high) - math.log(score)) / (math.log(high) - math.log(low))
             return math.exp(math.log(near) + share * (math.log(far) - math.log(near)))

@@ -34,10 +34,14 @@ class Text:
     train: Tensor
     held_out: Tensor
 
-    def batches(self, cell: Cell, steps: int, seed: int, device: torch.device) -> Callable[[int], Any]:
+    def batches(
+        self, cell: Cell, steps: int, seed: int, device: torch.device
+    ) -> Callable[[int], Any]:
         """Return a function from the step to its windows and their next bytes."""
         length, generator = cell.size.length, torch.Generator().manual_seed(seed)
-        starts = torch.randint(0, len(self.train) - length - 1, (steps, cell.batch), generator=generator)
+        starts = torch.randint(
+            0, len(self.train) - length - 1, (steps, cell.batch), generator=generator
+        )
         starts, reach = starts.to(device), torch.arange(length + 1, device=device)
 
         def batch(step: int) -> tuple[Tensor, Tensor]:
@@ -67,7 +71,9 @@ class Images:
     test: Tensor
     test_labels: Tensor
 
-    def batches(self, cell: Cell, steps: int, seed: int, device: torch.device) -> Callable[[int], Any]:
+    def batches(
+        self, cell: Cell, steps: int, seed: int, device: torch.device
+    ) -> Callable[[int], Any]:
         generator = torch.Generator(device=device).manual_seed(seed)
         grid = torch.arange(16, device=device)
         per_epoch = len(self.train) // cell.batch
@@ -81,14 +87,18 @@ class Images:
             shift = torch.randint(0, 5, (2, cell.batch, 1), device=device, generator=generator)
             mirrored = torch.rand(cell.batch, 1, device=device, generator=generator) < 0.5
             columns = torch.where(mirrored, 15 - grid, grid) + shift[0]
-            picked = self.train[at[:, None, None], (grid + shift[1])[:, :, None], columns[:, None, :]]
+            picked = self.train[
+                at[:, None, None], (grid + shift[1])[:, :, None], columns[:, None, :]
+            ]
             return picked.permute(0, 3, 1, 2), self.train_labels[at]
 
         return batch
 
     @torch.no_grad()
     def measure(self, network: Network, cell: Cell) -> dict[str, float]:
-        logits = torch.cat([network(part.permute(0, 3, 1, 2)).float() for part in self.test.split(1_000)])
+        logits = torch.cat(
+            [network(part.permute(0, 3, 1, 2)).float() for part in self.test.split(1_000)]
+        )
         wrong = (logits.argmax(1) != self.test_labels).float().mean()
         return {"loss": float(F.cross_entropy(logits, self.test_labels)), "error": float(wrong)}
 
@@ -100,7 +110,9 @@ def load_data(name: str, folder: Path, device: torch.device) -> Text | Images:
     if name == "stdlib":
         root = Path(sysconfig.get_paths()["stdlib"])
         files = sorted([*root.glob("*.py"), *root.glob("asyncio/*.py")])
-        text = "".join(file.read_text("utf-8", "ignore") for file in files).encode("ascii", "ignore")
+        text = "".join(file.read_text("utf-8", "ignore") for file in files).encode(
+            "ascii", "ignore"
+        )
     else:
         text = read_corpus(folder, name)
     raw = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(device)
@@ -110,7 +122,9 @@ def load_data(name: str, folder: Path, device: torch.device) -> Text | Images:
 
 def _load_images(path: Path, device: torch.device) -> Images:
     if not path.exists():
-        raise SystemExit(f"{path} is missing; make it: python -m benchmarks depth images --out {path.parent}")
+        raise SystemExit(
+            f"{path} is missing; make it: python -m benchmarks depth images --out {path.parent}"
+        )
     with np.load(path) as file:
         parts = {key: torch.from_numpy(file[key]).to(device) for key in file.files}
 
@@ -136,7 +150,9 @@ def sources_of(old: int, new: int, order: str) -> list[int]:
 
 
 @torch.no_grad()
-def grow(network: Network, optimizer: torch.optim.Optimizer, blocks: int, job: Job) -> set[nn.Module]:
+def grow(
+    network: Network, optimizer: torch.optim.Optimizer, blocks: int, job: Job
+) -> set[nn.Module]:
     """Wake blocks as the job says; return those that are new."""
     fresh = set()
     for stack in network.stacks():
@@ -150,6 +166,8 @@ def grow(network: Network, optimizer: torch.optim.Optimizer, blocks: int, job: J
             weights, states = saved[source]
             if is_new:
                 fresh.add(block)
+            for parameter in block.parameters():
+                optimizer.state.pop(parameter, None)
             if is_new and job.start in ("fresh", "zero"):
                 block.initialize(network.size.init, CELLS[job.cell].depth)
                 if job.start == "zero":
@@ -157,7 +175,6 @@ def grow(network: Network, optimizer: torch.optim.Optimizer, blocks: int, job: J
                 continue
             block.load_state_dict(weights)
             for parameter, state in zip(block.parameters(), states, strict=True):
-                optimizer.state.pop(parameter, None)
                 if state and not (is_new and job.start == "copy"):
                     optimizer.state[parameter] = {
                         key: value.clone() if isinstance(value, Tensor) else value
@@ -170,7 +187,10 @@ def grow(network: Network, optimizer: torch.optim.Optimizer, blocks: int, job: J
 def _copy_of(block: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, list[Any]]:
     weights = {key: value.clone() for key, value in block.state_dict().items()}
     states = [
-        {k: v.clone() if isinstance(v, Tensor) else v for k, v in optimizer.state.get(p, {}).items()}
+        {
+            k: v.clone() if isinstance(v, Tensor) else v
+            for k, v in optimizer.state.get(p, {}).items()
+        }
         for p in block.parameters()
     ]
     return weights, states
@@ -202,7 +222,9 @@ def rate_factor(job: Job, cell: Cell, step: int, steps: int) -> float:
     return rise * (left if job.schedule == "linear" else 0.5 * (1 - math.cos(math.pi * left)))
 
 
-def train(job: Job, data: Text | Images, device: torch.device, deadline: float) -> dict[str, Any] | None:
+def train(
+    job: Job, data: Text | Images, device: torch.device, deadline: float
+) -> dict[str, Any] | None:
     """Train one network to its end; return what is recorded, or None when time is up."""
     cell = CELLS[job.cell]
     torch.manual_seed(job.seed)
@@ -216,7 +238,9 @@ def train(job: Job, data: Text | Images, device: torch.device, deadline: float) 
     todo = [(int(share * steps), blocks) for share, blocks in job.plan[1:]]
     batch_at = data.batches(cell, steps, job.seed, device)
     blending = _Blending(device)
-    network.run = blending.wrap(torch.compile(run_block, dynamic=False) if device.type == "cuda" else run_block)
+    network.run = blending.wrap(
+        torch.compile(run_block, dynamic=False) if device.type == "cuda" else run_block
+    )
     flops, grew_at, losses = 0.0, -(10**9), []
     began, busy = time.monotonic(), time.process_time()
     network.train()
