@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
@@ -11,6 +14,7 @@ from starlette.testclient import TestClient
 from esper.dashboard.app import make_app
 from esper.dashboard.guard import Access
 from tests.dashboard.stores import HOSTILE, growing, hostile, score, training
+from tests.harness.bad_stores import endless_table
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +30,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def client(runs: Path) -> TestClient:
-    app = make_app(runs, Access.on("127.0.0.1"), is_over=lambda: True)
+    return make_client(runs)
+
+
+def make_client(root: Path, **options: Any) -> TestClient:
+    app = make_app(root, Access.on("127.0.0.1"), **options)
     return TestClient(app, base_url="http://127.0.0.1:8737")
 
 
@@ -72,11 +80,36 @@ def test_every_kind_of_question_is_answered(client: TestClient) -> None:
     assert client.get("/api/seed", params={"id": "grown", "ordinal": 9}).status_code == 404
 
 
-def test_a_stream_begins_where_the_page_stands(client: TestClient) -> None:
+def test_a_stream_begins_where_the_page_stands(client: TestClient, runs: Path) -> None:
     position = client.get("/api/series", params={"id": "grown"}).json()["position"]
+    client = make_client(runs, is_over=lambda: True)
     answer = client.get("/api/stream", params={"id": "grown", "after": position})
     assert answer.headers["content-type"].startswith("text/event-stream")
     assert client.get("/api/stream", params={"id": "nothing"}).status_code == 404
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links need rights on Windows")
+def test_a_store_behind_a_link_is_not_shown(tmp_path: Path) -> None:
+    growing(tmp_path / "secret", epochs=1, task="secret")
+    (tmp_path / "runs" / "linked").mkdir(parents=True)
+    (tmp_path / "runs" / "linked" / "run.db").symlink_to(tmp_path / "secret" / "run.db")
+    client = make_client(tmp_path / "runs")
+    [listed] = client.get("/api/runs").json()["runs"]
+    assert listed["state"] == "damaged"
+    for path in ("run", "series", "garden", "decisions", "foreseen", "seed"):
+        answer = client.get(f"/api/{path}", params={"id": "linked"})
+        assert answer.status_code == 422
+        assert "is a link" in answer.json()["error"]
+
+
+def test_a_question_ends_with_the_server(tmp_path: Path) -> None:
+    training(tmp_path / "bad")
+    endless_table(tmp_path / "bad" / "run.db", "updates")
+    began = time.monotonic()
+    client = make_client(tmp_path, is_over=lambda: time.monotonic() > began + 0.3)
+    answer = client.get("/api/series", params={"id": "bad"})
+    assert "took too long" in answer.json()["error"]
+    assert time.monotonic() - began < 3
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,14 @@
 from __future__ import annotations
 
+import threading
+import time
 from pathlib import Path
 
+import pytest
+
+from esper.dashboard import catalog as catalogs
 from esper.dashboard.catalog import Catalog
+from esper.nissa.listing import RunEntry, describe_run
 from tests.dashboard.stores import growing
 
 
@@ -47,3 +53,32 @@ def test_a_run_that_begins_later_is_found(tmp_path: Path) -> None:
     assert catalog.folder("second") is None
     growing(tmp_path / "second", epochs=1)
     assert catalog.folder("second") == tmp_path / "second"
+
+
+def test_a_slow_store_keeps_nobody_else_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("bad", "good"):
+        growing(tmp_path / name, epochs=1)
+    described: list[str] = []
+    finish = threading.Event()
+
+    def describe(folder: Path) -> RunEntry:
+        described.append(folder.name)
+        if folder.name == "bad":
+            assert finish.wait(30)
+            time.sleep(2 * catalogs.SLOW_S)
+        return describe_run(folder)
+
+    monkeypatch.setattr(catalogs, "describe_run", describe)
+    catalog = Catalog(tmp_path, fresh_s=0.0)
+    listing = threading.Thread(target=catalog.entries)
+    listing.start()
+    assert catalog.folder("good") == tmp_path / "good"
+    assert listing.is_alive()
+    finish.set()
+    listing.join()
+    # Once is enough, as long as the store is what it was.
+    assert set(catalog.entries()) == {"bad", "good"}
+    assert described.count("bad") == 1
+    assert described.count("good") == 2

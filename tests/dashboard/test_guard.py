@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import pytest
 from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
@@ -65,6 +68,28 @@ def test_the_token_goes_from_the_address_into_a_cookie() -> None:
     assert "HttpOnly" in answer.headers["set-cookie"]
     assert "samesite=strict" in answer.headers["set-cookie"].lower()
     assert browser.get("/run").text == "inside"
+
+
+@pytest.mark.parametrize("path", ["//evil.example/..", "///evil.example", "/\\evil.example"])
+def test_the_token_leads_nowhere_else(path: str) -> None:
+    access = Access.on("0.0.0.0")
+    scope = {
+        "type": "http",
+        "path": path,
+        "query_string": f"token={access.token}".encode(),
+        "headers": [(b"host", b"192.168.1.5")],
+    }
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        return {"type": "http.request"}
+
+    asyncio.run(Guard(PlainTextResponse("inside"), access)(scope, receive, send))
+    location = dict(sent[0]["headers"])[b"location"]
+    assert location.startswith(b"/evil.example")
 
 
 def test_every_answer_says_what_a_browser_may_do() -> None:

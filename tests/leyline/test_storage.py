@@ -312,13 +312,13 @@ def test_a_file_in_the_way_stays(tmp_path: Path) -> None:
     assert names(tmp_path) == ["state"]
 
 
-def test_a_link_stays_a_link(tmp_path: Path) -> None:
+def test_nothing_is_saved_through_a_link(tmp_path: Path) -> None:
     save(tmp_path / "round_3", OLD)
     (tmp_path / "latest").symlink_to("round_3")
-    save(tmp_path / "latest", NEW)
-    assert (tmp_path / "latest").is_symlink()
-    assert_same(load(tmp_path / "round_3"), NEW)
-    assert_same(load(tmp_path / "latest"), NEW)
+    with pytest.raises(CheckpointError, match="it is a link to round_3, and nothing is written"):
+        save(tmp_path / "latest", NEW)
+    assert_same(load(tmp_path / "round_3"), OLD)
+    assert_same(load(tmp_path / "latest"), OLD)
 
 
 def test_the_folder_is_as_readable_as_any_other(tmp_path: Path) -> None:

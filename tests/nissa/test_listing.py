@@ -245,3 +245,19 @@ def test_a_private_folder_is_passed_over(tmp_path: Path) -> None:
             path.chmod(mode)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "['mine']\n"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links need rights on Windows")
+def test_nothing_outside_the_folder_is_listed(tmp_path: Path) -> None:
+    tell(tmp_path / "secret", sinks=())
+    (tmp_path / "secret" / "config.yaml").write_text("task: secret\n")
+    linked = tmp_path / "runs" / "linked"
+    linked.mkdir(parents=True)
+    (linked / "run.db").symlink_to(tmp_path / "secret" / "run.db")
+    settings = tmp_path / "runs" / "settings"
+    (settings / "checkpoints").mkdir(parents=True)
+    (settings / "config.yaml").symlink_to(tmp_path / "secret" / "config.yaml")
+    found = {entry.path.name: entry for entry in find_runs(tmp_path / "runs")}
+    assert found["linked"].state == "damaged"
+    assert "is a link" in str(found["linked"].note)
+    assert found["settings"].task is None

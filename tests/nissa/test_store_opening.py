@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,12 @@ def test_a_held_store_cannot_be_opened_either(tmp_path: Path) -> None:
     holder.rollback()
     holder.close()
     open_store(tmp_path, run_row(), resume=True, sinks=()).close()
+
+
+def test_a_run_waits_minutes_for_whoever_holds_its_store(tmp_path: Path) -> None:
+    with open_store(tmp_path, run_row(), sinks=()) as store:
+        found = store._writer.call(lambda made: made.execute("PRAGMA busy_timeout").fetchone())
+        assert found[0] >= 60_000
 
 
 READ_ONLY = """
@@ -124,3 +131,15 @@ def test_what_vanishes_is_noticed_at_the_next_checkpoint(tmp_path: Path, what: s
     with pytest.raises(StoreError, match=r"was moved or removed .* --resume"):
         store.watermark()
     store.close()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links need rights on Windows")
+@pytest.mark.parametrize("make", [os.symlink, os.link], ids=["symbolic", "hard"])
+def test_a_store_behind_a_link_is_not_written(tmp_path: Path, make: Callable[..., None]) -> None:
+    open_store(tmp_path / "mine", run_row(), sinks=()).close()
+    before = (tmp_path / "mine" / "run.db").read_bytes()
+    (tmp_path / "sent").mkdir()
+    make(tmp_path / "mine" / "run.db", tmp_path / "sent" / "run.db")
+    with pytest.raises(CheckpointError, match=r"it is a link to|\(a hard link\)"):
+        open_store(tmp_path / "sent", run_row(), resume=True, sinks=())
+    assert (tmp_path / "mine" / "run.db").read_bytes() == before

@@ -48,6 +48,15 @@ def finished(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
+def test_a_report_is_not_written_through_a_link(finished: Path, tmp_path: Path) -> None:
+    precious = tmp_path / "bashrc"
+    precious.write_text("precious")
+    (finished / "report.html").symlink_to(precious)
+    with pytest.raises(CheckpointError, match="it is a link to"):
+        report_run(finished)
+    assert precious.read_text() == "precious"
+
+
 def test_a_finished_run_is_told_from_its_store(finished: Path) -> None:
     path = report_run(finished)
     assert path == finished / "report.html"

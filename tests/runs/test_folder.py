@@ -222,6 +222,44 @@ def test_a_log_that_cannot_be_written_is_named(
     def refuse(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(CheckpointError, match=r"cannot write .*log\.txt: No space left on device"):
         folder.log("x")
+
+
+# ------------------------------------------------------------------------------------------- links
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links need rights on Windows")
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("log.txt", "summary.json", "report.html", "run.db", "run.db-wal", "run.db.lock"),
+        *("config.yaml", "tb", "checkpoints", "grown", "tb/events", "checkpoints/latest/state"),
+    ],
+)
+def test_a_run_with_a_link_in_it_is_not_continued(tmp_path: Path, name: str) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("task: digits")
+    folder = make_folder(tmp_path / "run")
+    link = folder.path / name
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.unlink(missing_ok=True)
+    link.symlink_to(precious)
+    refusal = pytest.raises(CheckpointError, match=f"{link}: it is a link to {precious}")
+    with refusal, folder.claim_run():
+        pass
+    assert precious.read_text() == "task: digits"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a folder in use cannot be moved there")
+def test_the_log_of_another_folder_under_the_same_name_is_left_alone(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "run")
+    with folder.claim() as lock:
+        os.rename(folder.path, tmp_path / "moved")
+        (tmp_path / "run").mkdir()
+        (tmp_path / "run" / "log.txt").write_text("another\n")
+        folder.log("mine")
+        lock.release()
+    assert (tmp_path / "run" / "log.txt").read_text() == "another\n"
+    assert (tmp_path / "moved" / "log.txt").read_text().endswith(" mine\n")

@@ -10,7 +10,9 @@ from collections.abc import Awaitable, Callable
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
+import anyio
 import anyio.to_thread
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -25,10 +27,13 @@ from esper.dashboard import episodes, reading, stream
 from esper.dashboard.catalog import Catalog
 from esper.dashboard.guard import Access, Guard
 from esper.leyline.errors import EsperError, reason_of
-from esper.nissa.reader import StoredRun, open_run
+from esper.nissa.reader import StoredRun
 from esper.report.markup import visible
 from esper.report.page import load_templates
 from esper.report.series import read_series
+
+MOST_THREADS = 4
+"""Threads that answer for one run at once; a slow store keeps no more of them."""
 
 MOST_OVERLAID = 8
 """Runs that one page looks at together."""
@@ -43,7 +48,7 @@ def make_app(root: Path, access: Access, *, is_over: Callable[[], bool] = lambda
     Args:
         root: a run folder, or one that holds runs.
         access: what a request must bring.
-        is_over: says when streams have to end, so that the server can stop.
+        is_over: says when streams and questions have to end, so that the server can stop.
     """
     pages = _Pages(root, is_over)
     routes = [
@@ -111,7 +116,8 @@ def _data(read: Callable[[_Pages, Request], Any]) -> Endpoint:
 
     @functools.wraps(read)
     async def answer(self: _Pages, request: Request) -> Response:
-        found = await anyio.to_thread.run_sync(read, self, request)
+        limiter = self.limiter(request.query_params.get("id", ""))
+        found = await anyio.to_thread.run_sync(read, self, request, limiter=limiter)
         return _answer(found)
 
     return answer
@@ -122,7 +128,8 @@ def _of_run(read: Callable[[_Pages, Request, StoredRun], Any]) -> Endpoint:
 
     @functools.wraps(read)
     def opened(self: _Pages, request: Request) -> Any:
-        with open_run(self.folder(request.query_params.get("id", ""))) as run:
+        folder = self.folder(request.query_params.get("id", ""))
+        with reading.open_shown(folder, self.is_over) as run:
             return reading.plain(read(self, request, run))
 
     return _data(opened)
@@ -132,8 +139,9 @@ class _Pages:
     """Everything that can be asked for."""
 
     def __init__(self, root: Path, is_over: Callable[[], bool]) -> None:
-        self._catalog = Catalog(root)
-        self._is_over = is_over
+        self._catalog = Catalog(root, is_over=is_over)
+        self.is_over = is_over
+        self._limiters: WeakValueDictionary[str, anyio.CapacityLimiter] = WeakValueDictionary()
         self._templates = load_templates("esper.dashboard")
 
     # ------------------------------------------------------------------------------------- pages
@@ -230,11 +238,18 @@ class _Pages:
             places = [""] * len(names)
         watches = []
         for name, place in zip(names, places, strict=True):
-            path = await anyio.to_thread.run_sync(self.folder, name)
-            watches.append(stream.Watch(name, path, stream.Position.parse(place)))
+            path = await anyio.to_thread.run_sync(self.folder, name, limiter=self.limiter(name))
+            watches.append(stream.Watch(name, path, stream.Position.parse(place), self.is_over))
         return StreamingResponse(
-            stream.events(watches, is_over=self._is_over), media_type="text/event-stream"
+            stream.events(watches, is_over=self.is_over), media_type="text/event-stream"
         )
+
+    def limiter(self, name: str) -> anyio.CapacityLimiter:
+        """Return what limits the threads that answer for one run: others have their own."""
+        found = self._limiters.get(name)
+        if found is None:
+            found = self._limiters[name] = anyio.CapacityLimiter(MOST_THREADS)
+        return found
 
     def folder(self, name: str) -> Path:
         """Return the folder of a run that may be shown."""

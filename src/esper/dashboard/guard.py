@@ -131,7 +131,9 @@ class Guard:
         given = asked.query_params.get("token")
         if given is not None and hmac.compare_digest(given.encode(), token.encode()):
             rest = urlencode([p for p in asked.query_params.multi_items() if p[0] != "token"])
-            answer = RedirectResponse(scope["path"] + (f"?{rest}" if rest else ""), 303)
+            # A path that begins with two slashes would be an address elsewhere.
+            path = "/" + scope["path"].lstrip("/\\")
+            answer = RedirectResponse(path + (f"?{rest}" if rest else ""), 303)
             answer.set_cookie(COOKIE, token, httponly=True, samesite="strict")
             return answer
         if hmac.compare_digest(asked.cookies.get(COOKIE, "").encode(), token.encode()):

@@ -8,18 +8,29 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
+from esper.nissa.database import STORE_FILE, StoreError
+from esper.nissa.limits import TimeLimit
 from esper.nissa.listing import RunEntry
-from esper.nissa.reader import StoredRun
+from esper.nissa.reader import StoredRun, open_run
 from esper.report.markup import visible
 from esper.report.page import flatten
 from esper.report.panels import panels_for
-from esper.report.series import ask
+from esper.report.series import TIMEOUT_S, ask
 
 MOST_ALARMS = 200
+
+REQUEST_S = 10.0
+"""How long all questions of one answer may take together."""
+
+_BUSY_S = 1.0
 _PACE = 10
 """Rounds or epochs whose time tells how long the rest will take."""
 
@@ -41,6 +52,29 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     return visible(value)
+
+
+@contextmanager
+def open_shown(folder: Path, is_over: Callable[[], bool]) -> Iterator[StoredRun]:
+    """Open the store of a run for one answer of the server, within limits of time.
+
+    Args:
+        folder: the run.
+        is_over: says when the server has to stop.
+
+    Raises:
+        StoreError: There is no store, it cannot be read, or it is a link: what that leads to may
+            lie outside the folder whose runs are shown.
+    """
+    if os.path.islink(folder / STORE_FILE):
+        raise StoreError(f"{STORE_FILE} of this run is a link; put the store itself there")
+    until = time.monotonic() + REQUEST_S
+    limit = TimeLimit(TIMEOUT_S, lambda: not is_over() and time.monotonic() < until)
+    try:
+        with open_run(folder, limit=limit, busy_timeout_s=_BUSY_S) as run:
+            yield run
+    except BrokenPipeError:
+        raise StoreError("the store of this run took too long to answer") from None
 
 
 # ------------------------------------------------------------------------------------- a run's top

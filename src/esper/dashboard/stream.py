@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import anyio
 import anyio.to_thread
 
-from esper.dashboard.reading import plain, read_kind, read_progress
+from esper.dashboard.reading import open_shown, plain, read_kind, read_progress
 from esper.leyline.errors import EsperError, reason_of
 from esper.nissa.columns import TABLES
 from esper.nissa.database import STORE_FILE
-from esper.nissa.reader import StoredRun, open_run
+from esper.nissa.reader import StoredRun
 from esper.report.panels import series_for
 from esper.report.series import Points, ask, read_new
 
@@ -38,6 +39,9 @@ SHARE = 0.01
 """The part of its time that a stream looks at runs, at most: one that is slow is asked less."""
 
 LONGEST_PAUSE_S = 3.0
+
+SLOW_S = 2.0
+"""A store that fails after longer than this is asked again only once it has changed."""
 
 MOST_ROWS = 2_000
 """Rows of a table in one event; what is more follows at once."""
@@ -110,9 +114,17 @@ def read_change(run: StoredRun, since: Position) -> tuple[Position, dict[str, An
 class Watch:
     """One run that a page looks at."""
 
-    def __init__(self, name: str, path: Path, since: Position | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        path: Path,
+        since: Position | None,
+        is_over: Callable[[], bool] = lambda: False,
+    ) -> None:
         """Begin after `since`, or at what is there at the first look."""
         self.name, self.path = name, path
+        self._is_over = is_over
+        self._failed: tuple[Any, ...] = ()
         self.position = since
         self._seen: tuple[Any, ...] = ()
         self._told = ""
@@ -126,10 +138,13 @@ class Watch:
         touched = _touched(self.path)
         if touched == self._seen and time.monotonic() - self._asked < QUIET_S:
             return None
+        if touched == self._failed:
+            return None  # it would take as long again
+        began = time.monotonic()
         is_first = self.position is None
         change: dict[str, Any] = {}
         try:
-            with open_run(self.path) as run:
+            with open_shown(self.path, self._is_over) as run:
                 if self.position is None:
                     self.position = read_position(run)
                 if touched != self._seen:
@@ -139,6 +154,8 @@ class Watch:
                 self._asked = time.monotonic()
                 progress = read_progress(run)
         except (EsperError, sqlite3.Error, OSError, ValueError, LookupError) as error:
+            if time.monotonic() - began > SLOW_S:
+                self._failed = touched
             return self._unless_told({"error": reason_of(error)})
         # The age of a run changes all the time and is told with what is new only.
         lasting = {key: value for key, value in progress.items() if key not in ("age_s", "eta_s")}
@@ -179,10 +196,11 @@ async def events(
     """Yield server-sent events as long as somebody listens."""
     yield "retry: 1000\n\n"
     spoken = time.monotonic()
+    limiter = anyio.CapacityLimiter(1)
     while not is_over():
         began = time.monotonic()
         for watch in watches:
-            found = await anyio.to_thread.run_sync(watch.look)
+            found = await anyio.to_thread.run_sync(watch.look, limiter=limiter)
             if found is not None:
                 spoken = time.monotonic()
                 name = found.pop("run")

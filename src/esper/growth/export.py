@@ -13,7 +13,8 @@ from torch.utils._pytree import tree_map
 
 from esper.kasmina.garden import Garden
 from esper.kasmina.probe import axis_size, call_arguments, evaluating, resized, tensors_along
-from esper.leyline.errors import CheckpointError, UsageError, unknown_name
+from esper.leyline.errors import UsageError, unknown_name
+from esper.leyline.files import atomic_write_bytes
 
 Format = Literal["onnx", "pt2"]
 
@@ -70,12 +71,7 @@ def export_garden(garden: Garden, example: Any, path: str | Path, kind: Format) 
                 "save it by garden.save(folder) instead"
             ) from error
         content = _as_pt2(program) if kind == "pt2" else _as_onnx(program)
-    try:
-        path.write_bytes(content)
-    except OSError as error:
-        raise CheckpointError(
-            f"cannot write {path}: {error.strerror}; export to a place you may write to"
-        ) from error
+    atomic_write_bytes(path, content)
     return path
 
 

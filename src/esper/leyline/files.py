@@ -3,6 +3,9 @@
 A reader finds what was there before or what is there now, never a part: what is new is written
 beside its place, made durable, and renamed in, whatever interrupts it. One process at a time may
 write to a place; any number may read it meanwhile.
+
+Nothing is written through a link. A folder that somebody sent may hold a link named like a file
+that Esper writes, and that link may point at any file of the user who opens the folder.
 """
 
 from __future__ import annotations
@@ -34,6 +37,65 @@ _ADVICE = {
     errno.ENAMETOOLONG: "choose a shorter name",
 }
 
+_NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
+_NO_WAIT = getattr(os, "O_NONBLOCK", 0)
+
+
+def linked(path: Path) -> CheckpointError:
+    """Return the error for a link in the place of something that is to be written."""
+    try:
+        there = f" to {os.readlink(path)}"
+    except (OSError, ValueError):
+        there = ""
+    return CheckpointError(
+        f"cannot save to {path}: it is a link{there}, and nothing is written through links; remove "
+        "the link, or name the place itself"
+    )
+
+
+def refuse_link(path: Path) -> None:
+    """Raise where a link lies at a path.
+
+    Raises:
+        CheckpointError: There is a link; what it points to is not touched.
+    """
+    if os.path.islink(path):
+        raise linked(path)
+
+
+def append_to(path: Path, *, folder: int | None = None) -> BinaryIO:
+    """Open a file to write at its end; make it where it is missing. A link is never followed.
+
+    Args:
+        path: the file.
+        folder: an open handle of the folder it lies in. The file is then looked for in that
+            folder, wherever the folder has been moved to.
+
+    Raises:
+        CheckpointError: A link is there, or the file has another name elsewhere (a hard link).
+        OSError: It cannot be opened.
+    """
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | _NO_FOLLOW | _NO_WAIT
+    where: str | Path = path if folder is None else path.name
+    if not _NO_FOLLOW:
+        refuse_link(path)
+    try:
+        handle = os.open(where, flags, 0o666, dir_fd=folder)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise linked(path) from None
+        raise
+    status = os.fstat(handle)
+    if stat.S_ISREG(status.st_mode) and status.st_nlink <= 1:
+        return os.fdopen(handle, "ab")
+    os.close(handle)
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "Is a folder, a pipe or a device, not a file", str(path))
+    raise CheckpointError(
+        f"cannot write {path}: the file has another name elsewhere (a hard link), which would "
+        "change with it; put a copy of the file in its place"
+    )
+
 
 def atomic_write_text(path: Path, text: str) -> None:
     """Write a UTF-8 text file so that a reader finds the old text or the new one, never a part.
@@ -42,11 +104,20 @@ def atomic_write_text(path: Path, text: str) -> None:
         CheckpointError: The disk refused, or something else than a file is there; what was there
             before is untouched.
     """
-    target = _real(path)
+    atomic_write_bytes(path, text.encode())
+
+
+def atomic_write_bytes(path: Path, data: bytes) -> None:
+    """Write a file so that a reader finds the old content or the new one, never a part.
+
+    Raises:
+        CheckpointError: The disk refused, or something else than a file is there, such as a link;
+            what was there before is untouched.
+    """
+    target = _place(path)
     if target.exists() and not target.is_file():
         # A rename would put a file in the place of a device.
         raise CheckpointError(f"cannot save to {target}: it is not a file; choose another name")
-    data = text.encode()
     fresh = _temporary(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -68,7 +139,7 @@ def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
     Raises:
         CheckpointError: The disk refused; what was there before is untouched.
     """
-    target = _real(folder)
+    target = _place(folder)
     try:
         _replace_folder(target, files)
     except CheckpointError:
@@ -117,9 +188,20 @@ def read_regular(path: str | os.PathLike[str], most: int | None = None) -> bytes
         return file.read(-1 if most is None else most)
 
 
+def _place(path: Path) -> Path:
+    """Return where a path is, of which only the folders before its last part may be links."""
+    refuse_link(path)
+    if path.name in ("", ".."):
+        return _real(path)
+    # The last part is not resolved: a link put there from now on is replaced, never followed.
+    return _real(path.parent) / path.name
+
+
 def _real(path: Path) -> Path:
-    # A link stays a link: what it points to is replaced.
-    return Path(os.path.realpath(path))
+    try:
+        return Path(os.path.realpath(path))
+    except ValueError:  # a zero byte, or a character that no file name can hold
+        raise CheckpointError(f"{str(path)!r} is no name of a file or folder") from None
 
 
 def _aside(target: Path) -> Path:

@@ -15,6 +15,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout, lock_descriptor
 
 from esper.leyline.errors import CheckpointError
+from esper.leyline.files import refuse_link
 
 _WAIT_S = 0.4
 _PAUSE_S = 0.02
@@ -28,6 +29,11 @@ class WriterLock:
     def __init__(self, path: Path) -> None:
         """Name the lock file; nothing is created yet."""
         self.path = path
+        self.folder: int | None = None
+        """An open handle of the folder while the lock is held, where the system has such handles.
+
+        It stays the handle of this very folder, whatever is put under its name meanwhile.
+        """
         self._file: tuple[int, int] | None = None
         self._lock = FileLock(
             path,
@@ -46,14 +52,21 @@ class WriterLock:
         Raises:
             CheckpointError: Another process has it, or the folder cannot be written to.
         """
+        # The lock itself refuses a link; this says so in words.
+        refuse_link(self.path)
         try:
             self._lock.acquire()
+            self._open_folder()
         except Timeout:
             raise CheckpointError(
                 f"{self.path.parent} is being written by another process{_holder(self.path)}; "
                 "wait for it or choose another folder"
             ) from None
+        except CheckpointError:
+            self.release()
+            raise
         except OSError as error:
+            self.release()
             raise CheckpointError(
                 f"cannot write to {self.path.parent}: {error.strerror or error}; "
                 "make the folder writable or choose another"
@@ -62,6 +75,9 @@ class WriterLock:
     def release(self) -> None:
         """Give the lock back; the file stays. Does nothing the second time."""
         self._file = None
+        if self.folder is not None:
+            os.close(self.folder)
+            self.folder = None
         self._lock.release(force=True)
 
     @property
@@ -76,9 +92,22 @@ class WriterLock:
             return False
         return (status.st_dev, status.st_ino) == self._file
 
+    def _open_folder(self) -> None:
+        if os.open not in os.supports_dir_fd:
+            return
+        self.folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        inside = os.stat(self.path.name, dir_fd=self.folder, follow_symlinks=False)
+        if (inside.st_dev, inside.st_ino) != self._file or inside.st_nlink > 1:
+            raise CheckpointError(
+                f"cannot write to {self.path.parent}: its {self.path.name} was replaced, or has "
+                "another name elsewhere (a hard link); remove that file"
+            )
+
     def _sign(self, handle: int) -> None:
         status = os.fstat(handle)
         self._file = status.st_dev, status.st_ino
+        if status.st_nlink > 1:
+            return  # `acquire` refuses it
         # For the message of whoever is refused; the lock itself does not depend on it.
         with contextlib.suppress(OSError):
             os.ftruncate(handle, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import secrets
 import sqlite3
@@ -10,7 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from esper.leyline.errors import CheckpointError
+from esper.leyline.files import refuse_link
 from esper.nissa.columns import TABLES, VIEWS, Table, View
+from esper.nissa.limits import ANSWER_S, TimeLimit
 from esper.nissa.schema import SCHEMA_VERSION
 
 CHECKPOINT_KEPT = "; the last checkpoint is intact, then continue with --resume"
@@ -30,6 +33,14 @@ APPLICATION_ID = 0x45737072
 """Marks a SQLite file as an Esper store ("Espr")."""
 
 BUSY_TIMEOUT_S = 5.0
+"""How long a reader waits for a program that holds the store."""
+OPENING_TIMEOUT_S = 15.0
+"""How long a run that begins or goes on waits for one."""
+WRITING_TIMEOUT_S = 120.0
+"""How long a run that is going on waits for one before it ends."""
+
+MAX_VALUE_BYTES = 64 * 1024 * 1024
+"""Longest text that is read from a store."""
 
 
 def store_path(run: str | os.PathLike[str]) -> Path:
@@ -122,6 +133,26 @@ def create_database(path: Path, fill: Callable[[sqlite3.Connection], None]) -> N
                 leftover.unlink(missing_ok=True)
 
 
+def refuse_linked(path: Path) -> None:
+    """Raise where a store, or a file that SQLite keeps beside it, is a link to another file.
+
+    SQLite itself follows a link in the place of the database, and no other.
+    """
+    for name in (path, *(Path(f"{path}{end}") for end in ("-wal", "-shm", "-journal"))):
+        refuse_link(name)
+    if os.path.exists(f"{path}-journal"):
+        # A store has a write-ahead log. Undoing what such a journal says can delete other files.
+        raise StoreError(
+            f"cannot write {path}: {path.name}-journal lies beside it, which no store of Esper "
+            "has; remove that file"
+        )
+    if path.lstat().st_nlink > 1:
+        raise StoreError(
+            f"cannot write {path}: the file has another name elsewhere (a hard link), which would "
+            "change with it; put a copy of the file in its place"
+        )
+
+
 def remove_log(path: Path) -> None:
     """Remove what a store that is no longer there, or was never finished, has left beside it."""
     half_made = path.parent.glob(f".{path.name}.tmp-*")
@@ -140,30 +171,46 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
-def connect_writer(path: Path, *, busy_timeout_s: float = BUSY_TIMEOUT_S) -> sqlite3.Connection:
-    """Open an existing store for writing; refuse a foreign, older or newer file."""
+def connect_writer(
+    path: Path, limit: TimeLimit | None = None, *, busy_timeout_s: float = OPENING_TIMEOUT_S
+) -> sqlite3.Connection:
+    """Open an existing store for writing; refuse a foreign, older or newer file, and links."""
+    limit = TimeLimit(ANSWER_S) if limit is None else limit
     connection = None
     try:
+        refuse_linked(path)
         # The connection is handed to the writer thread, which alone uses it from then on.
         connection = _connect(path, "rw", busy_timeout_s, share_between_threads=True)
+        limit.apply(connection)
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
+        connection.execute("PRAGMA trusted_schema = OFF")
         check_identity(connection, path)
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute("PRAGMA journal_size_limit = 67108864")
         return connection
-    except (StoreError, sqlite3.Error) as error:
+    except (sqlite3.Error, OSError) as error:
         if connection is not None:
             connection.close()
-        if isinstance(error, StoreError):
+        if isinstance(error, CheckpointError):
             raise
-        raise cannot(f"open the store {path}", error) from error
+        raise unanswered(f"open the store {path}", path, error, limit) from error
 
 
 # --------------------------------------------------------------------------------------- reading
 
 
-def connect_reader(path: Path, *, busy_timeout_s: float = BUSY_TIMEOUT_S) -> sqlite3.Connection:
-    """Open a store for reading only; refuse what is missing, foreign, older, newer or damaged."""
+def connect_reader(
+    path: Path, limit: TimeLimit | None = None, *, busy_timeout_s: float = BUSY_TIMEOUT_S
+) -> sqlite3.Connection:
+    """Open a store for reading only; refuse what is missing, foreign, older, newer or damaged.
+
+    Args:
+        path: the file.
+        limit: the time that each question on the connection may take.
+        busy_timeout_s: how long to wait for another program that holds the file.
+    """
+    limit = TimeLimit(ANSWER_S) if limit is None else limit
     # Not the methods of Path, which raise for a name that cannot be.
     if not os.path.isfile(path):
         raise StoreError(f"there is no store at {path}; give the folder of a run")
@@ -173,6 +220,7 @@ def connect_reader(path: Path, *, busy_timeout_s: float = BUSY_TIMEOUT_S) -> sql
     try:
         connection = _connect(path, "ro", busy_timeout_s)
         try:
+            limit.apply(connection)
             check_identity(connection, path)
         except sqlite3.OperationalError:
             # In a folder that cannot be written to, SQLite cannot share its memory of the log;
@@ -182,21 +230,26 @@ def connect_reader(path: Path, *, busy_timeout_s: float = BUSY_TIMEOUT_S) -> sql
                 raise
             connection.close()
             connection = _connect(path, "ro&immutable=1", busy_timeout_s)
+            limit.apply(connection)
             check_identity(connection, path)
         connection.execute("PRAGMA query_only = ON")
         connection.execute("PRAGMA trusted_schema = OFF")
         connection.execute("PRAGMA cell_size_check = ON")
         return connection
-    except (StoreError, sqlite3.Error, OSError) as error:
+    except (sqlite3.Error, OSError) as error:
         if connection is not None:
             connection.close()
         if isinstance(error, StoreError):
             raise
-        raise cannot(f"read the store {path}", error) from error
+        raise unanswered(f"read the store {path}", path, error, limit) from error
 
 
 def check_identity(connection: sqlite3.Connection, path: Path) -> None:
-    """Refuse a file that is no store, or one of another schema than this Esper reads."""
+    """Refuse a file that is no store, or one of another schema than this Esper makes.
+
+    Everything in the file is compared with what Esper makes: a view or a trigger of somebody
+    else's would be carried out whenever a table is read or written.
+    """
     application = connection.execute("PRAGMA application_id").fetchone()[0]
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     if application != APPLICATION_ID:
@@ -211,6 +264,51 @@ def check_identity(connection: sqlite3.Connection, path: Path) -> None:
             f"{path} was written by an older Esper (schema {version}, this one reads "
             f"{SCHEMA_VERSION}); read it with the Esper that wrote it"
         )
+    changed = _changed_schema(_read_schema(connection))
+    if changed is not None:
+        raise StoreError(
+            f"the store {path} is damaged or was changed: {changed}; use another copy of it"
+        )
+
+
+_Schema = list[tuple[str, str, str | None]]
+"""Kind, name and SQL of everything in a store."""
+
+
+def _changed_schema(found: _Schema) -> str | None:
+    """Return how a store differs from what Esper makes, None where it does not."""
+    own = _own_schema()
+    names = {part[:2] for part in found}
+    for part in own:
+        if part not in found:
+            state = "another one" if part[:2] in names else "missing"
+            return f"its {part[0]} {part[1]!r} is {state}"
+    extra = list(found)
+    for part in own:
+        extra.remove(part)
+    if not extra:
+        return None
+    return f"it has a {extra[0][0]} {extra[0][1][:80]!r}, which Esper does not make"
+
+
+@functools.cache
+def _own_schema() -> _Schema:
+    made = sqlite3.connect(":memory:")
+    try:
+        for statement in create_statements():
+            made.execute(statement)
+        return _read_schema(made)
+    finally:
+        made.close()
+
+
+def _read_schema(connection: sqlite3.Connection) -> _Schema:
+    # Statistics are what ANALYZE leaves; they do no harm.
+    found = connection.execute(
+        "SELECT type, name, sql FROM sqlite_master "
+        "WHERE sql IS NULL OR sql NOT LIKE 'CREATE TABLE sqlite_stat_(%' LIMIT 1000"
+    )
+    return [(str(kind), str(name), sql) for kind, name, sql in found]
 
 
 def _connect(
@@ -256,6 +354,25 @@ def cannot(what: str, error: Exception, then: str = "") -> StoreError:
         reason = strerror or str(error) or type(error).__name__
         advice = "check the disk, or choose a folder that may be written to"
     return StoreError(" ".join(f"cannot {what}: {reason}; {advice}{then}".split()))
+
+
+def unanswered(what: str, path: object, error: Exception, limit: TimeLimit) -> StoreError:
+    """Return the error for something that SQLite or the system did not do, or not in time.
+
+    Raises:
+        BrokenPipeError: Nobody waits for the answer any more.
+        KeyboardInterrupt: The user has interrupted it.
+    """
+    if limit.is_abandoned:
+        raise BrokenPipeError("nobody waits for the answer") from None
+    if limit.is_late:
+        return StoreError(
+            f"the store {path} did not answer within {limit.seconds:g} s; it may be damaged, or "
+            "made to keep its readers waiting; use another copy of it"
+        )
+    if isinstance(error, sqlite3.Error) and primary_code(error) == sqlite3.SQLITE_INTERRUPT:
+        raise KeyboardInterrupt from None
+    return cannot(what, error)
 
 
 def primary_code(error: sqlite3.Error) -> int:

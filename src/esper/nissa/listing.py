@@ -11,7 +11,7 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -20,13 +20,17 @@ from esper.leyline.documents import read_document
 from esper.leyline.errors import ConfigError, UsageError, reason_of
 from esper.leyline.lock import is_locked
 from esper.leyline.records import copy_fields
-from esper.nissa.database import LOCK_FILE, STORE_FILE, StoreError, connect_reader
+from esper.nissa.database import LOCK_FILE, STORE_FILE, StoreError, connect_reader, unanswered
+from esper.nissa.limits import TimeLimit
 from esper.nissa.query import restrict
 from esper.nissa.watermarks import read_run
 
 State = Literal["running", "interrupted", "finished", "damaged"]
 
 MAX_DEPTH = 4
+
+LISTING_S = 1.0
+"""How long a list waits for one store; others are in it as well."""
 
 COMMAND = "command"
 """Where the settings of a search, a clone or a proof name the command that they are of."""
@@ -67,11 +71,16 @@ def find_runs(root: str | os.PathLike[str]) -> list[RunEntry]:
     if not os.path.isdir(base):
         raise UsageError(f"there is no folder {base}; give the folder that holds the runs")
     # What is private or damaged is told in its own line; the others are listed as ever.
-    runs = [describe_run(folder) for folder in _run_folders(base, 0)]
+    return newest_first(describe_run(folder) for folder in run_folders(base))
+
+
+def newest_first(runs: Iterable[RunEntry]) -> list[RunEntry]:
+    """Return runs in the order of a list, the one written last first."""
     return sorted(runs, key=lambda run: (run.age_s is None, run.age_s or 0.0))
 
 
-def _run_folders(folder: Path, depth: int) -> Iterator[Path]:
+def run_folders(folder: Path, depth: int = 0) -> Iterator[Path]:
+    """Return the folder of every run at or below a folder; links to folders are not followed."""
     if _is_run(folder):
         yield folder
         return
@@ -83,7 +92,7 @@ def _run_folders(folder: Path, depth: int) -> Iterator[Path]:
         return
     for name in names:
         if not name.startswith("."):
-            yield from _run_folders(folder / name, depth + 1)
+            yield from run_folders(folder / name, depth + 1)
 
 
 def _is_real_folder(entry: os.DirEntry[str]) -> bool:
@@ -95,7 +104,7 @@ def _is_real_folder(entry: os.DirEntry[str]) -> bool:
 
 def _is_run(folder: Path) -> bool:
     # Not the methods of Path, which raise where a folder is private.
-    if os.path.isfile(folder / STORE_FILE):
+    if os.path.isfile(folder / STORE_FILE) or os.path.islink(folder / STORE_FILE):
         return True
     # Settings alone could be anybody's; whoever writes a run has left a lock beside them.
     marks = (LOCK_FILE, "checkpoints")
@@ -106,16 +115,22 @@ def _is_run(folder: Path) -> bool:
 def describe_run(folder: Path) -> RunEntry:
     """Return how one run stands; a store that cannot be read makes it damaged, with the reason."""
     path = folder / STORE_FILE
-    if not os.path.exists(path):
+    if not os.path.lexists(path):
         return _without_store(folder)
+    limit = TimeLimit(LISTING_S)
     try:
-        connection = connect_reader(path, busy_timeout_s=1.0)
+        if os.path.islink(path):
+            # It may lead out of the folder whose runs are listed.
+            raise StoreError(f"{STORE_FILE} is a link; put the store itself there to list it")
+        connection = connect_reader(path, limit, busy_timeout_s=LISTING_S)
         try:
             restrict(connection)
             return describe_store(folder, connection)
+        except sqlite3.Error as error:
+            raise unanswered(f"read the store {path}", path, error, limit) from None
         finally:
             connection.close()
-    except (StoreError, sqlite3.Error, OSError, RecursionError, TypeError, ValueError) as error:
+    except (StoreError, OSError, RecursionError, TypeError, ValueError) as error:
         note = reason_of(error)
         return RunEntry(path=folder, state="damaged", age_s=_age(folder), note=note)
 
@@ -219,7 +234,7 @@ def _describe_played(folder: Path, config: Mapping[str, Any]) -> RunEntry:
 
 def _cloned_rounds(result: Path) -> int:
     try:
-        told = json.loads(result.read_text(encoding="utf-8"))
+        told = json.loads(_own_file(result).read_text(encoding="utf-8"))
         return len(told["rounds"])
     except (OSError, LookupError, RecursionError, TypeError, ValueError):
         return 0
@@ -227,10 +242,17 @@ def _cloned_rounds(result: Path) -> int:
 
 def _read_config(folder: Path) -> dict[str, Any]:
     try:
-        data = read_document(folder / "config.yaml")
+        data = read_document(_own_file(folder / "config.yaml"))
     except (OSError, ConfigError):
         return {}
     return data if isinstance(data, dict) else {}
+
+
+def _own_file(path: Path) -> Path:
+    """Return the path of a file that lies there itself: a link may lead out of the folder."""
+    if os.path.islink(path):
+        raise FileNotFoundError(path)
+    return path
 
 
 def _age(folder: Path) -> float | None:
@@ -238,7 +260,7 @@ def _age(folder: Path) -> float | None:
     times = []
     for name in names:
         try:
-            status = (folder / name).stat()
+            status = (folder / name).lstat()
         except OSError:
             continue
         # An empty file beside the store is a reader's, not the run's.

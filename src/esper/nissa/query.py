@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -17,13 +16,17 @@ from itertools import islice
 from typing import Any
 
 from esper.leyline.errors import UsageError, reason_of
-from esper.nissa.database import StoreError, cannot, connect_reader, primary_code, store_path
+from esper.nissa.database import (
+    MAX_VALUE_BYTES,
+    StoreError,
+    cannot,
+    connect_reader,
+    primary_code,
+    store_path,
+)
+from esper.nissa.limits import ANSWER_S, TimeLimit
 
-TIMEOUT_S = 60.0
-MAX_VALUE_BYTES = 64 * 1024 * 1024
-
-_CHECK_EVERY = 10_000
-"""Instructions of SQLite between two looks at the clock, well under a millisecond."""
+TIMEOUT_S = ANSWER_S
 
 _READING = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE})
 _FORBIDDEN_FUNCTIONS = frozenset({"load_extension", "fts3_tokenizer", "writefile", "readfile"})
@@ -112,7 +115,7 @@ def stream_query(
 ) -> Iterator[Answer]:
     """Open a question whose rows are read one by one; otherwise like `query_run`."""
     path = store_path(run)
-    connection = connect_reader(path)
+    connection = connect_reader(path, TimeLimit(timeout_s, is_wanted))
     try:
         restrict(connection)
         with ask_connection(
@@ -138,16 +141,16 @@ def ask_connection(
     Nothing of it stays behind: neither its limit of time, nor a transaction that would keep the
     writer from tidying up its log.
     """
-    guard = _Guard(timeout_s, is_wanted)
-    connection.set_progress_handler(guard, _CHECK_EVERY)
+    limit = TimeLimit(timeout_s, is_wanted)
+    limit.apply(connection)
     try:
-        with _explained(name, guard):
+        with _explained(name, limit), limit.watching(connection):
             cursor = connection.execute(sql, parameters)
         with closing(cursor):
             if cursor.description is None:
                 raise UsageError("the question returns no columns; ask with SELECT")
             columns = unique_names([entry[0] for entry in cursor.description])
-            yield columns, _rows(cursor, name, guard)
+            yield columns, _rows(cursor, name, limit)
     finally:
         connection.set_progress_handler(None, 0)
 
@@ -201,30 +204,11 @@ def _authorize(
     return sqlite3.SQLITE_DENY
 
 
-class _Guard:
-    """SQLite asks it now and then whether to go on.
-
-    Ctrl-C arrives here as well: Python sees it as soon as it is asked, and SQLite takes the
-    exception for a request to stop.
-    """
-
-    def __init__(self, timeout_s: float | None, is_wanted: Callable[[], bool] | None) -> None:
-        self._is_wanted = is_wanted
-        self._until = None if timeout_s is None else time.monotonic() + timeout_s
-        self.timeout_s = timeout_s
-        self.is_late = self.is_abandoned = False
-
-    def __call__(self) -> int:
-        self.is_late = self._until is not None and time.monotonic() > self._until
-        self.is_abandoned = self._is_wanted is not None and not self._is_wanted()
-        return int(self.is_late or self.is_abandoned)
-
-
-def _rows(cursor: sqlite3.Cursor, path: str, guard: _Guard) -> Iterator[tuple[Any, ...]]:
-    with _explained(path, guard):
+def _rows(cursor: sqlite3.Cursor, path: str, limit: TimeLimit) -> Iterator[tuple[Any, ...]]:
+    with _explained(path, limit):
         while (row := cursor.fetchone()) is not None:
             # SQLite asks by itself only within a row; there may be many that are quick.
-            if guard():
+            if limit():
                 raise sqlite3.OperationalError("interrupted")
             yield row
 
@@ -243,16 +227,16 @@ _OF_THE_FILE = frozenset(
 
 
 @contextmanager
-def _explained(path: str, guard: _Guard) -> Iterator[None]:
+def _explained(path: str, limit: TimeLimit) -> Iterator[None]:
     """Turn what SQLite says into one line, and into whose mistake it was."""
     try:
         yield
     except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError) as error:
-        if guard.is_abandoned:
+        if limit.is_abandoned:
             raise BrokenPipeError("nobody waits for the answer") from None
-        if guard.is_late:
+        if limit.is_late:
             raise UsageError(
-                f"the question took longer than {guard.timeout_s:g} s; ask for less, or allow more "
+                f"the question took longer than {limit.seconds:g} s; ask for less, or allow more "
                 "time with --timeout"
             ) from None
         code = primary_code(error) if isinstance(error, sqlite3.Error) else 0

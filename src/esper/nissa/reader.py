@@ -13,8 +13,16 @@ from typing import Any, Self
 
 from esper.leyline.errors import UsageError, reason_of, unknown_name
 from esper.nissa.columns import TABLES, Row, Table
-from esper.nissa.database import StoreError, cannot, connect_reader, store_path
+from esper.nissa.database import (
+    BUSY_TIMEOUT_S,
+    StoreError,
+    connect_reader,
+    primary_code,
+    store_path,
+    unanswered,
+)
 from esper.nissa.inserts import decode
+from esper.nissa.limits import ANSWER_S, TimeLimit
 from esper.nissa.listing import RunEntry, describe_store
 from esper.nissa.query import TIMEOUT_S, QueryResult, ask_connection, collect, restrict
 from esper.nissa.schema import RunRow
@@ -25,10 +33,17 @@ FRAME_LIBRARIES = ("polars", "pandas")
 class StoredRun:
     """A run that was recorded; make one with `open_run`. Readers never disturb a running run."""
 
-    def __init__(self, path: Path) -> None:
-        """Open the store at this path for reading."""
+    def __init__(
+        self,
+        path: Path,
+        *,
+        limit: TimeLimit | None = None,
+        busy_timeout_s: float = BUSY_TIMEOUT_S,
+    ) -> None:
+        """Open the store at this path for reading; see `open_run`."""
         self.path = path
-        self._connection = connect_reader(path)
+        self._limit = TimeLimit(ANSWER_S) if limit is None else limit
+        self._connection = connect_reader(path, self._limit, busy_timeout_s=busy_timeout_s)
         restrict(self._connection)
 
     @property
@@ -101,10 +116,11 @@ class StoredRun:
     @property
     def entry(self) -> RunEntry:
         """How the run stands, as in a list of runs."""
+        self._limit.start()
         try:
             return describe_store(self.folder, self._connection)
         except sqlite3.Error as error:
-            raise cannot(f"read the store {self.path}", error) from None
+            raise self._unanswered(error) from None
         except (RecursionError, TypeError, ValueError) as error:
             raise self._damaged(error) from None
 
@@ -117,10 +133,18 @@ class StoredRun:
         timeout_s: float | None = TIMEOUT_S,
     ) -> QueryResult:
         """Answer one SELECT."""
-        with ask_connection(
-            self._connection, str(self.path), sql, parameters, timeout_s=timeout_s
-        ) as answer:
-            return collect(*answer, limit)
+        try:
+            with ask_connection(
+                self._connection,
+                str(self.path),
+                sql,
+                parameters,
+                timeout_s=timeout_s,
+                is_wanted=self._limit.is_wanted,
+            ) as answer:
+                return collect(*answer, limit)
+        finally:
+            self._limit.apply(self._connection)
 
     def close(self) -> None:
         """Close the file."""
@@ -151,25 +175,47 @@ class StoredRun:
         condition = f" WHERE {where}" if where else ""
         count = -1 if limit is None else limit
         statement = f'SELECT {names} FROM "{chosen.name}"{condition} ORDER BY id LIMIT {int(count)}'
+        clock = self._limit
         try:
+            clock.start()
             cursor = self._connection.execute(statement, parameters)
             # Not `yield from`: whoever stops half-way may have closed the file before.
             while (row := cursor.fetchone()) is not None:
+                clock.pause()
                 yield row
+                clock.go_on()
         except sqlite3.DatabaseError as error:
-            if isinstance(error, sqlite3.OperationalError | sqlite3.ProgrammingError) and where:
+            is_ended = primary_code(error) == sqlite3.SQLITE_INTERRUPT
+            if (
+                not is_ended
+                and isinstance(error, sqlite3.OperationalError | sqlite3.ProgrammingError)
+                and where
+            ):
                 reason = reason_of(error)
                 raise UsageError(f"the condition {where!r} cannot be used: {reason}") from None
-            raise cannot(f"read the store {self.path}", error) from None
+            raise self._unanswered(error) from None
+
+    def _unanswered(self, error: sqlite3.Error) -> StoreError:
+        return unanswered(f"read the store {self.path}", self.path, error, self._limit)
 
 
-def open_run(run: str | os.PathLike[str]) -> StoredRun:
+def open_run(
+    run: str | os.PathLike[str],
+    *,
+    limit: TimeLimit | None = None,
+    busy_timeout_s: float = BUSY_TIMEOUT_S,
+) -> StoredRun:
     """Open a recorded run for reading: a run folder, or its `run.db`.
+
+    Args:
+        run: which run.
+        limit: the time that one question may take; a minute by default.
+        busy_timeout_s: how long to wait for another program that holds the file.
 
     Raises:
         StoreError: There is no store, or it is damaged, foreign or newer.
     """
-    return StoredRun(store_path(run))
+    return StoredRun(store_path(run), limit=limit, busy_timeout_s=busy_timeout_s)
 
 
 def frame_library(name: str | None = None) -> tuple[str, Any]:

@@ -18,24 +18,28 @@ import os
 import platform
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
-from esper.leyline.errors import UsageError
+from esper.leyline.errors import UsageError, reason_of
 from esper.leyline.lock import WriterLock
 from esper.nissa.columns import TABLE_OF, TABLES, Row
 from esper.nissa.database import (
-    BUSY_TIMEOUT_S,
     LOCK_FILE,
+    OPENING_TIMEOUT_S,
     STORE_FILE,
+    WRITING_TIMEOUT_S,
     StoreError,
     cannot,
     connect_writer,
     create_database,
     remove_log,
+    unanswered,
 )
 from esper.nissa.inserts import Columns
+from esper.nissa.limits import ANSWER_S, TimeLimit
 from esper.nissa.monitors import Watch
 from esper.nissa.schema import AlarmRow, EpochRow, EventKind, EventRow, RunRow
 from esper.nissa.sinks.sink import Sink, SinkContext, SinkPump, make_sink
@@ -273,7 +277,7 @@ def open_store(
     sinks: Iterable[str | Sink] = DEFAULT_SINKS,
     watch: bool = True,
     on_alarm: OnAlarm | None = None,
-    busy_timeout_s: float = BUSY_TIMEOUT_S,
+    busy_timeout_s: float = WRITING_TIMEOUT_S,
     queue_rows: int = QUEUE_ROWS,
     lock: WriterLock | None = None,
 ) -> RunStore:
@@ -288,7 +292,7 @@ def open_store(
         sinks: Names of registered sinks, or sinks.
         watch: Whether monitors look at the records.
         on_alarm: Called with every alarm, from any thread.
-        busy_timeout_s: How long to wait for another program that holds the file.
+        busy_timeout_s: How long the run waits for another program that holds the file.
         queue_rows: Rows that may wait; beyond, producers wait.
         lock: The folder's lock, where the caller holds it already; the store gives it back.
 
@@ -317,20 +321,26 @@ def open_store(
             # The log of a store that was taken away would be replayed into the new one.
             remove_log(path)
             create_database(path, lambda made: insert_run(made, run))
-        connection = connect_writer(path, busy_timeout_s=busy_timeout_s)
+        limit = TimeLimit(ANSWER_S)
+        connection = connect_writer(
+            path, limit, busy_timeout_s=min(busy_timeout_s, OPENING_TIMEOUT_S)
+        )
         cursors: dict[str, Any] = {}
-        if not is_new:
-            mark = resume if isinstance(resume, Mapping) else None
-            cursors = _translate(path, lambda made: roll_back(made, path, mark), connection)
-        changes: dict[str, Any] = {"process": os.getpid(), "host": platform.node()}
-        if not is_new:
-            # A run may be continued with other settings than it began with.
-            changes |= {"config": run.config, "rounds": run.rounds}
-        _translate(path, lambda made: change_run(made, changes), connection)
-        run = read_run(connection)
-        watching = Watch(run) if watch else None
-        if watching is not None:
-            watching.load(connection)
+        with _explained(path, limit):
+            if not is_new:
+                mark = resume if isinstance(resume, Mapping) else None
+                cursors = roll_back(connection, path, mark)
+            changes: dict[str, Any] = {"process": os.getpid(), "host": platform.node()}
+            if not is_new:
+                # A run may be continued with other settings than it began with.
+                changes |= {"config": run.config, "rounds": run.rounds}
+            change_run(connection, changes)
+            run = read_run(connection)
+            watching = Watch(run) if watch else None
+            if watching is not None:
+                watching.load(connection)
+            connection.set_progress_handler(None, 0)
+            connection.execute(f"PRAGMA busy_timeout = {round(1000 * busy_timeout_s)}")
         writer = Writer(connection, str(path), queue_rows=queue_rows)
         store = RunStore(path, run, writer, lock, watching, on_alarm)
     except BaseException:
@@ -366,10 +376,15 @@ def _tell_resumed(store: RunStore, resume: Mapping[str, Any] | bool, is_new: boo
     )
 
 
-def _translate(
-    path: Path, action: Callable[[sqlite3.Connection], Any], connection: sqlite3.Connection
-) -> Any:
+@contextmanager
+def _explained(path: Path, limit: TimeLimit) -> Iterator[None]:
+    """Turn what goes wrong with a store that is opened again into one line."""
     try:
-        return action(connection)
+        yield
     except sqlite3.Error as error:
-        raise cannot(f"write the store {path}", error) from error
+        raise unanswered(f"write the store {path}", path, error, limit) from error
+    except (LookupError, OverflowError, RecursionError, TypeError, ValueError) as error:
+        raise StoreError(
+            f"the store {path} is damaged: {reason_of(error)}; put back the one that was there, or "
+            "move it away to continue without it"
+        ) from error

@@ -12,7 +12,7 @@ from typing import Any
 
 from esper.kasmina.hosts import BuiltInSeed
 from esper.leyline.errors import CheckpointError
-from esper.leyline.files import atomic_write_text
+from esper.leyline.files import append_to, atomic_write_text
 
 Key = tuple[str, str, str]
 
@@ -109,10 +109,12 @@ class ResultFile:
         fresh = list(results)
         text = "".join(f"{result.to_line()}\n" for result in fresh)
         try:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(text)
+            with append_to(self.path) as file:
+                file.write(text.encode())
                 file.flush()
                 os.fsync(file.fileno())
+        except CheckpointError:
+            raise
         except OSError as error:
             raise CheckpointError(
                 f"cannot write {self.path}: {error.strerror}; free some space or make it "

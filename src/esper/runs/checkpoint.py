@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from esper.leyline.errors import CheckpointError
-from esper.leyline.files import sync_folder
+from esper.leyline.files import refuse_link, sync_folder
 from esper.leyline.manifest import MANIFEST_FILE, Manifest, refuse_other
 from esper.leyline.manifest import read_manifest as read_state_manifest
 from esper.runs.folder import CHECKPOINTS
@@ -97,6 +97,7 @@ class Checkpoints:
         from esper.leyline.storage import save_tree
 
         try:
+            refuse_link(self.folder)
             self.folder.mkdir(parents=True, exist_ok=True)
             self._tidy()
             fresh = self.folder / f"{_SAVING}{os.getpid()}-{secrets.token_hex(4)}"

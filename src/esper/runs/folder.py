@@ -8,6 +8,7 @@ lock from before the first change to the last.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -20,7 +21,7 @@ from typing import Any
 
 from esper.leyline.documents import read_document
 from esper.leyline.errors import CheckpointError, ConfigError, EsperError, UsageError, reason_of
-from esper.leyline.files import atomic_write_text
+from esper.leyline.files import append_to, atomic_write_text, refuse_link
 from esper.leyline.lock import WriterLock
 from esper.nissa.database import LOCK_FILE, STORE_FILES
 from esper.nissa.listing import COMMAND
@@ -60,6 +61,7 @@ class RunFolder:
     def __init__(self, path: str | Path) -> None:
         """Look at a folder; nothing is created yet."""
         self.path = Path(path)
+        self._lock: WriterLock | None = None
 
     @property
     def is_run(self) -> bool:
@@ -77,6 +79,7 @@ class RunFolder:
         """
         lock = WriterLock(self.path / LOCK_FILE)
         lock.acquire()
+        self._lock = lock
         try:
             yield lock
         except BaseException:
@@ -104,8 +107,13 @@ class RunFolder:
 
     @contextmanager
     def claim_run(self) -> Iterator[WriterLock]:
-        """Hold the lock of a folder that a run was started in, as `claim` does."""
+        """Hold the lock of a folder that a run was started in, as `claim` does.
+
+        Raises:
+            CheckpointError: Something that the run would write to is a link; nothing was changed.
+        """
         self.read_config()  # a folder that is no run's is left as it is
+        self._refuse_links()
         with self.claim() as lock:
             yield lock
 
@@ -155,9 +163,13 @@ class RunFolder:
         """Append one line with the time to log.txt."""
         stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         line = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in line)
+        # The lock's own folder: another one may lie under this name by now.
+        folder = None if self._lock is None else self._lock.folder
         try:
-            with (self.path / "log.txt").open("a", encoding="utf-8") as file:
-                file.write(f"{stamp} {line}\n")
+            with append_to(self.path / "log.txt", folder=folder) as file:
+                file.write(f"{stamp} {line}\n".encode())
+        except CheckpointError:
+            raise
         except OSError as error:
             raise CheckpointError(
                 f"cannot write {self.path / 'log.txt'}: {error.strerror}; free some space or make "
@@ -193,6 +205,16 @@ class RunFolder:
                 "--overwrite, or give another folder with --out (in Python: resume=True, "
                 "overwrite=True, out=...)"
             )
+
+    def _refuse_links(self) -> None:
+        """Raise where a link lies among what a run writes: a sent folder may point anywhere."""
+        waiting = [self.path / name for name in (*_OWN, *STORE_FILES)]
+        while waiting:
+            item = waiting.pop()
+            refuse_link(item)
+            # What cannot be looked into cannot be written to either.
+            with contextlib.suppress(OSError):
+                waiting += [item / name for name in os.listdir(item)]
 
     def _remove_own(self) -> None:
         """Remove what a run writes, and nothing else that may lie there."""

@@ -146,6 +146,7 @@ class GrowingRun(RecordedRun[EpochRecord]):
 
     def finish(self, export: Format | None = None) -> tuple[Grown, dict[str, Any]]:
         """Write what a finished run leaves behind; return what was grown, and its summary."""
+        self.store.check_in_place()
         path = self.folder.path
         grown = dataclasses.replace(self.growth.finish(), folder=path)
         grown.model.save(path / "grown")

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from esper.leyline.files import append_to, open_regular, refuse_link
 from esper.leyline.settings import flat_settings
 from esper.nissa.columns import Row, storable_text
 from esper.nissa.schema import RunRow
@@ -47,11 +48,15 @@ class TensorBoardSink:
         self._checksum = importlib.import_module("tensorboardX.record_writer").masked_crc32c
         self._run = context.run
         folder = context.folder / FOLDER
+        refuse_link(folder)
         folder.mkdir(parents=True, exist_ok=True)
         kept = _cut_back(folder, context.cursor) if context.is_resumed else None
-        stamp = int(context.run.created or time.time())
-        self._path = kept or folder / f"events.out.tfevents.{stamp}{_SUFFIX}"
-        self._file = self._path.open("ab")
+        if kept is None:
+            stamp = int(context.run.created or time.time())
+            self._path = folder / f"events.out.tfevents.{stamp}{_SUFFIX}"
+            self._file = append_to(self._path)
+        else:
+            self._path, self._file = kept
         if kept is None:
             self._append(self._event(wall_time=time.time(), file_version="brain.Event:2"))
             self._write_settings()
@@ -135,8 +140,8 @@ def _tag(name: str) -> str:
     return name[:_MAX_TEXT]
 
 
-def _cut_back(folder: Path, cursor: Mapping[str, Any] | None) -> Path | None:
-    """Remove what was written after the cursor; return the file to go on with, if it is there."""
+def _cut_back(folder: Path, cursor: Mapping[str, Any] | None) -> tuple[Path, BinaryIO] | None:
+    """Remove what was written after the cursor; open the file to go on with, if it is there."""
     kept = None if cursor is None else folder / Path(str(cursor["file"])).name
     for path in folder.glob(f"events.out.tfevents.*{_SUFFIX}"):
         if path != kept:
@@ -148,14 +153,16 @@ def _cut_back(folder: Path, cursor: Mapping[str, Any] | None) -> Path | None:
     if not whole:
         kept.unlink()
         return None
-    os.truncate(kept, whole)
-    return kept
+    file = append_to(kept)
+    file.truncate(whole)
+    file.seek(0, os.SEEK_END)
+    return kept, file
 
 
 def _whole_bytes(path: Path) -> int:
     """Return the length of a file up to its last whole record."""
     size, at = path.stat().st_size, 0
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while len(length := file.read(8)) == 8:
             end = at + 16 + int.from_bytes(length, "little")
             if end > size:
