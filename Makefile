@@ -12,7 +12,7 @@ export MKL_NUM_THREADS := 1
 export ONEDNN_MAX_CPU_ISA := AVX512_CORE_BF16
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-slow test-browser test-integrations test-minimum audit docs pages \
+.PHONY: help setup demo check test test-portable test-slow test-browser test-integrations test-minimum audit docs pages \
 	fmt bench clean
 
 help: ## list the targets
@@ -51,6 +51,10 @@ check: setup ## lint, format, types, import contracts, the shape of the tree and
 
 test: check ## all that a change needs: the checks above, then the CPU test suite
 	$(BIN)/python -m pytest -n 2 -m "not slow and not gpu and not integrations"
+
+# Each setting limits PyTorch, oneDNN and MKL by itself.
+test-portable: setup ## all tests that train, under every instruction set here, one and two threads
+	$(BIN)/python -m tools.portable
 
 test-slow: setup ## full counts and long soaks, then the harness: hostile inputs, kills, full disks
 	$(BIN)/python -m pytest -m slow

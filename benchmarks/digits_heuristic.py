@@ -1,7 +1,8 @@
 """The heuristic against its WAIT-only twin on digits: test accuracy, paired over seeds.
 
 For every seed one run of `esper grow --task digits --controller heuristic`; the twin has the same
-initial weights and sees the same batches.
+initial weights and sees the same batches. `--sets` runs all of it under every instruction set that
+the processor has.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from benchmarks.pool import run_all
-from benchmarks.table import print_table
+from benchmarks.pool import add_sets_option, run_under
+from benchmarks.table import print_table, told_range
 
 
 def grow_one(seed: int, task_name: str, epochs: int | None) -> dict[str, Any]:
@@ -41,34 +42,45 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--task", default="digits")
     parser.add_argument("--epochs", type=int)
     parser.add_argument("--seeds", type=int, default=10)
+    add_sets_option(parser)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     if options.seeds < 2:
         parser.error("an interval needs at least 2 seeds")
     work = partial(grow_one, task_name=options.task, epochs=options.epochs)
-    results = run_all(work, range(options.seeds), options.jobs)
-    gain = paired_interval([r["test_score"] - r["twin_test_score"] for r in results])
+    found = run_under(options.sets, work, range(options.seeds), options.jobs)
+    gains = {
+        name: [r["test_score"] - r["twin_test_score"] for r in results]
+        for name, results in found.items()
+    }
+    intervals = {name: paired_interval(own) for name, own in gains.items()}
     if options.json:
-        print(json.dumps({"gain": asdict(gain), "runs": results}, indent=2))
+        told = {name: asdict(interval) for name, interval in intervals.items()}
+        print(json.dumps({"gain": told, "runs": found}, indent=2))
         return 0
-    rows = []
-    for r in results:
-        seeds = "; ".join(
-            f"{s['blueprint']} @{s['germinated']} {s['slot']} {s['fate']}" for s in r["seeds"]
-        )
-        rows.append(
-            [
-                r["seed"],
-                r["latch"],
-                f"{r['twin_test_score']:.2f}",
-                f"{r['test_score']:.2f}",
-                f"{r['test_score'] - r['twin_test_score']:+.2f}",
-                f"{r['parameters_before']:,} → {r['parameters_after']:,}",
-                seeds or "–",
-            ]
-        )
-    header = ["seed", "settled at", "twin", "grown", "gain", "parameters", "seeds (@ germinated)"]
-    print_table(header, rows)
-    print(f"\nmean gain in points, 95 % paired t interval: {gain}")
+    header = ["set", "seed", "settled at", "twin", "grown", "gain", "parameters"]
+    rows = [_row(name, r) for name, results in found.items() for r in results]
+    print_table([*header, "seeds (@ germinated)"], rows)
+    print()
+    for name, interval in intervals.items():
+        print(f"{name}: mean gain in points, 95 % paired t interval: {interval}")
+    print(told_range([gain for own in gains.values() for gain in own]))
     return 0
+
+
+def _row(name: str, result: dict[str, Any]) -> list[object]:
+    seeds = (
+        f"{seed['blueprint']} @{seed['germinated']} {seed['slot']} {seed['fate']}"
+        for seed in result["seeds"]
+    )
+    return [
+        name,
+        result["seed"],
+        result["latch"],
+        f"{result['twin_test_score']:.2f}",
+        f"{result['test_score']:.2f}",
+        f"{result['test_score'] - result['twin_test_score']:+.2f}",
+        f"{result['parameters_before']:,} → {result['parameters_after']:,}",
+        "; ".join(seeds) or "–",
+    ]

@@ -1,8 +1,9 @@
 """The lines of the README on five seeds: do they grow what they say, and beat their twins?
 
-They are run as printed, but for the seed. `--rates` tries learning rates on the seeds 0 to 4, and
-tells at each how well the twins do on the validation split: the rate has to suit waiting.
-`--controller tamiyo` lets another controller decide than the lines ask for.
+They are run as printed, but for the seed. `--sets` runs them under every instruction set that the
+processor has: the README tells the range over all of them. `--rates` tries learning rates on the
+seeds 0 to 4, and tells at each how well the twins do on the validation split: the rate has to suit
+waiting. `--rate` and `--controller` take another rate or controller than the lines ask for.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.pool import run_all
-from benchmarks.table import print_table
+from benchmarks.pool import add_sets_option, run_all, run_under
+from benchmarks.table import print_table, told_range
 
 PAGE = Path(__file__).parents[1] / "README.md"
 FIRST_SEED = 10
@@ -86,7 +87,9 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks readme", description=__doc__)
     parser.add_argument("what", nargs="?", choices=tuple(SNIPPETS), default="digits")
     parser.add_argument("--rates", nargs="+", type=float, default=(), metavar="LR")
+    parser.add_argument("--rate", type=float, metavar="LR")
     parser.add_argument("--controller", metavar="C")
+    add_sets_option(parser)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
@@ -95,7 +98,8 @@ def main(arguments: list[str]) -> int:
         jobs = [(seed, rate) for rate in options.rates for seed in range(len(SEEDS))]
         results = run_all(work, jobs, options.jobs)
     else:
-        results = run_all(work, [(seed, None) for seed in SEEDS], options.jobs)
+        found = run_under(options.sets, work, [(s, options.rate) for s in SEEDS], options.jobs)
+        results = [{"set": name, **each} for name, own in found.items() for each in own]
     if options.json:
         print(json.dumps(results, indent=2))
     elif options.rates:
@@ -103,11 +107,10 @@ def main(arguments: list[str]) -> int:
         print_table(["rate", "twin, validation", "median gain, test"], rows)
     else:
         print_table(
-            ["seed", "twin", "grown", "gain", "parameters", "FLOPs", "seeds"],
+            ["set", "seed", "twin", "grown", "gain", "parameters", "FLOPs", "seeds"],
             [_row(result) for result in results],
         )
-        gains = [result["grown"] - result["twin"] for result in results]
-        print(f"\nmedian gain: {median(gains):+.2f} points on the test split")
+        print(f"\n{told_range([result['grown'] - result['twin'] for result in results])}")
     return 0
 
 
@@ -119,6 +122,7 @@ def _rate_row(rate: float, results: Sequence[dict[str, Any]]) -> list[str]:
 
 def _row(result: dict[str, Any]) -> list[str]:
     return [
+        result["set"],
         str(result["seed"]),
         f"{result['twin']:.2f}",
         f"{result['grown']:.2f}",

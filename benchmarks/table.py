@@ -1,8 +1,9 @@
-"""Printing results as a Markdown table."""
+"""Printing results as a Markdown table, and what they come to."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
@@ -17,3 +18,12 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None
     print("|" + "|".join("-" * (width + 2) for width in widths) + "|")
     for row in cells:
         print(line(row))
+
+
+def told_range(gains: Sequence[float]) -> str:
+    """Return in one line how gains over twins are spread."""
+    ahead = sum(gain > 0 for gain in gains)
+    return (
+        f"gain over the twin: {min(gains):+.2f} to {max(gains):+.2f} points of test score, median "
+        f"{median(gains):+.2f}; ahead of it in {ahead} of {len(gains)} runs"
+    )

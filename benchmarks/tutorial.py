@@ -1,4 +1,7 @@
-"""The tutorial on five seeds: what grows, and what does it bring over the twin?"""
+"""The tutorial on five seeds: what grows, and what does it bring over the twin?
+
+`--sets` runs it under every instruction set that the processor has.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,8 @@ import warnings
 from typing import Any
 
 from benchmarks._pages import DOCS, python_blocks, run_blocks
-from benchmarks.pool import run_all
-from benchmarks.table import print_table
+from benchmarks.pool import add_sets_option, run_under
+from benchmarks.table import print_table, told_range
 
 PAGE = DOCS / "tutorial.md"
 SEEDS = tuple(range(5))
@@ -33,16 +36,18 @@ def run_tutorial(seed: int = 0, *, until: str | None = None) -> tuple[dict[str, 
         return run_blocks([seeded, *blocks[1:]])
 
 
-def measure(seed: int) -> list[str]:
+def measure(seed: int) -> tuple[float, list[str]]:
+    """Return the gain over the twin, and a row of the table."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Nothing grew|.*still being blended in")
         grown = run_tutorial(seed, until="esper.grow(")[0]["grown"]
     summary = grown.summary
-    return [
+    gain = summary.test_score - summary.twin_test_score
+    return gain, [
         str(seed),
         f"{summary.twin_test_score:.2f}",
         f"{summary.test_score:.2f}",
-        f"{summary.test_score - summary.twin_test_score:+.2f}",
+        f"{gain:+.2f}",
         f"{summary.parameters_before:,} → {summary.parameters_after:,}",
         ", ".join(f"{s.blueprint} at {s.slot} {s.fate}" for s in summary.seeds) or "none",
     ]
@@ -50,8 +55,11 @@ def measure(seed: int) -> list[str]:
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks tutorial", description=__doc__)
+    add_sets_option(parser)
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args(arguments)
-    rows = run_all(measure, SEEDS, options.jobs)
-    print_table(["seed", "twin", "grown", "gain", "parameters", "seeds"], rows)
+    found = run_under(options.sets, measure, SEEDS, options.jobs)
+    rows = [[name, *row] for name, results in found.items() for _, row in results]
+    print_table(["set", "seed", "twin", "grown", "gain", "parameters", "seeds"], rows)
+    print(f"\n{told_range([gain for results in found.values() for gain, _ in results])}")
     return 0

@@ -1,4 +1,4 @@
-"""What every test runs under: one thread, fixed seeds, and no CPU path that may trap."""
+"""What every test runs under: a number of threads, fixed seeds, and no CPU path that may trap."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ import numpy as np
 import pytest
 import torch
 
+from tests import trains
+
 SEED = 20_240_229
 
 # A shell has what it starts in the background ignore SIGINT, and so would every process of a test.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# The networks are small, and results must not depend on the number of cores.
-torch.set_num_threads(1)
+# One, as the command itself uses, unless `make test-portable` asks for another number.
+THREADS = int(os.environ.setdefault("ESPER_THREADS", "1"))
+torch.set_num_threads(THREADS)
 
 
 class TorchRandom:
@@ -53,10 +56,16 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "desk")
 
 @pytest.fixture(autouse=True)
 def fixed_seeds() -> None:
-    """Start every test from the same global numbers, whatever ran before it."""
+    """Start every test from the same global numbers and threads, whatever ran before it."""
+    torch.set_num_threads(THREADS)
     random.seed(SEED)
     np.random.seed(SEED)
     torch.manual_seed(SEED)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have every test watched for training."""
+    config.pluginmanager.register(trains)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -46,14 +46,13 @@ def esper(capsys: pytest.CaptureFixture[str], *arguments: object) -> Said:
 
 
 def environment(**changes: str) -> dict[str, str]:
-    """Return an environment in which nothing but the arguments matters."""
+    """Return an environment in which nothing but the arguments matters.
+
+    A process computes as this one does, with the same instruction set and as many threads.
+    """
     kept = {key: value for key, value in os.environ.items() if not key.startswith("ESPER_")}
-    return {
-        **kept,
-        "OMP_NUM_THREADS": "1",
-        "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16",
-        **changes,
-    }
+    threads = os.environ["ESPER_THREADS"]
+    return {**kept, "OMP_NUM_THREADS": threads, "ESPER_THREADS": threads, **changes}
 
 
 def start(

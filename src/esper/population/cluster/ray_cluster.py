@@ -28,8 +28,9 @@ _LAUNCHES = 3
 """How often a replacement is started."""
 
 _PASSED_ON = (
-    *("ONEDNN_MAX_CPU_ISA", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTHONPATH", "ESPER_DEBUG"),
-    "ESPER_DATA",
+    # What decides the last bits of results.
+    *("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_CBWR", "OMP_NUM_THREADS"),
+    *("MKL_NUM_THREADS", "PYTHONPATH", "ESPER_DEBUG", "ESPER_DATA"),
 )
 """Environment variables that actors have from the program, where it has them."""
 

@@ -1,0 +1,26 @@
+"""What pages claim, as tests read it."""
+
+from __future__ import annotations
+
+import re
+
+ONE_RUN = "one run; yours will differ in the decimals"
+"""Stands beside what one run printed: the last digits depend on the processor."""
+
+_RANGE = r"between ([+−]\d+(?:\.\d+)?) and ([+−]\d+(?:\.\d+)?) points"
+
+
+def section(page: str, heading: str) -> str:
+    """Return the text below a heading, up to the next."""
+    found = re.search(rf"^##+ {re.escape(heading)}\n(.*?)(?=^##+ |\Z)", page, re.DOTALL | re.M)
+    assert found is not None, f"the page has no heading {heading!r}"
+    return found[1]
+
+
+def claimed_range(text: str, about: str = "") -> tuple[float, float]:
+    """Return the gain in points that a text claims first after some words."""
+    _, _, after = " ".join(text.split()).partition(about)
+    found = re.search(_RANGE, after)
+    assert found is not None, f"no 'between +1 and +2 points' after {about!r}"
+    least, most = (float(number.replace("−", "-")) for number in found.groups())
+    return least, most
