@@ -46,6 +46,10 @@ def main(arguments: Sequence[str]) -> int:
     images.add_argument("--out", type=Path, default=Path("data"))
     summary = verbs.add_parser("summary", help="print tables of what was measured")
     summary.add_argument("files", nargs="+", type=Path)
+    picture = verbs.add_parser("picture", help="draw loss against compute of one cell as SVG")
+    picture.add_argument("cell", choices=list(CELLS))
+    picture.add_argument("files", nargs="+", type=Path)
+    picture.add_argument("--out", type=Path, required=True)
     options = parser.parse_args(arguments)
     if options.verb == "corpus":
         make_corpora(options.out)
@@ -54,10 +58,20 @@ def main(arguments: Sequence[str]) -> int:
     elif options.verb == "summary":
         from benchmarks.depth.summary import print_summary
 
-        print_summary([record for file in options.files for record in read_records(file)])
+        print_summary(_read_all(options.files))
+    elif options.verb == "picture":
+        from benchmarks.depth.picture import draw_front
+
+        drawn = draw_front(_read_all(options.files), options.cell)
+        options.out.write_text(drawn + "\n", encoding="utf-8")
+        print(options.out)
     else:
         return _run(options)
     return 0
+
+
+def _read_all(files: Sequence[Path]) -> list[dict[str, Any]]:
+    return [record for file in files for record in read_records(file)]
 
 
 def read_records(file: Path) -> list[dict[str, Any]]:

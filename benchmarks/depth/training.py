@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import platform
 import sysconfig
 import time
 from collections.abc import Callable, Sequence
@@ -277,6 +278,7 @@ def train(
         "steps": steps,
         "flops": flops,
         **result,
+        "python": platform.python_version() if cell.data == "stdlib" else None,
         "parameters": sum(each.numel() for each in network.parameters()),
         "seconds": round(time.monotonic() - began, 2),
         "cpu_seconds": round(time.process_time() - busy, 2),
