@@ -12,6 +12,8 @@ from esper._lazy import find_in
 from esper._version import __version__
 
 if TYPE_CHECKING:
+    from esper.growth.depth.deepen import Deepen
+    from esper.growth.depth.stacks import find_stacks
     from esper.growth.gardener import Gardener, GardenerConfig
     from esper.growth.grown import Grown
     from esper.growth.run import GrowthConfig
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from esper.tasks import register_task
 
 __all__ = [
+    "Deepen",
     "EsperError",
     "EsperWarning",
     "FlopCount",
@@ -52,6 +55,7 @@ __all__ = [
     "check_slots",
     "count_flops",
     "evaluate_contributions",
+    "find_stacks",
     "grow",
     "load_garden",
     "open_run",
@@ -66,6 +70,8 @@ __all__ = [
 ]
 
 _HOMES = {
+    "esper.growth.depth.deepen": ("Deepen",),
+    "esper.growth.depth.stacks": ("find_stacks",),
     "esper.growth.gardener": ("Gardener", "GardenerConfig"),
     "esper.growth.grown": ("Grown",),
     "esper.growth.run": ("GrowthConfig",),

@@ -1,0 +1,70 @@
+"""Copying blocks: weights, buffers and the state that optimizers keep for them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_map
+
+Order = Literal["stack", "interleave"]
+
+ORDERS: tuple[Order, ...] = ("stack", "interleave")
+
+
+def plan_copies(
+    before: int, after: int, order: Order, period: int = 1
+) -> Iterator[tuple[int, int]]:
+    """Yield (target, source) for every block that changes, in the order in which to copy.
+
+    Three blocks a b c become a b c a b c when stacked, a a b b c c when interleaved. Blocks that
+    alternate (period 2: attention of two kinds) are moved in groups of that size.
+
+    Args:
+        before: number of blocks awake, a multiple of the period.
+        after: number of blocks that will be awake.
+        order: 'stack' or 'interleave'.
+        period: number of blocks after which their kinds repeat.
+    """
+    if order == "stack":
+        yield from ((target, target % before) for target in range(before, after))
+        return
+    groups = -(-after // period)
+    # From the last to the first: no source is overwritten before it was copied.
+    for target in reversed(range(after)):
+        group, phase = divmod(target, period)
+        source = group * (before // period) // groups * period + phase
+        if source != target:
+            yield target, source
+
+
+@torch.no_grad()
+def copy_block(source: nn.Module, target: nn.Module) -> None:
+    """Give a block the parameters and buffers of another one."""
+    for one, other in zip(_tensors(target), _tensors(source), strict=True):
+        one.copy_(other)
+
+
+def copy_optimizer_state(
+    source: nn.Module, target: nn.Module, optimizers: Sequence[Optimizer]
+) -> None:
+    """Give the parameters of a block the optimizer state of another block's; groups stay."""
+    for one, other in zip(target.parameters(), source.parameters(), strict=True):
+        for optimizer in optimizers:
+            if other in optimizer.state:
+                # Shared tensors, `step` above all, would be counted up twice.
+                optimizer.state[one] = tree_map(_clone, optimizer.state[other])
+            else:
+                optimizer.state.pop(one, None)
+
+
+def _tensors(block: nn.Module) -> list[Tensor]:
+    return [*block.parameters(), *block.buffers()]
+
+
+def _clone(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, Tensor) else copy.deepcopy(value)

@@ -1,0 +1,481 @@
+"""Deepen: trains a part of a network's blocks and wakes the rest as copies of those awake."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from esper.growth.depth.copying import ORDERS, Order, copy_block, copy_optimizer_state, plan_copies
+from esper.growth.depth.export import exported
+from esper.growth.depth.first_batch import FirstBatch, unhook
+from esper.growth.depth.flops import Costs, count_costs
+from esper.growth.depth.rules import (
+    Decision,
+    DepthController,
+    Plateau,
+    Progress,
+    Schedule,
+    Slope,
+    make_rule,
+)
+from esper.growth.depth.sleeping import Sleeper, wake_copies
+from esper.growth.depth.stacks import Found, Stack, block_lists, find, find_by_example
+from esper.growth.depth.windows import LossWindows
+from esper.growth.depth.wrapping import (
+    Processes,
+    ancestors,
+    check_held,
+    inner_optimizers,
+    unwrapped,
+    world_size,
+)
+from esper.kasmina.probe import call_arguments
+from esper.leyline.errors import CheckpointError, UsageError, unknown_name
+
+START = 0.25
+"""Share of the blocks that are awake at first."""
+
+
+class Deepen:
+    """Trains a network of which only some blocks are awake, and wakes the rest step by step.
+
+    Build the network that you finally want. Deepen puts most of its repeated blocks to sleep: they
+    stay where they are, cost nothing and hand their input on. Later they wake as copies of blocks
+    that were awake, with weights, buffers and optimizer state. The model stays your own object with
+    the same `state_dict` keys at all times.
+
+        depth = esper.Deepen(model, optimizer, total_steps=8_000)
+        for batch in batches:
+            loss = model(batch); loss.backward(); optimizer.step(); optimizer.zero_grad()
+            depth.step()
+
+    Args:
+        model: the network finally wanted; also as wrapped by DistributedDataParallel, fully_shard
+            or torch.compile.
+        optimizer: what trains it, one or several; it holds all parameters from the start.
+        stacks: names of the lists of blocks, as `esper.find_stacks` gives them; all by default.
+        example: a batch by which to find stacks and count FLOPs now; by default the first batch
+            that the model is called with.
+        start: blocks awake at first, in every stack or by stack (all, where one is not named); a
+            quarter by default.
+        at: {step: blocks} for the schedule; by default blocks double until all are awake, evenly
+            spaced and last at 40 % of the run, which from a quarter is at 20 % and 40 %.
+        total_steps: optimizer steps of the whole run.
+        order: of copies: 'stack' (a b c a b c) or 'interleave' (a a b b c c).
+        controller: 'schedule', 'plateau', 'slope', or a function from a `Progress` to the number of
+            blocks to be awake (None changes nothing); the last three take `depth.step(loss)`.
+        ema: averaged copies of the model, one or several, that are deepened along.
+        batches_per_step: batches that one process trains on in an optimizer step, for the FLOPs.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | Sequence[Optimizer],
+        *,
+        stacks: str | Sequence[str] = "auto",
+        example: Any = None,
+        start: int | Mapping[str, int] | None = None,
+        at: Mapping[int, int | Mapping[str, int]] | None = None,
+        total_steps: int | None = None,
+        order: Order = "stack",
+        controller: str | DepthController = "schedule",
+        ema: nn.Module | Sequence[nn.Module] | None = None,
+        batches_per_step: int = 1,
+    ) -> None:
+        """Put blocks to sleep now, or on the first batch where no example is given."""
+        if order not in ORDERS:
+            raise unknown_name("order", order, ORDERS)
+        self._wrappers = unwrapped(model)
+        self._network = self._wrappers[-1]
+        self._optimizers = inner_optimizers(optimizer)
+        self._processes = Processes(self._wrappers)
+        copies = [] if ema is None else [ema] if isinstance(ema, nn.Module) else list(ema)
+        self._networks = [self._network, *(unwrapped(copy)[-1] for copy in copies)]
+        for network in self._networks:
+            wake_copies(network)
+        self._chosen = stacks
+        self._wanted_start = start
+        self._order = order
+        self._rule = make_rule(controller, at)
+        self._total_steps = total_steps
+        self._batches_per_step = batches_per_step * world_size()
+        self._stacks: dict[str, Stack] = {}
+        self._sleepers: dict[str, list[list[Sleeper]]] = {}
+        self._start: dict[str, int] = {}
+        self._awake: dict[str, int] = {}
+        self._moments: dict[int, Decision] | None = None
+        self._costs: Costs | None = None
+        self._step, self._since, self._spent = 0, 0, 0.0
+        self._losses = LossWindows()
+        self._history: list[dict[str, Any]] = []
+        self._loaded: dict[str, Any] | None = None
+        self._is_finished = False
+        if isinstance(self._rule, Plateau | Slope) and total_steps is None:
+            raise UsageError(
+                f"controller={controller!r} needs the length of the run: total_steps=N"
+            )
+        if example is None:
+            self._wait_for_a_batch()
+        else:
+            self._begin(find_by_example(self._network, example))
+            self._count_flops(self._network, "", *call_arguments(example))
+
+    # -- what users read ---------------------------------------------------------------------------
+
+    @property
+    def awake(self) -> dict[str, int]:
+        """Blocks awake, by stack."""
+        self._check_found("awake")
+        return dict(self._awake)
+
+    @property
+    def blocks(self) -> dict[str, int]:
+        """All blocks, by stack."""
+        self._check_found("blocks")
+        return {name: len(stack.blocks) for name, stack in self._stacks.items()}
+
+    @property
+    def flops(self) -> float:
+        """Training FLOPs spent so far, forward and backward, in all processes."""
+        return self._spent + (self._step - self._since) * self._flops_per_step(self._awake)
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """Every growth: the step after which it happened, blocks awake from then on, and FLOPs."""
+        return [dict(event) for event in self._history]
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether no more blocks will wake."""
+        return self._is_finished
+
+    @property
+    def total_steps(self) -> int | None:
+        """Optimizer steps of the whole run; may be set until training begins."""
+        return self._total_steps
+
+    @total_steps.setter
+    def total_steps(self, steps: int) -> None:
+        if self._step:
+            raise UsageError("total_steps can be set until training begins, not after")
+        self._total_steps, self._moments = steps, None
+
+    def steps_for(self, flops: float) -> int:
+        """Return how many optimizer steps a budget of training FLOPs buys under this schedule."""
+        self._check_found("steps_for")
+        if not isinstance(self._rule, Schedule):
+            raise UsageError("steps_for(flops) can tell for controller='schedule' only")
+
+        def cost(steps: int) -> float:
+            moments = self._rule.moments(steps, self._start, self._double)
+            spent, awake, last = 0.0, self._start, 0
+            for step, decision in sorted(moments.items()):
+                spent += (min(step, steps) - last) * self._flops_per_step(awake)
+                awake, last = self._resolve(decision, awake), min(step, steps)
+            return spent + (steps - last) * self._flops_per_step(awake)
+
+        most = int(flops / self._flops_per_step(self._start))
+        least = 0
+        while least < most:
+            middle = (least + most + 1) // 2
+            least, most = (middle, most) if cost(middle) <= flops else (least, middle - 1)
+        return least
+
+    def __repr__(self) -> str:
+        if not self._stacks:
+            return f"Deepen(stacks={self._chosen!r}, found on the first batch)"
+        stacks = ", ".join(f"{n}: {self._awake[n]} of {all_}" for n, all_ in self.blocks.items())
+        return f"Deepen({stacks} blocks awake after {self._step:,} steps)"
+
+    # -- what users do -----------------------------------------------------------------------------
+
+    def step(self, loss: Tensor | float | None = None) -> None:
+        """Count an optimizer step, and wake blocks when it is time; call it after each.
+
+        Args:
+            loss: training loss of the step, which 'plateau' and 'slope' judge by.
+        """
+        self._step += 1
+        if self._is_finished:
+            return
+        if not self._stacks:
+            raise UsageError(
+                "the model was not called before depth.step(): give Deepen the model that is "
+                "trained, or a batch as example="
+            )
+        if isinstance(self._rule, Schedule):
+            if self._moments is None:
+                self._plan()
+                assert self._moments is not None
+            if self._step in self._moments:
+                self._wake(self._moments[self._step])
+        else:
+            judges_losses = isinstance(self._rule, Plateau | Slope)
+            if loss is None and judges_losses:
+                raise UsageError("this controller judges by the training loss: depth.step(loss)")
+            is_new = loss is not None and self._losses.add(
+                loss, self._total_steps, lambda: self.flops
+            )
+            # Within a window there is nothing new for our rules; other controllers may see more.
+            if is_new or not judges_losses:
+                self._wake(self._rule(self._progress()))
+        self._is_finished = self._is_over()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what resuming needs beside the state of model and optimizer; plain data."""
+        if self._loaded is not None:
+            return dict(self._loaded)
+        saved: dict[str, Any] = {
+            "step": self._step,
+            "since": self._since,
+            "spent": self._spent,
+            "awake": dict(self._awake),
+            "blocks": self.blocks if self._stacks else {},
+            "start": dict(self._start),
+            "total_steps": self._total_steps,
+            "history": self.history,
+            "losses": self._losses.state_dict(),
+            "costs": None,
+        }
+        if self._costs is not None:
+            saved["costs"] = {"base": self._costs.base, "block": dict(self._costs.block)}
+        if hasattr(self._rule, "state_dict"):
+            saved["controller"] = self._rule.state_dict()
+        return saved
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a `state_dict`; model and optimizer are loaded from their own."""
+        if not state["blocks"]:
+            return
+        if not self._stacks:
+            self._loaded = dict(state)
+            return
+        if state["blocks"] != self.blocks:
+            raise CheckpointError(
+                f"this state is of a model with blocks {state['blocks']}, not {self.blocks}"
+            )
+        self._loaded = None
+        self._step, self._since, self._spent = state["step"], state["since"], state["spent"]
+        self._start = dict(state["start"])
+        self._total_steps = state["total_steps"] if self._total_steps is None else self._total_steps
+        self._moments = None
+        self._history = [dict(event) for event in state["history"]]
+        self._losses.load_state_dict(state["losses"])
+        if state["costs"] is not None:
+            self._costs = Costs(state["costs"]["base"], dict(state["costs"]["block"]))
+        if "controller" in state:
+            self._rule.load_state_dict(state["controller"])
+        self._set_awake(dict(state["awake"]))
+        if isinstance(self._rule, Schedule) and self._step:
+            self._plan()
+        self._is_finished = self._is_over()
+
+    @contextmanager
+    def export(self) -> Iterator[None]:
+        """Within the block the model is the smaller network that is awake: save it, or load one.
+
+        Sleeping blocks are not in their lists, and configurations of Hugging Face have the smaller
+        depth, so `save_pretrained` and `state_dict` write a network that loads by itself. In turn
+        `load_state_dict` of a shallower network fills the blocks that are awake.
+        """
+        self._check_found("export()")
+        with ExitStack() as stack:
+            for network in self._networks:
+                stack.enter_context(exported(network, self._stacks, self._awake))
+            yield
+
+    # -- the first batch ---------------------------------------------------------------------------
+
+    def _wait_for_a_batch(self) -> None:
+        """Watch the model, and what holds its blocks: a trainer may call only a part of it."""
+        named = self._chosen if not isinstance(self._chosen, str) else [self._chosen]
+        lists = [name for name, _ in block_lists(self._network)] if named == ["auto"] else named
+        inside = [self._network.get_submodule(name) for name in ancestors(lists)]
+        FirstBatch(self._on_call).hook([*self._wrappers[:-1], *inside])
+
+    def _on_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Find stacks on the first call, and count FLOPs on the first one that trains."""
+        if "forward" in vars(module) and hasattr(module, "training_step"):
+            # Lightning calls a training step by way of `forward`; the network is called within it.
+            return
+        if module in self._wrappers:
+            module = self._network
+        path = next(name for name, one in self._network.named_modules() if one is module)
+        trains = torch.is_grad_enabled()
+        if self._stacks and not trains:
+            return
+        unhook(self._wrappers[0])
+        # Validation before training may run in inference mode; weights are not to be made there.
+        with torch.inference_mode(False):
+            if not self._stacks:
+                self._processes.check_around()
+                self._begin(find(module, args, kwargs, path))
+            if trains and self._costs is None:
+                self._count_flops(module, path, args, kwargs)
+        if not trains:
+            self._wait_for_a_batch()
+
+    def _begin(self, found: Found) -> None:
+        """Put blocks of the chosen stacks to sleep."""
+        self._stacks = found.choose(self._chosen)
+        names = [name for stack in self._stacks.values() for name in stack.blocks]
+        check_held(names, self._network, self._optimizers)
+        for copy in self._networks[1:]:
+            unhook(copy)
+        self._sleepers = {
+            name: [
+                [Sleeper(_block(network, block), stack.output) for block in stack.blocks]
+                for network in self._networks
+            ]
+            for name, stack in self._stacks.items()
+        }
+        wanted = self._wanted_start
+        if wanted is None:
+            wanted = {
+                name: stack.period * math.ceil(START * len(stack.blocks) / stack.period)
+                for name, stack in self._stacks.items()
+            }
+        self._start = self._resolve(wanted, {})
+        if isinstance(self._rule, Schedule) and self._rule.at is not None:
+            awake = self._start
+            for decision in self._rule.at.values():
+                awake = self._resolve(decision, awake)
+        self._set_awake(self._start)
+        if self._loaded is not None:
+            self.load_state_dict(self._loaded)
+
+    def _count_flops(
+        self, module: nn.Module, path: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        awake = self._awake
+        self._rouse({name: len(stack.blocks) for name, stack in self._stacks.items()})
+        self._costs = count_costs(module, path, self._stacks, args, kwargs)
+        self._rouse(awake)
+
+    def _check_found(self, what: str) -> None:
+        if not self._stacks:
+            raise UsageError(
+                f"depth.{what} is known once the model was called; give a batch as example= to "
+                "know it before"
+            )
+
+    # -- growth ------------------------------------------------------------------------------------
+
+    def _wake(self, decision: Decision) -> None:
+        """Wake blocks as copies of those awake."""
+        awake = self._awake if decision is None else self._resolve(decision, self._awake)
+        if awake == self._awake:
+            return
+        self._spent, self._since = self.flops, self._step
+        for name, stack in self._stacks.items():
+            for target, source in plan_copies(
+                self._awake[name], awake[name], self._order, stack.period
+            ):
+                for sleepers in self._sleepers[name]:
+                    copy_block(sleepers[source].block, sleepers[target].block)
+                own = self._sleepers[name][0]
+                copy_optimizer_state(own[source].block, own[target].block, self._optimizers)
+        self._set_awake(awake)
+        self._losses.since_growth = 0
+        self._history.append({"step": self._step, "awake": dict(awake), "flops": self._spent})
+
+    def _set_awake(self, awake: dict[str, int]) -> None:
+        self._awake = awake
+        self._rouse(awake)
+        self._processes.follow(
+            [
+                sleeper.block
+                for name, (own, *_) in self._sleepers.items()
+                for sleeper in own[awake[name] :]
+            ]
+        )
+
+    def _rouse(self, awake: Mapping[str, int]) -> None:
+        """Let the first blocks of every stack be awake and the others sleep, in all networks."""
+        for name, networks in self._sleepers.items():
+            for sleepers in networks:
+                for index, sleeper in enumerate(sleepers):
+                    sleeper.set_awake(index < awake[name])
+
+    def _resolve(self, decision: Decision, awake: Mapping[str, int]) -> dict[str, int]:
+        """Return the blocks to be awake by stack; refuse a number that cannot be."""
+        blocks = self.blocks
+        assert decision is not None
+        if isinstance(decision, Mapping):
+            for name in decision:
+                if name not in blocks:
+                    raise unknown_name("stack", name, blocks)
+            wanted = {**blocks, **awake, **decision}
+        else:
+            if decision > max(blocks.values()):
+                raise UsageError(f"{decision} blocks cannot be awake, there are {_listed(blocks)}")
+            wanted = {name: min(decision, count) for name, count in blocks.items()}
+        for name, count in wanted.items():
+            period = self._stacks[name].period
+            if not max(1, awake.get(name, 1)) <= count <= blocks[name]:
+                raise UsageError(
+                    f"{count} blocks of {name} cannot be awake, only {awake.get(name, 1)} to "
+                    f"{blocks[name]}: blocks do not fall asleep again"
+                )
+            if count % period and count != blocks[name]:
+                raise UsageError(
+                    f"{count} blocks of {name} cannot be awake: {period} kinds of blocks alternate "
+                    f"there, so it must be a multiple of {period}, or all {blocks[name]}"
+                )
+        return wanted
+
+    def _double(self, awake: Mapping[str, int]) -> dict[str, int]:
+        return {name: min(count, 2 * awake[name]) for name, count in self.blocks.items()}
+
+    def _plan(self) -> None:
+        self._moments = self._rule.moments(self._total_steps, self._start, self._double)
+
+    def _is_over(self) -> bool:
+        if self._awake == self.blocks:
+            return True
+        return self._moments is not None and self._step >= max(self._moments, default=0)
+
+    # -- what controllers see ----------------------------------------------------------------------
+
+    def _flops_per_step(self, awake: Mapping[str, int]) -> float:
+        if self._costs is None:
+            raise UsageError(
+                "FLOPs are counted on the first batch that trains; give one as example= to know "
+                "them before"
+            )
+        return self._batches_per_step * self._costs.per_batch(awake)
+
+    def _progress(self) -> Progress:
+        doubled = self._double(self._awake)
+        return Progress(
+            step=self._step,
+            total_steps=self._total_steps,
+            awake=self._awake,
+            blocks=self.blocks,
+            doubled=doubled,
+            flops=self.flops,
+            flops_per_step=self._flops_per_step(self._awake),
+            flops_per_step_doubled=self._flops_per_step(doubled),
+            losses=self._losses.over,
+            windows_since_growth=self._losses.since_growth,
+        )
+
+
+def _block(network: nn.Module, name: str) -> nn.Module:
+    try:
+        return network.get_submodule(name)
+    except AttributeError:
+        raise UsageError(
+            f"{type(network).__name__} has no block {name}; ema= takes copies of the model"
+        ) from None
+
+
+def _listed(blocks: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} in {name}" for name, count in blocks.items())

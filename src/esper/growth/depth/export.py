@@ -1,0 +1,91 @@
+"""Exporting: the model as the smaller network that is awake, for as long as a save takes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from itertools import compress
+from typing import Any
+
+from torch import nn
+
+from esper.growth.depth.stacks import Stack
+from esper.leyline.errors import UsageError
+
+_DEPTHS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "depth")
+"""Names under which the configurations of Hugging Face keep the number of blocks."""
+_SIDES = {
+    "encoder": ("encoder_layers", "num_encoder_layers"),
+    "decoder": ("decoder_layers", "num_decoder_layers"),
+}
+
+
+_LAYER_TYPES = "layer_types"
+_DEPTHS_BY_STAGE = "depths"
+
+Undo = list[tuple[dict[str, Any], dict[str, Any]]]
+
+
+@contextmanager
+def exported(
+    network: nn.Module, stacks: Mapping[str, Stack], awake: Mapping[str, int]
+) -> Iterator[None]:
+    """Take sleeping blocks out of a model, and out of its configuration; put them back after."""
+    undo: Undo = []
+    try:
+        for name, stack in stacks.items():
+            asleep = {block.rpartition(".")[2] for block in stack.blocks[awake[name] :]}
+            if asleep:
+                _shorten_list(network, stack, asleep, undo)
+        yield
+    finally:
+        for now, before in reversed(undo):
+            now.clear()
+            now.update(before)
+
+
+def _shorten_list(network: nn.Module, stack: Stack, asleep: set[str], undo: Undo) -> None:
+    """Leave these blocks out of their list, numbered anew, and of every configuration."""
+    children = network.get_submodule(stack.container)._modules
+    is_kept = [key not in asleep for key in children]
+    configs = _configs_around(network, stack.container)
+    for config in configs:
+        undo.append((vars(config), dict(vars(config))))
+    if configs and not any([_shorten(vars(one), stack.container, is_kept) for one in configs]):
+        raise UsageError(
+            f"cannot tell which entry of {type(configs[0]).__name__} is the depth of {stack.name}; "
+            "save the model's state_dict() inside export() instead"
+        )
+    undo.append((children, dict(children)))
+    kept = [child for key, child in children.items() if key not in asleep]
+    children.clear()
+    children.update({str(number): child for number, child in enumerate(kept)})
+
+
+def _configs_around(network: nn.Module, container: str) -> list[Any]:
+    """Return the configurations of Hugging Face that belong to a model or to what holds a list."""
+    parts = container.split(".")
+    modules = [network.get_submodule(".".join(parts[:count])) for count in range(len(parts))]
+    found = {id(config): config for one in modules if (config := getattr(one, "config", None))}
+    # Configurations of other kinds say nothing about how a model is built from a file.
+    return [config for config in found.values() if hasattr(config, "attribute_map")]
+
+
+def _shorten(config: dict[str, Any], container: str, is_kept: list[bool]) -> bool:
+    """Write the number of kept blocks where a configuration has the number of all."""
+    before, after = len(is_kept), sum(is_kept)
+    side = next((side for side in _SIDES if side in container), "")
+    own = [name for name in _SIDES.get(side, ()) if config.get(name) == before]
+    # Where both sides are counted, the general number is that of the encoder.
+    general = [] if own and side == "decoder" else [n for n in _DEPTHS if config.get(n) == before]
+    config.update(dict.fromkeys([*own, *general], after))
+    if len(config.get(_LAYER_TYPES) or ()) == before:
+        config[_LAYER_TYPES] = [*compress(config[_LAYER_TYPES], is_kept)]
+    stage = re.search(r"\.(\d+)", container)
+    depths = list(config.get(_DEPTHS_BY_STAGE) or ())
+    if stage and int(stage[1]) < len(depths) and depths[int(stage[1])] == before:
+        depths[int(stage[1])] = after
+        config[_DEPTHS_BY_STAGE] = depths
+        return True
+    return bool(own or general)

@@ -1,0 +1,210 @@
+"""Stacks: runs of blocks that can sleep and be copied, found by watching one forward pass."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from warnings import catch_warnings, simplefilter
+
+import torch
+from torch import Tensor, nn
+
+from esper.growth.depth.alike import difference, fingerprints, runs
+from esper.growth.depth.residual import without_residual
+from esper.growth.depth.sleeping import Output
+from esper.growth.depth.watching import Call, learn_output, watch
+from esper.kasmina.probe import call_arguments, shapes_of, tensors_in
+from esper.leyline.errors import UsageError
+from esper.leyline.explaining import told_of
+from esper.leyline.randomness import drawing
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """A run of blocks in one `ModuleList` or `Sequential`, each fed with the output of the last."""
+
+    name: str
+    """Name of the list in the model; with the range of its blocks where one list has two runs."""
+    blocks: tuple[str, ...]
+    """Names of the blocks in the model."""
+    period: int
+    """Number of blocks after which their kinds repeat: 1, or 2 where two kinds alternate."""
+    output: Output
+    """What a block returns while it sleeps."""
+
+    @property
+    def container(self) -> str:
+        """Name of the list that holds the blocks; empty where that is the model itself."""
+        return self.blocks[0].rpartition(".")[0]
+
+
+@dataclass(slots=True)
+class Found:
+    """The stacks of a model, and why other lists of blocks are none."""
+
+    stacks: dict[str, Stack] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    def choose(self, names: str | Sequence[str]) -> dict[str, Stack]:
+        """Return the stacks of these names, or all of them for 'auto'; refuse what is none."""
+        if names == "auto":
+            if not self.stacks:
+                why = "; ".join(f"{name}: {reason}" for name, reason in self.reasons.items())
+                raise UsageError(
+                    "found no stack of blocks that could be deepened; blocks of one class and "
+                    "shape must follow one another in an nn.ModuleList or nn.Sequential"
+                    + (f" ({why})" if why else "")
+                )
+            return dict(self.stacks)
+        chosen = [names] if isinstance(names, str) else list(names)
+        for name in chosen:
+            if name not in self.stacks:
+                known = ", ".join(self.stacks) or "none"
+                reason = self.reasons.get(name, "no list of like blocks has this name")
+                raise UsageError(f"{name!r} cannot be deepened: {reason}; stacks found: {known}")
+        return {name: self.stacks[name] for name in chosen}
+
+
+def find_stacks(model: nn.Module, example: Any) -> dict[str, int]:
+    """Return the stacks of a model that can be deepened, with their numbers of blocks.
+
+    The model is run once on the example. A stack is a run of blocks of one class and shape in an
+    `nn.ModuleList` or `nn.Sequential`; each is called once, its input is the output of the block
+    before it, and it has a residual path.
+
+    Args:
+        model: the network that is finally wanted.
+        example: one batch: a tensor, a tuple of arguments or a dict of them.
+    """
+    found = find_by_example(model, example)
+    return {name: len(stack.blocks) for name, stack in found.stacks.items()}
+
+
+def find_by_example(model: nn.Module, example: Any) -> Found:
+    """Find stacks as `find` does; refuse an example that the model cannot take."""
+    args, kwargs = call_arguments(example)
+    try:
+        return find(model, args, kwargs)
+    except Exception as error:
+        raise UsageError(
+            f"the model cannot take the example {shapes_of(example)}: {told_of(error)}; give one "
+            "batch as the model is called with it"
+        ) from error
+
+
+def find(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], path: str = ""
+) -> Found:
+    """Run a model once, and say which of its lists are stacks and why others are not.
+
+    Where it is a part of another one, `path` is its name there, and names are those in the whole.
+    """
+    lists = {name: _children(name, one) for name, one in block_lists(model, path)}
+    blocks = {name: block for children in lists.values() for name, block in children.items()}
+    found = Found()
+    device = next((one.device for one in tensors_in((args, kwargs))), torch.device("cpu"))
+    # What a model says about being tried without gradients is not for its owner.
+    with torch.no_grad(), drawing(device, "stacks"), _buffers_kept(model), catch_warnings():
+        simplefilter("ignore")
+        calls = watch(model, blocks, args, kwargs)
+        for container, children in lists.items():
+            # What is inside a block of a stack sleeps and wakes with it.
+            inside = (f"{name}." for stack in found.stacks.values() for name in stack.blocks)
+            if not any(f"{container}.".startswith(block) for block in inside):
+                _find_in(container, children, calls, found)
+    return found
+
+
+def block_lists(model: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """Yield the lists of a model in which blocks may follow one another, outermost first."""
+    for name, module in model.named_modules(prefix=path):
+        if isinstance(module, nn.ModuleList | nn.Sequential) and len(module) > 1:
+            yield name, module
+
+
+def _children(name: str, container: nn.Module) -> dict[str, nn.Module]:
+    prefix = f"{name}." if name else ""
+    return {f"{prefix}{key}": child for key, child in container._modules.items() if child}
+
+
+def _find_in(
+    container: str,
+    children: Mapping[str, nn.Module],
+    calls: Mapping[str, list[Call]],
+    found: Found,
+) -> None:
+    """Add the stacks of one list of blocks, or the reason why it has none."""
+    names, blocks = list(children), list(children.values())
+    prints = fingerprints(blocks)
+    alike = Counter(type(block) for block in blocks if any(True for _ in block.parameters()))
+    if not alike or max(alike.values()) < 2:
+        return
+    reasons: list[str] = []
+    stacks: list[tuple[list[str], int, Output]] = []
+    for first, last in _linked(names, blocks, calls, reasons):
+        for start, stop, period in runs(prints, first, last):
+            run = names[start:stop]
+            if not any(True for name in run for _ in children[name].parameters()):
+                continue
+            output = learn_output([calls[name][0] for name in run])
+            if isinstance(output, str):
+                reasons.append(output)
+            elif lacking := without_residual(run[:period], children, calls, output):
+                reasons.append(f"{lacking} has no residual path, so a copy of it would not fit")
+            else:
+                stacks.append((run, period, output))
+    if not stacks:
+        reasons.append(difference(names, blocks))
+        found.reasons[container or "the model"] = next(reason for reason in reasons if reason)
+    for run, period, output in stacks:
+        name = container or "the model"
+        if len(stacks) > 1:
+            name += f"[{names.index(run[0])}:{names.index(run[-1]) + 1}]"
+        found.stacks[name] = Stack(name, tuple(run), period, output)
+
+
+def _linked(
+    names: list[str],
+    blocks: list[nn.Module],
+    calls: Mapping[str, list[Call]],
+    reasons: list[str],
+) -> Iterator[tuple[int, int]]:
+    """Yield the ranges of blocks that are called once, each on the output of the one before."""
+    owners = Counter(id(parameter) for block in blocks for parameter in block.parameters())
+
+    def is_link(index: int) -> bool:
+        name, after = names[index], names[index + 1]
+        for one, block in ((name, blocks[index]), (after, blocks[index + 1])):
+            if any(owners[id(parameter)] > 1 for parameter in block.parameters()):
+                reasons.append(f"{one} is tied: it shares parameters with another block")
+                return False
+            if len(calls[one]) != 1:
+                reasons.append(f"{one} is called {len(calls[one])} times in a pass, not once")
+                return False
+        before, then = calls[name][0], calls[after][0]
+        if not any(isinstance(p, Tensor) and then.source_of(p) for p in before.parts):
+            reasons.append(f"the input of {after} is not the output of {name}")
+            return False
+        return True
+
+    links = [is_link(index) for index in range(len(blocks) - 1)]
+    start = 0
+    for index, is_linked in enumerate([*links, False]):
+        if not is_linked:
+            if index > start:
+                yield start, index + 1
+            start = index + 1
+
+
+@contextmanager
+def _buffers_kept(model: nn.Module) -> Iterator[None]:
+    """Put the buffers of a model back: running statistics, counters."""
+    kept = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        for buffer, values in kept:
+            buffer.copy_(values)

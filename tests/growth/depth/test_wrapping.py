@@ -1,0 +1,231 @@
+"""Deepen in two real processes (gloo), and the wrappers that it takes or refuses."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+from esper.growth.depth.deepen import Deepen
+from esper.growth.depth.wrapping import inner_optimizers, unwrapped
+from esper.leyline.errors import UsageError
+from tests.growth.depth.models import make_gpt, text_loss, tokens, train
+
+WORLD, STEPS = 2, 8
+SCENARIOS = (
+    "ddp",
+    "ddp_that_finds_unused_parameters",
+    "ddp_with_a_static_graph",
+    "ddp_that_is_not_told",
+    "fsdp",
+    "fsdp_gathers_no_sleeping_block",
+    "controllers_decide_alike",
+)
+PROGRAM = """
+import sys
+from tests.growth.depth import test_wrapping as here
+here.play(sys.argv[1], int(sys.argv[2]))
+"""
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """What two processes say that go through all scenarios together."""
+    folder = str(tmp_path_factory.mktemp("meeting"))
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, folder, str(rank)],
+            cwd=Path(__file__).parents[3],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(WORLD)
+    ]
+    try:
+        return [process.communicate(timeout=250)[0] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+
+
+def play(folder: str, rank: int) -> None:
+    """Go through the scenarios in one of the processes; the first that fails is the last."""
+    torch.set_num_threads(1)
+    for name in SCENARIOS:
+        dist.init_process_group(
+            "gloo",
+            init_method=f"file://{folder}/{name}",
+            rank=rank,
+            world_size=WORLD,
+            timeout=timedelta(seconds=60),
+        )
+        globals()[name](rank)
+        dist.barrier()
+        dist.destroy_process_group()
+        print(f"{name} went well", flush=True)
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_it_goes_well_in_two_processes(said: list[str], name: str) -> None:
+    assert all(f"{name} went well" in one for one in said), "\n".join(said)
+
+
+def half_loss(model: Any, step: int) -> Tensor:
+    """The loss of this process's half of a batch."""
+    batch = tokens(step)[dist.get_rank() :: WORLD]
+    return F.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def alone() -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
+    """Growths and weights of a run in one process."""
+    model = make_gpt(4)
+    optimizer = sgd(model)
+    depth = Deepen(model, optimizer, total_steps=STEPS)
+    train(model, optimizer, 0, STEPS, depth=depth)
+    assert depth.is_finished
+    return [event["awake"] for event in depth.history], model.state_dict()
+
+
+def check_same_as_alone(model: nn.Module, depth: Deepen) -> None:
+    history, weights = alone()
+    assert [event["awake"] for event in depth.history] == history
+    own = model.state_dict()
+    assert own.keys() == weights.keys()
+    for name, value in own.items():
+        value = value.full_tensor() if isinstance(value, DTensor) else value
+        torch.testing.assert_close(value, weights[name], rtol=0, atol=1e-5, msg=name)
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def ddp(rank: int, **options: Any) -> None:
+    """Half of every batch in each process is the whole batch in one."""
+    model = make_gpt(4, seed=rank)
+    model.load_state_dict(make_gpt(4).state_dict())
+    wrapped = DistributedDataParallel(model, **options)
+    optimizer = sgd(model)
+    depth = Deepen(wrapped, optimizer, total_steps=STEPS)
+    train(wrapped, optimizer, 0, STEPS, depth=depth, loss_of=half_loss)
+    check_same_as_alone(model, depth)
+    alone_depth = Deepen(other := make_gpt(4), sgd(other), example=tokens(0)[:2, :-1])
+    assert depth.history[0]["flops"] == 2 * alone_depth._flops_per_step({"blocks": 1})
+
+
+def ddp_that_finds_unused_parameters(rank: int) -> None:
+    ddp(rank, find_unused_parameters=True)
+    # Then it is enough to know the model inside.
+    model = make_gpt(4)
+    wrapped = DistributedDataParallel(model, find_unused_parameters=True)
+    optimizer = sgd(model)
+    depth = Deepen(model, optimizer, total_steps=STEPS)
+    train(wrapped, optimizer, 0, STEPS, depth=depth, loss_of=half_loss)
+    check_same_as_alone(model, depth)
+
+
+def ddp_with_a_static_graph(rank: int) -> None:
+    ddp(rank, static_graph=True, gradient_as_bucket_view=True)
+
+
+def ddp_that_is_not_told(rank: int) -> None:
+    model = make_gpt(4)
+    wrapped = DistributedDataParallel(model)
+    depth = Deepen(model, sgd(model), total_steps=STEPS)
+    with pytest.raises(UsageError, match=r"give Deepen the wrapper, or make that with find_unused"):
+        half_loss(wrapped, 0)
+    assert not depth.is_finished
+
+
+def sharded(layers: int) -> nn.Module:
+    mesh = init_device_mesh("cpu", (WORLD,))
+    model = make_gpt(layers)
+    for part in (*model.blocks, model):
+        fully_shard(part, mesh=mesh)
+    return model
+
+
+def fsdp(rank: int) -> None:
+    model = sharded(4)
+    optimizer = sgd(model)
+    depth = Deepen(model, optimizer, total_steps=STEPS)
+    train(model, optimizer, 0, STEPS, depth=depth, loss_of=half_loss)
+    check_same_as_alone(model, depth)
+
+
+def fsdp_gathers_no_sleeping_block(rank: int) -> None:
+    counts = []
+    for layers in (4, 1):
+        model = sharded(layers)
+        optimizer = sgd(model)
+        if layers > 1:
+            Deepen(model, optimizer, total_steps=100, example=tokens(0)[:, :-1])
+        train(model, optimizer, 0, 1, loss_of=half_loss)
+        with torch.profiler.profile() as profile:
+            train(model, optimizer, 1, 2, loss_of=half_loss)
+        events = profile.key_averages()
+        counts.append(sum(e.count for e in events if e.key == "fsdp::all_gather_copy_in"))
+    assert counts[0] == counts[1] > 0, counts
+
+
+def controllers_decide_alike(rank: int) -> None:
+    model = make_gpt(4)
+    depth = Deepen(
+        model,
+        sgd(model),
+        controller="plateau",
+        total_steps=100,
+        example=tokens(0)[:, :-1],
+    )
+    # Only the mean over processes is on a plateau.
+    for step in range(100):
+        depth.step(3.0 + (step / 50 if rank else -step / 50))
+    assert [event["step"] for event in depth.history] == [10, 20]
+
+
+# -- in one process -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("FullyShardedDataParallel", r"shard it by torch\.distributed\.fsdp\.fully_shard instead"),
+        ("DataParallel", "wrap it in DistributedDataParallel instead"),
+        ("DeepSpeedEngine", "train it under DistributedDataParallel or fully_shard"),
+    ],
+)
+def test_other_wrappers_are_refused_by_name(name: str, problem: str) -> None:
+    wrapper = type(name, (nn.Module,), {})()
+    wrapper.module = make_gpt()
+    with pytest.raises(UsageError, match=f"cannot sleep in a {name}; {problem}"):
+        unwrapped(wrapper)
+
+
+def test_optimizers_that_keep_no_state_per_parameter_are_refused_by_name() -> None:
+    model = make_gpt()
+    with pytest.raises(UsageError, match="under LBFGS: it keeps one flat state"):
+        Deepen(model, torch.optim.LBFGS(model.parameters()), total_steps=3)
+    with pytest.raises(UsageError, match="got a str"):
+        inner_optimizers(["adam"])  # type: ignore[list-item]
+
+
+def test_compiled_models_are_unwrapped() -> None:
+    model = make_gpt()
+    assert unwrapped(torch.compile(model))[-1] is model
+    assert text_loss(model, 0).isfinite()
