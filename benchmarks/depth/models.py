@@ -18,8 +18,9 @@ Runner = Callable[[nn.Module, Tensor], Tensor]
 
 
 def run_block(block: nn.Module, x: Tensor) -> Tensor:
-    """Run one block as it is; a compiled form of this function can take its place."""
-    return block.forward(x)
+    """Run one block as it is; what blends new blocks in takes the place of this function."""
+    out: Tensor = block(x)
+    return out
 
 
 @dataclass(frozen=True)
@@ -98,8 +99,13 @@ class Network(nn.Module):
     awake: int
     run: Runner = staticmethod(run_block)
 
-    def stacks(self) -> list[nn.ModuleList]:
+    def stack_names(self) -> list[str]:
+        """Return the names of the stacks."""
         raise NotImplementedError
+
+    def stacks(self) -> list[nn.ModuleList]:
+        """Return the stacks."""
+        return [self.get_submodule(name) for name in self.stack_names()]  # type: ignore[misc]
 
     def training_flops(self, awake: int) -> float:
         """Return the FLOPs of a training step for one sequence or image, by formula."""
@@ -120,8 +126,8 @@ class Transformer(Network):
         for block in self.blocks:
             block.initialize(size.init, depth)
 
-    def stacks(self) -> list[nn.ModuleList]:
-        return [self.blocks]
+    def stack_names(self) -> list[str]:
+        return ["blocks"]
 
     def through(self, x: Tensor) -> Tensor:
         for block in self.blocks[: self.awake]:
@@ -189,8 +195,8 @@ class ResNet(Network):
             nn.Linear(self.widths[-1], size.classes),
         )
 
-    def stacks(self) -> list[nn.ModuleList]:
-        return list(self.stages)
+    def stack_names(self) -> list[str]:
+        return [f"stages.{at}" for at in range(len(self.stages))]
 
     def forward(self, images: Tensor) -> Tensor:
         x = self.stem(images)

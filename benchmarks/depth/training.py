@@ -18,7 +18,8 @@ from torch.nn import functional as F
 
 from benchmarks.depth.cells import CELLS, Cell, Job
 from benchmarks.depth.corpus import read_corpus
-from benchmarks.depth.models import NETWORKS, Network, run_block
+from benchmarks.depth.models import NETWORKS, Network
+from esper import Deepen
 
 VALIDATION_BYTES = {"python": 2_200_000, "prose": 1_100_000, "stdlib": 200_000}
 IMAGES = "cifar16-all.npz"
@@ -238,22 +239,20 @@ def train(
     steps = steps_of(job, network)
     todo = [(int(share * steps), blocks) for share, blocks in job.plan[1:]]
     batch_at = data.batches(cell, steps, job.seed, device)
-    blending = _Blending(device)
-    network.run = blending.wrap(
-        torch.compile(run_block, dynamic=False) if device.type == "cuda" else run_block
-    )
-    flops, grew_at, losses = 0.0, -(10**9), []
+    if device.type == "cuda":
+        for stack in network.stacks():
+            for block in stack:
+                block.compile(dynamic=False)
+    growth = _Deepened if job.start == "state" and not job.ramp else _Grown
+    growing = growth(job, network, optimizer, todo, batch_at(0)[0])
+    flops, losses = 0.0, []
     began, busy = time.monotonic(), time.process_time()
     network.train()
     for step in range(steps):
-        if todo and step == todo[0][0]:
-            new = grow(network, optimizer, todo.pop(0)[1], job)
-            blending.begin(new, step, job.ramp * steps)
-            grew_at = step
-        blending.move(step)
+        growing.before(step, steps)
         factor = rate_factor(job, cell, step, steps)
-        if job.rewarm:
-            factor *= min(1.0, (step - grew_at + 1) / job.rewarm)
+        if job.rewarm and growing.grew_at is not None:
+            factor *= min(1.0, (step - growing.grew_at + 1) / job.rewarm)
         for group in optimizer.param_groups:
             group["lr"] = job.rate * factor
         inputs, targets = batch_at(step)
@@ -265,7 +264,7 @@ def train(
             torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0, foreach=True)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        flops += network.training_flops(network.awake) * cell.batch
+        flops += network.training_flops(growing.awake) * cell.batch
         if step % max(1, steps // _CURVE_POINTS) == 0:
             losses.append((flops, loss.detach()))
             if time.monotonic() > deadline:
@@ -286,30 +285,76 @@ def train(
     }
 
 
-class _Blending:
-    """Lets new blocks in by degrees: `x + amount * (block(x) - x)`."""
+class _Deepened:
+    """Grows as users do, by `esper.Deepen`."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.new: set[nn.Module] = set()
-        self.amount = torch.ones((), device=device)
-        self.since, self.length = 0, 0.0
+    def __init__(
+        self,
+        job: Job,
+        network: Network,
+        optimizer: torch.optim.Optimizer,
+        todo: list[tuple[int, int]],
+        example: Tensor,
+    ) -> None:
+        self.awake, self.grew_at = network.awake, None
+        self._depth = None
+        if todo:
+            network.awake = todo[-1][1]
+            self._depth = Deepen(
+                network,
+                optimizer,
+                stacks=network.stack_names(),
+                example=example,
+                start=self.awake,
+                at=dict(todo),
+                order=job.order,
+            )
 
-    def begin(self, new: set[nn.Module], step: int, length: float) -> None:
-        self.new, self.since, self.length = (new if length else set()), step, length
+    def before(self, step: int, steps: int) -> None:
+        """Wake blocks where the plan says so."""
+        if self._depth is not None and step:
+            self._depth.step()
+            awake = next(iter(self._depth.awake.values()))
+            if awake != self.awake:
+                self.awake, self.grew_at = awake, step
 
-    def move(self, step: int) -> None:
-        if self.new:
-            share = (step - self.since + 1) / self.length
-            self.amount.fill_(min(1.0, share))
+
+class _Grown:
+    """Grows in other ways, for comparison: fresh or silent blocks, copies that are blended in."""
+
+    def __init__(
+        self,
+        job: Job,
+        network: Network,
+        optimizer: torch.optim.Optimizer,
+        todo: list[tuple[int, int]],
+        example: Tensor,
+    ) -> None:
+        self._job, self._network, self._optimizer, self._todo = job, network, optimizer, todo
+        self.grew_at: int | None = None
+        self._new: set[nn.Module] = set()
+        self._amount = torch.ones((), device=example.device)
+        network.run = self._run
+
+    @property
+    def awake(self) -> int:
+        return self._network.awake
+
+    def before(self, step: int, steps: int) -> None:
+        """Grow where the plan says so, and blend new blocks in."""
+        if self._todo and step == self._todo[0][0]:
+            self._new = grow(self._network, self._optimizer, self._todo.pop(0)[1], self._job)
+            self.grew_at = step
+        if self._new:
+            assert self.grew_at is not None
+            share = (step - self.grew_at + 1) / max(1.0, self._job.ramp * steps)
+            self._amount.fill_(min(1.0, share))
             if share >= 1:
-                self.new = set()
+                self._new = set()
 
-    def wrap(self, run: Callable[..., Tensor]) -> Callable[[nn.Module, Tensor], Tensor]:
-        def blended(block: nn.Module, x: Tensor) -> Tensor:
-            out = run(block, x)
-            return x + self.amount * (out - x) if block in self.new else out
-
-        return blended
+    def _run(self, block: nn.Module, x: Tensor) -> Tensor:
+        out = block(x)
+        return x + self._amount * (out - x) if block in self._new else out
 
 
 def _make_optimizer(cell: Cell, network: nn.Module, rate: float) -> torch.optim.Optimizer:

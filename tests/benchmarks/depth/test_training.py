@@ -7,11 +7,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks.depth import training
 from benchmarks.depth.cells import CELLS, Cell, Job, doubling, grown, static
 from benchmarks.depth.models import NETWORKS, Network, Size
 from benchmarks.depth.training import (
+    Images,
     Text,
     grow,
     rate_factor,
@@ -32,6 +35,13 @@ def make(cell: Cell, blocks: int) -> Network:
 def some_text() -> Text:
     letters = torch.randint(0, 128, (20_000,), generator=torch.Generator().manual_seed(1))
     return Text(letters[:-4_000].to(torch.uint8), letters[-4_000:].to(torch.uint8))
+
+
+def some_images() -> Images:
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randn(40, 16, 16, 3, generator=generator)
+    labels = torch.randint(0, 10, (40,), generator=generator)
+    return Images(F.pad(images, (0, 0, 2, 2, 2, 2)), labels, images, labels)
 
 
 def test_stacked_copies_repeat_the_stack_and_interleaved_ones_each_block() -> None:
@@ -121,3 +131,26 @@ def test_a_run_counts_what_was_awake_and_is_the_same_again() -> None:
     assert first["flops"] == pytest.approx(expected)
     assert first["loss"] == again["loss"]
     assert train(job, data, device, time.monotonic() - 1) is None
+
+
+@pytest.mark.parametrize("order", ["stack", "interleave"])
+@pytest.mark.parametrize("kind", ["gpt", "resnet"])
+def test_deepen_does_what_the_plain_copies_do(
+    kind: str, order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kind == "gpt":
+        cell, data = CELLS["small"], some_text()
+    else:
+        cell = replace(CELLS["cnn"], size=Size(4, 1, 16, 10), batch=8, steps=20, warmup=5)
+        monkeypatch.setitem(CELLS, "cnn", cell)
+        data = some_images()
+    job = grown(cell, doubling(1, 0.2, 0.5), length=20 / cell.steps, order=order)
+    device = torch.device("cpu")
+    by_deepen = train(job, data, device, float("inf"))
+    monkeypatch.setattr(training, "_Deepened", training._Grown)
+    by_hand = train(job, data, device, float("inf"))
+    assert by_deepen is not None
+    assert by_hand is not None
+    assert by_deepen["loss"] == by_hand["loss"]
+    assert by_deepen["flops"] == by_hand["flops"]
+    assert by_deepen["curve"] == by_hand["curve"]
