@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from esper.leyline.actions import HEAD_NAMES
+from esper.nissa.reader import open_run
 from esper.runs.training import start_training
 from esper.simic.agent.config import PPOConfig
 from tests.cli.terminal import esper
@@ -82,6 +84,24 @@ def test_training_runs_stand_side_by_side_with_what_differs(
     runs = json.loads(esper(capsys, "compare", *trained, "--json").out)["runs"]
     told = next(row for row in rows if row[0] == "return")
     assert told[1:] == [f"{run['last']['return_mean']:+.3f}" for run in runs]
+
+
+def test_training_runs_are_compared_by_the_entropy_of_every_head(
+    trained: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = esper(capsys, "compare", *trained).out
+    runs = json.loads(esper(capsys, "compare", *trained, "--json").out)["runs"]
+    for head in HEAD_NAMES:
+        cells = next(line for line in text.splitlines() if f" entropy, {head} " in line).split("│")
+        values = [run["last"]["entropy"][head] for run in runs]
+        told = ["–" if value is None else f"{value:.2f}" for value in values]
+        assert [cell.strip() for cell in cells[2:4]] == told
+    with open_run(trained[0]) as stored:
+        rows = stored.rows("update_heads", where="head = 'op'")
+    assert (
+        runs[0]["last"]["entropy"]["op"]
+        == max(rows, key=lambda row: row["ordinal"])["entropy_conditional"]
+    )
 
 
 def test_runs_of_two_kinds_do_not_compare(

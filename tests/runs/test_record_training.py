@@ -217,3 +217,14 @@ def test_values_are_on_the_scale_of_rewards(recorded: Recorded) -> None:
     values = torch.tensor([row.value for row in recorded.rows("decisions")])
     assert values.isfinite().all()
     assert float(values.abs().max()) < 100.0
+
+
+def test_a_recorded_row_tells_when_its_host_settled(recorded: Recorded) -> None:
+    """The tiny hosts settle in most episodes; one that does not has no event."""
+    settled: dict[tuple[int, int], int] = {}
+    for epoch in recorded.rows("epochs", stabilized=True):
+        settled.setdefault((epoch.round, epoch.row), epoch.step)
+    events = recorded.rows("events", kind="tamiyo_initiated")
+    assert settled
+    assert {(event.round, event.row): event.step for event in events} == settled
+    assert len(events) == len(settled)

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from esper.nissa.reader import open_run
 from esper.scripts import train
 from esper.scripts.train import build_parser, heuristic_commands, main, ppo_command
 
@@ -43,6 +44,28 @@ def test_the_command_of_the_documents_is_translated() -> None:
     assert "policy.critic=state" in first
 
 
+def test_a_run_is_continued_with_what_was_given_and_nothing_else() -> None:
+    given = ["ppo", "--resume", "--set", "ppo.entropy_coef=0.1", "--episodes", "9", "--out", "r"]
+    command = ppo_command(build_parser().parse_args(given))
+    assert command == [
+        *("train", "--resume", "--set", "rounds=9", "--set", "ppo.entropy_coef=0.1", "--out", "r")
+    ]
+
+
+def test_the_documents_command_goes_on_with_a_setting_changed(tmp_path: Path) -> None:
+    out = str(tmp_path / "run")
+    tiny = ["--max-epochs", "2", "--n-envs", "2", "--task", "digits_mlp", "--device", "cpu"]
+    first = ["--episodes", "1", "--set", "ppo.clip=0.3", "--set", "evaluate_every=0"]
+    assert main(["ppo", *tiny, *first, "--out", out]) == 0
+    change = ["--set", "ppo.entropy_coef=0.1", "--episodes", "2"]
+    assert main(["ppo", "--resume", *change, "--out", out]) == 0
+    config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert (config["rounds"], config["rows"], config["seed"]) == (2, 2, 42)
+    assert (config["ppo"]["clip"], config["ppo"]["entropy_coef"]) == (0.3, 0.1)
+    with open_run(tmp_path / "run") as stored:
+        assert [row["round"] for row in stored.rows("rounds")] == [0, 1]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -50,6 +73,7 @@ def test_the_command_of_the_documents_is_translated() -> None:
         (["ppo", "--policy-version", "v3"], "choose from v1, v2"),
         (["heuristic", "--episodes", "0"], "a whole number from 1"),
         (["ppoo"], "did you mean 'ppo'"),
+        (["ppo", "--resume"], "--resume needs the run to continue: --out RUN"),
     ],
 )
 def test_wrong_requests_are_one_line(

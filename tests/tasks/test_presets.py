@@ -20,6 +20,8 @@ PARAMETERS = {
     "digits": 1_030,
     "digits_mlp": 1_850,
     "digits_narrow": 312,
+    "digits_residual": 2_366,
+    "digits_deep": 1_774,
     "fashion": 3_778,
     "cifar_baseline": 6_418,
     "cifar_scale": 99_922,
@@ -51,6 +53,8 @@ def test_parameters(name: str) -> None:
     ("name", "slots"),
     [
         ("digits", ["r0c0", "r0c1", "r0c2"]),
+        ("digits_residual", ["r0c0", "r0c1", "r0c2"]),
+        ("digits_deep", [f"r0c{column}" for column in range(5)]),
         ("cifar_scale", [f"r0c{column}" for column in range(5)]),
         ("cifar_multichannel", ["r0c0", "r0c1", "r0c2", "r1c0", "r1c1", "r1c2"]),
         ("cifar_postpool", ["r1c0", "r1c1", "r1c2"]),
@@ -71,7 +75,7 @@ def test_epochs_have_the_decided_sizes() -> None:
     assert get_task("cifar_baseline").config.horizon == 150
 
 
-@pytest.mark.parametrize("name", ["digits", "digits_mlp"])
+@pytest.mark.parametrize("name", ["digits", "digits_mlp", "digits_residual", "digits_deep"])
 def test_contract_on_embedded_data(name: str) -> None:
     check_task(name)
 

@@ -27,6 +27,7 @@ first what registers tasks, families, hosts, blueprints, controllers or rewards 
 | `ESPER_DATA` | folder in which data is looked for ([data](data.md)) |
 | `ESPER_THREADS` | threads of one process, 1 by default |
 | `ESPER_DEBUG` | `1` shows where in the code an error came from, and checks more while running |
+| `ESPER_DEBUG_STAGE` | `1` checks at every step that what a controller is shown exists and agrees |
 """
 
 _DEFAULT_GROUPS = ("positional arguments", "options")

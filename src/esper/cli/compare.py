@@ -31,7 +31,8 @@ def set_up(parser: Parser) -> None:
     """Describe the verb and its options."""
     parser.description = (
         "Put runs side by side. Growing runs: scores, twins, parameters, FLOPs and what grew. "
-        "Training runs: returns, gains, what the policy does, and the settings that differ."
+        "Training runs: returns, gains, what the policy does, the entropy of every head as a share "
+        "of the greatest, and the settings that differ."
     )
     parser.epilog = _EPILOG
     parser.add_argument("runs", nargs="+", metavar="RUN", help="folders of two or more runs")

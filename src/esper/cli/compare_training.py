@@ -58,6 +58,9 @@ def print_training(sides: Sequence[Mapping[str, Any]]) -> None:
         values = [side["last"].get(key) for side in sides]
         if any(value is not None for value in values):
             add(name, ["–" if value is None else form.format(value) for value in values])
+    for head in dict.fromkeys(head for side in sides for head in side["last"]["entropy"]):
+        values = [side["last"]["entropy"].get(head) for side in sides]
+        add(f"entropy, {head}", ["–" if value is None else f"{value:.2f}" for value in values])
     add("gain, greedy policy, points", [_greedy(side["evaluation"]) for side in sides])
     others = {key: values for key, values in differing(sides).items() if key not in _TOLD}
     if others:

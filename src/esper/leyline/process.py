@@ -42,6 +42,11 @@ def is_debugging() -> bool:
     return os.environ.get("ESPER_DEBUG") == "1"
 
 
+def is_checking_stages() -> bool:
+    """Return whether signals are checked at every step: `ESPER_DEBUG_STAGE=1`, or debugging."""
+    return os.environ.get("ESPER_DEBUG_STAGE") == "1" or is_debugging()
+
+
 def keep_freed_memory() -> bool:
     """Let the C library keep freed memory for the next tensor; return whether it could be told.
 

@@ -90,7 +90,8 @@ def record_round(store: RunStore, trainer: Trainer, report: RoundReport) -> None
     for table, columns in detail_columns(outcome, trainer.policy.blueprint_names).items():
         store.write_columns(table, columns)
     # The round before its update: whoever watches the heads asks how much the round waited.
-    rows: list[Row] = [*episode_rows(report), *_rollbacks(outcome), round_row(report, trainer)]
+    events = [*_rollbacks(outcome), *_initiations(outcome)]
+    rows: list[Row] = [*episode_rows(report), *events, round_row(report, trainer)]
     store.write(*rows, *report.update.rows(report.round, report.env_steps))
     if trainer.cluster is not None:
         store.write(*_work(report.round, trainer.cluster.take_work()))
@@ -118,6 +119,21 @@ def _rollbacks(outcome: RoundOutcome) -> Iterator[EventRow]:
                 kind=EventKind.GOVERNOR_ROLLBACK,
                 severity="warning",
                 message=f"the episode ended{'' if reason is None else f': {reason}'}",
+            )
+
+
+def _initiations(outcome: RoundOutcome) -> Iterator[EventRow]:
+    """Return an event for every recorded row whose host has settled, at the epoch it did."""
+    for index, row in enumerate(outcome.recorded_rows):
+        lived = outcome.recorded_states["stabilized"][index, : int(outcome.lengths[row]) + 1]
+        if bool(lived.any()):
+            first = int(lived.int().argmax())
+            yield EventRow(
+                round=outcome.round,
+                row=row,
+                step=int(outcome.recorded_states["epoch"][index, first]),
+                kind=EventKind.TAMIYO_INITIATED,
+                message="the host has settled",
             )
 
 

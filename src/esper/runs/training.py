@@ -16,7 +16,7 @@ from esper.leyline.errors import CheckpointError, ConfigError, UsageError
 from esper.leyline.manifest import restoring
 from esper.leyline.records import told_round
 from esper.leyline.settings import SettingChanges, change_settings
-from esper.nissa.reader import open_run
+from esper.nissa.reader import StoredRun, open_run
 from esper.nissa.sinks import Sink, check_sinks
 from esper.nissa.store import DEFAULT_SINKS, OnAlarm, RunStore, open_store
 from esper.population.cluster import RayCluster
@@ -294,8 +294,10 @@ def summarize_training(folder: Path) -> dict[str, Any]:
         updates = stored.rows(
             "updates", columns=("round", "explained_variance", "approx_kl"), where="is_last = 1"
         )
-    late = late_rounds(rounds)
-    late_updates = updates[-len(late) :] if late else []
+        late = late_rounds(rounds)
+        late_updates = updates[-len(late) :] if late else []
+        first_entropies = _entropies(stored, rounds[:1])
+        late_entropies = _entropies(stored, late)
     return {
         "run": str(folder),
         "recipe": info.recipe,
@@ -306,8 +308,12 @@ def summarize_training(folder: Path) -> dict[str, Any]:
         "episodes": sum(row["episodes"] or 0 for row in rounds),
         "env_steps": rounds[-1]["env_steps"] if rounds else 0,
         "seconds": sum(row["seconds"] or 0.0 for row in rounds),
-        "first": _means(rounds[:1], updates[:1]),
-        "last": {"rounds": len(late), **_means(late, late_updates)},
+        "first": {**_means(rounds[:1], updates[:1]), "entropy": first_entropies},
+        "last": {
+            "rounds": len(late),
+            **_means(late, late_updates),
+            "entropy": late_entropies,
+        },
         "evaluation": _last_evaluation(rounds),
         "policy": str(find_policy(folder)),
     }
@@ -322,6 +328,29 @@ def _means(rounds: Sequence[dict[str, Any]], updates: Sequence[dict[str, Any]]) 
     for name in ("explained_variance", "approx_kl"):
         found[name] = _mean([row[name] for row in updates])
     return found
+
+
+def _entropies(stored: StoredRun, rounds: Sequence[dict[str, Any]]) -> dict[str, float | None]:
+    """Return every head's mean normalised entropy on steps it decided, after these updates."""
+    if not rounds:
+        return {}
+    found = stored.rows(
+        "update_heads",
+        columns=("round", "ordinal", "head", "entropy_conditional"),
+        where="round BETWEEN ? AND ?",
+        parameters=(rounds[0]["round"], rounds[-1]["round"]),
+    )
+    # An update has a row for every pass; the last one counts.
+    newest = {(row["round"], row["head"]): row for row in sorted(found, key=_pass)}
+    heads = dict.fromkeys(head for _, head in newest)
+    return {
+        head: _mean([row["entropy_conditional"] for (_, of), row in newest.items() if of == head])
+        for head in heads
+    }
+
+
+def _pass(row: dict[str, Any]) -> int:
+    return int(row["ordinal"])
 
 
 def _last_evaluation(rounds: list[dict[str, Any]]) -> dict[str, Any] | None:

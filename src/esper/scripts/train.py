@@ -1,6 +1,7 @@
 """`python -m esper.scripts.train`: the documents' own entry point, a thin alias of the commands.
 
     python -m esper.scripts.train ppo --episodes 5 --max-epochs 10 --seed 42
+    python -m esper.scripts.train ppo --resume --set ppo.entropy_coef=0.1 --out runs/digits
     python -m esper.scripts.train heuristic --max-epochs 75 --seed 42
 
 `ppo` is `esper train` and `heuristic` is `esper grow --controller heuristic`: those commands have
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from esper.cli.main import Parser
 from esper.cli.main import main as esper
@@ -20,6 +22,24 @@ from esper.cli.options import add_out
 RECIPE = "digits"
 ENVS = 4
 """The documents' number of environments."""
+
+
+class Option(NamedTuple):
+    """An option of `ppo` in the words of `esper train`."""
+
+    option: str
+    setting: str
+    """The setting that it is, for a run that is continued."""
+    default: object
+
+
+OPTIONS = {
+    "task": Option("--task", "tasks", "digits"),
+    "episodes": Option("--rounds", "rounds", 100),
+    "n_envs": Option("--envs", "rows", ENVS),
+    "max_epochs": Option("--episode-length", "episode_length", 60),
+    "seed": Option("--seed", "seed", 42),
+}
 
 POLICY_SETTINGS = {
     "v1": (
@@ -40,20 +60,31 @@ def build_parser() -> Parser:
     )
     verbs = parser.add_subparsers(metavar="COMMAND", required=True, dest="command")
     ppo = verbs.add_parser("ppo", help="train a controller: `esper train`")
-    ppo.add_argument("--episodes", type=int, default=100, metavar="R", help="rounds of training")
+    # No defaults here: a run that is continued keeps what is not given.
+    ppo.add_argument("--episodes", type=int, metavar="R", help="rounds of training (default: 100)")
     ppo.add_argument(
-        "--max-epochs", type=int, default=60, metavar="L", help="decisions in an episode"
+        "--max-epochs", type=int, metavar="L", help="decisions in an episode (default: 60)"
     )
-    ppo.add_argument("--n-envs", type=int, default=ENVS, metavar="N", help="networks side by side")
+    ppo.add_argument(
+        "--n-envs", type=int, metavar="N", help=f"networks side by side (default: {ENVS})"
+    )
     ppo.add_argument(
         "--policy-version",
         choices=tuple(POLICY_SETTINGS),
-        default="v2",
-        help="v1: 128 hidden, all heads of two layers, critic without the op; v2: 512 hidden",
+        help="v1: 128 hidden, all heads of two layers, critic without the op; v2: 512 hidden "
+        "(default: v2)",
     )
     ppo.add_argument("--obs-version", default="v3", metavar="V", help="observation: only v3 exists")
-    ppo.add_argument("--seed", type=int, default=42, metavar="S", help="seed of the run")
-    ppo.add_argument("--task", default="digits", metavar="T", help="a task of `esper tasks`")
+    ppo.add_argument("--seed", type=int, metavar="S", help="seed of the run (default: 42)")
+    ppo.add_argument("--task", metavar="T", help="a task of `esper tasks` (default: digits)")
+    ppo.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="any other setting (docs/settings.md); may be given again",
+    )
+    ppo.add_argument("--resume", action="store_true", help="continue the run in --out")
     _add_place(ppo)
     heuristic = verbs.add_parser("heuristic", help="grow with the heuristic: `esper grow`")
     heuristic.add_argument(
@@ -93,21 +124,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.command == "ppo":
         if options.obs_version != "v3":
             parser.error(f"there is no observation {options.obs_version!r}; only v3 exists")
+        if options.resume and not options.out:
+            parser.error("--resume needs the run to continue: --out RUN")
         return esper(ppo_command(options))
     return max(esper(command) for command in heuristic_commands(options))
 
 
 def ppo_command(options: argparse.Namespace) -> list[str]:
-    """Return the arguments of `esper train`."""
-    settings = [
-        part for setting in POLICY_SETTINGS[options.policy_version] for part in ("--set", setting)
-    ]
-    return [
-        *("train", RECIPE, "--task", options.task, "--rounds", str(options.episodes)),
-        *("--envs", str(options.n_envs), "--episode-length", str(options.max_epochs)),
-        *("--seed", str(options.seed), *settings, "--device", options.device),
-        *(("--out", options.out) if options.out else ()),
-    ]
+    """Return the arguments of `esper train`; what is given to a continued run is a change of it."""
+    given = {name: getattr(options, name) for name in OPTIONS}
+    known = {name: value for name, value in given.items() if value is not None}
+    settings = [*options.set]
+    if options.policy_version or not options.resume:
+        settings = [*POLICY_SETTINGS[options.policy_version or "v2"], *settings]
+    words = ["train", "--resume"] if options.resume else ["train", RECIPE]
+    if options.resume:
+        settings = [f"{OPTIONS[name].setting}={value}" for name, value in known.items()] + settings
+    else:
+        for name, (option, _, default) in OPTIONS.items():
+            words += [option, str(known.get(name, default))]
+    words += [word for setting in settings for word in ("--set", setting)]
+    if not (options.resume and options.device == "auto"):
+        words += ["--device", options.device]
+    return [*words, *(("--out", options.out) if options.out else ())]
 
 
 def heuristic_commands(options: argparse.Namespace) -> list[list[str]]:

@@ -12,7 +12,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from esper.kasmina.hosts import CnnConfig, MlpConfig, TransformerConfig, doubling
+from esper.kasmina.hosts import (
+    CnnConfig,
+    MlpConfig,
+    ResidualConfig,
+    TransformerConfig,
+    doubling,
+)
 from esper.leyline.errors import DataError
 from esper.leyline.slots import slot_id
 from esper.tasks.data import cifar, idx, open_data, small, text
@@ -131,6 +137,34 @@ class DigitsMlp(Digits):
     """Embedded 8x8 digits with a fully connected host of about 2 k parameters."""
 
     defaults = _digits_config(host="mlp", host_options=MlpConfig(), learning_rate=0.01)
+
+
+@register_task("digits_residual")
+class DigitsResidual(Digits):
+    """Embedded 8x8 digits with a residual host of about 2 k parameters."""
+
+    defaults = _digits_config(
+        host="residual",
+        host_options=ResidualConfig(channels=(4, 8, 8), in_channels=1),
+        batch_size=32,
+        learning_rate=0.05,
+        schedule=SCHEDULE,
+        warmup=WARM_UP,
+    )
+
+
+@register_task("digits_deep")
+class DigitsDeep(Digits):
+    """Embedded 8x8 digits with a conv host of five blocks, and so with five slots."""
+
+    defaults = _digits_config(
+        host="cnn",
+        host_options=CnnConfig(channels=(4, 4, 8, 8, 8), in_channels=1, pool_layers=2),
+        batch_size=32,
+        learning_rate=0.05,
+        schedule=SCHEDULE,
+        warmup=WARM_UP,
+    )
 
 
 @register_task("fashion")

@@ -98,7 +98,10 @@ def test_names_and_objects_that_are_no_sinks_are_refused(tmp_path: Path) -> None
 
 GROWING = RunRow(kind="grow")
 TRAINING = RunRow(kind="train", rows=64)
-KNOWN_GROUPS = {"charts", "losses", "ppo", "critic", "seeds", "rewards", "time", "memory"}
+KNOWN_GROUPS = {
+    *("charts", "losses", "ppo", "critic", "seeds", "rewards", "time", "memory"),
+    *("head_usage", "entropy"),
+}
 
 
 def named(record: object, run: RunRow = TRAINING) -> dict[str, tuple[int, float]]:
@@ -145,13 +148,16 @@ def test_a_head_is_a_curve_of_its_own() -> None:
 
 def test_what_the_documents_name_has_their_names() -> None:
     head = UpdateHeadRow(
-        head="tempo", ratio_max=3.5, ratio_min=0.1, ratio_mean=1.1, ratio_std=0.2, env_steps=600
+        **{"head": "tempo", "ratio_max": 3.5, "ratio_min": 0.1, "ratio_mean": 1.1},
+        **{"ratio_std": 0.2, "usage": 0.18, "entropy_nats": 0.9, "env_steps": 600},
     )
     assert named(head) == {
         "ppo/ratio_tempo_max": (600, 3.5),
         "ppo/ratio_tempo_min": (600, 0.1),
         "ppo/ratio_tempo_mean": (600, 1.1),
         "losses/ratio_std/tempo": (600, 0.2),
+        "head_usage/tempo": (600, 0.18),
+        "entropy/tempo": (600, 0.9),
     }
     assert named(UpdateRow(env_steps=600, q_variance=0.02, q_op_spread=0.3)) == {
         "critic/q_variance_across_ops": (600, 0.02),

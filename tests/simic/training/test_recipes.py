@@ -50,8 +50,9 @@ def test_document_000_is_to_the_letter() -> None:
     recipe = get_recipe("documents-000")
     assert (recipe.policy.lstm_hidden_dim, recipe.episode_length) == (512, 150)
     assert (recipe.policy.critic, recipe.policy.floor.kind) == ("op_sampled", "clamp")
+    # Section 5.4: the joint ratio, the product over heads, respects the clip range.
     assert (recipe.ppo.ratio, recipe.horizon, recipe.reward.mode) == (
-        "per_head",
+        "joint",
         "bootstrap",
         "shaped",
     )

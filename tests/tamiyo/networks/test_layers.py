@@ -111,6 +111,7 @@ def test_the_null_index_is_a_buffer_but_no_weight() -> None:
     (buffer,) = embedding.buffers()
     assert buffer.dtype == torch.int64
     assert int(buffer) == 20
+    assert embedding.null_idx is buffer
     assert list(embedding.state_dict()) == ["embedding.weight"]
 
 

@@ -342,14 +342,15 @@ def test_what_does_not_exist_raises_always(
         batch_obs_to_features(change(story.signals(), **fields), DEFAULT)
 
 
-def test_debugging_looks_closer(monkeypatch: pytest.MonkeyPatch, library: str) -> None:
+@pytest.mark.parametrize("switch", ["ESPER_DEBUG", "ESPER_DEBUG_STAGE"])
+def test_debugging_looks_closer(monkeypatch: pytest.MonkeyPatch, library: str, switch: str) -> None:
     story = Story()
     story.act(LifecycleOp.GERMINATE, 0, blueprint=7)
     story.epoch(2.0, 20.0)
     lost = change(story.signals(), val_loss=[math.nan])
     monkeypatch.delenv("ESPER_DEBUG", raising=False)
     assert math.isnan(observe(lost)["loss_norm"])
-    monkeypatch.setenv("ESPER_DEBUG", "1")
+    monkeypatch.setenv(switch, "1")
     observe(story.signals())
     with pytest.raises(NonFiniteError, match=r"row 0: feature 1 \(loss_norm\) is nan"):
         observe(lost)

@@ -141,6 +141,15 @@ def test_debugging_is_a_matter_of_the_environment(monkeypatch: pytest.MonkeyPatc
     assert not is_debugging()
 
 
+def test_the_documents_switch_checks_stages_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("ESPER_DEBUG", raising=False)
+    monkeypatch.setenv("ESPER_DEBUG_STAGE", "1")
+    assert not must_not_wait(torch.device("cuda", 0))
+    assert not is_debugging()
+
+
 def test_signals_of_a_real_lifecycle_pass() -> None:
     signals = middle_aged_hosts(32).signals()
     check_signals(signals)

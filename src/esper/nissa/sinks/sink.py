@@ -270,11 +270,15 @@ UPDATES = {
 }
 """Every measured column of an update, as `losses/<column>` unless another name is usual."""
 
-_RATIOS = {f"ratio_{part}": f"ppo/ratio_<head>_{part}" for part in ("max", "min", "mean")}
-"""The documents' own names; the alarms on ratios look at the same numbers."""
+_OTHER_HEADS = {
+    **{f"ratio_{part}": f"ppo/ratio_<head>_{part}" for part in ("max", "min", "mean")},
+    "usage": "head_usage/<head>",
+    "entropy_nats": "entropy/<head>",
+}
+"""The documents' own names; the alarms on ratios and entropies look at the same numbers."""
 
 HEADS = {
-    column.name: _RATIOS.get(column.name, f"losses/{column.name}/<head>")
+    column.name: _OTHER_HEADS.get(column.name, f"losses/{column.name}/<head>")
     for column in TABLE_OF[UpdateHeadRow].columns
     if column.sql == "REAL"
 }

@@ -30,7 +30,8 @@ _LAUNCHES = 3
 _PASSED_ON = (
     # What decides the last bits of results.
     *("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_CBWR", "OMP_NUM_THREADS"),
-    *("MKL_NUM_THREADS", "PYTHONPATH", "ESPER_DEBUG", "ESPER_DATA"),
+    *("MKL_NUM_THREADS", "PYTHONPATH", "ESPER_DEBUG", "ESPER_DEBUG_STAGE"),
+    "ESPER_DATA",
 )
 """Environment variables that actors have from the program, where it has them."""
 

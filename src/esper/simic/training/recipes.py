@@ -50,13 +50,14 @@ a third of what it brings with three (docs/log.md)."""
 
 _DOCUMENTS_LEARNER = PPOConfig(
     epochs=1,
-    ratio="per_head",
+    ratio="joint",
     head_weights="equal",
     exploration_kl=0.0,
     exploration=ExplorationConfig(op_curiosity=0.0, sparse_entropy=0.0, sparse_curiosity=0.0),
     imitation=ImitationConfig(weight=0.0),
 )
-"""One pass per update and nothing against collapse but entropy and floors."""
+"""One pass per update, the product of the heads' ratios clipped, and nothing against collapse but
+entropy and floors."""
 
 _DOCUMENTS_POLICY = PolicyConfig(
     lstm_hidden_dim=512,

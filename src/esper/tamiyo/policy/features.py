@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 from esper.leyline.actions import NUM_OPS
 from esper.leyline.errors import UsageError
-from esper.leyline.process import is_debugging
+from esper.leyline.process import is_checking_stages
 from esper.leyline.signals import Signals
 from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import NUM_STAGES, STAGE_INDEX, SeedStage
@@ -280,7 +280,7 @@ def signals_to_features(
     xp.minimum(features, bench.high, out=features)
 
     observation, indices = bench.tensor(features), bench.tensor(blueprints)
-    if is_debugging():
+    if is_checking_stages():
         check_signals(signals)
         check_finite(observation, feature_names(slot_config))
     if slots < slot_config.num_slots:

@@ -13,7 +13,7 @@ from torch import Tensor
 from esper.leyline.actions import NUM_OPS, LifecycleOp
 from esper.leyline.alpha import AlphaAlgorithm, AlphaMode
 from esper.leyline.errors import NonFiniteError, UsageError
-from esper.leyline.process import is_debugging
+from esper.leyline.process import is_checking_stages
 from esper.leyline.signals import HISTORY, Signals
 from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import STAGE_INDEX, SeedStage, parse_stage
@@ -186,7 +186,7 @@ FEATURE_NAMES: tuple[str, ...] = feature_names(SlotConfig.default())
 
 def must_not_wait(device: torch.device) -> bool:
     """Return whether a check there leaves its verdict to the device instead of reading it."""
-    return device.type != "cpu" and not is_debugging()
+    return device.type != "cpu" and not is_checking_stages()
 
 
 def refuse_strangers(signals: Signals, *, expected: Any, found: Any) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from esper.leyline.errors import UsageError
-from esper.leyline.process import is_debugging
+from esper.leyline.process import is_checking_stages
 from esper.leyline.signals import Signals
 from esper.leyline.slots import SlotConfig
 from esper.tamiyo.policy.features import batch_obs_to_features
@@ -203,7 +203,7 @@ class TravellingLayout:
             pairs = F.pad(pairs, (0, 0, 0, 0, 0, missing))
             blueprints = F.pad(blueprints, (0, missing), value=-1)
         numbers = torch.cat([observe_host(signals), slots.flatten(1), pairs.flatten(1)], dim=1)
-        if is_debugging():
+        if is_checking_stages():
             check_signals(signals)
             check_finite(numbers, self.names)
         if device is not None:
