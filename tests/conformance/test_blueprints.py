@@ -238,6 +238,12 @@ class Nothing(Vector):
         return [nn.Identity()]
 
 
+class Uncounted(Vector):
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = x + self.layers(x) @ torch.linalg.matrix_exp(torch.eye(x.shape[1]).to(x))
+        return out
+
+
 class Doubled(torch.autograd.Function):
     """An operation without a rule for stacked tensors."""
 
@@ -324,6 +330,7 @@ def test_a_seed_is_not_refused_for_the_luck_of_one_draw(registered: str, channel
         (Sharing, "a deepcopy shares its parameters"),
         (Forgetful, "outputs differ after a state_dict"),
         (Nothing, "it has no trainable parameter"),
+        (Uncounted, "the operations of aten::linalg_matrix_exp cannot be counted"),
         (Unmapped, "vmap: raised RuntimeError"),
         (Measuring, "parameters: raised"),
         (Single, "bfloat16: raised TypeError: bfloat16 is not for me"),

@@ -83,7 +83,7 @@ def test_choosing_slots_prints_what_the_page_says() -> None:
 
 @pytest.mark.filterwarnings("ignore::esper.EsperWarning")
 def test_growing_with_an_optimizer_and_of_a_frozen_model() -> None:
-    optimizing, adapting, learned = python_blocks(HOW_TO / "grow-your-own.md")
+    optimizing, adapting, learned, counting = python_blocks(HOW_TO / "grow-your-own.md")
     names = run_blocks([optimizing.replace("60", "8")], taken_for_granted())[0]
     assert names["schedule"].last_epoch == 8
     names = run_blocks([adapting.replace("val=val", "val=val, epochs=8")], taken_for_granted())[0]
@@ -91,6 +91,8 @@ def test_growing_with_an_optimizer_and_of_a_frozen_model() -> None:
     names = run_blocks([learned.replace("60", "8")], taken_for_granted())[0]
     garden, host = names["grown"].model, names["grown"].summary.parameters_before
     assert garden.param_limit == 2 * host
+    count = run_blocks([counting], taken_for_granted())[0]["count"]
+    assert 0 < 2 * count.by_module["encoder.layers.0"] < count.total < count.training
 
 
 @pytest.fixture

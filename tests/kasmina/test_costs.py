@@ -7,12 +7,16 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.blending import GateNetwork
-from esper.kasmina.blueprints.registry import BLUEPRINTS, blueprint_names, selectable
+from esper.kasmina.blueprints.registry import (
+    BLUEPRINTS,
+    blueprint_names,
+    register_blueprint,
+    selectable,
+)
 from esper.kasmina.costs import (
     NO_LIMIT,
     SlotCosts,
     fitting_blueprints,
-    flop_counter,
     gate_flops,
     gate_parameters,
     seed_flops,
@@ -20,6 +24,7 @@ from esper.kasmina.costs import (
     slot_costs,
     slot_flops,
 )
+from esper.kasmina.flops import count_flops
 from esper.kasmina.garden import Garden
 from esper.kasmina.slot import Slot
 from esper.kasmina.state import SlotState, empty_state
@@ -27,6 +32,7 @@ from esper.leyline.actions import LifecycleOp
 from esper.leyline.alpha import AlphaAlgorithm
 from esper.leyline.axes import USUAL_AXES
 from esper.leyline.blueprints import TOPOLOGIES, Topology
+from esper.leyline.errors import EsperWarning
 from esper.leyline.rules import Refusal
 from esper.leyline.stages import SeedStage
 from tests.kasmina.gardens import bring, quick_config, stack_garden
@@ -76,9 +82,7 @@ def test_what_costs_say_is_what_networks_have(topology: Topology, shape: tuple[i
 
 def flops_of(module: nn.Module, shape: tuple[int, ...]) -> int:
     """Counted on real numbers."""
-    with flop_counter() as counter, torch.no_grad():
-        module.eval()(torch.randn(shape))
-    return int(counter.get_total_flops())
+    return count_flops(module, torch.randn(shape)).total
 
 
 def test_attention_counts_on_a_cpu_as_it_does_without_numbers() -> None:
@@ -87,6 +91,31 @@ def test_attention_counts_on_a_cpu_as_it_does_without_numbers() -> None:
     # Four projections, and two products of every token with every token.
     expected = 2 * (4 * 6 * 8 * 8 + 2 * 6 * 6 * 8)
     assert flops_of(seed, (1, 6, 8)) == expected == seed_flops(attention, "sequence", (1, 6, 8))
+
+
+class Exponential(nn.Module):
+    """Multiplies by an exponential, which has no formula."""
+
+    def __init__(self, channels: int, topology: Topology) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(channels, channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ torch.linalg.matrix_exp(self.weight)
+
+
+def test_a_seed_whose_operations_cannot_be_counted_is_named() -> None:
+    register_blueprint("exponential", topologies=("vector",))(Exponential)
+    try:
+        with pytest.warns(
+            EsperWarning,
+            match="aten::linalg_matrix_exp in blueprint 'exponential' cannot be counted: limits",
+        ):
+            costs = slot_costs([Slot("a", "BC", (2, 4))])
+        seed = BLUEPRINTS.get("exponential")
+        assert int(costs.seed_flops[0, seed.id] - costs.gate_flops) == 2 * 4 * 4
+    finally:
+        BLUEPRINTS.unregister("exponential")
 
 
 def rows_of(blueprints: list[list[int]], algorithm: AlphaAlgorithm) -> SlotState:

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from esper.kasmina.blueprints.registry import BLUEPRINTS, blueprint_names, selectable
-from esper.kasmina.costs import flop_counter, gate_flops, seed_flops, seed_parameters
+from esper.kasmina.costs import gate_flops, seed_flops, seed_parameters
+from esper.kasmina.flops import count_flops
 from esper.kasmina.garden import Garden
 from esper.leyline.actions import LifecycleOp, decode_actions
 from esper.leyline.alpha import BlendStyle
@@ -138,9 +139,7 @@ def flops_now(population: Population, row: int) -> int:
         # Whatever a seed's stage is, it counts as it will when it is blended.
         slot.mode = 2 if slot.seed is not None else 0
         slot.alpha.fill_(0.5)
-    with flop_counter() as counter, torch.no_grad():
-        garden.eval()(task.example_input(1))
-    return int(counter.get_total_flops())
+    return count_flops(garden, task.example_input(1)).total
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

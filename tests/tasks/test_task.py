@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 
-from esper.leyline.errors import DataError
+from esper.kasmina.hosts.mlp import MlpConfig
+from esper.leyline.errors import DataError, EsperWarning
 from esper.tasks.task import get_task
 
 
@@ -43,6 +45,33 @@ def test_outline_facts_match_a_real_host() -> None:
     assert task.host_parameters == sum(p.numel() for p in host.parameters()) == 1030
     assert task.slot_paths == {"r0c0": "blocks.0", "r0c1": "blocks.1", "r0c2": "blocks.2"}
     assert (task.topology, task.score_kind) == ("cnn", "accuracy")
+
+
+class Exponential(nn.Module):
+    """A host that multiplies by an exponential, which has no formula."""
+
+    def __init__(self, config: MlpConfig) -> None:
+        super().__init__()
+        self.slot_paths = {"r0c0": "first"}
+        self.first = nn.Linear(64, 8)
+        self.head = nn.Linear(8, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.head(self.first(x.flatten(1)))
+        return scores @ torch.linalg.matrix_exp(torch.zeros(10, 10, device=x.device))
+
+
+def test_a_host_whose_operations_cannot_be_counted_has_no_limit_on_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    task = get_task("digits_mlp", flop_limit=2.0, param_limit=2.0)
+    assert task.flop_limit == 2 * task.host_flops
+    odd = get_task("digits_mlp", flop_limit=2.0, param_limit=2.0)
+    monkeypatch.setattr("esper.tasks.task.build_host", lambda name, config: Exponential(config))
+    with pytest.warns(EsperWarning, match=r"matrix_exp in the host of task 'digits_mlp' cannot"):
+        assert odd.flop_limit == -1
+    assert odd.param_limit == 2 * odd.host_parameters
+    assert odd.host_flops == 2 * (64 * 8 + 8 * 10 + 10 * 10)
 
 
 def test_load_uses_the_configuration() -> None:

@@ -125,6 +125,12 @@ def set_up(parser: Parser) -> None:
         "(default: none)",
     )
     limits = parser.add_argument_group("limits of growth (0: none, or the controller's own)")
+    limits.add_argument(
+        "--max-growth",
+        metavar="X",
+        help="parameters and operations as a multiple of the host's, such as 2 or 2x; takes the "
+        "place of the task's own limits (default: 0)",
+    )
     for name, what_is_limited in (
         ("--max-seeds", "seeds alive or fossilized"),
         ("--max-parameters", "trainable parameters"),
@@ -236,7 +242,7 @@ def resolve(options: argparse.Namespace) -> Any:
     growth = growth.replace(
         training=training, **chosen(options, "epochs", "seed", "twin", "decide_every")
     )
-    limits = chosen(options, "max_seeds", "max_parameters", "max_added_flops")
+    limits = chosen(options, "max_growth", "max_seeds", "max_parameters", "max_added_flops")
     return GrowRequest(
         task=options.task,
         model=options.model,

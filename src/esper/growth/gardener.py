@@ -148,7 +148,7 @@ def learned_limits(controller: Controller, garden: Garden) -> dict[str, int]:
     parameters = math.floor((limits.parameters or 0.0) * garden.count_host_parameters())
     if parameters and garden.param_limit == NO_LIMIT:
         found["max_parameters"] = parameters
-    if limits.flops is not None and garden.host_flops and garden.flop_limit == NO_LIMIT:
+    if limits.flops is not None and garden.is_counted and garden.flop_limit == NO_LIMIT:
         # 0 would be no limit; nothing that is counted costs as little as 1.
         added = math.floor((limits.flops - 1.0) * garden.host_flops)
         found["max_added_flops"] = max(1, added)
@@ -171,7 +171,9 @@ class Gardener:
         controller: 'tamiyo', the learned one that comes along, 'heuristic', 'wait', 'random',
             'schedule:FILE', or an object with the `Controller` protocol.
         horizon: epochs of the whole run; decisions follow all but the last.
-        max_seeds: most seeds alive or fossilized at once; the garden's, 0 (no limit), by default.
+        max_growth: most parameters and operations of the grown network, as a multiple of the
+            model's, such as 2.0 or "2x"; the garden's, 0 (no limit), by default.
+        max_seeds: most seeds alive or fossilized at once; likewise.
         max_parameters: most trainable parameters of the grown network; likewise. Where there is no
             limit and the controller learned under one, as 'tamiyo' did, that one holds.
         max_added_flops: most operations per sample that seeds may add; likewise.
@@ -189,6 +191,7 @@ class Gardener:
         controller: str | Controller = DEFAULT_CONTROLLER,
         horizon: int = 60,
         *,
+        max_growth: float | str | None = None,
         max_seeds: int | None = None,
         max_parameters: int | None = None,
         max_added_flops: int | None = None,
@@ -208,7 +211,10 @@ class Gardener:
         self.config = config if ablate_every is None else config.replace(ablate_every=ablate_every)
         self.garden = garden
         garden.config = garden.config.limited(
-            max_seeds=max_seeds, max_parameters=max_parameters, max_added_flops=max_added_flops
+            max_growth=max_growth,
+            max_seeds=max_seeds,
+            max_parameters=max_parameters,
+            max_added_flops=max_added_flops,
         )
         self.horizon = horizon
         self.tracker = self.config.tracker

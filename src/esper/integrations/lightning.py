@@ -48,10 +48,12 @@ class GrowingCallback(Callback):  # type: ignore[misc]
         loss: how a validation sample is judged: as `esper.grow` takes it.
         evaluate: measures the garden in place of the trainer's validation batches: a function from
             the model to (loss[M], correct[M] or None), samples in a fixed order.
+        max_growth: most parameters and operations of the grown network, as a multiple of the
+            model's: 2.0 or "2x" lets it double. By default what the controller learned under:
+            'tamiyo' grows a network to twice its size at most, rules know no limit.
         max_seeds: most seeds alive or fossilized at once, 0 without a limit.
-        max_parameters: most trainable parameters of the grown network, 0 without a limit but the
-            controller's own: 'tamiyo' grows it to twice its parameters and operations at most.
-        max_added_flops: most operations per sample that seeds may add; likewise.
+        max_parameters: most trainable parameters, in place of what `max_growth` allows.
+        max_added_flops: most operations per sample that seeds may add, likewise.
         seed: seed of controllers that draw.
         config: further settings.
     """
@@ -63,6 +65,7 @@ class GrowingCallback(Callback):  # type: ignore[misc]
         horizon: int | None = None,
         loss: Loss | None = None,
         evaluate: Evaluate | Evaluator | None = None,
+        max_growth: float | str | None = None,
         max_seeds: int | None = None,
         max_parameters: int | None = None,
         max_added_flops: int | None = None,
@@ -77,6 +80,7 @@ class GrowingCallback(Callback):  # type: ignore[misc]
         self._make_gardener = partial(
             Gardener,
             controller=controller,
+            max_growth=max_growth,
             max_seeds=max_seeds,
             max_parameters=max_parameters,
             max_added_flops=max_added_flops,

@@ -6,11 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
-from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
+from torch import Tensor
 
 from esper.kasmina.blending import GateNetwork
 from esper.kasmina.blueprints.registry import (
@@ -20,10 +19,11 @@ from esper.kasmina.blueprints.registry import (
     count_parameters,
     selectable,
 )
+from esper.kasmina.flops import HOW_TO_COUNT, FlopCount, forward_flops
 from esper.kasmina.state import SlotState
 from esper.leyline.alpha import AlphaAlgorithm
 from esper.leyline.blueprints import TOPOLOGIES, Topology, channel_axis
-from esper.leyline.errors import reason_of, warn
+from esper.leyline.errors import ConfigError, reason_of, warn
 from esper.leyline.randomness import seeded
 from esper.leyline.tensors import TensorRecord
 
@@ -46,36 +46,6 @@ class SlotShape(Protocol):
         """Shape of the activation, batch first."""
 
 
-def flop_counter() -> FlopCounterMode:
-    """Return a block that counts floating-point operations: of matrix products and the like."""
-    # The kernel that attention runs in on a CPU is not in the counter's own list.
-    attention = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops}
-    return FlopCounterMode(display=False, custom_mapping=attention)
-
-
-def _attention_flops(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
-    """Return the operations of attention from the shapes of its arguments."""
-    return int(sdpa_flop_count(q, k, v))
-
-
-def outline_flops(outline: nn.Module, example: Tensor) -> int:
-    """Return the operations of one sample's forward pass through a network.
-
-    Args:
-        outline: the network, best on the meta device, where nothing is computed.
-        example: a batch of inputs on any device.
-    """
-    was_training = outline.training
-    # One sample has no batch statistics.
-    outline.eval()
-    try:
-        with flop_counter() as counter, torch.no_grad():
-            outline(example[:1].to(next(outline.parameters(), example).device))
-    finally:
-        outline.train(was_training)
-    return int(counter.get_total_flops())
-
-
 def seed_parameters(blueprint: Blueprint, channels: int, topology: Topology) -> int:
     """Return the most parameters such a seed can come to have, a gate network included.
 
@@ -92,19 +62,24 @@ def gate_parameters(channels: int, topology: Topology) -> int:
     return sum(parameter.numel() for parameter in gate.parameters())
 
 
-@lru_cache(maxsize=4096)
 def seed_flops(blueprint: Blueprint, topology: Topology, shape: tuple[int, ...]) -> int:
     """Return the operations of one sample's forward pass through such a seed, without a gate."""
+    return count_seed(blueprint, topology, shape).total
+
+
+@lru_cache(maxsize=4096)
+def count_seed(blueprint: Blueprint, topology: Topology, shape: tuple[int, ...]) -> FlopCount:
+    """Return the count of one sample's forward pass through such a seed, without a gate."""
     shape, channels = (1, *shape[1:]), shape[channel_axis(topology)]
     try:
         with torch.device("meta"):
             seed = blueprint.build(channels, topology)
-        return outline_flops(seed, torch.empty(shape, device="meta"))
+        return forward_flops(seed, torch.empty(shape, device="meta"))
     except Exception:
         # What decides by the values it sees cannot run without any.
         with seeded("costs"):
             seed = blueprint.build(channels, topology)
-        return outline_flops(seed, torch.zeros(shape))
+        return forward_flops(seed, torch.zeros(shape))
 
 
 @lru_cache(maxsize=1024)
@@ -112,7 +87,7 @@ def gate_flops(topology: Topology, shape: tuple[int, ...]) -> int:
     """Return the operations of one sample's forward pass through a gate network."""
     with torch.device("meta"):
         gate = GateNetwork(shape[channel_axis(topology)], topology)
-    return outline_flops(gate, torch.empty((1, *shape[1:]), device="meta"))
+    return forward_flops(gate, torch.empty((1, *shape[1:]), device="meta")).total
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +136,7 @@ def _slot_costs(
         for choice in selectable(topology):
             blueprint = blueprint_by_id(choice)
             try:
-                operations = seed_flops(blueprint, topology, shape)
+                count = count_seed(blueprint, topology, shape)
             except Exception as error:
                 # Foreign code: a seed that cannot run here must not take every other with it.
                 warn(
@@ -170,8 +145,14 @@ def _slot_costs(
                     f"{reason_of(error)}"
                 )
                 continue
+            if count.uncounted:
+                warn(
+                    f"the operations of {count.describe_uncounted()} in blueprint "
+                    f"{blueprints[choice]!r} cannot be counted: limits of operations do not hold "
+                    f"for it, {HOW_TO_COUNT}"
+                )
             params[index, choice] = seed_parameters(blueprint, channels[index], topology)
-            flops[index, choice] = operations + gates[index]
+            flops[index, choice] = count.total + gates[index]
     return SlotCosts(
         slot_channels=torch.tensor(channels),
         slot_positions=torch.tensor(
@@ -193,6 +174,22 @@ def slot_flops(state: SlotState, costs: SlotCosts) -> Tensor:
     table = costs.seed_flops.expand(*state.blueprint.shape, -1)
     with_gate = table.gather(2, choice).squeeze(2)
     return torch.where(state.has_module, with_gate - _missing(state, costs.gate_flops), 0)
+
+
+def parse_factor(value: float | str) -> float:
+    """Return `max_growth` as a number: a factor above 1, also as a text ("2x"), or 0 for none."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        factor = float(value.strip().removesuffix("x") if isinstance(value, str) else value)
+    except (TypeError, ValueError, OverflowError):
+        factor = math.nan
+    if factor != 0.0 and not 1.0 < factor < math.inf:
+        raise ConfigError(
+            "max_growth must be a factor above 1, such as 2.0 or '2x' for twice the parameters and "
+            f"operations (0 is no limit), got {value!r}"
+        )
+    return factor
 
 
 def fitting_blueprints(

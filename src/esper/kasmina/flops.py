@@ -23,6 +23,8 @@ from esper.leyline.randomness import drawing
 PASSES_OF_TRAINING = 3
 """A step of training costs about three forward passes: one forward, two backward."""
 
+HOW_TO_COUNT = "unless torch.utils.flop_counter.register_flop_formula gives them a formula"
+
 _WHOLE = ""
 """Name of the counted module itself, as in `named_modules`."""
 
@@ -72,15 +74,23 @@ def count_flops(
         The count for this batch: `total`, `training` (three times as much), `by_module`, and
         `uncounted`, which a warning names too.
     """
+    count = forward_flops(module, example, kwargs)
+    if count.uncounted:
+        warn(
+            f"the operations of {count.describe_uncounted()} cannot be counted; the count is "
+            f"without them, {HOW_TO_COUNT}"
+        )
+    return count
+
+
+def forward_flops(
+    module: nn.Module, example: Any, kwargs: Mapping[str, Any] | None = None
+) -> FlopCount:
+    """Return what `count_flops` does, and leave it to the caller to name what is uncounted."""
     args, named = call_arguments(example)
     named |= dict(kwargs or {})
     with counting(module) as count, _untouched(module, (args, named)), torch.no_grad():
         module(*args, **named)
-    if count.uncounted:
-        warn(
-            f"the operations of {count.describe_uncounted()} cannot be counted; the count lacks "
-            "them. torch.utils.flop_counter.register_flop_formula adds a formula"
-        )
     return count
 
 

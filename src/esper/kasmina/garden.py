@@ -9,6 +9,7 @@ and re-aims the modules so that they agree with it.
 from __future__ import annotations
 
 import copy
+import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -23,7 +24,13 @@ from esper.kasmina import contribution as worth
 from esper.kasmina.bake import baked_copy
 from esper.kasmina.blending import straight_through
 from esper.kasmina.blueprints.registry import BLUEPRINTS
-from esper.kasmina.costs import NO_LIMIT, fitting_blueprints, slot_costs, slot_flops
+from esper.kasmina.costs import (
+    NO_LIMIT,
+    fitting_blueprints,
+    parse_factor,
+    slot_costs,
+    slot_flops,
+)
 from esper.kasmina.gradients import GradientSample, record_gradients, sample_gradients
 from esper.kasmina.inside import Whole, connect, slots_behind
 from esper.kasmina.lifecycle import LifecycleConfig, apply_command, record_epoch, rule_view, tick
@@ -58,6 +65,11 @@ class GardenConfig(Config):
     training_mode: TrainingMode = option(
         "straight_through", "How a seed in TRAINING learns while the host is left alone."
     )
+    max_growth: float = option(
+        0.0,
+        "Most parameters and operations of the grown network, as a multiple of the host's; the two "
+        "limits below win over it; 0 is no limit.",
+    )
     max_parameters: int = option(
         0, "Most trainable parameters of the grown network; 0 is no limit.", minimum=0
     )
@@ -66,15 +78,28 @@ class GardenConfig(Config):
     )
     seed: int = option(0, "Seed of the initial weights of seeds.", minimum=0)
 
+    def __post_init__(self) -> None:
+        """Check what no range of numbers can say."""
+        object.__setattr__(self, "max_growth", parse_factor(self.max_growth))
+        super().__post_init__()
+
     def limited(
         self,
         *,
+        max_growth: float | str | None = None,
         max_seeds: int | None = None,
         max_parameters: int | None = None,
         max_added_flops: int | None = None,
     ) -> GardenConfig:
-        """Return the same with these limits of growth; None leaves one as it is."""
+        """Return the same with these limits of growth; None leaves one as it is.
+
+        A factor takes the place of limits on parameters and operations that stood here before.
+        """
+        if max_growth is not None:
+            max_parameters = max_parameters or 0
+            max_added_flops = max_added_flops or 0
         limits: dict[str, Any] = {
+            "max_growth": max_growth,
             "max_parameters": max_parameters,
             "max_added_flops": max_added_flops,
         }
@@ -224,14 +249,27 @@ class Garden(nn.Module):
 
     @property
     def param_limit(self) -> int:
-        """Most parameters of the whole network, -1 without a limit."""
-        return self.config.max_parameters or NO_LIMIT
+        """Most trainable parameters of the whole network, -1 without a limit."""
+        if self.config.max_parameters or not self.config.max_growth:
+            return self.config.max_parameters or NO_LIMIT
+        # What is frozen is part of the network, too.
+        host = sum(parameter.numel() for parameter in self.host_parameters())
+        return self.count_host_parameters() + math.floor((self.config.max_growth - 1) * host)
 
     @property
     def flop_limit(self) -> int:
         """Most operations per sample of the whole network, -1 without a limit."""
         added = self.config.max_added_flops
-        return self.host_flops + added if added else NO_LIMIT
+        if not added and self.config.max_growth and self.is_counted:
+            added = math.floor((self.config.max_growth - 1) * self.host_flops)
+        elif not added:
+            return NO_LIMIT
+        return self.host_flops + added
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether it is known how many operations the model's forward pass has."""
+        return self.host_flops > 0 and not self.placed.uncounted
 
     # -- operations ------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from esper.kasmina.costs import flop_counter
+from esper.kasmina.flops import HOW_TO_COUNT, counting
 from esper.kasmina.inference import Inference
 from esper.kasmina.probe import axis_size, first_tensor, look, refuse_failed
 from esper.leyline.axes import AXES, RANKS, Axes, AxesName, parse_axes
@@ -49,12 +49,16 @@ class Placed(Plain):
     """The axis of its inputs that holds the samples."""
     host_flops: int
     """Operations of one sample's forward pass."""
+    uncounted: str = ""
+    """Operators that multiply but could not be counted, and where; `host_flops` is without them."""
 
     @classmethod
     def from_mapping(cls, data: Mapping[str, Any]) -> Placed:
         """Rebuild what `to_mapping` returned."""
         slots = (Placement(**{**one, "shape": tuple(one["shape"])}) for one in data["slots"])
-        return cls(tuple(slots), int(data["batch_axis"]), int(data["host_flops"]))
+        # Gardens that were saved before this was noted have none.
+        flops, uncounted = int(data["host_flops"]), str(data.get("uncounted", ""))
+        return cls(tuple(slots), int(data["batch_axis"]), flops, uncounted)
 
 
 SlotNames = Sequence[str] | Mapping[str, str]
@@ -107,7 +111,7 @@ def place_slots(
     """Run the example and return what each slot's submodule puts out, and what its axes are."""
     paths = slot_paths(slots, model)
     modules = {path: _find(model, path) for path in paths.values()}
-    with flop_counter() as counter:
+    with counting(model) as count:
         seen = look(model, modules, example)
     refuse_failed(seen, example)
     _warn_about_batch_norm(model)
@@ -119,8 +123,14 @@ def place_slots(
         one = found.axes(path)
         holder = _holder(seen.kinds[path])
         result.append(Placement(name, path, one.name, one.turn(shapes[path]), holder))
-    flops = int(counter.get_total_flops()) // max(1, axis_size(example, found.batch_axis))
-    return Placed(tuple(result), found.batch_axis, flops)
+    flops = count.total // max(1, axis_size(example, found.batch_axis))
+    uncounted = count.describe_uncounted()
+    if uncounted:
+        warn(
+            f"the operations of {uncounted} cannot be counted: growth has no limit of operations "
+            f"but one that you set by max_added_flops, {HOW_TO_COUNT}"
+        )
+    return Placed(tuple(result), found.batch_axis, flops, uncounted)
 
 
 def _expand(entry: Any, model: nn.Module | None) -> list[str]:

@@ -36,8 +36,8 @@ ADVICE: dict[Why, str] = {
     Why.NO_PLATEAU: "train for more epochs: growth begins when the score no longer rises by itself",
     Why.EARLY: "train for more epochs",
     Why.TOO_LATE: "train for more epochs",
-    Why.FULL: "raise the limits (max_seeds, max_parameters, max_added_flops; where there are none, "
-    "a learned controller keeps its own) or name more slots",
+    Why.FULL: "raise the limits (max_growth=3.0, max_seeds, max_parameters, max_added_flops; where "
+    "there are none, a learned controller keeps its own) or name more slots",
     Why.LEARNED: "let rules decide (controller='heuristic') if the network is unlike those that "
     "the controller was trained on, which for tamiyo esper.Tamiyo.from_pretrained().card tells",
     Why.STRANGE: "train for more epochs, or let rules decide (controller='heuristic')",

@@ -54,6 +54,7 @@ def grow(
     scheduler_every: SchedulerEvery = "epoch",
     decide_every: int | None = None,
     test: Batches | None = None,
+    max_growth: float | str | None = None,
     max_seeds: int | None = None,
     max_parameters: int | None = None,
     max_added_flops: int | None = None,
@@ -105,10 +106,12 @@ def grow(
         decide_every: training steps from one decision to the next, for training in one pass; then
             `train` may be an iterator. By default a decision follows every pass over `train`.
         test: batches touched once, at the end.
+        max_growth: most parameters and operations of the grown network, as a multiple of the
+            model's: 2.0 or "2x" lets it double. By default what the controller learned under:
+            'tamiyo' grows a network to twice its size at most, rules know no limit.
         max_seeds: most seeds alive or fossilized at once; 0 is no limit.
-        max_parameters: most trainable parameters; 0 is no limit, or what the controller learned
-            under: 'tamiyo' grows a network to twice its parameters and operations at most.
-        max_added_flops: most operations per sample that seeds may add; likewise.
+        max_parameters: most trainable parameters, in place of what `max_growth` allows.
+        max_added_flops: most operations per sample that seeds may add, likewise.
         ablate_every: measure contributions at every this many epochs, 1 by default.
         twin: also train the un-grown twin on the same batches (twice the cost); off by default.
         seed: seed of new seeds, of controllers that draw and of dropout; 0 by default.
@@ -145,7 +148,10 @@ def grow(
     settings = base.replace(
         **{name: value for name, value in chosen.items() if value is not None},
         garden=base.garden.limited(
-            max_seeds=max_seeds, max_parameters=max_parameters, max_added_flops=max_added_flops
+            max_growth=max_growth,
+            max_seeds=max_seeds,
+            max_parameters=max_parameters,
+            max_added_flops=max_added_flops,
         ),
         gardener=gardener,
     )

@@ -113,6 +113,7 @@ CHANGEABLE = (
     "growth.training.batch_size",
     "growth.training.max_grad_norm",
     "growth.garden.lifecycle.rules.max_seeds",
+    "growth.garden.max_growth",
     "growth.garden.max_parameters",
     "growth.garden.max_added_flops",
     "growth.gardener.ablate_every",

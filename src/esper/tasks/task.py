@@ -14,7 +14,8 @@ from typing import Any, ClassVar, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina.costs import NO_LIMIT, outline_flops
+from esper.kasmina.costs import NO_LIMIT
+from esper.kasmina.flops import HOW_TO_COUNT, FlopCount, forward_flops
 from esper.kasmina.hosts.registry import (
     HOSTS,
     build_host,
@@ -24,7 +25,7 @@ from esper.kasmina.hosts.registry import (
 )
 from esper.leyline.blueprints import Topology
 from esper.leyline.config import Config, option
-from esper.leyline.errors import ConfigError, DataError, UsageError
+from esper.leyline.errors import ConfigError, DataError, UsageError, warn
 from esper.leyline.randomness import seeded
 from esper.leyline.registry import Registry
 from esper.tasks.augmentation import Augmentation
@@ -231,7 +232,7 @@ class Task(ABC):
     @cached_property
     def host_flops(self) -> int:
         """Operations of one sample's forward pass through the host."""
-        return outline_flops(self._outline, self.example_input(1))
+        return self._host_count.total
 
     @property
     def param_limit(self) -> int:
@@ -243,7 +244,9 @@ class Task(ABC):
     def flop_limit(self) -> int:
         """Most operations per sample of the grown network, -1 without a limit."""
         ratio = self.config.flop_limit
-        return NO_LIMIT if ratio is None else math.floor(ratio * self.host_flops)
+        if ratio is None or self._host_count.uncounted:
+            return NO_LIMIT
+        return math.floor(ratio * self.host_flops)
 
     @property
     def topology(self) -> Topology:
@@ -264,6 +267,17 @@ class Task(ABC):
         """Return a batch of zeros of the right shape and type."""
         dtype = torch.int64 if self.config.objective == "language" else torch.float32
         return torch.zeros(batch, *self.config.input_shape, dtype=dtype)
+
+    @cached_property
+    def _host_count(self) -> FlopCount:
+        """The count of one sample's forward pass through the host."""
+        count = forward_flops(self._outline, self.example_input(1).to("meta"))
+        if count.uncounted and self.config.flop_limit is not None:
+            warn(
+                f"the operations of {count.describe_uncounted()} in the host of task "
+                f"{self.name!r} cannot be counted: it has no limit of operations, {HOW_TO_COUNT}"
+            )
+        return count
 
     @cached_property
     def _outline(self) -> nn.Module:

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from esper.kasmina.blueprints.registry import BLUEPRINTS, Blueprint, count_parameters
-from esper.kasmina.costs import seed_flops
+from esper.kasmina.costs import count_seed
+from esper.kasmina.flops import HOW_TO_COUNT
 from esper.kasmina.garden import Garden, GardenConfig
 from esper.kasmina.gates import GateConfig
 from esper.kasmina.lifecycle import LifecycleConfig
@@ -240,7 +241,12 @@ def _check_parameters(case: _Case) -> None:
     wanted = sum(p.numel() for p in seed.parameters() if p.requires_grad)
     counted = count_parameters(case.blueprint, case.channels, case.topology)
     case.require(counted == wanted, f"it has {wanted} parameters, but {counted} on the meta device")
-    seed_flops(case.blueprint, case.topology, tuple(case.activation().shape))
+    count = count_seed(case.blueprint, case.topology, tuple(case.activation().shape))
+    case.require(
+        not count.uncounted,
+        f"limits of operations cannot hold for it: the operations of {count.describe_uncounted()} "
+        f"cannot be counted, {HOW_TO_COUNT}",
+    )
 
 
 def _check_module_causality(case: _Case) -> None:
