@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 from warnings import catch_warnings, simplefilter
 
-import torch
 from torch import nn
 
 from esper.growth.depth.stacks import Stack
-from esper.kasmina.costs import flop_counter
-from esper.kasmina.probe import evaluating, tensors_in
-from esper.leyline.randomness import drawing
-
-_PASSES = 3
-"""Forward passes that a training step costs: the backward pass is worth two."""
+from esper.kasmina.flops import HOW_TO_COUNT, PASSES_OF_TRAINING, forward_flops
+from esper.leyline.errors import warn
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,22 +44,21 @@ def count_costs(
         args: with what it is called.
         kwargs: likewise, by name.
     """
-    device = next((one.device for one in tensors_in((args, kwargs))), torch.device("cpu"))
-    with ExitStack() as stack:
-        stack.enter_context(catch_warnings())
+    with catch_warnings():
+        # What the network itself warns of, it says when it trains.
         simplefilter("ignore")
-        for part in (evaluating(module), drawing(device, "flops"), torch.no_grad()):
-            stack.enter_context(part)
-        counter = stack.enter_context(flop_counter())
-        module(*args, **kwargs)
-    root = type(module).__name__
-    counts = {name: sum(by.values()) for name, by in counter.get_flop_counts().items()}
+        count = forward_flops(module, args, kwargs)
+    if count.uncounted:
+        warn(
+            f"the operations of {count.describe_uncounted()} cannot be counted; the training FLOPs "
+            f"are without them, {HOW_TO_COUNT}"
+        )
     prefix = f"{path}." if path else ""
     blocks = {
-        name: [_PASSES * counts.get(f"{root}.{one.removeprefix(prefix)}", 0) for one in own.blocks]
+        name: [PASSES_OF_TRAINING * count.by_module[one.removeprefix(prefix)] for one in own.blocks]
         for name, own in stacks.items()
     }
-    whole = _PASSES * int(counter.get_total_flops())
+    whole = count.training
     return Costs(
         whole - sum(map(sum, blocks.values())),
         {name: sum(flops) / len(flops) for name, flops in blocks.items()},
