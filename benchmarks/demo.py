@@ -9,24 +9,36 @@ import argparse
 import json
 from dataclasses import asdict
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.pool import add_sets_option, run_under
 from benchmarks.table import print_table, told_range
 
+if TYPE_CHECKING:
+    from esper.leyline.records import RunSummary
+    from esper.tasks.dataset import TaskData
+    from esper.tasks.task import Task
+
 SEEDS = 5
 
 
-def measure(first_seed: int, seeds: int = SEEDS) -> dict[str, Any]:
-    """Return twin, grown and static networks of the demo, and what grew."""
-    from esper.cli.demo import CONTROLLER, TASK
-    from esper.proof.same_size import compare, grow_once
+def grow_all() -> tuple[Task, TaskData, list[RunSummary]]:
+    """Grow the networks of the demo, each beside its twin."""
+    from esper.cli.demo import CONTROLLER, FIRST_SEED, TASK
+    from esper.proof.same_size import grow_once
     from esper.tasks import get_task
 
     task = get_task(TASK)
     data = task.load()
-    chosen = range(first_seed, first_seed + seeds)
-    grown = [grow_once(task, data, seed, CONTROLLER) for seed in chosen]
+    chosen = range(FIRST_SEED, FIRST_SEED + SEEDS)
+    return task, data, [grow_once(task, data, seed, CONTROLLER) for seed in chosen]
+
+
+def measure(_: int) -> dict[str, Any]:
+    """Return twin, grown and static networks of the demo."""
+    from esper.proof.same_size import compare
+
+    task, data, grown = grow_all()
     twin, tended, static = (asdict(arm) for arm in compare(task, grown, data))
     return {"twin": twin, "grown": tended, "static": static}
 
@@ -38,13 +50,11 @@ def gains_of(result: dict[str, Any]) -> list[float]:
 
 
 def main(arguments: list[str]) -> int:
-    from esper.cli.demo import FIRST_SEED
-
     parser = argparse.ArgumentParser(prog="python -m benchmarks demo", description=__doc__)
     add_sets_option(parser)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
-    found = run_under(options.sets, measure, [FIRST_SEED], 1)
+    found = run_under(options.sets, measure, [0], 1)
     results = {name: own[0] for name, own in found.items()}
     if options.json:
         print(json.dumps(results, indent=2))

@@ -49,6 +49,9 @@ FILES = (
 ONLY_PROCESSES = ("dashboard/", "leyline/", "nissa/", "report/", "tools/", "test_lazy.py")
 """Files whose Python processes train nothing; most packages here may not import what trains."""
 
+SHARE = "ESPER_TEST_SHARE"
+"""Environment variable: `2/3` runs the second third of the files alone."""
+
 STEPS, PROCESSES = "optimizer steps", "Python processes"
 
 seen = {STEPS: 0, PROCESSES: 0}
@@ -60,6 +63,12 @@ def is_named(path: Path, names: Sequence[str]) -> bool:
     """Return whether a file of tests is one of these, or in one of these folders."""
     own = _name_of(path)
     return any(own.startswith(name) if name.endswith("/") else own == name for name in names)
+
+
+def share_of(paths: set[Path], share: str) -> set[Path]:
+    """Return the files of a share: `2/3` is the second of every three."""
+    own, parts = map(int, share.split("/"))
+    return set(sorted(paths)[own - 1 :: parts])
 
 
 def what_is_missing(path: Path, done: dict[str, int]) -> str | None:
@@ -133,8 +142,13 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of the files on the list."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the tests of the files on the list, and keep every n-th file if a share is wanted."""
     for item in items:
         if is_named(item.path, FILES):
             item.add_marker(pytest.mark.trains)
+    share = os.environ.get(SHARE)
+    if share is not None:
+        chosen = share_of({item.path for item in items}, share)
+        config.hook.pytest_deselected(items=[item for item in items if item.path not in chosen])
+        items[:] = [item for item in items if item.path in chosen]

@@ -5,6 +5,9 @@
 A test that passes with one instruction set alone rests on the last bits of its arithmetic, and
 fails on somebody's processor. Sets that this processor lacks are skipped by name. Which tests train
 is said by tests/trains.py. More arguments go to pytest: paths instead of all tests, `-x`, `-k`.
+
+Networks this small lose time with two threads. So each set runs all tests with one thread, and with
+two its share of them: every test is run with two threads once. `--threads 2` runs all under each.
 """
 
 from __future__ import annotations
@@ -19,10 +22,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.trains import SHARE
 from tools.instruction_sets import INSTRUCTION_SETS, available
 
 ROOT = Path(__file__).parents[1]
-THREADS = (1, 2)
 CHOSEN = "trains and (not slow or figures) and not gpu and not integrations"
 """The tests that are run; other slow ones would take hours."""
 
@@ -33,9 +36,12 @@ class Setting:
 
     instruction_set: str
     threads: int
+    share: str | None = None
+    """Which part of the tests it runs, such as `1/3`; None for all."""
 
     def __str__(self) -> str:
-        return f"{self.instruction_set}, {self.threads} thread{'s' * (self.threads > 1)}"
+        threads = f"{self.threads} thread{'s' * (self.threads > 1)}"
+        return ", ".join(filter(None, (self.instruction_set, threads, self.share)))
 
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
         """Return the environment of a process under this setting."""
@@ -48,6 +54,7 @@ class Setting:
             "MKL_NUM_THREADS": count,
             # Tests run side by side: a thread that waits leaves its core to them.
             "OMP_WAIT_POLICY": "PASSIVE",
+            **({} if self.share is None else {SHARE: self.share}),
         }
 
 
@@ -62,6 +69,14 @@ class Outcome:
     """Its last line: how many passed, failed and were skipped."""
     failures: tuple[str, ...]
     seconds: float
+
+
+def plan(sets: Sequence[str], threads: Sequence[int] | None = None) -> list[Setting]:
+    """Return what is run: all tests with these threads, or with one, and with two in shares."""
+    if threads:
+        return [Setting(name, count) for count in threads for name in sets]
+    shares = [Setting(name, 2, f"{i}/{len(sets)}") for i, name in enumerate(sets, start=1)]
+    return [*(Setting(name, 1) for name in sets), *shares]
 
 
 def run_tests(setting: Setting, jobs: int, arguments: Sequence[str]) -> Outcome:
@@ -97,9 +112,9 @@ def summary(outcomes: Sequence[Outcome], missing: Sequence[str]) -> str:
     lines = []
     for each in outcomes:
         verdict = "ok" if each.code == 0 else "FAILED"
-        lines.append(f"{each.setting!s:20} {verdict:7} {each.seconds:5.0f} s  {each.counts}")
+        lines.append(f"{each.setting!s:23} {verdict:7} {each.seconds:5.0f} s  {each.counts}")
         lines += [f"    {test}" for test in each.failures]
-    lines += [f"{name:20} skipped: this processor does not have it" for name in missing]
+    lines += [f"{name:23} skipped: this processor does not have it" for name in missing]
     return "\n".join(lines)
 
 
@@ -116,12 +131,7 @@ def main(arguments: list[str]) -> int:
     options, passed_on = parser.parse_known_args(arguments)
     here, wanted = available(), options.sets or tuple(INSTRUCTION_SETS)
     missing = [name for name in wanted if name not in here]
-    settings = [
-        Setting(name, threads)
-        for threads in options.threads or THREADS
-        for name in wanted
-        if name in here
-    ]
+    settings = plan([name for name in wanted if name in here], options.threads)
     outcomes = []
     for number, setting in enumerate(settings, start=1):
         print(f"== {number} of {len(settings)}: {setting}", flush=True)

@@ -15,7 +15,7 @@ import esper
 from esper.leyline.actions import placeholder_actions
 from tests import trains
 from tools.instruction_sets import INSTRUCTION_SETS, available
-from tools.portable import Outcome, Setting, main, summary
+from tools.portable import Outcome, Setting, main, plan, summary
 
 HERE = Path(__file__)
 ELSEWHERE = trains.TESTS / "browser" / "test_new.py"
@@ -115,14 +115,34 @@ def test_a_process_computes_as_it_is_told() -> None:
     assert os.environ["ESPER_THREADS"] == str(torch.get_num_threads())
 
 
+def test_every_test_is_run_with_one_thread_under_each_set_and_once_with_two() -> None:
+    told = [str(setting) for setting in plan(["default", "avx2"])]
+    assert told == [
+        "default, 1 thread",
+        "avx2, 1 thread",
+        "default, 2 threads, 1/2",
+        "avx2, 2 threads, 2/2",
+    ]
+    assert [str(setting) for setting in plan(["default"], [2])] == ["default, 2 threads"]
+
+
+def test_shares_leave_nothing_out_and_have_nothing_twice() -> None:
+    files = {trains.TESTS / f"test_{i}.py" for i in range(7)}
+    shares = [trains.share_of(files, f"{i}/3") for i in (1, 2, 3)]
+    assert set().union(*shares) == files
+    assert sorted(map(len, shares)) == [2, 2, 3]
+
+
 def test_the_summary_names_what_failed_and_what_was_skipped() -> None:
     good = Outcome(Setting("default", 1), 0, "12 passed", (), 61.2)
-    bad = Outcome(Setting("avx2", 2), 1, "1 failed, 11 passed", ("tests/a.py::test_b",), 70.0)
+    bad = Outcome(
+        Setting("avx2", 2, "2/2"), 1, "1 failed, 11 passed", ("tests/a.py::test_b",), 70.0
+    )
     assert summary([good, bad], ["avx512"]).splitlines() == [
-        "default, 1 thread    ok         61 s  12 passed",
-        "avx2, 2 threads      FAILED     70 s  1 failed, 11 passed",
+        "default, 1 thread       ok         61 s  12 passed",
+        "avx2, 2 threads, 2/2    FAILED     70 s  1 failed, 11 passed",
         "    tests/a.py::test_b",
-        "avx512               skipped: this processor does not have it",
+        "avx512                  skipped: this processor does not have it",
     ]
 
 
