@@ -1,4 +1,13 @@
-"""A Lightning callback that lets a garden inside a `LightningModule` grow while it is fitted.
+"""Lightning callbacks that let a network grow while it is fitted.
+
+`DeepenCallback` deepens the network of any `LightningModule`:
+
+    Trainer(max_steps=8_000, callbacks=[DeepenCallback()]).fit(module, train)
+
+A quarter of its blocks are awake at first; the rest wake as copies. Checkpoints of Lightning hold
+the whole module and how many blocks are awake, so `fit(..., ckpt_path=...)` goes on exactly.
+
+`GrowingCallback` lets a garden inside a `LightningModule` grow:
 
     class Digits(LightningModule):
         def __init__(self):
@@ -8,7 +17,7 @@
 
     Trainer(max_epochs=60, callbacks=[GrowingCallback()]).fit(Digits(), train, val)
 
-Growth decides whenever the trainer has validated. Checkpoints of Lightning hold everything: the
+It decides whenever the trainer has validated. Checkpoints of Lightning hold everything: the
 garden grows back before its weights are loaded, the optimizer finds its parameters by name, and
 what the gardener remembers travels with the optimizer. So `trainer.fit(..., ckpt_path=...)` goes on
 as if it had not stopped, provided that the order of batches depends on nothing but the epoch.
@@ -21,10 +30,11 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from esper.growth.batches import Batches, count_samples
 from esper.growth.criterion import Loss
+from esper.growth.depth.deepen import Deepen
 from esper.growth.gardener import DEFAULT_CONTROLLER, Gardener, GardenerConfig
 from esper.integrations.rounds import Rounds
 from esper.kasmina.evaluation import Evaluate, Evaluator
@@ -133,6 +143,63 @@ class GrowingCallback(Callback):  # type: ignore[misc]
         self._rounds.gardener.garden.train()
         batches = None if self._evaluate is not None else _validation_batches(trainer)
         self._rounds.end(batches, precision=trainer.precision_plugin.val_step_context)
+
+
+class DeepenCallback(Callback):  # type: ignore[misc]
+    """Deepens the network inside the module being fitted.
+
+    Args:
+        options: of `esper.Deepen`: `start`, `at`, `stacks`, `order`, `controller`, `ema`;
+            names of stacks are those in the `LightningModule`, and `total_steps` and
+            `batches_per_step` are those of the trainer.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        """Choose how to deepen; blocks sleep from the first batch on."""
+        super().__init__()
+        self._options = options
+        self._depth: Deepen | None = None
+        self._saved: dict[str, Any] = {}
+        self._steps = 0
+
+    @property
+    def depth(self) -> Deepen:
+        """The `Deepen` at work; there is one from the start of `fit` on."""
+        if self._depth is None:
+            raise UsageError("there is a Deepen once trainer.fit(...) has begun")
+        return self._depth
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what Lightning writes into its checkpoints."""
+        return self._saved if self._depth is None else self._depth.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Keep the state of a checkpoint until fitting starts."""
+        self._saved = state_dict
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Bind network and optimizers; Lightning loads the optimizers' saved state after this."""
+        wrapper = trainer.model if isinstance(trainer.model, nn.Module) else pl_module
+        options = dict(self._options)
+        if "total_steps" not in options and math.isfinite(trainer.estimated_stepping_batches):
+            options["total_steps"] = int(trainer.estimated_stepping_batches)
+        options.setdefault("batches_per_step", trainer.accumulate_grad_batches)
+        self._depth = Deepen(wrapper, trainer.optimizers, **options)
+        if self._saved:
+            self._depth.load_state_dict(self._saved)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begin where the trainer does, which by now has restored its own state."""
+        self._steps = trainer.global_step
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any
+    ) -> None:
+        """Count the step and wake blocks when it is time; callbacks that save come after this."""
+        # Batches that only add to the gradient are no steps.
+        if trainer.global_step > self._steps:
+            self._steps = trainer.global_step
+            self.depth.step(outputs.get("loss") if isinstance(outputs, Mapping) else outputs)
 
 
 def _garden_in(module: LightningModule) -> Garden:

@@ -148,7 +148,9 @@ def ddp_that_is_not_told(rank: int) -> None:
     model = make_gpt(4)
     wrapped = DistributedDataParallel(model)
     depth = Deepen(model, sgd(model), total_steps=STEPS)
-    with pytest.raises(UsageError, match=r"give Deepen the wrapper, or make that with find_unused"):
+    with pytest.raises(
+        UsageError, match=r"give Deepen that wrapper or a batch as example=, or make"
+    ):
         half_loss(wrapped, 0)
     assert not depth.is_finished
 

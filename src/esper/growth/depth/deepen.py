@@ -31,6 +31,7 @@ from esper.growth.depth.wrapping import (
     Processes,
     ancestors,
     check_held,
+    check_not_waiting,
     inner_optimizers,
     unwrapped,
     world_size,
@@ -217,15 +218,7 @@ class Deepen:
             if self._step in self._moments:
                 self._wake(self._moments[self._step])
         else:
-            judges_losses = isinstance(self._rule, Plateau | Slope)
-            if loss is None and judges_losses:
-                raise UsageError("this controller judges by the training loss: depth.step(loss)")
-            is_new = loss is not None and self._losses.add(
-                loss, self._total_steps, lambda: self.flops
-            )
-            # Within a window there is nothing new for our rules; other controllers may see more.
-            if is_new or not judges_losses:
-                self._wake(self._rule(self._progress()))
+            self._decide(loss)
         self._is_finished = self._is_over()
 
     def state_dict(self) -> dict[str, Any]:
@@ -302,11 +295,11 @@ class Deepen:
 
     def _on_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Find stacks on the first call, and count FLOPs on the first one that trains."""
+        if module in self._wrappers:
+            module = self._network
         if "forward" in vars(module) and hasattr(module, "training_step"):
             # Lightning calls a training step by way of `forward`; the network is called within it.
             return
-        if module in self._wrappers:
-            module = self._network
         path = next(name for name, one in self._network.named_modules() if one is module)
         trains = torch.is_grad_enabled()
         if self._stacks and not trains:
@@ -315,7 +308,7 @@ class Deepen:
         # Validation before training may run in inference mode; weights are not to be made there.
         with torch.inference_mode(False):
             if not self._stacks:
-                self._processes.check_around()
+                check_not_waiting()
                 self._begin(find(module, args, kwargs, path))
             if trains and self._costs is None:
                 self._count_flops(module, path, args, kwargs)
@@ -367,6 +360,21 @@ class Deepen:
             )
 
     # -- growth ------------------------------------------------------------------------------------
+
+    def _decide(self, loss: Tensor | float | None) -> None:
+        """Let a controller that sees progress decide."""
+        before = len(self._losses.over)
+        has_ended = self._losses.add(loss, self._total_steps, lambda: self.flops)
+        if isinstance(self._rule, Plateau | Slope):
+            # Within a window of the loss there is nothing new to these.
+            if not has_ended:
+                return
+            if len(self._losses.over) == before:
+                raise UsageError(
+                    "this controller judges by the training loss, which no step of the last 1 % of "
+                    "the run had: depth.step(loss)"
+                )
+        self._wake(self._rule(self._progress()))
 
     def _wake(self, decision: Decision) -> None:
         """Wake blocks as copies of those awake."""

@@ -103,14 +103,16 @@ class Processes:
         wrapper.zero_grad(set_to_none=True)
         renew(wrapper, find_unused_parameters=False)
 
-    def check_around(self) -> None:
-        """Refuse a model that is called by a DDP wrapper which was not given."""
-        around = DistributedDataParallel._get_active_ddp_module()
-        if self._wrapper is None and around is not None and not around.find_unused_parameters:
-            raise UsageError(
-                "the model trains in a DistributedDataParallel that would wait for sleeping blocks;"
-                " give Deepen the wrapper, or make that with find_unused_parameters=True"
-            )
+
+def check_not_waiting() -> None:
+    """Refuse to let blocks sleep within a pass of a DDP wrapper that waits for their gradients."""
+    around = DistributedDataParallel._get_active_ddp_module()
+    if around is not None and not around.find_unused_parameters:
+        raise UsageError(
+            "the model is called by a DistributedDataParallel that would wait for sleeping blocks; "
+            "give Deepen that wrapper or a batch as example=, or make the wrapper with "
+            "find_unused_parameters=True"
+        )
 
 
 def mean_over_processes(value: torch.Tensor) -> torch.Tensor:
