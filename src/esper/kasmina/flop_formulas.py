@@ -166,9 +166,10 @@ _OWN: Mapping[Any, Formula] = {
     aten._cudnn_rnn: _recurrent_cudnn,
     aten.miopen_rnn: _recurrent_cudnn,
     aten._lstm_mps: _recurrent_mps,
-    # What follows the products of a cell.
+    # What follows the products of a cell, and what lays out weights before them.
     aten._thnn_fused_lstm_cell: _nothing,
     aten._thnn_fused_gru_cell: _nothing,
+    aten._cudnn_rnn_flatten_weight: _nothing,
     **dict.fromkeys(
         (
             aten._scaled_dot_product_flash_attention_for_cpu,
