@@ -32,6 +32,7 @@ from tests.kasmina.gardens import (
 X = torch.randn(5, 4)
 
 FRESH_PROCESS = """
+import os
 import sys
 import torch
 from torch.nn import functional as F
@@ -41,7 +42,7 @@ from esper.leyline.storage import load_tree, save_tree
 from tests.kasmina.gardens import Residual
 from pathlib import Path
 
-torch.set_num_threads(1)
+torch.set_num_threads(int(os.environ["ESPER_THREADS"]))
 folder = Path(sys.argv[1])
 batch, _ = load_tree(folder / "batch", kind="batch", version=1)
 torch.manual_seed(99)

@@ -315,9 +315,10 @@ def test_rules_that_watch_the_loss_wake_all_blocks_by_sixty_percent(controller: 
 # -- resuming -------------------------------------------------------------------------------------
 
 PROGRAM = """
+import os
 import sys
 from tests.growth.depth.test_deepen import *
-torch.set_num_threads(1)
+torch.set_num_threads(int(os.environ["ESPER_THREADS"]))
 run = Run()
 run.load(sys.argv[1])
 run.train(STEPS)

@@ -6,6 +6,7 @@ for them.
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from tests.simic.training.tiny import tiny_config
 
 def main() -> None:
     """Start or continue the run in the folder that is named."""
-    torch.set_num_threads(1)
+    torch.set_num_threads(int(os.environ["ESPER_THREADS"]))
     strategy, folder = sys.argv[1:] if len(sys.argv) > 2 else ("sequential", sys.argv[1])
     config = tiny_config(checkpoint_seconds=0.01, strategy=strategy)
     try:
