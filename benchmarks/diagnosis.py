@@ -18,6 +18,7 @@ THEIRS = {
     "tempo entropy given GERMINATE": "0.125 to 0.011",
     "op entropy": "0.52 to 0.17",
     "explained variance": "0.0001",
+    "share of the potential": "–",
     "median KL": "1e-9",
     "WAIT": "88.4 %",
     "seeds germinated": "997",
@@ -54,7 +55,9 @@ def diagnose(run: Path) -> list[dict[str, Any]]:
         rounds = stored.rows("rounds", columns=("round", "op_counts"))
         fates = stored.rows("seeds", columns=("round", "fate"))
         updates = stored.rows(
-            "updates", columns=("round", "explained_variance", "approx_kl"), where="is_last = 1"
+            "updates",
+            columns=("round", "explained_variance", "potential_share", "approx_kl"),
+            where="is_last = 1",
         )
         heads = stored.rows(
             "update_heads",
@@ -89,7 +92,10 @@ def _figures(part: Sequence[int], rounds: Rows, fates: Rows, updates: Rows, head
     for row in rounds:
         for op, count in row["op_counts"].items():
             counts[op] = counts.get(op, 0) + count
-    known = [row["explained_variance"] for row in updates if row["explained_variance"] is not None]
+    explained, potential = (
+        [row[name] for row in updates if row[name] is not None]
+        for name in ("explained_variance", "potential_share")
+    )
     seeds = [row["fate"] for row in fates]
 
     def share(count: int, total: int) -> float | None:
@@ -100,7 +106,8 @@ def _figures(part: Sequence[int], rounds: Rows, fates: Rows, updates: Rows, head
         "blueprint entropy given GERMINATE": _mean(entropies["blueprint"]),
         "tempo entropy given GERMINATE": _mean(entropies["tempo"]),
         "op entropy": _mean(entropies["op"]),
-        "explained variance": _mean(known),
+        "explained variance": _mean(explained),
+        "share of the potential": _mean(potential),
         "median KL": median(row["approx_kl"] for row in updates) if updates else None,
         "WAIT": share(counts.get("WAIT", 0), sum(counts.values())),
         "seeds germinated": len(seeds),

@@ -73,7 +73,8 @@ NOISE_KEPT = 0.7
 NOISE_DEVIATION = 0.5
 """Noise of validation: the share of it that lasts into the next epoch, and the points it gains.
 
-It varies by 0.7 points in the long run. A row that never had a seed has none: it is its own twin.
+It varies by 0.7 points in the long run. A row in which no seed ever took part has none: it is its
+own twin.
 """
 
 CONTRIBUTION_DEVIATION = 0.4
@@ -126,7 +127,7 @@ class DigitsModel(Problem):
     def reset(self, row_seeds: Sequence[int] | None = None) -> Signals:
         """Start every row afresh, as its twin."""
         self.noise = torch.zeros(self.rows, dtype=torch.float64)
-        self.had_seed = torch.zeros(self.rows, dtype=torch.bool)
+        self.has_parted = torch.zeros(self.rows, dtype=torch.bool)
         return super().reset(row_seeds)
 
     def twin_curves(self) -> Tensor:
@@ -143,10 +144,10 @@ class DigitsModel(Problem):
         state = self.state
         grown = 1 - torch.exp(-(state.age.double() - IDLE_EPOCHS).clamp(min=0) / GROWING_EPOCHS)
         shown = self.worth * grown * state.alpha * state.has_module
-        self.had_seed |= state.has_module.any(1)
+        self.has_parted |= (state.has_module & (state.alpha > 0)).any(1)
         self.noise = NOISE_KEPT * self.noise + NOISE_DEVIATION * self._draw(self.rows)
         score = self._host_score(self.tracker.epoch + 1) + shown.sum(1)
-        score = score + torch.where(self.had_seed, self.noise, 0.0)
+        score = score + torch.where(self.has_parted, self.noise, 0.0)
         seen = Measured(
             loss=1 - score / 100,
             score=score,
@@ -203,7 +204,7 @@ def main(arguments: Sequence[str]) -> int:
     print(f"ops of an episode: {', '.join(op.name for op in LifecycleOp)}\n")
     print_table(
         [
-            *("round", "return", "paid off", "explained", "KL", "ops"),
+            *("round", "return", "paid off", "explained", "by the potential", "KL", "ops"),
             *("greedy return", "greedy gain", "greedy fossils", "greedy ops"),
         ],
         rows,
@@ -262,7 +263,8 @@ def _exploring_cells(report: RoundReport) -> list[str]:
     return [
         f"{report.return_mean:+.3f}",
         f"{report.paid_off:.2f}",
-        f"{report.update.explained_variance:.2f}",
+        f"{report.explained_variance:.2f}",
+        "–" if report.potential_share is None else f"{report.potential_share:.2f}",
         f"{report.update.approx_kl:.4f}",
         _ops(report.outcome),
     ]

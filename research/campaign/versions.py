@@ -144,6 +144,7 @@ def describe_round(report: RoundReport, waiting: Mapping[int, float]) -> Line:
         "return": report.return_mean,
         "gain": float((outcome.final_scores - twins).mean()),
         "explained_variance": report.explained_variance,
+        "potential_share": report.potential_share,
         "kl": report.approx_kl,
         "entropy": {head: row["entropy_conditional"] for head, row in heads.items()},
         "ops": outcome.op_counts(),

@@ -94,6 +94,15 @@ def column(name: str) -> Callable[[Line], float | None]:
     return lambda line: line[name]
 
 
+def potential_share(line: Line) -> float | None:
+    """Return how much of the returns' variance the reward's potential explains.
+
+    None where the reward has none, as `shaped` and the runs before it was recorded.
+    """
+    share: float | None = line.get("potential_share")
+    return share
+
+
 def entropy(head: str) -> Callable[[Line], float | None]:
     """Return how to read a head's entropy on steps that germinate, as a share of its greatest."""
     return lambda line: line["entropy"][head]
@@ -174,10 +183,14 @@ def print_summary(lines: Sequence[Line]) -> None:
 def table_rows(results: Results) -> list[tuple[str, list[str]]]:
     """Return the rows of the first table: what it is, and a cell for every version."""
     figures: list[tuple[str, Figure, str]] = []
+    rounds = [line for seeds in results.runs.values() for lines in seeds.values() for line in lines]
+    has_potential = any(potential_share(line) is not None for line in rounds)
+    beside = [("share of the potential", potential_share, ".2f")] if has_potential else []
     for told, read, form in (
         ("return", column("return"), "+.2f"),
         ("gain over waiting, points", column("gain"), "+.2f"),
         ("explained variance", column("explained_variance"), ".2f"),
+        *beside,
         *((f"{head} entropy", entropy(head), ".2f") for head in HEADS),
     ):
         figures += [(f"{told}, {part}", mean_of(read, n), form) for n, part in enumerate(PARTS)]

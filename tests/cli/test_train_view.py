@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from esper.cli.train_view import TrainView, duration, phase_line
+from esper.cli.train_view import TrainView, duration, phase_line, print_summary
 from esper.nissa.schema import AlarmRow
 from esper.simic.training.round_line import entropies_line, round_line
 
@@ -22,6 +22,7 @@ def report(number: int, **changes: Any) -> Any:
         "gain_mean": 0.25 * number,
         "fossilization_rate": 0.41,
         "explained_variance": 0.615,
+        "potential_share": 0.41,
         "approx_kl": 0.0081,
         "wait_share_free": 0.94,
         "conditional_entropies": ENTROPIES,
@@ -86,16 +87,19 @@ def test_a_terminal_shows_what_matters() -> None:
         "germinate 3",
     ):
         assert word in text
-    for word in ("gain over twin", "+1.000 points", "explained variance", "KL", "0.94"[2:]):
+    for word in ("gain over twin", "+1.000 points", "explained variance", "0.61", "KL", "94 %"):
         assert word in text
     assert "op 0.42 slot 0.9 blueprint 0.8 tempo 0.7 style –" in text
     assert "▁▂▄▆█" in text
+    assert "share of the potential" in text
     assert "round 1: alarm (warning): it sank" in text
 
 
 def test_without_a_terminal_there_are_plain_lines() -> None:
     lines = show(terminal=False).splitlines()
-    assert lines[0].startswith("round 1/5  return -0.500  gain +0.000  fossilized 41 %  EV 0.61")
+    assert lines[0].startswith(
+        "round 1/5  return -0.500  gain +0.000  fossilized 41 %  EV 0.61 (potential 0.41)"
+    )
     assert lines[0].endswith(" s")
     assert lines[-1].startswith("round 5/5  return -0.100")
     assert "ETA 0 s" in lines[-1]
@@ -124,6 +128,7 @@ def test_what_was_not_measured_is_a_dash() -> None:
         gain_mean=None,
         fossilization_rate=None,
         explained_variance=None,
+        potential_share=None,
         approx_kl=float("nan"),
         wait_share_free=None,
         conditional_entropies={},
@@ -198,3 +203,18 @@ def test_greedy_episodes_are_part_of_the_time_that_is_left() -> None:
         # The last round is over and its greedy episodes are not.
         assert view._eta(view._started + 47.0, 10.0, 9) == duration(7.0)
     assert "ETA" in stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("paid", "gain", "is_told"), [(0.97, 0.0, True), (3.65, -1.11, True), (0.9, 0.1, False)]
+)
+def test_a_summary_does_not_call_a_return_without_gain_a_success(
+    paid: float, gain: float, is_told: bool
+) -> None:
+    console = Console(file=io.StringIO(), width=100)
+    last = {"rounds": 1, "return_mean": paid, "gain_mean": gain}
+    document: dict[str, Any] = {"task": "digits", "rounds": 5, "env_steps": 200, "seconds": 9.0}
+    document |= {"first": {}, "last": last, "evaluation": None, "policy": "p", "report": "r"}
+    print_summary(console, document)
+    assert isinstance(console.file, io.StringIO)
+    assert ("judge by the gain" in console.file.getvalue()) is is_told

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import replace
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
@@ -142,6 +143,8 @@ class TrainView(LiveView):
             words = {"approx_kl": "KL", "wait_share_free": "WAIT on free decisions"}
             style = _STYLES.get(light(name, value), "")
             table.add_row(words.get(name, name.replace("_", " ")), Text(text, style=style))
+        if report.potential_share is not None:
+            table.add_row("share of the potential", number(report.potential_share))
         table.add_row("seeds fossilized", share(report.fossilization_rate))
         table.add_row("entropies", "", entropies_line(report.conditional_entropies))
         return table
@@ -226,6 +229,12 @@ def print_summary(console: Console, document: dict[str, Any]) -> None:
         table.add_row("gain, greedy policy, points", "–", gain)
         table.caption, table.caption_justify = f"greedy: {told}", "left"
     console.print(table)
+    if _is_paid_for_nothing(last):
+        tell(
+            console,
+            "the return is above 0 and the gain is not: networks are no better than if nothing had "
+            "been done; judge by the gain (`esper query` the table alarms for return_without_gain)",
+        )
     tell(console, f"policy: {document['policy']}")
     tell(console, f"report: {document['report']}")
 
@@ -236,10 +245,17 @@ SHOWN = (
     ("germinations", "seeds an episode", "{:.2f}"),
     ("fossilization_rate", "early seeds fossilized", "{:.0%}"),
     ("wait_share_free", "WAIT on free decisions", "{:.0%}"),
-    ("explained_variance", "explained variance", "{:.2f}"),
+    ("explained_variance", "explained variance of the critic", "{:.2f}"),
+    ("potential_share", "the same of the reward's potential", "{:.2f}"),
     ("approx_kl", "KL of an update, nats", "{:.2g}"),
 )
 """What is told of rounds: a key of their summary, its name for people, and how it is written."""
+
+
+def _is_paid_for_nothing(last: Mapping[str, Any]) -> bool:
+    """Return whether the last rounds were paid although their networks gained nothing."""
+    paid, gain = last.get("return_mean"), last.get("gain_mean")
+    return paid is not None and gain is not None and paid > 0 >= gain
 
 
 def _text(value: float | None, form: str) -> str:

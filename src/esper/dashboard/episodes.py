@@ -221,10 +221,14 @@ def _decision(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_foreseen(run: StoredRun, round: int) -> dict[str, Any]:
-    """Return what the critic predicted at decisions of a round, and what was paid from there on."""
+    """Return what the critic predicted at decisions of a round, and what came of them.
+
+    That is what was paid from there on, and beside it the potential that had been paid before: the
+    critic is not asked to foresee what is known already.
+    """
     rows = ask(
         run,
-        'SELECT "row", step, op, value, reward FROM decisions '
+        'SELECT "row", step, op, value, potential, reward FROM decisions '
         'WHERE "round" = ? ORDER BY "row", step LIMIT 100000',
         [round],
     )
@@ -238,7 +242,9 @@ def read_foreseen(run: StoredRun, round: int) -> dict[str, Any]:
             continue
         ahead = found["reward"] + discount * ahead
         if isinstance(found["value"], int | float):
-            points.append([found["value"], ahead, found["row"], found["step"], found["op"]])
+            before = found["potential"] if isinstance(found["potential"], int | float) else 0.0
+            real = ahead + before
+            points.append([found["value"], real, found["row"], found["step"], found["op"]])
     every = max(1, math.ceil(len(points) / MOST_FORESEEN))
     return {"round": round, "discount": discount, "every": every, "points": points[::every]}
 

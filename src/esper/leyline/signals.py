@@ -142,6 +142,11 @@ class Signals(TensorRecord):
     """float32 [R], the waiting twin's score, NaN where none runs; never an input of the actor."""
 
     @property
+    def has_effective_seed(self) -> Tensor:
+        """Bool [R], some seed takes part in the row's outputs; before, the row is its twin."""
+        return (self.alpha > 0).any(1)
+
+    @property
     def rows(self) -> int:
         """Number of rows."""
         return self.stage.shape[0]

@@ -22,7 +22,7 @@ from typing import Any
 
 from esper.nissa.columns import Row, column, key, record, table, unfold
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 
 _ROUND = "Round of training, from 0; 0 when one network is grown."
 _ROW = "Row of the population; 0 for one network."
@@ -113,7 +113,9 @@ class RoundRow(Row):
     gain_p75: float | None = column("points", "Gains of the episodes: 75th percentile.")
     gain_p95: float | None = column("points", "Gains of the episodes: 95th percentile.")
     paid_off_share: float | None = column(
-        "share", "Episodes that paid off: their return exceeds `paid_off_return`."
+        "share",
+        "Episodes that paid off: their return exceeds `paid_off_return` and, where a twin ran, "
+        "their network scored above it.",
     )
     paid_off_rolling: float | None = column(
         "share", "Moving average of paid_off_share; ends exploration."
@@ -197,8 +199,17 @@ class UpdateRow(Row):
     ratio_std: float | None = column("ratio", "Joint ratio: standard deviation.")
     ratio_min: float | None = column("ratio", "Joint ratio: least.")
     ratio_max: float | None = column("ratio", "Joint ratio: greatest.")
-    explained_variance: float | None = column("share", "1 - Var(R - V) / Var(R), rollout values.")
-    low_variance: bool | None = column("", "Returns hardly vary: nothing to explain.")
+    explained_variance: float | None = column(
+        "share",
+        "1 - Var(R - V) / Var(R): V the critic's values in the rollout, R what it is to foresee, "
+        "both without the reward's potential.",
+    )
+    potential_share: float | None = column(
+        "share",
+        "Variance of the returns as paid that the reward's potential explains by itself, "
+        "1 - Var(R) / Var(R - P); absent where nothing was paid in advance.",
+    )
+    low_variance: bool | None = column("", "R hardly varies: nothing to explain.")
     advantage_mean: float | None = column("", "Advantage: mean, normalised.")
     advantage_std: float | None = column("", "Advantage: standard deviation, normalised.")
     advantage_skew: float | None = column("", "Advantage: skewness.")
@@ -210,30 +221,32 @@ class UpdateRow(Row):
     advantage_by_op: Json | None = column(
         "reward", "Per op: n, mean, std, skew, kurtosis and positive share, raw."
     )
-    return_mean: float | None = column("reward", "Return: mean.")
-    return_std: float | None = column("reward", "Return: standard deviation.")
-    return_skew: float | None = column("", "Return: skewness.")
-    return_p05: float | None = column("reward", "Return: 5th percentile.")
-    return_p25: float | None = column("reward", "Return: 25th percentile.")
-    return_p50: float | None = column("reward", "Return: median.")
-    return_p75: float | None = column("reward", "Return: 75th percentile.")
-    return_p95: float | None = column("reward", "Return: 95th percentile.")
-    value_mean: float | None = column("reward", "Baseline: mean.")
-    value_std: float | None = column("reward", "Baseline: standard deviation.")
-    value_min: float | None = column("reward", "Baseline: least.")
-    value_max: float | None = column("reward", "Baseline: greatest.")
+    return_mean: float | None = column("reward", "R, what the critic is to foresee: mean.")
+    return_std: float | None = column("reward", "R: standard deviation.")
+    return_skew: float | None = column("", "R: skewness.")
+    return_p05: float | None = column("reward", "R: 5th percentile.")
+    return_p25: float | None = column("reward", "R: 25th percentile.")
+    return_p50: float | None = column("reward", "R: median.")
+    return_p75: float | None = column("reward", "R: 75th percentile.")
+    return_p95: float | None = column("reward", "R: 95th percentile.")
+    value_mean: float | None = column("reward", "V, what the critic said: mean.")
+    value_std: float | None = column("reward", "V: standard deviation.")
+    value_min: float | None = column("reward", "V: least.")
+    value_max: float | None = column("reward", "V: greatest.")
     value_target_scale: float | None = column("", "Factor the critic's targets were divided by.")
-    value_return_correlation: float | None = column("", "Correlation of baseline and return.")
+    value_return_correlation: float | None = column("", "Correlation of V and R.")
     value_loss_by_op: Json | None = column("", "Value loss of each op's decisions.")
     value_by_state: Json | None = column(
         "reward",
-        "States right after a germination, and all others: n, mean value, mean return, and mean "
-        "and std of value - return.",
+        "States right after a germination, and all others: n, mean V (value), mean R (return), "
+        "and mean and std of V - R.",
     )
     td_mean: float | None = column("reward", "Temporal difference: mean.")
     td_std: float | None = column("reward", "Temporal difference: standard deviation.")
     bellman_error: float | None = column("reward²", "Mean squared temporal difference.")
-    q_by_op: Json | None = column("reward", "Mean Q(s, op) of each op.")
+    q_by_op: Json | None = column(
+        "reward", "Mean Q(s, op) of each op; absent, as below, where the critic sees no op."
+    )
     q_variance: float | None = column("reward²", "Variance of Q over ops, mean over states.")
     q_op_spread: float | None = column("reward", "Greatest minus least mean Q of an op.")
     grad_norm: float | None = column("", "Gradient norm before clipping.")
@@ -396,8 +409,13 @@ class DecisionRow(Moment):
     confidence_alpha_curve: float | None = column("share", _CONFIDENCE.format("alpha_curve"))
     alternatives: Json | None = column("", "Per head, the two likeliest others.")
     log_prob: float | None = column("nats", "Log-probability of the whole action.")
-    value: float | None = column("reward", "The critic's baseline.")
+    value: float | None = column(
+        "reward", "What the critic foresees; less the potential it is the baseline."
+    )
     q_taken: float | None = column("reward", "The critic's Q(s, op taken).")
+    potential: float | None = column(
+        "reward", "What the reward had paid in advance before the decision; 0 without a potential."
+    )
     reward: float | None = column("reward", "The whole reward, raw.")
     reward_normalized: float | None = column("", "The reward the learner saw.")
     reward_terms: Json | None = column(

@@ -215,10 +215,12 @@ TRAINING_PANELS: tuple[Panel, ...] = (
         "explained",
         CRITIC,
         "Explained variance",
-        "explained_variance",
+        Line("critic", "explained_variance"),
+        Line("the reward's potential", "potential_share", is_dashed=True),
         reference=0.0,
         ceiling=1.0,
-        note="1 is a critic that knows every return, 0 one that knows only their mean.",
+        note="1 is a critic that foresees everything, 0 one that knows only the mean. What the "
+        "reward's potential explains is measured, not foreseen, and not counted in the critic's.",
     ),
     _updates(
         "values",
@@ -227,6 +229,7 @@ TRAINING_PANELS: tuple[Panel, ...] = (
         Line("real, 5 to 95 %", "return_mean", low="return_p05", high="return_p95"),
         Line("predicted", "value_mean"),
         unit="reward",
+        note="Both without the reward's potential.",
     ),
     _updates("value_loss", CRITIC, "Value loss", "value_loss", floor=0.0),
     _updates("q_spread", CRITIC, "Value: spread over ops", "q_op_spread", floor=0.0),

@@ -210,6 +210,8 @@ def render_training_tiles(record: TrainingRecord) -> str:
         format_measure(explained),
         f"{note}, {_tell_light('explained_variance', explained)}",
     )
+    potential = mean_of(updates, "potential_share")
+    add("Share of the potential", potential, format_measure(potential), f"{note}, of the returns")
     kl = [row.approx_kl for row in updates if row.approx_kl is not None]
     if kl:
         middle = statistics.median(kl)

@@ -49,7 +49,7 @@ class RunKind:
 
 
 GROWING = RunKind("growing run", 4, "esper grow")
-TRAINING = RunKind("training run", 4, "esper train")
+TRAINING = RunKind("training run", 5, "esper train")
 
 
 class Checkpoints:

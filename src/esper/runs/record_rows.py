@@ -67,6 +67,7 @@ def _decisions(outcome: RoundOutcome, rows: Tensor, blueprints: Sequence[str]) -
         "log_prob": detail["log_probs"][active].sum(-1).tolist(),
         "value": detail["value"][active].tolist(),
         "q_taken": detail["q_taken"][active].tolist(),
+        "potential": detail["potential"][active].tolist(),
         "reward": decisions["reward"][rows][active].tolist(),
         "reward_normalized": outcome.rewards_in_units[rows][active].tolist(),
         "reward_terms": _by_name(outcome.term_names, decisions["terms"][rows][active]),

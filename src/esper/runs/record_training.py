@@ -167,7 +167,7 @@ def round_row(report: RoundReport, trainer: Trainer) -> RoundRow:
         score_best=float(outcome.final_scores.max()),
         score_rolling=report.score_rolling,
         gain_mean=outcome.gain_mean,
-        paid_off_share=float((outcome.returns > exploration.paid_off_return).double().mean()),
+        paid_off_share=float(outcome.paid_off(exploration.paid_off_return).double().mean()),
         paid_off_rolling=report.paid_off,
         free_steps=free,
         forced_share=1.0 - free / decisions,

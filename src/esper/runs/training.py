@@ -286,14 +286,16 @@ def read_run_config(folder: RunFolder) -> TrainConfig:
         raise CheckpointError(f"{folder.path / SETTINGS}: {error}") from None
 
 
+UPDATE_FIGURES = ("explained_variance", "potential_share", "approx_kl")
+"""Columns of an update that are told of a run."""
+
+
 def summarize_training(folder: Path) -> dict[str, Any]:
     """Return how the first round went, how the last tenth did, and where the policy is."""
     with open_run(folder) as stored:
         info = stored.info
         rounds = stored.rows("rounds")
-        updates = stored.rows(
-            "updates", columns=("round", "explained_variance", "approx_kl"), where="is_last = 1"
-        )
+        updates = stored.rows("updates", columns=("round", *UPDATE_FIGURES), where="is_last = 1")
         late = late_rounds(rounds)
         late_updates = updates[-len(late) :] if late else []
         first_entropies = _entropies(stored, rounds[:1])
@@ -325,7 +327,7 @@ def _means(rounds: Sequence[dict[str, Any]], updates: Sequence[dict[str, Any]]) 
     episodes = sum(row["episodes"] or 0 for row in rounds)
     germinated = sum(row["seeds_germinated"] or 0 for row in rounds)
     found["germinations"] = germinated / episodes if episodes else None
-    for name in ("explained_variance", "approx_kl"):
+    for name in UPDATE_FIGURES:
         found[name] = _mean([row[name] for row in updates])
     return found
 

@@ -54,7 +54,39 @@ def test_the_monitor_knows_how_far_the_run_is() -> None:
     assert levels("explained_variance", early) == {}
     assert levels("explained_variance", late) == {None: "warning"}
     # Without a plan the strictest limit holds.
-    assert levels("explained_variance", early, run=RunRow()) == {None: "warning"}
+    assert levels("explained_variance", late, run=RunRow()) == {None: "warning"}
+    # The second of five rounds is 40 % of the run, and the critic has had one lesson.
+    brief = RunRow(kind="train", rounds=5, rows=4)
+    assert levels("explained_variance", early, run=brief) == {}
+
+
+TEACHING = {
+    "critic_op_sensitivity": {"q_variance": 1e-6, "q_op_spread": 0.003},
+    "advantage_bias": {"advantage_by_op": {"WAIT": {"mean": -0.3, "std": 0.1, "n": 500}}},
+    "value_collapse": {"value_std": 0.001},
+    "value_loss_by_op": {
+        "value_loss_by_op": {"WAIT": 0.01, "PRUNE": 1.0},
+        "advantage_by_op": {op: {"mean": 0.0, "std": 1.0, "n": 200} for op in ("WAIT", "PRUNE")},
+    },
+    "value_after_germination": {
+        "value_by_state": {
+            "germinated": {"n": 50, "error": 3.0, "std": 1.0},
+            "other": {"n": 500, "error": 0.0, "std": 1.0},
+        }
+    },
+}
+"""What a critic looks like that has hardly learned anything."""
+
+
+@pytest.mark.parametrize("name", TEACHING)
+def test_a_critic_is_judged_once_it_has_had_time_to_learn(name: str) -> None:
+    for number, is_judged in ((0, False), (1, False), (9, False), (10, True)):
+        assert bool(levels(name, healthy_update(number, **TEACHING[name]))) is is_judged
+
+
+def test_nothing_is_said_of_an_op_that_the_critic_does_not_see() -> None:
+    update = healthy_update(ROUNDS - 1, q_variance=None, q_op_spread=None, q_by_op=None)
+    assert levels("critic_op_sensitivity", update) == {}
 
 
 @pytest.mark.parametrize(
@@ -86,7 +118,7 @@ def test_a_critic_must_tell_the_ops_apart(
 )
 def test_advantages_of_an_op_must_not_be_one_sided(numbers: dict[str, Any], biased: bool) -> None:
     assert bool(list(check_advantage_bias({"PRUNE": numbers}))) is biased
-    update = healthy_update(0, advantage_by_op={"PRUNE": numbers})
+    update = healthy_update(10, advantage_by_op={"PRUNE": numbers})
     assert levels("advantage_bias", update) == ({"PRUNE": "warning"} if biased else {})
 
 
@@ -95,10 +127,8 @@ def test_a_critic_that_says_the_same_of_everything_is_found() -> None:
     assert check_value_collapse(0.1, 1.5) is None
     assert check_value_collapse(0.0, 1e-5) is None
     assert check_value_collapse(None, 1.5) is None
-    assert levels("value_collapse", healthy_update(1, value_std=0.001)) == {None: "warning"}
-    # A critic that has learned nothing yet says nothing.
-    assert levels("value_collapse", healthy_update(0, value_std=0.001)) == {}
-    assert levels("value_collapse", healthy_update(0)) == {}
+    assert levels("value_collapse", healthy_update(10, value_std=0.001)) == {None: "warning"}
+    assert levels("value_collapse", healthy_update(10)) == {}
 
 
 def test_floored_advantages_are_mentioned() -> None:
@@ -121,7 +151,7 @@ def test_an_op_whose_values_are_missed(
 ) -> None:
     assert [one.subject for one in check_value_loss_by_op(losses, counts)] == found
     by_op = {op: {"mean": 0.0, "std": 1.0, "n": count} for op, count in counts.items()}
-    update = healthy_update(0, value_loss_by_op=losses, advantage_by_op=by_op)
+    update = healthy_update(10, value_loss_by_op=losses, advantage_by_op=by_op)
     assert list(levels("value_loss_by_op", update)) == found
 
 
@@ -167,8 +197,8 @@ def test_a_critic_that_misjudges_new_seeds(
     by_state = {"germinated": planted, "other": other}
     found = check_value_after_germination(by_state)
     assert (found is not None) == is_found
-    told = levels("value_after_germination", healthy_update(1, value_by_state=by_state))
+    told = levels("value_after_germination", healthy_update(10, value_by_state=by_state))
     assert bool(list(told)) == is_found
     # In the first round a critic has learned nothing yet.
-    first = levels("value_after_germination", healthy_update(0, value_by_state=by_state))
+    first = levels("value_after_germination", healthy_update(9, value_by_state=by_state))
     assert not list(first)

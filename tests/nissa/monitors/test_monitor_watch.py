@@ -23,6 +23,34 @@ def test_a_healthy_training_run_has_no_alarms() -> None:
     assert watched(healthy_records()) == []
 
 
+def test_the_first_rounds_of_a_healthy_run_raise_nothing() -> None:
+    """What the documents' smoke run measures: five rounds of 40 decisions, a critic that is new."""
+    ratios = [(0.037, 1.7), (0.049, 1.1), (0.80, 1.2), (0.51, 5.7), (0.31, 4.2)]
+    explained = [-0.0007, -0.025, 0.02, -0.1, 0.05]
+    records: list[Row] = []
+    for number, (least, most) in enumerate(ratios):
+        records += [
+            EpisodeRow(round=number, row=row, env_seed=number, episodic_return=-0.1, gain=0.0)
+            for row in range(4)
+        ]
+        records += [
+            healthy_round(number, wait_share_free=0.5, idle_share_free=0.6),
+            healthy_update(
+                number,
+                ratio_min=least,
+                ratio_max=most,
+                explained_variance=explained[number],
+                q_variance=1.5e-6,
+                q_op_spread=0.003,
+                value_std=0.0005,
+                return_std=0.4,
+                usable_steps=40,
+            ),
+        ]
+    alarms = watched(records, RunRow(kind="train", rounds=5, rows=4))
+    assert [alarm for alarm in alarms if alarm.severity != "info"] == []
+
+
 def test_a_healthy_growing_run_has_no_alarms() -> None:
     assert watched(healthy_epochs(), RunRow(kind="grow")) == []
 

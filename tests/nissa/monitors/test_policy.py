@@ -30,6 +30,20 @@ def test_the_joint_ratio(most: float | None, least: float | None, subjects: list
     assert [found.subject for found in check_joint_ratio(most, least)] == subjects
 
 
+def test_one_decision_of_one_update_is_no_explosion() -> None:
+    """The documents' smoke run: 40 decisions an update, the heads between 0.39 and 1.9."""
+    ranges = [(0.037, 1.7), (0.049, 1.1), (0.80, 1.2), (0.51, 5.7), (0.31, 4.2)]
+    updates = [
+        healthy_update(number, ratio_min=least, ratio_max=most)
+        for number, (least, most) in enumerate(ranges)
+    ]
+    for end in range(1, 6):
+        assert levels("joint_ratio", *updates[:end]) == {}
+    lasting = [healthy_update(number, ratio_min=0.04, ratio_max=6.0) for number in range(3)]
+    assert levels("joint_ratio", *lasting[:2]) == {}
+    assert levels("joint_ratio", *lasting) == {"explosion": "critical", "collapse": "warning"}
+
+
 @pytest.mark.parametrize(
     ("ratio", "severity"),
     [(None, None), (3.0, None), (3.01, "warning"), (10.0, "warning"), (10.1, "critical")],

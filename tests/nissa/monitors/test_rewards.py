@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -7,10 +8,11 @@ import pytest
 from esper.nissa.monitors.rewards import (
     check_attribution,
     check_ransomware,
+    check_return_without_gain,
     check_shares,
     check_terms,
 )
-from esper.nissa.schema import EpochRow, RunRow, StageRow
+from esper.nissa.schema import EpisodeRow, EpochRow, RunRow, StageRow
 from tests.nissa.monitors.series_of import healthy_round, levels
 
 
@@ -41,6 +43,60 @@ def test_ransomware(
     stage = StageRow(step=3, slot="r0c0", contribution=contribution, improvement=improvement)
     expected = {"r0c0": severity} if severity else {}
     assert levels("ransomware", stage, EpochRow(step=3), run=RunRow()) == expected
+
+
+def episodes(number: int, returns: list[float], gains: list[float]) -> list[EpisodeRow]:
+    """Return the episodes of a round; every two of them share a seed."""
+    return [
+        EpisodeRow(
+            round=number, row=row, task="t", env_seed=row // 2, episodic_return=paid, gain=gain
+        )
+        for row, (paid, gain) in enumerate(zip(returns, gains, strict=True))
+    ]
+
+
+SMOKE = [
+    [0.0, -0.207, -0.103, -0.106],
+    [-0.141, 0.0, 0.0, 0.0],
+    [-0.218, 0.0, 0.0, 0.0],
+    [0.757, -0.600, 0.221, -0.452],
+    [0.470, 1.003, 0.961, 1.443],
+]
+"""Returns of the documents' smoke run while the reward compared rows with a handful of twins; every
+row was its twin, and every gain was 0."""
+
+
+def test_a_return_for_networks_that_are_their_twins_is_found() -> None:
+    rows: list[Any] = []
+    found = []
+    for number, returns in enumerate(SMOKE):
+        rows += [*episodes(number, returns, [0.0] * 4), healthy_round(number)]
+        found.append(levels("return_without_gain", *rows))
+    assert found == [{}, {}, {}, {}, {None: "warning"}]
+
+
+@pytest.mark.parametrize(
+    ("paid", "gain", "noise", "is_found"),
+    [
+        (3.65, -1.11, 1.0, True),
+        (3.65, 3.9, 1.0, False),
+        (-0.1, -0.3, 0.01, False),
+        # What may as well be luck is not told.
+        (0.2, -0.1, 1.0, False),
+    ],
+)
+def test_returns_and_gains_that_disagree(
+    paid: float, gain: float, noise: float, is_found: bool
+) -> None:
+    rows: list[EpisodeRow] = []
+    for number in range(4):
+        luck = [noise, noise, -noise, -noise]
+        rows += episodes(number, [paid + one for one in luck], [gain - one / 2 for one in luck])
+    assert (check_return_without_gain(rows) is not None) is is_found
+    # Eight seeds are enough, two are not, however many rows share them.
+    assert check_return_without_gain(rows[:4]) is None
+    unknown = [EpisodeRow(round=0, episodic_return=3.0, gain=gain) for gain in (None, math.nan)]
+    assert check_return_without_gain(unknown * 4) is None
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -90,6 +91,45 @@ def test_the_round_is_described_over_its_running_steps() -> None:
     assert found["value_return_correlation"] == pytest.approx(
         float(torch.corrcoef(torch.stack([values, returns]))[0, 1]), rel=1e-5
     )
+
+
+def paid_in_advance(size: float, critic: float = 0.0) -> dict[str, Any]:
+    """Describe a round whose potential is random; the critic is its own targets times a factor."""
+    buffer = collect(small_policy(), rows=8, steps=12)
+    batch, config = buffer.batch(), PPOConfig(gamma=1.0, gae_lambda=1.0)
+    draws = torch.Generator().manual_seed(1)
+    batch.rewards.copy_(torch.randn(batch.rewards.shape, generator=draws))
+    own = batch.rewards.flip(1).cumsum(1).flip(1)
+    batch.values.copy_(critic * own)
+    batch.potentials.copy_(size * torch.randn(own.shape, generator=draws))
+    batch.rewards.add_(buffer.next_potentials() - batch.potentials)
+    targets = make_targets(buffer, config, scale=torch.tensor(1.0), progress=0.0, paid_off=0.0)
+    return describe_round(batch, targets, torch.tensor(1.0))
+
+
+@pytest.mark.parametrize("size", [0.0, 1.0, 30.0])
+def test_a_critic_that_says_nothing_explains_nothing_whatever_was_paid_in_advance(
+    size: float,
+) -> None:
+    found = paid_in_advance(size)
+    assert found["explained_variance"] == pytest.approx(0.0, abs=1e-5)
+    assert found["value_std"] == found["value_return_correlation"] == 0.0
+    assert found["value_by_state"]["other"]["value"] == 0.0
+
+
+def test_what_the_critic_explains_does_not_depend_on_what_was_paid_in_advance() -> None:
+    alone, beside = paid_in_advance(0.0, critic=0.5), paid_in_advance(30.0, critic=0.5)
+    assert alone["explained_variance"] == pytest.approx(0.75, abs=1e-4)
+    for name in ("explained_variance", "value_return_correlation", "value_std", "return_std"):
+        assert beside[name] == pytest.approx(alone[name], rel=1e-3), name
+    assert beside["return_p95"] == pytest.approx(alone["return_p95"], rel=1e-3)
+
+
+def test_the_share_of_the_potential_stands_beside_it() -> None:
+    """Both together are what a baseline with the potential explains of the returns as paid."""
+    assert paid_in_advance(0.0)["potential_share"] is None
+    assert paid_in_advance(30.0)["potential_share"] > 0.9
+    assert -1.0 < paid_in_advance(0.1)["potential_share"] < 0.1
 
 
 def test_advantages_of_an_op_have_their_whole_shape() -> None:

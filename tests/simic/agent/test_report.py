@@ -19,9 +19,12 @@ from tests.simic.agent.rollouts import collect, make_agent, small_policy
 ONLY_ON_A_GPU = {"gpu_memory_share"}
 
 
-def report_of(layout: str = "documents", **options: object) -> UpdateReport:
-    agent = make_agent(small_policy(layout=layout), **options)
+def report_of(
+    layout: str = "documents", critic: str = "op_marginal", **options: object
+) -> UpdateReport:
+    agent = make_agent(small_policy(layout=layout, critic=critic), **options)
     buffer = collect(agent.policy, rows=24, steps=14)
+    buffer.batch().potentials[:, 3:] = 1.0
     return agent.update(buffer, progress=0.3, paid_off=0.4, round=3)
 
 
@@ -49,6 +52,17 @@ def test_every_column_of_the_store_is_filled(minibatches: int, layout: str) -> N
     assert rows.index(updates[0]) > max(rows.index(row) for row in heads)
 
 
+def test_a_critic_without_the_op_has_no_value_of_an_op() -> None:
+    """Recorded as 0 it would look like a critic that ignores its input."""
+    (row,) = [
+        row
+        for row in report_of(critic="state", epochs=1).rows(round=0, env_steps=1)
+        if isinstance(row, UpdateRow)
+    ]
+    assert row.q_variance is row.q_op_spread is row.q_by_op is None
+    assert row.explained_variance is not None
+
+
 def test_the_store_takes_it(tmp_path: Path) -> None:
     report = report_of(ratio="joint")
     with open_store(tmp_path, RunRow(kind="train"), sinks=()) as store:
@@ -59,6 +73,7 @@ def test_the_last_row_is_what_people_ask_for() -> None:
     report = report_of(epochs=2, target_kl=0.0)
     assert report.approx_kl == report.updates[-1]["approx_kl"]
     assert report.explained_variance == report.updates[-1]["explained_variance"]
+    assert report.potential_share == report.updates[-1]["potential_share"]
     assert report.head("tempo")["ordinal"] == 1
     assert not report.skipped
     assert report.seconds > 0

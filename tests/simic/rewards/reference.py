@@ -43,7 +43,7 @@ class RowReference:
         self.contributing: set[int] = set()
         self.ledger: list[tuple[int, int, int, float]] = []
         self.pending = 0.0
-        self.acted = False
+        self.has_parted = False
         self.germinations = 0
         self.first_slot: int | None = None
         self.gain = 0.0
@@ -538,9 +538,12 @@ class RowReference:
         return min(total, config.limit), len(scaffolds), mean(delays) if delays else math.nan
 
     def gain_now(self) -> float:
-        if not self.acted and self.op == WAIT:
+        if not self.has_parted and not self.takes_part():
             return 0.0
         return float(self.after.val_score - self.twin)
+
+    def takes_part(self) -> bool:
+        return any(float(alpha) > 0 for alpha in self.after.alpha)
 
     # -- memory ----------------------------------------------------------------------------------
 
@@ -554,7 +557,7 @@ class RowReference:
             self.ledger = [entry for entry in self.ledger if entry[1] != self.slot]
         if self.contributes_now():
             self.contributing.add(self.slot)
-        self.acted = self.acted or self.op != WAIT
+        self.has_parted = self.has_parted or self.takes_part()
         self.germinations += self.op == GERMINATE
         for slot, stage in enumerate(self.after.stage):
             if stage in MODULE and slot not in self.seeds:

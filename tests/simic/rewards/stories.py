@@ -85,6 +85,14 @@ class Story:
         self.wait(2)
         assert float(self.signals.alpha[0, slot]) == 1.0
 
+    def begin_blending(self, slot: int = 0) -> RewardStep:
+        """From an empty slot to the first epoch in which its seed takes part."""
+        self.germinate(slot)
+        self.advance(slot)
+        step = self.advance(slot)
+        assert 0.0 < float(self.signals.alpha[0, slot]) < 1.0
+        return step
+
     def hold(self, slot: int = 0, blueprint: int = 1) -> None:
         """From an empty slot to HOLDING."""
         self.germinate(slot, blueprint)

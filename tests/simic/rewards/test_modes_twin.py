@@ -39,10 +39,27 @@ def test_an_op_that_was_refused_does_not_count_as_acting() -> None:
     assert float(step.total) == 0.0
 
 
-def test_the_first_op_counts_from_its_own_epoch_on() -> None:
-    story = Story(FREE)
+def test_a_row_whose_seeds_take_no_part_is_its_twin_and_is_paid_nothing_but_rent() -> None:
+    """Whatever is measured: 52 and 50 are what another order of adding up can make of one net."""
+    story = Story(TWIN, horizon=8)
     story.score, story.twin = 52, 50
-    assert close(float(story.germinate().total), FREE.gamma * 2)
+    story.germinate()
+    story.advance()
+    story.prune()
+    story.finish()
+    for step in story.steps:
+        assert term(step, "gain") == 0.0
+        assert float(step.total) == term(step, "rent") + term(step, "terminal")
+    assert term(story.steps[0], "rent") < 0
+
+
+def test_a_seed_counts_from_the_first_epoch_in_which_it_takes_part() -> None:
+    story = Story(FREE)
+    story.germinate()
+    story.advance()
+    story.score, story.twin = 52, 50
+    assert close(float(story.advance().total), FREE.gamma * 2)
+    assert float(story.signals.alpha[0, 0]) > 0
     story.score = 51
     assert close(float(story.wait().total), FREE.gamma * 1 - 2)
     assert detail(story.steps[-1], "gain_points") == 1
@@ -55,12 +72,12 @@ def test_the_discounted_sum_is_the_discounted_final_gain_less_costs(seed: int, s
     reward = make_reward(TWIN)
     reward.reset(first)
     total, costs = torch.zeros(6), torch.zeros(6)
-    acted, over = torch.zeros(6, dtype=torch.bool), torch.zeros(6, dtype=torch.bool)
+    parted, over = torch.zeros(6, dtype=torch.bool), torch.zeros(6, dtype=torch.bool)
     gains = [torch.zeros(6)]
     expected = torch.zeros(6)
     for index, transition in enumerate(transitions):
-        acted |= transition.effective_op != int(LifecycleOp.WAIT)
-        gains.append(torch.where(acted, transition.after.val_score - transition.twin_after, 0.0))
+        parted |= (transition.after.alpha > 0).any(1)
+        gains.append(torch.where(parted, transition.after.val_score - transition.twin_after, 0.0))
         step = reward.step(transition)
         total += TWIN.gamma**index * step.total
         costs += TWIN.gamma**index * (step.terms["rent"] + step.terms["terminal"])
@@ -77,10 +94,11 @@ def test_the_discounted_sum_is_the_discounted_final_gain_less_costs(seed: int, s
 
 def test_a_gain_that_is_lost_again_has_paid_nothing() -> None:
     story = Story(FREE, horizon=40)
-    story.germinate()
+    story.begin_blending()
     for _ in range(5):
         story.score = 60
         story.wait(2)
+        assert detail(story.steps[-1], "gain_points") == 10
         story.score = 50
         story.wait(2)
     story.finish()
@@ -239,13 +257,15 @@ def test_scale_divides_points_whatever_they_pay_for() -> None:
     one, other = Story(TWIN), Story(big)
     for story in (one, other):
         story.score = 55
-        story.germinate()
-    assert close(float(one.steps[0].total), 4 * float(other.steps[0].total))
+        story.begin_blending()
+    for small, large in zip(one.steps, other.steps, strict=True):
+        assert close(float(small.total), 4 * float(large.total))
+    assert float(one.steps[-1].total) > 4
 
 
 def test_the_final_gain_is_the_mean_of_the_last_five_epochs() -> None:
-    story = Story(FREE, horizon=11)
-    story.germinate()
+    story = Story(FREE, horizon=13)
+    story.begin_blending()
     for gain in (0, 0, 0, 1, 2, 3, 4, 10, 0):
         story.score = 50 + gain
         last = story.wait()
@@ -254,18 +274,18 @@ def test_the_final_gain_is_the_mean_of_the_last_five_epochs() -> None:
 
 
 def test_a_short_episode_has_fewer_epochs_to_average() -> None:
-    story = Story(FREE, horizon=3)
+    story = Story(FREE, horizon=4)
     story.score = 53
-    story.germinate()
-    last = story.wait()
-    # The first epoch was the twin's own.
-    assert close(term(last, "gain"), FREE.gamma * (0 + 3 + 3) / 3 - 3)
+    last = story.begin_blending()
+    assert not story.active
+    # All epochs but the last were the twin's own.
+    assert close(term(last, "gain"), FREE.gamma * (0 + 0 + 0 + 3) / 4)
 
 
 def test_a_rollback_pays_back_the_gain_and_one_more_and_ends_the_row() -> None:
     story = Story(TWIN)
     story.score = 57
-    story.germinate()
+    story.begin_blending()
     step = story.do(LifecycleOp.WAIT, rolled_back=True)
     assert {name: term(step, name) for name in step.terms} == {
         "gain": pytest.approx(-7.0),
@@ -285,8 +305,10 @@ def test_a_missing_twin_is_refused_once_it_is_needed() -> None:
     story = Story(TWIN)
     story.twin = float("nan")
     assert float(story.wait().total) == 0.0
+    story.germinate()
+    story.advance()
     with pytest.raises(UsageError, match=r"no score in rows \[0\]"):
-        story.germinate()
+        story.advance()
 
 
 def scaffolded(config: RewardConfig, horizon: int = 60) -> Story:
@@ -377,8 +399,10 @@ def test_waiting_to_the_end_costs_nothing() -> None:
 
 def test_the_potential_is_the_gain_that_was_paid_for() -> None:
     story = Story(FREE, horizon=20)
+    story.germinate()
+    story.advance()
     story.score, story.twin = 53, 50
-    potential = story.germinate().potential
+    potential = story.advance().potential
     assert potential is not None
     assert close(float(potential), 3.0)
     story.score = 51

@@ -76,6 +76,17 @@ def test_what_pays_off_is_the_first_round_and_then_follows_slowly() -> None:
     assert tally.paid_off == pytest.approx(0.9 * 0.55)
 
 
+def test_a_return_without_a_gain_is_no_success() -> None:
+    """The documents' smoke run: every network level with its twin, every return above 0."""
+    level = played(0, 0.97, 1.44, has_twins=True)
+    scores = level.states["val_score"]
+    for ahead, share in (([0.0, 0.0], 0.0), ([0.5, 0.0], 0.5), ([-1.0, 0.5], 0.5)):
+        twins = scores - torch.tensor(ahead).unsqueeze(1)
+        tally = make_tally()
+        tally.add(dataclasses.replace(level, states={**level.states, "twin_score": twins}))
+        assert tally.paid_off == share
+
+
 def of_tasks(number: int, returns: dict[str, float], rows: int = 8) -> RoundOutcome:
     """Return a round in which every row acts; all rows of a task return the same."""
     tasks = [name for name in returns for _ in range(rows)]

@@ -112,16 +112,16 @@ def test_a_decision_has_its_reward_by_terms() -> None:
     assert outcome.decisions["free"][:, 0].tolist() == [True, False, True, False]
 
 
-def test_recorded_values_are_raw_and_without_what_is_paid_already() -> None:
+def test_recorded_values_are_raw_and_what_is_paid_already_stands_beside_them() -> None:
     keeping = Keeping((3, 1))
     for _ in range(2):
         keeping.step()
     recorded = keeping.outcome().recorded_decisions
     rows = [3, 1]
     values, taken = torch.stack(keeping.values, 1), torch.stack(keeping.op_values, 1)
-    potential = POTENTIAL[rows, None]
-    assert torch.allclose(recorded["value"], SCALE * values[rows] - potential)
-    assert torch.allclose(recorded["q_taken"], SCALE * taken[rows] - potential)
+    assert torch.allclose(recorded["value"], SCALE * values[rows])
+    assert torch.allclose(recorded["q_taken"], SCALE * taken[rows])
+    assert torch.equal(recorded["potential"], POTENTIAL[rows, None].expand(2, 2))
 
 
 def test_recorded_rows_are_the_rows_themselves() -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from esper.simic.training.twin_regression import TwinRegression
+from esper.simic.training.twin_regression import LEAST_OTHERS, TwinRegression
 
 EPOCHS = 20
 
@@ -36,12 +36,25 @@ def test_the_own_twin_alone_is_a_choice() -> None:
     torch.testing.assert_close(expected, curves)
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_one_or_two_twins_are_their_own_measure(count: int) -> None:
-    """There is no mean yet that would know better."""
+@pytest.mark.parametrize("count", [1, 2, 5, LEAST_OTHERS])
+def test_until_enough_others_are_known_the_own_twin_is_the_measure(count: int) -> None:
+    """To the bit: a row that equals its twin has a gain of exactly 0."""
     curves = twins(count)
-    expected = fit(curves).expect(curves, torch.full((count,), 3))
-    torch.testing.assert_close(expected, curves, rtol=1e-3, atol=1e-3)
+    assert torch.equal(fit(curves).expect(curves, torch.full((count,), 3)), curves)
+
+
+def test_enough_others_are_twins_beside_the_own_one() -> None:
+    curves = twins(LEAST_OTHERS + 1)
+    expected = fit(curves).expect(curves, torch.full((LEAST_OTHERS + 1,), 3))
+    assert float((expected - curves).abs().max()) > 0.1
+
+
+def test_a_task_with_few_twins_is_not_helped_by_those_of_another() -> None:
+    many, few = twins(30), twins(3, seed=1)
+    both = TwinRegression.fit(0.4, {"a": many, "b": few}, ["a"] * 30 + ["b"] * 3)
+    expected = both.expect(torch.cat([many, few]), torch.full((33,), 5))
+    assert torch.equal(expected[30:], few)
+    assert not torch.equal(expected[:30], many)
 
 
 def test_gains_are_less_noisy_and_their_mean_is_the_same() -> None:

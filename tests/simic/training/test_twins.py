@@ -42,6 +42,17 @@ def test_rows_that_share_a_seed_share_their_twin() -> None:
     assert len(twins.state_dict()["curves"]) == 2
 
 
+def test_rows_that_share_a_seed_are_one_twin_to_the_regression() -> None:
+    """Ten rows of two seeds know one other twin each, not nine."""
+    twins, row_source = make_twins(rows=10, rows_per_seed=5)
+    plan = row_source.plan(0, 0)
+    list(twins.prepare([plan]))
+    regression = twins.regression(plan)
+    assert regression.own_share.tolist() == [1.0]
+    curves = twins.scores(plan)
+    assert torch.equal(regression.expect(curves, torch.full((10,), 2)), curves)
+
+
 def test_rounds_ahead_are_trained_together_and_once() -> None:
     twins, row_source = make_twins()
     plans = [row_source.plan(number, 0) for number in range(2)]

@@ -100,7 +100,7 @@ function explain(decision) {
     ? Object.entries(explanation.values).filter(([op]) => !explanation.probabilities?.op || explanation.probabilities.op[op] > 0)
     : [];
   if (values.length) parts.push(h("div", null, h("h4", null, "Expected return of every legal op"), list(values.map(([op, value]) => [words(op), signed(value, 3), op === heads.op.choice]))));
-  const critic = [["baseline", decision.value ?? explanation?.value], ["of the op taken", decision.q_taken]].filter(([, value]) => isNumber(value));
+  const critic = [["of the state", decision.value ?? explanation?.value], ["of the op taken", decision.q_taken]].filter(([, value]) => isNumber(value));
   if (critic.length) parts.push(h("div", null, h("h4", null, "What the critic expected"), list(critic.map(([name, value]) => [name, signed(value, 3)]))));
   if (explanation?.contributors?.length)
     parts.push(h("div", null, h("h4", null, `What mattered most (on ${explanation.measured_on === "op" ? "the op's log-probability" : "the value"})`),

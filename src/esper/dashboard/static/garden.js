@@ -165,6 +165,6 @@ export async function drawForeseen(place, name, round) {
         s("text", { class: "muted", x: x(value), y: size - pad + 15, "text-anchor": value === low ? "start" : value === high ? "end" : "middle" }, number(value)),
         s("text", { class: "muted", x: pad - 5, y: y(value) + (value === high ? 10 : value === low ? 0 : 4), "text-anchor": "end" }, number(value))]),
       s("text", { class: "muted", x: size - 8, y: size - 6, "text-anchor": "end" }, "predicted: the critic's value"),
-      s("text", { class: "muted", x: pad + 6, y: 18 }, "real: paid from there on")),
-    h("p", { class: "note" }, told, ` Real is what was paid from a decision to the end of its episode, discounted by ${found.discount}.`)));
+      s("text", { class: "muted", x: pad + 6, y: 18 }, "real")),
+    h("p", { class: "note" }, told, ` Real is what was paid from a decision to the end of its episode, discounted by ${found.discount}, with the potential that had been paid before it.`)));
 }

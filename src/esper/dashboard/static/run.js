@@ -98,13 +98,15 @@ function latest(run, table, column) {
   return found ? found[at] : null;
 }
 
+const explainedBeside = (potential) => (isNumber(potential) ? `of the critic; the reward's potential ${number(potential)}` : "of the critic, last update");
+
 function tiles(run) {
   const { run: row, progress } = run.info;
   const time = [progress.state === "running" ? "Time left" : "Time", progress.state === "running" ? duration(progress.eta_s) : duration(row.seconds)];
   const done = ["Progress", progress.planned ? `${count(progress.done ?? 0)} of ${count(progress.planned)}` : count(progress.done), progress.unit];
   if (row.kind === "train") {
     return [done, time, ["Gain over the twin", signed(latest(run, "rounds", "gain_mean")), "points, last round"], ["Gain, greedy", signed(latest(run, "rounds", "eval_gain")), "points, last evaluation"],
-      ["Return", number(latest(run, "rounds", "return_mean")), "last round"], ["Explained variance", number(latest(run, "updates", "explained_variance")), "last update"],
+      ["Return", number(latest(run, "rounds", "return_mean")), "last round"], ["Explained variance", number(latest(run, "updates", "explained_variance")), explainedBeside(latest(run, "updates", "potential_share"))],
       ["KL of the update", number(latest(run, "updates", "approx_kl")), "nats"], ["Speed", number(latest(run, "rounds", "steps_per_s")), "decisions a second"]];
   }
   const parameters = row.parameters ?? (latest(run, "epochs", "growth") && row.host_parameters ? Math.round(latest(run, "epochs", "growth") * row.host_parameters) : null);

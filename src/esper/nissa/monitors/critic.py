@@ -16,6 +16,10 @@ EXPLAINED_VARIANCE: tuple[tuple[float, float], ...] = (
 )
 """Up to this share of the run, explained variance must be at least that."""
 
+LEARNING_ROUNDS = 10
+"""Rounds in which a critic learns what there is to foresee. Until then it hardly varies, tells no
+ops apart and explains nothing, in a healthy run as in a sick one; only worse than that is found."""
+
 LOW_RETURN_STD = 1e-3
 Q_VARIANCE = Limits(warning=0.01, is_floor=True)
 Q_OP_SPREAD = Limits(warning=0.1, is_floor=True)
@@ -32,6 +36,11 @@ def explained_variance_limit(progress: float) -> float:
         if progress <= until:
             return limit
     return EXPLAINED_VARIANCE[-1][1]
+
+
+def has_learned(recent: Recent) -> bool:
+    """Return whether the critic has had the rounds it needs before it can be judged."""
+    return recent.updates[-1].round >= LEARNING_ROUNDS
 
 
 def check_explained_variance(
@@ -128,9 +137,9 @@ def check_value_collapse(value_std: float | None, return_std: float | None) -> F
 
 @register_monitor(
     reads=UpdateRow,
-    thresholds="from the second round on, < -0.5 until 10 % of the run, < -0.2 until 25 %, "
-    "< 0 until 75 %, then < 0.1; info when the returns hardly vary (deviation below 1e-3, or the "
-    "learner's flag)",
+    thresholds="from the second round on, < -0.5 until 10 % of the run and at least for 10 rounds, "
+    "< -0.2 until 25 %, < 0 until 75 %, then < 0.1; info when what the critic is to foresee hardly "
+    "varies (deviation below 1e-3, or the learner's flag)",
     advice="Check the scale of value targets, train the critic more per update, and that the "
     "baseline is the marginal over ops, not the value of the sampled op.",
 )
@@ -139,53 +148,57 @@ def explained_variance(recent: Recent) -> Iterator[Finding | None]:
     newest = recent.updates[-1]
     if newest.round:  # before the first update nobody had taught the critic
         yield check_explained_variance(
-            newest.explained_variance, recent.progress, newest.return_std, newest.low_variance
+            newest.explained_variance,
+            recent.progress if has_learned(recent) else 0.0,
+            newest.return_std,
+            newest.low_variance,
         )
 
 
 @register_monitor(
     reads=UpdateRow,
-    thresholds="from the second round on, variance of Q over ops < 0.01, spread of mean Q < 0.1: "
-    "warning",
+    thresholds="after 10 rounds, where the critic sees the op: variance of Q over ops < 0.01, "
+    "spread of mean Q < 0.1: warning",
     advice="Look whether rewards differ by op at all; if they do, strengthen the op's input "
     "(an embedding, or a small encoder before it joins the state).",
 )
 def critic_op_sensitivity(recent: Recent) -> Iterator[Finding]:
     """Q(s, op) has become V(s): conditioning on the op has no effect."""
     newest = recent.updates[-1]
-    if newest.round:
+    if has_learned(recent):
         yield from check_q_sensitivity(newest.q_variance, newest.q_op_spread)
 
 
 @register_monitor(
     reads=UpdateRow,
-    thresholds="per op, |mean| > deviation over more than 100 decisions: warning",
+    thresholds="after 10 rounds, per op, |mean| > deviation over more than 100 decisions: warning",
     advice="Look at the reward terms of that op's decisions and at its value loss.",
 )
 def advantage_bias(recent: Recent) -> Iterator[Finding]:
     """The critic systematically misjudges this op, or its reward is misattributed."""
     by_op = recent.updates[-1].advantage_by_op
-    if isinstance(by_op, Mapping):
+    if has_learned(recent) and isinstance(by_op, Mapping):
         yield from check_advantage_bias(by_op)
 
 
 @register_monitor(
     reads=UpdateRow,
-    thresholds="value loss of an op > 10 times the mean of the others, 100 decisions each: warning",
+    thresholds="after 10 rounds, value loss of an op > 10 times the mean of the others, "
+    "100 decisions each: warning",
     advice="Look at how its rewards vary; a rare op needs more data, not a larger step.",
 )
 def value_loss_by_op(recent: Recent) -> Iterator[Finding]:
     """The critic has not learned what this op leads to."""
     newest = recent.updates[-1]
     losses, by_op = newest.value_loss_by_op, newest.advantage_by_op
-    if isinstance(losses, Mapping) and isinstance(by_op, Mapping):
+    if has_learned(recent) and isinstance(losses, Mapping) and isinstance(by_op, Mapping):
         counts = {op: int(numbers.get("n") or 0) for op, numbers in by_op.items()}
         yield from check_value_loss_by_op(losses, counts)
 
 
 @register_monitor(
     reads=UpdateRow,
-    thresholds="from the second round on, mean of value - return right after a germination further "
+    thresholds="after 10 rounds, mean of value - return right after a germination further "
     "from that of the other states than their deviation, 30 states each: warning",
     advice="Look at the value loss by op, and whether returns after a germination differ by "
     "blueprint: the critic knows the blueprint from the state alone.",
@@ -193,19 +206,20 @@ def value_loss_by_op(recent: Recent) -> Iterator[Finding]:
 def value_after_germination(recent: Recent) -> Iterator[Finding | None]:
     """The critic does not see what a new seed leads to."""
     newest = recent.updates[-1]
-    if newest.round and isinstance(newest.value_by_state, Mapping):
+    if has_learned(recent) and isinstance(newest.value_by_state, Mapping):
         yield check_value_after_germination(newest.value_by_state)
 
 
 @register_monitor(
     reads=UpdateRow,
-    thresholds="from the second round on, deviation of values < 1 % of that of returns: warning",
+    thresholds="after 10 rounds, deviation of values < 1 % of that of what they are to foresee: "
+    "warning",
     advice="Look at the critic's gradient norm and at the scale of its targets.",
 )
 def value_collapse(recent: Recent) -> Iterator[Finding | None]:
     """The critic says the same of every state."""
     newest = recent.updates[-1]
-    if newest.round:
+    if has_learned(recent):
         yield check_value_collapse(newest.value_std, newest.return_std)
 
 

@@ -316,7 +316,7 @@ class Band:
 
 BANDS: dict[str, Band] = {
     "explained_variance": Band(
-        watch=0.3, bad=0.0, is_high_good=True, meaning="how much of the returns the critic explains"
+        watch=0.3, bad=0.0, is_high_good=True, meaning="how much the critic explains"
     ),
     "clipfrac": Band(watch=0.25, bad=0.3, meaning="how many decisions were clipped"),
     "approx_kl": Band(watch=0.015, bad=0.03, meaning="how far an update moved the policy"),

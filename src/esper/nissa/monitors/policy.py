@@ -9,7 +9,7 @@ nothing and the policy still acts at times, a low entropy of the op head alone i
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from esper.leyline.actions import HEAD_SIZES
 from esper.nissa.monitors.monitor import (
@@ -25,6 +25,7 @@ from esper.nissa.schema import UpdateHeadRow, UpdateRow
 
 JOINT_RATIO_MAX = Limits(critical=5.0)
 JOINT_RATIO_MIN = Limits(warning=0.1, is_floor=True)
+JOINT_RATIO_UPDATES = 3
 HEAD_RATIO = Limits(warning=3.0, critical=10.0)
 RATIO_UNCHANGED = (0.99, 1.01)
 KL = Limits(warning=0.1, critical=0.5)
@@ -40,6 +41,22 @@ def check_joint_ratio(ratio_max: float | None, ratio_min: float | None) -> Itera
         JOINT_RATIO_MAX.find(ratio_max, grew + limit, subject="explosion"),
         JOINT_RATIO_MIN.find(ratio_min, fell + limit, subject="collapse"),
     )
+
+
+def check_lasting_ratio(updates: Sequence[UpdateRow]) -> Iterator[Finding]:
+    """Find joint ratios beyond their limits in each of the last few updates.
+
+    The joint ratio is a product of up to eight: a single decision may leave the range although no
+    head moved far. Once is chance; an update that went too far shows in its KL and in the heads.
+    """
+    last = list(updates)[-JOINT_RATIO_UPDATES:]
+    if len(last) < JOINT_RATIO_UPDATES:
+        return
+    each = [
+        {found.subject: found for found in check_joint_ratio(row.ratio_max, row.ratio_min)}
+        for row in last
+    ]
+    yield from (found for subject, found in each[-1].items() if all(subject in one for one in each))
 
 
 def check_head_ratio(head: str, ratio_max: float | None) -> Finding | None:
@@ -87,13 +104,12 @@ def was_used(row: UpdateHeadRow) -> bool:
 
 @register_monitor(
     reads=UpdateRow,
-    thresholds="greatest > 5 critical; least < 0.1 warning",
+    thresholds="in 3 updates in a row: greatest > 5 critical; least < 0.1 warning",
     advice="Lower the learning rate or the epochs per update, or set a KL limit.",
 )
 def joint_ratio(recent: Recent) -> Iterator[Finding]:
-    """One update changed the probability of some action far beyond the clip range."""
-    newest = recent.updates[-1]
-    yield from check_joint_ratio(newest.ratio_max, newest.ratio_min)
+    """Update after update changes the probability of some action far beyond the clip range."""
+    yield from check_lasting_ratio(recent.updates)
 
 
 @register_monitor(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean, stdev
 from typing import Any
 
+from esper.leyline.grouping import grouped
 from esper.nissa.monitors.monitor import Finding, Recent, register_monitor
-from esper.nissa.schema import EpochRow, RoundRow
+from esper.nissa.schema import EpisodeRow, EpochRow, RoundRow
 
 ATTRIBUTION_RATIO = 5.0
 RANSOM_CONTRIBUTION = 0.1
@@ -24,6 +27,10 @@ STEERING = frozenset(
     }
 )
 """Our terms that steer and do not pay for what a network became; others' are theirs to judge."""
+GAIN_ROUNDS = 10
+GAIN_SEEDS = 5
+GAIN_EPISODES = 3
+GAIN_ERRORS = 2.0
 HINDSIGHT_ROUNDS = 10
 HINDSIGHT_SEEDS = 50
 HINDSIGHT_CAP = 0.2
@@ -104,6 +111,63 @@ def check_hindsight(rounds: Sequence[RoundRow]) -> Iterator[Finding]:
     if is_often and median is not None and median >= 0.99 * HINDSIGHT_CAP:
         message = f"the median hindsight credit stands at its cap of {HINDSIGHT_CAP:g}"
         yield Finding("info", message, median, HINDSIGHT_CAP, subject="at the cap")
+
+
+def check_return_without_gain(episodes: Sequence[EpisodeRow]) -> Finding | None:
+    """Find rewards for networks that are no better than their waiting twins.
+
+    Rows that share a seed share their twin and its luck: they count as one. A round in which every
+    network ended exactly where its twin did is no matter of luck, however few they are.
+    """
+    played = [
+        (one, float(one.episodic_return), float(one.gain))
+        for one in episodes
+        if one.episodic_return is not None and one.gain is not None and math.isfinite(one.gain)
+    ]
+    if not played:
+        return None
+    last = played[-1][0].round
+    newest = [(paid, gain) for one, paid, gain in played if one.round == last]
+    mean_paid = fmean(paid for paid, _ in newest)
+    if len(newest) >= GAIN_EPISODES and mean_paid > 0 and all(gain == 0 for _, gain in newest):
+        message = (
+            f"the mean return is {mean_paid:+.3g} although every network ended level with its twin"
+        )
+        return Finding("warning", message, mean_paid, 0.0)
+    seeds = grouped(
+        ((one.round, one.task, one.env_seed), (paid, gain))
+        for one, paid, gain in played
+        if one.round > last - GAIN_ROUNDS
+    ).values()
+    returns, gains = ([fmean(pair[at] for pair in own) for own in seeds] for at in (0, 1))
+    if len(returns) < GAIN_SEEDS or fmean(gains) > 0:
+        return None
+    excess = [one - other for one, other in zip(returns, gains, strict=True)]
+    if not all(fmean(values) > GAIN_ERRORS * _error(values) for values in (returns, excess)):
+        return None
+    message = (
+        f"the mean return is {fmean(returns):+.3g} although the mean gain over the twin is "
+        f"{fmean(gains):+.3g} points ({len(returns)} seeds)"
+    )
+    return Finding("warning", message, fmean(returns), GAIN_ERRORS * _error(returns))
+
+
+def _error(values: Sequence[float]) -> float:
+    """Return the standard error of a mean."""
+    return stdev(values) / math.sqrt(len(values))
+
+
+@register_monitor(
+    reads=RoundRow,
+    thresholds="mean return > 0 where every network of a round (at least 3) ended level with its "
+    "twin: warning; mean gain <= 0 and both the return and its excess over the gain above 0 by 2 "
+    "standard errors, over at least 5 seeds of the last 10 rounds: warning",
+    advice="Judge the run by its gain. Look which term pays, and whether "
+    "`--set reward.twin.own_share=1` pays the same.",
+)
+def return_without_gain(recent: Recent) -> Iterator[Finding | None]:
+    """The controller is paid although its networks are no better than if it had only waited."""
+    yield check_return_without_gain(recent.episodes)
 
 
 @register_monitor(

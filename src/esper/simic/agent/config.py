@@ -80,7 +80,9 @@ class ExplorationConfig(Config):
         maximum=1,
     )
     paid_off_return: float = option(
-        0.0, "An episode whose raw return exceeds this pays off; 0 is better than waiting."
+        0.0,
+        "An episode pays off whose raw return exceeds this and whose network scored above its "
+        "twin, where it has one; a return of 0 is what waiting brings.",
     )
     paid_off_target: float = option(
         0.5,

@@ -52,21 +52,27 @@ def explained_variance(values: Tensor, returns: Tensor) -> Tensor:
 # ---------------------------------------------------------------------------------- the rollout
 
 
-def describe_round(batch: RolloutBatch, targets: Targets, scale: Tensor) -> dict[str, Any]:
+def describe_round(
+    batch: RolloutBatch, targets: Targets, scale: Tensor, *, sees_op: bool = True
+) -> dict[str, Any]:
     """Return the columns that say what the round was like, before any step.
+
+    The critic is judged by what it says and by what it is to foresee, both without the reward's
+    potential. The potential is measured and known to the learner: it is in the baseline and in the
+    returns alike, so with it any critic would seem to explain what the potential explains.
 
     Args:
         batch: the round.
         targets: what it teaches.
         scale: what the critic's values are multiplied by to be rewards.
+        sees_op: whether the critic is given the op; without it there is no value of an op.
     """
     # Some hundred small operations: on the host they take less time than their launches would.
     valid, usable, op = batch.valid.cpu(), batch.usable.cpu(), batch.op.cpu()
-    values = targets.baselines.cpu()[valid].double()
-    returns = targets.returns.cpu()[valid].double()
+    values = targets.critic_values.cpu()[valid].double()
+    returns = targets.critic_returns.cpu()[valid].double()
     errors = targets.td_errors.cpu()[valid].double()
     advantages = targets.advantages.cpu()[usable].double()
-    every_value = (batch.op_values * scale).cpu()[valid]
     numbers = {
         "explained_variance": explained_variance(values, returns),
         **_moments("return", returns, "mean", "std", "skew"),
@@ -86,21 +92,44 @@ def describe_round(batch: RolloutBatch, targets: Targets, scale: Tensor) -> dict
         **_memory(batch),
     }
     columns: dict[str, Any] = {**to_floats(numbers), **to_floats(on_device)}
-    sensitivity = monitor_critic_op_sensitivity(every_value)
     by_op = monitor_advantage_bias_by_op(targets.raw_advantages.cpu()[usable], op[usable])
     return {
         **columns,
+        **(values_by_op((batch.op_values * scale).cpu()[valid]) if sees_op else {}),
+        "potential_share": potential_share(targets.potentials.cpu()[valid].double(), returns),
         "low_variance": columns["return_std"] < LOW_RETURN_STD,
         "advantage_floored": bool(targets.advantage_floored),
         "advantage_by_op": by_op,
-        "q_by_op": dict(
-            zip((each.name for each in LifecycleOp), sensitivity["q_per_op_mean"], strict=True)
-        ),
         "value_by_state": value_by_state(batch, targets),
-        "q_variance": sensitivity["q_variance_across_ops"],
-        "q_op_spread": sensitivity["q_op_spread"],
         "lstm_by_step": memory_by_step(batch),
         "usable_steps": int(usable.sum()),
+    }
+
+
+def potential_share(potentials: Tensor, critic_returns: Tensor) -> float | None:
+    """Return how much of the variance of the returns as paid their potential explains by itself.
+
+    It is 1 - Var(R + P) / Var(R); below 0 where it adds noise to them. A baseline of potential and
+    critic explains 1 - (1 - this) * (1 - explained variance). None where nothing was paid in
+    advance.
+
+    Args:
+        potentials: [N], P, what had been paid before each step.
+        critic_returns: [N], R + P, what the critic is to foresee.
+    """
+    if not bool((potentials != 0).any()):
+        return None
+    return float(explained_variance(-potentials, critic_returns - potentials))
+
+
+def values_by_op(values: Tensor) -> dict[str, Any]:
+    """Return how the critic tells the ops apart, by its values [N, ops]."""
+    found = monitor_critic_op_sensitivity(values)
+    names = (op.name for op in LifecycleOp)
+    return {
+        "q_by_op": dict(zip(names, found["q_per_op_mean"], strict=True)),
+        "q_variance": found["q_variance_across_ops"],
+        "q_op_spread": found["q_op_spread"],
     }
 
 
@@ -114,7 +143,7 @@ def value_by_state(batch: RolloutBatch, targets: Targets) -> dict[str, dict[str,
     germinated = batch.effective_op.cpu() == int(LifecycleOp.GERMINATE)
     after = torch.zeros_like(valid)
     after[:, 1:] = (germinated & valid)[:, :-1]
-    values, returns = targets.baselines.cpu().double(), targets.returns.cpu().double()
+    values, returns = targets.critic_values.cpu().double(), targets.critic_returns.cpu().double()
     found = {}
     for name, which in (("germinated", after & valid), ("other", ~after & valid)):
         errors = (values - returns)[which]

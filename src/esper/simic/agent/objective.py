@@ -60,7 +60,9 @@ class Targets:
     """Of the raw ones over the usable steps, without axes."""
     returns: Tensor
     baselines: Tensor
-    """What the critic expected."""
+    """What was expected: what the critic said, minus the potential."""
+    potentials: Tensor
+    """What the reward had paid in advance before each step; 0 without a potential."""
     td_errors: Tensor
     """Reward plus what follows, minus what was expected."""
     value_targets: Tensor
@@ -85,6 +87,16 @@ class Targets:
     """bool [R, T, 8], the steps a head's entropy floor looks at."""
     shares: Tensor
     """[8], what every head's entropy counts beside its policy loss."""
+
+    @property
+    def critic_values(self) -> Tensor:
+        """[R, T], what the critic itself said: the baselines without the potential."""
+        return self.baselines + self.potentials
+
+    @property
+    def critic_returns(self) -> Tensor:
+        """[R, T], what the critic is to foresee: the returns without the potential."""
+        return self.returns + self.potentials
 
     def rows(self, rows: Tensor) -> Targets:
         """Return these rows of everything a minibatch needs."""
@@ -170,6 +182,7 @@ def make_targets(
         advantage_floored=floored,
         returns=returns,
         baselines=baselines,
+        potentials=paid,
         td_errors=rewards + config.gamma * following - baselines,
         value_targets=(returns + paid) / scale,
         old_values=taken,

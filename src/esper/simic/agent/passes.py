@@ -317,7 +317,12 @@ class Passes:
         """Return what happened; `scale` is that of the critic when it acted."""
         config = self._config
         shared = {
-            **describe_round(self._batch, self._targets, scale),
+            **describe_round(
+                self._batch,
+                self._targets,
+                scale,
+                sees_op=self._network.config.critic != "state",
+            ),
             "learning_rate": learning_rate(config, self._progress),
             "entropy_coef": entropy_coefficient(config, self._progress),
             "op_entropy_coef": config.exploration.op_curiosity

@@ -53,8 +53,14 @@ class UpdateReport:
 
     @property
     def explained_variance(self) -> float:
-        """Of the returns, by what the critic expected when it acted."""
+        """Of what the critic was to foresee, by what it said when it acted."""
         return float(self.updates[-1]["explained_variance"])
+
+    @property
+    def potential_share(self) -> float | None:
+        """Of the variance of the returns, what the reward's potential explains by itself."""
+        value = self.updates[-1]["potential_share"]
+        return None if value is None else float(value)
 
     @property
     def approx_kl(self) -> float:

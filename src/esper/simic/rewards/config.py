@@ -42,8 +42,8 @@ class TwinConfig(Config):
     scale: float = option(1.0, "Points of gain that pay a reward of 1.", above=0.0)
     own_share: float = option(
         0.4,
-        "Weight of a row's own twin, beside the mean of its task's twins, in what a row that acted "
-        "is compared with; 1 is the own twin alone.",
+        "Weight of a row's own twin, beside the mean of its task's twins, in what a row that has "
+        "grown is compared with; 1 is the own twin alone, as it is until 8 other twins are known.",
         minimum=0.0,
         maximum=1.0,
     )

@@ -47,8 +47,8 @@ class Memory(TensorRecord):
     """float32 [R, S, S, L + 1], points a scaffold gave a beneficiary at an epoch; 0 is none."""
     pending: Tensor
     """float32 [R], hindsight credit to be paid at the next step."""
-    acted: Tensor
-    """bool [R], some op other than WAIT has taken effect."""
+    has_parted: Tensor
+    """bool [R], a seed has taken part in the outputs: the row is no longer its twin."""
     first_slot: Tensor
     """int64 [R], slot of the seed whose first-germination bonus may be taken back, or -1."""
     gain: Tensor
@@ -100,7 +100,7 @@ def start_memory(signals: Signals, *, final_epochs: int, keeps_boosts: bool) -> 
         fossil_contributes=zeros(slots, dtype=torch.bool),
         boosts=zeros(slots, slots, epochs),
         pending=zeros(),
-        acted=zeros(dtype=torch.bool),
+        has_parted=zeros(dtype=torch.bool),
         first_slot=torch.full((rows,), NO_SLOT, dtype=torch.int64, device=device),
         gain=zeros(),
         recent_gains=recent,
@@ -126,7 +126,7 @@ def follow_seeds(view: StepView) -> Changes:
         "score_before": torch.where(view.has_module, start, math.nan),
         "score_first": torch.where(view.has_module, first, math.nan),
         "fossil_contributes": (memory.fossil_contributes & kept) | contributes,
-        "acted": memory.acted | (view.op != int(LifecycleOp.WAIT)),
+        "has_parted": memory.has_parted | after.has_effective_seed,
         "germinated": memory.germinated + view.did(LifecycleOp.GERMINATE).any(1),
         "fossilized": memory.fossilized + fossilize.any(1),
         "removed": memory.removed + removed.sum(1),

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esper.leyline.actions import Actions, LifecycleOp, placeholder_actions
+from esper.leyline.actions import Actions, placeholder_actions
 from esper.leyline.errors import UsageError
 from esper.leyline.signals import Signals
 from esper.simic.rewards.contract import Reward, RewardStep, Transition
@@ -46,7 +46,8 @@ class Episodes:
         self._signals: Signals | None = None
         self.active = torch.zeros(self.rows, dtype=torch.bool, device=self.device)
         """Bool [R], rows whose episode still runs."""
-        self._acted = self.active.clone()
+        self._has_parted = self.active.clone()
+        """Bool [R], rows that are no longer their twins."""
         self._twins = torch.zeros(0)
         self._expected = self._twins
         self._regression: TwinRegression | None = None
@@ -80,7 +81,7 @@ class Episodes:
             plan: the rows.
             twins: float32 [rows, epochs], the waiting twin's score after each epoch; None where
                 no twin runs.
-            regression: what rows that act are compared with; their own twins alone by default.
+            regression: what rows that grow are compared with; their own twins alone by default.
         """
         if plan.rows != self.rows:
             raise UsageError(f"the plan is for {plan.rows} rows, the environment has {self.rows}")
@@ -90,8 +91,8 @@ class Episodes:
         self._take_twins(twins)
         self._expected = self._twins.clone()
         self._regression = None if regression is None else regression.to(self.device)
-        self._acted = torch.zeros_like(self._acted)
-        self.active = torch.ones_like(self._acted)
+        self._has_parted = torch.zeros_like(self._has_parted)
+        self.active = torch.ones_like(self._has_parted)
         started = time.perf_counter()
         self._signals = self.environment.reset(plan.env_seeds)
         self.live_seconds, self.reward_seconds = time.perf_counter() - started, 0.0
@@ -112,7 +113,7 @@ class Episodes:
         after = self.environment.step(actions)
         lived = time.perf_counter()
         with torch.no_grad():
-            self._compare(before, actions["op"], after)
+            self._compare(before, after)
             transition = Transition(
                 before=before,
                 actions=actions,
@@ -136,7 +137,7 @@ class Episodes:
             "twins": self._twins.cpu(),
             "expected": self._expected.cpu(),
             "regression": None if self._regression is None else self._regression.state_dict(),
-            "acted": self._acted.cpu(),
+            "has_parted": self._has_parted.cpu(),
             "environment": self.environment.snapshot(),
             "reward": self.reward.state_dict(),
             "active": self.active.cpu().clone(),
@@ -149,18 +150,18 @@ class Episodes:
         self._expected = state["expected"].to(self.device)
         saved = state["regression"]
         self._regression = None if saved is None else TwinRegression(**saved).to(self.device)
-        self._acted = state["acted"].to(self.device)
+        self._has_parted = state["has_parted"].to(self.device)
         self._signals = self.environment.restore(state["environment"])
         self.reward.load_state_dict(state["reward"])
         self.active = state["active"].to(self.device)
 
-    def _compare(self, before: Signals, op: Tensor, after: Signals) -> None:
-        """Choose what rows that acted for the first time are compared with from now on."""
-        acts = after.last_success & (op != int(LifecycleOp.WAIT)) & ~self._acted
-        self._acted |= acts
+    def _compare(self, before: Signals, after: Signals) -> None:
+        """Choose what rows that part from their twins are compared with from now on."""
+        parts = after.has_effective_seed & ~self._has_parted
+        self._has_parted |= parts
         if self._regression is not None:
             expected = self._regression.expect(self._twins, before.epoch)
-            self._expected = torch.where(acts.unsqueeze(1), expected, self._expected)
+            self._expected = torch.where(parts.unsqueeze(1), expected, self._expected)
 
     def _take_twins(self, twins: Tensor | None) -> None:
         if twins is None:

@@ -160,6 +160,10 @@ class RoundOutcome:
         """float64 [rows], final score minus the twin's."""
         return self.final_scores - self.twin_scores
 
+    def paid_off(self, least: float) -> Tensor:
+        """Return bool [rows]: it returned more than this, and beat its twin where it has one."""
+        return (self.returns > least) & ~(self.gains <= 0)
+
     @property
     def rolled_back(self) -> Tensor:
         """Bool [rows], the governor ended the episode."""

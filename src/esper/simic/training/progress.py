@@ -83,8 +83,13 @@ class RoundReport:
 
     @property
     def explained_variance(self) -> float | None:
-        """How much of the returns the critic foresaw."""
+        """How much the critic foresaw of what it is to foresee, the potential left out."""
         return self.update.explained_variance
+
+    @property
+    def potential_share(self) -> float | None:
+        """How much of the returns' variance the reward's potential explains; None without one."""
+        return self.update.potential_share
 
     @property
     def approx_kl(self) -> float | None:
@@ -270,7 +275,7 @@ class Tally:
     def _follow_payers(self, outcome: RoundOutcome) -> None:
         exploration = self._exploration
         keep, least = exploration.paid_off_momentum, exploration.paid_off_return
-        paid = outcome.returns > least
+        paid = outcome.paid_off(least)
         # The first round has no share before it to be averaged with.
         kept = keep if outcome.round else 0.0
         self.paid_off = kept * self.paid_off + (1.0 - kept) * float(paid.double().mean())

@@ -144,7 +144,7 @@ class Rollout:
             plan: the rows.
             twins: float32 [rows, epochs], the waiting twin's score after each epoch; None where
                 no twin runs.
-            regression: what rows that act are compared with; their own twins alone by default.
+            regression: what rows that grow are compared with; their own twins alone by default.
             value_scale: float32 [R], what brings the critic's numbers onto the scale of raw
                 rewards, for whoever reads the decisions; 1 by default.
         """

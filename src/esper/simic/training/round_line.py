@@ -19,12 +19,17 @@ def round_line(report: RoundReport) -> str:
         parts.append(f"greedy gain {signed(report.evaluation.val_gain_mean)}")
     parts += [
         f"fossilized {share(report.fossilization_rate)}",
-        f"EV {number(report.explained_variance)}",
+        f"EV {number(report.explained_variance)}{_beside(report.potential_share)}",
         f"KL {number(report.approx_kl)}",
         f"WAIT {share(report.wait_share_free)}",
         f"entropies {entropies_line(report.conditional_entropies)}",
     ]
     return "  ".join(parts)
+
+
+def _beside(potential_share: float | None) -> str:
+    """Return what the reward's potential explains, where there is one."""
+    return "" if potential_share is None else f" (potential {number(potential_share)})"
 
 
 def entropies_line(entropies: Mapping[str, float | None]) -> str:

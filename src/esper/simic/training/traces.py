@@ -166,10 +166,10 @@ class RoundTraces:
                 "valid": decided.masks[rows].sum(-1),
                 "choice_log_probs": decided.choice_log_probs[rows],
                 "log_probs": decided.log_probs[rows],
-                "value": decided.value[rows] * value_scale[rows] - potential[rows],
+                "value": decided.value[rows] * value_scale[rows],
                 "q_taken": value_scale[rows]
-                * decided.op_values[rows].gather(1, decided.op[rows, None]).squeeze(1)
-                - potential[rows],
+                * decided.op_values[rows].gather(1, decided.op[rows, None]).squeeze(1),
+                "potential": potential[rows],
             },
         )
 

@@ -122,7 +122,7 @@ class TwinCurves:
             raise UsageError(f"the twin {error} is not trained yet; call prepare() first") from None
 
     def regression(self, plan: RoundPlan) -> TwinRegression:
-        """Return how rows of a round that act are compared with all twins of their tasks."""
+        """Return how rows of a round that grow are compared with all twins of their tasks."""
         own_share = self._config.reward.twin.own_share
         known = {name: torch.tensor(self._by_task[name]) for name in set(plan.tasks)}
         return TwinRegression.fit(own_share, known, plan.tasks)

@@ -17,17 +17,22 @@ from esper.simic.rewards.view import Changes, StepView, follow_seeds
 
 
 def gain_points(view: StepView) -> Tensor:
-    """Return [R]: score minus the twin's, exactly 0 while the row is its twin."""
-    acted = view.once(follow_seeds)["acted"]
+    """Return [R]: score minus the twin's, exactly 0 while the row is its twin.
+
+    A seed that has not been blended in changes nothing about the network but its size, so a row is
+    its twin until then, whatever was done to it. Measured, the two may differ all the same: on a
+    device, stacks of other sizes add up in another order.
+    """
+    has_parted = view.once(follow_seeds)["has_parted"]
     twin = view.transition.twin_after
-    missing = twin.isnan() & acted & view.transition.active & ~view.rolled_back
+    missing = twin.isnan() & has_parted & view.transition.active & ~view.rolled_back
     if bool(missing.any()):
         rows = missing.nonzero().flatten().tolist()
         raise UsageError(
             f"the reward is a gain over the waiting twin, which has no score in rows {rows}; "
             "run twins, or use another reward"
         )
-    return torch.where(acted, view.after.val_score - twin, 0.0)
+    return torch.where(has_parted, view.after.val_score - twin, 0.0)
 
 
 def counted_gain(view: StepView) -> Tensor:
