@@ -53,18 +53,21 @@ def test_a_setting_that_is_not_there_is_refused(
     assert told in capsys.readouterr().err
 
 
-def test_a_row_that_waits_is_its_twin_until_it_has_a_seed() -> None:
+def test_a_row_is_its_twin_until_a_seed_takes_part() -> None:
     model = DigitsModel(2, seed=0)
     signals = model.reset()
     curves = model.twin_curves()
+    has_parted = False
     for step in range(model.steps):
         actions = placeholder_actions(2)
-        if step == 3:
-            actions["op"][1] = int(LifecycleOp.GERMINATE)
+        if step >= 3:
+            actions["op"][1] = int(LifecycleOp.GERMINATE if step == 3 else LifecycleOp.ADVANCE)
             actions["blueprint"][1] = model.blueprints[0]
         signals = model.step(actions)
         twin = curves[:, step + 1].double()
         torch.testing.assert_close(signals.twin_score.double(), twin, rtol=0, atol=1e-4)
         is_twin = (signals.val_score.double() - twin).abs() < 1e-4
-        assert is_twin.tolist() == [True, step < 3]
+        has_parted |= bool(signals.has_effective_seed[1])
+        assert is_twin.tolist() == [True, not has_parted]
+    assert has_parted
     assert signals.params[1] == signals.host_params[1] + 592
