@@ -66,8 +66,9 @@ def start(place: Path) -> GrowingRun:
         growth=growth,
     )
     data = request.load()
+    run = request.build(data)
     return start_growing(
-        place / "run", request.build(data), request.to_mapping(), request.world(data), sinks=()
+        place / "run", run, request.to_mapping(), request.world(data, run), sinks=()
     )
 
 
@@ -190,7 +191,7 @@ def changed(stopped: Path) -> Any:
 
 def test_other_data_is_noticed(place: Path, changed: Path) -> None:
     write_data(changed / "data.npz", seed=1)
-    with pytest.raises(UsageError, match=r"the data of .* is not what it was .*--set data="):
+    with pytest.raises(UsageError, match=r"the data of .* changed since it was saved.*--set data="):
         resume(place)
     with resume(place, settings={"data": str(changed / "data.npz")}) as run:
         assert run.carry_out()
@@ -206,7 +207,7 @@ def test_the_same_data_elsewhere_is_a_change_of_settings(place: Path, stopped: P
 
 def test_another_schedule_is_noticed(place: Path, changed: Path) -> None:
     (changed / "plan.yaml").write_text(SCHEDULE.replace("epoch: 2", "epoch: 3"))
-    with pytest.raises(UsageError, match=r"the controller of .* is not what it was"):
+    with pytest.raises(UsageError, match=r"the controller of .* changed since it was saved"):
         resume(place)
     controller = f"schedule:{changed / 'plan.yaml'}"
     with resume(place, settings={"controller": controller}) as run:
@@ -253,7 +254,7 @@ def test_a_loader_that_gives_other_samples_is_noticed(tmp_path: Path) -> None:
     call(batches(1), resume=True)
     state = Checkpoints(tmp_path / "run", GROWING).load()
     assert state is not None
-    with pytest.raises(UsageError, match=r"the data of .* is not what it was"):
+    with pytest.raises(UsageError, match=r"the data of .* changed since it was saved"):
         call(batches(2), resume=True)
     again = Checkpoints(tmp_path / "run", GROWING).load()
     assert same(state, again)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import threading
 from functools import partial
@@ -241,6 +242,52 @@ def test_another_run_is_not_a_continuation(
         grow_tiny(whole.folder, resume=True, **changes)
     assert "\n" not in str(caught.value)
     assert ((whole.folder / "config.yaml").read_text(), read_manifest(whole.folder)) == before
+
+
+def relu_net() -> nn.Module:
+    net = make_net(dropout=0.2)
+    net.neck = nn.ReLU()
+    return net
+
+
+class Flipped(Shuffled):
+    """The same inputs with other labels."""
+
+    def __iter__(self) -> Any:
+        return ((x, 2 - y) for x, y in super().__iter__())
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model": relu_net()}, r"module 'neck' of the model of .*\(was Tanh\(\), is ReLU\("),
+        ({"train": Flipped()}, "the training targets of"),
+        ({"val": [(x, 2 - y) for x, y in VAL]}, "the validation targets of"),
+        ({"test": VAL[:1]}, r"the number of test batches of .*\(was 2, is 1\)"),
+        ({"model": make_net(dropout=0.3)}, "module 'dropout' of the model"),
+    ],
+)
+def test_another_world_is_not_a_continuation(
+    whole: Grown, changes: dict[str, Any], words: str
+) -> None:
+    assert whole.folder is not None
+    with pytest.raises(UsageError, match=words) as caught:
+        grow_tiny(whole.folder, resume=True, **changes)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_relative_folder_stays_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    # Leaving the folder within the run is the caller's own affair.
+    found = grow_tiny(
+        Path("run"), epochs=2, on_epoch=lambda record: os.chdir(tmp_path / "elsewhere")
+    )
+    assert found.folder == tmp_path / "run"
+    assert (tmp_path / "run" / "report.html").exists()
+    assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
 def test_a_folder_in_use_is_refused_or_replaced(tmp_path: Path, whole: Grown) -> None:

@@ -352,7 +352,7 @@ def test_other_data_is_noticed_when_a_run_is_continued(
     with start_training(run, tiny_config(), sinks=()) as training:
         training.save()
     monkeypatch.setattr("esper.tasks.splits.Splits.fingerprint", lambda self: "another")
-    with pytest.raises(UsageError, match=r"the data of .* is not what it was"):
+    with pytest.raises(UsageError, match=r"the data of .* changed since it was saved"):
         resume_training(run, sinks=())
     with resume_training(run, settings={"data": None}, sinks=()):
         pass

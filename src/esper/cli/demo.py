@@ -95,11 +95,12 @@ def grow_live(options: argparse.Namespace, growth: Any) -> tuple[RunSummary, dic
 
     request = GrowRequest(task=TASK, controller=CONTROLLER, growth=growth)
     data = request.load()
+    run = request.build(data)
     growing = start_growing(
         options.out,
-        request.build(data),
+        run,
         request.to_mapping(),
-        request.world(data),
+        request.world(data, run),
         overwrite=True,
         command=f"esper {shlex.join(options.arguments)}",
     )

@@ -217,11 +217,12 @@ def _open(options: argparse.Namespace, on_alarm: Any) -> Any:
         raise UsageError("--from is for a run that is continued; add --resume")
     request = change_settings(resolve(options), settings)
     data = request.load()
+    growth = request.build(data)
     return start_growing(
         options.out,
-        request.build(data),
+        growth,
         request.to_mapping(),
-        request.world(data),
+        request.world(data, growth),
         overwrite=options.overwrite,
         command=command,
         sinks=chosen_sinks(options),

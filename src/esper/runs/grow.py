@@ -29,11 +29,17 @@ from esper.leyline.settings import changed_settings
 from esper.nissa.sinks import Sink
 from esper.nissa.store import DEFAULT_SINKS
 from esper.runs.checkpoint import GROWING, Checkpoints, Which, resume_command
+from esper.runs.fingerprints import (
+    data_contents,
+    fingerprint,
+    function_contents,
+    model_contents,
+)
 from esper.runs.folder import RunFolder
 from esper.runs.growing import resume_growing, start_growing
 from esper.runs.recorded import carry_out_or_raise
 from esper.runs.request import STARTED_BY
-from esper.runs.world import World, batch_fingerprint
+from esper.runs.world import World
 
 _BAR = 20
 _CLEAR = "\r\x1b[2K"
@@ -206,13 +212,25 @@ def grow(
         "scheduler_every": scheduler_every,
         "growth": settings.to_mapping(),
     }
+    # A callback may leave the current folder.
+    out = Path(out).absolute()
     folder = RunFolder(out)
     is_resumed = bool(resume) and folder.is_run
     if is_resumed:
         _refuse_other_settings(folder, told)
     growth = build()
-    # All that can be known of somebody's loaders is their first validation batch.
-    world = World.now({"data": batch_fingerprint(growth.example_input)})
+    world = World.now(
+        {
+            "first validation batch": fingerprint(growth.example_input),
+            **data_contents("training", train),
+            **data_contents("validation", val),
+            **data_contents("test", test),
+            **model_contents(model),
+            **function_contents("loss", loss),
+            **function_contents("optimizer", optimizer),
+            **function_contents("scheduler", scheduler),
+        }
+    )
     request = (out, growth, told, world)
     shown: dict[str, Any] = {"command": "esper.grow(...)", "sinks": sinks}
     if is_resumed:

@@ -282,7 +282,7 @@ def resume_request(
             folder,
             growth,
             request.to_mapping(),
-            request.world(data),
+            request.world(data, growth),
             state,
             _Opening(lock, checkpoint, command, sinks, on_alarm),
             {*changes.settings, *(settings or {})},
@@ -322,8 +322,8 @@ def _reopen(
     mark, best_score = None, -math.inf
     if state is not None:
         with restoring(Checkpoints(folder.path, GROWING).folder / opening.checkpoint):
-            versions = world.differences(folder.path, state["world"], changed)
             _refuse_other_model(folder.path, shapes, state["shapes"])
+            versions = world.differences(folder.path, state["world"], changed)
             if state["gardener"]["controller"] is None:
                 # Another controller knows nothing of what this one has seen.
                 state["gardener"]["controller"] = growth.gardener.controller.state_dict()

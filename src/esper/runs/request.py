@@ -23,6 +23,7 @@ from esper.leyline.process import choose_device
 from esper.leyline.randomness import seeded
 from esper.leyline.settings import SettingChanges, changed_settings
 from esper.runs.checkpoint import GROWING, TRAINING, Checkpoints, resume_command
+from esper.runs.fingerprints import model_contents
 from esper.runs.folder import SETTINGS, RunFolder
 from esper.runs.world import World, controller_fingerprint
 from esper.tasks import Task, TaskData, get_task, make_data, open_data
@@ -93,12 +94,14 @@ class GrowRequest(Config):
             name=name,
         )
 
-    def world(self, data: TaskData) -> World:
+    def world(self, data: TaskData, growth: GrowthRun) -> World:
         """Return what the run stands on beside these settings."""
+        own = {} if self.model is None else model_contents(growth.garden.model)
         return World.now(
             {
                 "data": data.splits.fingerprint(),
                 "controller": controller_fingerprint(self.controller),
+                **own,
             }
         )
 

@@ -87,6 +87,8 @@ def train(
         given["rounds"] = rounds
     if device is not None:
         given["device"] = choose_device(device).type
+    # A callback may leave the current folder.
+    out = Path(out).absolute()
     folder = RunFolder(out)
     if resume and folder.is_run:
         if recipe is not None:

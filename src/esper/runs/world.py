@@ -1,4 +1,4 @@
-"""What a run stands on beside its settings: its data, its controller's file, and the software.
+"""What a run stands on beside its settings: data, model, its controller's file, and the software.
 
 A checkpoint says what these were. Continued on other data or with another schedule, a run would
 silently become another one: that is refused, unless the setting that names them was given anew.
@@ -8,13 +8,11 @@ Other software is allowed and told, because numbers may then differ in their las
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import torch
-from torch import Tensor
 
 from esper.leyline.errors import CheckpointError, UsageError
 from esper.leyline.files import read_regular
@@ -22,6 +20,11 @@ from esper.leyline.manifest import MANIFEST_FILE
 from esper.leyline.process import software_versions
 from esper.leyline.records import Plain
 from esper.tamiyo.controllers.policy_file import find_policy
+
+SETTABLE = ("data", "controller")
+"""Contents that a setting names, so that another one can be given."""
+
+_CHECKSUM = re.compile("[0-9a-f]{32}")
 
 COMPARED_VERSIONS = ("esper", "python", "torch", "numpy")
 
@@ -31,7 +34,7 @@ class World(Plain):
     """What was found when a run was started or continued."""
 
     contents: Mapping[str, str]
-    """A checksum by the setting that names the content: 'data', 'controller'."""
+    """By name, such as 'data' or 'training targets': a checksum, or what it is in a few words."""
     versions: Mapping[str, str]
     """Of the software."""
 
@@ -65,10 +68,13 @@ class World(Plain):
                 "use another copy of it"
             ) from None
         for name, checksum in self.contents.items():
-            if contents.get(name, checksum) != checksum and name not in changed:
+            before = str(contents.get(name, checksum))
+            if before != checksum and name not in changed:
+                shown = "" if _CHECKSUM.fullmatch(checksum) else f" (was {before}, is {checksum})"
+                again = f" or go on with what is there now by --set {name}=...,"
                 raise UsageError(
-                    f"the {name} of {run} is not what it was when the run was saved; put it back, "
-                    f"or go on with what is there now by --set {name}=..., or start a new run"
+                    f"the {name} of {run} changed since it was saved{shown}; put back what it was,"
+                    f"{again if name in SETTABLE else ''} or start a new run"
                 )
         return {
             name: (str(versions[name]), now)
@@ -86,23 +92,6 @@ def controller_fingerprint(spec: str) -> str | None:
     except OSError:
         # It is no file, or the controller itself says what is wrong with it.
         return None
-
-
-def batch_fingerprint(*values: Any) -> str:
-    """Return a checksum of the tensors in a batch; what else is in it does not count."""
-    digest = hashlib.blake2b(digest_size=16)
-    waiting = list(values)
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, Mapping):
-            waiting += value.values()
-        elif isinstance(value, tuple | list):
-            waiting += value
-        elif isinstance(value, Tensor):
-            digest.update(f"{value.dtype} {tuple(value.shape)}".encode())
-            raw = value.detach().cpu().contiguous().flatten().view(torch.uint8)
-            digest.update(raw.numpy().data)
-    return digest.hexdigest()
 
 
 def describe_versions(differences: Mapping[str, tuple[str, str]]) -> str:
