@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -340,3 +341,25 @@ def test_a_plugin_does_not_shadow_a_module(
     assert said.code == 2
     assert "rename the file" in said.err
     assert str(tmp_path) not in sys.path
+
+
+def close_streams() -> None:
+    os.close(1)
+    os.close(2)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="file descriptors are POSIX")
+def test_a_command_ends_well_when_its_streams_are_closed(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "esper.cli.main", "runs", "--root", str(tmp_path)]
+    done = subprocess.run(command, preexec_fn=close_streams, check=False)
+    assert done.returncode == 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="file descriptors are POSIX")
+def test_a_run_ends_well_without_docstrings_and_with_closed_streams(tmp_path: Path) -> None:
+    fast = ("--epochs", "1", "--controller", "wait", "--no-twin", "--out", str(tmp_path / "run"))
+    command = [*(sys.executable, "-OO", "-m", "esper.cli.main"), "grow", "--task", "digits_mlp"]
+    done = subprocess.run([*command, *fast], preexec_fn=close_streams, check=False)
+    assert done.returncode == 0
+    assert (tmp_path / "run" / "summary.json").exists()

@@ -292,3 +292,8 @@ def test_a_blueprint_that_is_not_registered_is_named(tmp_path: Path) -> None:
         BLUEPRINTS.unregister("mine")
     with pytest.raises(CheckpointError, match="has grown a 'mine', which is not registered here"):
         load_garden(folder, model=Stack())
+
+
+def test_a_name_that_cannot_be_is_one_line() -> None:
+    with pytest.raises(CheckpointError, match="is no name of a file or folder"):
+        load_garden("a\0b", model=Stack())

@@ -153,3 +153,12 @@ def test_nobody_is_kept_alive_by_following() -> None:
     gc.collect()
     assert inner(ema).original is None
     ema(X)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_a_model_of_torchscript_is_refused_by_name() -> None:
+    scripted = torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
+    with pytest.raises(UsageError, match=r"the model is compiled by TorchScript"):
+        Garden(scripted, ["0"], X)
+    with pytest.raises(UsageError, match="'1' of the model is compiled by TorchScript"):
+        Garden(nn.Sequential(nn.Linear(4, 4), scripted), ["0"], X)

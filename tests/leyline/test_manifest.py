@@ -109,6 +109,24 @@ def test_a_manifest_of_another_shape_is_damaged_whatever_its_checksum(
         read_manifest(tmp_path / "state")
 
 
+def test_a_file_larger_than_memory_is_one_line(tmp_path: Path) -> None:
+    save(tmp_path / "state")
+    tensors = tmp_path / "state" / TENSORS_FILE
+    size = 2**45
+    with tensors.open("r+b") as file:
+        try:
+            file.truncate(size)
+        except OSError:
+            pytest.skip("the file system has no files of that size")
+    path = tmp_path / "state" / MANIFEST_FILE
+    manifest = json.loads(path.read_bytes())
+    manifest["files"][TENSORS_FILE]["size"] = size
+    manifest["checksum"] = manifest_checksum(manifest)
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match=r"has 32,768\.0 GiB, and .* of memory are free"):
+        load_tree(tmp_path / "state", kind="garden", version=3)
+
+
 def test_files_that_are_none_or_too_large_are_refused_without_reading(tmp_path: Path) -> None:
     save(tmp_path / "state")
     tensors = tmp_path / "state" / TENSORS_FILE

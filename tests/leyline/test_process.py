@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
 
@@ -10,6 +11,7 @@ import torch
 from esper._version import __version__
 from esper.leyline.errors import UsageError
 from esper.leyline.process import (
+    available_bytes,
     choose_device,
     gpu_memory_share,
     keep_freed_memory,
@@ -113,3 +115,10 @@ def test_memory_grows_with_what_is_held() -> None:
 
 def test_a_cpu_has_no_share_of_a_device() -> None:
     assert gpu_memory_share(torch.device("cpu")) is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux says how much memory is free")
+def test_free_memory_is_less_than_all_there_is() -> None:
+    free = available_bytes()
+    assert free is not None
+    assert 2**20 < free <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

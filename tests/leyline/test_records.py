@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from typing import Any
 
 import pytest
 
@@ -212,3 +213,26 @@ def test_a_decision_fits_in_a_line() -> None:
     refused = dataclasses.replace(WAIT, op="PRUNE", slot="a", outcome="illegal", reason="too young")
     assert decision_line(4, refused) == "epoch 4: PRUNE a (too young)"
     assert [one.is_act for one in (planted, refused, WAIT)] == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("flops",), [1, 2]),
+        (("val_score",), "x"),
+        (("stabilized",), None),
+        (("slots",), [{"name": "a"}]),
+        (("slots", 0, "alpha"), "x"),
+        (("decision", "op"), 3),
+        (("unknown",), 1),
+    ],
+    ids=str,
+)
+def test_a_saved_epoch_with_another_type_is_refused(place: tuple[Any, ...], value: Any) -> None:
+    data = json.loads(json.dumps(epoch(3, slot("BLENDING", 1.25), decision=WAIT).to_mapping()))
+    inner = data
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = value
+    with pytest.raises(TypeError):
+        EpochRecord.from_mapping(data)

@@ -179,6 +179,7 @@ def import_plugin(name: str) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    _open_closed_streams()
     try:
         # Before anything else: help texts and choices list what the modules register.
         plugins, asked = take_plugins(given)
@@ -212,6 +213,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _forget_output()
         print(f"esper: cannot write all of the output: {error.strerror}", file=sys.stderr)
         return 1
+
+
+def _open_closed_streams() -> None:
+    """Have somewhere to write where the caller has closed standard output or standard error.
+
+    The work is done all the same. Else the next file that is opened would take their place.
+    """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
 
 
 def _forget_output() -> None:

@@ -44,7 +44,7 @@ from esper.kasmina.placement import DeclaredAxes, SlotNames
 from esper.kasmina.signals import RateTable
 from esper.kasmina.suggestion import suggest_slots
 from esper.kasmina.trainee import SchedulerEvery, SchedulerFactory, Trainee
-from esper.kasmina.wrappers import refuse_sharded
+from esper.kasmina.wrappers import refuse_scripted, refuse_sharded
 from esper.leyline.config import Config, option
 from esper.leyline.controller import Controller
 from esper.leyline.errors import OwnCodeError, UsageError, unknown_name, warn
@@ -115,6 +115,7 @@ class GrowthRun:
         self.device = _device_of(model) if device is None else choose_device(device)
         _refuse_meta(model)
         refuse_sharded(model)
+        refuse_scripted(model)
         model = model.to(self.device)
         if config.decide_every:
             train = Windows(train, config.decide_every)

@@ -48,7 +48,7 @@ from esper.kasmina.seedbed import Listeners, Seedbed, TrainingMode
 from esper.kasmina.slot import shadow_loss
 from esper.kasmina.snapshots import decode_lifecycle, encode_lifecycle, save_garden
 from esper.kasmina.state import SlotState, empty_state
-from esper.kasmina.wrappers import Followers, Mirrored, refuse_sharded, watch
+from esper.kasmina.wrappers import Followers, Mirrored, refuse_scripted, refuse_sharded, watch
 from esper.leyline.actions import Actions, Command, LifecycleOp, decode_actions
 from esper.leyline.alpha import STYLE_OF_ALGORITHM, AlphaCurve, BlendStyle
 from esper.leyline.config import Config, option
@@ -138,6 +138,7 @@ class Garden(nn.Module):
         if not isinstance(model, nn.Module):
             raise UsageError(f"the model must be a torch.nn.Module, got {type(model).__name__}")
         refuse_sharded(model)
+        refuse_scripted(model)
         if any(isinstance(module, Garden) for module in model.modules()):
             raise SlotError(
                 "the model already holds a Garden; grow that one on, or give garden.bake(), a "

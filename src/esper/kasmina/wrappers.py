@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import torch
 from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -43,6 +44,16 @@ def refuse_sharded(model: nn.Module) -> None:
                 f"{f'{name!r} of the model' if name else 'the model'} is sharded by {known[0]}, "
                 "in which no seed can grow; give the model before it is sharded, and train it "
                 "in one process or wrap its Garden in DistributedDataParallel"
+            )
+
+
+def refuse_scripted(model: nn.Module) -> None:
+    """Refuse a model that TorchScript has compiled: nothing can be put into it any more."""
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise UsageError(
+                f"{f'{name!r} of the model' if name else 'the model'} is compiled by TorchScript "
+                "(torch.jit), in which no seed can grow; give the nn.Module that it was made of"
             )
 
 

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from esper.leyline.errors import CheckpointError, EsperError
 from esper.leyline.files import read_folder, read_regular
+from esper.leyline.process import available_bytes
 
 TENSORS_FILE = "tensors.safetensors"
 TREE_FILE = "tree.json"
@@ -229,6 +230,13 @@ def read_checked(manifest: Manifest, name: str) -> bytes:
         raise damaged(place, f"{name} is missing") from None
     if found != size:
         raise damaged(place, f"{name} has {found} bytes instead of {size}")
+    free = available_bytes()
+    if free is not None and size > free:
+        # Asking for it would end the process where the system promises more than it has.
+        raise CheckpointError(
+            f"{place / name} has {size / 2**30:,.1f} GiB, and {free / 2**30:,.1f} GiB of memory "
+            "are free; load it on a machine with more, or use another copy of it"
+        )
     data = read_bytes(place / name)
     if hashlib.sha256(data).hexdigest() != checksum:
         raise damaged(place, f"{name} does not match its checksum")
@@ -239,6 +247,10 @@ def read_bytes(path: Path, most: int | None = None) -> bytes:
     """Return a file's content, at most so many bytes of it."""
     try:
         return read_regular(path, most)
+    except MemoryError:
+        raise CheckpointError(
+            f"cannot read {path}: it does not fit into memory; use another copy of it"
+        ) from None
     except OSError as error:
         raise CheckpointError(
             f"cannot read {path}: {error.strerror or error}; make it readable or use a copy"

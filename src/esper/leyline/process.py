@@ -151,6 +151,24 @@ def resident_bytes() -> int | None:
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
+def available_bytes() -> int | None:
+    """Return the memory that a process may still take; None where the system does not say."""
+    found: list[int] = []
+    try:
+        with open("/proc/meminfo", "rb") as file:
+            lines = dict(line.split(b":", 1) for line in file.read().splitlines())
+        found.append(1024 * int(lines[b"MemAvailable"].split()[0]))
+    except (OSError, ValueError, KeyError, IndexError):
+        pass
+    try:
+        # A container has a limit of its own.
+        with open("/sys/fs/cgroup/memory.max", "rb") as file:
+            found.append(int(file.read()))
+    except (OSError, ValueError):
+        pass
+    return min(found, default=None)
+
+
 def gpu_memory_share(device: torch.device) -> float | None:
     """Return the share of a CUDA device's memory that is in use, by whomever."""
     import torch

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import types
+import typing
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -34,6 +36,31 @@ def copy_fields(kind: type[T], source: object, /, **given: Any) -> T:
 @functools.cache
 def _field_names(kind: type[DataclassInstance]) -> tuple[str, ...]:
     return tuple(field.name for field in dataclasses.fields(kind))
+
+
+def _checked(kind: type[T], values: Mapping[str, Any]) -> T:
+    """Return a record of values that were saved.
+
+    Raises:
+        TypeError: A value is missing, unknown, or not of its field's type.
+    """
+    allowed = _field_types(kind)
+    for name, value in values.items():
+        if name in allowed and not isinstance(value, allowed[name]):
+            raise TypeError(f"{name} of a {kind.__name__} is a {type(value).__name__}")
+    return kind(**values)
+
+
+@functools.cache
+def _field_types(kind: type[DataclassInstance]) -> dict[str, tuple[type, ...]]:
+    """Return which types the value of every field may have."""
+    found = {}
+    for name, hint in typing.get_type_hints(kind).items():
+        options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+        allowed = tuple(typing.get_origin(option) or option for option in options)
+        # A whole number is a number too.
+        found[name] = (*allowed, int) if float in allowed else allowed
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +144,10 @@ class EpochRecord(Plain):
     @classmethod
     def from_mapping(cls, data: Mapping[str, Any]) -> EpochRecord:
         """Rebuild what `to_mapping` returned."""
-        slots = tuple(SlotRecord(**slot) for slot in data["slots"])
-        decision = None if data["decision"] is None else DecisionRecord(**data["decision"])
-        return cls(**{**data, "slots": slots, "decision": decision})
+        slots = tuple(_checked(SlotRecord, slot) for slot in data["slots"])
+        told = data["decision"]
+        decision = None if told is None else _checked(DecisionRecord, told)
+        return _checked(cls, {**data, "slots": slots, "decision": decision})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,7 +48,8 @@ def where_time_goes(signals: Signals, calls: int = 500) -> list[tuple[str, float
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the profile; return the exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m esper.scripts.profile_features", description=(__doc__ or "").splitlines()[0]
+        prog="python -m esper.scripts.profile_features",
+        description=(__doc__ or "").partition("\n")[0],
     )
     parser.add_argument(
         "--version", choices=("v3",), default="v3", help="observation: only v3 exists"

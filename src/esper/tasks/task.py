@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
@@ -321,7 +322,8 @@ def register_task(name: str) -> Callable[[K], K]:
             raise UsageError(f"task {name!r} must be a class that derives from Task")
         if not isinstance(getattr(task_class, "defaults", None), TaskConfig):
             raise UsageError(f"task {name!r} needs a class attribute defaults, a TaskConfig")
-        if not (task_class.__doc__ or "").strip():
+        # Under `python -OO` no class has one.
+        if not (task_class.__doc__ or "").strip() and sys.flags.optimize < 2:
             raise UsageError(f"task {name!r} needs a docstring; its first line is shown to users")
         TASKS.register(name, task_class)
         task_class.name = name
@@ -362,7 +364,7 @@ def describe_task(name: str, data_path: DataPath | None = None) -> dict[str, Any
         data = {"status": "missing", "where": None, "problem": str(error)}
     return {
         "name": name,
-        "summary": (TASKS.get(name).__doc__ or "").strip().splitlines()[0],
+        "summary": (TASKS.get(name).__doc__ or "").strip().partition("\n")[0],
         "host_options": config.host_options.to_mapping(),
         "topology": task.topology,
         "parameters": task.host_parameters,

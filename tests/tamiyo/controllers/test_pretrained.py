@@ -186,6 +186,43 @@ def test_damage_is_one_line(tmp_path: Path, shipped: Tamiyo, name: str, content:
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("kinds", 0), "x"),
+        (("kinds", 0), 3),
+        (("kinds",), None),
+        (("horizon",), "x"),
+        (("horizon",), -1),
+        (("horizon",), 2**80),
+        (("limits",), 3),
+        (("limits", "parameters"), "x"),
+        (("blueprints", 1), [1]),
+        (("network", "num_slots"), 2**31),
+        (("network", "num_slots"), "x"),
+        (("network", "lstm_hidden_dim"), 2**31),
+        (("observation",), 3),
+        (("observation", "features"), 3),
+        (("actions", "choices"), None),
+    ],
+    ids=str,
+)
+def test_a_value_that_is_none_of_a_controller_is_one_line(
+    tmp_path: Path, shipped: Tamiyo, place: tuple[Any, ...], value: Any
+) -> None:
+    shipped.save_pretrained(tmp_path / "bad")
+    path = tmp_path / "bad" / "config.json"
+    config = json.loads(path.read_bytes())
+    inner = config
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = value
+    path.write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=str(tmp_path)) as error:
+        Tamiyo.from_pretrained(tmp_path / "bad")
+    assert "\n" not in str(error.value)
+
+
 def test_a_missing_file_is_named(tmp_path: Path, shipped: Tamiyo) -> None:
     shipped.save_pretrained(tmp_path / "part")
     (tmp_path / "part" / "model.safetensors").unlink()

@@ -40,6 +40,18 @@ from esper.tamiyo.policy.observation import ObservationLayout
 POLICY_KIND = "policy"
 POLICY_VERSION = 3
 CHECKPOINT_POLICY = "policy"
+
+UNUSABLE = (
+    AttributeError,
+    LookupError,
+    MemoryError,
+    OverflowError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What is raised where a policy is made of values that belong to none."""
+
 """Folder of the policy within a checkpoint of a training run."""
 
 
@@ -220,13 +232,25 @@ def load_policy(folder: str | Path, *, device: torch.device | str = "cpu") -> Po
         policy.load_state_dict({**tree, "network": tree["weights"]})
         # One that was saved before it was asked how it learned says nothing.
         limits = GrowthLimits(**tree.get("limits", {}))
-        policy = replace(policy, limits=limits, horizon=int(tree.get("horizon", 0)))
-    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        policy = replace(policy, limits=limits, horizon=read_horizon(tree))
+    except UNUSABLE as error:
         reason = reason_of(error)
         raise CheckpointError(
             f"the policy in {folder} cannot be used: {reason}; use another copy of it"
         ) from error
     return policy.to(device)
+
+
+def read_horizon(saved: Mapping[str, Any]) -> int:
+    """Return the epochs of the shortest runs that a saved policy learned in; 0 if it does not say.
+
+    Raises:
+        ValueError: It says something else than a number of epochs.
+    """
+    horizon = saved.get("horizon", 0)
+    if type(horizon) is not int or not 0 <= horizon < 2**31:
+        raise ValueError(f"its horizon must be a number of epochs, got {horizon!r}"[:200])
+    return horizon
 
 
 def read_features(config: PolicyConfig) -> list[str]:

@@ -29,7 +29,13 @@ from esper.leyline.errors import CheckpointError, EsperError, UsageError, reason
 from esper.leyline.files import write_folder
 from esper.leyline.manifest import from_json, read_bytes, to_json
 from esper.tamiyo.controllers.learned import LearnedController
-from esper.tamiyo.controllers.policy_file import Policy, new_policy, read_features
+from esper.tamiyo.controllers.policy_file import (
+    UNUSABLE,
+    Policy,
+    new_policy,
+    read_features,
+    read_horizon,
+)
 from esper.tamiyo.controllers.registry import register_controller
 from esper.tamiyo.networks.config import PolicyConfig
 
@@ -77,10 +83,10 @@ class Tamiyo:
             )
             tensors = load(read_bytes(folder / _WEIGHTS, _LARGEST))
             limits = GrowthLimits(**config["limits"])
-            policy = replace(policy, limits=limits, horizon=int(config.get("horizon", 0)))
+            policy = replace(policy, limits=limits, horizon=read_horizon(config))
             parts = ("network", "normalizer")
             policy.load_state_dict({part: _under(f"{part}.", tensors) for part in parts})
-        except (EsperError, KeyError, RuntimeError, SafetensorError, TypeError) as error:
+        except (*UNUSABLE, EsperError, SafetensorError) as error:
             reason = reason_of(error)
             raise CheckpointError(
                 f"the controller in {folder} cannot be used: {reason}; get another copy of it"
@@ -184,7 +190,10 @@ def _refuse_other(folder: Path, config: dict[str, Any]) -> None:
             ("chooses", config["actions"]["choices"], _choices()),
         ]
         hashes = [config["observation"]["hash"], config["actions"]["hash"]]
-    except (EsperError, KeyError, TypeError) as error:
+        for _, theirs, _ in parts:
+            if not isinstance(theirs, list):
+                raise TypeError(f"{type(theirs).__name__} where a list should be")
+    except UNUSABLE as error:
         raise CheckpointError(f"{folder / _CONFIG} is not complete: {error}") from error
     for (verb, theirs, ours), stated in zip(parts, hashes, strict=True):
         if stated == _hash(ours):

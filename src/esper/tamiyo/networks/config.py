@@ -42,19 +42,26 @@ class PolicyConfig(Config):
         None,
         "Features of the documents' observation; by default what the number of slots asks for.",
         minimum=1,
+        maximum=2**20,
     )
     num_slots: int = option(
         SlotConfig.default().num_slots,
         "Most slots of a host it can serve; a travelling policy is laid out for its host.",
         minimum=1,
+        maximum=1024,
     )
     lstm_hidden_dim: int = option(
-        DEFAULT_LSTM_HIDDEN_DIM, "Width of the features and of the memory.", minimum=4
+        DEFAULT_LSTM_HIDDEN_DIM,
+        "Width of the features and of the memory.",
+        minimum=4,
+        maximum=4096,
     )
-    lstm_layers: int = option(1, "Depth of the memory.", minimum=1)
-    num_blueprints: int = option(NUM_BLUEPRINTS, "Blueprints it can choose and see.", minimum=2)
+    lstm_layers: int = option(1, "Depth of the memory.", minimum=1, maximum=8)
+    num_blueprints: int = option(
+        NUM_BLUEPRINTS, "Blueprints it can choose and see.", minimum=2, maximum=1024
+    )
     blueprint_embed_dim: int = option(
-        4, "documents: numbers that describe the seed in a slot.", minimum=1
+        4, "documents: numbers that describe the seed in a slot.", minimum=1, maximum=1024
     )
     blueprint_layers: int = option(
         3,
@@ -63,7 +70,10 @@ class PolicyConfig(Config):
         maximum=3,
     )
     slot_width: int = option(
-        64, "travelling: numbers that describe a slot, and width of its heads.", minimum=4
+        64,
+        "travelling: numbers that describe a slot, and width of its heads.",
+        minimum=4,
+        maximum=4096,
     )
     critic: CriticKind = option(
         "op_marginal",
