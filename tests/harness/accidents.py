@@ -12,7 +12,9 @@ import json
 import os
 import random
 import resource
+import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -310,6 +312,50 @@ def move_away(subject: Subject, run: Path, r: random.Random) -> str | None:
     return None
 
 
+def replace_folder(subject: Subject, run: Path, r: random.Random) -> str | None:
+    """Put another folder in the place of the run's own, which must be left alone."""
+    own = {"log.txt": "another log\n", "summary.json": "{}\n", "config.yaml": "task: other\n"}
+    with going(subject, run) as process:
+        if not wait_until(process, lambda: has_checkpoint(run)):
+            return None
+        moved = run.with_name("moved")
+        os.rename(run, moved)
+        run.mkdir()
+        for name, text in own.items():
+            (run / name).write_text(text)
+        try:
+            _, err = process.communicate(timeout=LONGEST_S)
+        except subprocess.TimeoutExpired:
+            return "it does not notice that its folder is another"
+    left = {path.name: path.read_text() for path in run.iterdir() if path.is_file()}
+    shutil.rmtree(run)
+    os.rename(moved, run)
+    if left != own:
+        return f"it wrote to a folder that is not its own: {sorted(left)}"
+    if process.returncode == 0 or "Traceback" in err:
+        return f"exit code {process.returncode} in another folder: {err[-300:]}"
+    return None
+
+
+def hold_store(subject: Subject, run: Path, r: random.Random) -> str | None:
+    """Let another program hold the store for some time; the run must wait for it."""
+    with going(subject, run) as process:
+        if not wait_until(process, lambda: has_checkpoint(run)):
+            return None
+        other = sqlite3.connect(run / "run.db", isolation_level=None, timeout=10.0)
+        try:
+            other.execute("BEGIN IMMEDIATE")
+            time.sleep(r.uniform(6.0, 12.0))
+            other.execute("ROLLBACK")
+        finally:
+            other.close()
+        try:
+            _, err = process.communicate(timeout=LONGEST_S)
+        except subprocess.TimeoutExpired:
+            return "it hangs after its store was held"
+    return None if process.returncode == 0 else f"it ended when its store was held: {err[-300:]}"
+
+
 def write_twice(subject: Subject, run: Path, r: random.Random) -> str | None:
     """Try to continue and to replace a run that is going on."""
     with going(subject, run) as process:
@@ -364,6 +410,8 @@ ACCIDENTS: dict[str, Callable[[Subject, Path, random.Random], str | None]] = {
     "disk full": fill_disk,
     "folder read-only": read_only,
     "folder moved away": move_away,
+    "folder replaced": replace_folder,
+    "store held": hold_store,
     "a second writer": write_twice,
     "readers": read_meanwhile,
 }

@@ -28,6 +28,8 @@ import numpy as np
 
 from esper.cli.main import main as esper
 from esper.leyline.manifest import MANIFEST_FILE, manifest_checksum
+from esper.tamiyo.controllers.pretrained import Tamiyo
+from tests.harness.bad_stores import BAD_STORES
 
 LONGEST_S = 60
 """Seconds of computing after which a command hangs; of waiting it gets five times as many."""
@@ -290,13 +292,7 @@ def _state(r: random.Random, place: Path) -> list[str]:
         path.write_text(json.dumps(manifest))
     elif name == "tree.json" and r.random() < 0.7:
         tree = json.loads(path.read_bytes())
-        inner = tree
-        while True:
-            key = r.choice(list(inner))
-            if not isinstance(inner[key], dict) or not inner[key] or r.random() < 0.3:
-                break
-            inner = inner[key]
-        inner[key] = _plain(value(r))
+        _change(r, tree)
         path.write_text(json.dumps(tree))
         _sign(state, name)
     else:
@@ -333,6 +329,62 @@ def _store(r: random.Random, place: Path) -> list[str]:
     )
 
 
+def _bad_store(r: random.Random, place: Path) -> list[str]:
+    """A run whose store does to its reader what no store of Esper does."""
+    run = place / "run"
+    shutil.copytree(place.parent / "grown", run)
+    BAD_STORES[r.choice(list(BAD_STORES))](run / "run.db")
+    return r.choice(
+        [
+            ["report", str(run), "--out", str(place / "report.html")],
+            ["compare", str(run), str(place.parent / "grown")],
+            ["runs", "--root", str(place)],
+            ["query", str(run), "SELECT SUM(val_score) FROM epochs", "--timeout", "5"],
+            ["grow", "--resume", "--out", str(run)],
+        ]
+    )
+
+
+def _links(r: random.Random, place: Path) -> list[str]:
+    """A run in which a link lies where something is written; what it leads to must stay."""
+    run = place / "run"
+    shutil.copytree(place.parent / "grown", run)
+    precious = place / PRECIOUS
+    precious.mkdir()
+    (precious / "file").write_text("precious")
+    files = ["log.txt", "summary.json", "report.html", "config.yaml", "run.db", "run.db.lock"]
+    files += ["run.db-wal", "run.db-shm", "checkpoints/latest/state/tree.json"]
+    name = r.choice([*files, "tb", "checkpoints", "grown", "checkpoints/latest"])
+    link = run / name
+    if link.is_dir():
+        shutil.rmtree(link)
+    link.unlink(missing_ok=True)
+    target = precious / "file" if name in files else precious
+    if name in files and r.random() < 0.3:
+        os.link(target, link)
+    else:
+        link.symlink_to(target if r.random() < 0.8 else precious / "new")
+    return r.choice(
+        [
+            ["report", str(run)],
+            ["grow", "--resume", "--out", str(run)],
+            ["grow", "--resume", "--set", "growth.epochs=3", "--out", str(run)],
+            ["runs", "--root", str(place)],
+        ]
+    )
+
+
+def _policy(r: random.Random, place: Path) -> list[str]:
+    """A learned controller with some value that no controller has."""
+    folder = place / "policy"
+    Tamiyo.from_pretrained().save_pretrained(folder)
+    path = folder / "config.json"
+    config = json.loads(path.read_bytes())
+    _change(r, config)
+    path.write_text(json.dumps(config))
+    return _grow(place, "--controller", f"tamiyo:{folder}")
+
+
 ATTACKS: dict[str, Attack] = {
     "--set": _set,
     "recipe": _recipe,
@@ -346,7 +398,32 @@ ATTACKS: dict[str, Attack] = {
     "cifar": _cifar,
     "checkpoint": _state,
     "store": _store,
+    "bad store": _bad_store,
+    "links": _links,
+    "policy": _policy,
 }
+
+PRECIOUS = "precious"
+"""A folder with one file that no command may change."""
+
+
+def _change(r: random.Random, tree: Any) -> None:
+    """Put another value somewhere into nested dicts and lists."""
+    inner = tree
+    while True:
+        key = r.choice(list(inner) if isinstance(inner, dict) else range(len(inner)))
+        if not isinstance(inner[key], dict | list) or not inner[key] or r.random() < 0.3:
+            break
+        inner = inner[key]
+    inner[key] = _plain(value(r))
+
+
+def _is_precious(place: Path) -> bool:
+    """Return whether what no command may change is as it was."""
+    folder = place / PRECIOUS
+    if not folder.exists():
+        return True
+    return os.listdir(folder) == ["file"] and (folder / "file").read_text() == "precious"
 
 
 def _grow(place: Path, *more: str) -> list[str]:
@@ -414,6 +491,8 @@ def attack(name: str, seed: int, folder: Path) -> str | None:
     finally:
         signal.alarm(0)
         signal.setitimer(signal.ITIMER_PROF, 0)
+    if not _is_precious(place):
+        return f"{name} {seed}: written through a link by {arguments}"
     complaint = [
         line for line in err.getvalue().splitlines() if line.startswith(("esper", "Traceback"))
     ]

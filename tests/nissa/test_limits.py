@@ -56,12 +56,13 @@ def test_a_bad_store_is_one_line_for_whoever_reads_it(run: Path, name: str) -> N
 
 def test_a_table_that_never_ends_ends(run: Path) -> None:
     endless_table(run / "run.db")
+    with open_run(run) as stored, pytest.raises(StoreError, match="epochs repeats its rows"):
+        list(stored.records("epochs"))
     with (
         open_run(run, limit=TimeLimit(0.1)) as stored,
         pytest.raises(StoreError, match=r"did not answer within 0\.1 s"),
     ):
-        for _ in stored.records("epochs"):
-            pass
+        list(stored.records("epochs", where="train_loss = -1"))
     with pytest.raises(EsperError, match="took longer than"):
         query_run(run, "SELECT SUM(val_score) FROM epochs", timeout_s=0.1)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -41,6 +42,13 @@ def test_unknown_names() -> None:
         get_task("digit")
     with pytest.raises(ConfigError, match="did you mean 'horizon'"):
         get_task("digits", horizn=3)
+
+
+def test_no_docstring_is_missed_where_python_drops_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("esper.tasks.task.sys", SimpleNamespace(flags=SimpleNamespace(optimize=2)))
+    defaults = TaskConfig(host="mlp", host_options=MlpConfig(), input_shape=(64,))
+    register_task("bare")(type("Bare3", (Bare,), {"defaults": defaults}))
+    TASKS.unregister("bare")
 
 
 def test_an_incomplete_class_is_refused() -> None:

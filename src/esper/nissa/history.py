@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from esper.leyline.records import DecisionRecord, EpochRecord, SlotRecord, copy_fields
 from esper.leyline.stages import SeedStage
 from esper.nissa.columns import Row
+from esper.nissa.limits import ANSWER_S
 from esper.nissa.reader import StoredRun
 from esper.nissa.schema import DecisionRow, EpochRow, StageRow
 
@@ -28,7 +29,7 @@ def read_history(run: StoredRun, every: int = 1) -> list[EpochRecord]:
         every: read one epoch in so many, and the last: a run of a million fits no page.
     """
     names = [str(name) for name in run.info.slots or ()]
-    last = run.query("SELECT MAX(step) FROM epochs").rows[0][0]
+    last = run.query("SELECT MAX(step) FROM epochs", timeout_s=ANSWER_S).rows[0][0]
 
     def read(table: str) -> Iterator[Row]:
         if every == 1:

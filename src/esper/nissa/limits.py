@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-ANSWER_S = 60.0
-"""Longest time that one question to a store may take, where nobody says otherwise."""
+ANSWER_S = 20.0
+"""Longest time that one question of Esper's own to a store may take."""
 
 _CHECK_EVERY = 10_000
 """Instructions of SQLite between two looks at the clock, well under a millisecond."""

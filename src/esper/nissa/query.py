@@ -24,9 +24,9 @@ from esper.nissa.database import (
     primary_code,
     store_path,
 )
-from esper.nissa.limits import ANSWER_S, TimeLimit
+from esper.nissa.limits import TimeLimit
 
-TIMEOUT_S = ANSWER_S
+TIMEOUT_S = 60.0
 
 _READING = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE})
 _FORBIDDEN_FUNCTIONS = frozenset({"load_extension", "fts3_tokenizer", "writefile", "readfile"})

@@ -174,15 +174,22 @@ class StoredRun:
         names = ", ".join(f'"{name}"' for name in chosen.names)
         condition = f" WHERE {where}" if where else ""
         count = -1 if limit is None else limit
-        statement = f'SELECT {names} FROM "{chosen.name}"{condition} ORDER BY id LIMIT {int(count)}'
+        statement = (
+            f'SELECT id, {names} FROM "{chosen.name}"{condition} ORDER BY id LIMIT {int(count)}'
+        )
         clock = self._limit
         try:
             clock.start()
             cursor = self._connection.execute(statement, parameters)
+            last: Any = None
             # Not `yield from`: whoever stops half-way may have closed the file before.
             while (row := cursor.fetchone()) is not None:
+                if last is not None and not row[0] > last:
+                    # Pages that lead to each other would give the same rows for ever.
+                    raise self._damaged(ValueError(f"{chosen.name} repeats its rows"))
+                last = row[0]
                 clock.pause()
-                yield row
+                yield row[1:]
                 clock.go_on()
         except sqlite3.DatabaseError as error:
             is_ended = primary_code(error) == sqlite3.SQLITE_INTERRUPT

@@ -12,6 +12,7 @@ from esper.leyline.errors import EsperError
 from esper.leyline.records import ModuleRecord, RunSummary, copy_fields, seeds_at_end
 from esper.nissa.database import StoreError
 from esper.nissa.history import read_history
+from esper.nissa.limits import ANSWER_S
 from esper.nissa.listing import describe_run
 from esper.nissa.reader import StoredRun, open_run
 from esper.nissa.schema import AlarmRow, EventKind, RunRow
@@ -98,7 +99,7 @@ def render_run(run: StoredRun) -> str:
 
 def _every(run: StoredRun) -> int:
     """Return how many epochs go to one that is shown, so that a page stays one."""
-    epochs: int = run.query("SELECT COUNT(*) FROM epochs").rows[0][0]
+    epochs: int = run.query("SELECT COUNT(*) FROM epochs", timeout_s=ANSWER_S).rows[0][0]
     return max(1, math.ceil(epochs / SHOWN_EPOCHS))
 
 
@@ -138,7 +139,7 @@ def _about(run: StoredRun, info: RunRow) -> About:
     if info.kind != "grow":
         for table in run.tables[1:]:
             # Ids count up from 1 and only the end of a table is ever deleted.
-            rows = run.query(f'SELECT MAX(id) FROM "{table}"').rows
+            rows = run.query(f'SELECT MAX(id) FROM "{table}"', timeout_s=ANSWER_S).rows
             counts[table] = rows[0][0] or 0
     return copy_fields(
         About,

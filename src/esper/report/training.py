@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from esper.leyline.actions import HEAD_NAMES, HEAD_VALUES, choice_text
+from esper.nissa.limits import ANSWER_S
 from esper.nissa.monitors.monitor import BANDS, light
 from esper.nissa.reader import StoredRun
 from esper.nissa.schema import (
@@ -128,11 +129,13 @@ def _choice_names(run: StoredRun) -> dict[str, list[str]]:
 
 def _read_episodes(run: StoredRun) -> list[ShownEpisode]:
     """Return the best, the middle and the worst recorded episode of the latest round with any."""
-    latest = run.query("SELECT MAX(round) FROM decisions").rows[0][0]
+    latest = run.query("SELECT MAX(round) FROM decisions", timeout_s=ANSWER_S).rows[0][0]
     if latest is None:
         return []
     recorded = run.query(
-        "SELECT DISTINCT row FROM decisions WHERE round = ? ORDER BY row", [latest]
+        "SELECT DISTINCT row FROM decisions WHERE round = ? ORDER BY row",
+        [latest],
+        timeout_s=ANSWER_S,
     ).rows
     rows = {row for (row,) in recorded}
     found = [
