@@ -254,7 +254,7 @@ def test_a_loader_that_gives_other_samples_is_noticed(tmp_path: Path) -> None:
     call(batches(1), resume=True)
     state = Checkpoints(tmp_path / "run", GROWING).load()
     assert state is not None
-    with pytest.raises(UsageError, match=r"the data of .* changed since it was saved"):
+    with pytest.raises(UsageError, match=r"first validation batch of .* changed since"):
         call(batches(2), resume=True)
     again = Checkpoints(tmp_path / "run", GROWING).load()
     assert same(state, again)
