@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import esper
 from benchmarks._pages import DOCS, python_blocks, run_blocks
+from tests.growth.depth.models import make_gpt, tokens
 
 HOW_TO = DOCS / "how-to"
 ELSEWHERE = {
@@ -27,7 +28,14 @@ ELSEWHERE = {
     "add-a-reward": "tests/simic/rewards/test_contract.py",
     "add-a-task": "tests/tasks/test_task_registry.py",
 }
-HERE = {"choose-slots", "environments", "grow-your-own", "other-loops", "train-a-controller"}
+HERE = {
+    "choose-slots",
+    "deepen",
+    "environments",
+    "grow-your-own",
+    "other-loops",
+    "train-a-controller",
+}
 
 
 class Classifier(nn.Module):
@@ -93,6 +101,25 @@ def test_growing_with_an_optimizer_and_of_a_frozen_model() -> None:
     assert garden.param_limit == 2 * host
     count = run_blocks([counting], taken_for_granted())[0]["count"]
     assert 0 < 2 * count.by_module["encoder.layers.0"] < count.total < count.training
+
+
+def test_deepening(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    *run, in_lightning, in_trainer = python_blocks(HOW_TO / "deepen.md")
+    # `make test-integrations` trains with both callbacks.
+    for part in (in_lightning, in_trainer):
+        compile(part, "deepen.md", "exec")
+
+    def make_model() -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = make_gpt(8)
+        return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    known = {"model": make_gpt(8), "make_model": make_model, "example": tokens(0)[:, :-1]}
+    names, said = run_blocks(run, {**known, "batches": [tokens(step) for step in range(10)]})
+    assert said.splitlines()[0].startswith("Deepen(blocks: 8 of 8 blocks awake after 10 steps)")
+    assert said.splitlines()[1] == "{'blocks': 8}"
+    assert names["depth"].awake == {"blocks": 2}
+    assert {path.name for path in tmp_path.iterdir()} == {"checkpoint.pt", "two-blocks.pt"}
 
 
 @pytest.fixture
