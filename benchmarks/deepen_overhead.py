@@ -1,4 +1,4 @@
-"""What Deepen costs: a step with sleeping blocks, and one when all are awake, over plain networks."""
+"""What Deepen costs: a step with sleeping blocks, and one with all awake, over plain networks."""
 
 from __future__ import annotations
 
