@@ -250,6 +250,31 @@ def test_blocks_double_until_all_are_awake(
     assert depth.is_finished
 
 
+def test_a_run_that_goes_on_under_another_schedule_catches_up() -> None:
+    model = make_gpt(8)
+    depth = Deepen(model, sgd(model), total_steps=100, example=EXAMPLE)
+    for _ in range(15):
+        depth.step()
+    assert depth.awake == {"blocks": 2}
+    saved = depth.state_dict()
+    # Shorter: its first doubling should have been at step 10. Longer: the same later.
+    for total_steps, expected in ((50, {16: 4, 20: 8}), (200, {40: 4, 80: 8})):
+        model = make_gpt(8)
+        again = Deepen(model, sgd(model), total_steps=total_steps, example=EXAMPLE)
+        again.load_state_dict(saved)
+        for _ in range(100):
+            again.step()
+        assert {e["step"]: e["awake"]["blocks"] for e in again.history} == expected
+    # One that is behind what is awake waits until it is not.
+    model = make_gpt(8)
+    again = Deepen(model, sgd(model), at={16: 1, 18: 4}, example=EXAMPLE, start=1)
+    again.load_state_dict(saved)
+    for _ in range(5):
+        again.step()
+    assert [event["step"] for event in again.history] == [18]
+    assert again.is_finished
+
+
 def test_a_budget_buys_steps() -> None:
     model = make_gpt(8)
     depth = Deepen(model, sgd(model), example=EXAMPLE)

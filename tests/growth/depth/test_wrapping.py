@@ -145,14 +145,22 @@ def ddp_with_a_static_graph(rank: int) -> None:
 
 
 def ddp_that_is_not_told(rank: int) -> None:
+    problem = "give Deepen that wrapper and a batch as example=, or make the wrapper with find_un"
+    for options in ({}, {"example": tokens(0)[:, :-1]}):
+        model = make_gpt(4)
+        wrapped = DistributedDataParallel(model)
+        depth = Deepen(model, sgd(model), total_steps=STEPS, **options)
+        with pytest.raises(UsageError, match=problem):
+            half_loss(wrapped, 0)
+        assert not depth.is_finished
+    # With the wrapper an example is as good as the first batch.
     model = make_gpt(4)
     wrapped = DistributedDataParallel(model)
-    depth = Deepen(model, sgd(model), total_steps=STEPS)
-    with pytest.raises(
-        UsageError, match=r"give Deepen that wrapper or a batch as example=, or make"
-    ):
-        half_loss(wrapped, 0)
-    assert not depth.is_finished
+    optimizer = sgd(model)
+    depth = Deepen(wrapped, optimizer, total_steps=STEPS, example=tokens(0)[:2, :-1])
+    train(wrapped, optimizer, 0, STEPS, depth=depth, loss_of=half_loss)
+    check_same_as_alone(model, depth)
+    assert not any(part._forward_pre_hooks for part in wrapped.modules())
 
 
 def sharded(layers: int) -> nn.Module:

@@ -31,7 +31,6 @@ from esper.growth.depth.wrapping import (
     Processes,
     ancestors,
     check_held,
-    check_not_waiting,
     inner_optimizers,
     unwrapped,
     world_size,
@@ -111,7 +110,7 @@ class Deepen:
         self._sleepers: dict[str, list[list[Sleeper]]] = {}
         self._start: dict[str, int] = {}
         self._awake: dict[str, int] = {}
-        self._moments: dict[int, Decision] | None = None
+        self._planned: list[tuple[int, Decision]] | None = None
         self._costs: Costs | None = None
         self._step, self._since, self._spent = 0, 0, 0.0
         self._losses = LossWindows()
@@ -127,6 +126,9 @@ class Deepen:
         else:
             self._begin(find_by_example(self._network, example))
             self._count_flops(self._network, "", *call_arguments(example))
+            if world_size() > 1:
+                # The model may be in a wrapper that was not given.
+                self._wait_for_a_batch()
 
     # -- what users read ---------------------------------------------------------------------------
 
@@ -166,7 +168,7 @@ class Deepen:
     def total_steps(self, steps: int) -> None:
         if self._step:
             raise UsageError("total_steps can be set until training begins, not after")
-        self._total_steps, self._moments = steps, None
+        self._total_steps, self._planned = steps, None
 
     def steps_for(self, flops: float) -> int:
         """Return how many optimizer steps a budget of training FLOPs buys under this schedule."""
@@ -212,11 +214,7 @@ class Deepen:
                 "trained, or a batch as example="
             )
         if isinstance(self._rule, Schedule):
-            if self._moments is None:
-                self._plan()
-                assert self._moments is not None
-            if self._step in self._moments:
-                self._wake(self._moments[self._step])
+            self._follow_plan()
         else:
             self._decide(loss)
         self._is_finished = self._is_over()
@@ -258,7 +256,7 @@ class Deepen:
         self._step, self._since, self._spent = state["step"], state["since"], state["spent"]
         self._start = dict(state["start"])
         self._total_steps = state["total_steps"] if self._total_steps is None else self._total_steps
-        self._moments = None
+        self._planned = None
         self._history = [dict(event) for event in state["history"]]
         self._losses.load_state_dict(state["losses"])
         if state["costs"] is not None:
@@ -266,8 +264,6 @@ class Deepen:
         if "controller" in state:
             self._rule.load_state_dict(state["controller"])
         self._set_awake(dict(state["awake"]))
-        if isinstance(self._rule, Schedule) and self._step:
-            self._plan()
         self._is_finished = self._is_over()
 
     @contextmanager
@@ -307,8 +303,8 @@ class Deepen:
         unhook(self._wrappers[0])
         # Validation before training may run in inference mode; weights are not to be made there.
         with torch.inference_mode(False):
+            self._processes.check(is_asleep=bool(self._stacks))
             if not self._stacks:
-                check_not_waiting()
                 self._begin(find(module, args, kwargs, path))
             if trains and self._costs is None:
                 self._count_flops(module, path, args, kwargs)
@@ -412,19 +408,22 @@ class Deepen:
                 for index, sleeper in enumerate(sleepers):
                     sleeper.set_awake(index < awake[name])
 
-    def _resolve(self, decision: Decision, awake: Mapping[str, int]) -> dict[str, int]:
-        """Return the blocks to be awake by stack; refuse a number that cannot be."""
+    def _fill_in(self, decision: Decision, awake: Mapping[str, int]) -> dict[str, int]:
+        """Return the blocks that a decision wants awake, by stack."""
         blocks = self.blocks
         assert decision is not None
         if isinstance(decision, Mapping):
             for name in decision:
                 if name not in blocks:
                     raise unknown_name("stack", name, blocks)
-            wanted = {**blocks, **awake, **decision}
-        else:
-            if decision > max(blocks.values()):
-                raise UsageError(f"{decision} blocks cannot be awake, there are {_listed(blocks)}")
-            wanted = {name: min(decision, count) for name, count in blocks.items()}
+            return {**blocks, **awake, **decision}
+        if decision > max(blocks.values()):
+            raise UsageError(f"{decision} blocks cannot be awake, there are {_listed(blocks)}")
+        return {name: min(decision, count) for name, count in blocks.items()}
+
+    def _resolve(self, decision: Decision, awake: Mapping[str, int]) -> dict[str, int]:
+        """Return the blocks to be awake by stack; refuse a number that cannot be."""
+        blocks, wanted = self.blocks, self._fill_in(decision, awake)
         for name, count in wanted.items():
             period = self._stacks[name].period
             if not max(1, awake.get(name, 1)) <= count <= blocks[name]:
@@ -442,13 +441,18 @@ class Deepen:
     def _double(self, awake: Mapping[str, int]) -> dict[str, int]:
         return {name: min(count, 2 * awake[name]) for name, count in self.blocks.items()}
 
-    def _plan(self) -> None:
-        self._moments = self._rule.moments(self._total_steps, self._start, self._double)
+    def _follow_plan(self) -> None:
+        """Wake the blocks that the schedule has awake by now."""
+        if self._planned is None:
+            moments = self._rule.moments(self._total_steps, self._start, self._double)
+            self._planned = sorted(moments.items())
+        while self._planned and self._planned[0][0] <= self._step:
+            wanted = self._fill_in(self._planned.pop(0)[1], self._awake)
+            # A run that goes on under another schedule may be ahead of it.
+            self._wake({name: max(count, self._awake[name]) for name, count in wanted.items()})
 
     def _is_over(self) -> bool:
-        if self._awake == self.blocks:
-            return True
-        return self._moments is not None and self._step >= max(self._moments, default=0)
+        return self._awake == self.blocks or self._planned == []
 
     # -- what controllers see ----------------------------------------------------------------------
 

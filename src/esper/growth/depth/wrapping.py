@@ -103,16 +103,19 @@ class Processes:
         wrapper.zero_grad(set_to_none=True)
         renew(wrapper, find_unused_parameters=False)
 
+    def check(self, *, is_asleep: bool) -> None:
+        """Refuse to go on in a pass of a DDP wrapper that waits for gradients of sleeping blocks.
 
-def check_not_waiting() -> None:
-    """Refuse to let blocks sleep within a pass of a DDP wrapper that waits for their gradients."""
-    around = DistributedDataParallel._get_active_ddp_module()
-    if around is not None and not around.find_unused_parameters:
-        raise UsageError(
-            "the model is called by a DistributedDataParallel that would wait for sleeping blocks; "
-            "give Deepen that wrapper or a batch as example=, or make the wrapper with "
-            "find_unused_parameters=True"
-        )
+        The wrapper that was given does not, once blocks were put to sleep before the pass.
+        """
+        around = DistributedDataParallel._get_active_ddp_module()
+        is_known = is_asleep and around is self._wrapper
+        if around is not None and not is_known and not around.find_unused_parameters:
+            raise UsageError(
+                "the model is called by a DistributedDataParallel that would wait for sleeping "
+                "blocks; give Deepen that wrapper and a batch as example=, or make the wrapper "
+                "with find_unused_parameters=True"
+            )
 
 
 def mean_over_processes(value: torch.Tensor) -> torch.Tensor:
