@@ -1,8 +1,8 @@
 """The heuristic against its WAIT-only twin on digits: test accuracy, paired over seeds.
 
-For every seed one run of `esper grow --task digits --controller heuristic`; the twin has the same
-initial weights and sees the same batches. `--sets` runs all of it under every instruction set that
-the processor has.
+For every seed one run of `esper grow --task digits --controller heuristic --keep last`; the twin
+has the same initial weights and sees the same batches. `--sets` runs all of it under every
+instruction set that the processor has.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ def grow_one(seed: int, task_name: str, epochs: int | None) -> dict[str, Any]:
     task = get_task(task_name)
     changes = {} if epochs is None else {"epochs": epochs}
     run = task_run(
-        task, task.load(), config=task_config(task, seed=seed, **changes), controller="heuristic"
+        task,
+        task.load(),
+        config=task_config(task, seed=seed, keep="last", **changes),
+        controller="heuristic",
     )
     latch = None
     for record in run.epochs():

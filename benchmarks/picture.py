@@ -18,7 +18,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     task = get_task("digits")
-    config = task_config(task, seed=options.seed)
+    config = task_config(task, seed=options.seed, keep="last")
     run = task_run(task, task.load(), config=config, controller="heuristic")
     for record in run.epochs():
         print(f"\repoch {record.epoch}/{run.config.epochs}", end="", flush=True)

@@ -38,7 +38,7 @@ def measure(job: Job) -> dict[str, Any]:
 
     name, blueprint, slot, seed, mode = job
     task = get_task(name)
-    config = task_config(task, seed=seed, twin=False)
+    config = task_config(task, seed=seed, twin=False, keep="last")
     config = config.replace(garden=config.garden.replace(training_mode=mode))
     run = task_run(task, task.load(), config=config, controller="wait")
     garden = run.garden

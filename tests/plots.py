@@ -190,7 +190,14 @@ GROW_ONE: dict[int, Choice] = {2: germinate(), 3: advance(), 4: advance()}
 def growth_config(epochs: int, **changes: Any) -> GrowthConfig:
     gardener = changes.pop("gardener", GardenerConfig())
     return GrowthConfig(
-        **{"epochs": epochs, "garden": EAGER, "gardener": gardener, "seed": 3, **changes}
+        **{
+            "epochs": epochs,
+            "garden": EAGER,
+            "gardener": gardener,
+            "seed": 3,
+            "keep": "last",
+            **changes,
+        }
     )
 
 

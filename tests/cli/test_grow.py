@@ -3,9 +3,9 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import signal
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from esper.cli import grow_view
 from esper.kasmina.loading import load_garden
 from esper.leyline import files
 from esper.leyline.records import EpochRecord
+from esper.nissa.reader import open_run
 from esper.runs import growing, recorded
 from esper.runs.checkpoint import GROWING, Checkpoints
 from esper.runs.growing import GrowingRun
@@ -100,7 +101,8 @@ def test_a_run_with_every_controller(controller: str, command: Command, tmp_path
     ]
     log = (run / "log.txt").read_text().splitlines()
     assert log[0].endswith(f"--controller {controller} --out run")
-    assert [" epoch " in line for line in log] == [False, True, True, True, True, False]
+    assert epochs_trained(run) == [1, 2, 3, 4]
+    assert "result: epoch " in log[-2]
     assert log[-1].endswith("finished")
     history = history_of(run)
     assert [record["epoch"] for record in history] == [1, 2, 3, 4]
@@ -284,15 +286,38 @@ def test_ones_own_model_grows_from_beginning_to_end(command: Command, own_model:
     assert resumed.code == 0
 
 
-def test_a_host_with_batch_norm_grows_with_a_warning(command: Command, own_model: Path) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("default")
-        said = command(
-            *("grow", "--model", "own_net:normed", "--data", "data.npz", "--slots", "0"),
-            *("--epochs", 2, "--controller", "wait", "--out", "run"),
-        )
+def test_new_statistics_of_batch_norm_are_on_the_record(command: Command, own_model: Path) -> None:
+    said = command(
+        *("grow", "--model", "own_net:normed", "--data", "data.npz", "--slots", "0"),
+        *("--epochs", 2, "--controller", "wait", "--out", "run"),
+    )
     assert said.code == 0, said.err
-    assert said.err.startswith("esper: warning: the model has BatchNorm layers: it will grow")
+    assert "warning" not in said.err
+    log = (own_model / "run" / "log.txt").read_text()
+    (batches,) = set(re.findall(r"epoch \d .*  BatchNorm statistics from (\d+) batches", log))
+    with open_run(own_model / "run") as stored:
+        told = [row["statistics_batches"] for row in stored.rows("epochs")]
+    assert told == [int(batches)] * 2
+
+
+def test_what_is_kept_and_when_it_stops_can_be_said(command: Command, own_model: Path) -> None:
+    grow = (*("grow", "--model", "own_net:make", "--data", "data.npz"), "--controller", "wait")
+    flat = ("--learning-rate", 1e-12, "--epochs", 9, "--json")
+    for keep, kept in (("best", 1), ("last", 4)):
+        said = command(*grow, *flat, "--keep", keep, "--patience", 3, "--out", keep)
+        summary = json.loads(said.out)
+        assert (summary["kept_epoch"], summary["epochs"]) == (kept, 4)
+        assert summary["stopped"] == "no better validation score in 3 epochs"
+    said = command(*grow, *flat[:-1], "--patience", 3, "--out", "best", "--overwrite")
+    assert "epoch 1 kept, the best validated of 4; stopped early: no better" in said.out
+    assert "epoch 1 kept, the best validated of 4" in (own_model / "best/log.txt").read_text()
+    again = ("grow", "--resume", "--model", "own_net:make", "--out", "best", "--json")
+    assert json.loads(command(*again).out)["epochs"] == 4
+    more = json.loads(command(*again, "--patience", 0, "--epochs", 6, "--keep", "last").out)
+    assert (more["kept_epoch"], more["epochs"], more["stopped"]) == (6, 6, "")
+    line = command(*again, "--set", "growth.epochs=1").complaint()
+    assert "growth.epochs cannot become 1: 6 epochs of best are trained already" in line
+    assert yaml.safe_load((own_model / "best/config.yaml").read_text())["growth"]["epochs"] == 6
 
 
 @pytest.mark.parametrize("asked", [("--slots", "auto"), ()])
@@ -643,7 +668,7 @@ def test_a_folder_may_have_any_name(command: Command, tmp_path: Path) -> None:
     assert said.code == 0, said.err
     assert json.loads(said.out)["run"] == name
     assert (tmp_path / name / "report.html").is_file()
-    assert len((tmp_path / name / "log.txt").read_text(encoding="utf-8").splitlines()) == 3
+    assert len((tmp_path / name / "log.txt").read_text(encoding="utf-8").splitlines()) == 4
     shown = command("grow", "--resume", "--out", name)
     assert shown.code == 0, shown.err
     assert "\x1b" not in shown.out

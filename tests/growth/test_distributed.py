@@ -28,6 +28,7 @@ from tests.plots import (
     FEATURES,
     SLOTS,
     Script,
+    TinyConv,
     make_batches,
     make_evaluator,
     make_garden,
@@ -45,6 +46,7 @@ SCENARIOS = (
     "parts_of_the_validation_set",
     "ranks_that_differ",
     "hooks_are_kept",
+    "statistics_of_rank_0",
 )
 
 PROGRAM = """
@@ -271,6 +273,28 @@ def hooks_are_kept(rank: int) -> None:
 
 def test_what_its_owner_set_on_a_wrapper_is_kept(said: list[str]) -> None:
     went_well(said, "hooks_are_kept")
+
+
+def statistics_of_rank_0(rank: int) -> None:
+    torch.manual_seed(0)
+    garden = Garden(TinyConv(norm=True), ["first"], torch.zeros(2, 1, 8, 8), config=EAGER)
+    model = DistributedDataParallel(garden)
+    gardener = Gardener(garden, "wait", 12)
+    batches = [torch.randn(4, 1, 8, 8) + rank for _ in range(2)]
+    assert gardener.recalibrate(batches) == 2
+    norm = garden.model.norm
+    assert isinstance(norm, nn.BatchNorm2d)
+    assert norm.running_mean is not None
+    first, *others = everywhere(norm.running_mean)
+    assert all(torch.equal(other, first) for other in others)
+    wanted = torch.cat(everywhere(batches)[0])
+    expected = garden.model.first(wanted).mean((0, 2, 3))  # type: ignore[operator, union-attr]
+    torch.testing.assert_close(norm.running_mean, expected, rtol=1e-4, atol=1e-5)
+    assert model.module is garden
+
+
+def test_statistics_are_those_of_rank_0_everywhere(said: list[str]) -> None:
+    went_well(said, "statistics_of_rank_0")
 
 
 # -- one process ----------------------------------------------------------------------------------

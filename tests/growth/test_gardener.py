@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -591,26 +592,87 @@ def test_the_score_does_not_depend_on_ablations() -> None:
 # ------------------------------------------------------------------------------ other kinds of host
 
 
-def test_a_host_with_batch_norm_grows_with_a_warning() -> None:
+def batch_norm_gardener(**options: Any) -> tuple[Gardener, list[tuple[Tensor, Tensor]]]:
+    """A gardener whose seed is blended in from epoch 4 on, and batches for it."""
     torch.manual_seed(0)
-    with pytest.warns(EsperWarning, match="BatchNorm layers: it will grow, but"):
-        garden = Garden(
-            TinyConv(norm=True), ["first", "second"], torch.zeros(2, 1, 8, 8), config=EAGER
-        )
+    garden = Garden(TinyConv(norm=True), ["first", "second"], torch.zeros(2, 1, 8, 8), config=EAGER)
     script = Script({1: germinate(0, "conv_light"), 2: advance(), 3: advance()})
-    gardener = Gardener(garden, script, 7)
-    optimizer = gardener.optimizer(AdamW, lr=0.01)
-    batches = [(torch.randn(8, 1, 8, 8), torch.randint(10, (8,))) for _ in range(2)]
-    mean = garden.model.norm.running_mean.clone()  # type: ignore[union-attr, operator]
-    for _ in range(7):
+    batches = [(torch.randn(8, 1, 8, 8), torch.randint(10, (8,))) for _ in range(3)]
+    return Gardener(garden, script, 6, **options), batches
+
+
+def statistics(garden: Garden) -> Tensor:
+    norm = garden.model.norm
+    assert isinstance(norm, nn.BatchNorm2d)
+    assert norm.running_mean is not None
+    return norm.running_mean.clone()
+
+
+@pytest.mark.parametrize("given", ["pairs", "inputs"])
+def test_statistics_are_taken_anew_in_a_loop_of_ones_own(given: str) -> None:
+    gardener, batches = batch_norm_gardener(config=GardenerConfig(statistics_batches=2))
+    garden = gardener.garden
+    optimizer = gardener.optimizer(AdamW, lr=0.05)
+    for _ in range(6):
         train(garden, optimizer, batches)
-        trained = garden.model.norm.running_mean.clone()  # type: ignore[union-attr, operator]
+        trained = statistics(garden)
+        told = [x for x, _ in batches] if given == "inputs" else batches
+        assert gardener.recalibrate(told) == 2
+        anew = statistics(garden)
+        assert not torch.allclose(anew, trained)
         gardener.step(make_evaluator(batches))
-        # Measuring runs in eval mode and so leaves the statistics alone.
-        assert torch.equal(garden.model.norm.running_mean, trained)  # type: ignore[union-attr, arg-type]
-    assert not torch.equal(mean, trained)
-    assert garden.slots["first"].stage.name == "BLENDING"
+        # Ablations have statistics of their own, and put these back.
+        assert torch.equal(statistics(garden), anew)
+        wanted = torch.stack([garden.model.first(x).mean((0, 2, 3)) for x, _ in batches[:2]])  # type: ignore[operator, union-attr]
+        if garden.slots["first"].alpha == 0:
+            torch.testing.assert_close(anew, wanted.mean(0), rtol=1e-4, atol=1e-5)
+    assert [record.statistics_batches for record in gardener.history] == [2] * 6
     assert garden.slots["first"].contribution is not None
+
+
+def test_a_loop_that_leaves_statistics_behind_is_told_once_where() -> None:
+    gardener, batches = batch_norm_gardener()
+    optimizer = gardener.optimizer(AdamW, lr=0.01)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(6):
+            train(gardener.garden, optimizer, batches)
+            trained = statistics(gardener.garden)
+            gardener.step(make_evaluator(batches))
+            # Measuring runs in eval mode and so leaves the statistics alone.
+            assert torch.equal(statistics(gardener.garden), trained)
+    (told,) = [str(one.message) for one in caught if "statistics" in str(one.message)]
+    assert told.startswith("epoch 4: the seeds at first changed, but the running statistics")
+    assert "call gardener.recalibrate(batches)" in told
+    assert [record.statistics_batches for record in gardener.history] == [0] * 6
+
+
+def test_a_network_that_goes_back_has_statistics_that_fit_it() -> None:
+    gardener, batches = batch_norm_gardener()
+    garden = gardener.garden
+    optimizer = gardener.optimizer(AdamW, lr=0.01)
+    for epoch in range(1, 7):
+        train(garden, optimizer, batches)
+        if epoch == 6:
+            poison(garden)
+        gardener.recalibrate(batches)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", EsperWarning)
+            record = gardener.step(make_evaluator(batches))
+    assert record.rollback is not None
+    assert garden.slots["first"].stage.name == "PRUNED"
+    kept = statistics(garden)
+    gardener.recalibrate(batches)
+    assert torch.equal(statistics(garden), kept)
+
+
+def test_a_model_without_statistics_needs_no_batches() -> None:
+    class Unread:
+        def __iter__(self) -> Iterator[Any]:
+            raise AssertionError
+
+    gardener, _ = drive("wait", 1)
+    assert gardener.recalibrate(Unread()) == 0
 
 
 def test_a_loss_without_labels_is_scored_by_its_negative() -> None:

@@ -34,7 +34,10 @@ def test_it_is_told_in_one_line(grown: Grown) -> None:
     assert f"val score {grown.summary.val_score:.2f}" in told
     assert f"(twin {grown.summary.twin_val_score:.2f})" in told
     assert f"→ {grown.summary.parameters_after:,} parameters, " in told
-    assert f"→ {grown.summary.flops_after:,} FLOPs, grew mlp_small at stem (blending))" in told
+    assert (
+        f"→ {grown.summary.flops_after:,} FLOPs, grew mlp_small at stem (blending), epoch 6 of 6)"
+        in told
+    )
     garden = repr(grown.model)
     assert "\n" not in garden
     assert f"{grown.model.count_parameters():,} parameters" in garden

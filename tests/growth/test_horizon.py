@@ -60,6 +60,7 @@ def test_something_grows_in_ten_epochs() -> None:
         epochs=10,
         optimizer=partial(SGD, lr=0.1, momentum=0.9),
         controller="heuristic",
+        keep="last",
     )
     assert grown.why == ()
     (seed,) = grown.summary.seeds
@@ -72,7 +73,7 @@ def test_the_learned_controller_grows_in_twelve_epochs() -> None:
     task = get_task("digits")
     data, whole = task.load(), []
     for number in range(2):
-        config = task_config(task, epochs=12, seed=number, twin=False)
+        config = task_config(task, epochs=12, seed=number, twin=False, keep="last")
         with warnings.catch_warnings():
             warnings.simplefilter("error", EsperWarning)
             run = task_run(task, data, config=config)

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -11,7 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW
 from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.swa_utils import update_bn
 
+from esper.growth.gardener import GardenerConfig
 from esper.growth.run import GrowthConfig, GrowthRun
 from esper.kasmina.garden import GardenConfig
 from esper.leyline.errors import EsperWarning, NonFiniteError, SlotError, UsageError
@@ -20,6 +24,7 @@ from esper.tasks import TrainingConfig
 from esper.tasks.objective import per_sample_classification
 from esper.tasks.training import rate_factor, seed_rate_factor
 from tests.plots import (
+    CLASSES,
     EAGER,
     FEATURES,
     GROW_ONE,
@@ -287,6 +292,201 @@ def test_what_was_grown_is_told_in_the_summary() -> None:
     assert grown.twin is not None
     assert len(grown.history) == 8
     assert summary.seconds > 0
+
+
+# ---------------------------------------------------------------------------- which network is kept
+
+
+def scored(run: GrowthRun) -> list[float]:
+    """The score of every epoch, and of what the run returns, measured by itself."""
+    for _ in run.epochs():
+        pass
+    return [record.val_score for record in run.history]
+
+
+def accuracy(model: nn.Module, batches: list[Batch] = VAL) -> float:
+    x, y = (torch.cat(parts) for parts in zip(*batches, strict=True))
+    with torch.no_grad():
+        return 100 * float((model.eval()(x).argmax(1) == y).double().mean())
+
+
+class Spoiled:
+    """Batches whose labels are wrong after epoch 5: a network gets worse from there on."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[Batch]:
+        return iter([(x, (y + (self.epoch > 5)) % CLASSES) for x, y in TRAIN])
+
+
+@pytest.mark.parametrize("keep", ["best", "last"])
+def test_the_network_that_is_kept_is_the_one_that_was_measured(keep: str) -> None:
+    run = make_run(keep=keep, twin=True, test=TEST, epochs=9, train=Spoiled())
+    scores = scored(run)
+    twins = [record.twin_score or 0.0 for record in run.history]
+    grown = run.finish()
+    summary = grown.summary
+    kept = 1 + scores.index(max(scores)) if keep == "best" else 9
+    twin_kept = 1 + twins.index(max(twins)) if keep == "best" else 9
+    assert (summary.kept_epoch, summary.twin_kept_epoch) == (kept, twin_kept)
+    assert summary.val_score == scores[kept - 1] == pytest.approx(accuracy(grown.model))
+    assert grown.twin is not None
+    assert summary.twin_val_score == twins[twin_kept - 1] == pytest.approx(accuracy(grown.twin))
+    assert summary.test_score == pytest.approx(accuracy(grown.model, TEST))
+    assert summary.twin_test_score == pytest.approx(accuracy(grown.twin, TEST))
+    assert summary.parameters_after == grown.model.count_parameters()
+    assert max(scores) > scores[-1], "the case shows nothing"
+
+
+def test_a_network_that_never_acts_is_its_own_twin_in_its_best_epoch_too() -> None:
+    run = make_run("wait", keep="best", twin=True, test=TEST, train=Spoiled())
+    scores = scored(run)
+    summary = run.finish().summary
+    assert summary.twin_val_score == summary.val_score == max(scores)
+    assert summary.twin_kept_epoch == summary.kept_epoch
+    assert summary.twin_test_score == summary.test_score
+
+
+@pytest.mark.parametrize("stop", [5, 6, 7])
+def test_what_is_returned_of_a_run_that_stopped_is_what_was_measured(stop: int) -> None:
+    # Every epoch is followed by an action or by a step of the amplitude.
+    run = make_run(keep="last", epochs=9)
+    for record in run.epochs():
+        if record.epoch == stop:
+            run.stop("enough")
+    grown = run.finish()
+    assert (grown.summary.epochs, grown.summary.kept_epoch) == (stop, stop)
+    assert grown.summary.stopped == "enough"
+    alpha = run.history[-1].slots[0].alpha
+    assert grown.model.slots["stem"].alpha == alpha
+    assert grown.summary.val_score == pytest.approx(accuracy(grown.model))
+
+
+def test_patience_ends_a_run_and_names_the_seed_that_it_has_caught() -> None:
+    still = {"optimizer": partial(SGD, lr=0.0)}
+    run = make_run(keep="best", patience=4, epochs=9, **still)
+    assert len(scored(run)) == 5
+    assert run.is_done
+    grown = run.finish()
+    assert (grown.summary.kept_epoch, grown.summary.epochs) == (1, 5)
+    told = "no better validation score in 4 epochs"
+    assert grown.summary.stopped == told
+    assert grown.why[0] == (
+        f"The run stopped after epoch 5 ({told}), when a mlp_small at stem was still being "
+        "blended in."
+    )
+    assert repr(grown).endswith("grew nothing, epoch 1 of 5)")
+    patient = make_run(keep="best", patience=9, epochs=9, **still)
+    assert len(scored(patient)) == 9
+    assert patient.finish().summary.stopped == ""
+
+
+def test_patience_begins_anew_with_every_better_epoch() -> None:
+    run = make_run("wait", keep="best", patience=5, epochs=40, train=Spoiled())
+    scores = scored(run)
+    assert len(scores) == 1 + scores.index(max(scores)) + 5
+
+
+def test_a_run_that_stopped_goes_on_when_it_is_given_another_length() -> None:
+    first = make_run("wait", 4)
+    for _ in first.epochs():
+        first.stop("enough")
+    assert first.gardener.epoch == 1
+    saved = frozen(first.state_dict())
+    again, longer = make_run("wait", 4), make_run("wait", 5)
+    for run in (again, longer):
+        run.load_state_dict(saved)
+    assert (again.is_done, longer.is_done) == (True, False)
+    assert len(scored(longer)) == 5
+
+
+def test_a_run_that_stopped_and_kept_its_best_cannot_return_its_last() -> None:
+    first = make_run(keep="best")
+    for _ in first.epochs():
+        first.stop("enough")
+    other = make_run(keep="last")
+    other.load_state_dict(frozen(first.state_dict()))
+    with pytest.raises(UsageError, match=r"stopped early, after epoch 1.*keep='best'"):
+        other.finish()
+
+
+# ------------------------------------------------------------------------- statistics of BatchNorm
+
+
+class Normed(nn.Module):
+    """Features [B, 4] to class scores [B, 3], with statistics of the batch behind its slots."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Linear(FEATURES, 6)
+        self.norm = nn.BatchNorm1d(6)
+        self.head = nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.head(torch.tanh(self.norm(self.stem(x))))
+        return scores
+
+
+def make_normed(**changes: Any) -> GrowthRun:
+    torch.manual_seed(0)
+    return make_run(model=Normed(), slots=["stem"], **changes)
+
+
+def fresh(model: nn.Module, batches: list[Batch] = TRAIN) -> nn.Module:
+    """A copy with statistics taken by PyTorch's own tool."""
+    copied = copy.deepcopy(model).train()
+    update_bn([x for x, _ in batches], copied)
+    return copied.eval()
+
+
+@pytest.mark.parametrize("keep", ["best", "last"])
+def test_network_and_twin_are_returned_with_statistics_that_fit(keep: str) -> None:
+    run = make_normed(keep=keep, twin=True, epochs=9)
+    scored(run)
+    assert [record.statistics_batches for record in run.history] == [len(TRAIN)] * 9
+    grown = run.finish()
+    assert grown.twin is not None
+    if keep == "last":
+        assert grown.model.slots["stem"].alpha > 0
+    for network in (grown.bake(), grown.twin):
+        x = torch.cat([x for x, _ in VAL])
+        torch.testing.assert_close(network.eval()(x), fresh(network)(x), rtol=1e-3, atol=1e-4)
+
+
+def test_no_more_batches_are_used_than_asked_for() -> None:
+    for most in (2, 0):
+        settings = GardenerConfig(statistics_batches=most)
+        run = make_normed(controller="wait", epochs=1, gardener=settings)
+        scored(run)
+        assert run.history[0].statistics_batches == most
+    plain = make_run("wait", 1)
+    scored(plain)
+    assert plain.history[0].statistics_batches == 0
+
+
+@pytest.mark.parametrize("stop", [3, 6, 9])
+def test_a_restored_run_has_the_same_statistics_and_contributions(
+    stop: int, tmp_path: Path
+) -> None:
+    options = {"keep": "best", "twin": True, "test": TEST, "epochs": 9}
+    whole = make_normed(**options)
+    scored(whole)
+    first = make_normed(**options)
+    for record in first.epochs():
+        if record.epoch == stop:
+            break
+    save_tree(tmp_path / "state", first.state_dict(), kind="test", version=1)
+    second = make_normed(**options)
+    second.load_state_dict(load_tree(tmp_path / "state", kind="test", version=1)[0])
+    scored(second)
+    assert plain_history(second.history) == plain_history(whole.history)
+    one, other = second.finish(), whole.finish()
+    assert replace(one.summary, seconds=0.0) == replace(other.summary, seconds=0.0)
+    assert one.contributions == other.contributions
+    assert same(one.model.state_dict(), other.model.state_dict())
 
 
 def test_without_test_batches_there_is_no_test_score() -> None:

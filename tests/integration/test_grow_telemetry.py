@@ -61,7 +61,7 @@ def arguments(tmp_path_factory: pytest.TempPathFactory) -> Given:
     plan.write_text(PLAN)
     return (
         *("grow", "--task", "digits_mlp", "--epochs", EPOCHS, "--seed", 2, "--json"),
-        *("--controller", f"schedule:{plan}", "--out", "run"),
+        *("--controller", f"schedule:{plan}", "--keep", "last", "--out", "run"),
     )
 
 
@@ -355,7 +355,7 @@ def test_a_store_that_another_program_holds_ends_the_run_with_one_line(
     monkeypatch.setattr(
         store,
         "connect_writer",
-        lambda path, *, busy_timeout_s: open_writer(path, busy_timeout_s=0.1),
+        lambda path, limit, *, busy_timeout_s: open_writer(path, limit, busy_timeout_s=0.1),
     )
     holders: list[sqlite3.Connection] = []
 

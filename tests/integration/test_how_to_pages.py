@@ -91,7 +91,8 @@ def test_choosing_slots_prints_what_the_page_says() -> None:
 
 @pytest.mark.filterwarnings("ignore::esper.EsperWarning")
 def test_growing_with_an_optimizer_and_of_a_frozen_model() -> None:
-    optimizing, adapting, learned, counting = python_blocks(HOW_TO / "grow-your-own.md")
+    blocks = python_blocks(HOW_TO / "grow-your-own.md")
+    optimizing, adapting, learned, counting, stopping = blocks
     names = run_blocks([optimizing.replace("60", "8")], taken_for_granted())[0]
     assert names["schedule"].last_epoch == 8
     names = run_blocks([adapting.replace("val=val", "val=val, epochs=8")], taken_for_granted())[0]
@@ -101,6 +102,9 @@ def test_growing_with_an_optimizer_and_of_a_frozen_model() -> None:
     assert garden.param_limit == 2 * host
     count = run_blocks([counting], taken_for_granted())[0]["count"]
     assert 0 < 2 * count.by_module["encoder.layers.0"] < count.total < count.training
+    at_once = stopping.replace("> 99", ">= 0")
+    names = run_blocks([at_once], taken_for_granted())[0]
+    assert len(names["grown"].history) == 1
 
 
 def test_deepening(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,11 +137,17 @@ def one_process() -> Iterator[None]:
 @pytest.mark.usefixtures("one_process")
 def test_wrapping_and_baking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    in_lightning, in_trainer, several, out = python_blocks(HOW_TO / "other-loops.md")
+    statistics, in_lightning, in_trainer, several, out = python_blocks(HOW_TO / "other-loops.md")
     # With `...` in them; whole they are in examples/, which `make test-integrations` runs.
     for part in (in_lightning, in_trainer):
         compile(part, "other-loops.md", "exec")
-    names = run_blocks([several, out], taken_for_granted())[0]
+
+    def evaluate(model: nn.Module) -> tuple[Tensor, None]:
+        return torch.ones(3), None
+
+    known = {**taken_for_granted(), "evaluate": evaluate}
+    names = run_blocks([several, statistics, out], known)[0]
+    assert len(names["gardener"].history) == 1
     assert type(names["plain"]) is Classifier
     assert (tmp_path / "plain.pt").is_file()
 

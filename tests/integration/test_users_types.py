@@ -42,7 +42,7 @@ def grow(model: nn.Module, train: Any, val: Any, slots: Any = ("0",), **options:
     options = {"epochs": 5, "config": esper.GrowthConfig(garden=EAGER), **options}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Nothing grew", category=EsperWarning)
-        warnings.filterwarnings("ignore", message=".*has BatchNorm", category=EsperWarning)
+        warnings.filterwarnings("ignore", message="Nothing that grew", category=EsperWarning)
         warnings.filterwarnings("ignore", message=".*too few to grow", category=EsperWarning)
         warnings.filterwarnings("ignore", message=".*still being blended", category=EsperWarning)
         return esper.grow(model, list(slots), train=train, val=val, controller=script, **options)

@@ -8,8 +8,9 @@ from torch.optim import SGD
 
 from esper.growth.gardener import Gardener
 from esper.integrations.rounds import Rounds
+from esper.kasmina.garden import Garden
 from esper.leyline.errors import EsperWarning, MissingExtraError
-from tests.plots import GROW_ONE, Script, make_batches, make_garden, train
+from tests.plots import EAGER, GROW_ONE, Script, TinyConv, make_batches, make_garden, train
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*too few to grow in", "ignore:Nothing grew")
 
@@ -53,6 +54,25 @@ def test_seeds_that_germinate_while_a_trainer_validates_can_be_trained() -> None
     before = [p.detach().clone() for p in seed]
     train(rounds.gardener.garden, optimizer, make_batches())
     assert not all(map(torch.equal, seed, before))
+
+
+def test_statistics_are_taken_anew_on_what_the_network_was_trained_on() -> None:
+    torch.manual_seed(0)
+    garden = Garden(TinyConv(norm=True), ["first"], torch.zeros(2, 1, 8, 8), config=EAGER)
+    gardener = Gardener(garden, "wait", 12)
+    optimizer = gardener.optimizer(SGD, lr=0.1)
+    rounds = Rounds(gardener, None, None)
+    batches = [(torch.randn(8, 1, 8, 8), torch.randint(10, (8,))) for _ in range(3)]
+    train(garden, optimizer, batches)
+    record = rounds.end(batches)
+    assert record is not None
+    assert record.statistics_batches == 3
+    expected = torch.stack([garden.model.first(x).mean((0, 2, 3)) for x, _ in batches]).mean(0)  # type: ignore[operator, union-attr]
+    found = garden.model.norm.running_mean  # type: ignore[union-attr]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    second = rounds.end(batches)
+    assert second is not None
+    assert second.statistics_batches == 0, "nothing was trained since"
 
 
 def test_behind_the_horizon_nothing_happens() -> None:

@@ -229,7 +229,6 @@ def double_batches(size: int = 17) -> list[Batch]:
     return [(x.double(), y) for x, y in make_batches(2, size, seed=9)]
 
 
-@pytest.mark.filterwarnings("ignore:the model has BatchNorm")
 @pytest.mark.parametrize("wiring", ["backwards", "plain"])
 def test_slots_are_shared_in_whatever_order_they_run(wiring: str) -> None:
     garden, batches = wired_garden(wiring), double_batches()
@@ -249,7 +248,6 @@ def test_slots_are_shared_in_whatever_order_they_run(wiring: str) -> None:
     assert len({tuple(row) for row in shared.tolist()}) == 8
 
 
-@pytest.mark.filterwarnings("ignore:the model has BatchNorm")
 @pytest.mark.parametrize(
     ("wiring", "reason"),
     [
@@ -280,7 +278,6 @@ def test_what_cannot_be_shared_says_why_and_gives_the_same_numbers(
     assert all(slot.branch is None and slot.sample_alphas is None for slot in garden.seedbed)
 
 
-@pytest.mark.filterwarnings("ignore:the model has BatchNorm")
 def test_other_slots_of_the_same_model_still_share() -> None:
     garden, batches = wired_garden("residual"), double_batches()
     evaluator = BatchEvaluator(batches, per_sample_classification)

@@ -143,3 +143,56 @@ def test_a_seed_that_a_gate_held_back_says_what_the_gate_wanted() -> None:
         "was dropped; it was held back 2 times, at last because gate G2 waits, 3 are over."
         in (told[1])
     )
+
+
+def test_what_grew_after_the_epoch_that_is_kept_is_not_part_of_the_result() -> None:
+    history = [
+        epoch(1, "GERMINATE"),
+        epoch(2, stage="TRAINING"),
+        epoch(3, stage="HOLDING"),
+        epoch(4, None, stage="HOLDING"),
+    ]
+    assert [seed.fate for seed in seeds_at_end(history)] == ["holding"]
+    assert why_not_grown(history, 3) == why_not_grown(history) == ()
+    for kept in (1, 2):
+        (seed,) = seeds_at_end(history, kept)
+        assert (seed.fate, seed.ended) == ("dropped", 4)
+        assert why_not_grown(history, kept) == (
+            f"Nothing that grew was kept: the best validation score is that of epoch {kept}, "
+            "before a norm at a had any effect; keep='last' returns the network of epoch 4.",
+        )
+
+
+def test_a_seed_that_was_pruned_after_the_epoch_that_is_kept_lives_in_the_result() -> None:
+    history = [
+        epoch(1, "GERMINATE"),
+        epoch(2, stage="BLENDING"),
+        epoch(3, "PRUNE", stage="HOLDING"),
+        epoch(4, None, stage="PRUNED"),
+    ]
+    assert [(seed.fate, seed.ended) for seed in seeds_at_end(history, 3)] == [("holding", None)]
+    assert [(seed.fate, seed.ended) for seed in seeds_at_end(history)] == [("pruned", 3)]
+    assert [(seed.fate, seed.ended) for seed in seeds_at_end(history, 1)] == [("pruned", 3)]
+
+
+def test_a_seed_half_blended_in_is_told_of_the_epoch_that_is_kept() -> None:
+    half = epoch(2, stage="BLENDING")
+    slot = replace(half.slots[0], alpha=0.4, alpha_target=1.0)
+    history = [epoch(1, "GERMINATE"), replace(half, slots=(slot,)), epoch(3, None, stage="HOLDING")]
+    assert why_not_grown(history) == ()
+    told, advice = why_not_grown(history, 2)
+    assert told == (
+        "A norm at a was still being blended in at epoch 2, whose network is kept, at 40% of its "
+        "amplitude."
+    )
+    assert "keep='last'" in advice
+
+
+def test_a_run_that_stopped_names_what_it_left_half_way() -> None:
+    history = [epoch(1, "GERMINATE"), epoch(2, stage="TRAINING")]
+    told = why_not_grown(history, 1, "no better validation score in 1 epochs")
+    assert told[0] == (
+        "The run stopped after epoch 2 (no better validation score in 1 epochs), when a norm at a "
+        "was still learning."
+    )
+    assert "The run stopped" not in " ".join(why_not_grown([epoch(1)], 1, "enough"))

@@ -20,6 +20,7 @@ from esper.leyline.records import (
     epoch_line,
     seed_records,
     told_gain,
+    told_kept,
     told_score,
     told_worth,
 )
@@ -108,7 +109,13 @@ def test_a_summary_survives_json() -> None:
         twin_test_score=None,
         seeds=(seed,),
         seconds=1.0,
+        kept_epoch=40,
+        twin_kept_epoch=60,
     )
+    assert told_kept(summary) == "epoch 40 kept, the best validated of 60"
+    assert told_kept(dataclasses.replace(summary, kept_epoch=60)) == "epoch 60 kept, the last"
+    early = dataclasses.replace(summary, stopped="on_epoch raised StopIteration")
+    assert told_kept(early).endswith("of 60; stopped early: on_epoch raised StopIteration")
     assert RunSummary.from_mapping(json.loads(json.dumps(summary.to_mapping()))) == summary
 
 

@@ -126,7 +126,6 @@ def test_a_module_that_draws_does_so_from_its_rows_own_stream() -> None:
             assert scores[-1] == float(alone.groups[0].tracker.score_history[0, -1])
 
 
-@pytest.mark.filterwarnings("ignore:the model has BatchNorm layers")
 def test_running_statistics_are_part_of_a_row() -> None:
     with plugged_in(), populations(make_population([odd_task(batch_norm=True)], 2)) as (one,):
         one.reset()

@@ -128,7 +128,6 @@ def test_why_rows_cannot_be_stacked() -> None:
     assert stacking_problem(TinyText(), shadow) == "the shadow pass is not stacked"
 
 
-@pytest.mark.filterwarnings("ignore:the model has BatchNorm layers")
 @pytest.mark.parametrize(
     ("options", "reason"),
     [

@@ -181,6 +181,8 @@ def summary_of(history: Sequence[EpochRecord], **changes: object) -> RunSummary:
         twin_test_score=None,
         seeds=seed_records(tuple(history)),
         seconds=74.2,
+        kept_epoch=last.epoch,
+        twin_kept_epoch=None if last.twin_score is None else last.epoch,
     )
     return replace(plain, **changes)  # type: ignore[arg-type]
 

@@ -41,6 +41,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*too few to grow in"),
     pytest.mark.filterwarnings("ignore:.*still being blended in"),
     pytest.mark.filterwarnings("ignore:Nothing grew"),
+    pytest.mark.filterwarnings("ignore:Nothing that grew was kept"),
 ]
 
 TRAIN, VAL = make_batches(4), make_batches(2, 32, seed=9)

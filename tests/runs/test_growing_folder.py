@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import threading
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 import yaml
 from torch import nn
 from torch.optim import SGD, AdamW
-from torch.optim.lr_scheduler import StepLR
+from torch.optim.lr_scheduler import LambdaLR, StepLR
 
 import esper
 from esper.growth.grown import Grown
@@ -33,6 +34,9 @@ from tests.plots import SLOTS, growth_config, make_batches, make_net, plain_hist
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*too few to grow in"),
     pytest.mark.filterwarnings("ignore:Nothing grew"),
+    pytest.mark.filterwarnings("ignore:Nothing that grew was kept"),
+    pytest.mark.filterwarnings("ignore:The run stopped after epoch"),
+    pytest.mark.filterwarnings("ignore:.*still being blended in"),
 ]
 
 TRAIN, VAL = make_batches(4), make_batches(2, 32, seed=9)
@@ -121,6 +125,71 @@ def test_the_best_network_is_kept(whole: Grown) -> None:
     x, y = (torch.cat(parts) for parts in zip(*VAL, strict=True))
     right = (best(x).argmax(1) == y).double().mean()
     assert 100 * float(right) == pytest.approx(max(scores))
+
+
+def stop_after(epoch: int) -> Any:
+    def stop(record: EpochRecord) -> None:
+        if record.epoch == epoch:
+            raise StopIteration("seen enough")
+
+    return stop
+
+
+def test_a_run_ends_well_when_on_epoch_says_so(tmp_path: Path) -> None:
+    plain = grow_tiny(None, on_epoch=stop_after(4))
+    out = tmp_path / "run"
+    grown = grow_tiny(out, on_epoch=stop_after(4))
+    for one in (plain, grown):
+        assert len(one.history) == one.summary.epochs == 4
+        assert one.summary.stopped == "on_epoch raised StopIteration (seen enough)"
+    assert same(plain.model.state_dict(), grown.model.state_dict())
+    with open_run(out) as stored:
+        assert (stored.info.status, stored.info.stopped) == ("finished", grown.summary.stopped)
+        assert stored.info.kept_epoch == grown.summary.kept_epoch
+    # It is over, until it is given another length; then it goes on as if it had not stopped.
+    assert len(grow_tiny(out, resume=True).history) == 4
+    longer = grow_tiny(out, resume=True, epochs=12)
+    assert len(longer.history) == 12
+    assert longer.summary.stopped == ""
+
+
+def test_a_run_is_extended_as_on_the_command_line(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    grow_tiny(out, epochs=3)
+    grown = grow_tiny(out, epochs=5, keep="best", patience=50, resume=True)
+    assert len(grown.history) == 5
+    settings = yaml.safe_load((out / "config.yaml").read_text())["growth"]
+    assert (settings["epochs"], settings["keep"], settings["patience"]) == (5, "best", 50)
+    with open_run(out) as stored:
+        (event,) = stored.rows("events", where="kind = 'settings_changed'")
+    assert "growth.epochs 3 -> 5" in str(event["message"])
+    assert len(grow_tiny(out, epochs=5, keep="best", patience=50, resume=True).history) == 5
+
+
+@pytest.mark.parametrize(("keep", "stop"), [("best", 3), ("best", 7), ("last", 7)])
+def test_what_is_kept_survives_a_resume_bit_for_bit(keep: Any, stop: int, tmp_path: Path) -> None:
+    # A network that gets worse: the best is saved long before the run is continued.
+    options: dict[str, Any] = {"optimizer": partial(SGD, lr=0.1), "scheduler": worse, "keep": keep}
+    expected = grow_tiny(None, **options)
+    out = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        grow_tiny(out, on_epoch=interrupt_after(stop), **options)
+    found = grow_tiny(out, resume=True, **options)
+    assert replace(found.summary, seconds=0.0) == replace(expected.summary, seconds=0.0)
+    assert same(found.model.state_dict(), expected.model.state_dict())
+    assert (found.twin is None) == (expected.twin is None)
+    if found.twin is not None and expected.twin is not None:
+        assert same(found.twin.state_dict(), expected.twin.state_dict())
+    with open_run(out) as stored:
+        assert stored.info.kept_epoch == expected.summary.kept_epoch
+    page = (out / "report.html").read_text()
+    kept, last = expected.summary.kept_epoch, len(expected.history)
+    told = "the last epoch" if kept == last else f"epoch {kept}, the best validated of {last},"
+    assert f"The network of {told} is the result." in page
+
+
+def worse(optimizer: Any) -> LambdaLR:
+    return LambdaLR(optimizer, lambda epoch: 1.0 if epoch < 2 else 10.0)
 
 
 @pytest.mark.parametrize("stop", [1, 4, 9])
@@ -216,7 +285,8 @@ def wider() -> nn.Module:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"epochs": 12}, r"growth\.epochs is 10 in .* and cannot become 12 when it is continued"),
+        ({"decide_every": 2}, r"decide_every is 0 in .* and cannot become 2 when it is continued"),
+        ({"epochs": 9}, r"growth\.epochs cannot become 9: 10 epochs of .* are trained already"),
         ({"seed": 3}, r"growth\.seed is 2"),
         ({"twin": False}, r"growth\.twin is True"),
         ({"max_seeds": 1}, r"growth\.garden\.lifecycle\.rules\.max_seeds is 0"),

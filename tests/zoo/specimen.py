@@ -55,10 +55,10 @@ def examine(specimen: Specimen, *, steps: tuple[str, ...] = STEPS) -> Findings:
     """Try everything with one network; what is refused is noted, anything else raises."""
     found = Findings()
     with warnings.catch_warnings():
-        # Of BatchNorm and the like, and those of other libraries about themselves.
+        # Those of other libraries about themselves.
         warnings.simplefilter("ignore")
         warnings.simplefilter("error", EsperWarning)
-        for told in ("the model has BatchNorm", "the samples of a batch influence", ".*running"):
+        for told in ("the samples of a batch influence", ".*running"):
             warnings.filterwarnings("ignore", told, EsperWarning)
         _examine(specimen, steps, found)
     return found

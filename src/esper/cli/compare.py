@@ -101,7 +101,8 @@ def read_side(folder: str) -> Side:
         history = read_history(stored)
         state = describe_run(stored.folder).state
     last = history[-1] if history else None
-    lives = seeds_at_end(history) if state == "finished" else seed_records(history)
+    is_over = state == "finished"
+    lives = seeds_at_end(history, info.kept_epoch) if is_over else seed_records(history)
     return copy_fields(
         Side,
         info,

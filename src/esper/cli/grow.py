@@ -119,6 +119,18 @@ def set_up(parser: Parser) -> None:
         metavar="N",
         help="training steps that count as an epoch (default: one pass over the data)",
     )
+    how.add_argument(
+        "--keep",
+        choices=("best", "last"),
+        help="which network is the result, of the twin alike: the best validated, or the last "
+        "(default: best)",
+    )
+    how.add_argument(
+        "--patience",
+        type=int,
+        metavar="N",
+        help="stop after this many epochs without a better validation score (default: never)",
+    )
     add_settings(
         how,
         "such as growth.training.momentum=0.8; may be given again, and with --resume "
@@ -139,8 +151,9 @@ def set_up(parser: Parser) -> None:
         limits.add_argument(name, type=int, metavar="N", help=f"{what_is_limited} (default: 0)")
     where = add_run_options(
         parser,
-        resume="continue the run in --out, or extend it by a larger --epochs, with --set if asked "
-        "for; give --model again where it had one, as no code is run because a folder names it",
+        resume="continue the run in --out, or extend it by a larger --epochs, with --keep, "
+        "--patience and --set if asked for; give --model again where it had one, as no code is run "
+        "because a folder names it",
         verbose="show every decision, and alarms that only inform",
     )
     where.add_argument("--export", choices=("onnx", "pt2"), help="also write the grown network")
@@ -202,8 +215,8 @@ def _open(options: argparse.Namespace, on_alarm: Any) -> Any:
         _refuse_changes(options)
         if options.device is not None:
             settings["device"] = choose_device(options.device).type
-        if options.epochs is not None:
-            settings["growth.epochs"] = options.epochs
+        for name, value in chosen(options, "epochs", "keep", "patience").items():
+            settings[f"growth.{name}"] = value
         return resume_request(
             options.out,
             settings=settings,
@@ -241,7 +254,8 @@ def resolve(options: argparse.Namespace) -> Any:
         _need_rate(options, growth.training)
     training = growth.training.replace(**given)
     growth = growth.replace(
-        training=training, **chosen(options, "epochs", "seed", "twin", "decide_every")
+        training=training,
+        **chosen(options, "epochs", "seed", "twin", "decide_every", "keep", "patience"),
     )
     limits = chosen(options, "max_growth", "max_seeds", "max_parameters", "max_added_flops")
     return GrowRequest(
@@ -295,7 +309,7 @@ def _data_path(path: str) -> str:
 
 def _refuse_changes(options: argparse.Namespace) -> None:
     kept = {"out", "resume", "source", "export", "json", "verbose", "run", "overwrite", "arguments"}
-    kept |= {"settings", "model", "device", "epochs", "wandb"}
+    kept |= {"settings", "model", "device", "epochs", "keep", "patience", "wandb"}
     names = [name for name in vars(options) if name not in kept]
     advice = ", or name what is to change, as in --set growth.training.learning_rate=0.01"
     refuse_beside_resume(options, names, advice)

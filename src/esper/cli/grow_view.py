@@ -13,7 +13,14 @@ from rich.text import Text
 
 from esper.cli.output import new_table, out_console, points, safe, tell
 from esper.cli.view import LiveView, alarm_line, sparkline
-from esper.leyline.records import EpochRecord, decision_line, epoch_line, is_loss, told_worth
+from esper.leyline.records import (
+    EpochRecord,
+    decision_line,
+    epoch_line,
+    is_loss,
+    told_kept,
+    told_worth,
+)
 from esper.nissa.schema import AlarmRow
 
 if TYPE_CHECKING:
@@ -120,6 +127,7 @@ def print_summary(grown: Grown, document: dict[str, Any]) -> None:
         console.print("The controller germinated nothing.")
     if len(grown.best_by_size) > 1:
         console.print(_size_table(grown))
+    tell(console, told_kept(summary))
     for line in grown.why:
         tell(console, line)
     tell(console, f"report: {document['report']}")

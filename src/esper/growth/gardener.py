@@ -15,12 +15,14 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from esper.growth.batches import Batches, read_batch
 from esper.growth.distributed import Ranks
 from esper.growth.doubts import find_doubt
 from esper.growth.horizon import fit_lifecycle, fit_tracker, inert_epochs
@@ -33,6 +35,7 @@ from esper.kasmina.governor import GovernorConfig, Panic
 from esper.kasmina.operations import OperationResult, check_number, describe_result
 from esper.kasmina.optimizer import CarriedOptimizer, make_optimizer
 from esper.kasmina.probe import map_tensors
+from esper.kasmina.recalibration import DEFAULT_BATCHES, moving_norms
 from esper.kasmina.row_group import RowConfig, RowGroup, measure_by_ablation
 from esper.kasmina.signals import Rates, RowFacts, TrackerConfig, row_facts
 from esper.leyline.actions import (
@@ -109,6 +112,12 @@ class GardenerConfig(Config):
         "In several processes: put the samples that each evaluates together. "
         "Otherwise all evaluate the same, and those of rank 0 count.",
     )
+    statistics_batches: int = option(
+        DEFAULT_BATCHES,
+        "Most training batches from which running statistics (BatchNorm) are taken anew before an "
+        "epoch is measured; 0 leaves them as training has them.",
+        minimum=0,
+    )
     fits_horizon: bool = option(
         True, "In a run of less than 60 epochs, shorten the waits in proportion."
     )
@@ -116,6 +125,11 @@ class GardenerConfig(Config):
     def told(self, **facts: float) -> GardenerConfig:
         """Return the settings with what was found out about the task where they do not say it."""
         return self.replace(**{name: v for name, v in facts.items() if not getattr(self, name)})
+
+
+def _amplitudes(garden: Garden) -> dict[str, float]:
+    """Return how far every seed is blended in, by slot; one that changes no output is left out."""
+    return {name: view.alpha for name, view in garden.slots.items() if view.alpha > 0}
 
 
 def garden_facts(garden: Garden, config: GardenerConfig, horizon: int) -> RowFacts:
@@ -255,6 +269,11 @@ class Gardener:
         self._group.assume(garden.state)
         self._rollbacks = 0
         """How many epochs in a row went back."""
+        self._statistics = 0
+        """Batches that running statistics were taken from since the last step."""
+        self._fitted = _amplitudes(garden)
+        """What was blended in, and how far, when statistics were last taken."""
+        self._is_told_of_statistics = False
         self._clock = time.monotonic()
 
     def tell(self, **facts: float) -> None:
@@ -314,6 +333,37 @@ class Gardener:
         optimizer.register_load_state_dict_pre_hook(self._take_memory)
         return optimizer
 
+    def recalibrate(self, batches: Batches) -> int:
+        """Take the running statistics of BatchNorm layers anew; call it before `step`.
+
+        A seed that comes, goes or changes its amplitude leaves them behind, and an evaluation by
+        them is wrong by whole points. `esper.grow` and the callbacks of trainers do this by
+        themselves. Training does not notice, and layers that are kept in eval mode are left alone.
+        The batches are held until the next `step`, in which every ablation is measured with
+        statistics of its own.
+
+        Args:
+            batches: training batches, as `esper.grow` takes them, or of inputs alone; no more than
+                `config.statistics_batches` are read. In a model without such layers none are.
+
+        Returns:
+            The number of batches that the statistics are taken from.
+        """
+        most = self.config.statistics_batches
+        if not most or not moving_norms(self.garden):
+            return 0
+        parameter = next(self.garden.parameters(), None)
+        device = torch.device("cpu") if parameter is None else parameter.device
+        read = (b if isinstance(b, Tensor) else read_batch(b)[0] for b in islice(batches, most))
+        return self.recalibrate_on([map_tensors(one, lambda t: t.to(device)) for one in read])
+
+    def recalibrate_on(self, inputs: Sequence[Any]) -> int:
+        """Do what `recalibrate` does, on these batches of inputs, where the garden is."""
+        self._statistics = self._engine.recalibrate(inputs)
+        if self._statistics:
+            self._fitted = _amplitudes(self.garden)
+        return self._statistics
+
     def step(
         self,
         evaluate: Evaluate | Evaluator,
@@ -321,6 +371,7 @@ class Gardener:
         train_loss: float | None = None,
         twin_score: float | None = None,
         is_own_twin: bool = False,
+        on_measured: Callable[[float], None] | None = None,
         before_action: Callable[[], None] | None = None,
     ) -> EpochRecord:
         """Measure the epoch that was trained, decide, act; return what happened.
@@ -328,7 +379,9 @@ class Gardener:
         `evaluate(model)` returns `(loss[M], correct[M] or None)` for the validation samples in a
         fixed order; without correctness the score is the negative loss. A caller that trains a
         twin gives its score (or says that the network has not acted yet and is its own twin), and
-        may fork the network in `before_action`, called before any action but WAIT.
+        may fork the network in `before_action`, called before any action but WAIT. `on_measured`
+        is called with the score while the network is still what was measured. In a model with
+        BatchNorm, `recalibrate` comes first.
         """
         if self.epoch >= self.horizon:
             raise UsageError(
@@ -340,6 +393,7 @@ class Gardener:
         self._engine.finish_epoch(evaluator, train_loss)
         # Its owner may have acted on the garden by hand.
         group.state = self.garden.state
+        self._warn_of_statistics()
         group.live()
         self.garden.assume(group.state)
         measured = group.measured
@@ -347,6 +401,10 @@ class Gardener:
         rollback = self._judge()
         self._tell_mad()
         loss, score = float(measured.loss), float(measured.score)
+        statistics, self._statistics = self._statistics, 0
+        self._engine.forget_batches()
+        if on_measured is not None:
+            on_measured(score)
         twin_score = score if is_own_twin else twin_score
         slots = slot_records(self.garden)
         parameters, flops = self.garden.count_parameters(), self.garden.count_flops()
@@ -368,6 +426,7 @@ class Gardener:
             decision=decision,
             seconds=now - self._clock,
             rollback=rollback,
+            statistics_batches=statistics,
         )
         self._clock = now
         self.history.append(record)
@@ -421,6 +480,24 @@ class Gardener:
         if MEMORY in state:
             # Trainers move all of a saved optimizer to their device.
             self.recall(map_tensors(state[MEMORY], Tensor.cpu))
+
+    def _warn_of_statistics(self) -> None:
+        """Say once where statistics do not belong to the network that is about to be measured."""
+        now = _amplitudes(self.garden)
+        if self._statistics or self._is_told_of_statistics or now == self._fitted:
+            return
+        norms = moving_norms(self.garden)
+        if norms and self.config.statistics_batches:
+            self._is_told_of_statistics = True
+            slots = [
+                name for name in self.garden.slot_names if now.get(name) != self._fitted.get(name)
+            ]
+            warn(
+                f"epoch {self.epoch + 1}: the seeds at {', '.join(slots)} changed, but the running "
+                f"statistics of the model's {type(norms[0]).__name__} layers were not taken anew, "
+                "so scores and contributions are too low; call gardener.recalibrate(batches), with "
+                "training batches, before gardener.step(...)"
+            )
 
     def _tell_mad(self) -> None:
         """Say which seeds were pruned because they are not finite."""

@@ -44,7 +44,8 @@ class Grown:
     brought: a host that had grown up without it would lean on it less. That is the difference to
     the twin."""
     twin: nn.Module | None
-    """The network that only waited, where one was trained and growth made a difference."""
+    """The network that only waited, where one was trained and growth made a difference; kept as
+    the network itself is, of its own best epoch or of the last."""
     config: Config
     """The settings of the run."""
     example_input: Any = None
@@ -71,7 +72,10 @@ class Grown:
         size = _change(summary.parameters_before, summary.parameters_after)
         cost = _change(summary.flops_before, summary.flops_after)
         grew = ", ".join(kept) or "nothing"
-        return f"Grown({summary.task}: {told}, {size} parameters, {cost} FLOPs, grew {grew})"
+        epoch = f"epoch {summary.kept_epoch} of {summary.epochs}"
+        return (
+            f"Grown({summary.task}: {told}, {size} parameters, {cost} FLOPs, grew {grew}, {epoch})"
+        )
 
     @property
     def best_by_size(self) -> tuple[SizeRecord, ...]:
@@ -81,7 +85,7 @@ class Grown:
     @property
     def why(self) -> tuple[str, ...]:
         """Why nothing grew, or not to the end, line by line; else empty."""
-        return why_not_grown(self.history)
+        return why_not_grown(self.history, self.summary.kept_epoch, self.summary.stopped)
 
     def bake(self) -> nn.Module:
         """Return the network as a plain module of the host's own class, without Esper."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +14,13 @@ from esper.kasmina.engine import EpochResult, RowWeights, read_weights, take_sam
 from esper.kasmina.evaluation import Evaluator
 from esper.kasmina.garden import Garden
 from esper.kasmina.optimizer import CarriedOptimizer
+from esper.kasmina.recalibration import (
+    fitting_evaluator,
+    moving_norms,
+    read_statistics,
+    recalibrate,
+    write_statistics,
+)
 from esper.kasmina.signals import unknown_rates
 from esper.kasmina.state import SlotState
 from esper.leyline.transfer import Later
@@ -28,6 +36,8 @@ class OwnersEngine:
         self._ranks = ranks
         self._evaluator: Evaluator | None = None
         self._train_loss = math.nan
+        self._inputs: Sequence[Any] = ()
+        """Training batches of this epoch that statistics are taken from, of inputs alone."""
 
     @property
     def slots(self) -> Sequence[str]:
@@ -57,6 +67,24 @@ class OwnersEngine:
         self._evaluator = evaluator
         self._train_loss = math.nan if train_loss is None else train_loss
 
+    def recalibrate(self, inputs: Sequence[Any]) -> int:
+        """Take running statistics anew on these batches, and keep them for ablations.
+
+        In several processes those of rank 0 hold, as they do in DistributedDataParallel. Returns
+        the number of batches; 0 where there are no statistics.
+        """
+        norms = moving_norms(self.garden)
+        self._inputs = inputs if norms else ()
+        count = recalibrate(self.garden, inputs, norms)
+        if count and self._ranks.group is not None:
+            own = [tensor.cpu() for tensor in read_statistics(norms)]
+            write_statistics(norms, self._ranks.from_first(own))
+        return count
+
+    def forget_batches(self) -> None:
+        """Let go of the batches that statistics were taken from: the next epoch has its own."""
+        self._inputs = ()
+
     def sync(self, state: SlotState) -> Tensor:
         """Build, free and re-aim seeds as the state says; return their sizes, int64 [1, S]."""
         self.garden.assume(state)
@@ -72,7 +100,8 @@ class OwnersEngine:
     def measure(self, plans: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
         """Evaluate the garden in every configuration of its plan."""
         assert self._evaluator is not None, "an epoch is measured after it was finished"
-        return self._ranks.measured(*self._evaluator.measure(self.garden, plans[0]))
+        evaluator = fitting_evaluator(self._evaluator, self.garden, self._inputs)
+        return self._ranks.measured(*evaluator.measure(self.garden, plans[0]))
 
     def read(self, row: int) -> RowWeights:
         """Return copies of the garden's weights."""
@@ -83,6 +112,10 @@ class OwnersEngine:
         return [self.read(row).at_rest(seeds[row].tolist()) for row in rows]
 
     def write(self, row: int, weights: RowWeights, state: SlotState) -> None:
-        """Put weights into the garden; its optimizer forgets what it remembered of it."""
+        """Put weights into the garden; its optimizer forgets what it remembered of it.
+
+        Its statistics were saved with seeds that are no more, so they are taken anew.
+        """
         optimizer = None if self.carried is None else self.carried.optimizer
         write_weights(self.garden, optimizer, weights, state)
+        self.recalibrate(self._inputs)

@@ -8,14 +8,14 @@ train on every batch.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, get_args
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
+from torch.optim.lr_scheduler import LRScheduler
 
 from esper.growth.architecture import describe_host
 from esper.growth.batches import (
@@ -26,9 +26,11 @@ from esper.growth.batches import (
     first_batch,
     is_empty,
 )
+from esper.growth.checks import refuse_meta, refuse_short_schedule, warn_of_moving_statistics
 from esper.growth.criterion import Loss
 from esper.growth.gardener import DEFAULT_CONTROLLER, Gardener, GardenerConfig
 from esper.growth.grown import Grown
+from esper.growth.kept import Keep, Kept, Measured
 from esper.growth.optimization import (
     MakeOptimizer,
     OptimizerFactory,
@@ -41,6 +43,12 @@ from esper.kasmina.evaluation import BatchEvaluator, evaluate_contributions
 from esper.kasmina.garden import Garden, GardenConfig
 from esper.kasmina.optimizer import slot_groups
 from esper.kasmina.placement import DeclaredAxes, SlotNames
+from esper.kasmina.recalibration import (
+    SpreadSample,
+    fitting_evaluator,
+    moving_norms,
+    recalibrate,
+)
 from esper.kasmina.signals import RateTable
 from esper.kasmina.suggestion import suggest_slots
 from esper.kasmina.trainee import SchedulerEvery, SchedulerFactory, Trainee
@@ -68,6 +76,12 @@ class GrowthConfig(Config):
         0, "Training steps that count as an epoch; 0: one pass over the training set.", minimum=0
     )
     twin: bool = option(False, "Also train the network that only waits, for comparison.")
+    keep: Keep = option(
+        "best", "Which network is returned, of the twin alike: the best validated, or the last."
+    )
+    patience: int = option(
+        0, "Stop after this many epochs without a better validation score; 0: never.", minimum=0
+    )
     training: TrainingConfig = option(TrainingConfig, "How the network is trained.")
     garden: GardenConfig = option(GardenConfig, "The life of seeds and the limits of growth.")
     gardener: GardenerConfig = option(GardenerConfig, "How the network is measured.")
@@ -113,7 +127,7 @@ class GrowthRun:
             controller if isinstance(controller, str) else type(controller).__name__
         )
         self.device = _device_of(model) if device is None else choose_device(device)
-        _refuse_meta(model)
+        refuse_meta(model)
         refuse_sharded(model)
         refuse_scripted(model)
         model = model.to(self.device)
@@ -138,7 +152,7 @@ class GrowthRun:
             axes=axes,
             config=config.garden.replace(seed=config.seed),
         )
-        _warn_of_moving_statistics(model)
+        warn_of_moving_statistics(model)
         self._train = train
         self._keeps_label = judged.trains_with_labels
         self._val = judged.evaluator(val, self.device)
@@ -168,9 +182,13 @@ class GrowthRun:
             scheduler=scheduler_maker(scheduler, optimizer),
             scheduler_every=scheduler_every,
         )
-        _refuse_short_schedule(self.trainee.scheduler, scheduler_every, config, train)
+        refuse_short_schedule(self.trainee.scheduler, scheduler_every, config.epochs, train)
         self.twin: Trainee | None = None
+        self._kept = Kept(config.keep)
+        self._recent: list[Any] = []
+        """Inputs of the last epoch's batches, for the running statistics of BatchNorm."""
         self._is_exhausted = False
+        self._why_stopped = ""
         self._seconds = 0.0
 
     @property
@@ -184,14 +202,35 @@ class GrowthRun:
         return self.gardener.history
 
     @property
+    def best(self) -> Measured:
+        """The network of the best validated epoch so far."""
+        return self._kept.best
+
+    @property
     def seconds(self) -> float:
         """Time spent in epochs so far, before a resume too."""
         return self._seconds
 
     @property
     def is_done(self) -> bool:
-        """Whether all epochs are trained, or the training data is read through."""
-        return self.gardener.epoch >= self.config.epochs or self._is_exhausted
+        """Whether all epochs are trained, or the run has stopped before that."""
+        return self.gardener.epoch >= self.config.epochs or bool(self.stopped)
+
+    @property
+    def stopped(self) -> str:
+        """Why the run ended before its last epoch; empty where it did not."""
+        done, patience = self.gardener.epoch, self.config.patience
+        if done >= self.config.epochs:
+            return ""
+        if self._is_exhausted:
+            return "the training data ended"
+        if patience and done - self.best.epoch >= patience:
+            return f"no better validation score in {patience} epochs"
+        return self._why_stopped
+
+    def stop(self, why: str) -> None:
+        """End the run with the epoch that was just measured."""
+        self._why_stopped = why
 
     def epochs(self) -> Iterator[EpochRecord]:
         """Train, measure and decide, one epoch at a time, until the horizon."""
@@ -200,31 +239,42 @@ class GrowthRun:
             train_loss = self._train_epoch(self.gardener.epoch + 1)
             if self._is_exhausted:
                 return
-            twin_score = None if self.twin is None else _score(self._val, self.twin.garden)
+            self._recalibrate()
+            twin_score = None
+            if self.twin is not None:
+                twin_score = _score(self._val, self.twin.garden)
+                self._kept.take_twin(self.twin.garden, twin_score, self.gardener.epoch + 1)
             is_own_twin = self.config.twin and self.twin is None
             record = self.gardener.step(
                 self._val,
                 train_loss=train_loss,
                 twin_score=twin_score,
                 is_own_twin=is_own_twin,
+                on_measured=self._take_copy,
                 before_action=self._fork_twin if is_own_twin else None,
             )
             self._seconds += time.monotonic() - start
             yield record
 
     def finish(self) -> Grown:
-        """Measure every seed once more and touch the test split for the first and only time.
+        """Return the network that is kept, and its twin's likewise.
 
-        Seeds that were never blended in change nothing; they are taken out first.
+        Seeds that were never blended in change nothing; they are taken out. Then every seed is
+        measured once more and the test split is touched for the first and only time.
         """
+        last = self.history[-1]
+        twin = None if self.twin is None else self.twin.garden
+        kept, twin_kept = self._kept.give_back(self.garden, twin, last)
+        has_twin = self.config.twin
         self.garden.drop_inert()
-        contributions = evaluate_contributions(self.garden, self._val)
+        inputs = self._recent or self._read_recent(last.epoch)
+        evaluator = fitting_evaluator(self._val, self.garden, inputs)
+        contributions = evaluate_contributions(self.garden, evaluator)
         test = twin_test = None
         if self._test is not None:
             test = _score(self._test, self.garden)
-            if self.config.twin:
+            if has_twin:
                 twin_test = test if self.twin is None else _score(self._test, self.twin.garden)
-        last = self.history[-1]
         summary = RunSummary(
             task=self.name,
             controller=self.controller_name,
@@ -234,12 +284,15 @@ class GrowthRun:
             parameters_after=self.garden.count_parameters(),
             flops_before=self.garden.host_flops,
             flops_after=self.garden.count_flops(),
-            val_score=last.val_score,
+            val_score=kept.score,
             test_score=test,
-            twin_val_score=last.twin_score,
+            twin_val_score=twin_kept.score if has_twin else None,
             twin_test_score=twin_test,
-            seeds=seeds_at_end(self.history),
+            seeds=seeds_at_end(self.history, kept.epoch),
             seconds=self._seconds,
+            kept_epoch=kept.epoch,
+            twin_kept_epoch=twin_kept.epoch if has_twin else None,
+            stopped=self.stopped,
         )
         self.garden.eval()
         return Grown(
@@ -261,6 +314,8 @@ class GrowthRun:
             "gardener": self.gardener.state_dict(),
             "scheduler": scheduler,
             "twin": None if self.twin is None else self.twin.state_dict(),
+            "kept": self._kept.state_dict(),
+            "stopped": {"why": self._why_stopped, "epochs": self.config.epochs},
             "seconds": self._seconds,
         }
 
@@ -272,24 +327,30 @@ class GrowthRun:
             self.twin = self.trainee.fork(self._optimizer_of)
             self.twin.load_state_dict(state["twin"])
         self.gardener.load_state_dict(state["gardener"])
+        self._kept.load_state_dict(state["kept"])
+        # Whoever gives a run that was stopped another length wants it to go on.
+        is_as_long = int(state["stopped"]["epochs"]) == self.config.epochs
+        self._why_stopped = str(state["stopped"]["why"]) if is_as_long else ""
+        self._recent = []
         if self.trainee.scheduler is not None and state["scheduler"] is not None:
             self.trainee.scheduler.load_state_dict(state["scheduler"])
         self._seconds = float(state["seconds"])
 
     def _train_epoch(self, epoch: int) -> float | None:
-        set_epoch = getattr(self._train, "set_epoch", None)
-        if callable(set_epoch):
-            set_epoch(epoch)
+        self._announce(epoch)
         for one in (self.trainee, self.twin):
             if one is not None:
                 one.start_epoch()
                 if self._sets_rates:
                     one.set_rates(*self._rates(epoch, one.garden))
         number = -1
-        batches = Moved(self._train, self.device, keeps_label=self._keeps_label, name="training")
+        batches = self._training_batches()
+        sample = self._sample()
         for number, (inputs, targets) in enumerate(batches):
             if is_empty((inputs, targets)):
                 raise UsageError(f"epoch {epoch}: {batches.place} has no sample; leave it out")
+            self._recent = []  # Those of the last epoch are held as long as no other comes.
+            sample.add(inputs)
             for one in (self.trainee, self.twin):
                 if one is not None:
                     # What a module draws (dropout) depends on nothing but its place in the run:
@@ -302,9 +363,43 @@ class GrowthRun:
         if number < 0:
             self._stop_early(epoch - 1)
             return None
+        self._recent = sample.items
         if self.twin is not None:
             self.twin.finish_epoch()
         return self.trainee.finish_epoch()
+
+    def _training_batches(self) -> Moved:
+        return Moved(self._train, self.device, keeps_label=self._keeps_label, name="training")
+
+    def _sample(self) -> SpreadSample:
+        """Return what collects batches for running statistics; nothing where there are none."""
+        is_needed = bool(moving_norms(self.garden))
+        return SpreadSample(self.config.gardener.statistics_batches if is_needed else 0)
+
+    def _read_recent(self, epoch: int) -> list[Any]:
+        """Return what `_recent` was after an epoch that another process has trained."""
+        sample = self._sample()
+        if sample.most:
+            self._announce(epoch)
+            for inputs, _ in self._training_batches():
+                sample.add(inputs)
+        return sample.items
+
+    def _recalibrate(self) -> None:
+        """Give network and twin running statistics that belong to their weights."""
+        self.gardener.recalibrate_on(self._recent)
+        if self.twin is not None:
+            twin = self.twin.garden
+            recalibrate(twin, self._recent, moving_norms(twin))
+
+    def _take_copy(self, score: float) -> None:
+        self._kept.take(self.garden, score, self.gardener.epoch)
+
+    def _announce(self, epoch: int) -> None:
+        """Tell batches that want to know which epoch comes."""
+        set_epoch = getattr(self._train, "set_epoch", None)
+        if callable(set_epoch):
+            set_epoch(epoch)
 
     def _plain_optimizer(self, garden: Garden) -> Optimizer:
         return build_optimizer(self.config.training, slot_groups(garden))
@@ -325,15 +420,7 @@ class GrowthRun:
 
     def _fork_twin(self) -> None:
         self.twin = self.trainee.fork(self._optimizer_of)
-
-
-def _refuse_meta(model: nn.Module) -> None:
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if tensor.is_meta:
-            raise UsageError(
-                f"{name!r} of the model is on the meta device, which holds no numbers; build the "
-                "model on a real device, or give it weights after model.to_empty(device=...)"
-            )
+        self._kept.fork()
 
 
 def _rates_to_come(config: GrowthConfig) -> RateTable:
@@ -341,34 +428,6 @@ def _rates_to_come(config: GrowthConfig) -> RateTable:
     epochs = range(1, config.epochs + 1)
     factors = [rate_factor(config.training, epoch, config.epochs) for epoch in epochs]
     return RateTable(torch.tensor([factors]), torch.tensor([config.training.learning_rate]))
-
-
-def _refuse_short_schedule(
-    schedule: LRScheduler | None, every: SchedulerEvery, config: GrowthConfig, train: Batches
-) -> None:
-    """Refuse a schedule that would fail on the way, before anything is trained."""
-    if not isinstance(schedule, OneCycleLR) or (every == "batch" and not isinstance(train, Sized)):
-        return
-    each = len(train) if every == "batch" and isinstance(train, Sized) else 1
-    needed = config.epochs * each
-    if schedule.total_steps < needed:
-        raise UsageError(
-            f"OneCycleLR is made for {schedule.total_steps} steps, but the run steps it {needed} "
-            f"times ({config.epochs} epochs of {each}); give total_steps={needed}"
-        )
-
-
-def _warn_of_moving_statistics(model: nn.Module) -> None:
-    """Say that a host is not as frozen as its owner may think."""
-    for name, module in model.named_modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.affine:
-            is_frozen = not module.weight.requires_grad
-            if is_frozen and module.track_running_stats:
-                warn(
-                    f"the parameters of {name!r} are frozen, but its running statistics move while "
-                    "the network trains; replace it by one that does not, or train it too"
-                )
-                return
 
 
 def _device_of(model: nn.Module) -> torch.device:

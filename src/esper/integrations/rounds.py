@@ -7,12 +7,13 @@ follow. Nothing of it touches the trainer's random numbers, so that a resumed ru
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from esper.growth.batches import Batches, first_batch
@@ -20,6 +21,8 @@ from esper.growth.criterion import Loss
 from esper.growth.gardener import Gardener
 from esper.growth.own_loss import find_criterion
 from esper.kasmina.evaluation import Evaluate, Evaluator
+from esper.kasmina.probe import map_tensors
+from esper.kasmina.recalibration import SpreadSample, moving_norms
 from esper.leyline.errors import warn
 from esper.leyline.randomness import drawing
 from esper.leyline.records import EpochRecord
@@ -47,6 +50,10 @@ class Rounds:
         self._evaluate = evaluate
         self._sum: Tensor | None = None
         self._batches = 0
+        self._sample = self._new_sample()
+        if self._sample.most:
+            # What the network is given, whatever the trainer's batches look like.
+            gardener.garden.register_forward_pre_hook(self._see, with_kwargs=True)
 
     def carry(self, optimizer: Optimizer) -> None:
         """Let an unfinished round travel with the optimizer's state, as the gardener does."""
@@ -86,12 +93,31 @@ class Rounds:
                 )
                 self._evaluate = judged.evaluator(batches, device, precision=precision)
                 gardener.tell(**judged.facts)
+            with precision():
+                gardener.recalibrate_on(self._sample.items)
             record = gardener.step(self._evaluate, train_loss=train_loss)
         self._sum, self._batches = None, 0
+        self._sample = self._new_sample()
         is_over = gardener.epoch >= gardener.horizon
         if is_over and gardener.why and not isinstance(gardener.controller, WaitController):
             warn(" ".join(gardener.why))
         return record
+
+    def _new_sample(self) -> SpreadSample:
+        """Return what collects a round's batches for running statistics, where there are any."""
+        gardener = self.gardener
+        is_needed = bool(moving_norms(gardener.garden))
+        return SpreadSample(gardener.config.statistics_batches if is_needed else 0)
+
+    def _see(self, garden: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Collect what the network is trained on."""
+        if not garden.training or not torch.is_grad_enabled():
+            return
+        inputs: Any = args
+        if kwargs:
+            names = inspect.signature(self.gardener.garden.model.forward).parameters
+            inputs = {**dict(zip(names, args, strict=False)), **kwargs}
+        self._sample.add(map_tensors(inputs, Tensor.detach))
 
     def _save(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
         total = None if self._sum is None else float(self._sum)

@@ -70,7 +70,7 @@ class FunctionEvaluator:
             for configuration in configurations:
                 with garden.seedbed.configured(configuration[None], None):
                     results.append(_checked_results(self._evaluate(garden)))
-                _refuse_change(results[0], results[-1])
+                refuse_change(results[0], results[-1])
         losses = torch.stack([loss for loss, _ in results])
         correct = [right for _, right in results if right is not None]
         return losses, torch.stack(correct) if correct else None
@@ -117,7 +117,7 @@ class BatchEvaluator:
             ]
         if not any(loss.numel() for loss, _ in found):
             raise UsageError("the validation set is empty; give it at least one batch")
-        return _joined(found, 1)
+        return joined(found, 1)
 
     def _measure_batch(
         self, garden: Garden, configurations: Tensor, inputs: Any, targets: Any, mixer: str | None
@@ -175,7 +175,7 @@ class BatchEvaluator:
             if (losses := results[0].numel()) != count * (stop - start):
                 raise BranchingError(f"{count * (stop - start)} samples gave {losses} losses")
             found.append(_arranged(results, count, branches.places()))
-        return _joined(found, 1)
+        return joined(found, 1)
 
     def _measure_apart(
         self, garden: Garden, configurations: Tensor, batch: _Batch, limit: int
@@ -194,7 +194,7 @@ class BatchEvaluator:
                     f"batch, got {losses / count:g}"
                 )
             found.append(_arranged(results, count, slice(None)))
-        return _joined(found, 0)
+        return joined(found, 0)
 
     def _note(self, garden: Garden, configurations: Tensor, problem: str) -> None:
         """Remember why these slots are not measured in shared passes, and say so once."""
@@ -219,7 +219,7 @@ def _arranged(results: Results, count: int, places: list[int] | slice) -> Result
     return loss.reshape(count, -1)[places], by_part
 
 
-def _joined(found: Sequence[Results], dim: int) -> Results:
+def joined(found: Sequence[Results], dim: int) -> Results:
     """Return results that were measured apart as one."""
     correct = [right for _, right in found if right is not None]
     return torch.cat([loss for loss, _ in found], dim), torch.cat(correct, dim) if correct else None
@@ -336,7 +336,7 @@ def _refuse_non_finite(loss: Tensor) -> None:
         )
 
 
-def _refuse_change(first: Results, other: Results) -> None:
+def refuse_change(first: Results, other: Results) -> None:
     """Contributions compare sample with sample: every call must see the same ones."""
     if first[0].shape != other[0].shape:
         raise UsageError(

@@ -114,7 +114,6 @@ def place_slots(
     with counting(model) as count:
         seen = look(model, modules, example)
     refuse_failed(seen, example)
-    _warn_about_batch_norm(model)
     shapes = {path: output_shape(path, seen.outputs[path]) for path in modules}
     declared = _declared(paths, shapes, axes)
     found = Inference(model, modules, example, shapes, declared)
@@ -216,12 +215,3 @@ def output_shape(path: str, outputs: list[Any]) -> tuple[int, ...]:
 def _holder(kind: type) -> Holder:
     kinds: dict[type, Holder] = {tuple: "tuple", list: "list"}
     return "tensor" if issubclass(kind, Tensor) else kinds.get(kind, "other")
-
-
-def _warn_about_batch_norm(model: nn.Module) -> None:
-    if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules()):
-        warn(
-            "the model has BatchNorm layers: it will grow, but measured contributions are biased "
-            "because their statistics were taken with every seed on; GroupNorm or LayerNorm avoid "
-            "this"
-        )

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Protocol, runtime_checkable
 
-from esper.leyline.records import EpochRecord, SeedRecord, seeds_at_end
+from esper.leyline.records import EpochRecord, SeedRecord, kept_record, seeds_at_end
 from esper.leyline.stages import SeedStage
 
 
@@ -65,17 +65,28 @@ def is_grown(seeds: Sequence[SeedRecord]) -> bool:
     return any(seed.fate not in ("pruned", "dropped") for seed in seeds)
 
 
-def why_not_grown(history: Sequence[EpochRecord]) -> tuple[str, ...]:
+def why_not_grown(
+    history: Sequence[EpochRecord], kept_epoch: int | None = None, stopped: str = ""
+) -> tuple[str, ...]:
     """Return, for a run at its end, why its network has not grown, or not to the end.
 
     Where something grew and nothing is left on its way there is nothing to tell.
+
+    Args:
+        history: all epochs of the run.
+        kept_epoch: the epoch whose network is kept; the last by default.
+        stopped: why the run ended before its last epoch; empty where it did not.
     """
     if not history:
         return ()
-    seeds = seeds_at_end(list(history))
+    early = _tell_stopped(history[-1], stopped) if stopped else ()
+    seeds = seeds_at_end(history, kept_epoch)
     if is_grown(seeds):
-        return _tell_unfinished(history[-1])
-    lines = [_tell_waiting(history)]
+        return (*early, *_tell_unfinished(history, kept_epoch))
+    later = [seed for seed in seeds_at_end(history) if seed.fate not in ("pruned", "dropped")]
+    if later:
+        return (*early, _tell_not_kept(history, kept_epoch, later))
+    lines = [*early, _tell_waiting(history)]
     pruned = [seed for seed in seeds if seed.fate == "pruned"]
     for seed in pruned:
         reason = _reason_of_prune(seed, history)
@@ -94,15 +105,48 @@ def why_not_grown(history: Sequence[EpochRecord]) -> tuple[str, ...]:
     return (*lines, f"To change that: {advice}.") if advice else tuple(lines)
 
 
-def _tell_unfinished(last: EpochRecord) -> tuple[str, ...]:
-    """Return which seeds the end of the run has caught on their way into the network."""
+def _tell_unfinished(
+    history: Sequence[EpochRecord], kept_epoch: int | None = None
+) -> tuple[str, ...]:
+    """Return which seeds are on their way into the network in the epoch that is kept."""
+    kept = kept_record(history, kept_epoch)
+    is_last = kept.epoch == history[-1].epoch
+    when = "when the run ended" if is_last else f"at epoch {kept.epoch}, whose network is kept"
     lines = [
-        f"A {slot.blueprint} at {slot.name} was still being blended in when the run ended, at "
+        f"A {slot.blueprint} at {slot.name} was still being blended in {when}, at "
         f"{slot.alpha / slot.alpha_target:.0%} of its amplitude."
-        for slot in last.slots
+        for slot in kept.slots
         if slot.stage == SeedStage.BLENDING.name and slot.alpha < _BARELY * slot.alpha_target
     ]
-    return (*lines, "To change that: train for more epochs.") if lines else ()
+    advice = "train for more epochs" if is_last else "train for more epochs, or keep='last'"
+    return (*lines, f"To change that: {advice}.") if lines else ()
+
+
+def _tell_not_kept(
+    history: Sequence[EpochRecord], kept_epoch: int | None, later: Sequence[SeedRecord]
+) -> str:
+    """Return that what grew is not part of the network that is kept."""
+    names = ", ".join(f"a {seed.blueprint} at {seed.slot}" for seed in later)
+    return (
+        f"Nothing that grew was kept: the best validation score is that of epoch {kept_epoch}, "
+        f"before {names} had any effect; keep='last' returns the network of epoch "
+        f"{history[-1].epoch}."
+    )
+
+
+def _tell_stopped(last: EpochRecord, stopped: str) -> tuple[str, ...]:
+    """Return which seeds a run that stopped early has left half-way."""
+    ways = {
+        SeedStage.GERMINATED.name: "had not begun to learn",
+        SeedStage.TRAINING.name: "was still learning",
+        SeedStage.BLENDING.name: "was still being blended in",
+    }
+    return tuple(
+        f"The run stopped after epoch {last.epoch} ({stopped}), when a {slot.blueprint} at "
+        f"{slot.name} {ways[slot.stage]}."
+        for slot in last.slots
+        if slot.stage in ways
+    )
 
 
 def _tell_waiting(history: Sequence[EpochRecord]) -> str:

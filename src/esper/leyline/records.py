@@ -140,6 +140,9 @@ class EpochRecord(Plain):
     rollback: str | None = None
     """Why the network went back to its last good state in this epoch: not_finite, lobotomy or
     divergence; None where it did not."""
+    statistics_batches: int = 0
+    """Training batches that running statistics (BatchNorm) were taken from anew before the epoch
+    was measured; 0 where they were not."""
 
     @classmethod
     def from_mapping(cls, data: Mapping[str, Any]) -> EpochRecord:
@@ -161,7 +164,8 @@ class SeedRecord:
     ended: int | None
     """Epoch of its fossilization or removal, None while it lives."""
     fate: str
-    """fossilized, pruned, dropped (still inert when the run ended), or the stage it is in."""
+    """fossilized, pruned, dropped (in the network that is kept it has no effect yet, or is not
+    there yet), or the stage it is in."""
     parameters: int
     flops: int
     """Operations per sample."""
@@ -189,6 +193,12 @@ class RunSummary(Plain):
     twin_test_score: float | None
     seeds: tuple[SeedRecord, ...]
     seconds: float
+    kept_epoch: int
+    """The epoch whose network is the result, and whose `val_score` this is."""
+    twin_kept_epoch: int | None = None
+    """The same of the twin, where one ran."""
+    stopped: str = ""
+    """Why the run ended before its last epoch; empty where it did not."""
 
     @classmethod
     def from_mapping(cls, data: Mapping[str, Any]) -> RunSummary:
@@ -253,14 +263,43 @@ def seed_records(history: Iterable[EpochRecord]) -> tuple[SeedRecord, ...]:
     return lives.records()
 
 
-def seeds_at_end(history: list[EpochRecord] | tuple[EpochRecord, ...]) -> tuple[SeedRecord, ...]:
-    """Return the life of every seed of a run that is over; what was still inert is dropped."""
+def seeds_at_end(
+    history: Sequence[EpochRecord], kept_epoch: int | None = None
+) -> tuple[SeedRecord, ...]:
+    """Return the life of every seed of a run that is over, as the network that is kept has it.
+
+    What was still inert then, or came later, is dropped.
+
+    Args:
+        history: all epochs of the run.
+        kept_epoch: the epoch whose network is kept; the last by default.
+    """
+    last = history[-1].epoch
+    kept = last if kept_epoch is None else kept_epoch
+    lives = seed_records(history)
+    then = seed_records(record for record in history if record.epoch <= kept)
+    # Lives are told in the order in which they began.
+    ended = (*then, *lives[len(then) :])
     return tuple(
-        dataclasses.replace(seed, fate="dropped", ended=history[-1].epoch)
-        if seed.fate in _INERT
+        dataclasses.replace(seed, fate="dropped", ended=last)
+        if seed.fate in _INERT or (number >= len(then) and seed.fate != "pruned")
         else seed
-        for seed in seed_records(history)
+        for number, seed in enumerate(ended)
     )
+
+
+def kept_record(history: Sequence[EpochRecord], kept_epoch: int | None = None) -> EpochRecord:
+    """Return the epoch whose network is kept, or the nearest before it that is told of."""
+    past = [one for one in history if kept_epoch is None or one.epoch <= kept_epoch]
+    return past[-1] if past else history[0]
+
+
+def told_kept(summary: RunSummary) -> str:
+    """Return in words which epoch's network is the result."""
+    kept, done = summary.kept_epoch, summary.epochs
+    which = "the last" if kept == done else f"the best validated of {done}"
+    told = f"epoch {kept} kept, {which}"
+    return f"{told}; stopped early: {summary.stopped}" if summary.stopped else told
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -70,7 +70,10 @@ class RunRow(Row):
     command: str | None = column("", "The command that started the run.")
     status: str = column("", "running, interrupted, failed or finished.", default="running")
     note: str | None = column("", "Why it stopped, where that needs words.")
-    val_score: float | None = column("points", "Validation score at the end.")
+    kept_epoch: int | None = column("epochs", "The epoch whose network is the result.")
+    twin_kept_epoch: int | None = column("epochs", "The same of the waiting twin.")
+    stopped: str | None = column("", "Why it ended before its last epoch, where it did.")
+    val_score: float | None = column("points", "Validation score of the result.")
     test_score: float | None = column("points", "Test score, touched once at the end.")
     twin_val_score: float | None = column("points", "Validation score of the waiting twin.")
     twin_test_score: float | None = column("points", "Test score of the waiting twin.")
@@ -363,6 +366,9 @@ class EpochRow(Moment):
     host_flops: int | None = column("operations", _FLOPS_OF_HOST)
     live_seeds: int | None = column("seeds", "Seeds with a module, fossilized ones included.")
     rollback_reason: str | None = column("", _ROLLBACK)
+    statistics_batches: int | None = column(
+        "batches", "Training batches that BatchNorm statistics were taken from anew."
+    )
     seconds: float | None = column("s", "Time of the epoch.", volatile=True)
     memory_bytes: int | None = column("bytes", "Resident memory of the process.", volatile=True)
     gpu_memory_share: float | None = column("share", "GPU memory in use.", volatile=True)

@@ -101,8 +101,11 @@ def of_size(task: Task, parameters: int) -> Task:
 
 
 def settings_of(task: Task, seed: int) -> GrowthConfig:
-    """Return how a network of a task is grown here: its seeds live as in our recipes."""
-    settings = task_config(task, seed=seed)
+    """Return how a network of a task is grown here: its seeds live as in our recipes.
+
+    It is compared with static networks at the end of their training, so its last epoch counts too.
+    """
+    settings = task_config(task, seed=seed, keep="last")
     return settings.replace(garden=settings.garden.replace(lifecycle=LIFE))
 
 

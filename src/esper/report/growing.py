@@ -20,6 +20,7 @@ from esper.leyline.records import (
     copy_fields,
     decisions_of,
     is_loss,
+    kept_record,
     seed_records,
 )
 from esper.report.architecture import draw_architecture
@@ -125,14 +126,18 @@ def render_lead(
     controller: str | None,
     seeds: Sequence[SeedRecord],
     why: Sequence[str] = (),
+    kept: str = "",
 ) -> str:
-    """Return the story of a run in a few sentences; `why` says what did not go well."""
+    """Return the story of a run in a few sentences.
+
+    `why` says what did not go well, `kept` which epoch's network is the result.
+    """
     who = "the controller"
     if controller is not None:
         who = f"the controller {shortened(controller, _NAME_LENGTH)}"
-    sentences = [_tell_seeds(who, outcome.epochs, seeds), _tell_score(outcome)]
+    sentences = [_tell_seeds(who, outcome.epochs, seeds), kept, _tell_score(outcome)]
     told = "".join(f"<li>{escaped(line, limit=1000)}</li>\n" for line in why)
-    lead = paragraph("lead", " ".join(sentences))
+    lead = paragraph("lead", " ".join(filter(None, sentences)))
     if told:
         lead += f'<ul class="why">\n{told}</ul>\n'
     return lead if outcome.gain is None else lead + paragraph("note", _TWIN)
@@ -181,11 +186,21 @@ def _tell_seeds(who: str, epochs: int, seeds: Sequence[SeedRecord]) -> str:
     if pruned:
         fates.append(f"{pruned} {'was' if pruned == 1 else 'were'} pruned")
     if dropped:
-        fates.append(f"{dropped} had no effect yet when the run ended, and left with it")
+        fates.append(f"{dropped} had no effect in the network that is kept, and left with the run")
     if growing:
         fates.append(f"{growing} {'was' if growing == 1 else 'were'} still growing at the end")
     germinated = f"germinated {counted(len(seeds), 'seed')} at {counted(slots, 'slot')}"
     return f"{over} {germinated}: {'; '.join(fates)}."
+
+
+def _tell_kept(summary: RunSummary) -> str:
+    kept, done = format_count(summary.kept_epoch), format_count(summary.epochs)
+    stopped = ""
+    if summary.stopped:
+        stopped = f"The run stopped early, after epoch {done}: {visible(summary.stopped)}. "
+    if summary.kept_epoch == summary.epochs:
+        return f"{stopped}The network of the last epoch is the result."
+    return f"{stopped}The network of epoch {kept}, the best validated of {done}, is the result."
 
 
 def _tell_score(outcome: Outcome) -> str:
@@ -414,8 +429,12 @@ def _top(
     elif summary is None:
         missing = paragraph("note", so_far("epoch", history[-1].epoch, about))
     controller = about.controller if summary is None else summary.controller
-    why = () if summary is None else why_not_grown(history)
-    lead = render_lead(outcome, controller, seeds, why)
+    why: tuple[str, ...] = ()
+    kept = ""
+    if summary is not None:
+        why = why_not_grown(history, summary.kept_epoch, summary.stopped)
+        kept = _tell_kept(summary)
+    lead = render_lead(outcome, controller, seeds, why, kept)
     return lead + missing + render_figures(outcome, summary, seeds)
 
 
@@ -446,8 +465,10 @@ def _pictures(
         yield figure(draw_picture(history, title=DEFAULT_TITLE, is_file=False), _CAPTION)
     if not modules:
         return
-    slots = history[-1].slots if history else ()
-    when = " at the end"
+    kept = None if summary is None else summary.kept_epoch
+    slots = kept_record(history, kept).slots if history else ()
+    is_last = not history or kept in (None, history[-1].epoch)
+    when = " at the end" if is_last else f" in epoch {kept}"
     if summary is None:
         when = f" after epoch {history[-1].epoch}" if history else ""
     picture = draw_architecture(modules, slots, is_file=False)

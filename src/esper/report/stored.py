@@ -71,6 +71,7 @@ def render_run(run: StoredRun) -> str:
     summary = None
     if info.status == "finished" and history:
         last = history[-1]
+        kept = last.epoch if info.kept_epoch is None else info.kept_epoch
         summary = RunSummary(
             task=info.task or "",
             controller=info.controller or "",
@@ -84,15 +85,18 @@ def render_run(run: StoredRun) -> str:
             test_score=info.test_score,
             twin_val_score=info.twin_val_score,
             twin_test_score=info.twin_test_score,
-            seeds=seeds_at_end(history),
+            seeds=seeds_at_end(history, kept),
             seconds=info.seconds or 0.0,
+            kept_epoch=kept,
+            twin_kept_epoch=info.twin_kept_epoch,
+            stopped=info.stopped or "",
         )
     return render_report(
         history,
         summary,
         about=_about(run, info),
         modules=read_modules(run),
-        at_end=_worth_at_end(run) if summary is not None else None,
+        at_end=None if summary is None else _worth_at_end(run, summary.kept_epoch),
         **_origin(run, info),
     )
 
@@ -124,12 +128,13 @@ def read_modules(run: StoredRun) -> tuple[ModuleRecord, ...]:
     return tuple(ModuleRecord.from_mapping(module) for module in modules or ())
 
 
-def _worth_at_end(run: StoredRun) -> dict[str, tuple[float | None, float | None]]:
-    """Return what the seed in each slot was worth when it was last measured, after the end."""
+def _worth_at_end(run: StoredRun, kept_epoch: int) -> dict[str, tuple[float | None, float | None]]:
+    """Return what the seed in each slot was worth in the kept network, measured after the end."""
     rows = run.rows(
         "contributions",
         columns=["slot", "value", "se"],
-        where="kind = 'leave_one_out' AND step = (SELECT MAX(step) FROM epochs)",
+        where="kind = 'leave_one_out' AND step = ?",
+        parameters=[kept_epoch],
     )
     return {str(row["slot"]): (row["value"], row["se"]) for row in rows}
 

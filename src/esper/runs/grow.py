@@ -18,6 +18,7 @@ from esper.growth.build import with_samples
 from esper.growth.criterion import Loss
 from esper.growth.gardener import DEFAULT_CONTROLLER
 from esper.growth.grown import Grown
+from esper.growth.kept import Keep
 from esper.growth.optimization import OptimizerFactory
 from esper.growth.run import AUTO, GrowthConfig, GrowthRun
 from esper.kasmina.placement import DeclaredAxes, SlotNames, slot_paths
@@ -40,6 +41,9 @@ from esper.runs.growing import resume_growing, start_growing
 from esper.runs.recorded import carry_out_or_raise
 from esper.runs.request import STARTED_BY
 from esper.runs.world import World
+
+CHANGEABLE_IN_PYTHON = ("growth.epochs", "growth.keep", "growth.patience")
+"""What of a run of `esper.grow` may become another when it is continued."""
 
 _BAR = 20
 _CLEAR = "\r\x1b[2K"
@@ -66,6 +70,8 @@ def grow(
     max_added_flops: int | None = None,
     ablate_every: int | None = None,
     twin: bool | None = None,
+    keep: Keep | None = None,
+    patience: int | None = None,
     seed: int | None = None,
     device: torch.device | str | None = None,
     config: GrowthConfig | None = None,
@@ -120,6 +126,11 @@ def grow(
         max_added_flops: most operations per sample that seeds may add, likewise.
         ablate_every: measure contributions at every this many epochs, 1 by default.
         twin: also train the un-grown twin on the same batches (twice the cost); off by default.
+        keep: which network is returned, of the twin alike: 'best', the default, for the one of the
+            best validated epoch (the first of several), or 'last'.
+        patience: stop after this many epochs without a better validation score; by default, and
+            with 0, never. Give it more epochs than a seed needs from germination to its full
+            amplitude; one that the stop has caught half-way is named in `Grown.why`.
         seed: seed of new seeds, of controllers that draw and of dropout; 0 by default.
         device: where to train; by default where the model is.
         config: all settings and their defaults (docs/settings.md, below `growth`); the arguments
@@ -127,12 +138,14 @@ def grow(
         out: folder for the run's record, TensorBoard, checkpoints and report; without one, nothing
             is written.
         resume: go on with the run in `out`, called as when it was started, or start it where there
-            is none; 'previous' goes on from the checkpoint before the latest. On the CPU the result
-            is that of an uninterrupted run, provided that `train` depends on nothing but the epoch.
+            is none; `epochs` (to extend it), `keep` and `patience` may be others than before.
+            'previous' goes on from the checkpoint before the latest. On the CPU the result is that
+            of an uninterrupted run, provided that `train` depends on nothing but the epoch.
         overwrite: replace the run in `out`.
         sinks: where curves and alarms of a run in `out` are shown beside its store: 'tensorboard',
             'wandb' (with WANDB_MODE=offline without a server), a registered name, or an object.
-        on_epoch: called with the record of every epoch.
+        on_epoch: called with the record of every epoch; it ends the run, with its result, by
+            raising StopIteration.
         progress: show every epoch on standard error; by default where that is a terminal.
 
     A run that leaves the network as it was, or a seed half blended in, says why, as an
@@ -147,7 +160,14 @@ def grow(
     base = config or GrowthConfig()
     if decide_every and epochs is None and config is None:
         epochs = _windows_in(train, decide_every)
-    chosen = {"epochs": epochs, "seed": seed, "twin": twin, "decide_every": decide_every}
+    chosen = {
+        "epochs": epochs,
+        "seed": seed,
+        "twin": twin,
+        "decide_every": decide_every,
+        "keep": keep,
+        "patience": patience,
+    }
     gardener = base.gardener
     if ablate_every is not None:
         gardener = gardener.replace(ablate_every=ablate_every)
@@ -185,8 +205,12 @@ def grow(
     def show(record: EpochRecord) -> None:
         if watcher is not None:
             watcher.show(record)
-        if on_epoch is not None:
+        if on_epoch is None:
+            return
+        try:
             on_epoch(record)
+        except StopIteration as stop:
+            growth.stop(f"on_epoch raised StopIteration{f' ({stop})' if str(stop) else ''}")
 
     if out is None:
         if resume or overwrite:
@@ -267,10 +291,12 @@ def _refuse_other_settings(folder: RunFolder, told: Mapping[str, Any]) -> None:
             f"{resume_command(folder.path, GROWING)}"
         )
     for key, (before, now) in changed_settings(saved, told).items():
+        if key in CHANGEABLE_IN_PYTHON:
+            continue
         Checkpoints(folder.path, GROWING).refuse_other_format()
         raise UsageError(
             f"{key} is {before!r} in {folder.path} and cannot become {now!r} when it is continued; "
-            "start a new run for that"
+            f"start a new run for that (what can: {', '.join(CHANGEABLE_IN_PYTHON)})"
         )
 
 

@@ -3,7 +3,8 @@
     grown = esper.grow(model, slots, train=..., val=..., out="runs/mine", resume=True)
 
 A checkpoint is saved every few seconds, between epochs, and at the end. `checkpoints/best` is the
-network with the best validation score so far, for `esper.load_garden`.
+network with the best validation score so far, for `esper.load_garden`. The checkpoint has it too:
+a run that is continued returns it bit for bit.
 """
 
 from __future__ import annotations
@@ -14,8 +15,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from esper.growth.export import Format
 from esper.growth.grown import Grown
 from esper.growth.run import GrowthRun
@@ -23,8 +22,8 @@ from esper.kasmina.contribution import Contributions, Estimate
 from esper.leyline.errors import UsageError
 from esper.leyline.lock import WriterLock
 from esper.leyline.manifest import restoring
-from esper.leyline.records import EpochRecord, epoch_line
-from esper.leyline.settings import SettingChanges, change_settings
+from esper.leyline.records import EpochRecord, epoch_line, told_kept
+from esper.leyline.settings import SettingChanges, change_settings, changed_settings
 from esper.nissa.database import STORE_FILE
 from esper.nissa.sinks import Sink, check_sinks
 from esper.nissa.store import DEFAULT_SINKS, OnAlarm, RunStore, open_store
@@ -61,7 +60,6 @@ class GrowingRun(RecordedRun[EpochRecord]):
         world: what it stands on beside its settings.
         settings: what `config.yaml` says.
         shapes: of the host's weights before it grew.
-        best_score: the best validation score so far.
         is_saved: whether the newest checkpoint holds the state to go on from.
     """
 
@@ -77,7 +75,6 @@ class GrowingRun(RecordedRun[EpochRecord]):
         settings: Mapping[str, Any],
         shapes: Shapes,
         *,
-        best_score: float = -math.inf,
         is_saved: bool = False,
     ) -> None:
         """Bring the parts together; nothing is written yet."""
@@ -90,9 +87,8 @@ class GrowingRun(RecordedRun[EpochRecord]):
         # Whatever an epoch takes, the first is saved.
         self._saved_at = -math.inf
         self._shapes = shapes
-        self._best_score = best_score
-        self._best: tuple[dict[str, Any], int] | None = None
-        """The best network and its epoch, where it is not saved yet."""
+        self._saved_best = 0
+        """The epoch whose network `checkpoints/best` has, as far as this process has saved it."""
 
     def steps(self) -> Iterator[EpochRecord]:
         """Train, measure and decide, one epoch after another."""
@@ -108,26 +104,24 @@ class GrowingRun(RecordedRun[EpochRecord]):
         return self.is_done or super().is_due(step)
 
     def record(self, step: EpochRecord) -> None:
-        """Write an epoch into the store and the log, and keep the network if it is the best."""
+        """Write an epoch into the store and the log."""
         self._recorder.record_newest()
-        self.folder.log(f"epoch {step.epoch} {epoch_line(step)}")
-        if step.val_score > self._best_score:
-            self._best_score = step.val_score
-            weights = self.growth.garden.state_dict()
-            self._best = {name: _copy(value) for name, value in weights.items()}, step.epoch
+        anew = ""
+        if step.statistics_batches:
+            anew = f"  BatchNorm statistics from {step.statistics_batches} batches"
+        self.folder.log(f"epoch {step.epoch} {epoch_line(step)}{anew}")
 
     def snapshot(self) -> tuple[dict[str, Any], dict[str, Any], Mapping[str, Write]]:
         """Return the state and what its manifest says; the best network is saved first."""
         growth = self.growth
-        if self._best is not None:
-            weights, epoch = self._best
-            growth.garden.save(self.checkpoints.best, state=weights, epoch=epoch)
-            self._best = None
+        best = growth.best
+        if best.epoch != self._saved_best:
+            growth.garden.save(self.checkpoints.best, state=best.weights, epoch=best.epoch)
+            self._saved_best = best.epoch
         state = {
             **growth.state_dict(),
             "settings": dict(self.settings),
             "shapes": self._shapes,
-            "best_score": self._best_score,
         }
         meta = {
             "task": growth.name,
@@ -135,7 +129,7 @@ class GrowingRun(RecordedRun[EpochRecord]):
             "seed": growth.config.seed,
             "epoch": growth.gardener.epoch,
             "epochs": growth.config.epochs,
-            "best_score": self._best_score,
+            "best_score": best.score,
         }
         return state, meta, {}
 
@@ -149,6 +143,7 @@ class GrowingRun(RecordedRun[EpochRecord]):
         self.store.check_in_place()
         path = self.folder.path
         grown = dataclasses.replace(self.growth.finish(), folder=path)
+        self.folder.log(f"result: {told_kept(grown.summary)}")
         grown.model.save(path / "grown")
         record_end(self.store, grown)
         report = report_run(path)
@@ -217,7 +212,7 @@ def resume_growing(
     Args:
         path: the run folder.
         growth: the run, made as it was when it was started.
-        settings: what `config.yaml` says.
+        settings: what `config.yaml` is to say; the caller has refused what cannot change.
         world: what the run stands on beside its settings.
         checkpoint: which checkpoint to go on from.
         command: the command that started it, where no checkpoint says so.
@@ -232,8 +227,16 @@ def resume_growing(
     folder = RunFolder(path)
     with folder.claim_run() as lock:
         state = Checkpoints(folder.path, GROWING).load(checkpoint)
+        changes = SettingChanges()
+        if state is not None:
+            with restoring(Checkpoints(folder.path, GROWING).folder / checkpoint):
+                changes = SettingChanges(changed_settings(dict(state["settings"]), settings))
         opening = _Opening(lock, checkpoint, command, sinks, on_alarm)
-        return _reopen(folder, growth, settings, world, state, opening, set())
+        run = _reopen(folder, growth, settings, world, state, opening, set(changes.settings))
+        _take_changes(run, changes)
+        if settings != folder.read_config():
+            folder.write_config(settings)
+        return run
 
 
 def resume_request(
@@ -287,14 +290,18 @@ def resume_request(
             _Opening(lock, checkpoint, command, sinks, on_alarm),
             {*changes.settings, *(settings or {})},
         )
-        if changes:
-            record_changes(run.store, growth, changes)
-            folder.log(f"changed: {changes.describe()}")
-            # A change is made once; whoever continues after this has it.
-            run.save()
+        _take_changes(run, changes)
         if request != written:
             folder.write_config(request.to_mapping())
         return run
+
+
+def _take_changes(run: GrowingRun, changes: SettingChanges) -> None:
+    """Write down what is different from here on; whoever continues after this has it."""
+    if changes:
+        record_changes(run.store, run.growth, changes)
+        run.folder.log(f"changed: {changes.describe()}")
+        run.save()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -319,7 +326,7 @@ def _reopen(
 ) -> GrowingRun:
     """Put a run into the state of a checkpoint and open its store."""
     shapes, command, versions = shapes_of(growth), opening.command, {}
-    mark, best_score = None, -math.inf
+    mark = None
     if state is not None:
         with restoring(Checkpoints(folder.path, GROWING).folder / opening.checkpoint):
             _refuse_other_model(folder.path, shapes, state["shapes"])
@@ -328,7 +335,8 @@ def _reopen(
                 # Another controller knows nothing of what this one has seen.
                 state["gardener"]["controller"] = growth.gardener.controller.state_dict()
             growth.load_state_dict(state)
-            command, best_score = str(state["command"]), float(state["best_score"])
+            command = str(state["command"])
+            _refuse_fewer_epochs(folder.path, growth)
             # Without a mark, or without the store it speaks of, everything is written down anew.
             if (folder.path / STORE_FILE).exists():
                 mark = state["telemetry"]
@@ -351,7 +359,6 @@ def _reopen(
         world,
         settings,
         shapes,
-        best_score=best_score,
         is_saved=state is not None and opening.checkpoint == "latest",
     )
     run.tell_versions(versions)
@@ -388,5 +395,10 @@ def _refuse_other_model(path: Path, own: Shapes, saved: Shapes) -> None:
             )
 
 
-def _copy(value: Any) -> Any:
-    return value.detach().clone() if isinstance(value, Tensor) else value
+def _refuse_fewer_epochs(path: Path, growth: GrowthRun) -> None:
+    done, asked = growth.gardener.epoch, growth.config.epochs
+    if asked < done:
+        raise UsageError(
+            f"growth.epochs cannot become {asked}: {done} epochs of {path} are trained already; "
+            f"give at least {done}"
+        )

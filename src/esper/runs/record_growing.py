@@ -14,7 +14,14 @@ from esper.growth.grown import Grown
 from esper.growth.run import GrowthRun
 from esper.kasmina.contribution import Contributions, Estimate
 from esper.leyline.process import gpu_memory_share, resident_bytes, software_versions
-from esper.leyline.records import EpochRecord, SeedLives, SeedRecord, copy_fields
+from esper.leyline.records import (
+    EpochRecord,
+    SeedLives,
+    SeedRecord,
+    copy_fields,
+    kept_record,
+    seed_records,
+)
 from esper.leyline.settings import SettingChanges
 from esper.leyline.stages import MODULE_STAGES, SeedStage
 from esper.nissa.columns import Row
@@ -139,9 +146,13 @@ def record_end(store: RunStore, grown: Grown) -> None:
     summary = grown.summary
     rows: list[Row] = list(_final_contributions(grown))
     scores = {one.epoch: one.val_score for one in grown.history}
-    for ordinal, seed in enumerate(summary.seeds):
-        if seed.fate == "dropped":
-            gained = scores[grown.history[-1].epoch] - scores[seed.germinated]
+    # What its last epoch has written of a seed is not what the kept network has of it.
+    for ordinal, (seed, told) in enumerate(
+        zip(summary.seeds, seed_records(grown.history), strict=True)
+    ):
+        if seed != told:
+            until = summary.kept_epoch if seed.ended is None else seed.ended
+            gained = scores[until] - scores[seed.germinated]
             rows.append(copy_fields(SeedRow, seed, ordinal=ordinal, improvement=gained))
     if rows:
         store.write(*rows)
@@ -154,21 +165,24 @@ def record_end(store: RunStore, grown: Grown) -> None:
         parameters=summary.parameters_after,
         flops=summary.flops_after,
         seconds=summary.seconds,
+        kept_epoch=summary.kept_epoch,
+        twin_kept_epoch=summary.twin_kept_epoch,
+        stopped=summary.stopped or None,
     )
 
 
 def _final_contributions(grown: Grown) -> Iterator[ContributionRow]:
-    """Return the last measurement; what its epoch has recorded already is not repeated."""
-    last = grown.history[-1]
+    """Return the last measurement, of the kept network; what its epoch has told is not repeated."""
+    kept = kept_record(grown.history, grown.summary.kept_epoch)
     told = {
         slot.name
-        for slot in last.slots
+        for slot in kept.slots
         if slot.contribution is not None and slot.stage in ("BLENDING", "HOLDING")
     }
 
     def row(kind: str, found: Estimate, slot: str | None = None, other: str | None = None) -> Any:
         return ContributionRow(
-            step=last.epoch, kind=kind, slot=slot, other=other, value=found.value, se=found.se
+            step=kept.epoch, kind=kind, slot=slot, other=other, value=found.value, se=found.se
         )
 
     result: Contributions = grown.contributions

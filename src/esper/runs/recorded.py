@@ -108,7 +108,10 @@ class RecordedRun(ABC, Generic[Step]):
             if self.is_due(step):
                 self.save()
             if show is not None:
+                was_done = self.is_done
                 show(step)
+                # Whoever is shown the step may end the run; that is saved too.
+                self._is_saved &= self.is_done == was_done
             if is_stopped():
                 break
         # Not twice: `previous` is to be older than `latest`.

@@ -111,6 +111,8 @@ CHANGEABLE = (
     "data",
     "device",
     "growth.epochs",
+    "growth.keep",
+    "growth.patience",
     "growth.training.learning_rate",
     "growth.training.schedule",
     "growth.training.batch_size",

@@ -1,0 +1,216 @@
+"""Running statistics (BatchNorm) taken anew, so that they belong to the weights and amplitudes.
+
+A normalisation layer with running statistics remembers a moving average of the batches that it was
+trained on. When a seed comes, goes or changes its amplitude, and whenever weights move fast, that
+average describes a network that is no more, and an evaluation by it is wrong by whole points. Here
+the statistics are taken anew: as the mean over a bounded number of training batches, each weighted
+by its size, with the network as it is evaluated (dropout off). Training does not notice: it
+normalises by the batch at hand.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from esper.kasmina.evaluation import Evaluator, Results, joined, refuse_change
+from esper.kasmina.garden import Garden
+from esper.kasmina.probe import call_arguments, tensors_in
+from esper.leyline.randomness import drawing
+
+DEFAULT_BATCHES = 32
+"""Most training batches that statistics are taken from, unless a setting says otherwise."""
+
+
+class SpreadSample:
+    """Up to `most` items of a stream of unknown length, evenly spread over all of it.
+
+    Args:
+        most: how many to keep; at least half as many are kept where there are enough.
+    """
+
+    def __init__(self, most: int) -> None:
+        """Keep nothing yet."""
+        self.items: list[Any] = []
+        self.most = most
+        self._stride = 1
+        self._count = 0
+
+    def add(self, item: Any) -> None:
+        """Offer the next item of the stream."""
+        if self.most and self._count % self._stride == 0:
+            if len(self.items) == self.most:
+                self.items = self.items[::2]
+                self._stride *= 2
+            if self._count % self._stride == 0:
+                self.items.append(item)
+        self._count += 1
+
+
+def moving_norms(model: nn.Module) -> list[_NormBase]:
+    """Return the layers whose running statistics move while the model trains.
+
+    A layer that its owner keeps in eval mode while the model trains is frozen, and left alone.
+    """
+    norms = [
+        module
+        for module in model.modules()
+        if isinstance(module, _NormBase) and module.running_mean is not None
+    ]
+    if not norms or model.training:
+        return [norm for norm in norms if norm.training]
+    modes = _modes(model)
+    model.train()
+    moving = [norm for norm in norms if norm.training]
+    _set_modes(modes)
+    return moving
+
+
+@torch.no_grad()
+def recalibrate(model: nn.Module, inputs: Iterable[Any], norms: Sequence[_NormBase]) -> int:
+    """Take the statistics of these layers anew; return the number of batches they are taken from.
+
+    A layer that no batch reaches keeps what it has.
+
+    Args:
+        model: what is run.
+        inputs: batches of its inputs: a tensor, a tuple of arguments or a dict of them each.
+        norms: layers of the model, as `moving_norms` returns them.
+    """
+    if not norms:
+        return 0
+    count = 0
+    with _averaging(model, norms), _eagerly(model):
+        for batch in inputs:
+            device = next((tensor.device for tensor in tensors_in(batch)), torch.device("cpu"))
+            args, kwargs = call_arguments(batch)
+            with drawing(device, "recalibrate"):
+                model(*args, **kwargs)
+            count += 1
+    return count
+
+
+def read_statistics(norms: Sequence[_NormBase]) -> list[Tensor]:
+    """Return copies of the running means and variances of layers, layer by layer."""
+    return [tensor.clone() for tensor in _statistics(norms)]
+
+
+def write_statistics(norms: Sequence[_NormBase], values: Sequence[Tensor]) -> None:
+    """Give layers the means and variances that `read_statistics` returned."""
+    for own, value in zip(_statistics(norms), values, strict=True):
+        own.copy_(value)
+
+
+class RecalibratedEvaluator:
+    """Measures every configuration of seeds with statistics that belong to it.
+
+    The first configuration is measured with the statistics that the garden has; for every other
+    they are taken anew on training batches, and put back. Configurations then cannot share passes.
+
+    Args:
+        evaluator: measures one configuration.
+        inputs: training batches, of inputs alone.
+        norms: layers of the garden with statistics to be taken anew.
+    """
+
+    def __init__(
+        self, evaluator: Evaluator, inputs: Sequence[Any], norms: Sequence[_NormBase]
+    ) -> None:
+        """Bind the parts; nothing is measured yet."""
+        self._evaluator = evaluator
+        self._inputs = inputs
+        self._norms = norms
+
+    def measure(self, garden: Garden, configurations: Tensor) -> Results:
+        """Return loss [K, M] and correctness [K, M] (or None) for configurations [K, S]."""
+        kept = read_statistics(self._norms)
+        found: list[Results] = []
+        try:
+            for number, configuration in enumerate(configurations.split(1)):
+                if number:
+                    with garden.seedbed.configured(configuration, None):
+                        recalibrate(garden, self._inputs, self._norms)
+                found.append(self._evaluator.measure(garden, configuration))
+                refuse_change(found[0], found[-1])
+        finally:
+            write_statistics(self._norms, kept)
+        return joined(found, 0)
+
+
+def fitting_evaluator(evaluator: Evaluator, garden: Garden, inputs: Sequence[Any]) -> Evaluator:
+    """Return an evaluator whose ablations have statistics that fit, where the garden has any."""
+    norms = moving_norms(garden) if inputs else []
+    return RecalibratedEvaluator(evaluator, inputs, norms) if norms else evaluator
+
+
+@contextmanager
+def _averaging(model: nn.Module, norms: Sequence[_NormBase]) -> Iterator[None]:
+    """Within the block the model evaluates, but for these layers, which average what they see."""
+    modes = _modes(model)
+    kept = [(norm, norm.momentum, _count(norm)) for norm in norms]
+    seen: dict[_NormBase, int] = dict.fromkeys(norms, 0)
+
+    def weigh(norm: nn.Module, args: Any) -> None:
+        assert isinstance(norm, _NormBase)
+        if not seen[norm]:
+            # Also what is not finite: it would stay so in any average.
+            norm.reset_running_stats()
+        values = args[0].numel()
+        seen[norm] += values
+        norm.momentum = values / seen[norm]
+
+    model.eval()
+    handles = [norm.register_forward_pre_hook(weigh) for norm in norms]
+    for norm in norms:
+        norm.training = True
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+        for norm, momentum, count in kept:
+            norm.momentum = momentum
+            if count is not None and norm.num_batches_tracked is not None:
+                norm.num_batches_tracked.copy_(count)
+        _set_modes(modes)
+
+
+def _eagerly(model: nn.Module) -> AbstractContextManager[Any]:
+    """Return a context in which a compiled model runs as it is written.
+
+    A momentum that changes with every batch would compile it anew each time.
+    """
+    compiled = any(
+        getattr(module, "_compiled_call_impl", None) is not None
+        or type(module).__name__ == "OptimizedModule"
+        for module in model.modules()
+    )
+    if not compiled:
+        return nullcontext()
+    stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+    return stance
+
+
+def _modes(model: nn.Module) -> list[tuple[nn.Module, bool]]:
+    return [(module, module.training) for module in model.modules()]
+
+
+def _set_modes(modes: Sequence[tuple[nn.Module, bool]]) -> None:
+    for module, mode in modes:
+        module.training = mode
+
+
+def _count(norm: _NormBase) -> Tensor | None:
+    tracked = norm.num_batches_tracked
+    return None if tracked is None else tracked.clone()
+
+
+def _statistics(norms: Sequence[_NormBase]) -> list[Tensor]:
+    pairs = [(norm.running_mean, norm.running_var) for norm in norms]
+    return [tensor for tensor in itertools.chain(*pairs) if tensor is not None]
