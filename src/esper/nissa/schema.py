@@ -22,7 +22,7 @@ from typing import Any
 
 from esper.nissa.columns import Row, column, key, record, table, unfold
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 
 _ROUND = "Round of training, from 0; 0 when one network is grown."
 _ROW = "Row of the population; 0 for one network."
