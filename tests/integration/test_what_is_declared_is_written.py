@@ -20,6 +20,7 @@ from tests.simic.training.tiny import tiny_config
 
 RARE = {
     "runs.note": "a run that stops for a reason worth words",
+    "runs.stopped": "a run that ends before its last epoch",
     "rounds.gpu_memory_share": "a GPU",
     "updates.gpu_memory_share": "a GPU",
     "epochs.gpu_memory_share": "a GPU",
