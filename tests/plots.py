@@ -135,6 +135,10 @@ def raise_seed(
     assert garden.advance(slot)
     if stage == "HOLDING":
         return
+    # Nothing is fossilized that is as it was drawn, or makes no difference.
+    with torch.no_grad():
+        for parameter in garden.slot_parameters(slot):
+            parameter.add_(torch.randn_like(parameter), alpha=0.5)
     garden.record_contributions(evaluate_contributions(garden, make_evaluator(), fossils=False))
     assert garden.fossilize(slot)
     assert stage == "FOSSILIZED"
@@ -185,6 +189,10 @@ def advance(slot: int = 0) -> Choice:
 
 GROW_ONE: dict[int, Choice] = {2: germinate(), 3: advance(), 4: advance()}
 """Germinate after epoch 2 in the first slot, train it, and blend it in from epoch 5 on."""
+
+
+def fossilize(slot: int = 0) -> Choice:
+    return {**advance(slot), "op": int(LifecycleOp.FOSSILIZE)}
 
 
 def growth_config(epochs: int, **changes: Any) -> GrowthConfig:

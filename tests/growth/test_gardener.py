@@ -35,12 +35,14 @@ from esper.leyline.signals import Signals
 from esper.leyline.stages import SeedStage
 from esper.leyline.storage import load_tree, save_tree
 from tests.plots import (
+    CLASSES,
     EAGER,
     GROW_ONE,
     SLOTS,
     Script,
     TinyConv,
     advance,
+    fossilize,
     frozen,
     germinate,
     make_batches,
@@ -794,6 +796,91 @@ def test_a_gardener_works_without_an_optimizer_and_says_that_it_has_none() -> No
     for one in (gardener, fresh):
         one.step(constant)
     assert plain_history(gardener.history) == plain_history(fresh.history)
+
+
+def test_an_optimizer_of_ones_own_that_leaves_a_seed_out_is_noticed_by_hand() -> None:
+    """A seed germinated by hand; the owner's optimizer was made of the host."""
+    garden, batches = make_garden(), make_batches()
+    optimizer = torch.optim.SGD(garden.parameters(), lr=0.05)
+    raise_seed(garden, "stem", "TRAINING")
+    train(garden, optimizer, batches)
+    with pytest.warns(EsperWarning, match=r"nothing trains the seed in slot 'stem'.*optimizer"):
+        garden.tick()
+    # Once is enough.
+    train(garden, optimizer, batches)
+    garden.tick()
+    assert garden.advance("stem")
+    for _ in range(3):
+        garden.tick()
+    assert garden.advance("stem")
+    here = torch.tensor([[name == "stem" for name in garden.slot_names]])
+    garden.assume(garden.state.where(here, contribution=2.0, contribution_se=0.5))
+    result = garden.fossilize("stem")
+    assert not result
+    assert "nothing has trained" in result.reason
+    # With it in the optimizer it is trained, and may stay.
+    optimizer.add_param_group({"params": list(garden.slot_parameters("stem"))})
+    train(garden, optimizer, batches)
+    assert garden.fossilize("stem")
+
+
+def test_a_seed_in_an_optimizer_of_ones_own_is_nobodys_business() -> None:
+    garden, batches = make_garden(), make_batches()
+    raise_seed(garden, "stem", "TRAINING")
+    # Two optimizers, neither of them the gardener's.
+    for parameters in (garden.host_parameters(), garden.slot_parameters("stem")):
+        train(garden, torch.optim.SGD(parameters, lr=0.05), batches)
+    garden.tick()
+    assert garden.advance("stem")
+
+
+def test_a_frozen_host_tells_by_its_seeds_gradients_that_nothing_trains_them() -> None:
+    garden = make_garden()
+    for parameter in garden.host_parameters():
+        parameter.requires_grad_(False)
+    raise_seed(garden, "stem", "TRAINING")
+    garden.tick()
+    garden(make_batches()[0][0]).sum().backward()
+    with pytest.warns(EsperWarning, match="nothing trains the seed"):
+        garden.tick()
+
+
+def test_a_controller_cannot_fossilize_what_the_owners_optimizer_leaves_out() -> None:
+    script = {1: germinate(), 2: advance(), 3: advance(), 7: advance(), 8: fossilize()}
+    gardener = Gardener(make_garden(), Script(script), 10)
+    optimizer = torch.optim.SGD(gardener.garden.parameters(), lr=0.05)
+
+    def live() -> None:
+        for _ in range(10):
+            train(gardener.garden, optimizer, make_batches())
+            gardener.step(make_evaluator())
+
+    # At once, because the gardener made no optimizer, and when nothing did train the seed.
+    with pytest.warns(EsperWarning, match=r"nothing (that|trains the seed in slot 'stem')"):
+        live()
+    decisions = {record.epoch: record.decision for record in gardener.history}
+    assert decisions[8] is not None
+    assert decisions[8].outcome == "gate_failed"
+    assert "nothing has trained" in decisions[8].reason
+    assert gardener.garden.drop_inert() == ("stem",)
+
+
+def test_a_network_that_does_not_learn_is_named_at_the_end() -> None:
+    batches = make_batches()
+    gardener = Gardener(
+        make_garden(), "wait", 10, config=GardenerConfig(chance_loss=math.log(CLASSES))
+    )
+    dead = gardener.garden.model.get_submodule("head")
+    with torch.no_grad():
+        for parameter in dead.parameters():
+            parameter.zero_()
+    optimizer = gardener.optimizer(torch.optim.SGD, lr=0.0)
+    train(gardener.garden, optimizer, batches)
+    for _ in range(9):
+        gardener.step(make_evaluator())
+    with pytest.warns(EsperWarning, match=r"did not learn: its best validation loss in 10 epochs"):
+        gardener.step(make_evaluator())
+    assert gardener.why[0].startswith("The network did not learn")
 
 
 def test_time_is_counted_per_epoch() -> None:

@@ -134,6 +134,9 @@ def test_dropping_leaves_what_is_blended_and_every_output() -> None:
     assert garden.advance("1")
     assert garden.advance("1")
     garden.tick()
+    with torch.no_grad():
+        for parameter in garden.slot_parameters("1"):
+            parameter += 0.1
     assert garden.germinate("2", "norm")
     before = garden(x)
     parameters = garden.count_parameters()

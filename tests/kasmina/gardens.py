@@ -91,6 +91,7 @@ def bring(
                 break
             if reached is SeedStage.FOSSILIZED:
                 measure(garden, slot)
+                pretend_trained(garden, slot)
                 assert garden.fossilize(slot)
             else:
                 assert garden.advance(slot)
@@ -103,6 +104,12 @@ def measure(garden: Garden, slot: str, value: float = 2.0) -> None:
     """Pretend that an ablation found this contribution."""
     here = torch.tensor([[name == slot for name in garden.slot_names]])
     garden._state = garden.state.where(here, contribution=value, counterfactual_age=0)
+
+
+def pretend_trained(garden: Garden, slot: str) -> None:
+    """Let a seed that is as it was drawn pass for one that an optimizer has changed."""
+    garden.seedbed[garden.slot_names.index(slot)].drawn = None
+    garden._state = garden.state.where(torch.ones_like(garden.state.untrained), untrained=False)
 
 
 def stir(garden: Garden, slot: str) -> None:

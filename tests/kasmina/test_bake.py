@@ -50,9 +50,16 @@ def foreign(module: nn.Module) -> set[str]:
     return {kind.__module__ for kind in kinds if kind.__module__.startswith("esper")}
 
 
+class Past(nn.Linear):
+    """A layer on the sum of what came before: causal, so that attention is offered behind it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.cumsum(1))
+
+
 HOSTS: dict[Topology, tuple[Any, tuple[int, ...], str]] = {
     "vector": (lambda: nn.Linear(8, 8), (3, 8), "BC"),
-    "sequence": (lambda: nn.Linear(8, 8), (3, 5, 8), "BTC"),
+    "sequence": (lambda: Past(8, 8), (3, 5, 8), "BTC"),
     "cnn": (lambda: nn.Conv2d(8, 8, 3, padding=1), (3, 8, 6, 6), "BCHW"),
 }
 

@@ -36,6 +36,7 @@ from tests.kasmina.gardens import (
     Stack,
     bring,
     measure,
+    pretend_trained,
     quick_config,
     same_state,
     stack_garden,
@@ -89,6 +90,7 @@ def test_a_host_that_works_in_place_grows_in_every_stage(slot: str, style: str, 
             assert all(bool(p.grad.any()) for p in garden.slot_parameters(slot))
         measure(garden, slot)
         if stage is SeedStage.HOLDING:
+            pretend_trained(garden, slot)
             garden.fossilize(slot)
         else:
             garden.advance(slot)
@@ -378,6 +380,10 @@ def test_a_whole_life_by_hand() -> None:
     assert garden.advance("a")
     assert not garden.fossilize("a")
     measure(garden, "a")
+    refused = garden.fossilize("a")
+    assert not refused
+    assert "nothing has trained" in refused.reason
+    stir(garden, "a")
     assert garden.fossilize("a")
     assert garden.slots["a"].stage is SeedStage.FOSSILIZED
     assert "fossilized and stays" in garden.prune("a").reason

@@ -153,3 +153,27 @@ def test_a_closed_gate_says_what_it_waits_for(
     here = torch.ones((1, 1), dtype=torch.bool)
     state = empty_state(1, 1).where(here, **fields)
     assert expected in describe_failure(state, 0, GateConfig(kind=kind))
+
+
+def test_g5_keeps_nothing_that_makes_no_difference() -> None:
+    idle = one_slot(SeedStage.HOLDING, **{**HELD, "contribution": 0.0, "contribution_se": 0.0})
+    assert bool(fossilize_gate(idle, PERMISSIVE)), "the documents' gate asks for a measurement only"
+    strict = GateConfig(kind="strict", min_contribution=0.0, needs_effect=True)
+    for config in (GateConfig(needs_effect=True), strict):
+        for worth, error, passes in (
+            (0.0, 0.0, False),
+            (0.0, 0.1, True),
+            (0.1, 0.0, True),
+            (0.0, math.nan, True),
+        ):
+            held = {**HELD, "contribution": worth, "contribution_se": error}
+            state = one_slot(SeedStage.HOLDING, **held)
+            assert bool(fossilize_gate(state, config)) == passes, (worth, error)
+            assert ("0 ± 0" in describe_failure(state, 0, config)) == (not passes)
+
+
+def test_g5_keeps_nothing_that_nobody_trained() -> None:
+    for config in (PERMISSIVE, STRICT):
+        state = one_slot(SeedStage.HOLDING, **HELD, untrained=True)
+        assert not bool(fossilize_gate(state, config))
+        assert "nothing has trained" in describe_failure(state, 0, config)

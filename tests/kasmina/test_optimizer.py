@@ -209,6 +209,52 @@ def test_new_parameters_join_the_group_of_the_module_behind_their_slot() -> None
     ]
 
 
+def by_decay(garden: Garden, *, flat_first: bool) -> list[dict[str, Any]]:
+    """Weight decay for matrices alone, as most training scripts have it."""
+    parameters = list(garden.parameters())
+    matrices = {"params": [p for p in parameters if p.dim() > 1], "weight_decay": 0.1}
+    flat = {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0}
+    return [flat, matrices] if flat_first else [matrices, flat]
+
+
+@pytest.mark.parametrize("flat_first", [False, True])
+def test_norms_and_biases_of_seeds_follow_those_of_the_host(flat_first: bool) -> None:
+    garden = make_garden()
+    gardener = Gardener(garden, "wait", 100)
+    optimizer = gardener.optimizer(AdamW, by_decay(garden, flat_first=flat_first), lr=0.1)
+    raise_seed(garden, "stem", "BLENDING", style="gated_gate")
+    # Behind the neck stands nothing with parameters.
+    raise_seed(garden, "neck", "BLENDING")
+    raise_seed(garden, "body", "TRAINING", blueprint="norm")
+    for slot in SLOTS:
+        for parameter in garden.slot_parameters(slot):
+            group = optimizer.param_groups[group_of(optimizer, parameter)]
+            assert group["weight_decay"] == (0.1 if parameter.dim() > 1 else 0.0), slot
+    assert covers(optimizer, garden)
+
+
+def test_an_owner_who_decays_the_norms_of_a_part_decays_those_of_its_seeds() -> None:
+    garden = make_garden()
+    gardener = Gardener(garden, "wait", 100)
+    whole = [
+        {"params": list(garden.model.get_submodule(name).parameters()), "weight_decay": decay}
+        for name, decay in (("stem", 0.1), ("body", 0.1), ("head", 0.0))
+    ]
+    optimizer = gardener.optimizer(AdamW, whole, lr=0.1)
+    raise_seed(garden, "stem", "BLENDING")
+    assert {group_of(optimizer, p) for p in garden.slot_parameters("stem")} == {0}
+
+
+def test_a_slot_may_have_a_group_with_and_one_without_decay() -> None:
+    garden = make_garden()
+    gardener = Gardener(garden, "wait", 100)
+    own = [{"params": [], "slot": "stem", "weight_decay": decay} for decay in (0.1, 0.0)]
+    optimizer = gardener.optimizer(AdamW, [{"params": list(garden.parameters())}, *own], lr=0.1)
+    raise_seed(garden, "stem", "BLENDING")
+    found = {p.dim(): group_of(optimizer, p) for p in garden.slot_parameters("stem")}
+    assert found == {2: 1, 1: 2}
+
+
 def test_seeds_that_are_older_than_the_optimizer_join_it_once() -> None:
     garden = make_garden()
     raise_seed(garden, "stem", "BLENDING")

@@ -259,3 +259,39 @@ def test_no_slot_is_suggested_where_everything_is_pooled_away(
 ) -> None:
     model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(4, 3))
     assert list(esper.suggest_slots(model, torch.rand(example))) == ["1"]
+
+
+class Regressor(nn.Module):
+    """One number for each sample, in one of the ways that answers are returned."""
+
+    def __init__(self, end: str) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 8)
+        self.relu = nn.ReLU()
+        self.last = nn.Linear(8, 1 if end == "squeeze" else 3)
+        self.end = end
+
+    def forward(self, x: Tensor) -> Any:
+        out = self.last(self.relu(self.first(x)))
+        ends = {
+            "squeeze": lambda: out.squeeze(-1),
+            "sigmoid": lambda: out.sigmoid(),
+            "log_softmax": lambda: out.log_softmax(-1),
+            "dict": lambda: {"loss": out.mean(), "logits": out},
+        }
+        return ends[self.end]()
+
+
+@pytest.mark.parametrize("end", ["squeeze", "sigmoid", "log_softmax", "dict"])
+def test_answers_are_no_slots(end: str) -> None:
+    found = esper.suggest_slots(Regressor(end), torch.randn(6, 4))
+    assert [slot.path for slot in (*found.slots, *found.others)] == ["relu"]
+    assert found.uncovered == ("last",)
+
+
+def test_suggested_sequences_say_whether_they_are_causal() -> None:
+    model = nn.Sequential()
+    model.add_module("layer", nn.TransformerEncoderLayer(8, 2, 16, batch_first=True))
+    model.add_module("head", nn.Linear(8, 3))
+    found = esper.suggest_slots(model, torch.randn(3, 5, 8))
+    assert "layer: TransformerEncoderLayer, BTC, equivariant, 8 channels" in str(found)

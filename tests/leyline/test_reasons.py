@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from esper.leyline.reasons import Why, is_grown, why_not_grown
@@ -196,3 +197,38 @@ def test_a_run_that_stopped_names_what_it_left_half_way() -> None:
         "was still learning."
     )
     assert "The run stopped" not in " ".join(why_not_grown([epoch(1)], 1, "enough"))
+
+
+def test_a_network_at_chance_is_said_not_to_learn() -> None:
+    guessing = [replace(epoch(n), val_loss=2.302, val_score=10.0 + n % 2) for n in range(1, 11)]
+    (line, *_) = why_not_grown(guessing, chance_loss=math.log(10))
+    assert line == (
+        "The network did not learn: its best validation loss in 10 epochs was 2.302, and guessing "
+        "gives 2.303; check the data, the loss and the learning rate before anything grows."
+    )
+    # Neither a lower loss nor many more right answers are guessing; nor are nine epochs enough.
+    for learned in (
+        [*guessing[:-1], replace(guessing[-1], val_loss=2.0)],
+        [replace(record, val_score=40.0 + record.epoch) for record in guessing],
+        guessing[:9],
+    ):
+        assert not any(
+            "did not learn" in line for line in why_not_grown(learned, chance_loss=math.log(10))
+        )
+
+
+def test_a_seed_without_effect_is_dropped_and_named() -> None:
+    last = epoch(5, op=None, stage="HOLDING")
+    idle = replace(last.slots[0], contribution=0.0, contribution_se=0.0, alpha=1.0)
+    history = [epoch(4, op="GERMINATE"), replace(last, slots=(idle,))]
+    (seed,) = seeds_at_end(history)
+    assert seed.fate == "dropped"
+    told = " ".join(why_not_grown(history))
+    assert (
+        "A norm at a made no difference (a contribution of 0 ± 0 points), and was dropped" in told
+    )
+    assert "not yet blended in" not in told
+    useful = replace(idle, contribution_se=0.2)
+    assert seeds_at_end([history[0], replace(last, slots=(useful,))])[0].fate == "holding"
+    kept = replace(idle, stage="FOSSILIZED")
+    assert seeds_at_end([history[0], replace(last, slots=(kept,))])[0].fate == "fossilized"

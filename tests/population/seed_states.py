@@ -76,7 +76,9 @@ def plain_slots(state: SlotState, spec: SlotSpec = SPEC) -> list[Slot]:
     """Return what a garden of each row would have in its first slot."""
     slots = []
     for row in range(state.rows):
-        entry = Placement(spec.name, spec.path, USUAL_AXES[spec.topology], spec.shape)
+        entry = Placement(
+            spec.name, spec.path, USUAL_AXES[spec.topology], spec.shape, spec.symmetry
+        )
         stack = Seedbed([entry], "straight_through", KEYS[row]).double()
         stack.sync(state.select([row]), lambda _: torch.zeros((), dtype=torch.float64))
         slots.append(stack[0])

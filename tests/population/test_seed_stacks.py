@@ -38,8 +38,8 @@ def test_seeds_are_drawn_from_the_streams_of_their_rows() -> None:
     assert seed_stacks.germinations == [0, 2, 1]
     values, moments = seed_stacks.read(1)
     expected = {
-        0: draw_seed(LORA, CHANNELS, "vector", (KEYS[1], 0, 1)),
-        1: draw_seed(MLP, CHANNELS, "vector", (KEYS[1], 1, 0)),
+        0: draw_seed(LORA, CHANNELS, "vector", "bidirectional", (KEYS[1], 0, 1)),
+        1: draw_seed(MLP, CHANNELS, "vector", "bidirectional", (KEYS[1], 1, 0)),
     }
     for slot, seed in expected.items():
         for name, parameter in seed.named_parameters():

@@ -13,6 +13,7 @@ from esper.growth.build import task_config, task_run
 from esper.kasmina.garden import GardenConfig
 from esper.leyline.randomness import derive_seed
 from esper.leyline.stages import SeedStage
+from esper.population.engine import PopulationConfig
 from esper.population.population import Population
 from esper.population.sequential import one_thread
 from esper.tamiyo.controllers.choices import Choice
@@ -94,7 +95,12 @@ def test_a_row_is_what_a_gardener_grows_alone(task: type[Task], schedule: str) -
         for mine, theirs in zip(seen, expected, strict=True):
             for field in dataclasses.fields(mine):
                 assert same(getattr(mine, field.name), getattr(theirs, field.name)), field.name
-        assert int(seen[-1].stage[0, 0]) == SeedStage.FOSSILIZED
+        # So few samples may all be answered alike, with the seed and without; then it is not kept.
+        held = int(SeedStage.HOLDING)
+        was_idle = any(
+            int(one.stage[0, 0]) == held and float(one.contribution_se[0, 0]) == 0 for one in seen
+        )
+        assert int(seen[-1].stage[0, 0]) in {int(SeedStage.FOSSILIZED), held if was_idle else -1}
         (group,) = population.groups
         assert float(group.tracker.loss_history[0, -1]) == records[-1].val_loss
         assert float(group.tracker.score_history[0, -1]) == records[-1].val_score
@@ -103,8 +109,11 @@ def test_a_row_is_what_a_gardener_grows_alone(task: type[Task], schedule: str) -
             assert torch.equal(value, weights[name]), name
 
 
-def population_config() -> object:
-    return make_population([TinyValues], 1).config
+def population_config() -> PopulationConfig:
+    """A garden keeps no seed without effect, so that neither may the population it is equal to."""
+    config = make_population([TinyValues], 1).config
+    gates = config.lifecycle.gates.replace(needs_effect=True)
+    return config.replace(lifecycle=config.lifecycle.replace(gates=gates))
 
 
 def test_a_module_that_draws_does_so_from_its_rows_own_stream() -> None:

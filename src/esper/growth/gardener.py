@@ -49,7 +49,7 @@ from esper.leyline.actions import (
 from esper.leyline.config import Config, option
 from esper.leyline.controller import Controller, ControllerContext, GrowthLimits, Limited
 from esper.leyline.errors import NonFiniteError, UsageError, unknown_name, warn
-from esper.leyline.reasons import Explaining, Why, why_not_grown
+from esper.leyline.reasons import Explaining, Why, why_not_grown, why_not_learned
 from esper.leyline.records import DecisionRecord, EpochRecord, SlotRecord, copy_fields
 from esper.leyline.rules import why_full
 from esper.leyline.signals import Signals
@@ -257,7 +257,7 @@ class Gardener:
             self._engine,
             [seed],
             RowConfig(
-                lifecycle=garden.config.lifecycle,
+                lifecycle=garden.config.lifecycle.earning,
                 tracker=self.tracker,
                 governor=self.config.governor,
                 ablate_every=self.config.ablate_every,
@@ -274,6 +274,8 @@ class Gardener:
         self._fitted = _amplitudes(garden)
         """What was blended in, and how far, when statistics were last taken."""
         self._is_told_of_statistics = False
+        self.warns_at_end = True
+        """Whether the last step warns of a network that has not learned anything."""
         self._clock = time.monotonic()
 
     def tell(self, **facts: float) -> None:
@@ -302,8 +304,14 @@ class Gardener:
 
     @property
     def why(self) -> tuple[str, ...]:
-        """Why nothing has grown, or not to the end, line by line, once the run is over."""
-        return why_not_grown(self.history)
+        """Why it did not learn, or nothing grew, or not to the end, once the run is over."""
+        return why_not_grown(self.history, chance_loss=self.chance_loss)
+
+    @property
+    def chance_loss(self) -> float | None:
+        """Loss of a network that only guesses; None where nobody knows."""
+        loss = float(self._group.facts.chance_loss[0])
+        return None if math.isnan(loss) else loss
 
     @property
     def carried(self) -> CarriedOptimizer | None:
@@ -391,7 +399,8 @@ class Gardener:
         evaluator = as_evaluator(evaluate)
         train_loss = self._ranks.mean(train_loss)
         self._engine.finish_epoch(evaluator, train_loss)
-        # Its owner may have acted on the garden by hand.
+        # Its owner may have acted on the garden by hand, and trains it by an optimizer of choice.
+        self.garden.notice_training()
         group.state = self.garden.state
         self._warn_of_statistics()
         group.live()
@@ -432,6 +441,10 @@ class Gardener:
         self.history.append(record)
         if self.carried is not None:
             self.carried.start_epoch()
+        if self.warns_at_end and self.epoch >= self.horizon:
+            problem = why_not_learned(self.history, self.chance_loss)
+            if problem:
+                warn(problem)
         return record
 
     def signals(self, twin_score: float | None = None) -> Signals:
@@ -541,7 +554,7 @@ class Gardener:
         before = self.garden.state
         applied = self._group.act(command)
         self._ranks.check_topology()
-        gates = self.garden.config.lifecycle.gates
+        gates = self.garden.config.lifecycle.earning.gates
         result = describe_result(before, command, applied, self.garden.slot_names, gates)
         if result.ok and op is LifecycleOp.GERMINATE and self.carried is None:
             warn(

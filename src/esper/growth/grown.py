@@ -84,8 +84,9 @@ class Grown:
 
     @property
     def why(self) -> tuple[str, ...]:
-        """Why nothing grew, or not to the end, line by line; else empty."""
-        return why_not_grown(self.history, self.summary.kept_epoch, self.summary.stopped)
+        """Why the network did not learn, or nothing grew, or not to the end, line by line."""
+        summary = self.summary
+        return why_not_grown(self.history, summary.kept_epoch, summary.stopped, summary.chance_loss)
 
     def bake(self) -> nn.Module:
         """Return the network as a plain module of the host's own class, without Esper."""

@@ -167,6 +167,8 @@ class GrowthRun:
             config=config.gardener,
             rates=_rates_to_come(config) if self._sets_rates else None,
         )
+        # The result says so.
+        self.gardener.warns_at_end = False
         self.modules = describe_host(garden, self.example_input)
         self._optimizer_of: MakeOptimizer = self._plain_optimizer
         if optimizer is not None:
@@ -259,7 +261,7 @@ class GrowthRun:
     def finish(self) -> Grown:
         """Return the network that is kept, and its twin's likewise.
 
-        Seeds that were never blended in change nothing; they are taken out. Then every seed is
+        Seeds that were never blended in, or make no difference, are taken out. Then every seed is
         measured once more and the test split is touched for the first and only time.
         """
         last = self.history[-1]
@@ -293,6 +295,7 @@ class GrowthRun:
             kept_epoch=kept.epoch,
             twin_kept_epoch=twin_kept.epoch if has_twin else None,
             stopped=self.stopped,
+            chance_loss=self.gardener.chance_loss,
         )
         self.garden.eval()
         return Grown(

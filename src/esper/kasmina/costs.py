@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.blending import GateNetwork
+from esper.kasmina.blueprints.offered import offered
 from esper.kasmina.blueprints.registry import (
     Blueprint,
     blueprint_by_id,
     blueprint_names,
     count_parameters,
-    selectable,
 )
 from esper.kasmina.flops import HOW_TO_COUNT, FlopCount, forward_flops
 from esper.kasmina.state import SlotState
@@ -25,10 +25,11 @@ from esper.leyline.alpha import AlphaAlgorithm
 from esper.leyline.blueprints import TOPOLOGIES, Topology, channel_axis
 from esper.leyline.errors import ConfigError, reason_of, warn
 from esper.leyline.randomness import seeded
+from esper.leyline.symmetry import Symmetry
 from esper.leyline.tensors import TensorRecord
 
 NOT_FOR_THE_SLOT = -1
-"""Cost of a seed whose blueprint is not for the slot's topology."""
+"""Cost of a seed whose blueprint is not for the slot's topology, or breaks a symmetry there."""
 
 NO_LIMIT = -1
 """Limit of a network that may grow as far as it likes."""
@@ -44,6 +45,10 @@ class SlotShape(Protocol):
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the activation, batch first."""
+
+    @property
+    def symmetry(self) -> Symmetry:
+        """What the host makes of the order of positions."""
 
 
 def seed_parameters(blueprint: Blueprint, channels: int, topology: Topology) -> int:
@@ -121,19 +126,21 @@ class SlotCosts(TensorRecord):
 def slot_costs(slots: Sequence[SlotShape]) -> SlotCosts:
     """Return the costs at these slots, for the blueprints there are now."""
     known = tuple((slot.topology, (1, *slot.shape[1:])) for slot in slots)
-    return _slot_costs(known, blueprint_names())
+    return _slot_costs(known, tuple(slot.symmetry for slot in slots), blueprint_names())
 
 
 @lru_cache(maxsize=256)
 def _slot_costs(
-    slots: tuple[tuple[Topology, tuple[int, ...]], ...], blueprints: tuple[str, ...]
+    slots: tuple[tuple[Topology, tuple[int, ...]], ...],
+    symmetries: tuple[Symmetry, ...],
+    blueprints: tuple[str, ...],
 ) -> SlotCosts:
     channels = [shape[channel_axis(topology)] for topology, shape in slots]
     params = torch.full((len(slots), len(blueprints)), NOT_FOR_THE_SLOT)
     flops = torch.full_like(params, NOT_FOR_THE_SLOT)
     gates = [gate_flops(topology, shape) for topology, shape in slots]
     for index, (topology, shape) in enumerate(slots):
-        for choice in selectable(topology):
+        for choice in offered(topology, symmetries[index]):
             blueprint = blueprint_by_id(choice)
             try:
                 count = count_seed(blueprint, topology, shape)

@@ -31,6 +31,7 @@ from esper.kasmina.costs import (
     slot_costs,
     slot_flops,
 )
+from esper.kasmina.gates import inert_seeds
 from esper.kasmina.gradients import GradientSample, record_gradients, sample_gradients
 from esper.kasmina.inside import Whole, connect, slots_behind
 from esper.kasmina.lifecycle import LifecycleConfig, apply_command, record_epoch, rule_view, tick
@@ -48,13 +49,13 @@ from esper.kasmina.seedbed import Listeners, Seedbed, TrainingMode
 from esper.kasmina.slot import shadow_loss
 from esper.kasmina.snapshots import decode_lifecycle, encode_lifecycle, save_garden
 from esper.kasmina.state import SlotState, empty_state
+from esper.kasmina.untrained import find_untrained, remember_loaded
 from esper.kasmina.wrappers import Followers, Mirrored, refuse_scripted, refuse_sharded, watch
 from esper.leyline.actions import Actions, Command, LifecycleOp, decode_actions
 from esper.leyline.alpha import STYLE_OF_ALGORITHM, AlphaCurve, BlendStyle
 from esper.leyline.config import Config, option
 from esper.leyline.errors import NonFiniteError, SlotError, UsageError, instead
-from esper.leyline.rules import Masks, build_masks, is_in
-from esper.leyline.stages import BLENDED_STAGES
+from esper.leyline.rules import Masks, build_masks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,6 +183,7 @@ class Garden(nn.Module):
         paths = (placement.path for placement in placements)
         connect(model, dict(zip(paths, self.seedbed, strict=True)), self._whole)
         self.register_load_state_dict_pre_hook(_grow_to_match)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_post_hook(remember_loaded)  # type: ignore[no-untyped-call]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model, with whatever has grown in its slots."""
@@ -346,6 +348,7 @@ class Garden(nn.Module):
 
     def tick(self) -> None:
         """End the decision: move amplitudes, count cooldowns, forward automatic gates."""
+        self.notice_training()
         self._state = tick(self._state, self.config.lifecycle)
         self._sync()
 
@@ -358,13 +361,9 @@ class Garden(nn.Module):
         self._sync()
 
     def drop_inert(self) -> tuple[str, ...]:
-        """Take out seeds that change nothing: never blended in, or pruned; return their slots.
-
-        The network puts out exactly what it did.
-        """
-        state = self._state
-        changes_outputs = is_in(state.stage, BLENDED_STAGES) & (state.alpha > 0)
-        inert = state.occupied & ~changes_outputs
+        """Take out seeds that earned no place (`gates.inert_seeds`); return their slots."""
+        self.notice_training()
+        state, inert = self._state, inert_seeds(self._state)
         gone = (inert & state.has_module)[0].tolist()
         names = tuple(name for name, is_gone in zip(self.slot_names, gone, strict=True) if is_gone)
         self._state = state.clear(inert)
@@ -372,6 +371,10 @@ class Garden(nn.Module):
         return names
 
     # -- measurements ----------------------------------------------------------------------------
+
+    def notice_training(self) -> None:
+        """Find out which seeds something has trained; warn of those that nothing does."""
+        self._state = find_untrained(self.model, self.seedbed, self._state, bool(self._listeners))
 
     def measure_gradients(self) -> None:
         """Sample the seeds' gradients; call it after backward and before clipping."""
@@ -429,6 +432,7 @@ class Garden(nn.Module):
 
     def get_extra_state(self) -> Tensor:
         """Return the lifecycle as a byte tensor, so that a state_dict holds tensors alone."""
+        self.notice_training()
         return encode_lifecycle(self.slot_names, self._state, self.seedbed.germinations)
 
     def set_extra_state(self, state: Tensor) -> None:
@@ -531,8 +535,9 @@ class Garden(nn.Module):
         return self.slot_names.index(name)
 
     def _carry_out(self, command: Command) -> OperationResult:
+        self.notice_training()
         before = self._state
-        lifecycle = self.config.lifecycle
+        lifecycle = self.config.lifecycle.earning
         self._state, applied = apply_command(
             before, command, enabled=self._enabled(), fits=self.fits(), config=lifecycle
         )
@@ -578,6 +583,8 @@ class Garden(nn.Module):
         for slot in self.seedbed:
             # How a saved seed was trained is not known here; it is no reason for a warning.
             slot.was_shadowed = slot.seed is not None
+            # Weights follow, which are not those that were just drawn.
+            slot.drawn = None
 
 
 watch(Garden)

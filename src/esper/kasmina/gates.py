@@ -15,7 +15,8 @@ from torch import Tensor
 from esper.kasmina.state import SlotState
 from esper.leyline.alpha import AlphaMode
 from esper.leyline.config import Config, option
-from esper.leyline.stages import SeedStage
+from esper.leyline.rules import is_in
+from esper.leyline.stages import BLENDED_STAGES, SeedStage
 
 _REACHED = 1e-6
 
@@ -44,6 +45,11 @@ class GateConfig(Config):
     )
     min_contribution: float = option(
         1.0, "Strict: points a seed must contribute to fossilize.", minimum=0.0
+    )
+    needs_effect: bool = option(
+        False,
+        "Fossilize no seed whose measured contribution is 0 ± 0. Gardens never do, whatever this "
+        "says; a population does as the documents say.",
     )
 
 
@@ -89,16 +95,39 @@ def holding_gate(state: SlotState, config: GateConfig) -> Tensor:
     return ready
 
 
+def has_no_effect(state: SlotState) -> Tensor:
+    """Return whether a measured contribution is 0 ± 0: no sample is answered differently."""
+    return (state.contribution == 0) & (state.contribution_se == 0)
+
+
 def fossilize_gate(state: SlotState, config: GateConfig) -> Tensor:
-    """G5: the seed's contribution has been measured and its gradients are sound."""
+    """G5: the seed was trained, its contribution is measured, and its gradients are sound.
+
+    A garden keeps nothing for good that makes no difference to any sample.
+    """
     ready = (
         (state.stage == int(SeedStage.HOLDING))
         & torch.isfinite(state.contribution)
+        & ~state.untrained
         & is_healthy(state, config)
     )
+    if config.needs_effect:
+        ready = ready & ~has_no_effect(state)
     if config.kind == "strict":
         ready = ready & (state.contribution >= config.min_contribution)
     return ready
+
+
+def inert_seeds(state: SlotState) -> Tensor:
+    """Return bool [R, S]: what a finished network goes on without.
+
+    These are seeds that are not blended in or gone already, those that nothing has trained, and
+    holding ones whose measured contribution is 0 ± 0. Fossils stay.
+    """
+    changes_outputs = is_in(state.stage, BLENDED_STAGES) & (state.alpha > 0)
+    is_idle = (state.stage == int(SeedStage.HOLDING)) & has_no_effect(state)
+    unearned = (state.untrained | is_idle) & (state.stage != int(SeedStage.FOSSILIZED))
+    return state.occupied & (unearned | ~changes_outputs)
 
 
 def describe_failure(state: SlotState, slot: int, config: GateConfig) -> str:
@@ -130,6 +159,17 @@ def describe_failure(state: SlotState, slot: int, config: GateConfig) -> str:
     if stage is SeedStage.HOLDING:
         if not bool(torch.isfinite(state.contribution[0, slot])):
             return "gate G5 waits for a measured contribution"
+        if bool(state.untrained[0, slot]):
+            return (
+                "gate G5 keeps no seed that nothing has trained, and this one's parameters are as "
+                "they were drawn; make the optimizer by gardener.optimizer(...), or add "
+                "garden.slot_parameters(slot) to yours"
+            )
+        if config.needs_effect and bool(has_no_effect(state)[0, slot]):
+            return (
+                "gate G5 keeps no seed that makes no difference: its measured contribution is "
+                "0 ± 0 points; train it further, or prune it"
+            )
         if strict:
             return (
                 f"gate G5 (strict) needs a contribution of {config.min_contribution} points, it is "

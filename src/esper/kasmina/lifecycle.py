@@ -113,6 +113,11 @@ class LifecycleConfig(Config):
         return self.rules.replace(advance_allowed=False) if all(self.forwards) else self.rules
 
     @property
+    def earning(self) -> LifecycleConfig:
+        """Return the same life in which nothing is fossilized that makes no difference."""
+        return self.replace(gates=self.gates.replace(needs_effect=True))
+
+    @property
     def forwards(self) -> tuple[bool, bool, bool]:
         """Whether G1, G2 and G3 are passed without being told."""
         own = (self.auto_training, self.auto_blending, self.auto_holding)

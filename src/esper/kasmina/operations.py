@@ -21,6 +21,7 @@ from esper.leyline.blueprints import NOOP, Topology
 from esper.leyline.errors import SlotError, UsageError, unknown_name
 from esper.leyline.rules import Refusal
 from esper.leyline.stages import SeedStage
+from esper.leyline.symmetry import Symmetry
 
 if TYPE_CHECKING:
     from esper.kasmina.garden import Garden
@@ -148,6 +149,11 @@ class SlotView:
     def axes(self) -> AxesName:
         """The axes of the host's activation at the slot."""
         return self._garden.seedbed[self._index].axes
+
+    @property
+    def symmetry(self) -> Symmetry:
+        """What the host makes of the order of positions at the slot."""
+        return self._garden.seedbed[self._index].symmetry
 
     @property
     def channels(self) -> int:

@@ -2,7 +2,8 @@
 
 The optimizer stays the user's own `torch.optim` object, with its own groups: parameters of a new
 seed join the group that names their slot (`slot_groups`), else that of the host module they stand
-behind; those of a removed seed leave with their state, and everybody else's state is untouched. So
+behind; norms and biases join the one that holds those of the host, usually without weight decay.
+Parameters of a removed seed leave with their state, and everybody else's state is untouched. So
 schedulers, gradient accumulation and gradient scaling work as if nothing had happened.
 
 What `optimizer.state_dict()` returns names its parameters, and `optimizer.load_state_dict` finds
@@ -67,7 +68,7 @@ class CarriedOptimizer:
         for key, (name, parameter) in present.items():
             if key not in self._seeds:
                 self._seeds[key] = parameter
-                self._add(self._home(name), parameter)
+                self._add(self._home(name, parameter), parameter)
 
     def sample_gradients(self) -> None:
         """Measure the seeds' gradients on every so-manieth call; call it before clipping."""
@@ -154,17 +155,28 @@ class CarriedOptimizer:
         if self.measures_itself:
             self.sample_gradients()
 
-    def _home(self, slot: str) -> dict[str, Any]:
-        """Return the group of the slot, else of the host module behind it, else the first."""
-        for group in self.optimizer.param_groups:
-            if group.get(SLOT) == slot:
-                return group
+    def _home(self, slot: str, parameter: nn.Parameter) -> dict[str, Any]:
+        """Return the group in which a seed's parameter belongs.
+
+        That is the slot's own, else that of the host module behind it, else the first. Of several,
+        and of all where these hold nothing like it, it is one with parameters of its kind: norms
+        and biases go with norms and biases, which their owner may have spared weight decay.
+        """
+        groups = self.optimizer.param_groups
+        own = [group for group in groups if group.get(SLOT) == slot]
+        # Without decay first: whoever has such a group means it for norms and biases.
+        pick = min if _is_flat(parameter) else max
+        if own:
+            return pick(own, key=_decays)
         host = self.garden.model.get_submodule(self.garden.slot_paths[slot])
-        behind = {id(parameter) for parameter in host.parameters()}
-        for group in self.optimizer.param_groups:
-            if any(id(parameter) in behind for parameter in group["params"]):
-                return group
-        return self.optimizer.param_groups[0]
+        behind = {id(p) for p in host.parameters()}
+        near = [g for g in groups if any(id(p) in behind for p in g["params"])] or groups[:1]
+        shared = [group for group in groups if SLOT not in group]
+        for candidates, known in ((near, behind), (shared, None)):
+            alike = [g for g in candidates if _holds_kind(g, parameter, known)]
+            if alike:
+                return pick(alike, key=_decays)
+        return near[0]
 
     def _add(self, group: dict[str, Any], parameter: nn.Parameter) -> None:
         group["params"].append(parameter)
@@ -197,6 +209,23 @@ class CarriedOptimizer:
         """Return the names of the parameters of each group, in their order."""
         names = self._names()
         return [[names[id(p)] for p in group["params"]] for group in self.optimizer.param_groups]
+
+
+def _is_flat(parameter: Tensor) -> bool:
+    """Return whether a parameter is a bias, or the scale of a norm."""
+    return parameter.dim() < 2
+
+
+def _decays(group: dict[str, Any]) -> bool:
+    return bool(group.get("weight_decay"))
+
+
+def _holds_kind(group: dict[str, Any], parameter: Tensor, known: set[int] | None) -> bool:
+    """Return whether a group has a parameter of this kind, among those that are looked at."""
+    return any(
+        _is_flat(p) == _is_flat(parameter) and (known is None or id(p) in known)
+        for p in group["params"]
+    )
 
 
 def slot_groups(garden: Garden) -> list[dict[str, Any]]:

@@ -12,10 +12,12 @@ from torch import Tensor, nn
 from esper.kasmina.flops import HOW_TO_COUNT, counting
 from esper.kasmina.inference import Inference
 from esper.kasmina.probe import axis_size, first_tensor, look, refuse_failed
+from esper.kasmina.symmetry import find_symmetries
 from esper.leyline.axes import AXES, RANKS, Axes, AxesName, parse_axes
 from esper.leyline.blueprints import Topology
 from esper.leyline.errors import SlotError, instead, warn
 from esper.leyline.records import Plain
+from esper.leyline.symmetry import Symmetry
 
 Holder = Literal["tensor", "tuple", "list", "other"]
 """What a submodule puts out: the activation alone, or in a tuple, a list or another kind of one."""
@@ -31,6 +33,8 @@ class Placement:
     """The axes of the host's activation."""
     shape: tuple[int, ...]
     """Its shape as a seed sees it: [B, C], [B, T, C] or [B, C, H, W]."""
+    symmetry: Symmetry
+    """What the host makes of the order of positions there."""
     holder: Holder = "tensor"
     """What the host's submodule puts it out in."""
 
@@ -117,11 +121,18 @@ def place_slots(
     shapes = {path: output_shape(path, seen.outputs[path]) for path in modules}
     declared = _declared(paths, shapes, axes)
     found = Inference(model, modules, example, shapes, declared)
+    axes_at = {path: found.axes(path) for path in modules}
+    symmetries = find_symmetries(
+        model,
+        example,
+        found.batch_axis,
+        {path: (one, shapes[path]) for path, one in axes_at.items()},
+    )
     result = []
     for name, path in paths.items():
-        one = found.axes(path)
-        holder = _holder(seen.kinds[path])
-        result.append(Placement(name, path, one.name, one.turn(shapes[path]), holder))
+        one, holder = axes_at[path], _holder(seen.kinds[path])
+        shape = one.turn(shapes[path])
+        result.append(Placement(name, path, one.name, shape, symmetries[path], holder))
     flops = count.total // max(1, axis_size(example, found.batch_axis))
     uncounted = count.describe_uncounted()
     if uncounted:

@@ -248,6 +248,33 @@ def with_others_changed(example: Any, which: tuple[bool, ...], axis: int) -> Any
     return _map_some(example, which, change)
 
 
+def noise_like(part: Tensor, whole: Tensor, draw: torch.Generator) -> Tensor:
+    """Return noise for a part of a tensor, as large as the tensor's values usually differ."""
+    known = whole[whole.isfinite()].double()
+    spread = float(known.std()) if known.numel() > 1 else 0.0
+    # What is the same everywhere, such as the output of weights that start at zero, changes too.
+    noise = torch.randn(part.shape, generator=draw, dtype=torch.float64) * (spread or 1.0)
+    return noise.to(part)
+
+
+def changed_entries(
+    tensor: Tensor, axis: int, start: int, count: int, draw: torch.Generator
+) -> Tensor:
+    """Return a tensor of inputs with other values at some entries along an axis.
+
+    Yes and no stay as they are, and so do masks that hold infinities.
+    """
+    if tensor.is_meta or tensor.dtype == torch.bool:
+        return tensor
+    changed = tensor.clone()
+    part = changed.narrow(axis, start, count)
+    if not tensor.is_floating_point():
+        part.copy_(_other_numbers(part, tensor))
+    elif bool(tensor.isfinite().all()):
+        part += noise_like(part, tensor, draw)
+    return changed
+
+
 def _other_numbers(others: Tensor, everything: Tensor) -> Tensor:
     """Return whole numbers that differ from these and that the example itself has, or is near."""
     low, high = everything.min(), everything.max()

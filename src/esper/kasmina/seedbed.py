@@ -15,21 +15,25 @@ from esper.kasmina.blueprints.registry import Blueprint, blueprint_by_id
 from esper.kasmina.placement import Placement
 from esper.kasmina.slot import Slot, SlotMode
 from esper.kasmina.state import SlotState
+from esper.kasmina.untrained import fingerprint
 from esper.kasmina.wrappers import Mirrored
 from esper.leyline.alpha import AlphaAlgorithm, AlphaMode
 from esper.leyline.blueprints import Topology
 from esper.leyline.errors import SlotError, warn
 from esper.leyline.randomness import seeded
 from esper.leyline.stages import BLENDED_STAGES, SeedStage
+from esper.leyline.symmetry import Symmetry, is_causal
 
 Key = tuple[int, int, int]
 """(run seed, slot, germinations so far)."""
 
 
-def draw_seed(blueprint: Blueprint, channels: int, topology: Topology, key: Key) -> nn.Module:
+def draw_seed(
+    blueprint: Blueprint, channels: int, topology: Topology, symmetry: Symmetry, key: Key
+) -> nn.Module:
     """Return a fresh seed on the CPU."""
     with seeded(*key, "seed"):
-        return blueprint.build(channels, topology)
+        return blueprint.build(channels, topology, is_causal=is_causal(symmetry))
 
 
 def draw_gate(channels: int, topology: Topology, key: Key) -> nn.Module:
@@ -58,7 +62,7 @@ class Seedbed(nn.Module):
     ) -> None:
         """Create empty slots; `seed` names the random streams of initial weights."""
         super().__init__()
-        self.slots = nn.ModuleList(Slot(p.name, p.axes, p.shape) for p in placements)
+        self.slots = nn.ModuleList(Slot(p.name, p.axes, p.shape, p.symmetry) for p in placements)
         self.training_mode: TrainingMode = training_mode
         self.run_seed = seed
         self.germinations = 0
@@ -84,7 +88,7 @@ class Seedbed(nn.Module):
         for slot in self:
             slot.seed = slot.gate = None
             slot.mode = int(SlotMode.PASS)
-            slot.frozen = None
+            slot.frozen = slot.drawn = slot.host_version = None
 
     def sync(self, state: SlotState, reference: Reference) -> bool:
         """Make the modules agree with the state; return whether parameters came or went."""
@@ -107,6 +111,7 @@ class Seedbed(nn.Module):
                 if module is not before:
                     setattr(mine, name, None if module is None else self._settle(module, like))
                     mine.frozen = theirs.frozen
+                    mine.drawn = None
         self.germinations = other.germinations
 
     def shadowed(self) -> Slot | None:
@@ -140,9 +145,11 @@ class Seedbed(nn.Module):
         if present and slot.seed is None:
             slot.seed = self._build(index, slot, int(state.blueprint[0, index]), reference)
             slot.was_shadowed = False
+            slot.drawn, slot.host_version = fingerprint(slot.seed), None
+            slot.is_known_untrained = False
             return True
         if not present and slot.seed is not None:
-            slot.seed = slot.frozen = None
+            slot.seed = slot.frozen = slot.drawn = slot.host_version = None
             return True
         return False
 
@@ -161,7 +168,8 @@ class Seedbed(nn.Module):
     def _build(self, index: int, slot: Slot, choice: int, reference: Reference) -> nn.Module:
         """Build a seed from a random stream of its own and check that it keeps shapes."""
         blueprint = blueprint_by_id(choice)
-        seed = draw_seed(blueprint, slot.channels, slot.topology, self._key(index))
+        key = self._key(index)
+        seed = draw_seed(blueprint, slot.channels, slot.topology, slot.symmetry, key)
         probe = draw_probe(slot.shape, self._key(index))
         with torch.no_grad():
             out = seed.eval()(probe)

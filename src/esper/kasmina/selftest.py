@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from esper.kasmina.blueprints.offered import withheld
 from esper.kasmina.blueprints.registry import blueprint_by_id
 from esper.kasmina.garden import Garden, GardenConfig
 from esper.kasmina.gates import GateConfig
@@ -31,9 +32,11 @@ from esper.kasmina.probe import (
     tensors_in,
     with_others_changed,
 )
-from esper.leyline.axes import AxesName
+from esper.kasmina.symmetry import find_symmetries
+from esper.leyline.axes import AXES, AxesName
 from esper.leyline.errors import EsperError, EsperWarning, SlotError, reason_of
 from esper.leyline.randomness import drawing
+from esper.leyline.symmetry import MEANINGS, Symmetry, is_causal, is_equivariant
 
 _MIXING = ("attention", "conv_light", "mlp_small", "norm")
 """Seeds to try first: those that mix what they take for positions or channels tell most."""
@@ -45,15 +48,27 @@ class SlotCheck:
 
     slot: str
     axes: AxesName
+    symmetry: Symmetry
+    """What the model makes of the order of positions there."""
     blueprint: str
-    """What was grown there."""
+    """What was grown there; empty where nothing is offered."""
     parameters: int
     problem: str | None
     """What is wrong, in one line; None where all is well."""
+    withheld: tuple[str, ...]
+    """Blueprints that are not offered there, because they would break the symmetry."""
 
     def __str__(self) -> str:
         state = self.problem or "grown, blended in, saved and loaded; samples keep apart"
-        return f"{self.slot} ({self.axes}, {self.blueprint}): {state}"
+        place = ", ".join((self.axes, *([self.blueprint] if self.blueprint else ())))
+        return f"{self.slot} ({place}): {state}{self._told_withheld()}"
+
+    def _told_withheld(self) -> str:
+        if not self.withheld:
+            return ""
+        *others, last = self.withheld
+        names = f"{', '.join(others)} and {last} are" if others else f"{last} is"
+        return f"; {names} not offered: {MEANINGS[self.symmetry]} in this model"
 
 
 def check_slots(
@@ -66,7 +81,9 @@ def check_slots(
     """Grow in every slot once, on a copy of the model, and say what was found; nothing is kept.
 
     Checked are: a seed can be built and blended in; outputs change, keep their shape and are
-    finite; no sample of a batch depends on the others; what was grown can be saved and loaded.
+    finite; no sample of a batch depends on the others; a causal model stays causal, and one in
+    which the order of positions does not matter stays so; what was grown can be saved and loaded.
+    Each check also names the blueprints that are not offered because they would break that.
 
     Raises:
         SlotError: A slot cannot be placed at all.
@@ -83,10 +100,12 @@ def _check(model: nn.Module, plain: Garden, name: str, example: Any) -> SlotChec
     index = garden.slot_names.index(name)
     choices = garden.fits()[0, index].nonzero().flatten().tolist()
     fitting = [blueprint_by_id(choice).name for choice in choices]
-    chosen = next((one for one in _MIXING if one in fitting), fitting[0])
+    chosen = next((one for one in (*_MIXING, *fitting) if one in fitting), "")
     problem: str | None = None
     try:
         with torch.no_grad():
+            if not chosen:
+                raise SlotError("no blueprint can be grown there")
             _grow(garden, name, chosen)
             problem = _find_problem(garden, plain.eval(), model, name, example)
     except EsperError as error:
@@ -94,7 +113,8 @@ def _check(model: nn.Module, plain: Garden, name: str, example: Any) -> SlotChec
     except Exception as error:
         problem = f"{type(error).__name__}: {reason_of(error)[:300]}"
     view = garden.slots[name]
-    return SlotCheck(name, view.axes, chosen, view.parameters, problem)
+    left_out = withheld(view.topology, view.symmetry)
+    return SlotCheck(name, view.axes, view.symmetry, chosen, view.parameters, problem, left_out)
 
 
 def _grow(garden: Garden, name: str, blueprint: str) -> None:
@@ -127,6 +147,8 @@ def _find_problem(
     if _mixes(garden, example) and not _mixes(plain, example):
         axes = garden.slots[name].axes
         return f"with a seed, samples of a batch influence one another: are its axes {axes}?"
+    if lost := _lost_symmetry(garden, name, example):
+        return f"with a seed it is not true any more that {lost}"
     with tempfile.TemporaryDirectory() as folder:
         garden.save(Path(folder, "garden"))
         fresh = copy.deepcopy(model)
@@ -135,6 +157,19 @@ def _find_problem(
     if not all(torch.equal(one, other) for one, other in zip(grown, again, strict=True)):
         return "outputs differ after it was saved and loaded"
     return None
+
+
+def _lost_symmetry(garden: Garden, name: str, example: Any) -> str:
+    """Return what the host made of the order of positions, where it no longer does."""
+    view = garden.slots[name]
+    place = garden.placed.slots[garden.slot_names.index(name)]
+    axes = AXES[view.axes]
+    shape = tuple(place.shape[axes.order.index(i)] for i in range(len(place.shape)))
+    found = find_symmetries(garden.model, example, garden.batch_axis, {place.path: (axes, shape)})
+    now = found[place.path]
+    keeps = is_causal(now) or not is_causal(view.symmetry)
+    keeps = keeps and (is_equivariant(now) or not is_equivariant(view.symmetry))
+    return "" if keeps else MEANINGS[view.symmetry]
 
 
 def _mixes(garden: Garden, example: Any) -> bool:

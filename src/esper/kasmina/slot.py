@@ -13,6 +13,7 @@ from esper.kasmina.blending import blend, blend_per_sample, straight_through
 from esper.leyline.axes import AXES, AxesName
 from esper.leyline.blueprints import Topology, channel_axis
 from esper.leyline.errors import SlotError, UsageError
+from esper.leyline.symmetry import Symmetry
 
 
 class SlotMode(IntEnum):
@@ -32,13 +33,20 @@ class Slot(nn.Module):
 
     alpha: Tensor
 
-    def __init__(self, name: str, axes: AxesName, shape: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        name: str,
+        axes: AxesName,
+        shape: tuple[int, ...],
+        symmetry: Symmetry = "bidirectional",
+    ) -> None:
         """Create an empty slot; `shape` is an example of what a seed sees there, batch first."""
         super().__init__()
         self.name = name
         self.axes: AxesName = axes
         self.topology: Topology = AXES[axes].topology
         self.shape = shape
+        self.symmetry: Symmetry = symmetry
         self.channels = shape[channel_axis(self.topology)]
         self.seed: nn.Module | None = None
         self.gate: nn.Module | None = None
@@ -47,6 +55,12 @@ class Slot(nn.Module):
         self.is_straight_through = True
         self.is_shadowing = False
         self.was_shadowed = False
+        self.drawn: Tensor | None = None
+        """Fingerprint of the seed as it was drawn; None once it has changed, or is not known."""
+        self.is_known_untrained = False
+        """Whether its owner was told that nothing trains the seed."""
+        self.host_version: int | None = None
+        """How often the host had been changed when the seed was last seen to be as drawn."""
         self.frozen: tuple[str, ...] | None = None
         self.sample_alphas: Tensor | None = None
         self.branch: Callable[[Tensor, Callable[[Tensor], Tensor]], Tensor] | None = None

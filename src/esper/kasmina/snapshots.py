@@ -17,7 +17,7 @@ from esper.leyline.manifest import restoring
 from esper.leyline.storage import load_tree, save_tree
 
 KIND = "garden"
-VERSION = 3
+VERSION = 4
 
 
 def encode_lifecycle(names: tuple[str, ...], state: SlotState, germinations: int) -> Tensor:

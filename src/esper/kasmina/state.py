@@ -114,6 +114,8 @@ class SlotState(TensorRecord):
     """float64, smoothed change of it."""
     counterfactual_age: Tensor = _per_slot(-1, least=-1, of_module=True)
     """int64, epochs since the last ablation, -1 before the first."""
+    untrained: Tensor = _per_slot(False, of_module=True)
+    """bool, its parameters are as they were drawn; a garden finds that out, engines train all."""
     interaction: Tensor
     """float64 [R, S, S], points two seeds gain together beyond the sum of each alone."""
 

@@ -13,6 +13,7 @@ from esper.kasmina.placement import DeclaredAxes, matches, output_shape, place_s
 from esper.kasmina.probe import Seen, first_tensor, look, refuse_failed, teachable_at, tensors_in
 from esper.leyline.axes import RANKS, AxesName
 from esper.leyline.errors import EsperWarning, SlotError, UsageError
+from esper.leyline.symmetry import Symmetry
 
 MOST_SLOTS = 3
 """As many slots as are suggested by default, and as a learned controller usually serves."""
@@ -27,6 +28,14 @@ class SuggestedSlot:
     """Class of the submodule."""
     axes: AxesName
     channels: int
+    symmetry: Symmetry
+    """What the model makes of the order of positions there."""
+
+    def __str__(self) -> str:
+        # Vectors have no positions, and images that are no point clouds nothing to tell of them.
+        is_worth_telling = len(self.axes) == 3 or self.symmetry != "bidirectional"
+        order = f", {self.symmetry}" if is_worth_telling else ""
+        return f"{self.path}: {self.kind}, {self.axes}{order}, {self.channels} channels"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +71,7 @@ class SlotSuggestions(Sequence[str]):
 
     def __str__(self) -> str:
         lines = [f"slots={list(self)!r}"]
-        lines += [f"  {s.path}: {s.kind}, {s.axes}, {s.channels} channels" for s in self.slots]
+        lines += [f"  {slot}" for slot in self.slots]
         if self.others:
             lines.append(f"also possible: {', '.join(slot.path for slot in self.others)}")
         lines += [f"not possible: {reason}" for reason in self.refused.values()]
@@ -105,8 +114,11 @@ def suggest_slots(
         output = first_tensor(calls[0]) if len(calls) == 1 else None
         if not isinstance(output, Tensor) or output.dim() not in RANKS:
             return False
+        if not output.is_floating_point():
+            return False
         # What comes out at the end is an answer, not something to work on.
-        return output.is_floating_point() and not any(_is_same(out, output) for out in final)
+        is_last = not _works_on(modules, seen, name)
+        return not any(_is_answer(out, output, is_last=is_last) for out in final)
 
     blocks = {path: path for path in _blocks(model, is_suited)}
     candidates = blocks or _activations(modules, is_suited)
@@ -127,7 +139,7 @@ def suggest_slots(
             continue
         kind = type(modules[path]).__name__
         channels = place.shape[1] if place.topology == "cnn" else place.shape[-1]
-        found.append(SuggestedSlot(path, kind, place.axes, channels))
+        found.append(SuggestedSlot(path, kind, place.axes, channels, place.symmetry))
     if not found:
         reason = next(iter(refused.values()), None) or _why_none(seen)
         raise SlotError(f"no slot can be suggested for this {type(model).__name__}: {reason}")
@@ -171,13 +183,31 @@ def _why_none(seen: Seen) -> str:
     return "none of its submodules puts out something to work on before the end"
 
 
-def _is_same(answer: Tensor, output: Tensor) -> bool:
-    """Return whether an answer is what a submodule puts out, with its axes in whatever order."""
-    if answer.shape == output.shape:
-        return bool((answer == output).all())
-    if sorted(answer.shape) != sorted(output.shape):
+def _is_answer(answer: Tensor, output: Tensor, *, is_last: bool) -> bool:
+    """Return whether an answer is what a submodule puts out, in whatever shape or order.
+
+    Behind the last parameters it may also have passed through a function, such as a sigmoid.
+    """
+    if answer.numel() != output.numel():
         return False
+    if is_last:
+        return True
     return bool((answer.flatten().sort().values == output.flatten().sort().values).all())
+
+
+def _works_on(modules: Mapping[str, nn.Module], seen: Seen, name: str) -> bool:
+    """Return whether a part with parameters was called after this one, outside of it."""
+    order = list(seen.kinds)
+    later = order[order.index(name) + 1 :]
+    return any(
+        not _is_around(path, name)
+        and next(modules[path].parameters(recurse=False), None) is not None
+        for path in later
+    )
+
+
+def _is_around(outer: str, inner: str) -> bool:
+    return inner.startswith(f"{outer}.")
 
 
 def _blocks(model: nn.Module, is_suited: Any) -> list[str]:

@@ -5,12 +5,13 @@ A decision's reason begins with one of these, so that a run's reasons can be cou
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import Protocol, runtime_checkable
 
-from esper.leyline.records import EpochRecord, SeedRecord, kept_record, seeds_at_end
+from esper.leyline.records import EpochRecord, SeedRecord, is_loss, kept_record, seeds_at_end
 from esper.leyline.stages import SeedStage
 
 
@@ -48,6 +49,12 @@ _PRUNED = (
     "name other slots (esper.suggest_slots), or let another controller decide, unless the network "
     "has all it needs"
 )
+_FEW_EPOCHS = 10
+"""Epochs before which nobody says that a network does not learn."""
+_LEARNED = 0.98
+"""Share of the loss of guessing below which a network has learned something."""
+_MARGIN = 0.1
+"""Share of the way from guessing to knowing all that luck may go."""
 _BARELY = 0.9
 """Share of its amplitude from which a seed counts as blended in."""
 
@@ -65,10 +72,38 @@ def is_grown(seeds: Sequence[SeedRecord]) -> bool:
     return any(seed.fate not in ("pruned", "dropped") for seed in seeds)
 
 
+def why_not_learned(history: Sequence[EpochRecord], chance_loss: float | None) -> str:
+    """Return that a network never became better than guessing, in a sentence; empty where it did.
+
+    Args:
+        history: all epochs of a run.
+        chance_loss: loss of a network that only guesses; None where nobody knows.
+    """
+    losses = [record.val_loss for record in history if math.isfinite(record.val_loss)]
+    if not chance_loss or len(losses) < _FEW_EPOCHS:
+        return ""
+    scores = [record.val_score for record in history]
+    guessed = math.exp(-chance_loss)
+    # A network may be sure of wrong answers, and still have learned to give more right ones.
+    is_score_of_chance = all(
+        is_loss(score) or score <= 100.0 * (guessed + _MARGIN * (1.0 - guessed)) for score in scores
+    )
+    if min(losses) < _LEARNED * chance_loss or not (is_score_of_chance or len(set(scores)) == 1):
+        return ""
+    return (
+        f"The network did not learn: its best validation loss in {len(losses)} epochs was "
+        f"{min(losses):.4g}, and guessing gives {chance_loss:.4g}; check the data, the loss and "
+        "the learning rate before anything grows."
+    )
+
+
 def why_not_grown(
-    history: Sequence[EpochRecord], kept_epoch: int | None = None, stopped: str = ""
+    history: Sequence[EpochRecord],
+    kept_epoch: int | None = None,
+    stopped: str = "",
+    chance_loss: float | None = None,
 ) -> tuple[str, ...]:
-    """Return, for a run at its end, why its network has not grown, or not to the end.
+    """Return, for a run at its end, why its network has not learned or grown, or not to the end.
 
     Where something grew and nothing is left on its way there is nothing to tell.
 
@@ -76,11 +111,29 @@ def why_not_grown(
         history: all epochs of the run.
         kept_epoch: the epoch whose network is kept; the last by default.
         stopped: why the run ended before its last epoch; empty where it did not.
+        chance_loss: loss of a network that only guesses; None where nobody knows.
     """
     if not history:
         return ()
-    early = _tell_stopped(history[-1], stopped) if stopped else ()
     seeds = seeds_at_end(history, kept_epoch)
+    idle = [seed for seed in seeds if seed.fate == "dropped" and seed.has_no_effect]
+    first = [why_not_learned(history, chance_loss)]
+    first += [
+        f"{_named(seed)} made no difference (a contribution of 0 ± 0 points), and was dropped."
+        for seed in idle
+    ]
+    told = tuple(line for line in first if line)
+    return (*told, *_why_not_grown(history, seeds, idle, kept_epoch, stopped))
+
+
+def _why_not_grown(
+    history: Sequence[EpochRecord],
+    seeds: Sequence[SeedRecord],
+    idle: Sequence[SeedRecord],
+    kept_epoch: int | None,
+    stopped: str,
+) -> tuple[str, ...]:
+    early = _tell_stopped(history[-1], stopped) if stopped else ()
     if is_grown(seeds):
         return (*early, *_tell_unfinished(history, kept_epoch))
     later = [seed for seed in seeds_at_end(history) if seed.fate not in ("pruned", "dropped")]
@@ -91,7 +144,7 @@ def why_not_grown(
     for seed in pruned:
         reason = _reason_of_prune(seed, history)
         lines.append(f"{_named(seed)} was pruned at epoch {seed.ended}{reason}.")
-    dropped = [seed for seed in seeds if seed.fate == "dropped"]
+    dropped = [seed for seed in seeds if seed.fate == "dropped" and seed not in idle]
     for seed in dropped:
         lines.append(
             f"{_named(seed)}, germinated at epoch {seed.germinated}, was not yet blended in "
@@ -100,7 +153,7 @@ def why_not_grown(
     advice = _advice(history)
     if dropped:
         advice = ADVICE[Why.DEVELOPING]
-    elif pruned:
+    elif pruned or idle:
         advice = _PRUNED
     return (*lines, f"To change that: {advice}.") if advice else tuple(lines)
 

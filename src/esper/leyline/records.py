@@ -173,6 +173,11 @@ class SeedRecord:
     """Last measured, in points."""
     contribution_se: float | None
 
+    @property
+    def has_no_effect(self) -> bool:
+        """Whether its contribution is 0 ± 0 points: no sample is answered differently."""
+        return self.contribution == 0 and self.contribution_se == 0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary(Plain):
@@ -199,6 +204,8 @@ class RunSummary(Plain):
     """The same of the twin, where one ran."""
     stopped: str = ""
     """Why the run ended before its last epoch; empty where it did not."""
+    chance_loss: float | None = None
+    """Loss of a network that only guesses; None where nobody knows."""
 
     @classmethod
     def from_mapping(cls, data: Mapping[str, Any]) -> RunSummary:
@@ -268,7 +275,7 @@ def seeds_at_end(
 ) -> tuple[SeedRecord, ...]:
     """Return the life of every seed of a run that is over, as the network that is kept has it.
 
-    What was still inert then, or came later, is dropped.
+    What was still inert then, or came later, is dropped, and so is what was held without effect.
 
     Args:
         history: all epochs of the run.
@@ -282,7 +289,9 @@ def seeds_at_end(
     ended = (*then, *lives[len(then) :])
     return tuple(
         dataclasses.replace(seed, fate="dropped", ended=last)
-        if seed.fate in _INERT or (number >= len(then) and seed.fate != "pruned")
+        if seed.fate in _INERT
+        or (seed.fate == _UNDECIDED and seed.has_no_effect)
+        or (number >= len(then) and seed.fate != "pruned")
         else seed
         for number, seed in enumerate(ended)
     )
@@ -335,6 +344,7 @@ def best_by_size(history: Sequence[EpochRecord]) -> tuple[SizeRecord, ...]:
 
 
 _INERT = ("germinated", "training")
+_UNDECIDED = "holding"
 _GONE = ("PRUNED", "EMBARGOED", "RESETTING", "DORMANT", "UNKNOWN")
 
 

@@ -80,7 +80,11 @@ class Refusal(Worded):
     FOSSILIZED = 12, "the seed is fossilized and stays"
     TOO_YOUNG = 13, "the seed is younger than min_prune_age"
     NOT_HOLDING = 14, "only a holding seed can be fossilized"
-    BLUEPRINT_DOES_NOT_FIT = 15, "this blueprint does not fit this slot within the limits"
+    BLUEPRINT_DOES_NOT_FIT = (
+        15,
+        "this blueprint does not fit this slot: its kind of activation, the host's symmetry "
+        "(esper.check_slots tells) or the limits",
+    )
     BAD_ARGUMENT = 16, "an argument is out of range"
 
 

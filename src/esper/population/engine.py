@@ -13,6 +13,7 @@ from esper.kasmina.seedbed import TrainingMode
 from esper.leyline.blueprints import Topology
 from esper.leyline.config import option
 from esper.leyline.errors import EsperError
+from esper.leyline.symmetry import Symmetry
 from esper.tasks.splits import Split
 
 
@@ -33,6 +34,8 @@ class SlotSpec:
     topology: Topology
     shape: tuple[int, ...]
     channels: int
+    symmetry: Symmetry = "bidirectional"
+    """What the host makes of the order of positions."""
 
 
 class PopulationEngine(EvaluatedEngine, Protocol):

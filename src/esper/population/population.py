@@ -54,7 +54,7 @@ from esper.tasks.splits import Split
 from esper.tasks.task import Task
 
 KIND = "population"
-VERSION = 5
+VERSION = 6
 
 _log = logging.getLogger(__name__)
 

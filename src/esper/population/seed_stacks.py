@@ -282,7 +282,7 @@ class SeedStacks:
     def _germinate(self, row: int, slot: int, kind: int) -> None:
         spec = self._slots[slot]
         key = (self._keys[row], slot, self.germinations[row])
-        seed = draw_seed(blueprint_by_id(kind), spec.channels, spec.topology, key)
+        seed = draw_seed(blueprint_by_id(kind), spec.channels, spec.topology, spec.symmetry, key)
         self.germinations[row] += 1
         self._add(row, slot, kind, dict(seed.named_parameters()), Moments())
 
@@ -316,7 +316,7 @@ class SeedStacks:
         module = (
             draw_gate(spec.channels, spec.topology, key)
             if kind == GATE
-            else draw_seed(blueprint_by_id(kind), spec.channels, spec.topology, key)
+            else draw_seed(blueprint_by_id(kind), spec.channels, spec.topology, spec.symmetry, key)
         )
         parameters = dict(module.named_parameters())
         shapes = {name: value.shape for name, value in parameters.items()}

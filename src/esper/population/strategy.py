@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import nn
 
-from esper.kasmina.blueprints.registry import blueprint_by_id, selectable
+from esper.kasmina.blueprints.offered import offered
+from esper.kasmina.blueprints.registry import blueprint_by_id
 from esper.kasmina.garden import GardenConfig
 from esper.kasmina.placement import place_slots
 from esper.leyline.axes import USUAL_AXES
@@ -170,6 +171,7 @@ def find_slots(host: nn.Module, task: Task, config: PopulationConfig) -> tuple[S
             slot.topology,
             slot.shape,
             slot.shape[1] if slot.topology == "cnn" else slot.shape[-1],
+            slot.symmetry,
         )
         for slot in place_slots(host, task.slot_paths, example, USUAL_AXES[task.topology]).slots
     )
@@ -184,7 +186,7 @@ def stacking_problem(task: Task, config: PopulationConfig) -> str | None:
     if problem is not None:
         return f"host {task.config.host!r}: {problem}"
     for slot in find_slots(hosts[0], task, config.replace(precision="float32")):
-        for choice in selectable(slot.topology):
+        for choice in offered(slot.topology, slot.symmetry):
             blueprint = blueprint_by_id(choice)
             problem = seed_problem(blueprint, slot, in_bf16=config.use_bf16)
             if problem is not None:

@@ -29,6 +29,7 @@ from esper.kasmina.blueprints.registry import Blueprint
 from esper.kasmina.seedbed import draw_probe, draw_seed
 from esper.leyline.blueprints import Topology
 from esper.leyline.errors import reason_of
+from esper.leyline.symmetry import Symmetry
 from esper.leyline.tensors import apply_function
 from esper.population.engine import SlotSpec
 
@@ -313,18 +314,27 @@ def host_problem(
 
 def seed_problem(blueprint: Blueprint, slot: SlotSpec, *, in_bf16: bool = False) -> str | None:
     """Return why seeds of a blueprint cannot be stacked in a slot, or None."""
-    return _seed_problem(blueprint, slot.channels, slot.topology, slot.shape, in_bf16)
+    return _seed_problem(
+        blueprint, slot.channels, slot.topology, slot.symmetry, slot.shape, in_bf16
+    )
 
 
 @lru_cache(maxsize=1024)
 def _seed_problem(
-    blueprint: Blueprint, channels: int, topology: Topology, shape: tuple[int, ...], in_bf16: bool
+    blueprint: Blueprint,
+    channels: int,
+    topology: Topology,
+    symmetry: Symmetry,
+    shape: tuple[int, ...],
+    in_bf16: bool,
 ) -> str | None:
     # A seed may say so itself, by the attribute that `esper.testing.check_blueprint` knows.
     reason = getattr(blueprint.module, "no_vmap", "")
     if reason:
         return str(reason)
-    seeds = [draw_seed(blueprint, channels, topology, (0, 0, number)) for number in range(2)]
+    seeds = [
+        draw_seed(blueprint, channels, topology, symmetry, (0, 0, number)) for number in range(2)
+    ]
     return _problem(seeds, draw_probe(shape, (0, 0, 0)), in_bf16, keeps_shape=True)
 
 

@@ -432,7 +432,7 @@ def _top(
     why: tuple[str, ...] = ()
     kept = ""
     if summary is not None:
-        why = why_not_grown(history, summary.kept_epoch, summary.stopped)
+        why = why_not_grown(history, summary.kept_epoch, summary.stopped, summary.chance_loss)
         kept = _tell_kept(summary)
     lead = render_lead(outcome, controller, seeds, why, kept)
     return lead + missing + render_figures(outcome, summary, seeds)

@@ -25,6 +25,7 @@ from esper.kasmina.placement import DeclaredAxes, SlotNames, slot_paths
 from esper.kasmina.trainee import SchedulerEvery, SchedulerFactory
 from esper.leyline.controller import Controller
 from esper.leyline.errors import UsageError, warn
+from esper.leyline.reasons import why_not_learned
 from esper.leyline.records import EpochRecord, decision_line, epoch_line
 from esper.leyline.settings import changed_settings
 from esper.nissa.sinks import Sink
@@ -268,9 +269,12 @@ def grow(
 
 
 def _told_why(grown: Grown) -> Grown:
-    """Warn where nothing grew, or not to the end, although it might have, and say why."""
-    if grown.why and grown.summary.controller != "wait":
-        warn(" ".join(grown.why))
+    """Warn where nothing was learned or grew, or not to the end, although it might have."""
+    why = list(grown.why)
+    if grown.summary.controller == "wait":
+        why = [line for line in [why_not_learned(grown.history, grown.summary.chance_loss)] if line]
+    if why:
+        warn(" ".join(why))
     return grown
 
 

@@ -67,7 +67,8 @@ def check_blueprint(name: str, *, channels: Sequence[int] = (4, 8, 32)) -> None:
     For each of its topologies, each width and each blend style, in small hosts made on the spot:
 
     * the module: same shape and dtype out as in, the identity at the start where promised, its
-      input and its buffers left alone, on a sequence no look ahead, built alike from one random
+      input and its buffers left alone, on a sequence no look ahead unless its attribute
+      `is_causal` is set to False, built alike from one random
       stream and also without memory (the meta device), `state_dict` and `deepcopy`, bfloat16 and
       autocast, `torch.vmap` over stacked parameters (or a sentence why not in `no_vmap`);
     * in TRAINING, in both modes: the host's outputs and gradients are those of the host alone to
@@ -98,6 +99,14 @@ def check_blueprint(name: str, *, channels: Sequence[int] = (4, 8, 32)) -> None:
             case.run("parameters", _check_parameters)
             for style in BlendStyle:
                 _check_in_garden(case, style)
+
+
+class _Past(nn.Module):
+    """Adds to every position the mean of what came before: the host of sequences is causal."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        count = torch.arange(1, x.shape[1] + 1, device=x.device, dtype=x.dtype)
+        return x + x.cumsum(1) / count[:, None]
 
 
 @dataclass(frozen=True)
@@ -164,6 +173,8 @@ class _Case:
                 tail = nn.Sequential(mix, nn.AdaptiveAvgPool2d(1), nn.Flatten())
             else:
                 stem = nn.Linear(_INPUT_SHAPES[self.topology][-1], width)
+                if self.topology == "sequence":
+                    stem = nn.Sequential(stem, _Past())
                 body = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width))
                 tail = nn.Sequential(nn.Linear(width, width), nn.ReLU())
             body.append(inner)

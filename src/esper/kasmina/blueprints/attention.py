@@ -1,4 +1,4 @@
-"""Attention over channels for images, causal self-attention for sequences."""
+"""Attention over channels for images, self-attention for sequences: causal in a causal host."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def split_heads(x: Tensor, heads: int) -> Tensor:
     return split.transpose(-3, -2)
 
 
-class CausalProjection(nn.Module):
-    """Queries, keys, values and the output projection of causal self-attention.
+class Projection(nn.Module):
+    """Queries, keys, values and the output projection of self-attention.
 
     The output projection starts at zero: the seed is the identity, and that projection has a
     gradient at the first batch.
@@ -72,18 +72,21 @@ class CausalProjection(nn.Module):
         return out
 
 
-class CausalAttention(nn.Module):
-    """x + projection(causal attention): a position sees itself and the past."""
+class SelfAttention(nn.Module):
+    """x + projection(attention): a position sees itself and the past, or all positions."""
+
+    is_causal: bool = True
+    """Whether positions see no later ones; `Blueprint.build` sets it to what the host is."""
 
     def __init__(self, channels: int) -> None:
         """Create the projections."""
         super().__init__()
-        self.attention = CausalProjection(channels)
+        self.attention = Projection(channels)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the activation plus what was attended to."""
         q, k, v = self.attention.split(x)
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=self.is_causal)
         return x + self.attention.join(mixed)
 
 
@@ -91,17 +94,18 @@ class CausalAttention(nn.Module):
     "attention",
     topologies=("cnn", "sequence"),
     identity_at_start=("sequence",),
-    note="Squeeze-and-excite on images (starts at 0.95 x), causal self-attention on sequences.",
+    note="Squeeze-and-excite on images (starts at 0.95 x), self-attention on sequences, causal in "
+    "causal hosts.",
     kind="attention",
 )
 class Attention(nn.Module):
-    """Channel attention for images, causal self-attention for sequences."""
+    """Channel attention for images, self-attention for sequences."""
 
     def __init__(self, channels: int, topology: Topology) -> None:
         """Create the kind that fits the slot."""
         super().__init__()
         self.body: nn.Module = (
-            ChannelAttention(channels) if topology == "cnn" else CausalAttention(channels)
+            ChannelAttention(channels) if topology == "cnn" else SelfAttention(channels)
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -123,15 +127,15 @@ def _causal_mask(length: int, device: str) -> Any:
     return create_block_mask(causal, None, None, length, length, device=device)
 
 
-def causal_flex(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Return causal attention, by FlexAttention on CUDA and by SDPA elsewhere.
+def flex(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool) -> Tensor:
+    """Return attention, by FlexAttention on CUDA and by SDPA elsewhere.
 
     FlexAttention has no kernel for heads narrower than 16; those go through SDPA everywhere, and so
     does a graph that is written down without knowing where it will run.
     """
     if isinstance(q, Proxy) or q.device.type != "cuda" or q.shape[-1] < _NARROWEST:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-    mask = _causal_mask(q.shape[-2], str(q.device))
+        return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+    mask = _causal_mask(q.shape[-2], str(q.device)) if is_causal else None
     with warnings.catch_warnings():
         # The compiler looks at .grad of its inputs, which are no leaves, and warns about itself.
         warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not")
@@ -149,17 +153,22 @@ def _compiled() -> Any:
 @register_blueprint(
     "flex_attention",
     topologies=("sequence",),
-    note="Causal self-attention: FlexAttention on CUDA, the same mask through SDPA on the CPU.",
+    note="Self-attention, causal in causal hosts: FlexAttention on CUDA, the same through SDPA on "
+    "the CPU.",
     kind="attention",
 )
 class FlexAttention(nn.Module):
-    """x + projection(causal attention), by FlexAttention where there is CUDA."""
+    """x + projection(attention), by FlexAttention where there is CUDA."""
+
+    is_causal: bool = True
+    """Whether positions see no later ones; `Blueprint.build` sets it to what the host is."""
 
     def __init__(self, channels: int, topology: Topology) -> None:
         """Create the projections."""
         super().__init__()
-        self.attention = CausalProjection(channels)
+        self.attention = Projection(channels)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the activation plus what was attended to."""
-        return x + self.attention.join(causal_flex(*self.attention.split(x)))
+        mixed = flex(*self.attention.split(x), is_causal=self.is_causal)
+        return x + self.attention.join(mixed)

@@ -48,14 +48,21 @@ class Blueprint:
         """Return the number that stands for this blueprint in actions and checkpoints."""
         return blueprint_names().index(self.name)
 
-    def build(self, channels: int, topology: Topology) -> nn.Module:
-        """Return a fresh module for a slot of this width, drawing from the global generator."""
+    def build(self, channels: int, topology: Topology, *, is_causal: bool = True) -> nn.Module:
+        """Return a fresh module for a slot of this width, drawing from the global generator.
+
+        A part of it with the attribute `is_causal` is told whether its host is causal, that is,
+        whether positions of a sequence may see no later ones.
+        """
         if topology not in self.topologies:
             raise UsageError(
                 f"blueprint {self.name!r} is for {' and '.join(self.topologies)} slots, "
                 f"not for a {topology} slot; see `esper blueprints`"
             )
         module: nn.Module = self.module(channels, topology)
+        for part in module.modules():
+            if isinstance(getattr(part, "is_causal", None), bool):
+                part.is_causal = is_causal  # type: ignore[assignment]
         return module
 
 
