@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from esper.growth.depth.deepen import Deepen
 from esper.growth.depth.first_batch import FirstBatch, unhook
+from esper.leyline.errors import UsageError
 from tests.growth.depth.models import GPT, make_gpt, text_loss, tokens, train
 
 EXAMPLE = tokens(0)[:, :-1]
@@ -78,6 +79,15 @@ def test_the_hook_keeps_nothing_alive_and_its_copies_do_nothing() -> None:
     unhook(model)
     assert not model._forward_pre_hooks
     assert not model._forward_pre_hooks_with_kwargs
+
+
+def test_a_wrong_name_is_refused_with_the_right_ones() -> None:
+    model = make_gpt(4)
+    stacks = ["decoder.blocks.0"]
+    depth = Deepen(model, torch.optim.SGD(model.parameters()), stacks=stacks, total_steps=3)
+    with pytest.raises(UsageError, match=r"'decoder\.blocks\.0' cannot .* stacks found: blocks"):
+        model(EXAMPLE)
+    assert not depth.is_finished
 
 
 def test_an_error_of_the_model_itself_is_not_hidden() -> None:

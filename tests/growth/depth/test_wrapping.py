@@ -8,6 +8,7 @@ import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
@@ -22,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from esper.growth.depth.deepen import Deepen
 from esper.growth.depth.wrapping import inner_optimizers, unwrapped
 from esper.leyline.errors import UsageError
-from tests.growth.depth.models import make_gpt, text_loss, tokens, train
+from tests.growth.depth.models import make_gpt, tokens, train
 
 WORLD, STEPS = 2, 8
 SCENARIOS = (
@@ -187,10 +189,11 @@ def fsdp_gathers_no_sleeping_block(rank: int) -> None:
         if layers > 1:
             Deepen(model, optimizer, total_steps=100, example=tokens(0)[:, :-1])
         train(model, optimizer, 0, 1, loss_of=half_loss)
-        with torch.profiler.profile() as profile:
+        with mock.patch.object(
+            _fsdp_param_group, "foreach_all_gather", wraps=_fsdp_param_group.foreach_all_gather
+        ) as gather:
             train(model, optimizer, 1, 2, loss_of=half_loss)
-        events = profile.key_averages()
-        counts.append(sum(e.count for e in events if e.key == "fsdp::all_gather_copy_in"))
+        counts.append(gather.call_count)
     assert counts[0] == counts[1] > 0, counts
 
 
@@ -237,5 +240,4 @@ def test_optimizers_that_keep_no_state_per_parameter_are_refused_by_name() -> No
 
 def test_compiled_models_are_unwrapped() -> None:
     model = make_gpt()
-    assert unwrapped(torch.compile(model))[-1] is model
-    assert text_loss(model, 0).isfinite()
+    assert unwrapped(torch.compile(model, backend="eager"))[-1] is model

@@ -286,7 +286,9 @@ class Deepen:
         """Watch the model, and what holds its blocks: a trainer may call only a part of it."""
         named = self._chosen if not isinstance(self._chosen, str) else [self._chosen]
         lists = [name for name, _ in block_lists(self._network)] if named == ["auto"] else named
-        inside = [self._network.get_submodule(name) for name in ancestors(lists)]
+        modules = dict(self._network.named_modules())
+        # A name that is wrong is refused on the first batch, with the names that would be right.
+        inside = [modules[name] for name in ancestors(lists) if name in modules]
         FirstBatch(self._on_call).hook([*self._wrappers[:-1], *inside])
 
     def _on_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
