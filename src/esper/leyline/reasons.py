@@ -116,7 +116,9 @@ def why_not_grown(
     if not history:
         return ()
     seeds = seeds_at_end(history, kept_epoch)
-    idle = [seed for seed in seeds if seed.fate == "dropped" and seed.has_no_effect]
+    slots = kept_record(history, kept_epoch).slots
+    held = {slot.name for slot in slots if slot.stage == SeedStage.HOLDING.name}
+    idle = [s for s in seeds if s.fate == "dropped" and s.has_no_effect and s.slot in held]
     first = [why_not_learned(history, chance_loss)]
     first += [
         f"{_named(seed)} made no difference (a contribution of 0 ± 0 points), and was dropped."
