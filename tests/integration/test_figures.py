@@ -1,0 +1,51 @@
+"""The gains that README and tutorial claim: ranges over seeds that hold on every processor.
+
+A page tells the range of the runs behind it. A single run elsewhere may lie outside that range, but
+not the median of a few. `make test-portable` checks this under every instruction set.
+"""
+
+from __future__ import annotations
+
+from statistics import median
+
+import pytest
+
+from benchmarks import demo, digits_heuristic, readme, tutorial
+from tests.pages import claimed_range, section
+
+pytestmark = [pytest.mark.slow, pytest.mark.figures, pytest.mark.timeout(1800)]
+
+README = readme.PAGE.read_text(encoding="utf-8")
+TUTORIAL = tutorial.PAGE.read_text(encoding="utf-8")
+
+
+def check(gains: list[float], claim: tuple[float, float]) -> None:
+    least, most = claim
+    assert least <= median(gains) <= most, (sorted(gains), claim)
+
+
+@pytest.mark.parametrize("name", readme.SNIPPETS)
+def test_the_ten_lines_gain_what_the_readme_claims(name: str) -> None:
+    results = [readme.measure((seed, None), name) for seed in readme.SEEDS[:3]]
+    gains = [result["grown"] - result["twin"] for result in results]
+    check(gains, claimed_range(section(README, readme.SNIPPETS[name])))
+
+
+def test_the_tutorial_gains_what_it_claims() -> None:
+    gains = [tutorial.measure(seed)[0] for seed in tutorial.SEEDS[:3]]
+    check(gains, claimed_range(TUTORIAL, "random seeds 0 to 4"))
+
+
+def test_the_demo_gains_what_the_readme_claims() -> None:
+    _, _, grown = demo.grow_all()
+    gains = [summary.test_score - summary.twin_test_score for summary in grown]  # type: ignore[operator]
+    check(gains, claimed_range(section(README, "Two commands")))
+
+
+def test_growing_by_the_heuristic_pays_as_the_readme_claims() -> None:
+    results = [digits_heuristic.grow_one(seed, "digits", None) for seed in range(4)]
+    gains = [result["test_score"] - result["twin_test_score"] for result in results]
+    check(gains, claimed_range(section(README, "Does growing pay?")))
+    # Growth comes from seeds that were kept, and the host has settled by itself before.
+    assert all(result["latch"] is not None for result in results)
+    assert all("fossilized" in {seed["fate"] for seed in result["seeds"]} for result in results)
