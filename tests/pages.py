@@ -19,8 +19,7 @@ def section(page: str, heading: str) -> str:
 
 def claimed_range(text: str, about: str = "") -> tuple[float, float]:
     """Return the gain in points that a text claims first after some words."""
-    _, _, after = " ".join(text.split()).partition(about)
-    found = re.search(_RANGE, after)
+    found = re.search(f"{re.escape(about)}.*?{_RANGE}", " ".join(text.split()))
     assert found is not None, f"no 'between +1 and +2 points' after {about!r}"
     least, most = (float(number.replace("−", "-")) for number in found.groups())
     return least, most
