@@ -139,9 +139,11 @@ def test_the_limits_of_the_default_controller_leave_room_for_seeds(
 def batches() -> list[tuple[Tensor, Tensor]]:
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(64, 8, 8, generator=draw)
-    return [(part, part.sum((1, 2)).abs().long() % CLASSES) for part in x.split(32)]
+    return [(part, part[:, :, :4].sum((1, 2)).gt(0).long()) for part in x.split(16)]
 
 
+# Whether a seed has earned its place by the end is not the question here.
+@pytest.mark.filterwarnings("ignore::esper.leyline.errors.EsperWarning")
 @pytest.mark.parametrize("network", [LSTMClassifier, EncoderClassifier, ViT])
 def test_networks_grow_within_twice_their_size(network: type[nn.Module], tmp_path: Path) -> None:
     slots, flops = NETWORKS[network]
@@ -152,11 +154,11 @@ def test_networks_grow_within_twice_their_size(network: type[nn.Module], tmp_pat
         slots,
         train=batches(),
         val=batches(),
-        epochs=10,
+        epochs=14,
         controller=f"schedule:{plan}",
         max_growth="2x",
         config=GrowthConfig(garden=EAGER),
-        optimizer=lambda parameters: torch.optim.SGD(parameters, 0.01),
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, 0.02),
     )
     stages = {slot.stage for record in grown.history for slot in record.slots}
     assert {"TRAINING", "BLENDING"} <= stages

@@ -69,6 +69,8 @@ class World:
     def operate(self, action: Action) -> OperationResult:
         """Ask for an operation, legal or not."""
         self.operations += 1
+        # Whether seeds were trained is looked up by any operation, legal or not.
+        self.garden.notice_training()
         garden, before = self.garden, self.garden.state
         stages_before = stages(garden)
         keys, parameters = list(garden.state_dict()), list(garden.parameters())

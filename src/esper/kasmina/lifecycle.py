@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -112,7 +112,7 @@ class LifecycleConfig(Config):
         """Return the rules; ADVANCE is off when every gate forwards itself."""
         return self.rules.replace(advance_allowed=False) if all(self.forwards) else self.rules
 
-    @property
+    @cached_property
     def earning(self) -> LifecycleConfig:
         """Return the same life in which nothing is fossilized that makes no difference."""
         return self.replace(gates=self.gates.replace(needs_effect=True))
