@@ -118,6 +118,8 @@ def test_the_owner_may_measure_otherwise() -> None:
 
 @pytest.mark.parametrize("library", ["lightning", "transformers"])
 def test_a_missing_extra_is_named(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [one for one in sys.modules if one.startswith(f"{library}.")]:
+        monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, library, None)
     monkeypatch.delitem(sys.modules, f"esper.integrations.{library}", raising=False)
     with pytest.raises(MissingExtraError, match=rf"pip install 'esper-grow\[{library}\]'") as told:
