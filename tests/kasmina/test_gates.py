@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from esper.kasmina.gates import (
+    EarnedGates,
     GateConfig,
     blending_gate,
     describe_failure,
@@ -158,8 +159,8 @@ def test_a_closed_gate_says_what_it_waits_for(
 def test_g5_keeps_nothing_that_makes_no_difference() -> None:
     idle = one_slot(SeedStage.HOLDING, **{**HELD, "contribution": 0.0, "contribution_se": 0.0})
     assert bool(fossilize_gate(idle, PERMISSIVE)), "the documents' gate asks for a measurement only"
-    strict = GateConfig(kind="strict", min_contribution=0.0, needs_effect=True)
-    for config in (GateConfig(needs_effect=True), strict):
+    strict = EarnedGates(kind="strict", min_contribution=0.0)
+    for config in (EarnedGates(), strict):
         for worth, error, passes in (
             (0.0, 0.0, False),
             (0.0, 0.1, True),

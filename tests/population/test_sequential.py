@@ -11,6 +11,7 @@ import torch
 
 from esper.growth.build import task_config, task_run
 from esper.kasmina.garden import GardenConfig
+from esper.kasmina.gates import EarnedGates
 from esper.leyline.randomness import derive_seed
 from esper.leyline.stages import SeedStage
 from esper.population.engine import PopulationConfig
@@ -112,7 +113,7 @@ def test_a_row_is_what_a_gardener_grows_alone(task: type[Task], schedule: str) -
 def population_config() -> PopulationConfig:
     """A garden keeps no seed without effect, so that neither may the population it is equal to."""
     config = make_population([TinyValues], 1).config
-    gates = config.lifecycle.gates.replace(needs_effect=True)
+    gates = EarnedGates.like(config.lifecycle.gates)
     return config.replace(lifecycle=config.lifecycle.replace(gates=gates))
 
 

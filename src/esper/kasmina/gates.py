@@ -7,7 +7,7 @@ succeeds. Both kinds of gates are the same functions with other thresholds.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -46,11 +46,23 @@ class GateConfig(Config):
     min_contribution: float = option(
         1.0, "Strict: points a seed must contribute to fossilize.", minimum=0.0
     )
-    needs_effect: bool = option(
-        False,
-        "Fossilize no seed whose measured contribution is 0 ± 0. Gardens never do, whatever this "
-        "says; a population does as the documents say.",
-    )
+    needs_effect: ClassVar[bool] = False
+    """Whether G5 keeps only seeds whose measured contribution is not 0 ± 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarnedGates(GateConfig):
+    """The gates of a garden: the same thresholds, and nothing is kept that makes no difference.
+
+    No setting: a population does as the documents say, and a garden never keeps such a seed.
+    """
+
+    needs_effect: ClassVar[bool] = True
+
+    @classmethod
+    def like(cls, gates: GateConfig) -> EarnedGates:
+        """Return gates with the thresholds of others."""
+        return cls(**gates.to_mapping())
 
 
 def is_healthy(state: SlotState, config: GateConfig) -> Tensor:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.gates import (
+    EarnedGates,
     GateConfig,
     blending_gate,
     fossilize_gate,
@@ -115,7 +116,7 @@ class LifecycleConfig(Config):
     @cached_property
     def earning(self) -> LifecycleConfig:
         """Return the same life in which nothing is fossilized that makes no difference."""
-        return self.replace(gates=self.gates.replace(needs_effect=True))
+        return self.replace(gates=EarnedGates.like(self.gates))
 
     @property
     def forwards(self) -> tuple[bool, bool, bool]:
