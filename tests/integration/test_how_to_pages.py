@@ -163,7 +163,7 @@ def test_training_sharing_and_judging_a_controller(
         for block in blocks
     ]
     names, said = run_blocks(shorter, taken_for_granted())
-    assert names["trained"].policy == Path("runs/tamiyo/checkpoints/best")
+    assert names["trained"].policy == tmp_path / "runs/tamiyo/checkpoints/best"
     assert (tmp_path / "my-tamiyo").is_dir()
     assert said
 
