@@ -16,6 +16,7 @@ from benchmarks.depth.models import NETWORKS, Network, Size
 from benchmarks.depth.training import (
     Images,
     Text,
+    flops_of,
     grow,
     rate_factor,
     sources_of,
@@ -129,6 +130,7 @@ def test_a_run_counts_what_was_awake_and_is_the_same_again() -> None:
         for steps, awake in ((4, 1), (4, 2), (12, 4))
     )
     assert first["flops"] == pytest.approx(expected)
+    assert flops_of(job) == pytest.approx(expected)
     assert first["loss"] == again["loss"]
     assert train(job, data, device, time.monotonic() - 1) is None
 
