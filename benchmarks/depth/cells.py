@@ -294,6 +294,11 @@ def _small_arms(cell: Cell) -> Iterator[Job]:
     yield grown(cell, doubling(1, 0.3), compute=1.0)
     yield static(cell, 1, compute=1.0)
     yield static(cell, 8, compute=1.0)
+    for compute in (0.5, 1.5):
+        yield grown(cell, compute=compute)
+        yield static(cell, 2, compute=compute)
+    yield static(cell, 4, compute=0.5)
+    yield grown(cell, by_default(2), compute=1.0)
 
 
 def scaled(job: Job, factor: float) -> Job:
