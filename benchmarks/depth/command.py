@@ -58,8 +58,10 @@ def main(arguments: Sequence[str]) -> int:
         _make_images(options.cifar, options.out)
     elif options.verb == "summary":
         from benchmarks.depth.summary import print_summary
+        from benchmarks.depth.verdict import print_verdicts
 
-        print_summary(_read_all(options.files))
+        print_summary(records := _read_all(options.files))
+        print_verdicts(records)
     elif options.verb == "picture":
         from benchmarks.depth.picture import draw_front
 
