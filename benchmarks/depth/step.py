@@ -68,7 +68,9 @@ class TrainingStep:
         )
         with bf16:
             logits = self._network(inputs).float()
-            loss = F.cross_entropy(logits.flatten(0, -2), targets.flatten())
+            # Shares of classes have their own axis, as logits do.
+            flat = targets.flatten(0, -2) if targets.is_floating_point() else targets.flatten()
+            loss = F.cross_entropy(logits.flatten(0, -2), flat)
         loss.backward()
         if self._max_norm is not None:
             nn.utils.clip_grad_norm_(self._network.parameters(), self._max_norm, foreach=True)

@@ -80,6 +80,7 @@ class Images:
     ) -> Callable[[int], Any]:
         generator = torch.Generator(device=device).manual_seed(seed)
         grid = torch.arange(16, device=device)
+        shares = np.random.default_rng(seed).beta(cell.mixup or 1.0, cell.mixup or 1.0, steps)
         per_epoch = len(self.train) // cell.batch
         order = torch.empty(0)
 
@@ -94,7 +95,11 @@ class Images:
             picked = self.train[
                 at[:, None, None], (grid + shift[1])[:, :, None], columns[:, None, :]
             ]
-            return picked.permute(0, 3, 1, 2), self.train_labels[at]
+            images, labels = picked.permute(0, 3, 1, 2), self.train_labels[at]
+            if not cell.mixup:
+                return images, labels
+            share, chosen = float(shares[step]), F.one_hot(labels, cell.size.classes).float()
+            return _mixed(images, share), _mixed(chosen, share)
 
         return batch
 
@@ -105,6 +110,11 @@ class Images:
         )
         wrong = (logits.argmax(1) != self.test_labels).float().mean()
         return {"loss": float(F.cross_entropy(logits, self.test_labels)), "error": float(wrong)}
+
+
+def _mixed(values: Tensor, share: float) -> Tensor:
+    """Return each item mixed with the one before it."""
+    return share * values + (1.0 - share) * values.roll(1, 0)
 
 
 def load_data(name: str, folder: Path, device: torch.device) -> Text | Images:

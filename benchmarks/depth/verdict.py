@@ -18,8 +18,8 @@ from benchmarks.depth.summary import Arm, Record, arms_of, equal_loss_compute, s
 from benchmarks.table import print_table
 
 _EQUAL = 0.02
-AIMS = {"python-short": 1.3, "python-long": 1.3, "prose": 1.15, "ladder": 1.15, "vit": 1.1}
-AIMS |= {"cnn": 1.1, "small": 1.5}
+AIMS = {"python-short": 1.3, "python-long": 1.3, "prose": 1.15, "ladder": 1.15, "small": 1.5}
+AIMS |= {"vit": 1.1, "vit-plain": 1.1, "cnn": 1.1}
 """ECR of the default rule that each cell was to reach, fixed before anything was measured."""
 
 
@@ -93,7 +93,7 @@ def geometric_mean(ratios: Sequence[float], confidence: float = 0.95) -> tuple[f
 
 def print_verdicts(records: Sequence[Record]) -> None:
     """Print one row for each cell that can be judged, and the mean over them."""
-    verdicts = [found for cell in CELLS.values() if (found := judge(records, cell))]
+    verdicts = [found for name in AIMS if (found := judge(records, CELLS[name]))]
     rows = []
     for each in verdicts:
         grown = each.grown

@@ -18,7 +18,7 @@ ROWS = {
     "the same, 65 million bytes of prose": "prose",
     "GPT, 38 M parameters": "ladder",
     "GPT, 60 thousand parameters": "small",
-    "ViT, CIFAR-10": "vit",
+    "ViT, CIFAR-10": "vit-plain",
     "residual CNN, CIFAR-10": "cnn",
 }
 

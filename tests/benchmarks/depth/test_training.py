@@ -156,3 +156,17 @@ def test_deepen_does_what_the_plain_copies_do(
     assert by_deepen["loss"] == by_hand["loss"]
     assert by_deepen["flops"] == by_hand["flops"]
     assert by_deepen["curve"] == by_hand["curve"]
+
+
+def test_mixed_images_have_mixed_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = replace(CELLS["vit"], batch=8)
+    batch = some_images().batches(cell, 5, 3, torch.device("cpu"))
+    _, targets = batch(0)
+    assert targets.shape == (8, 10)
+    assert torch.allclose(targets.sum(1), torch.ones(8))
+    assert bool(((targets > 0).sum(1) == 2).any())
+    small = replace(cell, size=Size(12, 1, 16, 10), steps=3, warmup=1)
+    monkeypatch.setitem(CELLS, "vit", small)
+    result = train(static(small, 2), some_images(), torch.device("cpu"), float("inf"))
+    assert result is not None
+    assert result["loss"] < 10.0
