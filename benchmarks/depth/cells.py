@@ -92,8 +92,8 @@ CELLS = {
             mixup=0.8,
             **_TWELVE,
         ),
-        # Without mixed images the network overfits (training loss 0.02 to 0.2 at 60 epochs), so that
-        # more compute is worth little; measured first, and kept beside the other.
+        # Without mixed images the network overfits (training loss 0.02 to 0.2), so
+        # that more compute is worth little; measured first, and kept beside the other.
         Cell(
             "vit-plain",
             "vit",
