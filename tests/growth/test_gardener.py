@@ -495,6 +495,7 @@ def added_flops(garden: Garden) -> int:
     )
 
 
+@pytest.mark.filterwarnings("ignore:The validation loss did not fall")
 @pytest.mark.parametrize(
     "limits",
     [
