@@ -20,7 +20,8 @@ from esper.leyline.explaining import explaining
 Batches = Iterable[Any]
 """(inputs, targets) batches, (input, ..., targets), or dicts with labels; iterated anew each epoch.
 
-`set_epoch(n)` is called first, where it exists."""
+`set_epoch(n)` is called first, where it exists. Where an epoch leaves training samples out or has
+some twice, `calibration_batches()` may return other batches for the statistics of BatchNorm."""
 
 LABELS = ("labels", "label", "targets", "target", "y")
 """Under which of these names a dict may hold its targets."""

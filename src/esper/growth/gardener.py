@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from typing import Any
 
 import torch
@@ -35,7 +34,7 @@ from esper.kasmina.governor import GovernorConfig, Panic
 from esper.kasmina.operations import OperationResult, check_number, describe_result
 from esper.kasmina.optimizer import CarriedOptimizer, make_optimizer
 from esper.kasmina.probe import map_tensors
-from esper.kasmina.recalibration import DEFAULT_BATCHES, moving_norms
+from esper.kasmina.recalibration import DEFAULT_SAMPLES, first_samples, moving_norms
 from esper.kasmina.row_group import RowConfig, RowGroup, measure_by_ablation
 from esper.kasmina.signals import Rates, RowFacts, TrackerConfig, row_facts
 from esper.leyline.actions import (
@@ -112,9 +111,9 @@ class GardenerConfig(Config):
         "In several processes: put the samples that each evaluates together. "
         "Otherwise all evaluate the same, and those of rank 0 count.",
     )
-    statistics_batches: int = option(
-        DEFAULT_BATCHES,
-        "Most training batches from which running statistics (BatchNorm) are taken anew before an "
+    statistics_samples: int = option(
+        DEFAULT_SAMPLES,
+        "Most training samples from which running statistics (BatchNorm) are taken anew before an "
         "epoch is measured; 0 leaves them as training has them.",
         minimum=0,
     )
@@ -352,17 +351,19 @@ class Gardener:
 
         Args:
             batches: training batches, as `esper.grow` takes them, or of inputs alone; no more than
-                `config.statistics_batches` are read. In a model without such layers none are.
+                `config.statistics_samples` samples are read, but one batch at least. In a model
+                without such layers none are.
 
         Returns:
-            The number of batches that the statistics are taken from.
+            The number of samples that the statistics are taken from.
         """
-        most = self.config.statistics_batches
+        most = self.config.statistics_samples
         if not most or not moving_norms(self.garden):
             return 0
         parameter = next(self.garden.parameters(), None)
         device = torch.device("cpu") if parameter is None else parameter.device
-        read = (b if isinstance(b, Tensor) else read_batch(b)[0] for b in islice(batches, most))
+        inputs = (b if isinstance(b, Tensor) else read_batch(b)[0] for b in batches)
+        read = first_samples(inputs, most)
         return self.recalibrate_on([map_tensors(one, lambda t: t.to(device)) for one in read])
 
     def recalibrate_on(self, inputs: Sequence[Any]) -> int:
@@ -435,7 +436,7 @@ class Gardener:
             decision=decision,
             seconds=now - self._clock,
             rollback=rollback,
-            statistics_batches=statistics,
+            statistics_samples=statistics,
         )
         self._clock = now
         self.history.append(record)
@@ -500,7 +501,7 @@ class Gardener:
         if self._statistics or self._is_told_of_statistics or now == self._fitted:
             return
         norms = moving_norms(self.garden)
-        if norms and self.config.statistics_batches:
+        if norms and self.config.statistics_samples:
             self._is_told_of_statistics = True
             slots = [
                 name for name in self.garden.slot_names if now.get(name) != self._fitted.get(name)

@@ -71,7 +71,7 @@ class OwnersEngine:
         """Take running statistics anew on these batches, and keep them for ablations.
 
         In several processes those of rank 0 hold, as they do in DistributedDataParallel. Returns
-        the number of batches; 0 where there are no statistics.
+        the number of samples; 0 where there are no statistics.
         """
         norms = moving_norms(self.garden)
         self._inputs = inputs if norms else ()

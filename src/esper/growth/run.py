@@ -45,6 +45,7 @@ from esper.kasmina.optimizer import slot_groups
 from esper.kasmina.placement import DeclaredAxes, SlotNames
 from esper.kasmina.recalibration import (
     SpreadSample,
+    first_samples,
     fitting_evaluator,
     moving_norms,
     recalibrate,
@@ -131,6 +132,7 @@ class GrowthRun:
         refuse_sharded(model)
         refuse_scripted(model)
         model = model.to(self.device)
+        self._calibration_batches = getattr(train, "calibration_batches", None)
         if config.decide_every:
             train = Windows(train, config.decide_every)
         for which, batches in (("train", train), ("val", val), ("test", test)):
@@ -188,7 +190,8 @@ class GrowthRun:
         self.twin: Trainee | None = None
         self._kept = Kept(config.keep)
         self._recent: list[Any] = []
-        """Inputs of the last epoch's batches, for the running statistics of BatchNorm."""
+        """Inputs of training batches for the running statistics of BatchNorm: the last epoch's,
+        or those that the training set has for this."""
         self._is_exhausted = False
         self._why_stopped = ""
         self._seconds = 0.0
@@ -366,7 +369,7 @@ class GrowthRun:
         if number < 0:
             self._stop_early(epoch - 1)
             return None
-        self._recent = sample.items
+        self._recent = self._read_calibration() if self._calibration_batches else sample.batches
         if self.twin is not None:
             self.twin.finish_epoch()
         return self.trainee.finish_epoch()
@@ -374,19 +377,38 @@ class GrowthRun:
     def _training_batches(self) -> Moved:
         return Moved(self._train, self.device, keeps_label=self._keeps_label, name="training")
 
+    def _statistics_samples(self) -> int:
+        """Return how many samples running statistics are taken from at most; 0 without any."""
+        return self.config.gardener.statistics_samples if moving_norms(self.garden) else 0
+
     def _sample(self) -> SpreadSample:
-        """Return what collects batches for running statistics; nothing where there are none."""
-        is_needed = bool(moving_norms(self.garden))
-        return SpreadSample(self.config.gardener.statistics_batches if is_needed else 0)
+        """Return what collects an epoch's batches for running statistics, where it has to."""
+        return SpreadSample(0 if self._calibration_batches else self._statistics_samples())
+
+    def _read_calibration(self) -> list[Any]:
+        """Return the inputs that the training set has for running statistics."""
+        most = self._statistics_samples()
+        if not most or self._calibration_batches is None:
+            return []
+        batches = Moved(
+            self._calibration_batches(),
+            self.device,
+            keeps_label=self._keeps_label,
+            name="calibration",
+        )
+        return list(first_samples((inputs for inputs, _ in batches), most))
 
     def _read_recent(self, epoch: int) -> list[Any]:
         """Return what `_recent` was after an epoch that another process has trained."""
+        if not self._statistics_samples():
+            return []
+        self._announce(epoch)
+        if self._calibration_batches:
+            return self._read_calibration()
         sample = self._sample()
-        if sample.most:
-            self._announce(epoch)
-            for inputs, _ in self._training_batches():
-                sample.add(inputs)
-        return sample.items
+        for inputs, _ in self._training_batches():
+            sample.add(inputs)
+        return sample.batches
 
     def _recalibrate(self) -> None:
         """Give network and twin running statistics that belong to their weights."""

@@ -53,6 +53,8 @@ _FEW_EPOCHS = 10
 """Epochs before which nobody says that a network does not learn."""
 _LEARNED = 0.98
 """Share of the loss of guessing below which a network has learned something."""
+_FALLEN = 0.001
+"""Share of its first value by which a loss falls where a network learns anything at all."""
 _MARGIN = 0.1
 """Share of the way from guessing to knowing all that luck may go."""
 _BARELY = 0.9
@@ -75,13 +77,23 @@ def is_grown(seeds: Sequence[SeedRecord]) -> bool:
 def why_not_learned(history: Sequence[EpochRecord], chance_loss: float | None) -> str:
     """Return that a network never became better than guessing, in a sentence; empty where it did.
 
+    Where nobody knows what guessing costs, a loss that never fell is told instead.
+
     Args:
         history: all epochs of a run.
         chance_loss: loss of a network that only guesses; None where nobody knows.
     """
     losses = [record.val_loss for record in history if math.isfinite(record.val_loss)]
-    if not chance_loss or len(losses) < _FEW_EPOCHS:
+    if len(losses) < _FEW_EPOCHS:
         return ""
+    if not chance_loss:
+        if min(losses) < losses[0] - _FALLEN * abs(losses[0]):
+            return ""
+        return (
+            f"The validation loss did not fall: it was {losses[0]:.4g} after the first epoch and "
+            f"{min(losses):.4g} at best in {len(losses)}; check the data, the loss and the "
+            "learning rate before anything grows."
+        )
     scores = [record.val_score for record in history]
     guessed = math.exp(-chance_loss)
     # A network may be sure of wrong answers, and still have learned to give more right ones.

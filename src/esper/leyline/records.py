@@ -140,8 +140,8 @@ class EpochRecord(Plain):
     rollback: str | None = None
     """Why the network went back to its last good state in this epoch: not_finite, lobotomy or
     divergence; None where it did not."""
-    statistics_batches: int = 0
-    """Training batches that running statistics (BatchNorm) were taken from anew before the epoch
+    statistics_samples: int = 0
+    """Training samples that running statistics (BatchNorm) were taken from anew before the epoch
     was measured; 0 where they were not."""
 
     @classmethod

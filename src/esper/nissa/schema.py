@@ -22,7 +22,7 @@ from typing import Any
 
 from esper.nissa.columns import Row, column, key, record, table, unfold
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 
 _ROUND = "Round of training, from 0; 0 when one network is grown."
 _ROW = "Row of the population; 0 for one network."
@@ -366,8 +366,8 @@ class EpochRow(Moment):
     host_flops: int | None = column("operations", _FLOPS_OF_HOST)
     live_seeds: int | None = column("seeds", "Seeds with a module, fossilized ones included.")
     rollback_reason: str | None = column("", _ROLLBACK)
-    statistics_batches: int | None = column(
-        "batches", "Training batches that BatchNorm statistics were taken from anew."
+    statistics_samples: int | None = column(
+        "samples", "Training samples that BatchNorm statistics were taken from anew."
     )
     seconds: float | None = column("s", "Time of the epoch.", volatile=True)
     memory_bytes: int | None = column("bytes", "Resident memory of the process.", volatile=True)

@@ -107,8 +107,8 @@ class GrowingRun(RecordedRun[EpochRecord]):
         """Write an epoch into the store and the log."""
         self._recorder.record_newest()
         anew = ""
-        if step.statistics_batches:
-            anew = f"  BatchNorm statistics from {step.statistics_batches} batches"
+        if step.statistics_samples:
+            anew = f"  BatchNorm statistics from {step.statistics_samples} samples"
         self.folder.log(f"epoch {step.epoch} {epoch_line(step)}{anew}")
 
     def snapshot(self) -> tuple[dict[str, Any], dict[str, Any], Mapping[str, Write]]:
