@@ -8,7 +8,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,3 +106,22 @@ def is_plain(value: Any) -> bool:
     if isinstance(value, tuple | list):
         return all(map(is_plain, value))
     return value is None or isinstance(value, bool | int | float | str)
+
+
+def is_shareable(value: Any) -> bool:
+    """Return whether a block and its copy can be given the same: no cache that both fill."""
+    if isinstance(value, Mapping):
+        return all(map(is_shareable, value.values()))
+    if isinstance(value, tuple | list):
+        return all(map(is_shareable, value))
+    return isinstance(value, Tensor | torch.dtype | torch.device) or is_plain(value)
+
+
+def replace_first(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], hidden: Any
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a call with another first one: by position, else by name."""
+    if args:
+        return (hidden, *args[1:]), dict(kwargs)
+    first = next(iter(kwargs))
+    return (), {**kwargs, first: hidden}
