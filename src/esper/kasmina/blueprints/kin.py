@@ -46,7 +46,7 @@ BLUEPRINTS.register(
 class Kin:
     """What is known of copying the block in front of a slot."""
 
-    problem: str = "it was saved before blocks could be copied"
+    problem: str = "this garden was saved before Esper could copy blocks"
     """Why a copy cannot grow there; empty where it can."""
     parameters: int = 0
     """Trainable parameters of the block."""
