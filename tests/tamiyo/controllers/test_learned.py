@@ -502,6 +502,27 @@ def test_a_traveller_takes_a_stranger_for_its_kind_and_cost(traveller: Policy) -
     assert len(names) - 1 in torch.cat(chosen).tolist()
 
 
+def test_a_traveller_leaves_out_copies_that_it_has_not_learned_with(traveller: Policy) -> None:
+    names = (*BUILTIN_BLUEPRINTS, "kin", "hyper_conv")
+    kinds = (*BUILTIN_KINDS, "other", "convolution")
+    place = context(blueprint_names=names, blueprint_kinds=kinds, copies=("kin",))
+    assert traveller.fitted(place).blueprint_names == (*BUILTIN_BLUEPRINTS, "hyper_conv")
+    controller = LearnedController(traveller, place)
+    controller.reset(200, "cpu")
+    chosen = []
+    for seed in range(4):
+        signals, masks = situation(200, seed=seed)
+        fits = F.pad(masks.blueprint_by_slot, (0, 2), value=True)
+        masks = replace(masks, blueprint_by_slot=fits)
+        actions = controller.act(showing_stranger(showing_stranger(signals)), masks)
+        check_actions(actions, masks)
+        chosen += actions["blueprint"][actions["op"] == LifecycleOp.GERMINATE].tolist()
+    assert names.index("kin") not in chosen
+    assert names.index("hyper_conv") in chosen
+    learned = traveller.fitted(replace(place, copies=()))
+    assert learned.fitted(place).blueprint_names == names
+
+
 def test_a_traveller_says_why(traveller: Policy) -> None:
     controller = LearnedController(traveller, context(2), greedy=True)
     controller.reset(3, "cpu")
