@@ -27,6 +27,8 @@ def test_the_document_has_sizes_and_topologies(capsys: pytest.CaptureFixture[str
     size = count_parameters(BLUEPRINTS.get("conv_light"), 64, "cnn")
     assert conv["parameters"]["cnn"]["64"] == size
     assert all(row["note"] for row in rows)
+    assert [row["name"] for row in rows if row["immediate"]] == ["kin"]
+    assert next(row for row in rows if row["name"] == "kin")["parameters"] == {}
 
 
 def test_flex_attention_says_how_it_runs() -> None:

@@ -73,6 +73,10 @@ def test_every_built_in_blueprint_passes_the_battery(name: str) -> None:
     check_blueprint(name)
 
 
+def test_copies_pass_the_battery_too() -> None:
+    check_blueprint("kin", channels=(4, 8))
+
+
 @pytest.mark.parametrize(("name", "topology"), list(PARAMETERS))
 def test_a_blueprint_promises_the_identity_exactly_where_it_starts_as_one(
     name: str, topology: Topology

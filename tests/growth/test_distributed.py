@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 from datetime import timedelta
@@ -23,6 +24,7 @@ from esper.kasmina.garden import Garden
 from esper.leyline.errors import SlotError, UsageError
 from esper.leyline.stages import SeedStage
 from esper.runs.grow import grow
+from tests.kasmina.gardens import ResidualStack
 from tests.plots import (
     EAGER,
     FEATURES,
@@ -47,6 +49,7 @@ SCENARIOS = (
     "ranks_that_differ",
     "hooks_are_kept",
     "statistics_of_rank_0",
+    "a_copied_block",
 )
 
 PROGRAM = """
@@ -295,6 +298,30 @@ def statistics_of_rank_0(rank: int) -> None:
 
 def test_statistics_are_those_of_rank_0_everywhere(said: list[str]) -> None:
     went_well(said, "statistics_of_rank_0")
+
+
+def a_copied_block(rank: int) -> None:
+    """A `kin`, with its optimizer state, is the same on all ranks and in one process."""
+    torch.manual_seed(0)
+    garden = Garden(ResidualStack(), ["b"], torch.zeros(2, 4), config=EAGER)
+    alone = copy.deepcopy(garden)
+    wrapped = DistributedDataParallel(garden)
+    trained = Gardener(garden, "wait").optimizer(torch.optim.AdamW, lr=0.05)
+    single = Gardener(alone, "wait").optimizer(torch.optim.AdamW, lr=0.05)
+    for number in range(3):
+        train_on(wrapped, trained, slice(8 * rank, 8 * rank + 8))
+        train_on(alone, single, slice(None))
+        check_equal(garden)
+        for (name, one), other in zip(garden.named_parameters(), alone.parameters(), strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-4, msg=name)
+        if number == 0:
+            assert garden.germinate("b", "kin")
+            assert alone.germinate("b", "kin")
+            assert all(p in trained.state for p in garden.slot_parameters("b"))
+
+
+def test_a_copied_block_is_the_same_on_all_ranks_and_in_one_process(said: list[str]) -> None:
+    went_well(said, "a_copied_block")
 
 
 # -- one process ----------------------------------------------------------------------------------

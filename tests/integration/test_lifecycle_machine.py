@@ -18,6 +18,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from esper.kasmina.blueprints.kin import KIN
+from esper.kasmina.blueprints.registry import BLUEPRINTS
 from esper.kasmina.contribution import participating
 from esper.kasmina.garden import Garden, GardenConfig
 from esper.kasmina.lifecycle import Outcome
@@ -35,7 +37,7 @@ from esper.leyline.stages import (
     TRANSITIONS,
     SeedStage,
 )
-from tests.kasmina.gardens import Stack, same_state, stages
+from tests.kasmina.gardens import ResidualStack, same_state, stages
 
 SLOTS = ("a", "b", "c")
 TICKS_TO_FREE = 7
@@ -44,6 +46,7 @@ TICKS_TO_FREE = 7
 FORWARD = (SeedStage.GERMINATED, SeedStage.TRAINING, SeedStage.BLENDING, SeedStage.HOLDING)
 DEVELOPING = (SeedStage.GERMINATED, SeedStage.TRAINING)
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
+KIN_ID = BLUEPRINTS.get(KIN).id
 
 Action = dict[str, int]
 
@@ -60,7 +63,7 @@ class World:
         self.check()
 
     def build(self) -> tuple[Garden, CarriedOptimizer]:
-        garden = Garden(Stack(), SLOTS, X, config=self.config)
+        garden = Garden(ResidualStack(), SLOTS, X, config=self.config)
         optimizer = torch.optim.SGD(garden.parameters(), lr=0.01, momentum=0.9, weight_decay=0.01)
         return garden, CarriedOptimizer(garden, optimizer)
 
@@ -177,8 +180,13 @@ class World:
             assert alpha == 0
         assert mode is AlphaMode.HOLD or stage is SeedStage.BLENDING
         modes = {SeedStage.TRAINING: SlotMode.ISOLATE}
+        is_copy = int(state.blueprint[0, index]) == KIN_ID and grown
+        assert slot.is_copy == is_copy
+        assert not slot.sources
         blends = stage in BLENDED_STAGES and alpha > 0
-        assert slot.mode == (SlotMode.BLEND if blends else modes.get(stage, SlotMode.PASS))
+        replaces = is_copy and alpha == 1 and slot.algorithm == AlphaAlgorithm.ADD
+        mixed = SlotMode.REPLACE if replaces else SlotMode.BLEND
+        assert slot.mode == (mixed if blends else modes.get(stage, SlotMode.PASS))
         trainable = {parameter.requires_grad for parameter in slot.parameters()}
         assert trainable <= {mode is not AlphaMode.DOWN}
         size = sum(parameter.numel() for parameter in slot.parameters())
@@ -209,11 +217,16 @@ class World:
     def check_transitions(self, before: list[SeedStage], *, chain: bool) -> None:
         autos = self.config.lifecycle
         forwards = autos.auto_training or autos.auto_blending or autos.auto_holding
-        for old, new in zip(before, stages(self.garden), strict=True):
+        for index, (old, new) in enumerate(zip(before, stages(self.garden), strict=True)):
             # Gates that forward themselves may pass several at one tick, each by a legal change.
             path = [old, new]
             if chain and forwards and old in FORWARD and new in FORWARD and old < new:
                 path = [stage for stage in FORWARD if old <= stage <= new]
+            elif old is SeedStage.DORMANT and new is SeedStage.BLENDING:
+                # A copy passes two gates with its germination.
+                assert self.config.immediate
+                assert int(self.garden.state.blueprint[0, index]) == KIN_ID
+                path = [old, *FORWARD[:3]]
             for one, two in itertools.pairwise(path):
                 assert one is two or two in TRANSITIONS[one], (old, new)
 
@@ -265,6 +278,7 @@ def make_config(**choices: Any) -> GardenConfig:
             "lifecycle": lifecycle,
             "training_mode": choices["training_mode"],
             "max_parameters": choices["max_parameters"],
+            "immediate": choices["immediate"],
         }
     )
 
@@ -281,12 +295,13 @@ CONFIG_CHOICES: dict[str, tuple[Any, ...]] = {
     "training_mode": ("straight_through", "shadow"),
     # The host has 60 parameters, a gate 49: room for everything, for some, for next to nothing.
     "max_parameters": (0, 0, 300, 130),
+    "immediate": (True, True, False),
 }
 
 HEADS: dict[str, tuple[int, ...]] = {
     **{head: tuple(range(size)) for head, size in HEAD_SIZES.items()},
     "slot": (-1, 0, 1, 2, 3),
-    "blueprint": tuple(range(-1, HEAD_SIZES["blueprint"] + 1)),
+    "blueprint": tuple(range(-1, KIN_ID + 2)),
 }
 
 
@@ -307,7 +322,7 @@ class LifecycleMachine(RuleBasedStateMachine):
 
     @rule(
         slot=st.sampled_from(range(3)),
-        blueprint=st.sampled_from((3, 8, 10)),
+        blueprint=st.sampled_from((3, 8, 10, KIN_ID)),
         style=st.sampled_from(range(4)),
     )
     def germinate(self, slot: int, blueprint: int, style: int) -> None:

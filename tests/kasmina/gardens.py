@@ -41,6 +41,21 @@ class Stack(nn.Module):
         return out
 
 
+class Step(nn.Linear):
+    """A residual block on vectors."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.tanh(super().forward(x))
+
+
+class ResidualStack(Stack):
+    """The same with blocks that can be copied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (Step(4, 4) for _ in range(3))
+
+
 class Residual(nn.Module):
     """Convolutions followed by everything that works in place."""
 

@@ -238,6 +238,39 @@ def test_rows_act_apart() -> None:
     assert applied.took_effect.tolist() == [True, True]
 
 
+@pytest.mark.parametrize("target", [1.0, 0.5])
+def test_an_immediate_seed_is_at_its_amplitude_when_it_is_germinated(target: float) -> None:
+    """In the rows that ask for it, by legal changes of stage; its style adds."""
+    one = make_command(
+        LifecycleOp.GERMINATE,
+        1,
+        blueprint=1,
+        style=BlendStyle.GATED_GATE,
+        tempo=8,
+        target=target,
+    )
+    fields = [field.name for field in dataclasses.fields(Command)]
+    state, applied = apply_command(
+        empty_state(3, 2),
+        Command(*(torch.cat([getattr(one, name)] * 3) for name in fields)),
+        enabled=torch.ones(3, 2, dtype=torch.bool),
+        fits=torch.tensor([True, True, False])[:, None, None].expand(3, 2, 4),
+        config=QUICK,
+        immediate=torch.tensor([True, False, True]),
+    )
+    assert applied.took_effect.tolist() == [True, True, False]
+    blending, germinated = int(SeedStage.BLENDING), int(SeedStage.GERMINATED)
+    assert state.stage[:, 1].tolist() == [blending, germinated, int(SeedStage.DORMANT)]
+    assert state.alpha[:, 1].tolist() == [target, 0.0, 0.0]
+    assert state.alpha_mode[:, 1].tolist() == [int(AlphaMode.HOLD)] * 3
+    assert state.previous_stage[0, 1] == int(SeedStage.TRAINING)
+    assert state.algorithm[:2, 1].tolist() == [int(AlphaAlgorithm.ADD), int(AlphaAlgorithm.GATE)]
+    later = tick(state, QUICK)
+    assert same_state(later, state), "it has arrived"
+    holding = tick(state, LifecycleConfig(auto_holding=True)).stage[0, 1]
+    assert holding == (int(SeedStage.HOLDING) if target == 1 else blending)
+
+
 def test_max_seeds_and_sequential_development_stop_germination() -> None:
     training = empty_state(1, 2).where(torch.tensor([[True, False]]), stage=3)
     _, applied = apply(training, LifecycleOp.GERMINATE, 1, blueprint=1)

@@ -28,7 +28,7 @@ def slot(
 def test_an_empty_slot_returns_the_very_same_tensor() -> None:
     empty = Slot("a", "BC", (2, 4))
     assert empty(X) is X
-    assert empty.attend(nn.Identity(), (X,), X) is None
+    assert empty.attend(nn.Identity(), (X,), {}, X) is None
     empty.mode = int(SlotMode.BLEND)
     assert empty(X) is X
 
@@ -36,7 +36,7 @@ def test_an_empty_slot_returns_the_very_same_tensor() -> None:
 def test_passing_leaves_the_host_alone_even_with_a_seed() -> None:
     made = slot(SlotMode.PASS)
     assert made(X) is X
-    assert made.attend(nn.Identity(), (X,), X) is None
+    assert made.attend(nn.Identity(), (X,), {}, X) is None
 
 
 @pytest.mark.parametrize("algorithm", list(AlphaAlgorithm))
@@ -44,7 +44,7 @@ def test_blending_mixes_by_the_algorithm_at_the_amplitude(algorithm: AlphaAlgori
     made = slot(SlotMode.BLEND, algorithm)
     expected = blend(X, made.seed(X), torch.tensor(0.5), algorithm, made.gate)
     assert torch.equal(made(X), expected)
-    assert torch.equal(made.attend(nn.Identity(), (X,), X), expected)
+    assert torch.equal(made.attend(nn.Identity(), (X,), {}, X), expected)
 
 
 @pytest.mark.parametrize("algorithm", list(AlphaAlgorithm))

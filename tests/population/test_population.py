@@ -10,16 +10,18 @@ import pytest
 import torch
 
 import esper
+from esper.kasmina.blueprints.registry import BLUEPRINTS
 from esper.kasmina.engine import EpochResult
 from esper.kasmina.gates import GateConfig
 from esper.kasmina.lifecycle import LifecycleConfig
 from esper.leyline.actions import placeholder_actions
+from esper.leyline.blueprints import BUILTIN_BLUEPRINTS, BUILTIN_KINDS
 from esper.leyline.errors import CheckpointError, UsageError
 from esper.leyline.stages import SeedStage
 from esper.population.engine import MemoryLimitError, Strategy
 from esper.population.population import Population
 from tests.plots import same
-from tests.population.plugins import Odd, plugged_in
+from tests.population.plugins import Odd, OddSeed, plugged_in
 from tests.population.tiny_tasks import (
     MIXED,
     Script,
@@ -105,6 +107,38 @@ def test_reset_takes_new_seeds_for_the_rows(strategy: Strategy) -> None:
         with pytest.raises(UsageError, match="row_seeds must have 2 entries, got 3"):
             population.reset([1, 2, 3])
         assert same(population.signals().val_loss, again.val_loss), "a refusal changes nothing"
+
+
+@pytest.mark.parametrize("strategy", ["sequential", "stacked"])
+def test_no_population_grows_copies_of_blocks(strategy: Strategy) -> None:
+    """`kin` is absent, or, where a blueprint of a user's comes after it, fits nowhere."""
+    kin = BLUEPRINTS.get("kin").id
+
+    def refused(population: Population) -> None:
+        population.reset()
+        do(population, germinate("kin"))
+        signals = population.signals()
+        assert not bool(signals.last_success[0])
+        assert not bool(signals.occupied.any())
+
+    with populations(make_population([TinyValues], 2, strategy)) as (population,):
+        refused(population)
+        assert population.known_blueprints() == BUILTIN_BLUEPRINTS
+        assert population.known_kinds() == BUILTIN_KINDS
+        assert population.signals().seed_params.shape[-1] == kin
+        assert population.masks().blueprint_by_slot.shape[-1] == kin
+        assert population.made()["blueprints"] == list(BUILTIN_BLUEPRINTS)
+    with (
+        plugged_in(odd=OddSeed),
+        populations(make_population([TinyValues], 2, strategy)) as (population,),
+    ):
+        refused(population)
+        assert population.known_blueprints() == (*BUILTIN_BLUEPRINTS, "kin", "odd")
+        fits = population.masks().blueprint_by_slot
+        assert not bool(fits[..., kin].any())
+        assert bool(fits[..., kin + 1].any())
+        do(population, germinate("odd"))
+        assert bool(population.signals().occupied[0, 0])
 
 
 def test_rows_are_shared_out_among_tasks() -> None:

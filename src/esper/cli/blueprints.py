@@ -56,6 +56,8 @@ _TITLES = {
 
 def _over_topologies(cost: dict[str, dict[str, int]], width: int) -> str:
     """Return the different costs of a blueprint at one width."""
+    if not cost:
+        return "its block's"
     return " / ".join(f"{n:,}" for n in sorted({sizes[str(width)] for sizes in cost.values()}))
 
 
@@ -72,6 +74,8 @@ def describe_blueprints() -> list[dict[str, Any]]:
     rows = []
     for index, name in enumerate(blueprint_names()):
         blueprint = BLUEPRINTS.get(name)
+        # A copy is as large as the block that it is of.
+        own_size = () if blueprint.is_copy else blueprint.topologies
         rows.append(
             {
                 "id": index,
@@ -79,19 +83,20 @@ def describe_blueprints() -> list[dict[str, Any]]:
                 "kind": blueprint.kind,
                 "topologies": list(blueprint.topologies),
                 "identity_at_start": list(blueprint.identity_at_start),
+                "immediate": blueprint.immediate,
                 "parameters": {
                     topology: {
                         str(width): count_parameters(blueprint, width, topology)
                         for width in _WIDTHS
                     }
-                    for topology in blueprint.topologies
+                    for topology in own_size
                 },
                 "flops": {
                     topology: {
                         str(width): seed_flops(blueprint, topology, _shapes(width)[topology])
                         for width in _WIDTHS
                     }
-                    for topology in blueprint.topologies
+                    for topology in own_size
                 },
                 "selectable": name != "noop",
                 "note": blueprint.note,

@@ -26,12 +26,12 @@ from esper.growth.distributed import Ranks
 from esper.growth.doubts import find_doubt
 from esper.growth.horizon import fit_lifecycle, fit_tracker, inert_epochs
 from esper.growth.owners_engine import OwnersEngine
-from esper.kasmina.blueprints.registry import blueprint_kinds, blueprint_names
-from esper.kasmina.costs import NO_LIMIT, slot_costs
+from esper.kasmina.blueprints.registry import blueprint_kinds, blueprint_names, copied_names
+from esper.kasmina.costs import NO_LIMIT
 from esper.kasmina.evaluation import Evaluate, Evaluator, as_evaluator
 from esper.kasmina.garden import Garden
 from esper.kasmina.governor import GovernorConfig, Panic
-from esper.kasmina.operations import OperationResult, check_number, describe_result
+from esper.kasmina.operations import OperationResult, check_number
 from esper.kasmina.optimizer import CarriedOptimizer, make_optimizer
 from esper.kasmina.probe import map_tensors
 from esper.kasmina.recalibration import DEFAULT_SAMPLES, first_samples, moving_norms
@@ -136,7 +136,7 @@ def garden_facts(garden: Garden, config: GardenerConfig, horizon: int) -> RowFac
     guess = math.log(config.num_classes) if config.num_classes > 1 else math.nan
     return row_facts(
         1,
-        slot_costs(list(garden.seedbed)),
+        garden.costs(),
         horizon=horizon,
         budget=config.param_budget,
         chance_loss=config.chance_loss or guess,
@@ -240,6 +240,7 @@ class Gardener:
             slot_names=garden.slot_names,
             blueprint_names=blueprint_names(),
             blueprint_kinds=blueprint_kinds(),
+            copies=copied_names(),
             seed=seed,
             inert_epochs=inert_epochs(garden.config.lifecycle),
         )
@@ -264,6 +265,7 @@ class Gardener:
             facts=garden_facts(garden, self.config, horizon),
             rates=rates or self._engine.rates,
             measure=partial(measure_by_ablation, self._engine),
+            immediate=garden.immediate_blueprints(),
         )
         self._group.assume(garden.state)
         self._rollbacks = 0
@@ -555,8 +557,7 @@ class Gardener:
         before = self.garden.state
         applied = self._group.act(command)
         self._ranks.check_topology()
-        gates = self.garden.config.lifecycle.earning.gates
-        result = describe_result(before, command, applied, self.garden.slot_names, gates)
+        result = self.garden.describe(before, command, applied)
         if result.ok and op is LifecycleOp.GERMINATE and self.carried is None:
             warn(
                 "a seed was planted, but nothing that this gardener knows of trains it; make your "

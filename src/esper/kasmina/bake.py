@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, fx, nn
 
 from esper.kasmina.blending import blend
+from esper.kasmina.blueprints.kin import Kin
 from esper.kasmina.inside import disconnect
 from esper.kasmina.placement import Holder, Placement
-from esper.kasmina.slot import Slot, SlotMode
+from esper.kasmina.slot import MIXING, Slot, SlotMode
 from esper.leyline.axes import AXES
 from esper.leyline.errors import SlotError, reason_of
 
@@ -33,23 +34,39 @@ class _Blended(nn.Module):
 
     alpha: Tensor
 
-    def __init__(self, slot: Slot, dtype: torch.dtype) -> None:
+    def __init__(self, slot: Slot, holder: Holder, dtype: torch.dtype) -> None:
         super().__init__()
         assert slot.seed is not None
         self.seed = slot.seed
         self.gate = slot.gate
         self._algorithm = slot.algorithm
         self._axes = AXES[slot.axes]
+        self._is_copy = slot.is_copy
+        self._replaces = slot.mode == SlotMode.REPLACE
+        self._holder: Holder = holder
         self.register_buffer("alpha", slot.alpha.detach().to(dtype).clone())
 
     def forward(self, h: Tensor) -> Tensor:
         """Return the activation with the seed mixed in."""
+        if self._is_copy:
+            return self.join(h, self.seed(h))
         if self._axes.is_usual:
-            return self._mix(h)
-        return self._mix(h.permute(self._axes.order)).permute(self._axes.inverse).contiguous()
+            return self._mix(h, self.seed(h))
+        turned = h.permute(self._axes.order)
+        return self._mix(turned, self.seed(turned)).permute(self._axes.inverse).contiguous()
 
-    def _mix(self, h: Tensor) -> Tensor:
-        return blend(h, self.seed(h), self.alpha, self._algorithm, self.gate)
+    def join(self, h: Tensor, output: Any) -> Tensor:
+        """Return the activation with the output of a copy mixed in; it sees what its block does."""
+        s: Tensor = output if self._holder == "tensor" else output[0]
+        if self._replaces:
+            return s
+        if self._axes.is_usual:
+            return self._mix(h, s)
+        order, inverse = self._axes.order, self._axes.inverse
+        return self._mix(h.permute(order), s.permute(order)).permute(inverse).contiguous()
+
+    def _mix(self, h: Tensor, s: Tensor) -> Tensor:
+        return blend(h, s, self.alpha, self._algorithm, self.gate)
 
 
 class _Attending(nn.Module):
@@ -62,24 +79,56 @@ class _Attending(nn.Module):
 
     def forward(self, module: Any, args: Any, output: Any) -> Any:
         """Return what the submodule puts out from now on."""
+        return self.put_back(output, self.blended(self.activation(output)))
+
+    def activation(self, output: Any) -> Any:
+        """Return what the slot works on."""
+        return output if self._holder == "tensor" else output[0]
+
+    def put_back(self, output: Any, first: Any) -> Any:
+        """Return the output with another activation."""
         if self._holder == "tensor":
-            return self.blended(output)
-        first = self.blended(output[0])
+            return first
         rest = output[1:]
         # fx writes the sum of a tuple, or of a list, with one that it only knows when it runs.
         return (first,) + rest if self._holder == "tuple" else [first] + rest  # noqa: RUF005
+
+
+class _AttendingCopy(_Attending):
+    """The same for a copy of the submodule, which is called with whatever the submodule is."""
+
+    def __init__(self, blended: _Blended, holder: Holder, kin: Kin) -> None:
+        super().__init__(blended, holder)
+        self._kin = kin
+
+    def forward(self, module: Any, args: Any, kwargs: Any, output: Any) -> Any:  # type: ignore[override]
+        """Return what the submodule puts out from now on."""
+        kin, names = self._kin, list(self._kin.names)
+        # A graph has a fixed number of arguments: one more must not be left out without a word.
+        message = "a grown submodule must be called with the same arguments as when it was grown"
+        torch._assert(args[kin.positional :] == (), message)
+        given = kwargs.keys()
+        torch._assert((given ^ names) == (given ^ given), message)
+        h = self.activation(output)
+        named = {name: kwargs[name] for name in names}
+        others = [args[index] for index in range(1, kin.positional)]
+        if kin.positional:
+            made = self.blended.seed(h, *others, **named)
+        else:
+            made = self.blended.seed(**{**named, names[0]: h})
+        return self.put_back(output, self.blended.join(h, made))
 
 
 def bake(model: nn.Module, slots: Mapping[str, tuple[Slot, Placement]]) -> nn.Module:
     """Turn a model whose slots hang behind it, by path, into a plain one, in place."""
     disconnect(model)
     for path, (slot, placement) in slots.items():
-        if slot.seed is None or slot.mode != SlotMode.BLEND:
+        if slot.seed is None or slot.mode not in MIXING:
             continue
         host = model.get_submodule(path)
         like = next(host.parameters(), next(model.parameters(), slot.alpha))
         dtype = like.dtype if like.is_floating_point() else torch.float32
-        blended = _Blended(slot, dtype)
+        blended = _Blended(slot, placement.holder, dtype)
         name = GROWN
         while hasattr(host, name):
             name += "_again"
@@ -92,25 +141,39 @@ def bake(model: nn.Module, slots: Mapping[str, tuple[Slot, Placement]]) -> nn.Mo
                 f"submodule {path!r} puts out something that a plain module cannot take apart; "
                 "keep the garden: garden.save(folder)"
             )
-        part = _written_down(_Attending(blended, placement.holder), slot)
+        hook = _Attending(blended, placement.holder)
+        if slot.is_copy:
+            hook = _AttendingCopy(blended, placement.holder, placement.kin)
+        part = _written_down(hook, slot)
         host.add_module(name, part)
-        host.register_forward_hook(part)
+        host.register_forward_hook(part, with_kwargs=slot.is_copy)
     return model
 
 
 def _written_down(module: nn.Module, slot: Slot) -> fx.GraphModule:
-    """Return what a module computes as a graph of PyTorch's own operations."""
+    """Return what a module computes as a graph of PyTorch's own operations.
+
+    A copy of the host's own block stays a module in it: whoever loads the host knows its class.
+    """
     seed = type(slot.seed).__name__
+    kept = list(slot.seed.modules()) if slot.is_copy and slot.seed is not None else []
+    modes = [(part, part.training) for part in kept]
+
+    # Within the function: PyTorch pickles a graph without the name of such a class.
+    class _Tracer(fx.Tracer):
+        def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+            return m in kept or super().is_leaf_module(m, module_qualified_name)
+
     module.train(slot.training)
     try:
-        graph = fx.symbolic_trace(module)
+        graph = fx.GraphModule(module, _Tracer().trace(module), type(module).__name__)
     except Exception as error:
         reason = reason_of(error)
         raise SlotError(
             f"the seed in slot {slot.name!r}, a {seed}, cannot be written down without Esper: "
             f"{reason}; keep the garden (garden.save(folder)) or export it"
         ) from error
-    parts = [type(part) for part in graph.modules()]
+    parts = [type(part) for part in graph.modules() if part not in kept]
     calls = [node.target for node in graph.graph.nodes if node.op == "call_function"]
     for part in (*parts, *calls):
         home = (getattr(part, "__module__", None) or "torch").partition(".")[0]
@@ -124,6 +187,8 @@ def _written_down(module: nn.Module, slot: Slot) -> fx.GraphModule:
         node.type = None
     graph.recompile()
     graph.train(slot.training)
+    for part, mode in modes:
+        part.training = mode
     return graph
 
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.garden import Garden
-from esper.kasmina.slot import Slot, SlotMode
+from esper.kasmina.slot import MIXING, Slot
 from esper.leyline.errors import EsperError
 
 
@@ -80,7 +80,7 @@ def branching(garden: Garden, configurations: Tensor, samples: int) -> Iterator[
     changed: list[Slot] = []
     try:
         for index, slot in enumerate(garden.seedbed):
-            if slot.mode == SlotMode.BLEND and not bool(configurations[:, index].all()):
+            if slot.mode in MIXING and not bool(configurations[:, index].all()):
                 slot.branch = partial(branches.split, index, slot.name)
                 changed.append(slot)
         yield branches

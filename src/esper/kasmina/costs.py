@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,8 +13,10 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.blending import GateNetwork
+from esper.kasmina.blueprints.kin import KIN, Kin
 from esper.kasmina.blueprints.offered import offered
 from esper.kasmina.blueprints.registry import (
+    BLUEPRINTS,
     Blueprint,
     blueprint_by_id,
     blueprint_names,
@@ -123,10 +126,25 @@ class SlotCosts(TensorRecord):
         return self.to(device).map(lambda value: value.expand(rows, *value.shape))
 
 
-def slot_costs(slots: Sequence[SlotShape]) -> SlotCosts:
-    """Return the costs at these slots, for the blueprints there are now."""
+def slot_costs(slots: Sequence[SlotShape], blueprints: tuple[str, ...] | None = None) -> SlotCosts:
+    """Return the costs at these slots, for the blueprints there are now, or those named.
+
+    Copies of blocks are not for any slot here: `with_copies` adds them.
+    """
     known = tuple((slot.topology, (1, *slot.shape[1:])) for slot in slots)
-    return _slot_costs(known, tuple(slot.symmetry for slot in slots), blueprint_names())
+    names = blueprint_names() if blueprints is None else blueprints
+    return _slot_costs(known, tuple(slot.symmetry for slot in slots), names)
+
+
+def with_copies(costs: SlotCosts, kin: Sequence[Kin]) -> SlotCosts:
+    """Return the costs of slots with those of copying the block in front of each."""
+    params, flops = costs.seed_params.clone(), costs.seed_flops.clone()
+    choice = BLUEPRINTS.get(KIN).id
+    for index, block in enumerate(kin):
+        if not block.problem:
+            params[index, choice] = block.parameters + costs.gate_params[index]
+            flops[index, choice] = block.flops + costs.gate_flops[index]
+    return dataclasses.replace(costs, seed_params=params, seed_flops=flops)
 
 
 @lru_cache(maxsize=256)

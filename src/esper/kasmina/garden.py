@@ -9,6 +9,7 @@ and re-aims the modules so that they agree with it.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -23,29 +24,40 @@ from torch.nn.parallel import DistributedDataParallel
 from esper.kasmina import contribution as worth
 from esper.kasmina.bake import baked_copy
 from esper.kasmina.blending import straight_through
-from esper.kasmina.blueprints.registry import BLUEPRINTS
+from esper.kasmina.blueprints.kin import KIN
+from esper.kasmina.blueprints.registry import BLUEPRINTS, blueprint_names
 from esper.kasmina.costs import (
     NO_LIMIT,
+    SlotCosts,
     fitting_blueprints,
     parse_factor,
     slot_costs,
     slot_flops,
+    with_copies,
 )
 from esper.kasmina.gates import inert_seeds
 from esper.kasmina.gradients import GradientSample, record_gradients, sample_gradients
 from esper.kasmina.inside import Whole, connect, slots_behind
-from esper.kasmina.lifecycle import LifecycleConfig, apply_command, record_epoch, rule_view, tick
+from esper.kasmina.lifecycle import (
+    Applied,
+    LifecycleConfig,
+    apply_command,
+    record_epoch,
+    rule_view,
+    tick,
+)
 from esper.kasmina.operations import (
     OperationResult,
     SlotView,
+    check_immediate,
     check_number,
     check_target,
     describe_result,
     make_command,
     parse_choice,
 )
-from esper.kasmina.placement import DeclaredAxes, Placed, SlotNames, place_slots
-from esper.kasmina.seedbed import Listeners, Seedbed, TrainingMode
+from esper.kasmina.placement import DeclaredAxes, Placed, SlotNames, place_slots, with_kin
+from esper.kasmina.seedbed import Listeners, Seedbed, Surroundings, TrainingMode
 from esper.kasmina.slot import shadow_loss
 from esper.kasmina.snapshots import decode_lifecycle, encode_lifecycle, save_garden
 from esper.kasmina.state import SlotState, empty_state
@@ -55,7 +67,7 @@ from esper.leyline.actions import Actions, Command, LifecycleOp, decode_actions
 from esper.leyline.alpha import STYLE_OF_ALGORITHM, AlphaCurve, BlendStyle
 from esper.leyline.config import Config, option
 from esper.leyline.errors import NonFiniteError, SlotError, UsageError, instead
-from esper.leyline.rules import Masks, build_masks
+from esper.leyline.rules import Masks, Refusal, build_masks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +88,11 @@ class GardenConfig(Config):
     )
     max_added_flops: int = option(
         0, "Most operations per sample that seeds may add; 0 is no limit.", minimum=0
+    )
+    immediate: bool = option(
+        True,
+        "Whether a `kin`, a copy of a block, is at full amplitude from the first step; otherwise "
+        "it trains alone first and is blended in, as every other seed.",
     )
     seed: int = option(0, "Seed of the initial weights of seeds.", minimum=0)
 
@@ -155,7 +172,7 @@ class Garden(nn.Module):
                 raise UsageError(
                     "give one batch as example_input: it tells what flows at the slots"
                 )
-            slots = place_slots(model, slots, example_input, axes)
+            slots = with_kin(place_slots(model, slots, example_input, axes), model, example_input)
         placements = slots.slots
         self.placed = slots
         """Where the slots are; for another garden around a model of the same making."""
@@ -232,7 +249,7 @@ class Garden(nn.Module):
 
     def slot_flops(self) -> Tensor:
         """Return int64 [1, S]: operations per sample of the seed and the gate in every slot."""
-        return slot_flops(self._state, slot_costs(list(self.seedbed)))
+        return slot_flops(self._state, self.costs())
 
     def masks(self) -> Masks:
         """Return what is legal now, for a controller of one row."""
@@ -243,12 +260,21 @@ class Garden(nn.Module):
         """Return bool [1, S, B]: the blueprints that fit each slot within the limits."""
         return fitting_blueprints(
             self._state,
-            slot_costs(list(self.seedbed)),
+            self.costs(),
             host_params=torch.tensor([self.count_host_parameters()]),
             host_flops=torch.tensor([self.host_flops]),
             param_limit=torch.tensor([self.param_limit]),
             flop_limit=torch.tensor([self.flop_limit]),
         )
+
+    def costs(self) -> SlotCosts:
+        """Return what a seed of every blueprint costs at every slot."""
+        return with_copies(slot_costs(list(self.seedbed)), [p.kin for p in self.placed.slots])
+
+    def immediate_blueprints(self) -> tuple[int, ...]:
+        """Return the ids of blueprints whose seeds are at full amplitude from the first step."""
+        blueprints = map(BLUEPRINTS.get, blueprint_names())
+        return tuple(b.id for b in blueprints if b.immediate and self.config.immediate)
 
     @property
     def param_limit(self) -> int:
@@ -284,19 +310,35 @@ class Garden(nn.Module):
         style: str | BlendStyle = "sigmoid_add",
         tempo: int = 5,
         alpha_target: float = 1.0,
+        immediate: bool | None = None,
     ) -> OperationResult:
-        """Put a new seed into an empty slot."""
+        """Put a new seed into an empty slot.
+
+        Args:
+            slot: its name.
+            blueprint: what to grow.
+            style: how the seed is mixed in.
+            tempo: ticks over which it is blended in.
+            alpha_target: the amplitude that it is blended in to.
+            immediate: whether it has that amplitude at once, and learns with the host from the
+                first step, without style and tempo. By default `kin` does, as `config.immediate`
+                says, and no other blueprint can.
+        """
         check_number("tempo", tempo, 1, whole=True)
         check_target(alpha_target)
+        chosen, how = BLUEPRINTS.get(blueprint), parse_choice(BlendStyle, style, "style")
+        if immediate is None:
+            immediate = chosen.id in self.immediate_blueprints()
+        check_immediate(chosen, how, immediate)
         command = make_command(
             LifecycleOp.GERMINATE,
             self._index(slot),
-            blueprint=BLUEPRINTS.get(blueprint).id,
-            style=parse_choice(BlendStyle, style, "style"),
+            blueprint=chosen.id,
+            style=how,
             tempo=tempo,
             target=alpha_target,
         )
-        return self._carry_out(command)
+        return self._carry_out(command, immediate=immediate)
 
     def advance(self, slot: str) -> OperationResult:
         """Move a seed to its next stage, if its gate passes."""
@@ -342,9 +384,21 @@ class Garden(nn.Module):
 
     def act(self, actions: Actions) -> OperationResult:
         """Carry out a controller's action for one row."""
-        return self._carry_out(
-            decode_actions({head: value.cpu() for head, value in actions.items()})
-        )
+        command = decode_actions({head: value.cpu() for head, value in actions.items()})
+        immediate = int(command.blueprint[0]) in self.immediate_blueprints()
+        return self._carry_out(command, immediate=immediate)
+
+    def describe(self, before: SlotState, command: Command, applied: Applied) -> OperationResult:
+        """Put into words what became of a command in the state `before` it."""
+        gates = self.config.lifecycle.earning.gates
+        result = describe_result(before, command, applied, self.slot_names, gates)
+        is_unfit = int(applied.refusal[0]) == int(Refusal.BLUEPRINT_DOES_NOT_FIT)
+        if is_unfit and int(command.blueprint[0]) == BLUEPRINTS.get(KIN).id:
+            place = self.placed.slots[self._index(result.slot)]
+            if place.kin.problem:
+                why = f"no copy of {place.path!r} can grow there: {place.kin.problem}"
+                return dataclasses.replace(result, reason=f"GERMINATE at {place.name}: {why}")
+        return result
 
     def tick(self) -> None:
         """End the decision: move amplitudes, count cooldowns, forward automatic gates."""
@@ -528,18 +582,25 @@ class Garden(nn.Module):
     def _enabled(self) -> Tensor:
         return torch.ones((1, len(self.slot_names)), dtype=torch.bool)
 
+    def _surroundings(self) -> Surroundings:
+        return Surroundings(self.model, self.slot_paths)
+
     def _index(self, name: str) -> int:
         if name not in self.slot_names:
             told = instead(name, self.slot_names, "slots:")
             raise SlotError(f"no slot is called {name!r}{told}")
         return self.slot_names.index(name)
 
-    def _carry_out(self, command: Command) -> OperationResult:
+    def _carry_out(self, command: Command, *, immediate: bool = False) -> OperationResult:
         self.notice_training()
         before = self._state
-        lifecycle = self.config.lifecycle.earning
         self._state, applied = apply_command(
-            before, command, enabled=self._enabled(), fits=self.fits(), config=lifecycle
+            before,
+            command,
+            enabled=self._enabled(),
+            fits=self.fits(),
+            config=self.config.lifecycle.earning,
+            immediate=torch.tensor([immediate]),
         )
         try:
             self._sync()
@@ -548,28 +609,31 @@ class Garden(nn.Module):
             self._state = before
             self._sync()
             raise
-        return describe_result(before, command, applied, self.slot_names, lifecycle.gates)
+        return self.describe(before, command, applied)
 
-    def _sync(self) -> None:
-        """Make the modules agree with the lifecycle state."""
-        if self.seedbed.sync(self._state, self._reference):
+    def _sync(self, *, inherits: bool = True) -> None:
+        """Make the modules agree with the lifecycle state.
+
+        Args:
+            inherits: whether optimizers give new copies the state of what they are copied from.
+        """
+        changed = self.seedbed.sync(self._state, self._surroundings())
+        if not inherits:
+            self.seedbed.forget_sources()
+        if changed:
             everywhere = torch.ones_like(self._state.occupied)
             self._state = self._state.where(everywhere, params=self.seedbed.sizes())
             self._listeners.tell()
         for follower in self._followers:
             follower._mirror(self)
+        self.seedbed.forget_sources()
 
     def _mirror(self, garden: Garden) -> None:
         """Take over what grows in another garden, but keep the weights of what is known."""
-        self.seedbed.mirror(garden.seedbed, self._mirrored, self._reference)
+        self.seedbed.mirror(garden.seedbed, self._mirrored, self._surroundings())
         self._state = garden.state
         self._sync()
         self._listeners.tell()
-
-    def _reference(self, slot: str) -> Tensor | None:
-        """Return a host tensor near the slot: its device and precision are the seed's."""
-        near = next(self.model.get_submodule(self.slot_paths[slot]).parameters(), None)
-        return near if near is not None else next(self.model.parameters(), None)
 
     def _restore(self, encoded: Tensor) -> None:
         """Grow to a saved topology; the weights follow."""
@@ -577,7 +641,7 @@ class Garden(nn.Module):
         self.seedbed.clear()
         self._samples = {}
         self._state = state
-        self._sync()
+        self._sync(inherits=False)
         self._listeners.tell()
         self.seedbed.germinations = germinations
         for slot in self.seedbed:

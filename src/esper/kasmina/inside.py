@@ -57,7 +57,7 @@ class Guard:
 def connect(model: nn.Module, slots: dict[str, Slot], whole: Whole) -> None:
     """Hang slots, by path, behind their submodules, and guards on all that hold them."""
     for path, slot in slots.items():
-        model.get_submodule(path).register_forward_hook(slot.attend)
+        model.get_submodule(path).register_forward_hook(slot.attend, with_kwargs=True)
         pass_whole_batches(map(model.get_submodule, _upwards(path.rpartition(".")[0])))
     for name in dict.fromkeys(part for path in slots for part in _upwards(path)):
         below = [
@@ -70,19 +70,31 @@ def connect(model: nn.Module, slots: dict[str, Slot], whole: Whole) -> None:
 def disconnect(model: nn.Module) -> None:
     """Take every slot and every guard off a model."""
     for module in model.modules():
-        hooks: tuple[tuple[dict[int, Any], type], ...] = (
-            (module._forward_hooks, Slot),
-            (module._state_dict_pre_hooks, Guard),
-        )
-        for found, kind in hooks:
-            for key in [key for key, hook in found.items() if isinstance(_owner(hook), kind)]:
-                del found[key]
+        for hooks, kind in _hooks_of(module):
+            for key in [key for key, hook in hooks.items() if isinstance(_owner(hook), kind)]:
+                del hooks[key]
+                module._forward_hooks_with_kwargs.pop(key, None)
+
+
+def machinery_of(model: nn.Module) -> list[Slot | Guard]:
+    """Return the slots and guards that hang on a model or on parts of it."""
+    return [
+        _owner(hook)
+        for module in model.modules()
+        for hooks, kind in _hooks_of(module)
+        for hook in hooks.values()
+        if isinstance(_owner(hook), kind)
+    ]
 
 
 def slots_behind(model: nn.Module) -> list[Slot]:
     """Return the slots of gardens that hang behind submodules of this model."""
-    owners = (_owner(hook) for module in model.modules() for hook in module._forward_hooks.values())
-    return [owner for owner in owners if isinstance(owner, Slot)]
+    return [one for one in machinery_of(model) if isinstance(one, Slot)]
+
+
+def _hooks_of(module: nn.Module) -> tuple[tuple[dict[int, Any], type], ...]:
+    """Return where slots and guards hang on one module."""
+    return (module._forward_hooks, Slot), (module._state_dict_pre_hooks, Guard)
 
 
 def _owner(hook: Any) -> Any:

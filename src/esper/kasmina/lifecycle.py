@@ -25,7 +25,7 @@ from esper.kasmina.gates import (
 )
 from esper.kasmina.state import OF_THE_MODULE, SlotState
 from esper.leyline.actions import Command, LifecycleOp
-from esper.leyline.alpha import STEEPNESS, AlphaCurve, AlphaMode
+from esper.leyline.alpha import STEEPNESS, AlphaAlgorithm, AlphaCurve, AlphaMode
 from esper.leyline.config import Config, option
 from esper.leyline.errors import EsperError
 from esper.leyline.rules import Masks, Refusal, RulesConfig, RuleView, allows, refusals
@@ -207,8 +207,18 @@ def apply_command(
     enabled: Tensor,
     fits: Tensor,
     config: LifecycleConfig,
+    immediate: Tensor | None = None,
 ) -> tuple[SlotState, Applied]:
-    """Carry out one operation per row; an illegal one or a failed gate changes nothing."""
+    """Carry out one operation per row; an illegal one or a failed gate changes nothing.
+
+    Args:
+        state: the slots of all rows.
+        command: one operation per row.
+        enabled: bool [R, S], slots in use.
+        fits: bool [R, S, B], blueprints that may be germinated.
+        config: the constants of a seed's life.
+        immediate: bool [R], where a seed that is germinated is at its amplitude at once.
+    """
     refusal = check_command(state, command, enabled, fits, config)
     slots = torch.arange(state.num_slots, device=state.stage.device)
     here = (command.slot[:, None] == slots) & (refusal == 0)[:, None]
@@ -233,6 +243,8 @@ def apply_command(
     outcome = torch.where(refusal != 0, int(Outcome.ILLEGAL), outcome)
 
     state = _germinate(state, germinate, command)
+    if immediate is not None:
+        state = _enter_at_once(state, germinate & immediate[:, None])
     state = enter_stage(state, to_training, SeedStage.TRAINING)
     state = _start_blending(state, to_blending)
     state = _hold(state, to_holding)
@@ -321,6 +333,19 @@ def _germinate(state: SlotState, mask: Tensor, command: Command) -> SlotState:
         tempo=spread(command.tempo),
         blend_target=spread(command.target),
     )
+
+
+def _enter_at_once(state: SlotState, mask: Tensor) -> SlotState:
+    """Let new seeds pass G1 and G2 with their germination, and be at their amplitude.
+
+    There is no ramp, so of their style nothing is left but that it adds. From here on they live as
+    any seed that is blended in: G3, contributions, prunes.
+    """
+    state = enter_stage(state, mask, SeedStage.TRAINING)
+    state = enter_stage(state, mask, SeedStage.BLENDING)
+    state = state.where(mask, algorithm=int(AlphaAlgorithm.ADD))
+    at_once = torch.zeros_like(state.tempo)
+    return retarget(state, mask, state.blend_target, at_once, state.ramp)
 
 
 def _start_blending(state: SlotState, mask: Tensor) -> SlotState:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from esper.kasmina.blueprints.registry import blueprint_names
+from esper.kasmina.blueprints.registry import Blueprint, blueprint_names
 from esper.kasmina.gates import GateConfig, describe_failure
 from esper.kasmina.lifecycle import Applied, Outcome
 from esper.kasmina.state import SlotState
@@ -125,6 +125,23 @@ def check_target(value: float) -> None:
     check_number("alpha_target", value, 0, 1)
     if value <= 0:
         raise SlotError("alpha_target must be above 0; prune the seed to take it out")
+
+
+def check_immediate(blueprint: Blueprint, style: BlendStyle, immediate: bool) -> None:
+    """Refuse a seed at full amplitude from the first step that cannot be so."""
+    if not immediate:
+        return
+    if not blueprint.immediate:
+        raise UsageError(
+            f"a {blueprint.name!r} seed is always blended in; leave immediate=True out, which is "
+            "for 'kin'"
+        )
+    if STYLE_SPECS[style].algorithm is not AlphaAlgorithm.ADD:
+        raise UsageError(
+            f"style {style.name.lower()!r} is a way to blend a seed in, and a {blueprint.name!r} "
+            "seed is at full amplitude from the first step; leave the style out, or write "
+            "immediate=False"
+        )
 
 
 class SlotView:

@@ -3,6 +3,7 @@
 The optimizer stays the user's own `torch.optim` object, with its own groups: parameters of a new
 seed join the group that names their slot (`slot_groups`), else that of the host module they stand
 behind; norms and biases join the one that holds those of the host, usually without weight decay.
+Parameters of a copied block (`kin`) join the group of the block's own, with their state.
 Parameters of a removed seed leave with their state, and everybody else's state is untouched. So
 schedulers, gradient accumulation and gradient scaling work as if nothing had happened.
 
@@ -14,12 +15,14 @@ a trainer for instance, gives every parameter its own state back.
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map
 
 from esper.kasmina.garden import Garden
 from esper.leyline.errors import CheckpointError, UsageError
@@ -65,10 +68,13 @@ class CarriedOptimizer:
         }
         for key in [key for key in self._seeds if key not in present]:
             self._remove(self._seeds.pop(key))
+        sources = self.garden.seedbed.sources()
         for key, (name, parameter) in present.items():
             if key not in self._seeds:
                 self._seeds[key] = parameter
-                self._add(self._home(name, parameter), parameter)
+                self._add(self._home(name, parameter, sources.get(key)), parameter)
+                if key in sources:
+                    copy_state(self.optimizer, sources[key], parameter)
 
     def sample_gradients(self) -> None:
         """Measure the seeds' gradients on every so-manieth call; call it before clipping."""
@@ -155,14 +161,20 @@ class CarriedOptimizer:
         if self.measures_itself:
             self.sample_gradients()
 
-    def _home(self, slot: str, parameter: nn.Parameter) -> dict[str, Any]:
+    def _home(
+        self, slot: str, parameter: nn.Parameter, source: nn.Parameter | None
+    ) -> dict[str, Any]:
         """Return the group in which a seed's parameter belongs.
 
-        That is the slot's own, else that of the host module behind it, else the first. Of several,
-        and of all where these hold nothing like it, it is one with parameters of its kind: norms
-        and biases go with norms and biases, which their owner may have spared weight decay.
+        That is the group of the one that it was copied from, else the slot's own, else that of
+        the host module behind it, else the first. Of several, and of all where these hold nothing
+        like it, it is one with parameters of its kind: norms and biases go with norms and biases,
+        which their owner may have spared weight decay.
         """
         groups = self.optimizer.param_groups
+        for group in groups:
+            if any(one is source for one in group["params"]):
+                return group
         own = [group for group in groups if group.get(SLOT) == slot]
         # Without decay first: whoever has such a group means it for norms and biases.
         pick = min if _is_flat(parameter) else max
@@ -209,6 +221,19 @@ class CarriedOptimizer:
         """Return the names of the parameters of each group, in their order."""
         names = self._names()
         return [[names[id(p)] for p in group["params"]] for group in self.optimizer.param_groups]
+
+
+def copy_state(optimizer: Optimizer, source: Tensor, target: Tensor) -> None:
+    """Let an optimizer remember of one parameter what it remembers of another; groups stay."""
+    if source in optimizer.state:
+        # Shared tensors, `step` above all, would be counted up twice.
+        optimizer.state[target] = tree_map(_clone, optimizer.state[source])
+    else:
+        optimizer.state.pop(target, None)
+
+
+def _clone(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, Tensor) else copy.deepcopy(value)
 
 
 def _is_flat(parameter: Tensor) -> bool:

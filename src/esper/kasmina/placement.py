@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from torch import Tensor, nn
 
+from esper.kasmina.blueprints.kin import Kin, find_kin
 from esper.kasmina.flops import HOW_TO_COUNT, counting
 from esper.kasmina.inference import Inference
 from esper.kasmina.probe import axis_size, first_tensor, look, refuse_failed
@@ -37,6 +38,8 @@ class Placement:
     """What the host makes of the order of positions there."""
     holder: Holder = "tensor"
     """What the host's submodule puts it out in."""
+    kin: Kin = field(default_factory=Kin)
+    """Whether a copy of the submodule can grow behind it."""
 
     @property
     def topology(self) -> Topology:
@@ -59,8 +62,13 @@ class Placed(Plain):
     @classmethod
     def from_mapping(cls, data: Mapping[str, Any]) -> Placed:
         """Rebuild what `to_mapping` returned."""
-        slots = (Placement(**{**one, "shape": tuple(one["shape"])}) for one in data["slots"])
-        # Gardens that were saved before this was noted have none.
+        # Gardens that were saved before copies and uncounted operators were noted have none.
+        slots = (
+            Placement(
+                **{**one, "shape": tuple(one["shape"]), "kin": Kin.from_mapping(one.get("kin", {}))}
+            )
+            for one in data["slots"]
+        )
         flops, uncounted = int(data["host_flops"]), str(data.get("uncounted", ""))
         return cls(tuple(slots), int(data["batch_axis"]), flops, uncounted)
 
@@ -141,6 +149,15 @@ def place_slots(
             f"but one that you set by max_added_flops, {HOW_TO_COUNT}"
         )
     return Placed(tuple(result), found.batch_axis, flops, uncounted)
+
+
+def with_kin(placed: Placed, model: nn.Module, example: Any) -> Placed:
+    """Return slots of which it is known whether copies of their submodules can grow there."""
+    paths = [slot.path for slot in placed.slots]
+    found = find_kin(model, paths, example, axis_size(example, placed.batch_axis))
+    return replace(
+        placed, slots=tuple(replace(slot, kin=found[slot.path]) for slot in placed.slots)
+    )
 
 
 def _expand(entry: Any, model: nn.Module | None) -> list[str]:

@@ -111,6 +111,7 @@ class RowGroup:
         measure: how rows are measured; `measure_by_ablation` for networks.
         rests_at_horizon: whether a row rests when it has lived through its horizon: nothing about
             it changes any more, whatever it is told to do. So rows that run together end apart.
+        immediate: ids of blueprints whose seeds are at their amplitude at once.
         device: where everything remembered is kept.
     """
 
@@ -124,6 +125,7 @@ class RowGroup:
         facts: RowFacts,
         rates: Rates = unknown_rates,
         rests_at_horizon: bool = False,
+        immediate: Sequence[int] = (),
         device: torch.device | str = "cpu",
     ) -> None:
         """Start at epoch 0, with nothing grown."""
@@ -148,6 +150,7 @@ class RowGroup:
         """What the last epoch showed; not remembered in snapshots."""
         self._rates = rates
         self._rests_at_horizon = rests_at_horizon
+        self._immediate = torch.tensor(list(immediate), dtype=torch.int64, device=self.device)
         self._measure = measure
         self._training: Later[EpochResult] | None = None
         """The epoch that has begun."""
@@ -202,7 +205,12 @@ class RowGroup:
         op = torch.where(resting, int(LifecycleOp.WAIT), command.op.to(self.device))
         command = dataclasses.replace(command, op=op)
         state, applied = apply_command(
-            before, command, enabled=self.enabled, fits=self.fits, config=self.config.lifecycle
+            before,
+            command,
+            enabled=self.enabled,
+            fits=self.fits,
+            config=self.config.lifecycle,
+            immediate=torch.isin(command.blueprint.to(self.device), self._immediate),
         )
         if is_debugging():
             refuse_disagreement(self.masks(), command, applied)

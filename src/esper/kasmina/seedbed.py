@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from esper.kasmina.blending import GateNetwork
+from esper.kasmina.blueprints.kin import copy_block
 from esper.kasmina.blueprints.registry import Blueprint, blueprint_by_id
 from esper.kasmina.placement import Placement
-from esper.kasmina.slot import Slot, SlotMode
+from esper.kasmina.slot import MIXING, Slot, SlotMode
 from esper.kasmina.state import SlotState
 from esper.kasmina.untrained import fingerprint
 from esper.kasmina.wrappers import Mirrored
 from esper.leyline.alpha import AlphaAlgorithm, AlphaMode
 from esper.leyline.blueprints import Topology
-from esper.leyline.errors import SlotError, warn
+from esper.leyline.errors import SlotError, reason_of, warn
 from esper.leyline.randomness import seeded
 from esper.leyline.stages import BLENDED_STAGES, SeedStage
 from esper.leyline.symmetry import Symmetry, is_causal
@@ -50,8 +52,23 @@ def draw_probe(shape: tuple[int, ...], key: Key) -> Tensor:
 
 TrainingMode = Literal["straight_through", "shadow"]
 
-Reference = Callable[[str], Tensor | None]
-"""From a slot's name to a host tensor whose device and precision its seed takes over."""
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """The host of a seedbed, as far as new seeds depend on it."""
+
+    model: nn.Module
+    paths: Mapping[str, str]
+    """The submodule in front of every slot."""
+
+    def block(self, slot: str) -> nn.Module:
+        """Return the submodule in front of a slot."""
+        return self.model.get_submodule(self.paths[slot])
+
+    def reference(self, slot: str) -> Tensor | None:
+        """Return a host tensor near the slot: its device and precision are the seed's."""
+        near = next(self.block(slot).parameters(), None)
+        return near if near is not None else next(self.model.parameters(), None)
 
 
 class Seedbed(nn.Module):
@@ -87,32 +104,52 @@ class Seedbed(nn.Module):
         """Free every module, so that another topology can be built from nothing."""
         for slot in self:
             slot.seed = slot.gate = None
+            slot.is_copy = False
             slot.mode = int(SlotMode.PASS)
             slot.frozen = slot.drawn = slot.host_version = None
+            slot.sources = []
 
-    def sync(self, state: SlotState, reference: Reference) -> bool:
+    def sync(self, state: SlotState, host: Surroundings) -> bool:
         """Make the modules agree with the state; return whether parameters came or went."""
         changed = False
         for index, slot in enumerate(self):
-            changed |= self._sync_seed(index, slot, state, reference)
-            changed |= self._sync_gate(index, slot, state, reference)
-            _settle_amplitude(slot, reference(slot.name))
+            changed |= self._sync_seed(index, slot, state, host)
+            changed |= self._sync_gate(index, slot, state, host)
+            _settle_amplitude(slot, host.reference(slot.name))
             self._sync_mode(index, slot, state)
             _sync_freeze(index, slot, state)
         return changed
 
-    def mirror(self, other: Seedbed, mirrored: Mirrored, reference: Reference) -> None:
-        """Hold what another seedbed holds: copies of its new modules, one's own of known ones."""
+    def mirror(self, other: Seedbed, mirrored: Mirrored, host: Surroundings) -> None:
+        """Hold what another seedbed holds: copies of its new modules, one's own of known ones.
+
+        What has just been copied there from a block is copied here from one's own.
+        """
         for mine, theirs in zip(self, other, strict=True):
-            like = reference(mine.name)
+            like = host.reference(mine.name)
             for name in ("seed", "gate"):
                 before = getattr(mine, name)
                 module = mirrored.take_over(before, getattr(theirs, name))
-                if module is not before:
-                    setattr(mine, name, None if module is None else self._settle(module, like))
-                    mine.frozen = theirs.frozen
-                    mine.drawn = None
+                if module is before:
+                    continue
+                if name == "seed" and theirs.sources:
+                    module = copy_block(host.block(mine.name))
+                elif module is not None:
+                    module = self._settle(module, like)
+                setattr(mine, name, module)
+                mine.is_copy = theirs.is_copy
+                mine.frozen = theirs.frozen
+                mine.drawn = None
         self.germinations = other.germinations
+
+    def sources(self) -> dict[int, nn.Parameter]:
+        """Return from which parameter each of a new copy was copied, by the id of the new one."""
+        return {id(new): old for slot in self for new, old in slot.sources}
+
+    def forget_sources(self) -> None:
+        """Let copies be seeds like others, once everybody knows what they were copied from."""
+        for slot in self:
+            slot.sources = []
 
     def shadowed(self) -> Slot | None:
         """Return the slot whose seed learns from a shadow pass, if there is one."""
@@ -130,7 +167,7 @@ class Seedbed(nn.Module):
         try:
             for index, slot in enumerate(self):
                 on = configurations[:, index]
-                if slot.mode != SlotMode.BLEND or bool(on.all()):
+                if slot.mode not in MIXING or bool(on.all()):
                     continue
                 alphas = torch.where(on.to(slot.alpha.device), slot.alpha, 0.0)
                 slot.sample_alphas = alphas.repeat_interleave(samples) if samples else alphas
@@ -140,34 +177,38 @@ class Seedbed(nn.Module):
             for slot in changed:
                 slot.sample_alphas = None
 
-    def _sync_seed(self, index: int, slot: Slot, state: SlotState, reference: Reference) -> bool:
+    def _sync_seed(self, index: int, slot: Slot, state: SlotState, host: Surroundings) -> bool:
         present = bool(state.has_module[0, index])
         if present and slot.seed is None:
-            slot.seed = self._build(index, slot, int(state.blueprint[0, index]), reference)
+            slot.seed = self._build(index, slot, int(state.blueprint[0, index]), host)
             slot.was_shadowed = False
             slot.drawn, slot.host_version = fingerprint(slot.seed), None
             slot.is_known_untrained = False
             return True
         if not present and slot.seed is not None:
+            slot.is_copy = False
             slot.seed = slot.frozen = slot.drawn = slot.host_version = None
             return True
         return False
 
-    def _sync_gate(self, index: int, slot: Slot, state: SlotState, reference: Reference) -> bool:
+    def _sync_gate(self, index: int, slot: Slot, state: SlotState, host: Surroundings) -> bool:
         gated = int(state.algorithm[0, index]) == int(AlphaAlgorithm.GATE)
         wanted = gated and slot.seed is not None
         if wanted and slot.gate is None:
             gate = draw_gate(slot.channels, slot.topology, self._key(index))
-            slot.gate = self._settle(gate, reference(slot.name))
+            slot.gate = self._settle(gate, host.reference(slot.name))
             return True
         if not wanted and slot.gate is not None:
             slot.gate = None
             return True
         return False
 
-    def _build(self, index: int, slot: Slot, choice: int, reference: Reference) -> nn.Module:
-        """Build a seed from a random stream of its own and check that it keeps shapes."""
+    def _build(self, index: int, slot: Slot, choice: int, host: Surroundings) -> nn.Module:
+        """Build a seed from a random stream of its own and check that it keeps shapes, or copy."""
         blueprint = blueprint_by_id(choice)
+        slot.is_copy = blueprint.is_copy
+        if blueprint.is_copy:
+            return self._copy(slot, host)
         key = self._key(index)
         seed = draw_seed(blueprint, slot.channels, slot.topology, slot.symmetry, key)
         probe = draw_probe(slot.shape, self._key(index))
@@ -180,7 +221,20 @@ class Seedbed(nn.Module):
                 "a seed must keep the shape of its input"
             )
         self.germinations += 1
-        return self._settle(seed, reference(slot.name))
+        return self._settle(seed, host.reference(slot.name))
+
+    def _copy(self, slot: Slot, host: Surroundings) -> nn.Module:
+        """Return a copy of the block in front of a slot, and note what each parameter is of."""
+        block = host.block(slot.name)
+        try:
+            copied = copy_block(block)
+        except Exception as error:
+            raise SlotError(
+                f"the block in front of slot {slot.name!r} cannot be copied: {reason_of(error)}"
+            ) from error
+        slot.sources = list(zip(copied.parameters(), block.parameters(), strict=True))
+        self.germinations += 1
+        return copied
 
     def _key(self, index: int) -> Key:
         return self.run_seed, index, self.germinations
@@ -195,13 +249,15 @@ class Seedbed(nn.Module):
         stage = SeedStage(int(state.stage[0, index]))
         alpha = float(state.alpha[0, index])
         before = slot.mode
+        slot.algorithm = int(state.algorithm[0, index])
         if stage is SeedStage.TRAINING:
             slot.mode = int(SlotMode.ISOLATE)
         elif stage in BLENDED_STAGES and alpha > 0:
-            slot.mode = int(SlotMode.BLEND)
+            is_whole = slot.is_copy and alpha == 1 and slot.algorithm == int(AlphaAlgorithm.ADD)
+            # h + 1 * (s - h) would differ from s in its last bits, and a deeper network computes s.
+            slot.mode = int(SlotMode.REPLACE if is_whole else SlotMode.BLEND)
         else:
             slot.mode = int(SlotMode.PASS)
-        slot.algorithm = int(state.algorithm[0, index])
         slot.alpha.fill_(alpha)
         starts_blending = before == SlotMode.ISOLATE and stage is SeedStage.BLENDING
         if starts_blending and self.training_mode == "shadow" and not slot.was_shadowed:

@@ -120,7 +120,7 @@ def _check(model: nn.Module, plain: Garden, name: str, example: Any) -> SlotChec
 def _grow(garden: Garden, name: str, blueprint: str) -> None:
     """Bring a seed to its full amplitude, away from where it starts."""
     for result in (
-        garden.germinate(name, blueprint, style="linear_add", tempo=1),
+        garden.germinate(name, blueprint, style="linear_add", tempo=1, immediate=False),
         garden.advance(name),
         garden.advance(name),
     ):

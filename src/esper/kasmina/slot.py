@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import IntEnum
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from esper.kasmina.blending import blend, blend_per_sample, straight_through
+from esper.kasmina.calls import is_shareable, replace_first
+from esper.kasmina.probe import first_tensor
 from esper.leyline.axes import AXES, AxesName
 from esper.leyline.blueprints import Topology, channel_axis
 from esper.leyline.errors import SlotError, UsageError
@@ -22,6 +25,23 @@ class SlotMode(IntEnum):
     PASS = 0
     ISOLATE = 1
     BLEND = 2
+    REPLACE = 3
+    """The output is the seed's alone, to the bit."""
+
+
+MIXING = (SlotMode.BLEND, SlotMode.REPLACE)
+"""The modes in which the seed reaches the output."""
+
+
+class Given(NamedTuple):
+    """What the host's submodule was called with; a copy of it is given the same."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def detached(self) -> Given:
+        """Return the same, through which no gradient flows back."""
+        return Given(*tree_map_only(Tensor, Tensor.detach, (self.args, self.kwargs)))
 
 
 class Slot(nn.Module):
@@ -50,6 +70,10 @@ class Slot(nn.Module):
         self.channels = shape[channel_axis(self.topology)]
         self.seed: nn.Module | None = None
         self.gate: nn.Module | None = None
+        self.is_copy = False
+        """Whether the seed is a copy of the submodule in front of the slot."""
+        self.sources: list[tuple[nn.Parameter, nn.Parameter]] = []
+        """Parameters of a new copy, each with the one it was copied from, until all were told."""
         self.mode = int(SlotMode.PASS)
         self.algorithm = 0
         self.is_straight_through = True
@@ -66,54 +90,85 @@ class Slot(nn.Module):
         self.branch: Callable[[Tensor, Callable[[Tensor], Tensor]], Tensor] | None = None
         self.register_buffer("alpha", torch.zeros((), dtype=torch.float64), persistent=False)
 
-    def attend(self, module: nn.Module, args: Any, output: Any) -> Any:
+    def attend(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         """Forward hook of the host's submodule."""
         if self.mode == SlotMode.PASS:
             return None
+        given = Given(args, kwargs) if self.is_copy else None
         if isinstance(output, Tensor):
-            return self(output)
-        rest = (self(output[0]), *output[1:])
+            return self(output, given)
+        rest = (self(output[0], given), *output[1:])
         # A named tuple takes its fields one by one.
         return type(output)(*rest) if hasattr(output, "_fields") else type(output)(rest)
 
-    def forward(self, h: Tensor) -> Tensor:
-        """Return the host's activation with the seed mixed in as the mode says."""
+    def forward(self, h: Tensor, given: Given | None = None) -> Tensor:
+        """Return the host's activation with the seed mixed in as the mode says.
+
+        Args:
+            h: the activation.
+            given: what the submodule that made it was called with, where the seed is its copy.
+        """
         if self.mode == SlotMode.PASS or self.seed is None:
             return h
         axes = AXES[self.axes]
         if axes.is_usual:
-            return self._grown(h)
+            return self._grown(h, given)
         if h.dim() != len(axes.order):
             self._refuse(h)
-        out = self._grown(h.permute(axes.order)).permute(axes.inverse)
+        out = self._grown(h.permute(axes.order), given).permute(axes.inverse)
         # What follows may take a view of it, as it could of the host's own.
         return out.contiguous() if h.is_contiguous() else out
 
-    def _grown(self, h: Tensor) -> Tensor:
+    def _grown(self, h: Tensor, given: Given | None) -> Tensor:
         """Return what `forward` does, for an activation as a seed sees it."""
-        assert self.seed is not None
         self._check(h)
         if self.branch is not None:
-            return self.branch(h, self._blended)
+            return self.branch(h, lambda part: self._mixed(part, given))
         if self.sample_alphas is not None:
             self._check_samples(h, len(self.sample_alphas))
-            return blend_per_sample(h, self.seed(h), self.sample_alphas, self.algorithm, self.gate)
-        if self.mode == SlotMode.BLEND:
-            return self._blended(h)
+            out, alphas = self._run(h, given), self.sample_alphas
+            if self.mode == SlotMode.REPLACE:
+                return torch.where(alphas.reshape(-1, *[1] * (h.dim() - 1)) > 0, out, h)
+            return blend_per_sample(h, out, alphas, self.algorithm, self.gate)
+        if self.mode in MIXING:
+            return self._mixed(h, given)
+        one = torch.ones_like(self.alpha)
         if self.is_shadowing:
-            one = torch.ones_like(self.alpha)
-            return blend(h, self.seed(h), one, self.algorithm, self.gate)
+            return blend(h, self._run(h, given), one, self.algorithm, self.gate)
         if self.is_straight_through and self.training and torch.is_grad_enabled():
             # The seed learns what it will be used for: the fully blended output, from a detached
             # input, while the host keeps its value and its gradient.
-            x = h.detach()
-            one = torch.ones_like(self.alpha)
-            return straight_through(h, blend(x, self.seed(x), one, self.algorithm, self.gate))
+            x, others = h.detach(), None if given is None else given.detached()
+            out = blend(x, self._run(x, others), one, self.algorithm, self.gate)
+            return straight_through(h, out)
         return h
 
-    def _blended(self, h: Tensor) -> Tensor:
+    def _mixed(self, h: Tensor, given: Given | None) -> Tensor:
+        out = self._run(h, given)
+        if self.mode == SlotMode.REPLACE:
+            return out
+        return blend(h, out, self.alpha, self.algorithm, self.gate)
+
+    def _run(self, h: Tensor, given: Given | None) -> Tensor:
+        """Return what the seed makes of an activation; a copy sees it as the host does."""
         assert self.seed is not None
-        return blend(h, self.seed(h), self.alpha, self.algorithm, self.gate)
+        out: Tensor
+        if given is None:
+            out = self.seed(h)
+            return out
+        args, kwargs = replace_first(given.args, given.kwargs, h)
+        strange = [one for one in (*args, *kwargs.values()) if not is_shareable(one)]
+        if strange:
+            raise SlotError(
+                f"the submodule in front of slot {self.name!r} was given a "
+                f"{type(strange[0]).__name__}, which its copy would change as well; where that is "
+                "a cache, switch it off (use_cache=False)"
+            )
+        axes = AXES[self.axes]
+        if not axes.is_usual:
+            args, kwargs = replace_first(args, kwargs, h.permute(axes.inverse))
+        out = first_tensor(self.seed(*args, **kwargs))
+        return out if axes.is_usual else out.permute(axes.order)
 
     def _check(self, h: Tensor) -> None:
         """Refuse an activation that is not what the seed was built for."""

@@ -67,6 +67,8 @@ class ControllerContext:
     """Name of every blueprint at the index that is its id."""
     blueprint_kinds: tuple[BlueprintKind, ...] = ()
     """Their kinds; by default what is known by name, and 'other' for the rest."""
+    copies: tuple[str, ...] = ()
+    """Blueprints whose seeds are copies of the host's blocks; kind and cost do not tell that."""
     seed: int = 0
     """Seed of the run, for controllers that draw."""
     inert_epochs: int = 0

@@ -11,7 +11,14 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Protocol, runtime_checkable
 
-from esper.leyline.records import EpochRecord, SeedRecord, is_loss, kept_record, seeds_at_end
+from esper.leyline.records import (
+    EpochRecord,
+    SeedRecord,
+    SlotRecord,
+    is_loss,
+    kept_record,
+    seeds_at_end,
+)
 from esper.leyline.stages import SeedStage
 
 
@@ -183,7 +190,7 @@ def _tell_unfinished(
         f"A {slot.blueprint} at {slot.name} was still being blended in {when}, at "
         f"{slot.alpha / slot.alpha_target:.0%} of its amplitude."
         for slot in kept.slots
-        if slot.stage == SeedStage.BLENDING.name and slot.alpha < _BARELY * slot.alpha_target
+        if slot.stage == SeedStage.BLENDING.name and _is_on_its_way(slot)
     ]
     advice = "train for more epochs" if is_last else "train for more epochs, or keep='last'"
     return (*lines, f"To change that: {advice}.") if lines else ()
@@ -212,8 +219,13 @@ def _tell_stopped(last: EpochRecord, stopped: str) -> tuple[str, ...]:
         f"The run stopped after epoch {last.epoch} ({stopped}), when a {slot.blueprint} at "
         f"{slot.name} {ways[slot.stage]}."
         for slot in last.slots
-        if slot.stage in ways
+        if slot.stage in ways and (slot.alpha_target <= 0 or _is_on_its_way(slot))
     )
+
+
+def _is_on_its_way(slot: SlotRecord) -> bool:
+    """Return whether a seed is short of the amplitude that it is blended in to."""
+    return slot.alpha < _BARELY * slot.alpha_target
 
 
 def _tell_waiting(history: Sequence[EpochRecord]) -> str:

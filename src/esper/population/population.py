@@ -21,7 +21,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esper.kasmina.blueprints.registry import blueprint_names
 from esper.leyline.actions import Actions, decode_actions
 from esper.leyline.errors import CheckpointError, UsageError, warn
 from esper.leyline.manifest import restoring
@@ -410,7 +409,7 @@ class Population(PopulationRows):
             "rows": rows,
             "settings": config,
             "task settings": [task.config.to_mapping() for task in self.tasks],
-            "blueprints": list(blueprint_names()),
+            "blueprints": list(self.known_blueprints()),
         }
 
     def _enlist(

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor
 
-from esper.kasmina.blueprints.registry import blueprint_kinds, blueprint_names
+from esper.kasmina.blueprints.registry import blueprint_kinds, drawn_names
 from esper.leyline.blueprints import BlueprintKind
 from esper.leyline.rules import Masks, RuleView, build_masks
 from esper.population.conditions import Condition, Roster
@@ -45,13 +45,13 @@ class PopulationRows(ABC):
 
     @staticmethod
     def known_blueprints() -> tuple[str, ...]:
-        """Return the name of every blueprint at the index that is its id."""
-        return blueprint_names()
+        """Return the name of every blueprint at the index that is its id; copies grow nowhere."""
+        return drawn_names()
 
     @staticmethod
     def known_kinds() -> tuple[BlueprintKind, ...]:
         """Return the kind of every blueprint at the index that is its id."""
-        return blueprint_kinds()
+        return blueprint_kinds(drawn_names())
 
     @abstractmethod
     def view(self) -> RuleView:

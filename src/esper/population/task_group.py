@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from esper.kasmina.blueprints.registry import drawn_names
 from esper.kasmina.costs import NOT_FOR_THE_SLOT, slot_costs
 from esper.kasmina.row_group import RowGroup, measure_by_ablation
 from esper.kasmina.signals import RateTable, RowFacts, row_facts
@@ -65,7 +66,7 @@ def condition_facts(conditions: Sequence[Condition], slots: Sequence[SlotSpec]) 
 
     return row_facts(
         len(conditions),
-        slot_costs(slots),
+        slot_costs(slots, drawn_names()),
         horizon=each(lambda c: c.horizon),
         budget=each(lambda c: c.task.config.param_budget),
         chance_loss=each(lambda c: c.task.config.baseline_loss),

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from esper.kasmina.blueprints.registry import BLUEPRINTS, Blueprint, count_parameters
 from esper.kasmina.costs import count_seed
-from esper.kasmina.flops import HOW_TO_COUNT
+from esper.kasmina.flops import HOW_TO_COUNT, count_flops
 from esper.kasmina.garden import Garden, GardenConfig
 from esper.kasmina.gates import GateConfig
 from esper.kasmina.lifecycle import LifecycleConfig
@@ -78,7 +78,8 @@ def check_blueprint(name: str, *, channels: Sequence[int] = (4, 8, 32)) -> None:
       upstream of the slot; saved, loaded and copied without a difference.
 
     A unit can be dead by the luck of one draw; what has no gradient with any of eight initial
-    weights is refused.
+    weights is refused. Seeds that are copies of blocks (`kin`) are tried as copies of residual
+    blocks, both blended in and, against a host that has the block twice, at once.
 
     Args:
         name: The name it is registered under.
@@ -99,6 +100,8 @@ def check_blueprint(name: str, *, channels: Sequence[int] = (4, 8, 32)) -> None:
             case.run("parameters", _check_parameters)
             for style in BlendStyle:
                 _check_in_garden(case, style)
+            if blueprint.immediate:
+                case.run("at once", _check_at_once)
 
 
 class _Past(nn.Module):
@@ -107,6 +110,19 @@ class _Past(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         count = torch.arange(1, x.shape[1] + 1, device=x.device, dtype=x.dtype)
         return x + x.cumsum(1) / count[:, None]
+
+
+class _Residual(nn.Module):
+    """A block that can be copied."""
+
+    def __init__(self, body: nn.Module, last: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+        self.last = last
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last(x + self.body(x))
+        return out
 
 
 @dataclass(frozen=True)
@@ -139,8 +155,10 @@ class _Case:
             raise AssertionError(f"{self}: {message}")
 
     def build(self, key: int = 0) -> nn.Module:
-        """Return a fresh seed."""
+        """Return a fresh seed; of a blueprint that copies, a block to copy."""
         with seeded("check_blueprint", key):
+            if self.blueprint.is_copy:
+                return self._body(nn.Identity())
             return self.blueprint.build(self.channels, self.topology)
 
     def stirred(self, key: int = 0) -> nn.Module:
@@ -167,7 +185,7 @@ class _Case:
         with seeded("host"):
             if self.topology == "cnn":
                 stem: nn.Module = nn.Conv2d(_INPUT_SHAPES["cnn"][0], width, 3, padding=1)
-                body = nn.Sequential(group_norm(width), nn.Conv2d(width, width, 3, padding=1))
+                body = self._body(inner)
                 # Spatial again after the slot, so that gradients there differ between places.
                 mix = nn.Sequential(nn.Conv2d(width, width, 3, padding=1), nn.ReLU())
                 tail = nn.Sequential(mix, nn.AdaptiveAvgPool2d(1), nn.Flatten())
@@ -175,11 +193,19 @@ class _Case:
                 stem = nn.Linear(_INPUT_SHAPES[self.topology][-1], width)
                 if self.topology == "sequence":
                     stem = nn.Sequential(stem, _Past())
-                body = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width))
+                body = self._body(inner)
                 tail = nn.Sequential(nn.Linear(width, width), nn.ReLU())
-            body.append(inner)
             tail.append(nn.Linear(width, _CLASSES))
         return nn.Sequential(OrderedDict(stem=stem, body=body, tail=tail))
+
+    def _body(self, last: nn.Module) -> nn.Module:
+        """Return what stands in front of the slot; residual for a blueprint that copies it."""
+        width = self.channels
+        if self.topology == "cnn":
+            body = nn.Sequential(group_norm(width), nn.Conv2d(width, width, 3, padding=1))
+        else:
+            body = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width))
+        return _Residual(body, last) if self.blueprint.is_copy else body.append(last)
 
     def garden(
         self,
@@ -200,7 +226,7 @@ class _Case:
             config=config,
         )
         for result in (
-            garden.germinate(SLOT, self.blueprint.name, style=style, tempo=1),
+            garden.germinate(SLOT, self.blueprint.name, style=style, tempo=1, immediate=False),
             garden.advance(SLOT),
         ):
             self.require(result.ok, result.reason)
@@ -250,6 +276,15 @@ def _check_parameters(case: _Case) -> None:
         "it has no trainable parameter",
     )
     wanted = sum(p.numel() for p in seed.parameters() if p.requires_grad)
+    if case.blueprint.is_copy:
+        view = case.garden(BlendStyle.LINEAR_ADD).slots[SLOT]
+        work = count_flops(seed, case.activation()).total // _BATCH
+        case.require(
+            (view.parameters, view.flops) == (wanted, work),
+            f"a copy with {wanted} parameters and {work} operations counts as {view.parameters} "
+            f"and {view.flops}",
+        )
+        return
     counted = count_parameters(case.blueprint, case.channels, case.topology)
     case.require(counted == wanted, f"it has {wanted} parameters, but {counted} on the meta device")
     count = count_seed(case.blueprint, case.topology, tuple(case.activation().shape))
@@ -471,6 +506,33 @@ def _check_garden_copies(case: _Case, garden: Garden, x: Tensor) -> None:
         case.require(torch.equal(copied(x), expected), "outputs differ after a deepcopy")
         _stir(copied, 1)
         case.require(torch.equal(garden(x), expected), "a deepcopy shares its parameters")
+
+
+def _check_at_once(case: _Case) -> None:
+    """Compare a copy at full amplitude from the first step with a host that has its block twice."""
+    x, y = case.batch()
+    host = case.host()
+    block = host.get_submodule(SLOT)
+    twice = copy.deepcopy(host)
+    twice.set_submodule(SLOT, nn.Sequential(copy.deepcopy(block), copy.deepcopy(block)))
+    garden = Garden(host, [SLOT], x, axes=USUAL_AXES[case.topology])
+    result = garden.germinate(SLOT, case.blueprint.name)
+    case.require(result.ok, result.reason)
+    case.require(garden.slots[SLOT].alpha == 1, "alpha is not 1 from the first step")
+    outputs = garden(x), twice(x)
+    case.require(torch.equal(*outputs), "its output is not that of the block applied twice")
+    for out in outputs:
+        _loss(out, y).backward()
+    pairs = zip(_in_order(garden), twice.parameters(), strict=True)
+    same = all(torch.equal(_gradient(one), _gradient(other)) for one, other in pairs)
+    case.require(same, "its gradients are not those of the block applied twice")
+
+
+def _in_order(garden: Garden) -> list[nn.Parameter]:
+    """Return the parameters as they lie on the way from inputs to outputs."""
+    parts = [garden.model.get_submodule(name) for name in ("stem", SLOT, "tail")]
+    parts.insert(2, garden.seedbed)
+    return [parameter for part in parts for parameter in part.parameters()]
 
 
 def _check_bfloat16(case: _Case, style: BlendStyle) -> None:

@@ -58,6 +58,8 @@ def test_vector_hosts_grow_too_and_options_survive_plain_data() -> None:
 def test_mistakes() -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'norm'"):
         seed(blueprint="nrom")
+    with pytest.raises(UnknownNameError, match="unknown blueprint 'kin'"):
+        seed(blueprint="kin")
     with pytest.raises(UnknownNameError, match="unknown algorithm"):
         seed(algorithm="MIX")
     with pytest.raises(ConfigError, match="different slots"):

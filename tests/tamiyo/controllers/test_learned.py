@@ -215,6 +215,15 @@ def with_stranger(masks: Masks, *, alone: bool = False) -> Masks:
     return replace(masks, blueprint_by_slot=torch.cat([fits, stranger], dim=-1))
 
 
+def showing_stranger(signals: Signals) -> Signals:
+    """Return signals of a host that has one more blueprint."""
+    wider = {
+        name: F.pad(getattr(signals, name), (0, 1), value=7)
+        for name in ("seed_params", "seed_flops")
+    }
+    return replace(signals, **wider)
+
+
 def test_a_blueprint_installed_later_changes_nothing_a_policy_does(policy: Policy) -> None:
     names = (*BUILTIN_BLUEPRINTS, "hyper_conv")
     before = LearnedController(policy, context(), greedy=True)
@@ -224,7 +233,8 @@ def test_a_blueprint_installed_later_changes_nothing_a_policy_does(policy: Polic
     germinated = 0
     for seed in range(10):
         signals, masks = situation(60, seed=seed)
-        mine, theirs = before.act(signals, masks), after.act(signals, with_stranger(masks))
+        mine = before.act(signals, masks)
+        theirs = after.act(showing_stranger(signals), with_stranger(masks))
         for head in HEAD_NAMES:
             assert torch.equal(mine[head], theirs[head])
         germinated += int((theirs["op"] == LifecycleOp.GERMINATE).sum())
@@ -238,6 +248,7 @@ def test_where_only_strangers_fit_a_policy_does_not_germinate(policy: Policy) ->
     for seed in range(5):
         signals, masks = situation(60, seed=seed)
         # A seed of another controller may be one it does not know.
+        signals = showing_stranger(signals)
         signals = replace(signals, blueprint=torch.where(signals.blueprint > 0, 13, -1))
         actions = controller.act(signals, with_stranger(masks, alone=True))
         assert not bool((actions["op"] == LifecycleOp.GERMINATE).any())
@@ -489,6 +500,27 @@ def test_a_traveller_takes_a_stranger_for_its_kind_and_cost(traveller: Policy) -
         check_actions(actions, masks)
         chosen.append(actions["blueprint"])
     assert len(names) - 1 in torch.cat(chosen).tolist()
+
+
+def test_a_traveller_leaves_out_copies_that_it_has_not_learned_with(traveller: Policy) -> None:
+    names = (*BUILTIN_BLUEPRINTS, "kin", "hyper_conv")
+    kinds = (*BUILTIN_KINDS, "other", "convolution")
+    place = context(blueprint_names=names, blueprint_kinds=kinds, copies=("kin",))
+    assert traveller.fitted(place).blueprint_names == (*BUILTIN_BLUEPRINTS, "hyper_conv")
+    controller = LearnedController(traveller, place)
+    controller.reset(200, "cpu")
+    chosen = []
+    for seed in range(4):
+        signals, masks = situation(200, seed=seed)
+        fits = F.pad(masks.blueprint_by_slot, (0, 2), value=True)
+        masks = replace(masks, blueprint_by_slot=fits)
+        actions = controller.act(showing_stranger(showing_stranger(signals)), masks)
+        check_actions(actions, masks)
+        chosen += actions["blueprint"][actions["op"] == LifecycleOp.GERMINATE].tolist()
+    assert names.index("kin") not in chosen
+    assert names.index("hyper_conv") in chosen
+    learned = traveller.fitted(replace(place, copies=()))
+    assert learned.fitted(place).blueprint_names == names
 
 
 def test_a_traveller_says_why(traveller: Policy) -> None:

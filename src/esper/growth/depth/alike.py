@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from esper.growth.depth.watching import is_plain
+from esper.kasmina.calls import is_plain
 
 Fingerprint = tuple[Any, ...]
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_map
+
+from esper.kasmina.optimizer import copy_state
 
 Order = Literal["stack", "interleave"]
 
@@ -59,16 +59,8 @@ def copy_optimizer_state(
     """Give the parameters of a block the optimizer state of another block's; groups stay."""
     for one, other in zip(target.parameters(), source.parameters(), strict=True):
         for optimizer in optimizers:
-            if other in optimizer.state:
-                # Shared tensors, `step` above all, would be counted up twice.
-                optimizer.state[one] = tree_map(_clone, optimizer.state[other])
-            else:
-                optimizer.state.pop(one, None)
+            copy_state(optimizer, other, one)
 
 
 def _tensors(block: nn.Module) -> list[Tensor]:
     return [*block.parameters(), *block.buffers()]
-
-
-def _clone(value: Any) -> Any:
-    return value.detach().clone() if isinstance(value, Tensor) else copy.deepcopy(value)

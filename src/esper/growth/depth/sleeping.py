@@ -13,27 +13,9 @@ from typing import Any
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
+from esper.kasmina.calls import Source
+
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Where a sleeping block takes one part of its output from."""
-
-    index: int | None = None
-    """Number of the positional argument, None where it has none."""
-    name: str | None = None
-    """Name of the argument, None where it has none."""
-    value: Any = None
-    """What it is where it comes from no argument."""
-
-    def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return this part of the output from the arguments of a call."""
-        if self.name is not None and self.name in kwargs:
-            return kwargs[self.name]
-        if self.index is not None and self.index < len(args):
-            return args[self.index]
-        return self.value
 
 
 @dataclass(frozen=True, slots=True)

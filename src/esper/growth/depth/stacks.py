@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from esper.growth.depth.alike import difference, fingerprints, runs
-from esper.growth.depth.residual import without_residual
 from esper.growth.depth.sleeping import Output
-from esper.growth.depth.watching import Call, learn_output, watch
+from esper.growth.depth.watching import learn_output
+from esper.kasmina.calls import Call, watch
 from esper.kasmina.probe import call_arguments, shapes_of, tensors_in
+from esper.kasmina.residual import has_residual_path
 from esper.leyline.errors import UsageError
 from esper.leyline.explaining import told_of
 from esper.leyline.randomness import drawing
@@ -152,7 +153,7 @@ def _find_in(
             output = learn_output([calls[name][0] for name in run])
             if isinstance(output, str):
                 reasons.append(output)
-            elif lacking := without_residual(run[:period], children, calls, output):
+            elif lacking := _without_residual(run[:period], children, calls, output):
                 reasons.append(f"{lacking} has no residual path, so a copy of it would not fit")
             else:
                 stacks.append((run, period, output))
@@ -164,6 +165,26 @@ def _find_in(
         if len(stacks) > 1:
             name += f"[{names.index(run[0])}:{names.index(run[-1]) + 1}]"
         found.stacks[name] = Stack(name, tuple(run), period, output)
+
+
+def _without_residual(
+    names: list[str],
+    children: Mapping[str, nn.Module],
+    calls: Mapping[str, list[Call]],
+    output: Output,
+) -> str | None:
+    """Return the first of these blocks that has no residual path."""
+    for name in names:
+        call = calls[name][0]
+        made = [part for part in call.parts if isinstance(part, Tensor)]
+        hidden = [
+            source
+            for source, part in zip(output.parts, call.parts, strict=True)
+            if isinstance(part, Tensor) and (call.source_of(part) is None or len(made) == 1)
+        ]
+        if not has_residual_path(children[name], call, hidden):
+            return name
+    return None
 
 
 def _linked(

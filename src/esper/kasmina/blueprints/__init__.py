@@ -1,8 +1,8 @@
-"""The seeds that can be germinated: 13 built-in blueprints and whatever is registered."""
+"""The seeds that can be germinated: 13 built-in blueprints, `kin`, and whatever is registered."""
 
 from __future__ import annotations
 
-from esper.kasmina.blueprints import attention, conv, mlp, norm
+from esper.kasmina.blueprints import attention, conv, kin, mlp, norm
 from esper.kasmina.blueprints.registry import (
     BLUEPRINTS,
     blueprint_by_id,
@@ -20,6 +20,7 @@ __all__ = [
     "blueprint_names",
     "conv",
     "count_parameters",
+    "kin",
     "mlp",
     "norm",
     "register_blueprint",
@@ -27,8 +28,8 @@ __all__ = [
 ]
 
 # Ids are positions in a fixed table: a built-in that is missing would shift none, but one that is
-# not in the table would silently get a number of its own.
-_registered = set(BLUEPRINTS._items)
+# not in the table would silently get a number of its own. `kin` has the number after them.
+_registered = set(BLUEPRINTS._items) - {kin.KIN}
 assert _registered == set(BUILTIN_BLUEPRINTS), (
     f"built-in blueprints and their ids disagree: {sorted(_registered ^ set(BUILTIN_BLUEPRINTS))}"
 )

@@ -2,7 +2,7 @@
 
 A blueprint is one `nn.Module` class whose constructor takes `(channels, topology)` and whose
 forward keeps shape and dtype. `register_blueprint` adds it; `esper.testing.check_blueprint` runs
-the battery every blueprint has to pass.
+the battery every blueprint has to pass. `kin` has no class: its seeds are copies of blocks.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class Blueprint:
     """A registered kind of seed."""
 
     name: str
-    module: type[nn.Module]
+    module: type[nn.Module] | None
+    """Class of its seeds; None where a seed is a copy of the block in front of its slot."""
     topologies: tuple[Topology, ...]
     identity_at_start: tuple[Topology, ...]
     """The topologies in which a fresh seed returns its input unchanged."""
@@ -42,6 +43,13 @@ class Blueprint:
     """One sentence for `esper blueprints`."""
     kind: BlueprintKind = "other"
     """Roughly what it does, for controllers that never met it."""
+    immediate: bool = False
+    """Whether a seed is at full amplitude from the first step, where nothing else is asked for."""
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether a seed is a copy of the block in front of its slot."""
+        return self.module is None
 
     @property
     def id(self) -> int:
@@ -59,7 +67,12 @@ class Blueprint:
                 f"blueprint {self.name!r} is for {' and '.join(self.topologies)} slots, "
                 f"not for a {topology} slot; see `esper blueprints`"
             )
-        module: nn.Module = self.module(channels, topology)
+        if self.module is None:
+            raise UsageError(
+                f"a {self.name!r} seed is a copy of a block, which only a garden has; "
+                f"write garden.germinate(slot, {self.name!r})"
+            )
+        module = self.module(channels, topology)
         for part in module.modules():
             if isinstance(getattr(part, "is_causal", None), bool):
                 part.is_causal = is_causal  # type: ignore[assignment]
@@ -114,9 +127,10 @@ def blueprint_names() -> tuple[str, ...]:
     return BUILTIN_BLUEPRINTS + tuple(name for name in registered if name not in BUILTIN_BLUEPRINTS)
 
 
-def blueprint_kinds() -> tuple[BlueprintKind, ...]:
-    """Return every blueprint's kind at the index that is its id."""
-    return tuple(BLUEPRINTS.get(name).kind for name in blueprint_names())
+def blueprint_kinds(names: Sequence[str] | None = None) -> tuple[BlueprintKind, ...]:
+    """Return the kind of every blueprint, at the index that is its id, or of those named."""
+    chosen = blueprint_names() if names is None else names
+    return tuple(BLUEPRINTS.get(name).kind for name in chosen)
 
 
 def blueprint_by_id(index: int) -> Blueprint:
@@ -127,12 +141,35 @@ def blueprint_by_id(index: int) -> Blueprint:
     return BLUEPRINTS.get(names[index])
 
 
+def drawn_names() -> tuple[str, ...]:
+    """Return the names up to the last blueprint whose seeds are drawn: what populations know.
+
+    A population grows no copies. One between the others keeps its place, and fits no slot there.
+    """
+    names = blueprint_names()
+    while BLUEPRINTS.get(names[-1]).is_copy:
+        names = names[:-1]
+    return names
+
+
+def copied_names() -> tuple[str, ...]:
+    """Return the blueprints whose seeds are copies of the host's own blocks."""
+    return tuple(name for name in blueprint_names() if BLUEPRINTS.get(name).is_copy)
+
+
 def selectable(topology: Topology) -> tuple[int, ...]:
-    """Return the ids that may be germinated in a slot of this topology; never noop."""
+    """Return the ids that may be germinated in any slot of this topology; never noop, nor copies.
+
+    Whether a copy can be germinated depends on the block in front of the slot.
+    """
+
+    def is_for_it(blueprint: Blueprint) -> bool:
+        return topology in blueprint.topologies and not blueprint.is_copy
+
     return tuple(
         index
         for index, name in enumerate(blueprint_names())
-        if index != NOOP and topology in BLUEPRINTS.get(name).topologies
+        if index != NOOP and is_for_it(BLUEPRINTS.get(name))
     )
 
 

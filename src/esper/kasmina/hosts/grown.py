@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.blending import GateNetwork, blend
-from esper.kasmina.blueprints.registry import blueprint_by_id, blueprint_names
+from esper.kasmina.blueprints.registry import blueprint_by_id, blueprint_names, copied_names
 from esper.kasmina.hosts.registry import (
     build_host,
     check_host_options,
@@ -40,8 +40,9 @@ class BuiltInSeed(Config):
     def __post_init__(self) -> None:
         """Check the names."""
         super().__post_init__()
-        if self.blueprint not in blueprint_names():
-            raise unknown_name("blueprint", self.blueprint, blueprint_names())
+        known = [name for name in blueprint_names() if name not in copied_names()]
+        if self.blueprint not in known:
+            raise unknown_name("blueprint", self.blueprint, known)
         if self.algorithm not in AlphaAlgorithm.__members__:
             raise unknown_name("algorithm", self.algorithm, AlphaAlgorithm.__members__)
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esper.kasmina.blueprints.registry import blueprint_names
+from esper.kasmina.blueprints.registry import drawn_names
 from esper.leyline.actions import HEAD_NAMES
 from esper.leyline.errors import DataError, EsperWarning, UsageError
 from esper.leyline.process import choose_device, keep_freed_memory
@@ -54,8 +54,8 @@ class PopulationActor:
 
     def open(self, number: int, wanted: RowsWanted) -> None:
         """Have a population under a number, in place of one that was there; it has no rows yet."""
-        if blueprint_names() != wanted.blueprints:
-            other = sorted(set(wanted.blueprints) ^ set(blueprint_names())) or ["their order"]
+        if drawn_names() != wanted.blueprints:
+            other = sorted(set(wanted.blueprints) ^ set(drawn_names())) or ["their order"]
             raise UsageError(
                 f"the blueprints on {socket.gethostname()} are not those of the program "
                 f"({', '.join(other)}); install what registers them on every node"

@@ -142,7 +142,8 @@ def unpack_condition(packed: bytes, splits: Splits) -> Any:
 
 def _classes(task: Task) -> list[type]:
     """Return what travels by name: the task, its host, and every blueprint there is."""
-    blueprints = [BLUEPRINTS.get(name).module for name in blueprint_names()]
+    modules = [BLUEPRINTS.get(name).module for name in blueprint_names()]
+    blueprints = [module for module in modules if module is not None]
     return [type(task), HOSTS.get(task.config.host).host_class, *blueprints]
 
 

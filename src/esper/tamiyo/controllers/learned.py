@@ -261,15 +261,24 @@ class LearnedController:
             return signals
         ids = self._ids.to(signals.blueprint.device)
         known = ids[signals.blueprint.clamp(min=0)].clamp(min=NOOP)
-        return replace(signals, blueprint=torch.where(signals.blueprint < 0, -1, known))
+        return replace(
+            signals,
+            blueprint=torch.where(signals.blueprint < 0, -1, known),
+            seed_params=self._own_columns(signals.seed_params, -1),
+            seed_flops=self._own_columns(signals.seed_flops, -1),
+        )
+
+    def _own_columns(self, table: Tensor, missing: float) -> Tensor:
+        """Return a table over the host's blueprints, [..., B], over those of the policy."""
+        assert self._ids is not None
+        ids = self._ids.to(table.device)
+        own = table.new_full((*table.shape[:-1], len(self.policy.blueprint_names)), missing)
+        own[..., ids[ids >= 0]] = table[..., ids >= 0]
+        return own
 
     def _own_masks(self, masks: Masks, device: torch.device) -> Masks:
         if self._ids is not None:
-            fits = masks.blueprint_by_slot
-            ids = self._ids.to(fits.device)
-            known = ids >= 0
-            own = fits.new_zeros(*fits.shape[:-1], len(self.policy.blueprint_names))
-            own[..., ids[known]] = fits[..., known]
+            own = self._own_columns(masks.blueprint_by_slot, False)
             slots = masks.slot_by_op.clone()
             slots[:, LifecycleOp.GERMINATE] &= own.any(-1)
             masks = replace(

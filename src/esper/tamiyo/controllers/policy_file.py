@@ -111,21 +111,25 @@ class Policy:
     def fitted(self, context: ControllerContext) -> Policy:
         """Return the policy laid out for a host: a copy, or itself where that is what it is.
 
+        Blueprints that copy the host's blocks are left out, unless it has learned with them.
+
         Raises:
             UsageError: It does not travel, and the host has more slots than it serves.
         """
         if not self.travels:
             _refuse_misfit(self, context)
             return self
-        config = self.network.config.fitted(len(context.slot_names), len(context.blueprint_names))
+        served = [
+            (name, kind)
+            for name, kind in zip(context.blueprint_names, context.kinds, strict=True)
+            if name in self.blueprint_names or name not in context.copies
+        ]
+        names, kinds = tuple(name for name, _ in served), tuple(kind for _, kind in served)
+        config = self.network.config.fitted(len(context.slot_names), len(names))
         known = (self.network.config, self.blueprint_names, self.blueprint_kinds)
-        if known == (config, context.blueprint_names, context.kinds):
+        if known == (config, names, kinds):
             return self
-        other = new_policy(
-            config,
-            blueprint_names=context.blueprint_names,
-            blueprint_kinds=context.kinds,
-        )
+        other = new_policy(config, blueprint_names=names, blueprint_kinds=kinds)
         other.load_state_dict(self.state_dict())
         same = replace(other, limits=self.limits, horizon=self.horizon)
         return same.to(self.network.floors.device)

@@ -3,43 +3,34 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
-from esper.growth.depth.sleeping import Output, Source
-from esper.growth.depth.watching import Call, is_plain
+from esper.kasmina.calls import Call, Source, is_plain
 from esper.kasmina.probe import evaluating, tensors_in
 
 
-def without_residual(
-    names: list[str],
-    children: Mapping[str, nn.Module],
-    calls: Mapping[str, list[Call]],
-    output: Output,
-) -> str | None:
-    """Return the first of these blocks through which nothing comes once its matrices are zero."""
-    for name in names:
-        block, call = children[name], calls[name][0]
-        made = [part for part in call.parts if isinstance(part, Tensor)]
-        hidden = [
-            source
-            for source, part in zip(output.parts, call.parts, strict=True)
-            if isinstance(part, Tensor) and (call.source_of(part) is None or len(made) == 1)
-        ]
-        with evaluating(block), _zeroed(block):
-            one, other = (_run_changed(block, call, hidden) for _ in range(2))
-        changed = [
-            not torch.equal(a, b) for a, b in zip(tensors_in(one), tensors_in(other), strict=True)
-        ]
-        if not any(changed):
-            return name
-    return None
+def has_residual_path(block: nn.Module, call: Call, hidden: Sequence[Source]) -> bool:
+    """Return whether anything comes through a block once its matrices are zero.
+
+    The block is run twice, on random hidden states; it is left as it was.
+
+    Args:
+        block: what is tried.
+        call: a call of it.
+        hidden: the arguments of the call that are hidden states; the others stay as they are.
+    """
+    with evaluating(block), _zeroed(block):
+        one, other = (_run_changed(block, call, hidden) for _ in range(2))
+    return any(
+        not torch.equal(a, b) for a, b in zip(tensors_in(one), tensors_in(other), strict=True)
+    )
 
 
-def _run_changed(block: nn.Module, call: Call, hidden: list[Source]) -> list[Tensor]:
+def _run_changed(block: nn.Module, call: Call, hidden: Sequence[Source]) -> list[Tensor]:
     """Return what a block makes of random hidden states, without what it hands on as it is."""
     args, kwargs = list(call.args), dict(call.kwargs)
     parameters = inspect.signature(block.forward).parameters

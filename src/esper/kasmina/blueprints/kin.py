@@ -1,0 +1,177 @@
+"""`kin`: a seed that is a copy of the block in front of its slot, with its optimizer state.
+
+So a network becomes deeper while it trains: behind the block, its copy goes on from the same
+weights, buffers and moments. The copy takes the block's output and whatever else the block was
+given, and at full amplitude its output replaces the block's. That needs a block whose output has
+the shape of its input and which has a residual path; `find_kin` says of every slot whether its
+block is such a one, and why not.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from esper.kasmina.blueprints.registry import BLUEPRINTS, Blueprint
+from esper.kasmina.calls import Call, is_shareable, replace_first, watch
+from esper.kasmina.flops import counting
+from esper.kasmina.inside import disconnect, machinery_of
+from esper.kasmina.probe import call_arguments, first_tensor, tensors_in, trying
+from esper.kasmina.residual import has_residual_path
+from esper.leyline.blueprints import TOPOLOGIES
+from esper.leyline.errors import reason_of
+
+KIN = "kin"
+
+BLUEPRINTS.register(
+    KIN,
+    Blueprint(
+        KIN,
+        module=None,
+        topologies=TOPOLOGIES,
+        identity_at_start=(),
+        note="Copy of the block in front of the slot, with its optimizer state.",
+        immediate=True,
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Kin:
+    """What is known of copying the block in front of a slot."""
+
+    problem: str = "this garden was saved before Esper could copy blocks"
+    """Why a copy cannot grow there; empty where it can."""
+    parameters: int = 0
+    """Trainable parameters of the block."""
+    flops: int = 0
+    """Operations of one sample's forward pass through the block."""
+    positional: int = 1
+    """How many arguments the block is given by position."""
+    names: tuple[str, ...] = ()
+    """The arguments that it is given by name."""
+
+    @classmethod
+    def from_mapping(cls, data: Mapping[str, Any]) -> Kin:
+        """Rebuild it from plain data; what is missing takes its default."""
+        return cls(**{**data, "names": tuple(data.get("names", ()))})
+
+
+def copy_block(block: nn.Module) -> nn.Module:
+    """Return a copy of a block: weights, buffers, modes and hooks of its owner, no slots or seeds.
+
+    Parameters that are one in the block are one in the copy.
+    """
+    # What belongs to a garden is not copied along with the hooks that lead to it.
+    memo: dict[int, Any] = {id(one): one for one in machinery_of(block)}
+    for module in block.modules():
+        for value in tensors_in(list(vars(module).values())):
+            if not value.is_leaf:
+                # Something kept from the last pass, which PyTorch does not copy.
+                memo[id(value)] = value.detach().clone()
+    copied = copy.deepcopy(block, memo)
+    disconnect(copied)
+    return copied
+
+
+def find_kin(model: nn.Module, paths: list[str], example: Any, samples: int) -> dict[str, Kin]:
+    """Return for every submodule, by path, whether a copy of it can grow behind it, and its costs.
+
+    Args:
+        model: run once on the example.
+        paths: submodules that are called once.
+        example: one batch.
+        samples: number of samples in it.
+    """
+    blocks = {path: model.get_submodule(path) for path in paths}
+    args, kwargs = call_arguments(example)
+    owners = _owners(model)
+    with trying(model, example), torch.no_grad():
+        with counting(model) as count:
+            calls = watch(model, blocks, args, kwargs)
+        found = {}
+        for path, block in blocks.items():
+            call = calls[path][0]
+            tied = _tied_to(path, block, owners)
+            learning = [p.numel() for p in block.parameters() if p.requires_grad]
+            found[path] = Kin(
+                problem=tied or ("" if learning else "none of its parameters trains"),
+                parameters=sum(learning),
+                flops=count.by_module[path] // max(1, samples),
+                positional=len(call.args),
+                names=tuple(call.kwargs),
+            )
+            if not found[path].problem:
+                problem = _find_problem(block, call)
+                found[path] = dataclasses.replace(found[path], problem=problem)
+    return found
+
+
+def _find_problem(block: nn.Module, call: Call) -> str:
+    """Return why a block cannot be applied to its own output; empty where it can."""
+    hidden = call.inputs[0][1] if call.inputs else None
+    output = first_tensor(call.output)
+    if not isinstance(hidden, Tensor):
+        return "its first argument is no tensor"
+    if (hidden.shape, hidden.dtype) != (output.shape, output.dtype):
+        return (
+            f"it turns {_described(hidden)} into {_described(output)}, on which a copy of it "
+            "cannot run"
+        )
+    if len(list(tensors_in(call.output))) > 1:
+        return "it puts out several tensors, of which a copy would be given one"
+    for _, value in call.inputs[1:]:
+        if not is_shareable(value):
+            return (
+                f"it is given a {type(value).__name__}, which a copy of it would change as well; "
+                "where that is a cache, switch it off (use_cache=False)"
+            )
+    try:
+        return _try_copy(block, call, output)
+    except Exception as error:
+        # Whatever a block of a user's raises.
+        return f"a copy of it cannot run: {reason_of(error)}"
+
+
+def _try_copy(block: nn.Module, call: Call, output: Tensor) -> str:
+    copied = copy_block(block)
+    given = output.clone()
+    source, _ = call.inputs[0]
+    args, kwargs = replace_first(call.args, call.kwargs, given)
+    made = first_tensor(copied(*args, **kwargs))
+    if not isinstance(made, Tensor) or made.shape != output.shape:
+        return "a copy of it does not keep the shape of its output"
+    if not torch.equal(given, output):
+        return "it changes its input in place, and so would a copy of it"
+    if not has_residual_path(copied, call, [source]):
+        return "it has no residual path, so that a copy of it would not fit"
+    return ""
+
+
+def _owners(model: nn.Module) -> dict[int, list[str]]:
+    """Return all names of every parameter of a model, by its id."""
+    owners: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        owners.setdefault(id(parameter), []).append(name)
+    return owners
+
+
+def _tied_to(path: str, block: nn.Module, owners: Mapping[int, list[str]]) -> str:
+    """Return with what a block shares a parameter; empty where with nothing."""
+    for parameter in block.parameters():
+        names = owners[id(parameter)]
+        outside = [name for name in names if not name.startswith(f"{path}.")]
+        if outside:
+            inside = next(name for name in names if name.startswith(f"{path}."))
+            return f"it is tied: {inside} is also {outside[0]}"
+    return ""
+
+
+def _described(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
