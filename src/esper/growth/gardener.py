@@ -13,6 +13,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -50,7 +51,14 @@ from esper.leyline.config import Config, option
 from esper.leyline.controller import Controller, ControllerContext, GrowthLimits, Limited
 from esper.leyline.errors import NonFiniteError, UsageError, unknown_name, warn
 from esper.leyline.reasons import Explaining, Why, why_not_grown, why_not_learned
-from esper.leyline.records import DecisionRecord, EpochRecord, SlotRecord, copy_fields
+from esper.leyline.records import (
+    DecisionRecord,
+    DeepeningRecord,
+    DepthRecord,
+    EpochRecord,
+    SlotRecord,
+    copy_fields,
+)
 from esper.leyline.rules import why_full
 from esper.leyline.signals import Signals
 from esper.tamiyo.controllers import make_controller
@@ -416,10 +424,14 @@ class Gardener:
             on_measured(score)
         twin_score = score if is_own_twin else twin_score
         slots = slot_records(self.garden)
-        parameters, flops = self.garden.count_parameters(), self.garden.count_flops()
+        parameters, flops = self.sizes()
+        depth = self._depth_now()
         decision = None
         if self.epoch < self.horizon:
             decision = self._decide(self.signals(twin_score), before_action)
+        if depth is not None:
+            depth = dataclasses.replace(depth, deepenings=self._take_deepenings())
+            decision = depth.deepenings[0].decision if depth.deepenings else decision
         now = time.monotonic()
         record = EpochRecord(
             epoch=self.epoch,
@@ -436,6 +448,7 @@ class Gardener:
             seconds=now - self._clock,
             rollback=rollback,
             statistics_batches=statistics,
+            depth=depth,
         )
         self._clock = now
         self.history.append(record)
@@ -446,6 +459,18 @@ class Gardener:
             if problem:
                 warn(problem)
         return record
+
+    def sizes(self) -> tuple[int, int]:
+        """Return the trainable parameters and the operations per sample of the network as it is."""
+        return self.garden.count_parameters(), self.garden.count_flops()
+
+    def alone(self) -> AbstractContextManager[None]:
+        """Return a context in which the garden's `state_dict` is that of what takes part in it."""
+        return nullcontext()
+
+    def as_in(self, epoch: int) -> AbstractContextManager[None]:
+        """Return a context in which the garden takes the weights that it had in an epoch."""
+        return nullcontext()
 
     def signals(self, twin_score: float | None = None) -> Signals:
         """Return what the controller sees now."""
@@ -485,6 +510,14 @@ class Gardener:
         self._rollbacks = int(state["rollbacks"])
         self.history = [EpochRecord.from_mapping(record) for record in state["history"]]
         self._clock = time.monotonic()
+
+    def _depth_now(self) -> DepthRecord | None:
+        """Return how deep the network is; None where no blocks sleep and wake."""
+        return None
+
+    def _take_deepenings(self) -> tuple[DeepeningRecord, ...]:
+        """Return which blocks woke since the last epoch was measured."""
+        return ()
 
     def _add_memory(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
         state[MEMORY] = self.memory()
