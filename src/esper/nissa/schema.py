@@ -22,7 +22,7 @@ from typing import Any
 
 from esper.nissa.columns import Row, column, key, record, table, unfold
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 
 _ROUND = "Round of training, from 0; 0 when one network is grown."
 _ROW = "Row of the population; 0 for one network."
@@ -365,6 +365,15 @@ class EpochRow(Moment):
     flops: int | None = column("operations", _FLOPS)
     host_flops: int | None = column("operations", _FLOPS_OF_HOST)
     live_seeds: int | None = column("seeds", "Seeds with a module, fossilized ones included.")
+    training_steps: int | None = column(
+        "steps", "Optimizer steps done; where a network is deepened."
+    )
+    training_flops: float | None = column(
+        "operations", "Training so far, forward and backward; where a network is deepened."
+    )
+    static_flops: float | None = column(
+        "operations", "What the same steps would have taken with all blocks awake."
+    )
     rollback_reason: str | None = column("", _ROLLBACK)
     statistics_batches: int | None = column(
         "batches", "Training batches that BatchNorm statistics were taken from anew."
@@ -384,8 +393,8 @@ class DecisionRow(Moment):
     """What was decided, how sure the policy was, what came of it, and how it was rewarded."""
 
     ordinal: int = key(_COUNT)
-    op: str | None = column("", "The op that was chosen.")
-    slot: str | None = column("", "The slot it was for; absent for WAIT.")
+    op: str | None = column("", "The op that was chosen; DEEPEN where blocks wake.")
+    slot: str | None = column("", "The slot or the stack it was for; absent for WAIT.")
     blueprint: str | None = column("", "Blueprint to germinate.")
     style: str | None = column("", "How the seed is blended in.")
     tempo: int | None = column("epochs", "Length of the first blend.")
@@ -393,7 +402,10 @@ class DecisionRow(Moment):
     alpha_speed: int | None = column("ticks", "Length of a later ramp.")
     alpha_curve: str | None = column("", "Shape of a later ramp.")
     outcome: str | None = column("", "done, gate_failed or illegal.")
-    reason: str | None = column("", "Why it was refused.")
+    reason: str | None = column("", "Why it was refused; of a DEEPEN also what it did.")
+    blocks_before: int | None = column("blocks", "Blocks of the stack awake before a DEEPEN.")
+    blocks_after: int | None = column("blocks", "Blocks of the stack awake after it.")
+    training_step: int | None = column("steps", "Optimizer steps done when blocks woke.")
     took_effect: bool | None = column("", "It was carried out.")
     effective_op: str | None = column("", "The op it counted as; WAIT when refused.")
     forced: bool | None = column("", "WAIT was the only legal op.")
@@ -483,6 +495,16 @@ class StageRow(Moment):
     grad_health: float | None = column("", "1 is healthy.")
 
 
+@table("stacks", "One stack of blocks at one epoch of a network that is deepened.")
+class StackRow(Moment):
+    """How many blocks of one stack were awake when an epoch was measured."""
+
+    ordinal: int = key("Number of the stack in the model, from 0.")
+    stack: str | None = column("", "Name of the stack.")
+    awake: int | None = column("blocks", "Blocks that are awake; the others cost nothing.")
+    blocks: int | None = column("blocks", "All blocks of the stack.")
+
+
 @table(
     "contributions",
     "One measured worth of one seed, pair or set of seeds.",
@@ -531,6 +553,7 @@ class EventKind(StrEnum):
     SEED_GATE_EVALUATED = "seed_gate_evaluated"
     SEED_FOSSILIZED = "seed_fossilized"
     SEED_PRUNED = "seed_pruned"
+    BLOCKS_WOKEN = "blocks_woken"
     GOVERNOR_ROLLBACK = "governor_rollback"
     DECISION_EXPLAINED = "decision_explained"
     ACTOR_WORKED = "actor_worked"

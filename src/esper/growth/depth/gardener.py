@@ -124,7 +124,8 @@ class DepthGardener(Gardener):
         before, refused = depth.awake, depth.refused
         depth.decide()
         assert depth.total_steps is not None
-        when = f"after step {depth.steps:,}, at {depth.steps / depth.total_steps:.0%} of the run"
+        share = 100.0 * depth.steps / depth.total_steps
+        when = f"after step {depth.steps:,}, at {share:.0f} % of the run"
         for name, awake in depth.awake.items():
             if awake != before[name]:
                 self._woken.append(
@@ -134,7 +135,7 @@ class DepthGardener(Gardener):
                         after=awake,
                         step=depth.steps,
                         outcome="done",
-                        reason=f"{before[name]} to {awake} blocks {when} ({self.deepen.rule})",
+                        reason=f"{self.deepen.rule}: {before[name]} to {awake} blocks {when}",
                     )
                 )
         if depth.refused != refused:
