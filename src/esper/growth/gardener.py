@@ -25,11 +25,11 @@ from torch.optim import Optimizer
 
 from esper.growth.batches import Batches, read_batch
 from esper.growth.distributed import Ranks
-from esper.growth.doubts import find_doubt
+from esper.growth.doubts import find_doubt, learned_limits
 from esper.growth.horizon import fit_lifecycle, fit_tracker, inert_epochs
 from esper.growth.owners_engine import OwnersEngine
 from esper.kasmina.blueprints.registry import blueprint_kinds, blueprint_names
-from esper.kasmina.costs import NO_LIMIT, slot_costs
+from esper.kasmina.costs import slot_costs
 from esper.kasmina.evaluation import Evaluate, Evaluator, as_evaluator
 from esper.kasmina.garden import Garden
 from esper.kasmina.governor import GovernorConfig, Panic
@@ -48,7 +48,7 @@ from esper.leyline.actions import (
     head_values,
 )
 from esper.leyline.config import Config, option
-from esper.leyline.controller import Controller, ControllerContext, GrowthLimits, Limited
+from esper.leyline.controller import Controller, ControllerContext
 from esper.leyline.errors import NonFiniteError, UsageError, unknown_name, warn
 from esper.leyline.reasons import Explaining, Why, why_not_grown, why_not_learned
 from esper.leyline.records import (
@@ -156,25 +156,6 @@ def garden_facts(garden: Garden, config: GardenerConfig, horizon: int) -> RowFac
         param_limit=garden.param_limit,
         flop_limit=garden.flop_limit,
     )
-
-
-def learned_limits(controller: Controller, garden: Garden) -> dict[str, int]:
-    """Return limits of growth that a garden lacks and its controller learned under.
-
-    What a policy does without a limit, when it never lived with none, nobody has measured; one
-    clone germinated and pruned by turns.
-    """
-    limits = controller.limits if isinstance(controller, Limited) else GrowthLimits()
-    found = {}
-    # A host that is frozen altogether has no parameters to be a multiple of.
-    parameters = math.floor((limits.parameters or 0.0) * garden.count_host_parameters())
-    if parameters and garden.param_limit == NO_LIMIT:
-        found["max_parameters"] = parameters
-    if limits.flops is not None and garden.is_counted and garden.flop_limit == NO_LIMIT:
-        # 0 would be no limit; nothing that is counted costs as little as 1.
-        added = math.floor((limits.flops - 1.0) * garden.host_flops)
-        found["max_added_flops"] = max(1, added)
-    return found
 
 
 class Gardener:
@@ -464,12 +445,11 @@ class Gardener:
         """Return the trainable parameters and the operations per sample of the network as it is."""
         return self.garden.count_parameters(), self.garden.count_flops()
 
-    def alone(self) -> AbstractContextManager[None]:
-        """Return a context in which the garden's `state_dict` is that of what takes part in it."""
-        return nullcontext()
+    def as_in(self, epoch: int | None = None) -> AbstractContextManager[None]:
+        """Return a context in which the garden's `state_dict` fits what took part in an epoch.
 
-    def as_in(self, epoch: int) -> AbstractContextManager[None]:
-        """Return a context in which the garden takes the weights that it had in an epoch."""
+        Without one that is what takes part in it now.
+        """
         return nullcontext()
 
     def signals(self, twin_score: float | None = None) -> Signals:

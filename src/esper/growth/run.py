@@ -438,7 +438,7 @@ class GrowthRun:
             recalibrate(twin, self._recent, moving_norms(twin))
 
     def _take_copy(self, score: float) -> None:
-        with self.gardener.alone():
+        with self.gardener.as_in():
             self._kept.take(self.garden, score, self.gardener.epoch)
 
     def _announce(self, epoch: int) -> None:

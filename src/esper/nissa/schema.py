@@ -32,6 +32,7 @@ _TIME = "When it was recorded, seconds since 1970 (UTC)."
 _FLOPS = "Operations of one sample's forward pass, seeds and gates included."
 _FLOPS_OF_HOST = "Operations of one sample's forward pass through the host alone."
 _FLOPS_OF_SEED = "Operations per sample of the seed and its gate."
+_CONTRIBUTION = "Points lost if it were taken out now; last measured."
 _ENV_STEPS = "Decisions of all rows since the start of the run; the x axis of training curves."
 _ROLLBACK = "Why the governor acted: not_finite, lobotomy or divergence; absent where it did not."
 _VOLATILE_ROW = "The row speaks of the machine (memory, a sink, a resume), not of the run."
@@ -365,15 +366,9 @@ class EpochRow(Moment):
     flops: int | None = column("operations", _FLOPS)
     host_flops: int | None = column("operations", _FLOPS_OF_HOST)
     live_seeds: int | None = column("seeds", "Seeds with a module, fossilized ones included.")
-    training_steps: int | None = column(
-        "steps", "Optimizer steps done; where a network is deepened."
-    )
-    training_flops: float | None = column(
-        "operations", "Training so far, forward and backward; where a network is deepened."
-    )
-    static_flops: float | None = column(
-        "operations", "What the same steps would have taken with all blocks awake."
-    )
+    training_steps: int | None = column("steps", "Optimizer steps so far, of a deepened network.")
+    training_flops: float | None = column("operations", "What they took, forward and backward.")
+    static_flops: float | None = column("operations", "The same with all blocks awake throughout.")
     rollback_reason: str | None = column("", _ROLLBACK)
     statistics_batches: int | None = column(
         "batches", "Training batches that BatchNorm statistics were taken from anew."
@@ -463,9 +458,7 @@ class SeedRow(Row):
     fate: str | None = column("", "fossilized, pruned, dropped, or the stage it is in.")
     parameters: int | None = column("parameters", "Parameters of the seed and its gate.")
     flops: int | None = column("operations", _FLOPS_OF_SEED)
-    contribution: float | None = column(
-        "points", "Points lost if it were taken out now; last measured."
-    )
+    contribution: float | None = column("points", _CONTRIBUTION)
     contribution_se: float | None = column("points", "Standard error of the contribution.")
     improvement: float | None = column("points", "Score since germination.")
 
@@ -485,9 +478,7 @@ class StageRow(Moment):
     age: int | None = column("epochs", "Epochs since germination.")
     parameters: int | None = column("parameters", "Parameters of the seed and its gate.")
     flops: int | None = column("operations", _FLOPS_OF_SEED)
-    contribution: float | None = column(
-        "points", "Points lost if it were taken out now; last measured."
-    )
+    contribution: float | None = column("points", _CONTRIBUTION)
     contribution_se: float | None = column("points", "Standard error of the contribution.")
     improvement: float | None = column("points", "Score since germination.")
     interaction: float | None = column("points", "Sum of its interactions with other seeds.")
@@ -497,7 +488,7 @@ class StageRow(Moment):
 
 @table("stacks", "One stack of blocks at one epoch of a network that is deepened.")
 class StackRow(Moment):
-    """How many blocks of one stack were awake when an epoch was measured."""
+    """How much of one stack was awake when an epoch was measured."""
 
     ordinal: int = key("Number of the stack in the model, from 0.")
     stack: str | None = column("", "Name of the stack.")

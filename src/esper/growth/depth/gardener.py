@@ -8,7 +8,7 @@ an epoch and its measurement: what is measured was trained as it is.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -163,15 +163,12 @@ class DepthGardener(Gardener):
         share = self._costs.per_batch(awake) / whole if whole else 1.0
         return round(share * self.garden.host_flops)
 
-    def alone(self) -> AbstractContextManager[None]:
-        """Return a context in which the garden's `state_dict` has the blocks awake alone."""
-        return self.depth.shortened()
-
     @contextmanager
-    def as_in(self, epoch: int) -> Iterator[None]:
-        """Put the blocks to sleep that slept in an epoch; take its weights within the block."""
-        self.depth.go_back(self._awake_in(epoch))
-        with self.alone():
+    def as_in(self, epoch: int | None = None) -> Iterator[None]:
+        """Put the blocks to sleep that slept in an epoch; within the block there are no others."""
+        if epoch is not None:
+            self.depth.go_back(self._awake_in(epoch))
+        with self.depth.shortened():
             yield
 
     def deliver(self) -> None:
