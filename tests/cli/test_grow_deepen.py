@@ -61,9 +61,7 @@ def blocks_awake(run: Path) -> list[int]:
     return [sum(one.depth.awake.values()) for one in history if one.depth is not None]
 
 
-def test_a_task_is_deepened_and_every_command_tells_of_it(
-    command: Command, tmp_path: Path
-) -> None:
+def test_a_task_is_deepened_and_every_command_tells_of_it(command: Command, tmp_path: Path) -> None:
     said = command(*SOURCES, "--deepen", "--out", "runs/deep")
     assert said.code == 0, said.err
     assert "Deepened: sources" in said.out
@@ -123,7 +121,10 @@ def test_a_model_of_ones_own_is_deepened_and_then_deepened_further(command: Comm
         (("--deepen", "--max-growth", "2"), "max_growth is about seeds"),
         (("--deepen-start", "9"), "9 blocks cannot be awake, there are 4 in layers"),
         (("--deepen", "--set", "growth.deepen.at={2.5: 3}"), "a share of the run between 0 and 1"),
-        (("--deepen", "--set", "growth.deepen.order=mixed"), "must be one of 'stack', 'interleave'"),
+        (
+            ("--deepen", "--set", "growth.deepen.order=mixed"),
+            "must be one of 'stack', 'interleave'",
+        ),
         (("--deepen", "--set", "growth.deepen.weights=none.pt"), "cannot be read"),
         (("--set", "growth.deepen.start=2"), "growth.deepen.start"),
         (("--deepen-controller", "luck"), "'luck' is not known"),
