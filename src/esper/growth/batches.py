@@ -199,6 +199,16 @@ def check_batches(name: str, batches: Any) -> None:
         )
 
 
+def count_steps(batches: Batches) -> int:
+    """Return how many training batches an epoch has; refuse those that do not say."""
+    if not isinstance(batches, Sized):
+        raise UsageError(
+            "to deepen a network, it must be known how long the run is, but train has no length; "
+            "give it one (a list, a DataLoader), or decide_every=N steps that count as an epoch"
+        )
+    return len(batches)
+
+
 def count_samples(batches: Batches) -> int:
     """Return how many samples an epoch of somebody's batches has; 0 where they do not say."""
     if isinstance(batches, DataLoader):

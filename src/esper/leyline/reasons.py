@@ -18,6 +18,8 @@ from esper.leyline.records import (
     is_loss,
     kept_record,
     seeds_at_end,
+    stacks_at_end,
+    told_stacks,
 )
 from esper.leyline.stages import SeedStage
 
@@ -134,6 +136,9 @@ def why_not_grown(
     """
     if not history:
         return ()
+    if history[-1].depth is not None:
+        not_deep = _why_not_deep(history, kept_epoch, stopped)
+        return tuple(filter(None, (why_not_learned(history, chance_loss), not_deep)))
     seeds = seeds_at_end(history, kept_epoch)
     slots = kept_record(history, kept_epoch).slots
     held = {slot.name for slot in slots if slot.stage == SeedStage.HOLDING.name}
@@ -145,6 +150,30 @@ def why_not_grown(
     ]
     told = tuple(line for line in first if line)
     return (*told, *_why_not_grown(history, seeds, idle, kept_epoch, stopped))
+
+
+def _why_not_deep(history: Sequence[EpochRecord], kept_epoch: int | None, stopped: str) -> str:
+    """Return why the network that is kept has fewer blocks than were to wake; empty otherwise."""
+    last = history[-1].epoch
+    stacks, at_end = stacks_at_end(history, kept_epoch), stacks_at_end(history)
+    now = told_stacks(stacks)
+    if stacks != at_end:
+        return (
+            f"The best validation score is that of epoch {kept_epoch}, with {now} awake; "
+            f"keep='last' returns the network of epoch {last}, with {told_stacks(at_end)}."
+        )
+    refused = [
+        each
+        for one in history
+        if one.depth is not None
+        for each in one.depth.deepenings
+        if each.outcome != "done"
+    ]
+    if refused:
+        return f"No more than {now} woke: {refused[-1].reason}."
+    if stopped and any(stack.awake < stack.blocks for stack in stacks):
+        return f"The run stopped after epoch {last} ({stopped}), with {now} awake."
+    return ""
 
 
 def _why_not_grown(
