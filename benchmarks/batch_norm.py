@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import update_bn
 
-from benchmarks.pool import run_all
+from benchmarks.pool import add_sets_option, run_under
 from benchmarks.table import print_table
 
 EPOCHS = 40
@@ -61,7 +61,7 @@ def grow_one(seed: int, epochs: int = EPOCHS, statistics: bool = True) -> dict[s
     from esper.tasks import get_task
 
     data = get_task("digits").load()
-    gardener = GardenerConfig() if statistics else GardenerConfig(statistics_batches=0)
+    gardener = GardenerConfig() if statistics else GardenerConfig(statistics_samples=0)
     with warnings.catch_warnings():
         # Seeds that the end has caught half-way are no matter here.
         warnings.simplefilter("ignore", EsperWarning)
@@ -104,6 +104,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seeds", type=int, default=6)
     parser.add_argument("--epochs", type=int, default=EPOCHS)
     parser.add_argument("--jobs", type=int, default=2)
+    add_sets_option(parser)
     parser.add_argument(
         "--before",
         action="store_true",
@@ -112,12 +113,14 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     work = partial(grow_one, epochs=options.epochs, statistics=not options.before)
-    results = run_all(work, range(options.seeds), options.jobs)
+    found = run_under(options.sets, work, range(options.seeds), options.jobs)
+    results = [{"set": name, **one} for name, each in found.items() for one in each]
     if options.json:
         print(json.dumps(results, indent=2))
         return 0
     rows = [
         [
+            one["set"],
             one["seed"],
             f"{one['twin']:.2f}",
             f"{one['delivered']:.2f}",
@@ -128,10 +131,22 @@ def main(arguments: list[str]) -> int:
         ]
         for one in results
     ]
-    columns = ["seed", "twin", "delivered", "fresh statistics", "gain", "epoch kept", "seeds"]
+    columns = [
+        "set",
+        "seed",
+        "twin",
+        "delivered",
+        "fresh statistics",
+        "gain",
+        "epoch kept",
+        "seeds",
+    ]
     print_table(columns, rows)
     gains = [one["delivered"] - one["twin"] for one in results]
     short = [one["fresh"] - one["delivered"] for one in results]
     print(f"\ngain over the twin in points: median {median(gains):+.2f}, least {min(gains):+.2f}")
-    print(f"fresh statistics would add: mean {fmean(short):+.2f}, most {max(short):+.2f}")
+    print(
+        f"fresh statistics would add: mean {fmean(short):+.2f}, "
+        f"{min(short):+.2f} to {max(short):+.2f}"
+    )
     return 0

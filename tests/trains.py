@@ -47,7 +47,15 @@ FILES = (
 )
 """Files below `tests` that train, and folders in which any file may (with a slash at their end)."""
 
-ONLY_PROCESSES = ("dashboard/", "leyline/", "nissa/", "report/", "tools/", "test_lazy.py")
+ONLY_PROCESSES = (
+    "browser/",
+    "dashboard/",
+    "leyline/",
+    "nissa/",
+    "report/",
+    "tools/",
+    "test_lazy.py",
+)
 """Files whose Python processes train nothing; most packages here may not import what trains."""
 
 SHARE = "ESPER_TEST_SHARE"

@@ -1,18 +1,22 @@
-"""Reports how large the package is, and how much of it two everyday runs touch.
+"""Counts how large the package is, and how much of it two everyday runs touch.
 
-Run from anywhere: ``python tools/tree_totals.py [--runs] [ROOT]``. Prints lines of code (neither
-blank nor comment), modules, and with ``--runs`` how many files of the package have a
-function that runs during
+Run from anywhere: ``python tools/tree_totals.py [--runs] [ROOT]``. It prints
 
-* ``esper train smoke``, in this process, on the CPU;
-* a second ``esper.grow(controller="heuristic")`` of a small CNN on the embedded digits.
+* lines of code of ``src/esper``: neither blank, nor comment, nor docstring; and those of
+  ``benchmarks``, ``tests`` and ``tools``, because code that moves there has not gone away;
+* modules, modules of more than ``LONG`` lines (all lines count here), folders of ``src/esper``;
+* settings: entries of ``docs/settings.md``, and fields declared by ``option(...)``;
+* with ``--runs``, how many files of the package have a function that runs during
+  ``esper train smoke``, in this process, on the CPU, and during a second
+  ``esper.grow(controller="heuristic")`` of a small CNN on the embedded digits.
 
-Only calls of functions count; what runs while a module is imported does not. ``--runs`` measures
-the ``esper`` that Python finds, ``ROOT`` or not.
+Only calls of functions count as running; what runs while a module is imported does not. ``--runs``
+measures the ``esper`` that Python finds, ``ROOT`` or not.
 """
 
 from __future__ import annotations
 
+import ast
 import inspect
 import io
 import sys
@@ -25,6 +29,9 @@ from types import FrameType
 from typing import Any
 
 PACKAGE = Path("src/esper")
+OTHERS = ("benchmarks", "tests", "tools")
+SETTINGS = Path("docs/settings.md")
+LONG = 500
 _SILENT = {
     tokenize.COMMENT,
     tokenize.NL,
@@ -36,12 +43,36 @@ _SILENT = {
 
 
 def count_code_lines(text: str) -> int:
-    """Lines that are neither blank nor comment alone."""
-    told: set[int] = set()
+    """Count the lines that are neither blank, nor comment alone, nor docstring.
+
+    A docstring is any string that stands alone as a statement: of a module, a class, a function, or
+    below a field.
+    """
+    lines: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type not in _SILENT:
-            told.update(range(token.start[0], token.end[0] + 1))
-    return len(told)
+            lines.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(text)):
+        if (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        ):
+            lines.difference_update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return len(lines)
+
+
+def count_options(text: str) -> int:
+    """Count the calls of `option` in a module: each declares one field of a configuration."""
+    return sum(
+        isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "option"
+        for node in ast.walk(ast.parse(text))
+    )
+
+
+def count_entries(page: str) -> int:
+    """Count the settings on a page: rows of its tables that begin with a key."""
+    return sum(line.startswith("| `") for line in page.splitlines())
 
 
 def files_run(action: Callable[[], object], package: Path) -> set[str]:
@@ -98,9 +129,21 @@ def grow_digits() -> None:
 
 
 def print_sizes(root: Path) -> None:
-    texts = [path.read_text(encoding="utf-8") for path in (root / PACKAGE).rglob("*.py")]
-    lines = sum(map(count_code_lines, texts))
-    print(f"{PACKAGE.as_posix()}: {lines:,} lines of code in {len(texts)} modules")
+    package = root / PACKAGE
+    texts = [path.read_text(encoding="utf-8") for path in package.rglob("*.py")]
+    folders = [init.parent for init in package.glob("*/__init__.py")]
+    long = [text for text in texts if len(text.splitlines()) > LONG]
+    options = sum(map(count_options, texts))
+    page = root / SETTINGS
+    entries = count_entries(page.read_text(encoding="utf-8")) if page.is_file() else 0
+    print(f"{PACKAGE.as_posix()}: {sum(map(count_code_lines, texts)):,} lines of code")
+    print(f"modules: {len(texts)}, of more than {LONG} lines: {len(long)}")
+    print(f"folders: {len(folders)}")
+    print(f"settings: {entries} entries of {SETTINGS.as_posix()}, {options} declared fields")
+    for name in OTHERS:
+        paths = (root / name).rglob("*.py")
+        lines = sum(count_code_lines(path.read_text(encoding="utf-8")) for path in paths)
+        print(f"{name}: {lines:,} lines of code")
 
 
 def print_runs() -> None:

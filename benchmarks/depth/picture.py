@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from benchmarks.depth.cells import CELLS
+from benchmarks.depth.cells import CELLS, Plan, by_default
 from benchmarks.depth.summary import Arm, Record, arms_of, static_curve
 from esper.report.markup import Scale, element, label
 
@@ -25,6 +25,7 @@ def draw_front(records: Sequence[Record], name: str) -> str:
     depths = sorted({arm.blocks for arm in arms if arm.is_static})
     curves = {blocks: static_curve(arms, blocks) for blocks in depths}
     copies = [arm for arm in arms if _is_grown_by_copies(arm, cell.rate)]
+    is_default = {arm.key: _plan(arm) == by_default(arm.blocks) for arm in copies}
     points = [
         *(point for curve in curves.values() for point in curve),
         *((a.flops, a.score) for a in copies),
@@ -40,16 +41,24 @@ def draw_front(records: Sequence[Record], name: str) -> str:
         parts += [element("circle", cx=x, cy=y, r=3.5, fill="#fff", stroke=color) for x, y in spots]
         x, y = spots[0]
         parts.append(label(f"{blocks}", class_="muted", x=x - 8, y=y + 4, text_anchor="end"))
-    for arm in copies:
+    for arm in sorted(copies, key=lambda arm: is_default[arm.key]):
         x, y = across(math.log(arm.flops)), down(math.log(arm.score))
-        parts.append(element("circle", cx=x, cy=y, r=4.5, fill=GROWN))
-        stages = "→".join(str(blocks) for _, blocks in arm.first["plan"])
-        parts.append(label(stages, class_="grown", x=x + 8, y=y + 4))
+        if is_default[arm.key]:
+            parts.append(element("circle", cx=x, cy=y, r=5, fill=GROWN))
+            stages = "→".join(str(blocks) for _, blocks in arm.first["plan"])
+            parts.append(label(stages, class_="grown", x=x + 9, y=y + 4))
+        else:
+            parts.append(element("circle", cx=x, cy=y, r=3, fill=GROWN, opacity=0.4))
     head = [
         element("style", STYLE),
         element("rect", width="100%", height="100%", fill="#fff"),
-        label("static networks, by number of blocks", class_="muted", x=LEFT, y=20),
-        label("grown by copying blocks with their optimizer state", class_="grown", x=LEFT, y=38),
+        label(
+            "static networks, by number of blocks; pale: grown by other schedules",
+            class_="muted",
+            x=LEFT,
+            y=20,
+        ),
+        label("grown by copies, as esper.Deepen does by default", class_="grown", x=LEFT, y=38),
     ]
     size = {"width": WIDTH, "height": HEIGHT, "viewBox": f"0 0 {WIDTH} {HEIGHT}"}
     return element("svg", *head, *parts, xmlns="http://www.w3.org/2000/svg", **size)
@@ -64,6 +73,10 @@ def _is_grown_by_copies(arm: Arm, rate: float) -> bool:
         and first["rate"] == rate
         and all(first[key] == value for key, value in ours.items())
     )
+
+
+def _plan(arm: Arm) -> Plan:
+    return tuple((share, blocks) for share, blocks in arm.first["plan"])
 
 
 def _log_scale(values: Sequence[float], start: float, end: float) -> Scale:

@@ -19,7 +19,9 @@ from torch.nn import functional as F
 from benchmarks.depth.cells import CELLS, Cell, Job
 from benchmarks.depth.corpus import read_corpus
 from benchmarks.depth.models import NETWORKS, Network
+from benchmarks.depth.step import TrainingStep
 from esper import Deepen
+from esper.growth.depth.copying import ORDERS
 
 VALIDATION_BYTES = {"python": 2_200_000, "prose": 1_100_000, "stdlib": 200_000}
 IMAGES = "cifar16-all.npz"
@@ -78,6 +80,7 @@ class Images:
     ) -> Callable[[int], Any]:
         generator = torch.Generator(device=device).manual_seed(seed)
         grid = torch.arange(16, device=device)
+        shares = np.random.default_rng(seed).beta(cell.mixup or 1.0, cell.mixup or 1.0, steps)
         per_epoch = len(self.train) // cell.batch
         order = torch.empty(0)
 
@@ -92,7 +95,11 @@ class Images:
             picked = self.train[
                 at[:, None, None], (grid + shift[1])[:, :, None], columns[:, None, :]
             ]
-            return picked.permute(0, 3, 1, 2), self.train_labels[at]
+            images, labels = picked.permute(0, 3, 1, 2), self.train_labels[at]
+            if not cell.mixup:
+                return images, labels
+            share, chosen = float(shares[step]), F.one_hot(labels, cell.size.classes).float()
+            return _mixed(images, share), _mixed(chosen, share)
 
         return batch
 
@@ -103,6 +110,11 @@ class Images:
         )
         wrong = (logits.argmax(1) != self.test_labels).float().mean()
         return {"loss": float(F.cross_entropy(logits, self.test_labels)), "error": float(wrong)}
+
+
+def _mixed(values: Tensor, share: float) -> Tensor:
+    """Return each item mixed with the one before it."""
+    return share * values + (1.0 - share) * values.roll(1, 0)
 
 
 def load_data(name: str, folder: Path, device: torch.device) -> Text | Images:
@@ -146,9 +158,12 @@ def _load_images(path: Path, device: torch.device) -> Images:
 
 def sources_of(old: int, new: int, order: str) -> list[int]:
     """Return which block awake before each of the blocks awake afterwards begins as."""
-    if order == "stack":
-        return [at % old for at in range(new)]
-    return [at * old // new for at in range(new)]
+    if order == "interleave":
+        return [at * old // new for at in range(new)]
+    sources = [at % old for at in range(new)]
+    if order == "stack" and new % old:
+        sources[-(new % old) :] = range(old - new % old, old)
+    return sources
 
 
 @torch.no_grad()
@@ -214,6 +229,20 @@ def steps_of(job: Job, network: Network) -> int:
     return int(job.compute * cell.steps * network.training_flops(cell.depth) / mean)
 
 
+def flops_of(job: Job) -> float:
+    """Return the training FLOPs of the whole run, without building its network."""
+    cell = CELLS[job.cell]
+    with torch.device("meta"):
+        network: Network = NETWORKS[cell.network](cell.size, 1)
+    steps = steps_of(job, network)
+    ends = [*(int(share * steps) for share, _ in job.plan[1:]), steps]
+    starts = [0, *ends[:-1]]
+    return cell.batch * sum(
+        (end - start) * network.training_flops(blocks)
+        for start, end, (_, blocks) in zip(starts, ends, job.plan, strict=True)
+    )
+
+
 def rate_factor(job: Job, cell: Cell, step: int, steps: int) -> float:
     """Return the share of the highest rate: warm-up, then level and decay, linear or cosine."""
     warmup = cell.warmup or max(50, steps // 50)
@@ -243,32 +272,32 @@ def train(
         for stack in network.stacks():
             for block in stack:
                 block.compile(dynamic=False)
-    growth = _Deepened if job.start == "state" and not job.ramp else _Grown
+        _compile_blocks(network, batch_at(0)[0])
+    is_usual = job.start == "state" and job.order in ORDERS and not job.ramp
+    growth = _Deepened if is_usual else _Grown
     growing = growth(job, network, optimizer, todo, batch_at(0)[0])
+    training = TrainingStep(
+        network, optimizer, 1.0 if cell.optimizer == "adamw" else None, job.rate
+    )
     flops, losses = 0.0, []
-    began, busy = time.monotonic(), time.process_time()
     network.train()
+    _synchronize(device)
+    began, busy = time.monotonic(), time.process_time()
     for step in range(steps):
-        growing.before(step, steps)
+        if growing.before(step, steps):
+            training.renew()
         factor = rate_factor(job, cell, step, steps)
         if job.rewarm and growing.grew_at is not None:
             factor *= min(1.0, (step - growing.grew_at + 1) / job.rewarm)
-        for group in optimizer.param_groups:
-            group["lr"] = job.rate * factor
-        inputs, targets = batch_at(step)
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            logits = network(inputs).float()
-            loss = F.cross_entropy(logits.flatten(0, -2), targets.flatten())
-        loss.backward()
-        if cell.optimizer == "adamw":
-            torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0, foreach=True)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        training.set_rate(job.rate * factor)
+        loss = training(*batch_at(step))
         flops += network.training_flops(growing.awake) * cell.batch
         if step % max(1, steps // _CURVE_POINTS) == 0:
-            losses.append((flops, loss.detach()))
+            losses.append((flops, loss.clone()))
             if time.monotonic() > deadline:
                 return None
+    _synchronize(device)
+    seconds, cpu_seconds = time.monotonic() - began, time.process_time() - busy
     network.eval()
     with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
         result = data.measure(network, cell)
@@ -279,10 +308,27 @@ def train(
         **result,
         "python": platform.python_version() if cell.data == "stdlib" else None,
         "parameters": sum(each.numel() for each in network.parameters()),
-        "seconds": round(time.monotonic() - began, 2),
-        "cpu_seconds": round(time.process_time() - busy, 2),
+        "seconds": round(seconds, 2),
+        "cpu_seconds": round(cpu_seconds, 2),
         "curve": [[float(f"{at:.5g}"), round(float(value), 4)] for at, value in losses],
     }
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _compile_blocks(network: Network, inputs: Tensor) -> None:
+    """Compile the blocks, forwards and backwards, before the clock runs; nothing is trained."""
+    buffers = {name: buffer.clone() for name, buffer in network.named_buffers()}
+    network.train()
+    with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
+        network(inputs).float().sum().backward()
+    network.zero_grad(set_to_none=True)
+    with torch.no_grad():
+        for name, buffer in network.named_buffers():
+            buffer.copy_(buffers[name])
 
 
 class _Deepened:
@@ -310,13 +356,16 @@ class _Deepened:
                 order=job.order,
             )
 
-    def before(self, step: int, steps: int) -> None:
-        """Wake blocks where the plan says so."""
-        if self._depth is not None and step:
-            self._depth.step()
-            awake = next(iter(self._depth.awake.values()))
-            if awake != self.awake:
-                self.awake, self.grew_at = awake, step
+    def before(self, step: int, steps: int) -> bool:
+        """Wake blocks where the plan says so; return whether the network is another one now."""
+        if self._depth is None or not step:
+            return False
+        self._depth.step()
+        awake = next(iter(self._depth.awake.values()))
+        if awake == self.awake:
+            return False
+        self.awake, self.grew_at = awake, step
+        return True
 
 
 class _Grown:
@@ -340,17 +389,19 @@ class _Grown:
     def awake(self) -> int:
         return self._network.awake
 
-    def before(self, step: int, steps: int) -> None:
-        """Grow where the plan says so, and blend new blocks in."""
+    def before(self, step: int, steps: int) -> bool:
+        """Grow where the plan says so, and blend in; return whether the network is another one."""
+        has_changed = False
         if self._todo and step == self._todo[0][0]:
             self._new = grow(self._network, self._optimizer, self._todo.pop(0)[1], self._job)
-            self.grew_at = step
+            self.grew_at, has_changed = step, True
         if self._new:
             assert self.grew_at is not None
             share = (step - self.grew_at + 1) / max(1.0, self._job.ramp * steps)
             self._amount.fill_(min(1.0, share))
             if share >= 1:
-                self._new = set()
+                self._new, has_changed = set(), True
+        return has_changed
 
     def _run(self, block: nn.Module, x: Tensor) -> Tensor:
         out = block(x)
@@ -364,7 +415,12 @@ def _make_optimizer(cell: Cell, network: nn.Module, rate: float) -> torch.optim.
             network.parameters(), rate, momentum=0.9, nesterov=True, weight_decay=5e-4, fused=fused
         )
     return torch.optim.AdamW(
-        network.parameters(), rate, betas=(0.9, 0.95), weight_decay=0.1, fused=fused
+        network.parameters(),
+        rate,
+        betas=(0.9, 0.95),
+        weight_decay=0.1,
+        fused=fused,
+        capturable=fused,
     )
 
 

@@ -12,10 +12,11 @@ from esper._lazy import find_in
 from esper._version import __version__
 
 if TYPE_CHECKING:
+    from esper.growth.depth.config import DeepenConfig
     from esper.growth.depth.deepen import Deepen
     from esper.growth.depth.stacks import find_stacks
     from esper.growth.gardener import Gardener, GardenerConfig
-    from esper.growth.grown import Grown
+    from esper.growth.grown import Deepened, Grown
     from esper.growth.run import GrowthConfig
     from esper.kasmina.blueprints import register_blueprint
     from esper.kasmina.evaluation import evaluate_contributions
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Deepen",
+    "DeepenConfig",
+    "Deepened",
     "EsperError",
     "EsperWarning",
     "FlopCount",
@@ -70,10 +73,11 @@ __all__ = [
 ]
 
 _HOMES = {
+    "esper.growth.depth.config": ("DeepenConfig",),
     "esper.growth.depth.deepen": ("Deepen",),
     "esper.growth.depth.stacks": ("find_stacks",),
     "esper.growth.gardener": ("Gardener", "GardenerConfig"),
-    "esper.growth.grown": ("Grown",),
+    "esper.growth.grown": ("Deepened", "Grown"),
     "esper.growth.run": ("GrowthConfig",),
     "esper.kasmina.blueprints": ("register_blueprint",),
     "esper.kasmina.evaluation": ("evaluate_contributions",),

@@ -15,6 +15,7 @@ from tests.browser.conftest import Server
 from tests.dashboard.stores import (
     HOSTILE,
     SLOTS,
+    deepening,
     grow_epoch,
     growing,
     hostile,
@@ -95,6 +96,20 @@ def test_a_seeds_life_opens_by_mouse_and_by_keys(
     seed.focus()
     page.keyboard.press("Enter")
     expect(dialog).to_be_visible()
+
+
+def test_a_deepened_run_has_a_lane_for_each_stack(
+    server: Server, open_page: Opener, tmp_path: Path
+) -> None:
+    deepening(tmp_path / "deep")
+    page = open_page("/run?id=deep")
+    lanes = page.locator("svg.lanes")
+    expect(lanes).to_have_attribute("aria-label", holding("layers: 1 → 2 → 4 of 4 blocks awake"))
+    expect(lanes.locator("rect.fossilized")).to_have_count(1 + 2 + 4)
+    expect(page.locator("#top")).to_contain_text("The rule schedule deepened a network on sources")
+    expect(page.locator("#top")).to_contain_text("70 %")
+    expect(page.locator("#garden")).to_contain_text("Blocks that sleep cost nothing")
+    expect(page.locator("#decisions .body")).to_contain_text("1 to 2 blocks")
 
 
 def test_zoom_is_shared_and_survives_new_rows(

@@ -294,10 +294,10 @@ def test_new_statistics_of_batch_norm_are_on_the_record(command: Command, own_mo
     assert said.code == 0, said.err
     assert "warning" not in said.err
     log = (own_model / "run" / "log.txt").read_text()
-    (batches,) = set(re.findall(r"epoch \d .*  BatchNorm statistics from (\d+) batches", log))
+    (samples,) = set(re.findall(r"epoch \d .*  BatchNorm statistics from (\d+) samples", log))
     with open_run(own_model / "run") as stored:
-        told = [row["statistics_batches"] for row in stored.rows("epochs")]
-    assert told == [int(batches)] * 2
+        told = [row["statistics_samples"] for row in stored.rows("epochs")]
+    assert told == [int(samples)] * 2
 
 
 def test_what_is_kept_and_when_it_stops_can_be_said(command: Command, own_model: Path) -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import io
+import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -8,17 +10,25 @@ from rich.console import Console
 
 from esper.cli.grow_view import GrowthView
 from esper.cli.view import alarm_line
+from esper.leyline.records import EpochRecord
 from esper.nissa.schema import AlarmRow
 from tests.report.runs import growing_run
+from tests.report.test_stacks import history as deepened
 
 HISTORY = growing_run()
 
 
-def show(title: str = "growing digits", *, terminal: bool, verbose: bool = False) -> str:
+def show(
+    title: str = "growing digits",
+    *,
+    terminal: bool,
+    verbose: bool = False,
+    history: Sequence[EpochRecord] = HISTORY,
+) -> str:
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=terminal, width=70, color_system=None)
     with GrowthView(console, 60, 0, title=title, verbose=verbose) as view:
-        for record in HISTORY:
+        for record in history:
             view.show(record)
     return stream.getvalue()
 
@@ -31,6 +41,14 @@ def test_a_terminal_shows_bar_slots_and_decisions() -> None:
     assert "epoch 44: FOSSILIZE r0c1" in text
     assert "val score" in text
     assert "█" in text
+
+
+def test_blocks_that_wake_are_shown_as_bars() -> None:
+    text = show(terminal=True, history=deepened())
+    assert re.search(r"h +████ 4 of 4", text)
+    assert "epoch 2: DEEPEN h (schedule: 1 to 2 blocks)" in text
+    assert "slot" not in text
+    assert "1 of 4 blocks" in show(terminal=False, history=deepened())
 
 
 @pytest.mark.parametrize("title", ["[/x] [red]", ":snake:", "{task.speed}", "a\x1b[31mb\nc"])

@@ -16,6 +16,7 @@ from esper.nissa.schema import (
     EpochRow,
     RoundRow,
     SeedRow,
+    StackRow,
     StageRow,
     UpdateHeadRow,
     UpdateRow,
@@ -50,6 +51,55 @@ def growing(folder: Path, *, epochs: int = EPOCHS, finish: bool = True, **change
         grow_epoch(store, step)
     if finish:
         store.finish("finished", val_score=92.0, twin_val_score=90.0, parameters=150)
+    store.close()
+
+
+def deepening(folder: Path) -> None:
+    """A network whose blocks woke after the third of ten epochs, and within the sixth."""
+    row = RunRow(
+        kind="grow",
+        task="sources",
+        controller="schedule",
+        epochs=10,
+        slots=[],
+        host_parameters=100,
+        config={"growth": {"deepen": {"start": None}}},
+    )
+    woken = {3: (1, 2, 30), 6: (2, 4, 55)}
+    store = open_store(folder, row, sinks=())
+    for step in range(1, 11):
+        rows: list[Any] = []
+        if step in woken:
+            before, after, at = woken[step]
+            rows.append(
+                DecisionRow(
+                    step=step,
+                    ordinal=0,
+                    op="DEEPEN",
+                    slot="layers",
+                    outcome="done",
+                    reason=f"schedule: {before} to {after} blocks after step {at}",
+                    blocks_before=before,
+                    blocks_after=after,
+                    training_step=at,
+                )
+            )
+        awake = 1 if step <= 3 else 2 if step < 6 else 4
+        rows.append(StackRow(step=step, ordinal=0, stack="layers", awake=awake, blocks=4))
+        rows.append(
+            EpochRow(
+                step=step,
+                val_score=50.0 + step,
+                val_loss=1.0,
+                parameters=100 * awake,
+                host_parameters=100,
+                training_steps=10 * step,
+                training_flops=7e9 * step,
+                static_flops=1e10 * step,
+            )
+        )
+        store.write(*rows)
+    store.finish("finished", val_score=60.0, parameters=400)
     store.close()
 
 

@@ -5,13 +5,14 @@ from pathlib import Path
 import pytest
 
 from esper.dashboard import episodes
-from tests.dashboard.stores import asked, growing, training
+from tests.dashboard.stores import asked, deepening, growing, training
 
 
 def test_a_garden_has_a_stretch_for_each_stage(tmp_path: Path) -> None:
     growing(tmp_path)
     garden = asked(tmp_path, episodes.read_garden, 0, 0)
     assert garden["slots"] == ["r0c0", "r0c1"]
+    assert garden["stacks"] == []
     assert [(span["stage"], span["from"], span["to"]) for span in garden["spans"]] == [
         ("TRAINING", 3, 7),
         ("BLENDING", 7, 11),
@@ -21,6 +22,17 @@ def test_a_garden_has_a_stretch_for_each_stage(tmp_path: Path) -> None:
     assert garden["spans"][2]["alpha"] == [[12, 1.0], [20, 1.0]]
     assert [mark["op"] for mark in garden["marks"]] == ["GERMINATE", "ADVANCE", "FOSSILIZE"]
     assert garden["seeds"][0]["contribution"] == 10.0
+
+
+def test_a_deepened_network_has_a_lane_for_each_stack(tmp_path: Path) -> None:
+    deepening(tmp_path)
+    garden = asked(tmp_path, episodes.read_garden, 0, 0)
+    assert garden["slots"] == garden["spans"] == garden["seeds"] == []
+    assert garden["stacks"] == [
+        {"name": "layers", "blocks": 4, "spans": [(0.0, 3, 1), (3, 5.5, 2), (5.5, 10, 4)]}
+    ]
+    (last, first) = asked(tmp_path, episodes.read_decisions, acted=True)["decisions"]
+    assert (first["blocks_before"], first["blocks_after"], last["blocks_after"]) == (1, 2, 4)
 
 
 def test_a_long_garden_is_thinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 
 from esper.dashboard import reading
-from tests.dashboard.stores import asked, growing, training
+from tests.dashboard.stores import asked, deepening, growing, training
 
 
 def test_the_time_left_follows_the_last_rounds(tmp_path: Path) -> None:
@@ -21,6 +21,17 @@ def test_a_run_tells_what_it_is(tmp_path: Path) -> None:
     assert told["progress"]["state"] == "finished"
     assert told["progress"]["gain"] == 2.0
     assert told["progress"]["eta_s"] is None
+
+
+def test_a_deepened_run_has_panels_of_its_own(tmp_path: Path) -> None:
+    growing(tmp_path / "grown")
+    deepening(tmp_path / "deep")
+    grown, deep = (
+        {panel["key"] for panel in asked(tmp_path / name, reading.read_run, name)["panels"]}
+        for name in ("grown", "deep")
+    )
+    assert grown - deep == {"seeds"}
+    assert deep - grown == {"compute"}
 
 
 def test_an_alarm_stands_until_it_is_cleared(tmp_path: Path) -> None:

@@ -134,6 +134,25 @@ def test_an_epoch_has_the_samples_of_a_step() -> None:
     assert len(batches) == 4
 
 
+@pytest.mark.parametrize(("samples", "augment"), [(100, "none"), (4096, "crop_flip")])
+def test_statistics_see_every_training_sample_once(samples: int, augment: str) -> None:
+    data = get_task("digits", samples_per_step=samples, augment=augment, train_size=513).load()
+    batches = TrainingBatches(data, 64, seed=1)
+    found = [list(batches.calibration_batches())]
+    batches.set_epoch(7)
+    found.append(list(batches.calibration_batches()))
+    first, seventh = (torch.cat([x for x, _ in each]) for each in found)
+    assert torch.equal(first, seventh)
+    # 513 = 8 * 64 + 1: a last batch of one would have no variance.
+    assert sorted(len(y) for _, y in found[0]) == [57] * 9
+    labels = torch.cat([y for _, y in found[0]])
+    assert torch.equal(labels.sort()[0], data.batch("train", data.indices("train"))[1].sort()[0])
+    if augment == "none":
+        own = data.batch("train", data.indices("train"))[0]
+        assert torch.equal(first.flatten(1).sum(1).sort()[0], own.flatten(1).sum(1).sort()[0])
+        assert not torch.equal(first, own), "sorted data would make batches of one class"
+
+
 def test_augmentation_repeats_with_the_epoch() -> None:
     task = get_task("digits", samples_per_step=64, augment="crop_flip")
     batches = TrainingBatches(task.load(), 64, seed=1)

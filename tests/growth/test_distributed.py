@@ -284,7 +284,7 @@ def statistics_of_rank_0(rank: int) -> None:
     model = DistributedDataParallel(garden)
     gardener = Gardener(garden, "wait", 12)
     batches = [torch.randn(4, 1, 8, 8) + rank for _ in range(2)]
-    assert gardener.recalibrate(batches) == 2
+    assert gardener.recalibrate(batches) == 8
     norm = garden.model.norm
     assert isinstance(norm, nn.BatchNorm2d)
     assert norm.running_mean is not None

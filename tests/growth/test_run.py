@@ -446,7 +446,9 @@ def fresh(model: nn.Module, batches: list[Batch] = TRAIN) -> nn.Module:
 def test_network_and_twin_are_returned_with_statistics_that_fit(keep: str) -> None:
     run = make_normed(keep=keep, twin=True, epochs=9)
     scored(run)
-    assert [record.statistics_batches for record in run.history] == [len(TRAIN)] * 9
+    assert [record.statistics_samples for record in run.history] == [
+        sum(len(y) for _, y in TRAIN)
+    ] * 9
     grown = run.finish()
     assert grown.twin is not None
     if keep == "last":
@@ -456,22 +458,46 @@ def test_network_and_twin_are_returned_with_statistics_that_fit(keep: str) -> No
         torch.testing.assert_close(network.eval()(x), fresh(network)(x), rtol=1e-3, atol=1e-4)
 
 
-def test_no_more_batches_are_used_than_asked_for() -> None:
-    for most in (2, 0):
-        settings = GardenerConfig(statistics_batches=most)
+def test_no_more_samples_are_used_than_asked_for() -> None:
+    for most in (2 * len(TRAIN[0][1]), 0):
+        settings = GardenerConfig(statistics_samples=most)
         run = make_normed(controller="wait", epochs=1, gardener=settings)
         scored(run)
-        assert run.history[0].statistics_batches == most
+        assert run.history[0].statistics_samples == most
     plain = make_run("wait", 1)
     scored(plain)
-    assert plain.history[0].statistics_batches == 0
+    assert plain.history[0].statistics_samples == 0
 
 
+class Partial(list[Batch]):
+    """Batches of an epoch that leaves samples out, but can name all of them."""
+
+    def __init__(self, whole: list[Batch]) -> None:
+        super().__init__(whole[:2])
+        self.whole = whole
+
+    def calibration_batches(self) -> list[Batch]:
+        return self.whole
+
+
+@pytest.mark.parametrize("decide_every", [0, 1])
+def test_statistics_are_those_of_the_whole_set_where_an_epoch_is_not(decide_every: int) -> None:
+    run = make_normed(keep="last", epochs=9, train=Partial(TRAIN), decide_every=decide_every)
+    scored(run)
+    whole = sum(len(y) for _, y in TRAIN)
+    assert [record.statistics_samples for record in run.history] == [whole] * 9
+    network, x = run.finish().bake(), torch.cat([x for x, _ in VAL])
+    torch.testing.assert_close(network.eval()(x), fresh(network)(x), rtol=1e-3, atol=1e-4)
+    part = fresh(network, TRAIN[:2])
+    assert not torch.allclose(network(x), part(x), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("train", [TRAIN, Partial(TRAIN)], ids=["epoch", "calibration"])
 @pytest.mark.parametrize("stop", [3, 6, 9])
 def test_a_restored_run_has_the_same_statistics_and_contributions(
-    stop: int, tmp_path: Path
+    stop: int, train: list[Batch], tmp_path: Path
 ) -> None:
-    options = {"keep": "best", "twin": True, "test": TEST, "epochs": 9}
+    options = {"keep": "best", "twin": True, "test": TEST, "epochs": 9, "train": train}
     whole = make_normed(**options)
     scored(whole)
     first = make_normed(**options)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from statistics import fmean, median
+from statistics import median
 
 import pytest
 
@@ -13,10 +13,9 @@ from benchmarks.batch_norm import grow_one
 @pytest.mark.timeout(900)
 def test_networks_with_batch_norm_arrive_whole() -> None:
     results = [grow_one(seed) for seed in range(6)]
-    # One of the 359 test images is 0.28 points, and which batches are averaged moves a few.
+    # One of the 359 test images is 0.28 points; how the samples are batched moves one at most.
     short = [one["fresh"] - one["delivered"] for one in results]
-    assert fmean(short) <= 0.5, short
-    assert max(short) <= 2.0, short
+    assert max(map(abs, short)) <= 0.5, short
     gains = [one["delivered"] - one["twin"] for one in results]
     assert median(gains) >= 0.0, gains
     assert min(gains) >= -2.0, gains

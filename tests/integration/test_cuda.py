@@ -35,6 +35,13 @@ SHAPES = {"cnn": (6, 3, 8, 8), "sequence": (6, 16, 64), "vector": (6, 64)}
 AXES = {"cnn": "BCHW", "sequence": "BTC", "vector": "BC"}
 
 
+class CausalMean(nn.Module):
+    """The mean over this position and all before it: attention is not offered where none mix."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.cumsum(1) / torch.arange(1, x.shape[1] + 1, device=x.device)[:, None]
+
+
 def host(topology: str) -> tuple[nn.Module, torch.Tensor]:
     torch.manual_seed(0)
     x = torch.randn(SHAPES[topology])
@@ -43,7 +50,8 @@ def host(topology: str) -> tuple[nn.Module, torch.Tensor]:
         return nn.Sequential(
             body, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 4)
         ), x
-    return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4)), x
+    mix = CausalMean() if topology == "sequence" else nn.Identity()
+    return nn.Sequential(nn.Linear(64, 64), mix, nn.ReLU(), nn.Linear(64, 4)), x
 
 
 CASES = [
@@ -150,7 +158,8 @@ def test_growing_a_task_works_on_the_device() -> None:
 def test_a_garden_grows_under_bf16_autocast() -> None:
     model, x = host("cnn")
     garden = Garden(model.cuda(), ["0"], x.cuda(), config=GardenConfig(lifecycle=FAST))
-    optimizer = torch.optim.SGD(garden.parameters(), lr=0.05)
+    gardener = esper.Gardener(garden, "wait", 50)
+    optimizer = gardener.optimizer(torch.optim.SGD, lr=0.05)
     garden.germinate("0", "conv_light", tempo=1)
     for _ in range(4):
         if garden.slots["0"].stage.name in ("GERMINATED", "TRAINING"):

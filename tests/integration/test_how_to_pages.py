@@ -123,7 +123,15 @@ def test_deepening(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert said.splitlines()[0].startswith("Deepen(blocks: 8 of 8 blocks awake after 10 steps)")
     assert said.splitlines()[1] == "{'blocks': 8}"
     assert names["depth"].awake == {"blocks": 2}
-    assert {path.name for path in tmp_path.iterdir()} == {"checkpoint.pt", "two-blocks.pt"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "checkpoint.pt",
+        "runs",
+        "two-blocks.pt",
+    }
+    awake = [record.depth.awake["blocks"] for record in names["grown"].history]
+    assert awake == [2, 4, 8, 8, 8]
+    assert [record.depth.awake["blocks"] for record in names["deeper"].history] == awake
+    assert "Deepened(GPT: val score" in said
 
 
 @pytest.fixture

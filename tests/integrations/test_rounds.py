@@ -66,13 +66,13 @@ def test_statistics_are_taken_anew_on_what_the_network_was_trained_on() -> None:
     train(garden, optimizer, batches)
     record = rounds.end(batches)
     assert record is not None
-    assert record.statistics_batches == 3
+    assert record.statistics_samples == 24
     expected = torch.stack([garden.model.first(x).mean((0, 2, 3)) for x, _ in batches]).mean(0)  # type: ignore[operator, union-attr]
     found = garden.model.norm.running_mean  # type: ignore[union-attr]
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     second = rounds.end(batches)
     assert second is not None
-    assert second.statistics_batches == 0, "nothing was trained since"
+    assert second.statistics_samples == 0, "nothing was trained since"
 
 
 def test_behind_the_horizon_nothing_happens() -> None:

@@ -13,6 +13,7 @@ from esper.kasmina.garden import Garden
 from esper.kasmina.recalibration import (
     RecalibratedEvaluator,
     SpreadSample,
+    first_samples,
     fitting_evaluator,
     moving_norms,
     read_statistics,
@@ -46,7 +47,7 @@ def test_statistics_are_those_of_pytorchs_own_tool() -> None:
     model = make_model().train()
     expected = copy.deepcopy(model)
     update_bn(BATCHES, expected)
-    assert recalibrate(model, BATCHES, moving_norms(model)) == len(BATCHES)
+    assert recalibrate(model, BATCHES, moving_norms(model)) == 64
     torch.testing.assert_close(statistics(model), statistics(expected), rtol=1e-5, atol=1e-6)
 
 
@@ -159,10 +160,32 @@ def test_a_layer_that_its_owner_keeps_in_eval_mode_is_left_alone(mode: bool) -> 
     ],
 )
 def test_a_sample_is_spread_over_the_whole_stream(count: int, most: int, kept: list[int]) -> None:
-    sample = SpreadSample(most)
-    for number in range(count):
-        sample.add(number)
-    assert sample.items == kept
+    for size in (1, 16):
+        sample = SpreadSample(most * size)
+        for number in range(count):
+            sample.add(torch.full((size, 2), number))
+        assert [int(batch[0, 0]) for batch in sample.batches] == kept
+
+
+def test_what_a_sample_holds_is_bounded_by_samples_of_whatever_batches() -> None:
+    sizes = [200, 8, 64, 64, 64, 1, 300, 8]
+    for most in (400, 64):
+        sample = SpreadSample(most)
+        for size in sizes:
+            sample.add({"x": torch.zeros(size, 2), "scale": torch.ones(())})
+        found = [len(batch["x"]) for batch in sample.batches]
+        assert sum(found) <= most or len(found) == 1, found
+    whole = SpreadSample(sum(sizes))
+    for size in sizes:
+        whole.add((torch.zeros(size, 2), torch.zeros(size)))
+    assert len(whole.batches) == len(sizes), "what fits is kept whole"
+
+
+@pytest.mark.parametrize(("most", "read"), [(1, 1), (16, 1), (31, 1), (32, 2), (63, 3), (64, 4)])
+def test_no_batch_is_read_beyond_the_samples_asked_for(most: int, read: int) -> None:
+    stream = iter(BATCHES)
+    assert len(list(first_samples(stream, most))) == read
+    assert len(list(stream)) == len(BATCHES) - read
 
 
 # ------------------------------------------------------------------------------------- ablations

@@ -217,6 +217,19 @@ def test_a_network_at_chance_is_said_not_to_learn() -> None:
         )
 
 
+def test_a_loss_that_never_fell_is_told_where_nobody_knows_what_guessing_costs() -> None:
+    flat = [replace(epoch(n), val_loss=4.0 - n / 1e5, val_score=-4.0) for n in range(1, 11)]
+    (line, *_) = why_not_grown(flat)
+    assert line == (
+        "The validation loss did not fall: it was 4 after the first epoch and 4 at best in 10; "
+        "check the data, the loss and the learning rate before anything grows."
+    )
+    for learned in ([*flat[:-1], replace(flat[-1], val_loss=3.9)], flat[:9]):
+        assert not any("did not fall" in line for line in why_not_grown(learned))
+    negative = [replace(epoch(n), val_loss=-1.0 - n, val_score=1.0 + n) for n in range(1, 11)]
+    assert not any("did not fall" in line for line in why_not_grown(negative))
+
+
 def test_a_seed_without_effect_is_dropped_and_named() -> None:
     last = epoch(5, op=None, stage="HOLDING")
     idle = replace(last.slots[0], contribution=0.0, contribution_se=0.0, alpha=1.0)

@@ -11,7 +11,14 @@ from typing import Any
 from esper.leyline.records import DecisionRecord, EpochRecord, SlotRecord
 from esper.nissa import RunRow, RunStore, open_run, open_store
 from esper.nissa.columns import TABLES
-from esper.nissa.schema import ContributionRow, EpisodeRow, RoundRow, UpdateHeadRow, UpdateRow
+from esper.nissa.schema import (
+    ContributionRow,
+    EpisodeRow,
+    RoundRow,
+    StackRow,
+    UpdateHeadRow,
+    UpdateRow,
+)
 from esper.runs.record_growing import EpochRows
 
 SLOTS = ("r0c0", "r0c1")
@@ -166,6 +173,7 @@ def tell_training(store: RunStore, epoch: int) -> None:
     store.write(EpisodeRow(round=epoch, episodic_return=float(epoch), rolled_back=epoch == 6))
     store.write(RoundRow(round=epoch, score_mean=50.0, wait_share_free=0.99, free_steps=400))
     store.write(ContributionRow(round=epoch, step=3, kind="solo_on", slot=SLOTS[0], value=1.0))
+    store.write(StackRow(round=epoch, step=3, ordinal=0, stack="layers", awake=2, blocks=4))
 
 
 def kill(store: RunStore) -> None:

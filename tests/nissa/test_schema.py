@@ -23,6 +23,7 @@ PROMISED = [
     "decisions",
     "seeds",
     "seed_stages",
+    "stacks",
     "contributions",
     "alarms",
     "events",

@@ -95,6 +95,12 @@ def loader(x: Tensor, y: Tensor, **options: Any) -> DataLoader[Any]:
             DataLoader(Subset(TensorDataset(X, Y), [1, 3])),
             ["t inputs", "t targets"],
         ),
+        (loader(X, Y), DataLoader(TensorDataset(X, Y), 2), ["order of t samples"]),
+        (
+            DataLoader(TensorDataset(X, Y), 5),
+            DataLoader(TensorDataset(X, Y), 9),
+            ["size of t batches"],
+        ),
         (DataLoader(Pictures()), DataLoader(Pictures(shift=1)), ["t targets"]),
         (DataLoader(Pictures()), DataLoader(Pictures()), []),
         (Epochs(), Epochs(2 - Y), ["t targets"]),
@@ -132,6 +138,7 @@ def test_data_that_fails_is_left_to_whoever_uses_it() -> None:
 
     assert data_contents("t", DataLoader(Broken())).keys() == {
         *("number of t batches", "number of t samples", "choice of t samples"),
+        *("size of t batches", "order of t samples"),
     }
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from esper.growth.depth.stacks import find_stacks
 from esper.leyline.errors import DataError
 from esper.tasks import TASKS, get_task
 from esper.tasks.presets import GREY_LEVELS, MEAN, STD, read_digits
@@ -35,6 +36,7 @@ PARAMETERS = {
     "fashion14": 6_274,
     "stories": 170_560,
     "tinystories": 2_767_872,
+    "sources": 61_120,
 }
 
 CIFAR = [name for name in PARAMETERS if name.startswith("cifar_")]
@@ -75,9 +77,16 @@ def test_epochs_have_the_decided_sizes() -> None:
     assert get_task("cifar_baseline").config.horizon == 150
 
 
-@pytest.mark.parametrize("name", ["digits", "digits_mlp", "digits_residual", "digits_deep"])
+@pytest.mark.parametrize(
+    "name", ["digits", "digits_mlp", "digits_residual", "digits_deep", "sources"]
+)
 def test_contract_on_embedded_data(name: str) -> None:
     check_task(name)
+
+
+def test_sources_have_a_stack_that_can_be_deepened() -> None:
+    task = get_task("sources")
+    assert find_stacks(task.build_host(0), task.example_input()) == {"layers": 4}
 
 
 @pytest.mark.parametrize("name", ["cifar_baseline", "cifar_minimal", "cifar_deep_impaired"])

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from esper.growth.depth.config import DeepenConfig
 from esper.leyline.config import Config
 from esper.leyline.settings import SettingInfo, list_settings
 from esper.proof.clone import CloneConfig
@@ -51,6 +52,12 @@ _COMMANDS: tuple[tuple[str, type[Config], str], ...] = (
     ("esper prove", ProveConfig, ""),
 )
 
+_OPTIONAL: dict[type[Config], tuple[tuple[str, type[Config]], ...]] = {
+    GrowRequest: (("growth.deepen", DeepenConfig),)
+}
+"""Parts that a configuration has only where they are asked for."""
+_ASKED_FOR = "These are there only where the part is asked for: `--deepen`, in Python `deepen=`."
+
 _CONTROLLERS: tuple[tuple[str, type[Config]], ...] = (
     ("heuristic", HeuristicConfig),
     ("plateau", PlateauConfig),
@@ -84,6 +91,11 @@ def _tables(config: type[Config]) -> Iterator[str]:
         parts.setdefault(each.key.rpartition(".")[0], []).append(each)
     for part, settings in parts.items():
         yield (f"### `{part}`\n\n" if part else "") + _table(settings)
+    for part, optional in _OPTIONAL.get(config, ()):
+        own = [
+            dataclasses.replace(each, key=f"{part}.{each.key}") for each in list_settings(optional)
+        ]
+        yield f"### `{part}`\n\n{_summary(optional)} {_ASKED_FOR}\n\n{_table(own)}"
 
 
 def _table(settings: Sequence[SettingInfo]) -> str:

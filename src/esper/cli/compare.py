@@ -13,7 +13,15 @@ from esper.cli.compare_training import print_training, read_training
 from esper.cli.main import Parser
 from esper.cli.output import answer, find_store, new_table, out_console, points, safe
 from esper.leyline.errors import UsageError
-from esper.leyline.records import copy_fields, seed_records, seeds_at_end, told_gain
+from esper.leyline.records import (
+    StackRecord,
+    copy_fields,
+    seed_records,
+    seeds_at_end,
+    stacks_at_end,
+    told_gain,
+    told_stacks,
+)
 from esper.nissa.columns import storable_text
 from esper.nissa.history import read_history
 from esper.nissa.listing import describe_run
@@ -61,6 +69,10 @@ class Side:
     flops_after: int | None
     seeds: tuple[dict[str, Any], ...]
     """The life of every seed, in order."""
+    stacks: tuple[StackRecord, ...] = ()
+    """Of a network that was deepened: its stacks."""
+    training_flops: float | None = None
+    static_flops: float | None = None
 
 
 _TOLD = ("slot", "blueprint", "germinated", "ended", "fate")
@@ -101,6 +113,7 @@ def read_side(folder: str) -> Side:
         history = read_history(stored)
         state = describe_run(stored.folder).state
     last = history[-1] if history else None
+    depth = None if last is None else last.depth
     is_over = state == "finished"
     lives = seeds_at_end(history, info.kept_epoch) if is_over else seed_records(history)
     return copy_fields(
@@ -116,6 +129,9 @@ def read_side(folder: str) -> Side:
         flops_before=info.host_flops,
         flops_after=_either(info.flops, last and last.flops),
         seeds=tuple({name: getattr(life, name) for name in _TOLD} for life in lives),
+        stacks=stacks_at_end(history, info.kept_epoch if is_over else None),
+        training_flops=None if depth is None else depth.flops,
+        static_flops=None if depth is None else depth.static_flops,
     )
 
 
@@ -137,9 +153,16 @@ def print_sides(sides: Sequence[Side]) -> None:
         "gain over the twin": _gain,
         "parameters": lambda side: _sizes(side.parameters_before, side.parameters_after),
         "FLOPs": lambda side: _sizes(side.flops_before, side.flops_after),
+        "blocks awake": lambda side: told_stacks(side.stacks) if side.stacks else "all",
+        "training FLOPs": _training,
         "what grew": lambda side: _lives(side, is_kept=True),
         "what did not stay": lambda side: _lives(side, is_kept=False),
     }
+    # What no run has is not told of any.
+    if not any(side.stacks for side in sides):
+        del lines["blocks awake"], lines["training FLOPs"]
+    if all(side.stacks for side in sides):
+        del lines["what grew"], lines["what did not stay"]
     for name, tell in lines.items():
         # Lines of seeds are kept; whatever else a name holds is made harmless.
         cells = ["\n".join(safe(part).plain for part in tell(s).split("\n")) for s in sides]
@@ -166,6 +189,14 @@ def _gain(side: Side) -> str:
         if score is not None and twin is not None:
             return f"{told_gain(score, twin)} ({split})"
     return "–"
+
+
+def _training(side: Side) -> str:
+    """Return what training took, where a network was deepened."""
+    if not side.training_flops or not side.static_flops:
+        return "–"
+    share = 100 * side.training_flops / side.static_flops
+    return f"{side.training_flops:.4g}, {share:.0f} % of the static network's"
 
 
 def _lives(side: Side, *, is_kept: bool) -> str:

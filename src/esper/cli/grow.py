@@ -31,6 +31,8 @@ examples:
   esper grow --task cifar_baseline --data ~/cifar-10-batches-py --device cuda --out runs/cifar
   esper grow --model mynet.py:make --slots layer1,layer2 --data images.npz --out runs/mine
   esper grow --task digits --controller heuristic:plateau_epochs=5 --out runs/patient
+  esper grow --task sources --deepen --out runs/deeper
+  esper grow --model gpt.py:make --data text.npz --deepen-start 3 --deepen-controller slope
   esper grow --resume --out runs/first
   esper grow --resume --epochs 80 --out runs/first
   esper grow --resume --model mynet.py:make --out runs/mine
@@ -136,6 +138,27 @@ def set_up(parser: Parser) -> None:
         "such as growth.training.momentum=0.8; may be given again, and with --resume "
         "(default: none)",
     )
+    depth = parser.add_argument_group("depth, instead of seeds")
+    depth.add_argument(
+        "--deepen",
+        action="store_true",
+        default=None,
+        help="let most blocks of the network sleep at first, and wake them as copies of trained "
+        "ones; no seeds grow, and no twin is trained unless asked for. More by --set: "
+        "growth.deepen.at={0.2: 6, 0.4: 12}, .order, .stacks, .weights (default: no)",
+    )
+    depth.add_argument(
+        "--deepen-start",
+        type=int,
+        metavar="N",
+        help="blocks of every stack that are awake at first (default: a quarter)",
+    )
+    depth.add_argument(
+        "--deepen-controller",
+        choices=("schedule", "plateau", "slope"),
+        help="when blocks wake: at 20 and 40 %% of the run, or as the training loss says "
+        "(default: schedule)",
+    )
     limits = parser.add_argument_group("limits of growth (0: none, or the controller's own)")
     limits.add_argument(
         "--max-growth",
@@ -183,8 +206,8 @@ def run(options: argparse.Namespace) -> int:
             err_console(),
             growth.config.epochs,
             growth.gardener.epoch,
-            title=f"growing {growth.name} ({growth.controller_name}, {growth.device.type}) "
-            f"into {options.out}",
+            title=f"{'deepening' if growth.depth else 'growing'} {growth.name} "
+            f"({growth.controller_name}, {growth.device.type}) into {options.out}",
             verbose=options.verbose,
         )
         alarms.show_by(view.alarm)
@@ -208,7 +231,12 @@ def _open(options: argparse.Namespace, on_alarm: Any) -> Any:
 
     command = f"esper {shlex.join(options.arguments)}"
     settings = parse_settings(options.settings or ())
-    for name, anchored in (("data", _data_path), ("controller", _controller)):
+    anchors = {
+        "data": _data_path,
+        "controller": _controller,
+        "growth.deepen.weights": absolute,
+    }
+    for name, anchored in anchors.items():
         if isinstance(settings.get(name), str):
             settings[name] = anchored(settings[name])
     if options.resume:
@@ -248,7 +276,7 @@ def resolve(options: argparse.Namespace) -> Any:
     from esper.growth.gardener import DEFAULT_CONTROLLER
     from esper.runs.request import GrowRequest, growth_of
 
-    growth = growth_of(options.task)
+    growth = growth_of(options.task, _depth(options))
     given = chosen(options, "optimizer", "learning_rate", "weight_decay", "batch_size", "schedule")
     if given.get("optimizer", growth.training.optimizer) != growth.training.optimizer:
         _need_rate(options, growth.training)
@@ -268,6 +296,16 @@ def resolve(options: argparse.Namespace) -> Any:
         device="cuda" if choose_device(options.device or "auto").type == "cuda" else "cpu",
         growth=growth.replace(garden=growth.garden.limited(**limits)),
     )
+
+
+def _depth(options: argparse.Namespace) -> Any:
+    """Return how the network is deepened; None where it is not."""
+    from esper.growth.depth.config import DeepenConfig
+
+    given = chosen(options, "deepen_start", "deepen_controller")
+    if not options.deepen and not given:
+        return None
+    return DeepenConfig(**{name.removeprefix("deepen_"): value for name, value in given.items()})
 
 
 def _need_rate(options: argparse.Namespace, training: Any) -> None:

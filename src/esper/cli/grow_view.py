@@ -37,6 +37,8 @@ _STAGE_STYLES = {
     "EMBARGOED": "red",
     "RESETTING": "red",
 }
+_MOST_BLOCKS = 48
+"""Blocks of a stack that are drawn one by one."""
 _RECENT = 6
 _SPARKS = 30
 
@@ -57,10 +59,10 @@ class GrowthView(LiveView):
 
     def show(self, record: EpochRecord, reasons: Sequence[str] = ()) -> None:
         """Take over one epoch, with the reasons of its decision where they are known."""
-        decision = record.decision
         # A gate that is asked every epoch would drown everything else.
-        if decision is not None and (decision.is_act or self._verbose):
-            self._events.append(safe(decision_line(record.epoch, decision)))
+        shown = [one for one in record.decisions if one.is_act or self._verbose]
+        self._events += [safe(decision_line(record.epoch, one)) for one in shown]
+        if shown:
             self._events += [safe(f"    {reason}") for reason in reasons]
         self._progress.update(self._bar, completed=record.epoch)
         self._scores = [*self._scores, record.val_score][-_SPARKS:]
@@ -76,6 +78,15 @@ class GrowthView(LiveView):
 
     def _table(self, record: EpochRecord) -> Table:
         table = Table(box=None, pad_edge=False)
+        if record.depth is not None:
+            table.add_column("stack")
+            table.add_column("blocks awake")
+            for stack in record.depth.stacks:
+                bar = "█" * stack.awake + "░" * (stack.blocks - stack.awake)
+                told = f"{stack.awake} of {stack.blocks}"
+                is_short = stack.blocks <= _MOST_BLOCKS
+                table.add_row(safe(stack.name), f"{bar} {told}" if is_short else told)
+            return self._captioned(table, record)
         for column in ("slot", "stage", "seed", "alpha", "contribution"):
             table.add_column(column, justify="right" if column == "alpha" else "left")
         for slot in record.slots:
@@ -89,6 +100,9 @@ class GrowthView(LiveView):
                 f"{slot.alpha:.2f}" if slot.blueprint else "",
                 worth,
             )
+        return self._captioned(table, record)
+
+    def _captioned(self, table: Table, record: EpochRecord) -> Table:
         table.caption = f"{sparkline(self._scores)}  {epoch_line(record)}"
         table.caption_justify = "left"
         return table
@@ -108,20 +122,34 @@ class GrowthView(LiveView):
 
 def print_summary(grown: Grown, document: dict[str, Any]) -> None:
     """Print what was grown and what it was worth."""
+    from esper.growth.grown import Deepened
+
     console, summary = out_console(), grown.summary
     numbers = ("parameters", "FLOPs", "validation", "test")
-    result = new_table(f"Grown: {summary.task}", ("", *numbers), numbers=numbers)
+    done = "Deepened" if isinstance(grown, Deepened) else "Grown"
+    result = new_table(f"{done}: {summary.task}", ("", *numbers), numbers=numbers)
 
     def add(name: str, parameters: int, flops: int, *scores: float | None) -> None:
         result.add_row(name, f"{parameters:,}", f"{flops:,}", *map(points, scores))
 
-    before, after = summary.parameters_before, summary.parameters_after
-    if summary.twin_val_score is not None:
-        twins = summary.twin_val_score, summary.twin_test_score
-        add("twin (only waits)", before, summary.flops_before, *twins)
-    add("grown", after, summary.flops_after, summary.val_score, summary.test_score)
+    after = summary.parameters_after, summary.flops_after
+    scores = summary.val_score, summary.test_score
+    twins = summary.twin_val_score, summary.twin_test_score
+    before = summary.parameters_before, summary.flops_before
+    if isinstance(grown, Deepened):
+        add("at the start", *before, None, None)
+        if grown.twin is not None:
+            whole = sum(p.numel() for p in grown.twin.parameters() if p.requires_grad)
+            add("twin (static)", whole, grown.garden.host_flops, *twins)
+        add("deepened", *after, *scores)
+    else:
+        if summary.twin_val_score is not None:
+            add("twin (only waits)", *before, *twins)
+        add("grown", *after, *scores)
     console.print(result)
-    if summary.seeds:
+    if isinstance(grown, Deepened):
+        _print_depth(console, grown)
+    elif summary.seeds:
         console.print(_seed_table(grown))
     else:
         console.print("The controller germinated nothing.")
@@ -133,6 +161,30 @@ def print_summary(grown: Grown, document: dict[str, Any]) -> None:
     tell(console, f"report: {document['report']}")
     if document["exported"]:
         tell(console, f"exported: {document['exported']}")
+
+
+def _print_depth(console: Console, grown: Grown) -> None:
+    """Print when blocks woke, and what the training has taken."""
+    summary = grown.summary
+    table = new_table("Blocks", ("stack", "awake", "woken"))
+    for stack in summary.stacks:
+        moments = [
+            f"{each.after} after step {each.step:,}"
+            for record in grown.history
+            if record.depth is not None and record.epoch <= summary.kept_epoch
+            for each in record.depth.deepenings
+            if each.stack == stack.name and each.outcome == "done" and each.after <= stack.awake
+        ]
+        woken = ", ".join(moments) or "none"
+        table.add_row(safe(stack.name), f"{stack.awake} of {stack.blocks}", woken)
+    console.print(table)
+    spent, static = summary.training_flops, summary.static_flops
+    if spent and static:
+        tell(
+            console,
+            f"training FLOPs: {spent:.4g}, {100 * spent / static:.0f} % of the {static:.4g} that "
+            f"the same steps take with all blocks awake; {summary.seconds:.0f} s",
+        )
 
 
 _CONTRIBUTION = (

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from esper.dashboard.reading import recorded_rows
 from esper.leyline.actions import HEAD_NAMES
+from esper.nissa.history import read_history
 from esper.nissa.reader import StoredRun
 from esper.nissa.schema import EventKind
 from esper.report.series import ask, unfolded
+from esper.report.stacks import read_stacks
 
 MOST_EPOCHS = 3_000
 """Epochs of a garden that are read one by one; of more, one in every few."""
@@ -42,6 +45,7 @@ def read_garden(run: StoredRun, round: int, row: int) -> dict[str, Any]:
         f"FROM episodes WHERE {_HERE} LIMIT 1",
         here,
     )
+    stacks = ask(run, f"SELECT 1 FROM stacks WHERE {_HERE} LIMIT 1", here)
     epochs_thin = "" if every == 1 else f" AND step % {every} = 0"
     return {
         "round": round,
@@ -51,6 +55,9 @@ def read_garden(run: StoredRun, round: int, row: int) -> dict[str, Any]:
         "every": every,
         "slots": _slots(run, stages),
         "spans": list(_spans(stages, every)),
+        "stacks": [asdict(lane) for lane in read_stacks(read_history(run, every))]
+        if stacks
+        else [],
         "seeds": ask(
             run,
             "SELECT ordinal, slot, blueprint, germinated, ended, fate, parameters, flops, "

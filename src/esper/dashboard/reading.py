@@ -85,15 +85,22 @@ def read_run(run: StoredRun, name: str) -> dict[str, Any]:
     row = next(iter(run.rows("runs", limit=1)), {})
     kind = str(row.get("kind"))
     config = row.pop("config", None)
+    grows = "blocks" if is_deepened(config) else "seeds"
     return {
         "label": visible(name),
         "run": row,
         "settings": list(map(list, flatten(config if isinstance(config, Mapping) else {}))),
         "progress": read_progress(run),
-        "panels": [asdict(panel) for panel in panels_for(kind)],
+        "panels": [asdict(panel) for panel in panels_for(kind) if panel.only in (None, grows)],
         "alarms": read_alarms(run),
         "episodes": _episodes(run, kind),
     }
+
+
+def is_deepened(config: Any) -> bool:
+    """Return whether the settings of a run say that blocks wake in it, instead of seeds."""
+    growth = config.get("growth") if isinstance(config, Mapping) else None
+    return isinstance(growth, Mapping) and growth.get("deepen") is not None
 
 
 def read_kind(run: StoredRun) -> str:

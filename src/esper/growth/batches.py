@@ -20,7 +20,8 @@ from esper.leyline.explaining import explaining
 Batches = Iterable[Any]
 """(inputs, targets) batches, (input, ..., targets), or dicts with labels; iterated anew each epoch.
 
-`set_epoch(n)` is called first, where it exists."""
+`set_epoch(n)` is called first, where it exists. Where an epoch leaves training samples out or has
+some twice, `calibration_batches()` may return other batches for the statistics of BatchNorm."""
 
 LABELS = ("labels", "label", "targets", "target", "y")
 """Under which of these names a dict may hold its targets."""
@@ -196,6 +197,16 @@ def check_batches(name: str, batches: Any) -> None:
         raise UsageError(
             f"{name} is a {type(batches).__name__} of single samples; wrap it in a DataLoader"
         )
+
+
+def count_steps(batches: Batches) -> int:
+    """Return how many training batches an epoch has; refuse those that do not say."""
+    if not isinstance(batches, Sized):
+        raise UsageError(
+            "to deepen a network, it must be known how long the run is, but train has no length; "
+            "give it one (a list, a DataLoader), or decide_every=N steps that count as an epoch"
+        )
+    return len(batches)
 
 
 def count_samples(batches: Batches) -> int:

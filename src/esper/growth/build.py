@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -45,6 +46,20 @@ class TrainingBatches:
         for start in range(0, len(order), self._batch_size):
             part = slice(start, start + self._batch_size)
             yield self._data.batch("train", order[part], None if crops is None else crops[part])
+
+    def calibration_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the whole training set in one order for all epochs, in batches of about equal size.
+
+        An epoch of `samples_per_step` may leave samples out and have others twice.
+        """
+        size = self._data.size("train")
+        whole = dataclasses.replace(self._data, samples_per_step=size)
+        order, crops = whole.order(self._seed, 1), whole.crops(self._seed, 1)
+        count = -(-size // self._batch_size)
+        for number in range(count):
+            # No last batch of one sample, which has no variance.
+            part = slice(number * size // count, (number + 1) * size // count)
+            yield whole.batch("train", order[part], None if crops is None else crops[part])
 
 
 class FixedBatches:

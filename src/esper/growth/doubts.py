@@ -1,17 +1,37 @@
-"""What is said at the start of a run in which, by all that is known then, hardly anything grows."""
+"""What follows from a controller at the start of a run: its limits, and doubts of any growth."""
 
 from __future__ import annotations
 
 import math
 
 from esper.growth.horizon import shortest_run
+from esper.kasmina.costs import NO_LIMIT
 from esper.kasmina.garden import Garden
 from esper.kasmina.signals import TrackerConfig
-from esper.leyline.controller import Controller
+from esper.leyline.controller import Controller, GrowthLimits, Limited
 from esper.leyline.horizon import LEAST_SHARE, is_strange
 from esper.tamiyo.controllers import HeuristicController, LearnedController, WaitController
 
 _RULES = "let rules decide (controller='heuristic')"
+
+
+def learned_limits(controller: Controller, garden: Garden) -> dict[str, int]:
+    """Return limits of growth that a garden lacks and its controller learned under.
+
+    What a policy does without a limit, when it never lived with none, nobody has measured; one
+    clone germinated and pruned by turns.
+    """
+    limits = controller.limits if isinstance(controller, Limited) else GrowthLimits()
+    found = {}
+    # A host that is frozen altogether has no parameters to be a multiple of.
+    parameters = math.floor((limits.parameters or 0.0) * garden.count_host_parameters())
+    if parameters and garden.param_limit == NO_LIMIT:
+        found["max_parameters"] = parameters
+    if limits.flops is not None and garden.is_counted and garden.flop_limit == NO_LIMIT:
+        # 0 would be no limit; nothing that is counted costs as little as 1.
+        added = math.floor((limits.flops - 1.0) * garden.host_flops)
+        found["max_added_flops"] = max(1, added)
+    return found
 
 
 def find_doubt(

@@ -13,9 +13,9 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from typing import Any
 
 import torch
@@ -24,18 +24,17 @@ from torch.optim import Optimizer
 
 from esper.growth.batches import Batches, read_batch
 from esper.growth.distributed import Ranks
-from esper.growth.doubts import find_doubt
+from esper.growth.doubts import find_doubt, learned_limits
 from esper.growth.horizon import fit_lifecycle, fit_tracker, inert_epochs
 from esper.growth.owners_engine import OwnersEngine
 from esper.kasmina.blueprints.registry import blueprint_kinds, blueprint_names, copied_names
-from esper.kasmina.costs import NO_LIMIT
 from esper.kasmina.evaluation import Evaluate, Evaluator, as_evaluator
 from esper.kasmina.garden import Garden
 from esper.kasmina.governor import GovernorConfig, Panic
 from esper.kasmina.operations import OperationResult, check_number
 from esper.kasmina.optimizer import CarriedOptimizer, make_optimizer
 from esper.kasmina.probe import map_tensors
-from esper.kasmina.recalibration import DEFAULT_BATCHES, moving_norms
+from esper.kasmina.recalibration import DEFAULT_SAMPLES, first_samples, moving_norms
 from esper.kasmina.row_group import RowConfig, RowGroup, measure_by_ablation
 from esper.kasmina.signals import Rates, RowFacts, TrackerConfig, row_facts
 from esper.leyline.actions import (
@@ -47,10 +46,17 @@ from esper.leyline.actions import (
     head_values,
 )
 from esper.leyline.config import Config, option
-from esper.leyline.controller import Controller, ControllerContext, GrowthLimits, Limited
+from esper.leyline.controller import Controller, ControllerContext
 from esper.leyline.errors import NonFiniteError, UsageError, unknown_name, warn
 from esper.leyline.reasons import Explaining, Why, why_not_grown, why_not_learned
-from esper.leyline.records import DecisionRecord, EpochRecord, SlotRecord, copy_fields
+from esper.leyline.records import (
+    DecisionRecord,
+    DeepeningRecord,
+    DepthRecord,
+    EpochRecord,
+    SlotRecord,
+    copy_fields,
+)
 from esper.leyline.rules import why_full
 from esper.leyline.signals import Signals
 from esper.tamiyo.controllers import make_controller
@@ -112,9 +118,9 @@ class GardenerConfig(Config):
         "In several processes: put the samples that each evaluates together. "
         "Otherwise all evaluate the same, and those of rank 0 count.",
     )
-    statistics_batches: int = option(
-        DEFAULT_BATCHES,
-        "Most training batches from which running statistics (BatchNorm) are taken anew before an "
+    statistics_samples: int = option(
+        DEFAULT_SAMPLES,
+        "Most training samples from which running statistics (BatchNorm) are taken anew before an "
         "epoch is measured; 0 leaves them as training has them.",
         minimum=0,
     )
@@ -148,25 +154,6 @@ def garden_facts(garden: Garden, config: GardenerConfig, horizon: int) -> RowFac
         param_limit=garden.param_limit,
         flop_limit=garden.flop_limit,
     )
-
-
-def learned_limits(controller: Controller, garden: Garden) -> dict[str, int]:
-    """Return limits of growth that a garden lacks and its controller learned under.
-
-    What a policy does without a limit, when it never lived with none, nobody has measured; one
-    clone germinated and pruned by turns.
-    """
-    limits = controller.limits if isinstance(controller, Limited) else GrowthLimits()
-    found = {}
-    # A host that is frozen altogether has no parameters to be a multiple of.
-    parameters = math.floor((limits.parameters or 0.0) * garden.count_host_parameters())
-    if parameters and garden.param_limit == NO_LIMIT:
-        found["max_parameters"] = parameters
-    if limits.flops is not None and garden.is_counted and garden.flop_limit == NO_LIMIT:
-        # 0 would be no limit; nothing that is counted costs as little as 1.
-        added = math.floor((limits.flops - 1.0) * garden.host_flops)
-        found["max_added_flops"] = max(1, added)
-    return found
 
 
 class Gardener:
@@ -354,17 +341,19 @@ class Gardener:
 
         Args:
             batches: training batches, as `esper.grow` takes them, or of inputs alone; no more than
-                `config.statistics_batches` are read. In a model without such layers none are.
+                `config.statistics_samples` samples are read, but one batch at least. In a model
+                without such layers none are.
 
         Returns:
-            The number of batches that the statistics are taken from.
+            The number of samples that the statistics are taken from.
         """
-        most = self.config.statistics_batches
+        most = self.config.statistics_samples
         if not most or not moving_norms(self.garden):
             return 0
         parameter = next(self.garden.parameters(), None)
         device = torch.device("cpu") if parameter is None else parameter.device
-        read = (b if isinstance(b, Tensor) else read_batch(b)[0] for b in islice(batches, most))
+        inputs = (b if isinstance(b, Tensor) else read_batch(b)[0] for b in batches)
+        read = first_samples(inputs, most)
         return self.recalibrate_on([map_tensors(one, lambda t: t.to(device)) for one in read])
 
     def recalibrate_on(self, inputs: Sequence[Any]) -> int:
@@ -418,10 +407,14 @@ class Gardener:
             on_measured(score)
         twin_score = score if is_own_twin else twin_score
         slots = slot_records(self.garden)
-        parameters, flops = self.garden.count_parameters(), self.garden.count_flops()
+        parameters, flops = self.sizes()
+        depth = self._depth_now()
         decision = None
         if self.epoch < self.horizon:
             decision = self._decide(self.signals(twin_score), before_action)
+        if depth is not None:
+            depth = dataclasses.replace(depth, deepenings=self._take_deepenings())
+            decision = depth.deepenings[0].decision if depth.deepenings else decision
         now = time.monotonic()
         record = EpochRecord(
             epoch=self.epoch,
@@ -437,7 +430,8 @@ class Gardener:
             decision=decision,
             seconds=now - self._clock,
             rollback=rollback,
-            statistics_batches=statistics,
+            statistics_samples=statistics,
+            depth=depth,
         )
         self._clock = now
         self.history.append(record)
@@ -448,6 +442,17 @@ class Gardener:
             if problem:
                 warn(problem)
         return record
+
+    def sizes(self) -> tuple[int, int]:
+        """Return the trainable parameters and the operations per sample of the network as it is."""
+        return self.garden.count_parameters(), self.garden.count_flops()
+
+    def as_in(self, epoch: int | None = None) -> AbstractContextManager[None]:
+        """Return a context in which the garden's `state_dict` fits what took part in an epoch.
+
+        Without one that is what takes part in it now.
+        """
+        return nullcontext()
 
     def signals(self, twin_score: float | None = None) -> Signals:
         """Return what the controller sees now."""
@@ -488,6 +493,14 @@ class Gardener:
         self.history = [EpochRecord.from_mapping(record) for record in state["history"]]
         self._clock = time.monotonic()
 
+    def _depth_now(self) -> DepthRecord | None:
+        """Return how deep the network is; None where no blocks sleep and wake."""
+        return None
+
+    def _take_deepenings(self) -> tuple[DeepeningRecord, ...]:
+        """Return which blocks woke since the last epoch was measured."""
+        return ()
+
     def _add_memory(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
         state[MEMORY] = self.memory()
 
@@ -502,7 +515,7 @@ class Gardener:
         if self._statistics or self._is_told_of_statistics or now == self._fitted:
             return
         norms = moving_norms(self.garden)
-        if norms and self.config.statistics_batches:
+        if norms and self.config.statistics_samples:
             self._is_told_of_statistics = True
             slots = [
                 name for name in self.garden.slot_names if now.get(name) != self._fitted.get(name)

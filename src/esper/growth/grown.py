@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shlex
 import sys
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from esper.growth.depth.sleeping import is_asleep
 from esper.growth.export import export_garden, format_of
 from esper.kasmina.contribution import Contributions
 from esper.kasmina.garden import Garden
@@ -25,6 +27,7 @@ from esper.leyline.records import (
     best_by_size,
     is_loss,
     told_score,
+    told_stacks,
 )
 from esper.report import growth_picture, render_report, write_report
 
@@ -58,12 +61,6 @@ class Grown:
     def __repr__(self) -> str:
         """Return the outcome in one line."""
         summary = self.summary
-        split, score, twin = ("test", summary.test_score, summary.twin_test_score)
-        if score is None:
-            split, score, twin = ("val", summary.val_score, summary.twin_val_score)
-        told = f"{split} {'' if is_loss(score) else 'score '}{told_score(score)}"
-        if twin is not None:
-            told += f" (twin {told_score(twin)})"
         kept = [
             f"{seed.blueprint} at {seed.slot}{' (blending)' if seed.fate == 'blending' else ''}"
             for seed in summary.seeds
@@ -72,10 +69,21 @@ class Grown:
         size = _change(summary.parameters_before, summary.parameters_after)
         cost = _change(summary.flops_before, summary.flops_after)
         grew = ", ".join(kept) or "nothing"
-        epoch = f"epoch {summary.kept_epoch} of {summary.epochs}"
         return (
-            f"Grown({summary.task}: {told}, {size} parameters, {cost} FLOPs, grew {grew}, {epoch})"
+            f"Grown({summary.task}: {self._told_score()}, {size} parameters, {cost} FLOPs, grew "
+            f"{grew}, {self._told_epoch()})"
         )
+
+    def _told_score(self) -> str:
+        summary = self.summary
+        split, score, twin = ("test", summary.test_score, summary.twin_test_score)
+        if score is None:
+            split, score, twin = ("val", summary.val_score, summary.twin_val_score)
+        told = f"{split} {'' if is_loss(score) else 'score '}{told_score(score)}"
+        return told if twin is None else f"{told} (twin {told_score(twin)})"
+
+    def _told_epoch(self) -> str:
+        return f"epoch {self.summary.kept_epoch} of {self.summary.epochs}"
 
     @property
     def best_by_size(self) -> tuple[SizeRecord, ...]:
@@ -129,6 +137,57 @@ class Grown:
         """Write the picture of what grew when, as SVG, and return its path."""
         write_report(Path(path), growth_picture(self.history, title=self.summary.task))
         return Path(path)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deepened(Grown):
+    """A network that was deepened, with its history."""
+
+    model: Any
+    """The network: your own object, with nothing of Esper left in it. Blocks that sleep in the
+    epoch that is kept are no longer in it, so that it is as deep as what was validated."""
+    garden: Garden
+    """The same, as Esper saves and loads it."""
+
+    def __repr__(self) -> str:
+        """Return the outcome in one line."""
+        summary = self.summary
+        spent, whole = summary.training_flops or 0.0, summary.static_flops or 0.0
+        cost = f"{spent:.3g} training FLOPs"
+        if whole:
+            cost += f" ({spent / whole:.0%} of the static network's)"
+        size = _change(summary.parameters_before, summary.parameters_after)
+        return (
+            f"Deepened({summary.task}: {self._told_score()}, {told_stacks(summary.stacks)} awake, "
+            f"{size} parameters, {cost}, {summary.seconds:.0f} s, {self._told_epoch()})"
+        )
+
+    @property
+    def awake(self) -> dict[str, int]:
+        """Blocks of the network, by stack."""
+        return {stack.name: stack.awake for stack in self.summary.stacks}
+
+    def bake(self) -> nn.Module:
+        """Return a copy of the network: a plain module, as `model` itself is."""
+        if any(map(is_asleep, self.model.modules())):
+            raise UsageError(
+                "the model cannot do without the blocks that never woke, so there is no plain copy "
+                "without them; train it until all are awake, or build it with fewer blocks"
+            )
+        plain: nn.Module = copy.deepcopy(self.model)
+        return plain
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the network into a folder, return it; `deepen={"weights": folder}` grows it on.
+
+        `esper.load_garden(folder, model=...)` reads it back into a model with as many blocks.
+        """
+        self.garden.save(folder)
+        return Path(folder)
+
+    def export(self, path: str | Path) -> Path:
+        """Write the network, with a free batch size, as ONNX or PT2 by the ending of the path."""
+        return export_garden(self.garden, self.example_input, path, format_of(path))
 
 
 def _change(before: int, after: int) -> str:

@@ -85,6 +85,10 @@ class Kept:
         """From here on the twin is another network; so far the best of both is the same."""
         self._twin_best = self.best
 
+    def kept_epoch(self, last: EpochRecord) -> int:
+        """Return the epoch whose network `give_back` returns."""
+        return self.best.epoch if self._keep == "best" else last.epoch
+
     def give_back(
         self, garden: Garden, twin: Garden | None, last: EpochRecord
     ) -> tuple[Measured, Measured]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -36,6 +36,8 @@ class OwnersEngine:
         self._ranks = ranks
         self._evaluator: Evaluator | None = None
         self._train_loss = math.nan
+        self.before_write: Callable[[], None] | None = None
+        """Called before earlier weights are put back into the garden."""
         self._inputs: Sequence[Any] = ()
         """Training batches of this epoch that statistics are taken from, of inputs alone."""
 
@@ -71,7 +73,7 @@ class OwnersEngine:
         """Take running statistics anew on these batches, and keep them for ablations.
 
         In several processes those of rank 0 hold, as they do in DistributedDataParallel. Returns
-        the number of batches; 0 where there are no statistics.
+        the number of samples; 0 where there are no statistics.
         """
         norms = moving_norms(self.garden)
         self._inputs = inputs if norms else ()
@@ -116,6 +118,8 @@ class OwnersEngine:
 
         Its statistics were saved with seeds that are no more, so they are taken anew.
         """
+        if self.before_write is not None:
+            self.before_write()
         optimizer = None if self.carried is None else self.carried.optimizer
         write_weights(self.garden, optimizer, weights, state)
         self.recalibrate(self._inputs)

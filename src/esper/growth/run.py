@@ -2,7 +2,8 @@
 
 The twin is the same network with the same initial weights and the same batches that only waits.
 Until the controller first acts, the network is its own twin; then the twin is forked off and both
-train on every batch.
+train on every batch. Of a network that is deepened the twin is the static one: all its blocks are
+awake from the first step.
 """
 
 from __future__ import annotations
@@ -23,13 +24,17 @@ from esper.growth.batches import (
     Moved,
     Windows,
     check_batches,
+    count_steps,
     first_batch,
     is_empty,
 )
 from esper.growth.checks import refuse_meta, refuse_short_schedule, warn_of_moving_statistics
 from esper.growth.criterion import Loss
+from esper.growth.depth.config import DeepenConfig
+from esper.growth.depth.gardener import DepthGardener
+from esper.growth.depth.sleeping import wake_copies
 from esper.growth.gardener import DEFAULT_CONTROLLER, Gardener, GardenerConfig
-from esper.growth.grown import Grown
+from esper.growth.grown import Deepened, Grown
 from esper.growth.kept import Keep, Kept, Measured
 from esper.growth.optimization import (
     MakeOptimizer,
@@ -42,9 +47,10 @@ from esper.kasmina.contribution import values_in_points
 from esper.kasmina.evaluation import BatchEvaluator, evaluate_contributions
 from esper.kasmina.garden import Garden, GardenConfig
 from esper.kasmina.optimizer import slot_groups
-from esper.kasmina.placement import DeclaredAxes, SlotNames
+from esper.kasmina.placement import DeclaredAxes, Placed, SlotNames, place_nothing
 from esper.kasmina.recalibration import (
     SpreadSample,
+    first_samples,
     fitting_evaluator,
     moving_norms,
     recalibrate,
@@ -59,7 +65,7 @@ from esper.leyline.errors import OwnCodeError, UsageError, unknown_name, warn
 from esper.leyline.explaining import explaining
 from esper.leyline.process import choose_device
 from esper.leyline.randomness import drawing
-from esper.leyline.records import EpochRecord, RunSummary, seeds_at_end
+from esper.leyline.records import EpochRecord, RunSummary, seeds_at_end, stacks_at_end
 from esper.tasks.training import TrainingConfig, build_optimizer, epoch_rates, rate_factor
 
 AUTO = "auto"
@@ -85,6 +91,9 @@ class GrowthConfig(Config):
     training: TrainingConfig = option(TrainingConfig, "How the network is trained.")
     garden: GardenConfig = option(GardenConfig, "The life of seeds and the limits of growth.")
     gardener: GardenerConfig = option(GardenerConfig, "How the network is measured.")
+    deepen: DeepenConfig | None = option(
+        None, "Let blocks sleep and wake instead of growing seeds; empty is not at all."
+    )
 
 
 class GrowthRun:
@@ -110,9 +119,9 @@ class GrowthRun:
     ) -> None:
         """Wrap the model; nothing is trained yet.
 
-        With `slots="auto"` they are those that `suggest_slots` finds. Without an optimizer it is
-        the one of `config.training`, and its learning rates are those of `config.training` too,
-        unless a scheduler sets them.
+        With `slots="auto"` they are those that `suggest_slots` finds; with `config.deepen` there
+        are none. Without an optimizer it is the one of `config.training`, and its learning rates
+        are those of `config.training` too, unless a scheduler sets them.
         """
         if not isinstance(model, nn.Module):
             raise UsageError(f"the model must be a torch.nn.Module, got {type(model).__name__}")
@@ -126,11 +135,15 @@ class GrowthRun:
         self.controller_name = (
             controller if isinstance(controller, str) else type(controller).__name__
         )
+        if config.deepen is not None:
+            refuse_seeds(slots, axes, controller, config)
+            self.controller_name = config.deepen.rule
         self.device = _device_of(model) if device is None else choose_device(device)
         refuse_meta(model)
         refuse_sharded(model)
         refuse_scripted(model)
         model = model.to(self.device)
+        self._calibration_batches = getattr(train, "calibration_batches", None)
         if config.decide_every:
             train = Windows(train, config.decide_every)
         for which, batches in (("train", train), ("val", val), ("test", test)):
@@ -142,12 +155,15 @@ class GrowthRun:
         self.config = config
         criterion, keeps_label = judged.criterion, judged.is_measured_with_labels
         self.example_input, _ = next(iter(Moved([batch], self.device, keeps_label=keeps_label)))
-        if slots == AUTO:
+        places: SlotNames | Placed = slots
+        if config.deepen is not None:
+            places = place_nothing(model, self.example_input)
+        elif slots == AUTO:
             found = suggest_slots(model, self.example_input, axes=axes)
-            slots, axes = list(found), found.axes
+            places, axes = list(found), found.axes
         garden = Garden(
             model,
-            slots,
+            places,
             self.example_input,
             axes=axes,
             config=config.garden.replace(seed=config.seed),
@@ -157,9 +173,20 @@ class GrowthRun:
         self._keeps_label = judged.trains_with_labels
         self._val = judged.evaluator(val, self.device)
         self._test = None if test is None else judged.evaluator(test, self.device, name="test")
-        self.parameters_before = garden.count_parameters()
         self._sets_rates = optimizer is None and scheduler is None
-        self.gardener = Gardener(
+        self.depth: DepthGardener | None = None
+        """The gardener itself, where the network is deepened."""
+        if config.deepen is not None:
+            self.depth = DepthGardener(
+                garden,
+                config.deepen,
+                config.epochs,
+                steps_per_epoch=count_steps(train),
+                example=self.example_input,
+                seed=config.seed,
+                config=config.gardener,
+            )
+        self.gardener = self.depth or Gardener(
             garden,
             controller,
             config.epochs,
@@ -169,12 +196,13 @@ class GrowthRun:
         )
         # The result says so.
         self.gardener.warns_at_end = False
-        self.modules = describe_host(garden, self.example_input)
+        self.modules = () if self.depth else describe_host(garden, self.example_input)
         self._optimizer_of: MakeOptimizer = self._plain_optimizer
         if optimizer is not None:
             self._optimizer_of = optimizer_maker(optimizer, model)
         self.gardener.optimizer(lambda _: self._optimizer_of(garden))
         assert self.gardener.carried is not None
+        self.parameters_before, self.flops_before = self.gardener.sizes()
         self.trainee = Trainee(
             garden,
             self.gardener.carried,
@@ -187,8 +215,11 @@ class GrowthRun:
         refuse_short_schedule(self.trainee.scheduler, scheduler_every, config.epochs, train)
         self.twin: Trainee | None = None
         self._kept = Kept(config.keep)
+        if self.depth is not None and config.twin:
+            self._fork_twin()
         self._recent: list[Any] = []
-        """Inputs of the last epoch's batches, for the running statistics of BatchNorm."""
+        """Inputs of training batches for the running statistics of BatchNorm: the last epoch's,
+        or those that the training set has for this."""
         self._is_exhausted = False
         self._why_stopped = ""
         self._seconds = 0.0
@@ -266,7 +297,8 @@ class GrowthRun:
         """
         last = self.history[-1]
         twin = None if self.twin is None else self.twin.garden
-        kept, twin_kept = self._kept.give_back(self.garden, twin, last)
+        with self.gardener.as_in(self._kept.kept_epoch(last)):
+            kept, twin_kept = self._kept.give_back(self.garden, twin, last)
         has_twin = self.config.twin
         self.garden.drop_inert()
         inputs = self._recent or self._read_recent(last.epoch)
@@ -277,15 +309,17 @@ class GrowthRun:
             test = _score(self._test, self.garden)
             if has_twin:
                 twin_test = test if self.twin is None else _score(self._test, self.twin.garden)
+        parameters, flops = self.gardener.sizes()
+        depth = last.depth
         summary = RunSummary(
             task=self.name,
             controller=self.controller_name,
             seed=self.config.seed,
             epochs=self.gardener.epoch,
             parameters_before=self.parameters_before,
-            parameters_after=self.garden.count_parameters(),
-            flops_before=self.garden.host_flops,
-            flops_after=self.garden.count_flops(),
+            parameters_after=parameters,
+            flops_before=self.flops_before,
+            flops_after=flops,
             val_score=kept.score,
             test_score=test,
             twin_val_score=twin_kept.score if has_twin else None,
@@ -296,18 +330,24 @@ class GrowthRun:
             twin_kept_epoch=twin_kept.epoch if has_twin else None,
             stopped=self.stopped,
             chance_loss=self.gardener.chance_loss,
+            stacks=stacks_at_end(self.history, kept.epoch),
+            training_flops=None if depth is None else depth.flops,
+            static_flops=None if depth is None else depth.static_flops,
         )
         self.garden.eval()
-        return Grown(
-            model=self.garden,
-            history=list(self.history),
-            summary=summary,
-            contributions=contributions,
-            twin=None if self.twin is None else self.twin.garden.model,
-            config=self.config,
-            example_input=self.example_input,
-            modules=self.modules,
-        )
+        left: dict[str, Any] = {
+            "history": list(self.history),
+            "summary": summary,
+            "contributions": contributions,
+            "twin": None if self.twin is None else self.twin.garden.model,
+            "config": self.config,
+            "example_input": self.example_input,
+            "modules": self.modules,
+        }
+        if self.depth is not None:
+            self.depth.deliver()
+            return Deepened(model=self.garden.model, garden=self.garden, **left)
+        return Grown(model=self.garden, **left)
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to continue exactly from here."""
@@ -327,7 +367,8 @@ class GrowthRun:
         self.twin = None
         if state["twin"] is not None:
             # Forked while this run is still un-grown: the twin never grows.
-            self.twin = self.trainee.fork(self._optimizer_of)
+            self._fork_twin()
+            assert self.twin is not None
             self.twin.load_state_dict(state["twin"])
         self.gardener.load_state_dict(state["gardener"])
         self._kept.load_state_dict(state["kept"])
@@ -354,6 +395,8 @@ class GrowthRun:
                 raise UsageError(f"epoch {epoch}: {batches.place} has no sample; leave it out")
             self._recent = []  # Those of the last epoch are held as long as no other comes.
             sample.add(inputs)
+            if self.depth is not None:
+                self.depth.start_batch(inputs)
             for one in (self.trainee, self.twin):
                 if one is not None:
                     # What a module draws (dropout) depends on nothing but its place in the run:
@@ -362,11 +405,13 @@ class GrowthRun:
                         drawing(self.device, self.config.seed, epoch, number, "train"),
                         explaining(lambda: f"epoch {epoch}: {batches.place} failed", OwnCodeError),
                     ):
-                        one.train_batch(inputs, targets)
+                        loss = one.train_batch(inputs, targets)
+                    if self.depth is not None and one is self.trainee:
+                        self.depth.end_batch(loss)
         if number < 0:
             self._stop_early(epoch - 1)
             return None
-        self._recent = sample.items
+        self._recent = self._read_calibration() if self._calibration_batches else sample.batches
         if self.twin is not None:
             self.twin.finish_epoch()
         return self.trainee.finish_epoch()
@@ -374,19 +419,38 @@ class GrowthRun:
     def _training_batches(self) -> Moved:
         return Moved(self._train, self.device, keeps_label=self._keeps_label, name="training")
 
+    def _statistics_samples(self) -> int:
+        """Return how many samples running statistics are taken from at most; 0 without any."""
+        return self.config.gardener.statistics_samples if moving_norms(self.garden) else 0
+
     def _sample(self) -> SpreadSample:
-        """Return what collects batches for running statistics; nothing where there are none."""
-        is_needed = bool(moving_norms(self.garden))
-        return SpreadSample(self.config.gardener.statistics_batches if is_needed else 0)
+        """Return what collects an epoch's batches for running statistics, where it has to."""
+        return SpreadSample(0 if self._calibration_batches else self._statistics_samples())
+
+    def _read_calibration(self) -> list[Any]:
+        """Return the inputs that the training set has for running statistics."""
+        most = self._statistics_samples()
+        if not most or self._calibration_batches is None:
+            return []
+        batches = Moved(
+            self._calibration_batches(),
+            self.device,
+            keeps_label=self._keeps_label,
+            name="calibration",
+        )
+        return list(first_samples((inputs for inputs, _ in batches), most))
 
     def _read_recent(self, epoch: int) -> list[Any]:
         """Return what `_recent` was after an epoch that another process has trained."""
+        if not self._statistics_samples():
+            return []
+        self._announce(epoch)
+        if self._calibration_batches:
+            return self._read_calibration()
         sample = self._sample()
-        if sample.most:
-            self._announce(epoch)
-            for inputs, _ in self._training_batches():
-                sample.add(inputs)
-        return sample.items
+        for inputs, _ in self._training_batches():
+            sample.add(inputs)
+        return sample.batches
 
     def _recalibrate(self) -> None:
         """Give network and twin running statistics that belong to their weights."""
@@ -396,7 +460,8 @@ class GrowthRun:
             recalibrate(twin, self._recent, moving_norms(twin))
 
     def _take_copy(self, score: float) -> None:
-        self._kept.take(self.garden, score, self.gardener.epoch)
+        with self.gardener.as_in():
+            self._kept.take(self.garden, score, self.gardener.epoch)
 
     def _announce(self, epoch: int) -> None:
         """Tell batches that want to know which epoch comes."""
@@ -423,7 +488,38 @@ class GrowthRun:
 
     def _fork_twin(self) -> None:
         self.twin = self.trainee.fork(self._optimizer_of)
+        wake_copies(self.twin.garden)
         self._kept.fork()
+
+
+def refuse_seeds(
+    slots: SlotNames,
+    axes: DeclaredAxes | None,
+    controller: str | Controller,
+    config: GrowthConfig,
+) -> None:
+    """Refuse what is about seeds in a run that lets blocks wake instead."""
+    garden, deepen = config.garden, config.deepen
+    assert deepen is not None
+    seeds = {
+        "slots": slots != AUTO,
+        "axes": axes is not None,
+        "controller": controller not in (DEFAULT_CONTROLLER, "wait"),
+        "max_growth": bool(garden.max_growth),
+        "max_added_flops": bool(garden.max_added_flops),
+        "max_seeds": bool(garden.lifecycle.rules.max_seeds),
+    }
+    if given := [name for name, is_given in seeds.items() if is_given]:
+        hint = "deepen={'controller': ...}" if given == ["controller"] else "leave it out"
+        raise UsageError(
+            f"{given[0]} is about seeds, and with deepen none grow ({hint}); grow seeds in the "
+            "deepened network afterwards: esper.grow(grown.model, slots=...)"
+        )
+    if config.twin and deepen.weights is not None:
+        raise UsageError(
+            "the twin of a deepened network is the static one with its first weights, which "
+            "deepen's weights are not; leave out twin"
+        )
 
 
 def _rates_to_come(config: GrowthConfig) -> RateTable:

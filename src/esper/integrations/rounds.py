@@ -94,7 +94,7 @@ class Rounds:
                 self._evaluate = judged.evaluator(batches, device, precision=precision)
                 gardener.tell(**judged.facts)
             with precision():
-                gardener.recalibrate_on(self._sample.items)
+                gardener.recalibrate_on(self._sample.batches)
             record = gardener.step(self._evaluate, train_loss=train_loss)
         self._sum, self._batches = None, 0
         self._sample = self._new_sample()
@@ -107,7 +107,7 @@ class Rounds:
         """Return what collects a round's batches for running statistics, where there are any."""
         gardener = self.gardener
         is_needed = bool(moving_norms(gardener.garden))
-        return SpreadSample(gardener.config.statistics_batches if is_needed else 0)
+        return SpreadSample(gardener.config.statistics_samples if is_needed else 0)
 
     def _see(self, garden: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Collect what the network is trained on."""

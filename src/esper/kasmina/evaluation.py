@@ -240,7 +240,7 @@ def pass_samples(garden: Garden, device: torch.device) -> int:
     """Return how many samples a pass should hold at its widest."""
     if device.type != "cpu":
         return _SAMPLES_ON_ACCELERATOR
-    largest = max(math.prod(slot.shape[1:]) for slot in garden.seedbed)
+    largest = max((math.prod(slot.shape[1:]) for slot in garden.seedbed), default=1)
     return min(_MOST_SAMPLES, max(_LEAST_SAMPLES, _CACHED_VALUES // largest))
 
 

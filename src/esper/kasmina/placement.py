@@ -160,6 +160,18 @@ def with_kin(placed: Placed, model: nn.Module, example: Any) -> Placed:
     )
 
 
+def place_nothing(model: nn.Module, example: Any) -> Placed:
+    """Return where nothing is to grow: no slots, and what the model itself costs.
+
+    The samples are taken to lie along the first axis of its inputs.
+    """
+    with counting(model) as count:
+        seen = look(model, {}, example)
+    refuse_failed(seen, example)
+    flops = count.total // max(1, axis_size(example, 0))
+    return Placed((), 0, flops, count.describe_uncounted())
+
+
 def _expand(entry: Any, model: nn.Module | None) -> list[str]:
     """Return the submodules that an entry of a list names."""
     if not isinstance(entry, str) or "*" not in entry or model is None:

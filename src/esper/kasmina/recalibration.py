@@ -3,9 +3,9 @@
 A normalisation layer with running statistics remembers a moving average of the batches that it was
 trained on. When a seed comes, goes or changes its amplitude, and whenever weights move fast, that
 average describes a network that is no more, and an evaluation by it is wrong by whole points. Here
-the statistics are taken anew: as the mean over a bounded number of training batches, each weighted
-by its size, with the network as it is evaluated (dropout off). Training does not notice: it
-normalises by the batch at hand.
+the statistics are taken anew: as the mean over training batches of a bounded number of samples,
+each weighted by its size, with the network as it is evaluated (dropout off). A training set within
+the bound is taken whole. Training does not notice: it normalises by the batch at hand.
 """
 
 from __future__ import annotations
@@ -21,36 +21,55 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from esper.kasmina.evaluation import Evaluator, Results, joined, refuse_change
 from esper.kasmina.garden import Garden
-from esper.kasmina.probe import call_arguments, tensors_in
+from esper.kasmina.probe import axis_size, call_arguments, tensors_in
 from esper.leyline.randomness import drawing
 
-DEFAULT_BATCHES = 32
-"""Most training batches that statistics are taken from, unless a setting says otherwise."""
+DEFAULT_SAMPLES = 2048
+"""Most training samples that statistics are taken from, unless a setting says otherwise."""
 
 
 class SpreadSample:
-    """Up to `most` items of a stream of unknown length, evenly spread over all of it.
+    """Batches from a stream of unknown length, evenly spread over it, of up to `most` samples.
 
     Args:
-        most: how many to keep; at least half as many are kept where there are enough.
+        most: how many samples to keep. About half as many are kept at least, where there are
+            enough; a single batch is kept even if it has more. 0 keeps nothing.
     """
 
     def __init__(self, most: int) -> None:
         """Keep nothing yet."""
-        self.items: list[Any] = []
+        self.batches: list[Any] = []
         self.most = most
         self._stride = 1
         self._count = 0
 
-    def add(self, item: Any) -> None:
-        """Offer the next item of the stream."""
+    def add(self, batch: Any) -> None:
+        """Offer the next batch of the stream."""
         if self.most and self._count % self._stride == 0:
-            if len(self.items) == self.most:
-                self.items = self.items[::2]
+            self.batches.append(batch)
+            while len(self.batches) > 1 and sum(map(count_samples_in, self.batches)) > self.most:
+                self.batches = self.batches[::2]
                 self._stride *= 2
-            if self._count % self._stride == 0:
-                self.items.append(item)
         self._count += 1
+
+
+def first_samples(batches: Iterable[Any], most: int) -> Iterator[Any]:
+    """Yield batches as long as another one like the last stays within `most` samples.
+
+    The first is yielded in any case, and none is read that is not yielded.
+    """
+    seen = 0
+    for batch in batches:
+        yield batch
+        size = count_samples_in(batch)
+        seen += size
+        if seen + size > most:
+            return
+
+
+def count_samples_in(batch: Any) -> int:
+    """Return the number of samples of a batch of inputs: the first size of its first tensor."""
+    return max(1, axis_size(batch, 0))
 
 
 def moving_norms(model: nn.Module) -> list[_NormBase]:
@@ -74,7 +93,7 @@ def moving_norms(model: nn.Module) -> list[_NormBase]:
 
 @torch.no_grad()
 def recalibrate(model: nn.Module, inputs: Iterable[Any], norms: Sequence[_NormBase]) -> int:
-    """Take the statistics of these layers anew; return the number of batches they are taken from.
+    """Take the statistics of these layers anew; return the number of samples they are taken from.
 
     A layer that no batch reaches keeps what it has.
 
@@ -92,7 +111,7 @@ def recalibrate(model: nn.Module, inputs: Iterable[Any], norms: Sequence[_NormBa
             args, kwargs = call_arguments(batch)
             with drawing(device, "recalibrate"):
                 model(*args, **kwargs)
-            count += 1
+            count += count_samples_in(batch)
     return count
 
 

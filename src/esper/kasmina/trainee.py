@@ -90,8 +90,8 @@ class Trainee:
         self.carried.start_epoch()
         self.garden.train()
 
-    def train_batch(self, inputs: Any, targets: Any) -> None:
-        """Take one optimizer step."""
+    def train_batch(self, inputs: Any, targets: Any) -> Tensor:
+        """Take one optimizer step; return its loss."""
         args, kwargs = call_arguments(inputs)
 
         def batch_loss(model: nn.Module) -> Tensor:
@@ -119,6 +119,7 @@ class Trainee:
         if self._scheduler_every == "batch":
             self._step_schedule()
         self._losses.append(loss.detach())
+        return self._losses[-1]
 
     def finish_epoch(self) -> float | None:
         """Step the schedule and return the mean training loss, None without batches.

@@ -18,6 +18,8 @@ from esper.leyline.records import (
     is_loss,
     kept_record,
     seeds_at_end,
+    stacks_at_end,
+    told_stacks,
 )
 from esper.leyline.stages import SeedStage
 
@@ -60,6 +62,8 @@ _FEW_EPOCHS = 10
 """Epochs before which nobody says that a network does not learn."""
 _LEARNED = 0.98
 """Share of the loss of guessing below which a network has learned something."""
+_FALLEN = 0.001
+"""Share of its first value by which a loss falls where a network learns anything at all."""
 _MARGIN = 0.1
 """Share of the way from guessing to knowing all that luck may go."""
 _BARELY = 0.9
@@ -82,13 +86,23 @@ def is_grown(seeds: Sequence[SeedRecord]) -> bool:
 def why_not_learned(history: Sequence[EpochRecord], chance_loss: float | None) -> str:
     """Return that a network never became better than guessing, in a sentence; empty where it did.
 
+    Where nobody knows what guessing costs, a loss that never fell is told instead.
+
     Args:
         history: all epochs of a run.
         chance_loss: loss of a network that only guesses; None where nobody knows.
     """
     losses = [record.val_loss for record in history if math.isfinite(record.val_loss)]
-    if not chance_loss or len(losses) < _FEW_EPOCHS:
+    if len(losses) < _FEW_EPOCHS:
         return ""
+    if not chance_loss:
+        if min(losses) < losses[0] - _FALLEN * abs(losses[0]):
+            return ""
+        return (
+            f"The validation loss did not fall: it was {losses[0]:.4g} after the first epoch and "
+            f"{min(losses):.4g} at best in {len(losses)}; check the data, the loss and the "
+            "learning rate before anything grows."
+        )
     scores = [record.val_score for record in history]
     guessed = math.exp(-chance_loss)
     # A network may be sure of wrong answers, and still have learned to give more right ones.
@@ -122,6 +136,9 @@ def why_not_grown(
     """
     if not history:
         return ()
+    if history[-1].depth is not None:
+        not_deep = _why_not_deep(history, kept_epoch, stopped)
+        return tuple(filter(None, (why_not_learned(history, chance_loss), not_deep)))
     seeds = seeds_at_end(history, kept_epoch)
     slots = kept_record(history, kept_epoch).slots
     held = {slot.name for slot in slots if slot.stage == SeedStage.HOLDING.name}
@@ -133,6 +150,30 @@ def why_not_grown(
     ]
     told = tuple(line for line in first if line)
     return (*told, *_why_not_grown(history, seeds, idle, kept_epoch, stopped))
+
+
+def _why_not_deep(history: Sequence[EpochRecord], kept_epoch: int | None, stopped: str) -> str:
+    """Return why the network that is kept has fewer blocks than were to wake; empty otherwise."""
+    last = history[-1].epoch
+    stacks, at_end = stacks_at_end(history, kept_epoch), stacks_at_end(history)
+    now = told_stacks(stacks)
+    if stacks != at_end:
+        return (
+            f"The best validation score is that of epoch {kept_epoch}, with {now} awake; "
+            f"keep='last' returns the network of epoch {last}, with {told_stacks(at_end)}."
+        )
+    refused = [
+        each
+        for one in history
+        if one.depth is not None
+        for each in one.depth.deepenings
+        if each.outcome != "done"
+    ]
+    if refused:
+        return f"No more than {now} woke: {refused[-1].reason}."
+    if stopped and any(stack.awake < stack.blocks for stack in stacks):
+        return f"The run stopped after epoch {last} ({stopped}), with {now} awake."
+    return ""
 
 
 def _why_not_grown(

@@ -72,6 +72,10 @@ class Plain:
         return dataclasses.asdict(self)
 
 
+DEEPEN = "DEEPEN"
+"""The op of a decision by which blocks wake; no controller of seeds takes it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotRecord:
     """One slot at the end of one epoch, as the controller saw it."""
@@ -108,12 +112,74 @@ class DecisionRecord:
     outcome: str
     """done, gate_failed or illegal."""
     reason: str
-    """Why it had no effect; of a WAIT or a PRUNE that had, why the controller chose it."""
+    """Why it had no effect; of a WAIT or a PRUNE that had, why the controller chose it; of a DEEPEN
+    how many blocks woke when."""
 
     @property
     def is_act(self) -> bool:
         """Whether something was done, and not only waited for or tried."""
         return self.op != "WAIT" and self.outcome == "done"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackRecord:
+    """One stack of blocks when an epoch was measured."""
+
+    name: str
+    awake: int
+    """Blocks that are awake; the others sleep and cost nothing."""
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeepeningRecord:
+    """Blocks of one stack that woke, or were to wake."""
+
+    stack: str
+    before: int
+    """Blocks awake before."""
+    after: int
+    """Blocks awake from then on; where it was refused, what was asked for."""
+    step: int
+    """Optimizer steps done by then."""
+    outcome: str
+    """done or illegal."""
+    reason: str
+    """What happened when, and by which rule, in words; where it was refused, why."""
+
+    @property
+    def decision(self) -> DecisionRecord:
+        """The same as a decision about the stack."""
+        return depth_decision(DEEPEN, self.stack, self.outcome, self.reason)
+
+
+def depth_decision(
+    op: str, stack: str | None = None, outcome: str = "done", reason: str = ""
+) -> DecisionRecord:
+    """Return a decision about the blocks of a stack; what seeds are decided by is None."""
+    arguments = (field.name for field in dataclasses.fields(DecisionRecord))
+    given = {"op": op, "slot": stack, "outcome": outcome, "reason": reason}
+    return DecisionRecord(**{**dict.fromkeys(arguments), **given})  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DepthRecord:
+    """How deep a network that is deepened was when an epoch was measured, and what that took."""
+
+    step: int
+    """Optimizer steps done."""
+    flops: float
+    """Training FLOPs spent so far, forward and backward."""
+    static_flops: float
+    """What the same steps would have taken with all blocks awake."""
+    stacks: tuple[StackRecord, ...]
+    deepenings: tuple[DeepeningRecord, ...] = ()
+    """In this epoch, or decided at its end."""
+
+    @property
+    def awake(self) -> dict[str, int]:
+        """Blocks awake, by stack."""
+        return {stack.name: stack.awake for stack in self.stacks}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,9 +206,19 @@ class EpochRecord(Plain):
     rollback: str | None = None
     """Why the network went back to its last good state in this epoch: not_finite, lobotomy or
     divergence; None where it did not."""
-    statistics_batches: int = 0
-    """Training batches that running statistics (BatchNorm) were taken from anew before the epoch
+    statistics_samples: int = 0
+    """Training samples that running statistics (BatchNorm) were taken from anew before the epoch
     was measured; 0 where they were not."""
+    depth: DepthRecord | None = None
+    """None where no blocks sleep and wake."""
+
+    @property
+    def decisions(self) -> tuple[DecisionRecord, ...]:
+        """What was decided: one thing at most, but for blocks, which may wake more than once."""
+        woken = () if self.depth is None else self.depth.deepenings
+        if woken:
+            return tuple(each.decision for each in woken)
+        return () if self.decision is None else (self.decision,)
 
     @classmethod
     def from_mapping(cls, data: Mapping[str, Any]) -> EpochRecord:
@@ -150,7 +226,16 @@ class EpochRecord(Plain):
         slots = tuple(_checked(SlotRecord, slot) for slot in data["slots"])
         told = data["decision"]
         decision = None if told is None else _checked(DecisionRecord, told)
-        return _checked(cls, {**data, "slots": slots, "decision": decision})
+        depth = _depth_from(data.get("depth"))
+        return _checked(cls, {**data, "slots": slots, "decision": decision, "depth": depth})
+
+
+def _depth_from(data: Mapping[str, Any] | None) -> DepthRecord | None:
+    if data is None:
+        return None
+    stacks = tuple(_checked(StackRecord, stack) for stack in data["stacks"])
+    woken = tuple(_checked(DeepeningRecord, one) for one in data["deepenings"])
+    return _checked(DepthRecord, {**data, "stacks": stacks, "deepenings": woken})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,11 +291,19 @@ class RunSummary(Plain):
     """Why the run ended before its last epoch; empty where it did not."""
     chance_loss: float | None = None
     """Loss of a network that only guesses; None where nobody knows."""
+    stacks: tuple[StackRecord, ...] = ()
+    """Of a network that was deepened: its stacks, as the result has them."""
+    training_flops: float | None = None
+    """Training FLOPs of the whole run, where a network was deepened."""
+    static_flops: float | None = None
+    """What its steps would have taken with all blocks awake."""
 
     @classmethod
     def from_mapping(cls, data: Mapping[str, Any]) -> RunSummary:
         """Rebuild what `to_mapping` returned."""
-        return cls(**{**data, "seeds": tuple(SeedRecord(**seed) for seed in data["seeds"])})
+        seeds = tuple(SeedRecord(**seed) for seed in data["seeds"])
+        stacks = tuple(StackRecord(**stack) for stack in data.get("stacks", ()))
+        return cls(**{**data, "seeds": seeds, "stacks": stacks})
 
 
 class SeedLives:
@@ -303,6 +396,14 @@ def kept_record(history: Sequence[EpochRecord], kept_epoch: int | None = None) -
     return past[-1] if past else history[0]
 
 
+def stacks_at_end(
+    history: Sequence[EpochRecord], kept_epoch: int | None = None
+) -> tuple[StackRecord, ...]:
+    """Return the stacks of a network that was deepened as the network that is kept has them."""
+    depth = kept_record(history, kept_epoch).depth if history else None
+    return () if depth is None else depth.stacks
+
+
 def told_kept(summary: RunSummary) -> str:
     """Return in words which epoch's network is the result."""
     kept, done = summary.kept_epoch, summary.epochs
@@ -384,15 +485,25 @@ def epoch_line(record: EpochRecord) -> str:
         parts.append(f"twin {told_score(record.twin_score)}")
     if record.train_loss is not None:
         parts.append(f"train loss {record.train_loss:.4f}")
+    if record.depth is not None:
+        parts.append(told_stacks(record.depth.stacks))
     parts.append(f"{record.parameters:,} parameters")
     return "  ".join(parts)
+
+
+def told_stacks(stacks: Sequence[StackRecord]) -> str:
+    """Return how many blocks are awake, stack by stack where that differs, in a few words."""
+    told = dict.fromkeys(f"{stack.awake} of {stack.blocks}" for stack in stacks)
+    if len(told) > 1:
+        told = dict.fromkeys(f"{one.name} {one.awake} of {one.blocks}" for one in stacks)
+    return f"{', '.join(told)} blocks"
 
 
 def decision_line(epoch: int, decision: DecisionRecord) -> str:
     """Return a decision in one line."""
     words = [f"epoch {epoch}: {decision.op}"]
     words += [word for word in (decision.slot, decision.blueprint) if word]
-    if decision.outcome != "done":
+    if decision.op == DEEPEN or decision.outcome != "done":
         words.append(f"({decision.reason or decision.outcome})")
     return " ".join(words)
 
@@ -431,7 +542,8 @@ def told_gain(score: float, twin: float) -> str:
 def decisions_of(history: Sequence[EpochRecord]) -> list[tuple[int, DecisionRecord]]:
     """Return every decision but WAIT with its epoch."""
     return [
-        (record.epoch, record.decision)
+        (record.epoch, decision)
         for record in history
-        if record.decision is not None and record.decision.op != "WAIT"
+        for decision in record.decisions
+        if decision.op != "WAIT"
     ]

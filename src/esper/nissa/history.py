@@ -5,17 +5,26 @@ from __future__ import annotations
 import dataclasses
 import math
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
-from esper.leyline.records import DecisionRecord, EpochRecord, SlotRecord, copy_fields
+from esper.leyline.records import (
+    DEEPEN,
+    DecisionRecord,
+    DeepeningRecord,
+    DepthRecord,
+    EpochRecord,
+    SlotRecord,
+    StackRecord,
+    copy_fields,
+)
 from esper.leyline.stages import SeedStage
 from esper.nissa.columns import Row
 from esper.nissa.limits import ANSWER_S
 from esper.nissa.reader import StoredRun
-from esper.nissa.schema import DecisionRow, EpochRow, StageRow
+from esper.nissa.schema import DecisionRow, EpochRow, StackRow, StageRow
 
-T = TypeVar("T", SlotRecord, DecisionRecord, EpochRecord)
+T = TypeVar("T", SlotRecord, DecisionRecord, DeepeningRecord, StackRecord, EpochRecord)
 
 _ABSENT = {float: math.nan, int: 0, bool: False, str: ""}
 """What a record that must have a value says where the store has none."""
@@ -41,10 +50,28 @@ def read_history(run: StoredRun, every: int = 1) -> list[EpochRecord]:
         assert isinstance(stage, StageRow)
         found = slots.setdefault(stage.step, {})
         found[str(stage.slot)] = _record(SlotRecord, stage, name=stage.slot)
-    decisions = {}
+    decisions: dict[int, DecisionRecord] = {}
+    woken: dict[int, list[DeepeningRecord]] = {}
     for decision in read("decisions"):
         assert isinstance(decision, DecisionRow)
-        decisions[decision.step] = _record(DecisionRecord, decision)
+        # Blocks may wake more than once in an epoch; the first decision stands for all.
+        decisions.setdefault(decision.step, _record(DecisionRecord, decision))
+        if decision.op == DEEPEN:
+            woken.setdefault(decision.step, []).append(
+                _record(
+                    DeepeningRecord,
+                    decision,
+                    stack=str(decision.slot),
+                    before=decision.blocks_before or 0,
+                    after=decision.blocks_after or 0,
+                    step=decision.training_step or 0,
+                )
+            )
+    stacks: dict[int, list[StackRecord]] = {}
+    for stack in read("stacks"):
+        assert isinstance(stack, StackRow)
+        found_stack = _record(StackRecord, stack, name=str(stack.stack))
+        stacks.setdefault(stack.step, []).append(found_stack)
     history = []
     for epoch in read("epochs"):
         assert isinstance(epoch, EpochRow)
@@ -59,9 +86,25 @@ def read_history(run: StoredRun, every: int = 1) -> list[EpochRecord]:
                 ),
                 decision=decisions.get(epoch.step),
                 rollback=epoch.rollback_reason,
+                depth=_depth(epoch, stacks.get(epoch.step, ()), woken.get(epoch.step, ())),
             )
         )
     return history
+
+
+def _depth(
+    epoch: EpochRow, stacks: Sequence[StackRecord], woken: Sequence[DeepeningRecord]
+) -> DepthRecord | None:
+    """Return how deep a network was; None where the store has no stacks of it."""
+    if not stacks:
+        return None
+    return DepthRecord(
+        step=epoch.training_steps or 0,
+        flops=epoch.training_flops or 0.0,
+        static_flops=epoch.static_flops or 0.0,
+        stacks=tuple(stacks),
+        deepenings=tuple(woken),
+    )
 
 
 def _record(kind: type[T], row: Row, **given: Any) -> T:
@@ -79,7 +122,7 @@ def _needed(kind: type[Any]) -> dict[str, Any]:
     return {name: _ABSENT[hints[name]] for name in names if hints[name] in _ABSENT}
 
 
-_NEEDED = {kind.__name__: _needed(kind) for kind in (SlotRecord, DecisionRecord, EpochRecord)}
+_NEEDED = {kind.__name__: _needed(kind) for kind in T.__constraints__}
 
 
 def _empty_slot(name: str) -> SlotRecord:

@@ -22,7 +22,7 @@ from typing import Any
 
 from esper.nissa.columns import Row, column, key, record, table, unfold
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 
 _ROUND = "Round of training, from 0; 0 when one network is grown."
 _ROW = "Row of the population; 0 for one network."
@@ -32,6 +32,7 @@ _TIME = "When it was recorded, seconds since 1970 (UTC)."
 _FLOPS = "Operations of one sample's forward pass, seeds and gates included."
 _FLOPS_OF_HOST = "Operations of one sample's forward pass through the host alone."
 _FLOPS_OF_SEED = "Operations per sample of the seed and its gate."
+_CONTRIBUTION = "Points lost if it were taken out now; last measured."
 _ENV_STEPS = "Decisions of all rows since the start of the run; the x axis of training curves."
 _ROLLBACK = "Why the governor acted: not_finite, lobotomy or divergence; absent where it did not."
 _VOLATILE_ROW = "The row speaks of the machine (memory, a sink, a resume), not of the run."
@@ -365,9 +366,12 @@ class EpochRow(Moment):
     flops: int | None = column("operations", _FLOPS)
     host_flops: int | None = column("operations", _FLOPS_OF_HOST)
     live_seeds: int | None = column("seeds", "Seeds with a module, fossilized ones included.")
+    training_steps: int | None = column("steps", "Optimizer steps so far, of a deepened network.")
+    training_flops: float | None = column("operations", "What they took, forward and backward.")
+    static_flops: float | None = column("operations", "The same with all blocks awake throughout.")
     rollback_reason: str | None = column("", _ROLLBACK)
-    statistics_batches: int | None = column(
-        "batches", "Training batches that BatchNorm statistics were taken from anew."
+    statistics_samples: int | None = column(
+        "samples", "Training samples that BatchNorm statistics were taken from anew."
     )
     seconds: float | None = column("s", "Time of the epoch.", volatile=True)
     memory_bytes: int | None = column("bytes", "Resident memory of the process.", volatile=True)
@@ -384,8 +388,8 @@ class DecisionRow(Moment):
     """What was decided, how sure the policy was, what came of it, and how it was rewarded."""
 
     ordinal: int = key(_COUNT)
-    op: str | None = column("", "The op that was chosen.")
-    slot: str | None = column("", "The slot it was for; absent for WAIT.")
+    op: str | None = column("", "The op that was chosen; DEEPEN where blocks wake.")
+    slot: str | None = column("", "The slot or the stack it was for; absent for WAIT.")
     blueprint: str | None = column("", "Blueprint to germinate.")
     style: str | None = column("", "How the seed is blended in.")
     tempo: int | None = column("epochs", "Length of the first blend.")
@@ -393,7 +397,10 @@ class DecisionRow(Moment):
     alpha_speed: int | None = column("ticks", "Length of a later ramp.")
     alpha_curve: str | None = column("", "Shape of a later ramp.")
     outcome: str | None = column("", "done, gate_failed or illegal.")
-    reason: str | None = column("", "Why it was refused.")
+    reason: str | None = column("", "Why it was refused; of a DEEPEN also what it did.")
+    blocks_before: int | None = column("blocks", "Blocks of the stack awake before a DEEPEN.")
+    blocks_after: int | None = column("blocks", "Blocks of the stack awake after it.")
+    training_step: int | None = column("steps", "Optimizer steps done when blocks woke.")
     took_effect: bool | None = column("", "It was carried out.")
     effective_op: str | None = column("", "The op it counted as; WAIT when refused.")
     forced: bool | None = column("", "WAIT was the only legal op.")
@@ -451,9 +458,7 @@ class SeedRow(Row):
     fate: str | None = column("", "fossilized, pruned, dropped, or the stage it is in.")
     parameters: int | None = column("parameters", "Parameters of the seed and its gate.")
     flops: int | None = column("operations", _FLOPS_OF_SEED)
-    contribution: float | None = column(
-        "points", "Points lost if it were taken out now; last measured."
-    )
+    contribution: float | None = column("points", _CONTRIBUTION)
     contribution_se: float | None = column("points", "Standard error of the contribution.")
     improvement: float | None = column("points", "Score since germination.")
 
@@ -473,14 +478,22 @@ class StageRow(Moment):
     age: int | None = column("epochs", "Epochs since germination.")
     parameters: int | None = column("parameters", "Parameters of the seed and its gate.")
     flops: int | None = column("operations", _FLOPS_OF_SEED)
-    contribution: float | None = column(
-        "points", "Points lost if it were taken out now; last measured."
-    )
+    contribution: float | None = column("points", _CONTRIBUTION)
     contribution_se: float | None = column("points", "Standard error of the contribution.")
     improvement: float | None = column("points", "Score since germination.")
     interaction: float | None = column("points", "Sum of its interactions with other seeds.")
     grad_norm: float | None = column("", "Gradient norm of the seed.")
     grad_health: float | None = column("", "1 is healthy.")
+
+
+@table("stacks", "One stack of blocks at one epoch of a network that is deepened.")
+class StackRow(Moment):
+    """How much of one stack was awake when an epoch was measured."""
+
+    ordinal: int = key("Number of the stack in the model, from 0.")
+    stack: str | None = column("", "Name of the stack.")
+    awake: int | None = column("blocks", "Blocks that are awake; the others cost nothing.")
+    blocks: int | None = column("blocks", "All blocks of the stack.")
 
 
 @table(
@@ -531,6 +544,7 @@ class EventKind(StrEnum):
     SEED_GATE_EVALUATED = "seed_gate_evaluated"
     SEED_FOSSILIZED = "seed_fossilized"
     SEED_PRUNED = "seed_pruned"
+    BLOCKS_WOKEN = "blocks_woken"
     GOVERNOR_ROLLBACK = "governor_rollback"
     DECISION_EXPLAINED = "decision_explained"
     ACTOR_WORKED = "actor_worked"

@@ -23,6 +23,7 @@ from esper.leyline.records import (
     kept_record,
     seed_records,
 )
+from esper.report import deepening
 from esper.report.architecture import draw_architecture
 from esper.report.markup import (
     argument_words,
@@ -117,7 +118,7 @@ def heading(summary: RunSummary | None, task: str | None = None, kind: str = "gr
         return f"A run of esper {shortened(kind, _NAME_LENGTH)}{on}"
     if summary is None:
         return f"A growing run{on}, not yet at its end"
-    done = "grown" if is_grown(summary.seeds) else "trained"
+    done = "grown" if is_grown(summary.seeds) else "deepened" if summary.stacks else "trained"
     return f"A network {done} on {shortened(summary.task, _NAME_LENGTH)}"
 
 
@@ -127,24 +128,31 @@ def render_lead(
     seeds: Sequence[SeedRecord],
     why: Sequence[str] = (),
     kept: str = "",
+    blocks: str = "",
 ) -> str:
     """Return the story of a run in a few sentences.
 
-    `why` says what did not go well, `kept` which epoch's network is the result.
+    `why` says what did not go well, `kept` which epoch's network is the result, `blocks` how a
+    network was deepened that has no seeds.
     """
     who = "the controller"
     if controller is not None:
         who = f"the controller {shortened(controller, _NAME_LENGTH)}"
-    sentences = [_tell_seeds(who, outcome.epochs, seeds), kept, _tell_score(outcome)]
+    grew = blocks or _tell_seeds(who, outcome.epochs, seeds)
+    sentences = [grew, kept, _tell_score(outcome)]
     told = "".join(f"<li>{escaped(line, limit=1000)}</li>\n" for line in why)
     lead = paragraph("lead", " ".join(filter(None, sentences)))
     if told:
         lead += f'<ul class="why">\n{told}</ul>\n'
-    return lead if outcome.gain is None else lead + paragraph("note", _TWIN)
+    twin = deepening.TWIN if blocks else _TWIN
+    return lead if outcome.gain is None else lead + paragraph("note", twin)
 
 
 def render_figures(
-    outcome: Outcome, summary: RunSummary | None, seeds: Sequence[SeedRecord]
+    outcome: Outcome,
+    summary: RunSummary | None,
+    seeds: Sequence[SeedRecord],
+    history: Sequence[EpochRecord] = (),
 ) -> str:
     """Return the few numbers to remember, as tiles."""
     tiles = []
@@ -159,6 +167,11 @@ def render_figures(
     ):
         sizes = [format_count(size) for size in dict.fromkeys((before, after))]
         tiles.append((name, " → ".join(sizes), _change(before, after)))
+    depth = history[-1].depth if history else None
+    if depth is not None:
+        stacks = depth.stacks if summary is None else summary.stacks
+        tiles += deepening.block_tiles(stacks, depth.flops, depth.static_flops)
+        return render_tiles(tiles)
     kept = sum(seed.fate == "fossilized" for seed in seeds)
     tiles.append(("Seeds kept", f"{format_count(kept)} of {format_count(len(seeds))}", ""))
     return render_tiles(tiles)
@@ -434,8 +447,10 @@ def _top(
     if summary is not None:
         why = why_not_grown(history, summary.kept_epoch, summary.stopped, summary.chance_loss)
         kept = _tell_kept(summary)
-    lead = render_lead(outcome, controller, seeds, why, kept)
-    return lead + missing + render_figures(outcome, summary, seeds)
+    is_deepened = bool(history) and history[-1].depth is not None
+    blocks = deepening.tell_blocks(controller, history) if is_deepened else ""
+    lead = render_lead(outcome, controller, seeds, why, kept, blocks)
+    return lead + missing + render_figures(outcome, summary, seeds, history)
 
 
 def _growth_sections(
@@ -447,11 +462,15 @@ def _growth_sections(
         has_twin = any(record.twin_score is not None for record in history)
         note = paragraph("note", f"{_CONTRIBUTION} {_GAIN}" if has_twin else _CONTRIBUTION)
         yield section("Seeds", render_seeds(seeds, at_end) + note)
+    elif history and history[-1].depth is not None:
+        yield section("Blocks", deepening.render_blocks(history))
     elif history:
         yield section("Seeds", "<p>No seed was germinated.</p>\n")
     sizes = best_by_size(history)
     if len(sizes) > 1:
         yield section("Sizes", render_sizes(sizes))
+    if history and history[-1].depth is not None:
+        return
     if any(record.decision is not None and record.decision.op != "WAIT" for record in history):
         yield section("Decisions", render_decisions(history))
     elif history:
@@ -461,7 +480,10 @@ def _growth_sections(
 def _pictures(
     history: Sequence[EpochRecord], summary: RunSummary | None, modules: Sequence[ModuleRecord]
 ) -> Iterator[str]:
-    if history:
+    if history and history[-1].depth is not None:
+        picture = draw_picture(history, title=deepening.TITLE, is_file=False)
+        yield figure(picture, deepening.CAPTION)
+    elif history:
         yield figure(draw_picture(history, title=DEFAULT_TITLE, is_file=False), _CAPTION)
     if not modules:
         return

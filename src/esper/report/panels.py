@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,8 @@ class Panel:
     reference: float | None = None
     floor: float | None = None
     ceiling: float | None = None
+    only: Literal["seeds", "blocks"] | None = None
+    """Of a growing run, whether it is about one that grows seeds, or one whose blocks wake."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +68,7 @@ COMPUTED: dict[str, str] = {
     "rollout_seconds": "seconds - COALESCE(update_seconds, 0) - COALESCE(twin_seconds, 0)",
     "growth": "1.0 * parameters / NULLIF(host_parameters, 0)",
     "operations": "1.0 * flops / NULLIF(host_flops, 0)",
+    "compute": "1.0 * training_flops / NULLIF(static_flops, 0)",
     "memory_gb": "memory_bytes / 1073741824.0",
 }
 """Columns that no table has, in SQL."""
@@ -298,7 +301,17 @@ GROWING_PANELS: tuple[Panel, ...] = (
         unit="× host",
         floor=1.0,
     ),
-    _epochs("seeds", GROWTH, "Seeds alive", "live_seeds", floor=0.0),
+    _epochs("seeds", GROWTH, "Seeds alive", "live_seeds", floor=0.0, only="seeds"),
+    _epochs(
+        "compute",
+        GROWTH,
+        "Training FLOPs against the static network",
+        "compute",
+        is_share=True,
+        ceiling=1.0,
+        note="Spent so far, of what the same steps take with all blocks awake.",
+        only="blocks",
+    ),
     _epochs("seconds", SPEED, "Time of an epoch", "seconds", unit="s", floor=0.0),
     _epochs("memory", SPEED, "Memory", "memory_gb", unit="GiB", floor=0.0),
 )

@@ -38,6 +38,7 @@ from esper.report.markup import (
     visible,
 )
 from esper.report.page import LEGEND_STAGES, MARGIN, ROW, WIDTH, draw_svg
+from esper.report.stacks import draw_compute, draw_stacks, read_stacks, tell_lane
 
 HEIGHT = 280.0
 _TICKS = 6
@@ -212,7 +213,8 @@ def growth_picture(history: Sequence[EpochRecord], *, title: str = DEFAULT_TITLE
 
     The upper panel is the learning curve, with the twin's dashed beside it where one ran. Below,
     each slot has a lane: the colour is the stage, the height of the solid band is alpha, marks
-    are decisions. The same history gives the same text, byte for byte.
+    are decisions. A network that was deepened has a lane for each stack of blocks instead, and what
+    its training took. The same history gives the same text, byte for byte.
 
     Args:
         history: The epochs of the run, in order; none at all gives a picture that says so.
@@ -241,11 +243,15 @@ def describe(history: Sequence[EpochRecord]) -> str:
     unit = " (the negative loss)" if is_loss(last.val_score) else " points"
     twin = ""
     if last.twin_score is not None:
-        twin = f", that of the twin, which only waits, to {format_number(last.twin_score)}"
+        which = "which only waits" if last.depth is None else "whose blocks are all awake"
+        twin = f", that of the twin, {which}, to {format_number(last.twin_score)}"
     told = [
         f"{counted(len(history), 'epoch')}. The validation score goes from "
         f"{format_number(first.val_score)} to {format_number(last.val_score)}{unit}" + f"{twin}."
     ]
+    stacks = read_stacks(history)
+    if stacks:
+        return " ".join([*told, *map(tell_lane, stacks)])
     lives = seed_records(tuple(history))
     told.extend(_tell_life(life) for life in lives[:_MOST_LIVES_TOLD])
     if not lives:
@@ -264,6 +270,14 @@ def _draw_run(history: Sequence[EpochRecord]) -> tuple[list[str], float]:
     drawing.extend(draw_curves(history, curves, frame, top))
     top += HEIGHT + ROW + 26
 
+    stacks = read_stacks(history)
+    if stacks:
+        told = "Stacks: a bar for each block that is awake"
+        drawing.append(label(told, class_="strong", x=MARGIN, y=top, dy=".9em"))
+        lanes, top = draw_stacks(stacks, frame, top + ROW + 4)
+        drawing.extend([*lanes, *frame.axis(top)])
+        compute, top = draw_compute(history, frame, top + ROW + 26)
+        return [*drawing, *compute], top + MARGIN
     told = "Slots: colour is the stage, height is alpha"
     drawing.append(label(told, class_="strong", x=MARGIN, y=top, dy=".9em"))
     legend, top = draw_legend(top + ROW + 4)

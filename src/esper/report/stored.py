@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from esper.leyline.errors import EsperError
-from esper.leyline.records import ModuleRecord, RunSummary, copy_fields, seeds_at_end
+from esper.leyline.records import ModuleRecord, RunSummary, copy_fields, seeds_at_end, stacks_at_end
 from esper.nissa.database import StoreError
 from esper.nissa.history import read_history
 from esper.nissa.limits import ANSWER_S
@@ -90,6 +90,9 @@ def render_run(run: StoredRun) -> str:
             kept_epoch=kept,
             twin_kept_epoch=info.twin_kept_epoch,
             stopped=info.stopped or "",
+            stacks=stacks_at_end(history, kept),
+            training_flops=None if last.depth is None else last.depth.flops,
+            static_flops=None if last.depth is None else last.depth.static_flops,
         )
     return render_report(
         history,

@@ -48,7 +48,7 @@ class RunKind:
     command: str
 
 
-GROWING = RunKind("growing run", 5, "esper grow")
+GROWING = RunKind("growing run", 6, "esper grow")
 TRAINING = RunKind("training run", 5, "esper train")
 
 

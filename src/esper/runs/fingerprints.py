@@ -100,8 +100,8 @@ def fingerprint(*values: Any) -> str:
 def data_contents(name: str, batches: Batches | None) -> dict[str, str]:
     """Return what can be told of somebody's batches without disturbing them.
 
-    A list is looked at itself, a DataLoader by its data set. Of other objects the length is known,
-    and their first batch where `set_epoch` says which one that is.
+    A list is looked at itself, a DataLoader by its settings and its data set. Of other objects the
+    length is known, and their first batch where `set_epoch` says which one that is.
 
     Args:
         name: what they are called in messages, such as "training".
@@ -115,7 +115,7 @@ def data_contents(name: str, batches: Batches | None) -> dict[str, str]:
         found[f"number of {name} batches"] = str(length)
     with _undisturbed():
         if isinstance(batches, DataLoader):
-            return {**found, **_dataset_contents(name, batches.dataset)}
+            return {**found, **_loader_contents(name, batches)}
         if isinstance(batches, Sequence):
             return {
                 **found,
@@ -132,6 +132,14 @@ def _first_batches(batches: Batches, set_epoch: Callable[[int], None]) -> list[A
     for batch in batches:
         return [batch]
     return []
+
+
+def _loader_contents(name: str, loader: DataLoader[Any]) -> dict[str, str]:
+    return {
+        f"size of {name} batches": str(loader.batch_size),
+        f"order of {name} samples": type(loader.sampler).__qualname__,
+        **_dataset_contents(name, loader.dataset),
+    }
 
 
 def _dataset_contents(name: str, dataset: Any) -> dict[str, str]:

@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from esper.growth.batches import Batches
 from esper.growth.build import with_samples
 from esper.growth.criterion import Loss
+from esper.growth.depth.config import DeepenConfig
 from esper.growth.gardener import DEFAULT_CONTROLLER
 from esper.growth.grown import Grown
 from esper.growth.kept import Keep
@@ -73,6 +74,7 @@ def grow(
     twin: bool | None = None,
     keep: Keep | None = None,
     patience: int | None = None,
+    deepen: bool | Mapping[str, Any] | DeepenConfig | None = None,
     seed: int | None = None,
     device: torch.device | str | None = None,
     config: GrowthConfig | None = None,
@@ -132,6 +134,11 @@ def grow(
         patience: stop after this many epochs without a better validation score; by default, and
             with 0, never. Give it more epochs than a seed needs from germination to its full
             amplitude; one that the stop has caught half-way is named in `Grown.why`.
+        deepen: let blocks sleep and wake instead of growing seeds (docs/how-to/deepen.md): True for
+            a quarter of them at first, doubled at 20 % and 40 % of the run; or a mapping, such as
+            {"start": 3, "at": {0.2: 6, 0.4: 12}, "controller": "plateau", "weights": FILE}, or a
+            `DeepenConfig`. The result is a `Deepened`, whose `model` is your own object; its twin,
+            where asked for, is the static network with all blocks awake.
         seed: seed of new seeds, of controllers that draw and of dropout; 0 by default.
         device: where to train; by default where the model is.
         config: all settings and their defaults (docs/settings.md, below `growth`); the arguments
@@ -168,6 +175,7 @@ def grow(
         "decide_every": decide_every,
         "keep": keep,
         "patience": patience,
+        "deepen": DeepenConfig.of(deepen),
     }
     gardener = base.gardener
     if ablate_every is not None:
@@ -224,13 +232,14 @@ def grow(
         return _told_why(growth.finish())
     if resume and overwrite:
         raise UsageError("resume continues a run and overwrite replaces it; give one of them")
+    depth = settings.deepen
     paths: Any = slots if slots == AUTO else slot_paths(slots, model)
     told = {
         STARTED_BY: "esper.grow",
         "model": type(model).__name__,
         "slots": paths if isinstance(slots, Mapping | str) else list(paths),
         "axes": dict(axes) if isinstance(axes, Mapping) else axes,
-        "controller": _told(controller),
+        "controller": _told(controller) if depth is None else depth.rule,
         "loss": _told(loss),
         "optimizer": _told(optimizer),
         "scheduler": _told(scheduler),
@@ -254,6 +263,7 @@ def grow(
             **function_contents("loss", loss),
             **function_contents("optimizer", optimizer),
             **function_contents("scheduler", scheduler),
+            **function_contents("rule of depth", None if depth is None else depth.controller),
         }
     )
     request = (out, growth, told, world)
@@ -336,9 +346,8 @@ class EpochProgress:
         done = _BAR * record.epoch // self._epochs
         bar = f"{'━' * done}{'╌' * (_BAR - done)} " if self._is_live else ""
         line = f"{bar}epoch {record.epoch}/{self._epochs}  {epoch_line(record)}"
-        decision, event = record.decision, ""
-        if decision is not None and decision.is_act:
-            event = f"{decision_line(record.epoch, decision)}\n"
+        acts = [one for one in record.decisions if one.is_act]
+        event = "".join(f"{decision_line(record.epoch, one)}\n" for one in acts)
         if not self._is_live:
             self._write(f"{line}\n{event}")
             return

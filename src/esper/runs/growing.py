@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from esper.growth.depth.weights import GROWN
 from esper.growth.export import Format
 from esper.growth.grown import Grown
 from esper.growth.run import GrowthRun
@@ -107,8 +108,8 @@ class GrowingRun(RecordedRun[EpochRecord]):
         """Write an epoch into the store and the log."""
         self._recorder.record_newest()
         anew = ""
-        if step.statistics_batches:
-            anew = f"  BatchNorm statistics from {step.statistics_batches} batches"
+        if step.statistics_samples:
+            anew = f"  BatchNorm statistics from {step.statistics_samples} samples"
         self.folder.log(f"epoch {step.epoch} {epoch_line(step)}{anew}")
 
     def snapshot(self) -> tuple[dict[str, Any], dict[str, Any], Mapping[str, Write]]:
@@ -144,7 +145,7 @@ class GrowingRun(RecordedRun[EpochRecord]):
         path = self.folder.path
         grown = dataclasses.replace(self.growth.finish(), folder=path)
         self.folder.log(f"result: {told_kept(grown.summary)}")
-        grown.model.save(path / "grown")
+        grown.save(path / GROWN)
         record_end(self.store, grown)
         report = report_run(path)
         exported = None

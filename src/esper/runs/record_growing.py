@@ -33,6 +33,7 @@ from esper.nissa.schema import (
     EventRow,
     RunRow,
     SeedRow,
+    StackRow,
     StageRow,
 )
 from esper.nissa.store import RunStore
@@ -56,7 +57,7 @@ def run_row(run: GrowthRun, folder: Path, config: Mapping[str, Any], command: st
         epochs=run.config.epochs,
         slots=list(run.garden.slot_names),
         host_parameters=run.parameters_before,
-        host_flops=run.garden.host_flops,
+        host_flops=run.flops_before,
         config=config,
         command=command,
         versions=software_versions(),
@@ -131,7 +132,7 @@ def _epoch_rows(run: GrowthRun, history: Iterable[EpochRecord]) -> EpochRows:
     return EpochRows(
         history,
         host_parameters=run.parameters_before,
-        host_flops=run.garden.host_flops,
+        host_flops=run.flops_before,
         ablate_every=run.config.gardener.ablate_every,
     )
 
@@ -257,6 +258,7 @@ class EpochRows:
             *_contribution_rows(record, self._ablate_every),
             *_seed_rows(record, seeds, earlier, scores),
             *_decision_rows(record),
+            *_stack_rows(record),
             *_event_rows(record, before, seeds, earlier),
             copy_fields(
                 EpochRow,
@@ -265,6 +267,7 @@ class EpochRows:
                 best_score=self._best,
                 live_seeds=sum(slot.stage in _WITH_MODULE for slot in record.slots),
                 rollback_reason=record.rollback,
+                **_training_columns(record),
                 **self._host,
                 **columns,
             ),
@@ -323,16 +326,43 @@ def _seed_rows(
 
 
 def _decision_rows(record: EpochRecord) -> Iterator[Row]:
-    decision = record.decision
-    if decision is not None:
+    woken = () if record.depth is None else record.depth.deepenings
+    for ordinal, decision in enumerate(record.decisions):
         took_effect = decision.outcome == "done"
+        blocks: dict[str, Any] = {}
+        if woken:
+            one = woken[ordinal]
+            blocks = {
+                "blocks_before": one.before,
+                "blocks_after": one.after,
+                "training_step": one.step,
+            }
         yield copy_fields(
             DecisionRow,
             decision,
             step=record.epoch,
+            ordinal=ordinal,
             took_effect=took_effect,
             effective_op=decision.op if took_effect else "WAIT",
+            **blocks,
         )
+
+
+def _stack_rows(record: EpochRecord) -> Iterator[Row]:
+    stacks = () if record.depth is None else record.depth.stacks
+    for ordinal, stack in enumerate(stacks):
+        yield copy_fields(StackRow, stack, step=record.epoch, ordinal=ordinal, stack=stack.name)
+
+
+def _training_columns(record: EpochRecord) -> dict[str, Any]:
+    depth = record.depth
+    if depth is None:
+        return {}
+    return {
+        "training_steps": depth.step,
+        "training_flops": depth.flops,
+        "static_flops": depth.static_flops,
+    }
 
 
 def _event_rows(
@@ -344,6 +374,10 @@ def _event_rows(
     def event(kind: EventKind, message: str, slot: str | None = None) -> Row:
         return EventRow(step=record.epoch, kind=kind, message=message, slot=slot)
 
+    woken = () if record.depth is None else record.depth.deepenings
+    for one in woken:
+        if one.outcome == "done":
+            yield event(EventKind.BLOCKS_WOKEN, f"{one.stack}: {one.reason}", one.stack)
     if record.rollback is not None:
         yield event(EventKind.GOVERNOR_ROLLBACK, f"back to the last good state: {record.rollback}")
     if record.stabilized and not (before and before.stabilized):

@@ -12,8 +12,10 @@ from typing import Any, Literal
 from torch import nn
 
 from esper.growth.build import data_run, task_config
+from esper.growth.depth.config import DeepenConfig
 from esper.growth.gardener import DEFAULT_CONTROLLER
 from esper.growth.run import AUTO, GrowthConfig, GrowthRun
+from esper.kasmina.garden import GardenConfig
 from esper.kasmina.placement import DeclaredAxes, SlotNames, matches
 from esper.leyline.axes import USUAL_AXES
 from esper.leyline.config import Config, option
@@ -56,6 +58,9 @@ class GrowRequest(Config):
             raise UsageError("give either --task T or --model MODULE:FACTORY with --data PATH")
         if self.model is not None and self.data is None:
             raise UsageError("--model needs --data PATH: the file or folder it is trained on")
+        if self.growth.deepen is not None and self.controller == DEFAULT_CONTROLLER:
+            # No seeds grow: nobody decides about them.
+            object.__setattr__(self, "controller", "wait")
 
     def load(self) -> TaskData:
         """Return the data."""
@@ -84,6 +89,8 @@ class GrowRequest(Config):
             model, name = build_model(self.model, seed), model_name(self.model)
             axes = parse_declared(self.axes)
             slots = model_slots(model, self.slots)
+        if self.growth.deepen is not None:
+            slots, axes = self.slots or AUTO, parse_declared(self.axes)
         return data_run(
             model,
             slots,
@@ -174,8 +181,14 @@ def read_request(folder: RunFolder) -> GrowRequest:
         raise CheckpointError(f"{folder.path / SETTINGS}: {error}") from None
 
 
-def growth_of(task: str | None) -> GrowthConfig:
-    """Return the growth settings to start from; a task's twin runs by default."""
+def growth_of(task: str | None, deepen: DeepenConfig | None = None) -> GrowthConfig:
+    """Return the growth settings to start from; a twin runs by default, but not of a deepened run.
+
+    The limits of a task are for seeds.
+    """
+    if deepen is not None:
+        growth = GrowthConfig() if task is None else task_config(get_task(task))
+        return growth.replace(twin=False, garden=GardenConfig(), deepen=deepen)
     return GrowthConfig(twin=True) if task is None else task_config(get_task(task))
 
 

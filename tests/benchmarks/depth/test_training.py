@@ -16,6 +16,7 @@ from benchmarks.depth.models import NETWORKS, Network, Size
 from benchmarks.depth.training import (
     Images,
     Text,
+    flops_of,
     grow,
     rate_factor,
     sources_of,
@@ -129,6 +130,7 @@ def test_a_run_counts_what_was_awake_and_is_the_same_again() -> None:
         for steps, awake in ((4, 1), (4, 2), (12, 4))
     )
     assert first["flops"] == pytest.approx(expected)
+    assert flops_of(job) == pytest.approx(expected)
     assert first["loss"] == again["loss"]
     assert train(job, data, device, time.monotonic() - 1) is None
 
@@ -154,3 +156,17 @@ def test_deepen_does_what_the_plain_copies_do(
     assert by_deepen["loss"] == by_hand["loss"]
     assert by_deepen["flops"] == by_hand["flops"]
     assert by_deepen["curve"] == by_hand["curve"]
+
+
+def test_mixed_images_have_mixed_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = replace(CELLS["vit"], batch=8)
+    batch = some_images().batches(cell, 5, 3, torch.device("cpu"))
+    _, targets = batch(0)
+    assert targets.shape == (8, 10)
+    assert torch.allclose(targets.sum(1), torch.ones(8))
+    assert bool(((targets > 0).sum(1) == 2).any())
+    small = replace(cell, size=Size(12, 1, 16, 10), steps=3, warmup=1)
+    monkeypatch.setitem(CELLS, "vit", small)
+    result = train(static(small, 2), some_images(), torch.device("cpu"), float("inf"))
+    assert result is not None
+    assert result["loss"] < 10.0

@@ -20,7 +20,9 @@ def layout(before: int, after: int, order: Order, period: int = 1) -> str:
     [
         (3, 6, "stack", 1, "abcabc"),
         (3, 12, "stack", 1, "abcabcabcabc"),
-        (2, 5, "stack", 1, "ababa"),
+        (2, 5, "stack", 1, "ababb"),
+        (4, 6, "stack", 1, "abcdcd"),
+        (4, 5, "stack", 2, "abcdc"),
         (2, 5, "stack", 2, "ababa"),
         (3, 6, "interleave", 1, "aabbcc"),
         (2, 3, "interleave", 1, "aab"),

@@ -11,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from esper.leyline.errors import DataError
-from esper.tasks.data.text import decode, encode, find_stories, find_text, read_text
+from esper.tasks.data import text
+from esper.tasks.data.text import (
+    decode,
+    encode,
+    find_stories,
+    find_text,
+    read_sources,
+    read_text,
+)
 
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
 
@@ -91,6 +99,19 @@ def test_damage_is_named(tmp_path: Path, content: bytes, words: str) -> None:
         read_text((path,), context=4)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_the_sources_of_python_need_no_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = read_sources(64)
+    assert source.x.shape[1] == 65
+    assert len(source.x) > 10_000
+    assert "import " in decode(source.x[:200].reshape(-1))
+    assert np.array_equal(read_sources(64).x, source.x)
+    monkeypatch.setattr(text.sysconfig, "get_path", lambda name: str(tmp_path))
+    with pytest.raises(DataError, match="give any UTF-8 text by --data"):
+        read_sources(64)
 
 
 def test_a_folder_without_text(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 import { $, get, h, isNumber, number, share, show, signed, toldRound, words } from "./dom.js";
 
 const HEADS = ["op", "slot", "blueprint", "style", "tempo", "alpha_target", "alpha_speed", "alpha_curve"];
-const OPS = ["WAIT", "GERMINATE", "ADVANCE", "SET_ALPHA_TARGET", "FOSSILIZE", "PRUNE"];
+const OPS = ["WAIT", "GERMINATE", "ADVANCE", "SET_ALPHA_TARGET", "FOSSILIZE", "PRUNE", "DEEPEN"];
 
 export class Decisions {
   constructor(place, name, where) {
@@ -74,6 +74,7 @@ function drawDecision(decision, hasRounds) {
   const isRefused = decision.outcome && decision.outcome !== "done";
   const likely = heads.op.probability ?? decision.explanation?.probabilities?.op?.[heads.op.choice];
   const given = HEADS.slice(2).filter((head) => heads[head].choice !== null).map((head) => `${words(head)} ${words(heads[head].choice)}`);
+  if (isNumber(decision.blocks_after)) given.push(`${decision.blocks_before} to ${decision.blocks_after} blocks`);
   const what = [h("strong", null, words(heads.op.choice)), heads.slot.choice !== null && ` at ${heads.slot.choice}`, given.length > 0 && `: ${given.join(", ")}`,
     isNumber(likely) && h("span", { class: "note" }, ` (${decision.forced ? "the only legal op" : share(likely)})`)];
   const details = h("details", { class: "decision" },
@@ -90,7 +91,7 @@ function drawDecision(decision, hasRounds) {
 function explain(decision) {
   const { explanation, heads } = decision;
   const parts = [];
-  if (decision.reason) parts.push(h("div", null, h("h4", null, "Why it was refused"), h("p", null, decision.reason)));
+  if (decision.reason) parts.push(h("div", null, h("h4", null, decision.outcome === "done" ? "Why" : "Why it was refused"), h("p", null, decision.reason)));
   for (const head of HEADS) {
     const chances = probabilities(decision, head);
     if (!chances.length) continue;

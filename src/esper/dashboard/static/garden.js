@@ -81,9 +81,11 @@ export class Garden {
     row.value = this.row;
     if (!data.last) return show(this.body, h("p", { class: "empty" }, "Nothing was recorded of this episode."));
     const isNew = !this.body.contains(this.lanes.root);
+    const hasStacks = data.stacks.length > 0;
+    if (hasStacks) $("#garden-title").textContent = "Blocks";
     if (isNew)
-      show(this.body, this.told = h("p", { class: "note" }), this.kind === "train" && this.score.root, drawKey(), this.lanes.root,
-        h("p", { class: "note" }, "A lane for each slot: the light band is the stage, the solid part its alpha; beside a blueprint stands what the seed is worth, in points, with its standard error. Open a seed to see its life."));
+      show(this.body, this.told = h("p", { class: "note" }), this.kind === "train" && this.score.root, !hasStacks && drawKey(), this.lanes.root,
+        h("p", { class: "note" }, hasStacks ? "A lane for each stack: every bar is a block, from the step at which it woke as a copy of one that was awake. Blocks that sleep cost nothing." : "A lane for each slot: the light band is the stage, the solid part its alpha; beside a blueprint stands what the seed is worth, in points, with its standard error. Open a seed to see its life."));
     this.told.textContent = this.words();
     this.lanes.set(data);
     const x = data.epochs.map((epoch) => epoch.step);
@@ -96,8 +98,8 @@ export class Garden {
   }
 
   words() {
-    const { episode, seeds, every } = this.data;
-    const parts = [`${seeds.length} ${seeds.length === 1 ? "seed" : "seeds"} germinated`, `${seeds.filter((seed) => seed.fate === "fossilized").length} kept`];
+    const { episode, seeds, stacks, every } = this.data;
+    const parts = stacks.length ? [] : [`${seeds.length} ${seeds.length === 1 ? "seed" : "seeds"} germinated`, `${seeds.filter((seed) => seed.fate === "fossilized").length} kept`];
     if (episode) {
       if (episode.task) parts.unshift(`${episode.task}${isNumber(episode.env_seed) ? `, seed ${episode.env_seed}` : ""}`);
       if (isNumber(episode.gain)) parts.push(`gain ${signed(episode.gain)} points`);
@@ -105,7 +107,7 @@ export class Garden {
       if (episode.rollback_reason) parts.push(`rolled back: ${words(episode.rollback_reason)}`);
     }
     if (every > 1) parts.push(`one epoch in ${every} is drawn`);
-    return `${parts.join(", ")}.`;
+    return parts.length ? `${parts.join(", ")}.` : "";
   }
 
   drawWorth() {

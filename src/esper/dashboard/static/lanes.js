@@ -1,5 +1,6 @@
 // The garden: one lane for each slot, stages as colours, alpha as height, seeds as lives to open.
-import { h, isNumber, s, signed, words, worth } from "./dom.js";
+// Of a network that is deepened: one lane for each stack, a bar for each block that is awake.
+import { h, isNumber, number, s, signed, words, worth } from "./dom.js";
 import { LEFT, RIGHT } from "./chart.js";
 
 const TOP = 18;
@@ -7,6 +8,9 @@ const BAND = 30;
 const MARKS = 13;
 const GAP = 8;
 const LANE = TOP + BAND + MARKS + GAP;
+const STACK_BAND = 48;
+const STACK = TOP + STACK_BAND + GAP;
+const MOST_BARS = 24;
 const LETTER = 6.7;
 const STAGES = ["germinated", "training", "blending", "holding", "fossilized", "cooldown"];
 const COOLING = ["PRUNED", "EMBARGOED", "RESETTING"];
@@ -21,6 +25,8 @@ const GLYPHS = {
 };
 
 const shortened = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
+
+export const tellStack = ({ name, blocks, spans }) => `${shortened(name, 40)}: ${spans.map(([, , awake]) => awake).join(" → ")} of ${blocks} blocks awake`;
 
 export function drawKey() {
   const stages = STAGES.map((stage) => h("li", null, s("svg", { viewBox: "0 0 16 12", "aria-hidden": "true" },
@@ -63,13 +69,15 @@ export class Lanes {
     this.width = this.root.clientWidth;
     if (!this.garden || !this.width) return;
     const focused = document.activeElement?.dataset?.seed;
-    const { slots, last } = this.garden;
+    const { slots, stacks, last } = this.garden;
     const [low, high] = this.axis.zoom || [Math.min(1, last ?? 1), Math.max(2, last ?? 2)];
     const end = this.width - RIGHT;
     this.x = (value) => LEFT + ((value - low) / (high - low)) * (end - LEFT);
     const clip = (value) => Math.max(LEFT, Math.min(end, this.x(value)));
-    const height = slots.length * LANE + 22;
-    const drawn = slots.map((slot, place) => this.drawLane(slot, place * LANE, clip, low, high));
+    const height = (stacks.length ? stacks.length * STACK : slots.length * LANE) + 22;
+    const drawn = stacks.length
+      ? stacks.map((stack, place) => this.drawStack(stack, place * STACK, clip, low, high))
+      : slots.map((slot, place) => this.drawLane(slot, place * LANE, clip, low, high));
     this.line = s("line", { class: "cursor", y1: 0, y2: height - 20, visibility: "hidden" });
     const svg = s("svg", { class: "lanes", viewBox: `0 0 ${this.width} ${height}`, role: "group", "aria-label": this.words() },
       drawn, this.drawAxis(low, high, height - 20, end), this.line);
@@ -89,8 +97,27 @@ export class Lanes {
   }
 
   words() {
-    const { seeds, slots, last } = this.garden;
+    const { seeds, slots, stacks, last } = this.garden;
+    if (stacks.length) return `${stacks.map(tellStack).join("; ")}, over ${last ?? 0} epochs.`;
     return `${slots.length} slots over ${last ?? 0} epochs, ${seeds.length} seeds.`;
+  }
+
+  drawStack(stack, top, clip, low, high) {
+    const bar = STACK_BAND / stack.blocks;
+    const space = stack.blocks <= MOST_BARS ? 0.15 * bar : 0;
+    const bottom = top + TOP + STACK_BAND;
+    const parts = [
+      s("text", { x: 2, y: top + TOP - 5 }, s("title", null, stack.name), tellStack(stack)),
+      s("rect", { class: "well", x: LEFT, y: top + TOP, width: clip(high) - LEFT, height: STACK_BAND }),
+    ];
+    for (const [from, to, awake] of stack.spans) {
+      if (to < low || from > high) continue;
+      const [left, right] = [clip(from), clip(to)];
+      const bars = Array.from({ length: awake }, (_, block) =>
+        s("rect", { class: "fossilized", x: left, y: bottom - (block + 1) * bar + space, width: Math.max(1, right - left), height: bar - space }));
+      parts.push(s("g", null, s("title", null, `${stack.name}: ${awake} of ${stack.blocks} blocks awake, epochs ${number(from)} to ${number(to)}`), bars));
+    }
+    return s("g", null, parts);
   }
 
   drawLane(slot, top, clip, low, high) {

@@ -3,6 +3,7 @@ import { Axis, Chart } from "./chart.js";
 import { Decisions } from "./decisions.js";
 import { $, count, duration, get, h, isNumber, number, points, share, show, signed, table, toldRound, words } from "./dom.js";
 import { Garden, drawForeseen } from "./garden.js";
+import { tellStack } from "./lanes.js";
 import { Live } from "./live.js";
 import { Run } from "./points.js";
 
@@ -73,6 +74,11 @@ function drawTop() {
 }
 
 function tellGrowing({ run, progress }) {
+  const stacks = garden?.data?.stacks ?? [];
+  if (stacks.length) {
+    const gain = isNumber(progress.gain) ? ` Its score is ${points(Math.abs(progress.gain))} ${progress.gain >= 0 ? "above" : "below"} that of its twin, the static network whose blocks are all awake from the first step.` : "";
+    return `The rule ${run.controller} ${progress.state === "running" ? "deepens" : "deepened"} a network on ${run.task ?? "a model"}. ${stacks.map(tellStack).join("; ")}.${gain}`;
+  }
   const kept = garden?.data ? garden.data.seeds.filter((seed) => seed.fate === "fossilized").length : null;
   const who = run.controller ? `The controller ${run.controller}` : "A controller";
   const what = `${who} ${progress.state === "running" ? "grows" : "grew"} a network on ${run.task ?? "a model"}`;
@@ -115,7 +121,16 @@ function tiles(run) {
   const isTested = isNumber(row.test_score);
   return [done, time, [isTested ? "Test score" : "Validation score", points(isTested ? row.test_score : progress.score), isTested && isNumber(row.twin_test_score) ? `twin ${points(row.twin_test_score)}` : ""],
     ["Gain over the twin", signed(isTested && isNumber(row.twin_test_score) ? row.test_score - row.twin_test_score : progress.gain), isTested ? "points, test" : "points, validation"],
-    ["Parameters", count(parameters), more(parameters, row.host_parameters)], ["Operations a sample", count(flops), more(flops, row.host_flops)]];
+    ["Parameters", count(parameters), more(parameters, row.host_parameters)], ["Operations a sample", count(flops), more(flops, row.host_flops)],
+    ...depthTiles(run)];
+}
+
+function depthTiles(run) {
+  const compute = latest(run, "epochs", "compute");
+  const stacks = run === main() ? garden?.data?.stacks ?? [] : [];
+  if (!isNumber(compute) || !stacks.length) return [];
+  const awake = stacks.map(({ blocks, spans }) => `${spans[spans.length - 1][2]} of ${blocks}`);
+  return [["Blocks awake", [...new Set(awake)].join(", ")], ["Training FLOPs", share(compute), "of the static network's"]];
 }
 
 function drawAlarms() {

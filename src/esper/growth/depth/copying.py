@@ -21,8 +21,9 @@ def plan_copies(
 ) -> Iterator[tuple[int, int]]:
     """Yield (target, source) for every block that changes, in the order in which to copy.
 
-    Three blocks a b c become a b c a b c when stacked, a a b b c c when interleaved. Blocks that
-    alternate (period 2: attention of two kinds) are moved in groups of that size.
+    Three blocks a b c become a b c a b c when stacked, a a b b c c when interleaved. Where fewer
+    are added, the stack ends as it did: a b c d become a b c d c d. Blocks that alternate (period
+    2: attention of two kinds) are moved in groups of that size.
 
     Args:
         before: number of blocks awake, a multiple of the period.
@@ -31,7 +32,10 @@ def plan_copies(
         period: number of blocks after which their kinds repeat.
     """
     if order == "stack":
-        yield from ((target, target % before) for target in range(before, after))
+        whole = after - after % before
+        added = -(-(after - before) // period) * period
+        for target in range(before, after):
+            yield target, target % before if target < whole else target - added
         return
     groups = -(-after // period)
     # From the last to the first: no source is overwritten before it was copied.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from esper.growth.depth.copying import ORDERS, Order, copy_block, copy_optimizer_state, plan_copies
-from esper.growth.depth.export import exported
+from esper.growth.depth.counts import a_share, double, fill_in, listed, resolve
+from esper.growth.depth.export import Undo, exported, put_back, shorten
 from esper.growth.depth.first_batch import FirstBatch, unhook
 from esper.growth.depth.flops import Costs, count_costs
 from esper.growth.depth.rules import (
@@ -72,6 +73,8 @@ class Deepen:
             blocks to be awake (None changes nothing); the last three take `depth.step(loss)`.
         ema: averaged copies of the model, one or several, that are deepened along.
         batches_per_step: batches that one process trains on in an optimizer step, for the FLOPs.
+        max_parameters: most trainable parameters awake; blocks that would exceed it go on sleeping,
+            and so do all others from then on. 0 is no limit.
     """
 
     def __init__(
@@ -88,6 +91,7 @@ class Deepen:
         controller: str | DepthController = "schedule",
         ema: nn.Module | Sequence[nn.Module] | None = None,
         batches_per_step: int = 1,
+        max_parameters: int = 0,
     ) -> None:
         """Put blocks to sleep now, or on the first batch where no example is given."""
         if order not in ORDERS:
@@ -108,15 +112,19 @@ class Deepen:
         self._batches_per_step = batches_per_step * world_size()
         self._stacks: dict[str, Stack] = {}
         self._sleepers: dict[str, list[list[Sleeper]]] = {}
+        self._size, self._sizes = 0, dict[str, list[int]]()
+        """Trainable parameters of the whole network, and of every block by stack."""
         self._start: dict[str, int] = {}
         self._awake: dict[str, int] = {}
         self._planned: list[tuple[int, Decision]] | None = None
         self._costs: Costs | None = None
         self._step, self._since, self._spent = 0, 0, 0.0
+        self._refused = ""
         self._losses = LossWindows()
         self._history: list[dict[str, Any]] = []
         self._loaded: dict[str, Any] | None = None
-        self._is_finished = False
+        self._max_parameters = max_parameters
+        self._is_undecided, self._is_finished = False, False
         if isinstance(self._rule, Plateau | Slope) and total_steps is None:
             raise UsageError(
                 f"controller={controller!r} needs the length of the run: total_steps=N"
@@ -125,7 +133,7 @@ class Deepen:
             self._wait_for_a_batch()
         else:
             self._begin(find_by_example(self._network, example))
-            self._count_flops(self._network, "", *call_arguments(example))
+            self.count_flops(example)
             if world_size() > 1:
                 # The model may be in a wrapper that was not given.
                 self._wait_for_a_batch()
@@ -160,6 +168,21 @@ class Deepen:
         return self._is_finished
 
     @property
+    def refused(self) -> str:
+        """Why no more blocks wake although they were to; empty where that is not so."""
+        return self._refused
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps counted so far."""
+        return self._step
+
+    @property
+    def static_flops(self) -> float:
+        """Training FLOPs that the steps so far would have taken with all blocks awake."""
+        return self._step * self._flops_per_step(self.blocks)
+
+    @property
     def total_steps(self) -> int | None:
         """Optimizer steps of the whole run; may be set until training begins."""
         return self._total_steps
@@ -170,6 +193,24 @@ class Deepen:
             raise UsageError("total_steps can be set until training begins, not after")
         self._total_steps, self._planned = steps, None
 
+    def count_flops(self, example: Any) -> Costs:
+        """Count the FLOPs of a step on this batch, from which `flops` is reckoned, and return them.
+
+        Args:
+            example: one batch: a tensor, a tuple of arguments or a dict of them.
+        """
+        self._check_found("count_flops(example)")
+        self._count_flops(self._network, "", *call_arguments(example))
+        assert self._costs is not None
+        return self._costs
+
+    def count_parameters(self, awake: Mapping[str, int] | None = None) -> int:
+        """Return the trainable parameters of the network that is awake, or of one with these."""
+        self._check_found("count_parameters()")
+        awake = self._awake if awake is None else awake
+        asleep = (sizes[awake[name] :] for name, sizes in self._sizes.items())
+        return self._size - sum(map(sum, asleep))
+
     def steps_for(self, flops: float) -> int:
         """Return how many optimizer steps a budget of training FLOPs buys under this schedule."""
         self._check_found("steps_for")
@@ -177,11 +218,11 @@ class Deepen:
             raise UsageError("steps_for(flops) can tell for controller='schedule' only")
 
         def cost(steps: int) -> float:
-            moments = self._rule.moments(steps, self._start, self._double)
+            moments = self._rule.moments(steps, self._start, partial(double, self._stacks))
             spent, awake, last = 0.0, self._start, 0
             for step, decision in sorted(moments.items()):
                 spent += (min(step, steps) - last) * self._flops_per_step(awake)
-                awake, last = self._resolve(decision, awake), min(step, steps)
+                awake, last = resolve(self._stacks, decision, awake), min(step, steps)
             return spent + (steps - last) * self._flops_per_step(awake)
 
         most = int(flops / self._flops_per_step(self._start))
@@ -205,6 +246,15 @@ class Deepen:
         Args:
             loss: training loss of the step, which 'plateau' and 'slope' judge by.
         """
+        self.count(loss)
+        self.decide()
+
+    def count(self, loss: Tensor | float | None = None) -> None:
+        """Count an optimizer step, the first half of `step`: for who measures before blocks wake.
+
+        Args:
+            loss: training loss of the step, which 'plateau' and 'slope' judge by.
+        """
         self._step += 1
         if self._is_finished:
             return
@@ -213,10 +263,27 @@ class Deepen:
                 "the model was not called before depth.step(): give Deepen the model that is "
                 "trained, or a batch as example="
             )
+        self._is_undecided = isinstance(self._rule, Schedule) or self._take_loss(loss)
+
+    def decide(self) -> None:
+        """Wake blocks when it is time, the second half of `step`; once for each step counted."""
+        if not self._is_undecided:
+            return
+        self._is_undecided = False
         if isinstance(self._rule, Schedule):
             self._follow_plan()
         else:
-            self._decide(loss)
+            self._wake(self._rule(self._progress()))
+        self._is_finished = self._is_over()
+
+    def go_back(self, awake: Mapping[str, int]) -> None:
+        """Put blocks to sleep again, for a network that gets back the weights it had with these.
+
+        Steps and FLOPs stay spent. The next decision wakes blocks anew, where it is time.
+        """
+        self._spent, self._since = self.flops, self._step
+        self._set_awake(resolve(self._stacks, awake, {}))
+        self._planned, self._refused, self._losses.since_growth = None, "", 0
         self._is_finished = self._is_over()
 
     def state_dict(self) -> dict[str, Any]:
@@ -232,6 +299,7 @@ class Deepen:
             "start": dict(self._start),
             "total_steps": self._total_steps,
             "history": self.history,
+            "refused": self._refused,
             "losses": self._losses.state_dict(),
             "costs": None,
         }
@@ -257,6 +325,7 @@ class Deepen:
         self._start = dict(state["start"])
         self._total_steps = state["total_steps"] if self._total_steps is None else self._total_steps
         self._planned = None
+        self._refused = str(state["refused"])
         self._history = [dict(event) for event in state["history"]]
         self._losses.load_state_dict(state["losses"])
         if state["costs"] is not None:
@@ -274,11 +343,34 @@ class Deepen:
         depth, so `save_pretrained` and `state_dict` write a network that loads by itself. In turn
         `load_state_dict` of a shallower network fills the blocks that are awake.
         """
+        with self.shortened(has_config=True):
+            yield
+
+    @contextmanager
+    def shortened(self, *, has_config: bool = False) -> Iterator[None]:
+        """Do what `export` does, with or without the configurations of Hugging Face."""
         self._check_found("export()")
         with ExitStack() as stack:
             for network in self._networks:
-                stack.enter_context(exported(network, self._stacks, self._awake))
+                stack.enter_context(
+                    exported(network, self._stacks, self._awake, has_config=has_config)
+                )
             yield
+
+    def shorten(self) -> Callable[[], None]:
+        """Take sleeping blocks out of the model for good, and say how to put them back.
+
+        It is then the network that is awake, and nothing of Esper is left in it.
+        """
+        self._check_found("shorten()")
+        undo: Undo = []
+        try:
+            for network in self._networks:
+                shorten(network, self._stacks, self._awake, undo)
+        except BaseException:
+            put_back(undo)
+            raise
+        return partial(put_back, undo)
 
     # -- the first batch ---------------------------------------------------------------------------
 
@@ -327,17 +419,22 @@ class Deepen:
             ]
             for name, stack in self._stacks.items()
         }
+        # Now: under DDP the parameters of sleeping blocks do not require a gradient.
+        self._size = _trainable(self._network)
+        self._sizes = {
+            name: [_trainable(sleeper.block) for sleeper in own]
+            for name, (own, *_) in self._sleepers.items()
+        }
         wanted = self._wanted_start
         if wanted is None:
-            wanted = {
-                name: stack.period * math.ceil(START * len(stack.blocks) / stack.period)
-                for name, stack in self._stacks.items()
-            }
-        self._start = self._resolve(wanted, {})
+            wanted = a_share(self._stacks, START)
+        self._start = resolve(self._stacks, wanted, {})
         if isinstance(self._rule, Schedule) and self._rule.at is not None:
             awake = self._start
             for decision in self._rule.at.values():
-                awake = self._resolve(decision, awake)
+                awake = resolve(self._stacks, decision, awake)
+        if problem := self._limit(self._start):
+            raise UsageError(f"{problem}; start with fewer blocks")
         self._set_awake(self._start)
         if self._loaded is not None:
             self.load_state_dict(self._loaded)
@@ -359,25 +456,27 @@ class Deepen:
 
     # -- growth ------------------------------------------------------------------------------------
 
-    def _decide(self, loss: Tensor | float | None) -> None:
-        """Let a controller that sees progress decide."""
+    def _take_loss(self, loss: Tensor | float | None) -> bool:
+        """Take in the loss of a step; return whether there is something new to decide on."""
         before = len(self._losses.over)
         has_ended = self._losses.add(loss, self._total_steps, lambda: self.flops)
-        if isinstance(self._rule, Plateau | Slope):
-            # Within a window of the loss there is nothing new to these.
-            if not has_ended:
-                return
-            if len(self._losses.over) == before:
-                raise UsageError(
-                    "this controller judges by the training loss, which no step of the last 1 % of "
-                    "the run had: depth.step(loss)"
-                )
-        self._wake(self._rule(self._progress()))
+        if not isinstance(self._rule, Plateau | Slope):
+            return True
+        if has_ended and len(self._losses.over) == before:
+            raise UsageError(
+                "this controller judges by the training loss, which no step of the last 1 % of "
+                "the run had: depth.step(loss)"
+            )
+        # Within a window of the loss there is nothing new to these.
+        return has_ended
 
     def _wake(self, decision: Decision) -> None:
-        """Wake blocks as copies of those awake."""
-        awake = self._awake if decision is None else self._resolve(decision, self._awake)
-        if awake == self._awake:
+        """Wake blocks as copies of those awake, within the limit."""
+        awake = self._awake if decision is None else resolve(self._stacks, decision, self._awake)
+        if awake == self._awake or self._refused:
+            return
+        self._refused = self._limit(awake)
+        if self._refused:
             return
         self._spent, self._since = self.flops, self._step
         for name, stack in self._stacks.items():
@@ -391,6 +490,16 @@ class Deepen:
         self._set_awake(awake)
         self._losses.since_growth = 0
         self._history.append({"step": self._step, "awake": dict(awake), "flops": self._spent})
+
+    def _limit(self, awake: Mapping[str, int]) -> str:
+        """Return why blocks cannot be awake within the limit; empty where they can."""
+        parameters = self.count_parameters(awake)
+        if not self._max_parameters or parameters <= self._max_parameters:
+            return ""
+        return (
+            f"with {listed(awake)} awake the network would have {parameters:,} parameters, but "
+            f"max_parameters is {self._max_parameters:,}"
+        )
 
     def _set_awake(self, awake: dict[str, int]) -> None:
         self._awake = awake
@@ -410,51 +519,20 @@ class Deepen:
                 for index, sleeper in enumerate(sleepers):
                     sleeper.set_awake(index < awake[name])
 
-    def _fill_in(self, decision: Decision, awake: Mapping[str, int]) -> dict[str, int]:
-        """Return the blocks that a decision wants awake, by stack."""
-        blocks = self.blocks
-        assert decision is not None
-        if isinstance(decision, Mapping):
-            for name in decision:
-                if name not in blocks:
-                    raise unknown_name("stack", name, blocks)
-            return {**blocks, **awake, **decision}
-        if decision > max(blocks.values()):
-            raise UsageError(f"{decision} blocks cannot be awake, there are {_listed(blocks)}")
-        return {name: min(decision, count) for name, count in blocks.items()}
-
-    def _resolve(self, decision: Decision, awake: Mapping[str, int]) -> dict[str, int]:
-        """Return the blocks to be awake by stack; refuse a number that cannot be."""
-        blocks, wanted = self.blocks, self._fill_in(decision, awake)
-        for name, count in wanted.items():
-            period = self._stacks[name].period
-            if not max(1, awake.get(name, 1)) <= count <= blocks[name]:
-                raise UsageError(
-                    f"{count} blocks of {name} cannot be awake, only {awake.get(name, 1)} to "
-                    f"{blocks[name]}: blocks do not fall asleep again"
-                )
-            if count % period and count != blocks[name]:
-                raise UsageError(
-                    f"{count} blocks of {name} cannot be awake: {period} kinds of blocks alternate "
-                    f"there, so it must be a multiple of {period}, or all {blocks[name]}"
-                )
-        return wanted
-
-    def _double(self, awake: Mapping[str, int]) -> dict[str, int]:
-        return {name: min(count, 2 * awake[name]) for name, count in self.blocks.items()}
-
     def _follow_plan(self) -> None:
         """Wake the blocks that the schedule has awake by now."""
         if self._planned is None:
-            moments = self._rule.moments(self._total_steps, self._start, self._double)
+            moments = self._rule.moments(
+                self._total_steps, self._start, partial(double, self._stacks)
+            )
             self._planned = sorted(moments.items())
         while self._planned and self._planned[0][0] <= self._step:
-            wanted = self._fill_in(self._planned.pop(0)[1], self._awake)
+            wanted = fill_in(self._stacks, self._planned.pop(0)[1], self._awake)
             # A run that goes on under another schedule may be ahead of it.
             self._wake({name: max(count, self._awake[name]) for name, count in wanted.items()})
 
     def _is_over(self) -> bool:
-        return self._awake == self.blocks or self._planned == []
+        return self._awake == self.blocks or self._planned == [] or bool(self._refused)
 
     # -- what controllers see ----------------------------------------------------------------------
 
@@ -467,7 +545,7 @@ class Deepen:
         return self._batches_per_step * self._costs.per_batch(awake)
 
     def _progress(self) -> Progress:
-        doubled = self._double(self._awake)
+        doubled = double(self._stacks, self._awake)
         return Progress(
             step=self._step,
             total_steps=self._total_steps,
@@ -491,5 +569,5 @@ def _block(network: nn.Module, name: str) -> nn.Module:
         ) from None
 
 
-def _listed(blocks: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} in {name}" for name, count in blocks.items())
+def _trainable(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters() if p.requires_grad)

@@ -1,9 +1,9 @@
-"""Exporting: the model as the smaller network that is awake, for as long as a save takes."""
+"""The model as the smaller network that is awake: while it is saved or loaded, or for good."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import compress
 from typing import Any
@@ -12,6 +12,7 @@ from torch import nn
 
 from esper.growth.depth.stacks import Stack
 from esper.leyline.errors import UsageError
+from esper.leyline.grouping import grouped
 
 _DEPTHS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "depth")
 """Names under which the configurations of Hugging Face keep the number of blocks."""
@@ -29,32 +30,74 @@ Undo = list[tuple[dict[str, Any], dict[str, Any]]]
 
 @contextmanager
 def exported(
-    network: nn.Module, stacks: Mapping[str, Stack], awake: Mapping[str, int]
+    network: nn.Module,
+    stacks: Mapping[str, Stack],
+    awake: Mapping[str, int],
+    *,
+    has_config: bool = True,
 ) -> Iterator[None]:
     """Take sleeping blocks out of a model, and out of its configuration; put them back after."""
     undo: Undo = []
     try:
-        for name, stack in stacks.items():
-            asleep = {block.rpartition(".")[2] for block in stack.blocks[awake[name] :]}
-            if asleep:
-                _shorten_list(network, stack, asleep, undo)
+        shorten(network, stacks, awake, undo, has_config=has_config)
         yield
     finally:
-        for now, before in reversed(undo):
-            now.clear()
-            now.update(before)
+        put_back(undo)
 
 
-def _shorten_list(network: nn.Module, stack: Stack, asleep: set[str], undo: Undo) -> None:
+def shorten(
+    network: nn.Module,
+    stacks: Mapping[str, Stack],
+    awake: Mapping[str, int],
+    undo: Undo,
+    *,
+    has_config: bool = True,
+) -> None:
+    """Take sleeping blocks out of a model; `undo` takes what `put_back` needs.
+
+    Args:
+        network: the model.
+        stacks: its stacks.
+        awake: blocks awake, by stack.
+        undo: what was there before.
+        has_config: whether the configuration of the model is to say so, too.
+    """
+    sleeping = grouped(
+        (stack.container, block.rpartition(".")[2])
+        for name, stack in stacks.items()
+        for block in stack.blocks[awake[name] :]
+    )
+    # Found before anything is numbered anew: one list may lie in another.
+    lists = {container: network.get_submodule(container)._modules for container in sleeping}
+    configs = {
+        container: _configs_around(network, container) if has_config else []
+        for container in sleeping
+    }
+    for container, asleep in sleeping.items():
+        _shorten_list(container, lists[container], configs[container], asleep, undo)
+
+
+def put_back(undo: Undo) -> None:
+    """Make a model what it was before `shorten`."""
+    for now, before in reversed(undo):
+        now.clear()
+        now.update(before)
+
+
+def _shorten_list(
+    container: str,
+    children: dict[str, nn.Module | None],
+    configs: Sequence[Any],
+    asleep: Sequence[str],
+    undo: Undo,
+) -> None:
     """Leave these blocks out of their list, numbered anew, and of every configuration."""
-    children = network.get_submodule(stack.container)._modules
     is_kept = [key not in asleep for key in children]
-    configs = _configs_around(network, stack.container)
     for config in configs:
         undo.append((vars(config), dict(vars(config))))
-    if configs and not any([_shorten(vars(one), stack.container, is_kept) for one in configs]):
+    if configs and not any([_shorten(vars(one), container, is_kept) for one in configs]):
         raise UsageError(
-            f"cannot tell which entry of {type(configs[0]).__name__} is the depth of {stack.name}; "
+            f"cannot tell which entry of {type(configs[0]).__name__} is the depth of {container}; "
             "save the model's state_dict() inside export() instead"
         )
     undo.append((children, dict(children)))

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from esper.leyline.errors import UsageError, unknown_name
 
@@ -44,6 +44,7 @@ class Progress:
     """How many of them were trained with the blocks awake now."""
 
 
+@runtime_checkable
 class DepthController(Protocol):
     """Decides after every optimizer step how many blocks are to be awake.
 

@@ -72,6 +72,11 @@ class Sleeper:
 def wake_copies(network: nn.Module) -> None:
     """Wake the blocks of a network that was copied or pickled while they slept."""
     for module in network.modules():
-        own = vars(module).get("forward")
-        if isinstance(own, partial) and own.func is pass_through:
+        if is_asleep(module):
             del module.__dict__["forward"]
+
+
+def is_asleep(module: nn.Module) -> bool:
+    """Return whether a module is a block that sleeps."""
+    own = vars(module).get("forward")
+    return isinstance(own, partial) and own.func is pass_through

@@ -158,6 +158,8 @@ def growth(recent: Recent) -> Iterator[Finding | None]:
     newest = recent.epochs[-1]
     if (recent.run.rows or 1) > 1 or not newest.host_parameters or newest.parameters is None:
         return
+    if newest.training_flops is not None:
+        return  # It is deepened, and grows into the network that its owner has built.
     yield check_growth(newest.parameters / newest.host_parameters)
 
 

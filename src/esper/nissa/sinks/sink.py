@@ -229,7 +229,7 @@ EPISODES = {
 
 EPOCHS = {
     **_below("charts", "val_score", "twin_score", "best_score"),
-    **_below("charts", "parameters", "live_seeds", "plateau_epochs"),
+    **_below("charts", "parameters", "live_seeds", "plateau_epochs", "training_flops"),
     **_below("losses", "train_loss", "val_loss"),
     "seconds": "time/epoch_s",
     **_MEMORY,

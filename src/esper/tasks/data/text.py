@@ -8,7 +8,9 @@ on.
 
 from __future__ import annotations
 
+import hashlib
 import os
+import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -72,6 +74,26 @@ def find_stories(data_path: str | os.PathLike[str] | None = None) -> tuple[Path,
     )
 
 
+def read_sources(context: int) -> Source:
+    """Return the sources of Python's standard library, which every installation has.
+
+    They are put in the order of their checksums, so that neighbours have nothing in common.
+    """
+    folder = Path(sysconfig.get_path("stdlib"))
+    texts = {}
+    for file in _texts(folder, prefix="", suffix=".py"):
+        text = file.read_bytes().decode("utf-8", "ignore").replace("\0", "")
+        texts[hashlib.sha256(text.encode()).digest()] = text
+    if not texts:
+        raise DataError(
+            f"{folder} has no sources of Python's standard library; give any UTF-8 text by --data"
+        )
+    tokens = np.concatenate([encode(texts[key]) for key in sorted(texts)])
+    sequences = _sequences(tokens, context)
+    origin = "the sources of Python's standard library"
+    return Source(name="sources", origin=origin, x=sequences, y=None, num_classes=VOCAB)
+
+
 def read_text(
     files: Sequence[Path], context: int, limit_bytes: int | None = None, name: str = "text"
 ) -> Source:
@@ -101,14 +123,14 @@ def read_text(
     return Source(name=name, origin=where, x=train, y=None, x_test=test, num_classes=VOCAB)
 
 
-def _texts(folder: Path, prefix: str) -> tuple[Path, ...]:
+def _texts(folder: Path, prefix: str, suffix: str = ".txt") -> tuple[Path, ...]:
     if not os.path.isdir(folder) or not os.access(folder, os.R_OK | os.X_OK):
         return ()
     return tuple(
         sorted(
             path
             for path in folder.iterdir()
-            if path.suffix == ".txt"
+            if path.suffix == suffix
             and path.name.lower().startswith(prefix)
             and os.path.isfile(path)
         )

@@ -1,0 +1,267 @@
+"""DepthGardener: a gardener whose network grows by blocks that wake, instead of by seeds.
+
+What a run asks of a gardener stays the same: epochs are measured, judged by the governor and
+remembered. A rule of depth decides after every optimizer step, but never between the last step of
+an epoch and its measurement: what is measured was trained as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from esper.growth.depth.config import DeepenConfig, as_decision
+from esper.growth.depth.counts import listed
+from esper.growth.depth.deepen import Deepen
+from esper.growth.depth.stacks import find_by_example
+from esper.growth.depth.weights import blocks_within, load_weights, read_weights
+from esper.growth.gardener import Gardener, GardenerConfig
+from esper.kasmina.garden import Garden
+from esper.kasmina.probe import call_arguments, evaluating, tensors_in
+from esper.leyline.errors import UsageError, warn
+from esper.leyline.explaining import told_of
+from esper.leyline.records import (
+    DecisionRecord,
+    DeepeningRecord,
+    DepthRecord,
+    StackRecord,
+    depth_decision,
+)
+
+
+class DepthGardener(Gardener):
+    """Measures a network epoch by epoch while its blocks wake.
+
+    Args:
+        garden: the network, without slots.
+        deepen: which blocks sleep at first, and when they wake.
+        horizon: epochs of the whole run.
+        steps_per_epoch: optimizer steps of one of them.
+        example: one batch of inputs.
+        seed: seed of the run.
+        config: further settings.
+    """
+
+    def __init__(
+        self,
+        garden: Garden,
+        deepen: DeepenConfig,
+        horizon: int,
+        *,
+        steps_per_epoch: int,
+        example: Any,
+        seed: int = 0,
+        config: GardenerConfig | None = None,
+    ) -> None:
+        """Bring rule and network together; blocks fall asleep when the optimizer is made."""
+        super().__init__(garden, "wait", horizon, seed=seed, config=config)
+        self.deepen = deepen
+        self.depth: Deepen
+        """The blocks of the network, once its optimizer was made."""
+        self._example = example
+        self._steps_per_epoch = steps_per_epoch
+        self._woken: list[DeepeningRecord] = []
+        self._engine.before_write = self._fall_back
+
+    def optimizer(
+        self,
+        factory: Callable[..., Optimizer],
+        params: Iterable[Any] | None = None,
+        **options: Any,
+    ) -> Optimizer:
+        """Make the optimizer, as any gardener does; then put blocks to sleep."""
+        optimizer = super().optimizer(factory, params, **options)
+        config, network = self.deepen, self.garden.model
+        start, weights = as_decision(config.start), None
+        if config.weights is not None:
+            weights = read_weights(config.weights)
+            if start is None:
+                stacks = find_by_example(network, self._example).choose(self._stacks)
+                start = blocks_within(weights, network, stacks) or None
+        self.depth = Deepen(
+            network,
+            optimizer,
+            stacks=self._stacks,
+            example=self._example,
+            start=start,
+            at=config.steps(self._planned),  # type: ignore[arg-type]
+            total_steps=self._planned,
+            order=config.order,
+            controller=config.controller,
+            max_parameters=self.garden.config.max_parameters,
+        )
+        self._costs = self.depth.count_flops(self._example)
+        """FLOPs of the example; those of a step are counted on the first training batch."""
+        if weights is not None:
+            with self.depth.shortened():
+                load_weights(weights, network, listed(self.depth.awake))
+        self.first_awake = self.depth.awake
+        # What a first bad epoch goes back to has these weights, too.
+        self._group.assume(self.garden.state)
+        return optimizer
+
+    # -- in the training loop ----------------------------------------------------------------------
+
+    def start_batch(self, inputs: Any) -> None:
+        """Let the rule decide on the step before, ahead of the next."""
+        if not self.depth.steps:
+            self.depth.count_flops(inputs)
+        self._wake()
+
+    def end_batch(self, loss: Tensor) -> None:
+        """Count an optimizer step and its loss."""
+        self.depth.count(loss)
+
+    def _wake(self) -> None:
+        depth = self.depth
+        if depth.is_finished:
+            return
+        before, refused = depth.awake, depth.refused
+        depth.decide()
+        assert depth.total_steps is not None
+        share = 100.0 * depth.steps / depth.total_steps
+        when = f"after step {depth.steps:,}, at {share:.0f} % of the run"
+        for name, awake in depth.awake.items():
+            if awake != before[name]:
+                self._woken.append(
+                    DeepeningRecord(
+                        stack=name,
+                        before=before[name],
+                        after=awake,
+                        step=depth.steps,
+                        outcome="done",
+                        reason=f"{self.deepen.rule}: {before[name]} to {awake} blocks {when}",
+                    )
+                )
+        if depth.refused != refused:
+            name = next(name for name, count in depth.blocks.items() if before[name] < count)
+            self._woken.append(
+                DeepeningRecord(
+                    stack=name,
+                    before=before[name],
+                    after=before[name],
+                    step=depth.steps,
+                    outcome="illegal",
+                    reason=depth.refused,
+                )
+            )
+
+    # -- what a gardener tells ---------------------------------------------------------------------
+
+    def sizes(self) -> tuple[int, int]:
+        """Return the trainable parameters and the operations per sample of what is awake."""
+        return self.depth.count_parameters(), self.flops_with(self.depth.awake)
+
+    def flops_with(self, awake: dict[str, int]) -> int:
+        """Return the operations per sample of the network with these blocks awake."""
+        whole = self._costs.per_batch(self.depth.blocks)
+        share = self._costs.per_batch(awake) / whole if whole else 1.0
+        return round(share * self.garden.host_flops)
+
+    @contextmanager
+    def as_in(self, epoch: int | None = None) -> Iterator[None]:
+        """Put the blocks to sleep that slept in an epoch; within the block there are no others."""
+        if epoch is not None:
+            self.depth.go_back(self._awake_in(epoch))
+        with self.depth.shortened():
+            yield
+
+    def deliver(self) -> None:
+        """Take blocks that still sleep out of the model: what is left is the network as it is.
+
+        A model that cannot do without them keeps them, asleep, and a warning says so.
+        """
+        if self.depth.awake == self.depth.blocks:
+            return
+        try:
+            before = self._outputs()
+            put_back = self.depth.shorten()
+        except UsageError as error:
+            warn(_KEPT.format(error))
+            return
+        try:
+            problem = "it would compute something else" * (not _same(before, self._outputs()))
+        except Exception as error:
+            problem = told_of(error)
+        if problem:
+            put_back()
+            warn(_KEPT.format(problem))
+
+    def memory(self) -> dict[str, Any]:
+        """Return what a gardener remembers beside its garden and its optimizer."""
+        depth = {"planned": self._planned, "state": self.depth.state_dict()}
+        return {**super().memory(), "depth": depth}
+
+    def recall(self, state: dict[str, Any]) -> None:
+        """Take over what `memory` returned; garden and optimizer are left alone."""
+        super().recall(state)
+        saved = state["depth"]["state"]
+        total = saved["total_steps"]
+        if state["depth"]["planned"] != self._planned:
+            # The run has become longer, or its batches others: what is left decides.
+            total = saved["step"] + (self.horizon - self.epoch) * self._steps_per_epoch
+        if total != self.depth.total_steps:
+            self.depth.total_steps = total
+        self.depth.load_state_dict(saved)
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    @property
+    def _planned(self) -> int:
+        """Optimizer steps of a run of this length."""
+        return self.horizon * self._steps_per_epoch
+
+    @property
+    def _stacks(self) -> str | tuple[str, ...]:
+        return self.deepen.stacks or "auto"
+
+    def _decide(self, signals: Any, before_action: Any) -> DecisionRecord:
+        """Let the rule decide on the last step of the epoch; nothing is done about seeds."""
+        self._wake()
+        return depth_decision("WAIT")
+
+    def _depth_now(self) -> DepthRecord:
+        depth, awake = self.depth, self.depth.awake
+        return DepthRecord(
+            step=depth.steps,
+            flops=depth.flops,
+            static_flops=depth.static_flops,
+            stacks=tuple(
+                StackRecord(name=name, awake=awake[name], blocks=count)
+                for name, count in depth.blocks.items()
+            ),
+        )
+
+    def _take_deepenings(self) -> tuple[DeepeningRecord, ...]:
+        woken, self._woken = tuple(self._woken), []
+        return woken
+
+    def _awake_in(self, epoch: int) -> dict[str, int]:
+        """Return the blocks that were awake when an epoch was measured; 0 is before the first."""
+        shown = self.history[epoch - 1].depth if epoch else None
+        return self.first_awake if shown is None else shown.awake
+
+    def _fall_back(self) -> None:
+        """Put the blocks to sleep that slept when the network was last safe."""
+        self.depth.go_back(self._awake_in(int(self._group.safe_epoch[0])))
+
+    def _outputs(self) -> list[Tensor]:
+        args, kwargs = call_arguments(self._example)
+        model = self.garden.model
+        with evaluating(model), torch.no_grad():
+            return list(tensors_in(model(*args, **kwargs)))
+
+
+_KEPT = (
+    "blocks that never woke stay in the model, asleep, because it cannot do without them ({}); it "
+    "computes what was measured, but needs Esper where it is unpickled"
+)
+
+
+def _same(before: list[Tensor], after: list[Tensor]) -> bool:
+    return len(before) == len(after) and all(map(torch.equal, before, after))
