@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from esper.kasmina.blueprints.registry import blueprint_names, selectable
+from esper.kasmina.blueprints.registry import drawn_names, selectable
 from esper.kasmina.contribution import Measured
 from esper.kasmina.costs import NOT_FOR_THE_SLOT, SlotCosts
 from esper.kasmina.engine import EpochResult, RowWeights, empty_sample
@@ -288,7 +288,7 @@ class ImaginedHosts(_Imagined):
         self._random = generator(seed, "imagined hosts")
         self._controller = RandomController(seed)
         self._worth = torch.zeros(rows, slots, dtype=torch.float64)
-        sizes = 100 * (1 + torch.arange(len(blueprint_names())))
+        sizes = 100 * (1 + torch.arange(len(drawn_names())))
         self._engine = ImaginedEngine(rows, slots, HOST_PARAMS, sizes)
         costs = imagined_costs(slots, sizes, selectable("cnn"))
         self._group = RowGroup(

@@ -224,8 +224,12 @@ def showing_stranger(signals: Signals) -> Signals:
     return replace(signals, **wider)
 
 
-def test_a_blueprint_installed_later_changes_nothing_a_policy_does(policy: Policy) -> None:
-    names = (*BUILTIN_BLUEPRINTS, "hyper_conv")
+@pytest.mark.parametrize("told", [(), ("hyper_conv",)])
+def test_a_blueprint_installed_later_changes_nothing_a_policy_does(
+    policy: Policy, told: tuple[str, ...]
+) -> None:
+    """Whether or not the controller was told of it when it was made."""
+    names = (*BUILTIN_BLUEPRINTS, *told)
     before = LearnedController(policy, context(), greedy=True)
     after = LearnedController(policy, context(blueprint_names=names), greedy=True)
     for controller in (before, after):

@@ -181,7 +181,7 @@ class LearnedController:
         )
         self._hidden = step.hidden
         self._step += 1
-        actions = self._host_actions(step, masks.op.device)
+        actions = self._host_actions(step, masks)
         actions["tempo"] = hurry(actions["tempo"], signals.max_epochs, self.policy.horizon)
         return actions
 
@@ -256,29 +256,39 @@ class LearnedController:
     # The host and the policy may number blueprints differently; names are what they agree on. One
     # that the policy does not know is never chosen, and where one lives, it is told as noop.
 
+    def _ids_of(self, blueprints: int) -> Tensor | None:
+        """Return the policy's id of each of so many blueprints of the host, -1 for unknown ones.
+
+        Those beyond the context's are unknown. None where host and policy number them alike.
+        """
+        ids = F.pad(self._ids, (0, blueprints - len(self._ids)), value=-1)
+        own = torch.arange(len(self.policy.blueprint_names))
+        return None if torch.equal(ids, own) else ids
+
     def _own_signals(self, signals: Signals) -> Signals:
-        if self._ids is None:
+        ids = self._ids_of(signals.seed_params.shape[-1])
+        if ids is None:
             return signals
-        ids = self._ids.to(signals.blueprint.device)
-        known = ids[signals.blueprint.clamp(min=0)].clamp(min=NOOP)
+        table = ids.to(signals.blueprint.device)
+        known = table[signals.blueprint.clamp(min=0)].clamp(min=NOOP)
         return replace(
             signals,
             blueprint=torch.where(signals.blueprint < 0, -1, known),
-            seed_params=self._own_columns(signals.seed_params, -1),
-            seed_flops=self._own_columns(signals.seed_flops, -1),
+            seed_params=self._own_columns(signals.seed_params, ids, -1),
+            seed_flops=self._own_columns(signals.seed_flops, ids, -1),
         )
 
-    def _own_columns(self, table: Tensor, missing: float) -> Tensor:
+    def _own_columns(self, table: Tensor, ids: Tensor, missing: float) -> Tensor:
         """Return a table over the host's blueprints, [..., B], over those of the policy."""
-        assert self._ids is not None
-        ids = self._ids.to(table.device)
+        ids = ids.to(table.device)
         own = table.new_full((*table.shape[:-1], len(self.policy.blueprint_names)), missing)
         own[..., ids[ids >= 0]] = table[..., ids >= 0]
         return own
 
     def _own_masks(self, masks: Masks, device: torch.device) -> Masks:
-        if self._ids is not None:
-            own = self._own_columns(masks.blueprint_by_slot, False)
+        ids = self._ids_of(masks.blueprint_by_slot.shape[-1])
+        if ids is not None:
+            own = self._own_columns(masks.blueprint_by_slot, ids, False)
             slots = masks.slot_by_op.clone()
             slots[:, LifecycleOp.GERMINATE] &= own.any(-1)
             masks = replace(
@@ -286,13 +296,14 @@ class LearnedController:
             )
         return masks.to(device)
 
-    def _host_actions(self, step: PolicyStep, device: torch.device) -> dict[str, Tensor]:
+    def _host_actions(self, step: PolicyStep, masks: Masks) -> dict[str, Tensor]:
+        device = masks.op.device
         actions = {head: values.clone().to(device) for head, values in step.items()}
-        if self._ids is not None:
+        ids = self._ids_of(masks.blueprint_by_slot.shape[-1])
+        if ids is not None:
             # What is chosen fits a slot of the host, so it is one of the host's.
             back = torch.zeros(len(self.policy.blueprint_names), dtype=torch.int64)
-            known = self._ids >= 0
-            back[self._ids[known]] = known.nonzero().squeeze(-1)
+            back[ids[ids >= 0]] = (ids >= 0).nonzero().squeeze(-1)
             actions["blueprint"] = back.to(device)[actions["blueprint"]]
         return actions
 
@@ -320,11 +331,7 @@ def _load(name: str, argument: str | None) -> Policy:
         raise UsageError(str(error)) from error
 
 
-def _blueprint_ids(policy: Policy, context: ControllerContext) -> Tensor | None:
-    """Return the policy's id of every blueprint of the host, -1 for those it does not know.
-
-    None where they are the same.
-    """
+def _blueprint_ids(policy: Policy, context: ControllerContext) -> Tensor:
+    """Return the policy's id of every blueprint of the host, -1 for those it does not know."""
     own = policy.blueprint_names
-    ids = [own.index(name) if name in own else -1 for name in context.blueprint_names]
-    return None if ids == list(range(len(ids))) else torch.tensor(ids)
+    return torch.tensor([own.index(n) if n in own else -1 for n in context.blueprint_names])
