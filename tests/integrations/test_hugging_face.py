@@ -126,9 +126,8 @@ def test_a_save_in_mid_training_is_the_smaller_network(name: str, tmp_path: Path
 @pytest.mark.parametrize("name", ["GPT2LMHeadModel", "LlamaForCausalLM"])
 def test_a_grown_model_is_saved_as_deep_as_it_is(name: str, tmp_path: Path) -> None:
     model = make(name)
-    grown = esper.grow(
-        model, train=[PAIR] * 4, val=[PAIR], epochs=3, deepen={"start": 1, "at": {0.5: 2}}
-    )
+    asked = {"start": 1, "at": {0.5: 2}}
+    grown = esper.grow(model, train=[PAIR] * 4, val=[PAIR], epochs=3, deepen=asked, keep="last")
     assert grown.model is model
     assert model.config.num_hidden_layers == 2
     model.save_pretrained(tmp_path)
