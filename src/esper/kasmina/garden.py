@@ -13,7 +13,6 @@ import dataclasses
 import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,17 +29,16 @@ from esper.kasmina.costs import (
     NO_LIMIT,
     SlotCosts,
     fitting_blueprints,
-    parse_factor,
     slot_costs,
     slot_flops,
     with_copies,
 )
+from esper.kasmina.garden_config import GardenConfig
 from esper.kasmina.gates import inert_seeds
 from esper.kasmina.gradients import GradientSample, record_gradients, sample_gradients
 from esper.kasmina.inside import Whole, connect, slots_behind
 from esper.kasmina.lifecycle import (
     Applied,
-    LifecycleConfig,
     apply_command,
     record_epoch,
     rule_view,
@@ -57,7 +55,7 @@ from esper.kasmina.operations import (
     parse_choice,
 )
 from esper.kasmina.placement import DeclaredAxes, Placed, SlotNames, place_slots, with_kin
-from esper.kasmina.seedbed import Listeners, Seedbed, Surroundings, TrainingMode
+from esper.kasmina.seedbed import Listeners, Seedbed, Surroundings
 from esper.kasmina.slot import shadow_loss
 from esper.kasmina.snapshots import decode_lifecycle, encode_lifecycle, save_garden
 from esper.kasmina.state import SlotState, empty_state
@@ -65,66 +63,8 @@ from esper.kasmina.untrained import find_untrained, remember_loaded
 from esper.kasmina.wrappers import Followers, Mirrored, refuse_scripted, refuse_sharded, watch
 from esper.leyline.actions import Actions, Command, LifecycleOp, decode_actions
 from esper.leyline.alpha import STYLE_OF_ALGORITHM, AlphaCurve, BlendStyle
-from esper.leyline.config import Config, option
 from esper.leyline.errors import NonFiniteError, SlotError, UsageError, instead
 from esper.leyline.rules import Masks, Refusal, build_masks
-
-
-@dataclass(frozen=True, kw_only=True)
-class GardenConfig(Config):
-    """How seeds live in a garden, and how far it may grow."""
-
-    lifecycle: LifecycleConfig = option(LifecycleConfig, "The life of a seed.")
-    training_mode: TrainingMode = option(
-        "straight_through", "How a seed in TRAINING learns while the host is left alone."
-    )
-    max_growth: float = option(
-        0.0,
-        "Most parameters and operations of the grown network, as a multiple of the host's; the two "
-        "limits below win over it; 0 is no limit.",
-    )
-    max_parameters: int = option(
-        0, "Most trainable parameters of the grown network; 0 is no limit.", minimum=0
-    )
-    max_added_flops: int = option(
-        0, "Most operations per sample that seeds may add; 0 is no limit.", minimum=0
-    )
-    immediate: bool = option(
-        True,
-        "Whether a `kin`, a copy of a block, is at full amplitude from the first step; otherwise "
-        "it trains alone first and is blended in, as every other seed.",
-    )
-    seed: int = option(0, "Seed of the initial weights of seeds.", minimum=0)
-
-    def __post_init__(self) -> None:
-        """Check what no range of numbers can say."""
-        object.__setattr__(self, "max_growth", parse_factor(self.max_growth))
-        super().__post_init__()
-
-    def limited(
-        self,
-        *,
-        max_growth: float | str | None = None,
-        max_seeds: int | None = None,
-        max_parameters: int | None = None,
-        max_added_flops: int | None = None,
-    ) -> GardenConfig:
-        """Return the same with these limits of growth; None leaves one as it is.
-
-        A factor takes the place of limits on parameters and operations that stood here before.
-        """
-        if max_growth is not None:
-            max_parameters = max_parameters or 0
-            max_added_flops = max_added_flops or 0
-        limits: dict[str, Any] = {
-            "max_growth": max_growth,
-            "max_parameters": max_parameters,
-            "max_added_flops": max_added_flops,
-        }
-        if max_seeds is not None:
-            rules = self.lifecycle.rules.replace(max_seeds=max_seeds)
-            limits["lifecycle"] = self.lifecycle.replace(rules=rules)
-        return self.replace(**{name: value for name, value in limits.items() if value is not None})
 
 
 class Garden(nn.Module):
@@ -582,9 +522,6 @@ class Garden(nn.Module):
     def _enabled(self) -> Tensor:
         return torch.ones((1, len(self.slot_names)), dtype=torch.bool)
 
-    def _surroundings(self) -> Surroundings:
-        return Surroundings(self.model, self.slot_paths)
-
     def _index(self, name: str) -> int:
         if name not in self.slot_names:
             told = instead(name, self.slot_names, "slots:")
@@ -617,7 +554,7 @@ class Garden(nn.Module):
         Args:
             inherits: whether optimizers give new copies the state of what they are copied from.
         """
-        changed = self.seedbed.sync(self._state, self._surroundings())
+        changed = self.seedbed.sync(self._state, Surroundings(self.model, self.slot_paths))
         if not inherits:
             self.seedbed.forget_sources()
         if changed:
@@ -630,7 +567,9 @@ class Garden(nn.Module):
 
     def _mirror(self, garden: Garden) -> None:
         """Take over what grows in another garden, but keep the weights of what is known."""
-        self.seedbed.mirror(garden.seedbed, self._mirrored, self._surroundings())
+        self.seedbed.mirror(
+            garden.seedbed, self._mirrored, Surroundings(self.model, self.slot_paths)
+        )
         self._state = garden.state
         self._sync()
         self._listeners.tell()
