@@ -253,7 +253,7 @@ class Gardener:
             facts=garden_facts(garden, self.config, horizon),
             rates=rates or self._engine.rates,
             measure=partial(measure_by_ablation, self._engine),
-            immediate=garden.immediate_blueprints(),
+            immediate=garden.config.immediate_blueprints(),
         )
         self._group.assume(garden.state)
         self._rollbacks = 0

@@ -24,7 +24,7 @@ from esper.kasmina import contribution as worth
 from esper.kasmina.bake import baked_copy
 from esper.kasmina.blending import straight_through
 from esper.kasmina.blueprints.kin import KIN
-from esper.kasmina.blueprints.registry import BLUEPRINTS, blueprint_names
+from esper.kasmina.blueprints.registry import BLUEPRINTS
 from esper.kasmina.costs import (
     NO_LIMIT,
     SlotCosts,
@@ -211,11 +211,6 @@ class Garden(nn.Module):
         """Return what a seed of every blueprint costs at every slot."""
         return with_copies(slot_costs(list(self.seedbed)), [p.kin for p in self.placed.slots])
 
-    def immediate_blueprints(self) -> tuple[int, ...]:
-        """Return the ids of blueprints whose seeds are at full amplitude from the first step."""
-        blueprints = map(BLUEPRINTS.get, blueprint_names())
-        return tuple(b.id for b in blueprints if b.immediate and self.config.immediate)
-
     @property
     def param_limit(self) -> int:
         """Most trainable parameters of the whole network, -1 without a limit."""
@@ -268,7 +263,7 @@ class Garden(nn.Module):
         check_target(alpha_target)
         chosen, how = BLUEPRINTS.get(blueprint), parse_choice(BlendStyle, style, "style")
         if immediate is None:
-            immediate = chosen.id in self.immediate_blueprints()
+            immediate = chosen.id in self.config.immediate_blueprints()
         check_immediate(chosen, how, immediate)
         command = make_command(
             LifecycleOp.GERMINATE,
@@ -325,7 +320,7 @@ class Garden(nn.Module):
     def act(self, actions: Actions) -> OperationResult:
         """Carry out a controller's action for one row."""
         command = decode_actions({head: value.cpu() for head, value in actions.items()})
-        immediate = int(command.blueprint[0]) in self.immediate_blueprints()
+        immediate = int(command.blueprint[0]) in self.config.immediate_blueprints()
         return self._carry_out(command, immediate=immediate)
 
     def describe(self, before: SlotState, command: Command, applied: Applied) -> OperationResult:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from esper.kasmina.blueprints.registry import BLUEPRINTS, blueprint_names
 from esper.kasmina.costs import parse_factor
 from esper.kasmina.lifecycle import LifecycleConfig
 from esper.kasmina.seedbed import TrainingMode
@@ -66,3 +67,8 @@ class GardenConfig(Config):
             rules = self.lifecycle.rules.replace(max_seeds=max_seeds)
             limits["lifecycle"] = self.lifecycle.replace(rules=rules)
         return self.replace(**{name: value for name, value in limits.items() if value is not None})
+
+    def immediate_blueprints(self) -> tuple[int, ...]:
+        """Return the ids of blueprints whose seeds are at full amplitude from the first step."""
+        blueprints = map(BLUEPRINTS.get, blueprint_names())
+        return tuple(b.id for b in blueprints if b.immediate and self.immediate)
