@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from esper.kasmina.blueprints.registry import BLUEPRINTS
 from esper.kasmina.engine import Moments
 from esper.kasmina.placement import Placement
-from esper.kasmina.seedbed import Seedbed
+from esper.kasmina.seedbed import Seedbed, Surroundings
 from esper.kasmina.slot import Slot
 from esper.kasmina.state import SlotState, empty_state
 from esper.leyline.alpha import AlphaAlgorithm, AlphaMode
@@ -80,7 +80,8 @@ def plain_slots(state: SlotState, spec: SlotSpec = SPEC) -> list[Slot]:
             spec.name, spec.path, USUAL_AXES[spec.topology], spec.shape, spec.symmetry
         )
         stack = Seedbed([entry], "straight_through", KEYS[row]).double()
-        stack.sync(state.select([row]), lambda _: torch.zeros((), dtype=torch.float64))
+        host = Surroundings(nn.Linear(1, 1).double(), {spec.name: ""})
+        stack.sync(state.select([row]), host)
         slots.append(stack[0])
     return slots
 

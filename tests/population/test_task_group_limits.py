@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from esper.kasmina.blueprints.registry import BLUEPRINTS, blueprint_names, selectable
+from esper.kasmina.blueprints.registry import BLUEPRINTS, drawn_names, selectable
 from esper.kasmina.costs import gate_flops, seed_flops, seed_parameters
 from esper.kasmina.flops import count_flops
 from esper.kasmina.garden import Garden
@@ -175,7 +175,7 @@ def test_signals_are_what_one_finds_by_looking(strategy: Strategy) -> None:
             for index, slot in enumerate(slots):
                 positions = math.prod(slot.shape[1:]) // slot.channels
                 assert int(signals.slot_positions[row, index]) == positions
-                for choice, name in enumerate(blueprint_names()):
+                for choice, name in enumerate(drawn_names()):
                     wanted = (-1, -1)
                     if choice in selectable(slot.topology):
                         kinds = ("param", "flop")
