@@ -6,31 +6,23 @@ import copy
 import math
 import tempfile
 import warnings
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from esper.kasmina.blueprints.registry import BLUEPRINTS, Blueprint, count_parameters
+from esper.kasmina.blueprints.registry import BLUEPRINTS, count_parameters
 from esper.kasmina.costs import count_seed
 from esper.kasmina.flops import HOW_TO_COUNT, count_flops
-from esper.kasmina.garden import Garden, GardenConfig
-from esper.kasmina.gates import GateConfig
-from esper.kasmina.lifecycle import LifecycleConfig
+from esper.kasmina.garden import Garden
 from esper.kasmina.loading import load_garden
-from esper.kasmina.norms import group_norm
 from esper.kasmina.seedbed import TrainingMode
 from esper.leyline.alpha import BlendStyle
 from esper.leyline.axes import USUAL_AXES
-from esper.leyline.blueprints import NOOP, Topology
-from esper.leyline.randomness import seeded
-
-SLOT = "body"
-"""Name of the slot in the battery's hosts."""
+from esper.leyline.blueprints import NOOP
+from esper.testing._seed_case import BATCH, SLOT, SeedCase, stir
 
 STEPS = 3
 """Optimizer steps within which every parameter must have had a gradient."""
@@ -45,14 +37,7 @@ its first gradient by 1 / sqrt(eps) = 316, gives 40 (behind three layers) to 200
 NO_VMAP = "no_vmap"
 """Class attribute by which a seed says in one sentence why it cannot run under `torch.vmap`."""
 
-_CLASSES = 5
-_BATCH = 8
 _MODES: tuple[TrainingMode, ...] = ("straight_through", "shadow")
-_INPUT_SHAPES: dict[Topology, tuple[int, ...]] = {
-    "cnn": (3, 6, 6),
-    "sequence": (6, 7),
-    "vector": (7,),
-}
 _DRAWS = 8
 """Initial weights within which every parameter must have had a gradient: both units of a narrow
 rectified layer are negative for a whole batch in one draw of four, which is nobody's fault."""
@@ -88,7 +73,7 @@ def check_blueprint(name: str, *, channels: Sequence[int] = (4, 8, 32)) -> None:
     blueprint = BLUEPRINTS.get(name)
     for topology in blueprint.topologies:
         for width in channels:
-            case = _Case(blueprint, topology, width)
+            case = SeedCase(blueprint, topology, width)
             case.run("as a module", _check_module)
             if topology == "sequence":
                 case.run("causality", _check_module_causality)
@@ -104,143 +89,10 @@ def check_blueprint(name: str, *, channels: Sequence[int] = (4, 8, 32)) -> None:
                 case.run("at once", _check_at_once)
 
 
-class _Past(nn.Module):
-    """Adds to every position the mean of what came before: the host of sequences is causal."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        count = torch.arange(1, x.shape[1] + 1, device=x.device, dtype=x.dtype)
-        return x + x.cumsum(1) / count[:, None]
-
-
-class _Residual(nn.Module):
-    """A block that can be copied."""
-
-    def __init__(self, body: nn.Module, last: nn.Module) -> None:
-        super().__init__()
-        self.body = body
-        self.last = last
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.last(x + self.body(x))
-        return out
-
-
-@dataclass(frozen=True)
-class _Case:
-    """One blueprint at one width of one topology, with a host for it."""
-
-    blueprint: Blueprint
-    topology: Topology
-    channels: int
-    trail: tuple[str, ...] = field(default=())
-
-    def at(self, *trail: str) -> _Case:
-        """Return the case with more words about where in the battery it is."""
-        return _Case(self.blueprint, self.topology, self.channels, (*self.trail, *trail))
-
-    def run(self, what: str, check: Callable[[_Case], None]) -> None:
-        """Run a part of the battery; whatever the blueprint raises is a failure of that part."""
-        case = self.at(what)
-        try:
-            check(case)
-        except AssertionError:
-            raise
-        except Exception as error:
-            first = (str(error).strip().splitlines() or [""])[0]
-            raise AssertionError(f"{case}: raised {type(error).__name__}: {first}") from error
-
-    def require(self, condition: bool, message: str) -> None:
-        """Raise with the place in the battery unless the condition holds."""
-        if not condition:
-            raise AssertionError(f"{self}: {message}")
-
-    def build(self, key: int = 0) -> nn.Module:
-        """Return a fresh seed; of a blueprint that copies, a block to copy."""
-        with seeded("check_blueprint", key):
-            if self.blueprint.is_copy:
-                return self._body(nn.Identity())
-            return self.blueprint.build(self.channels, self.topology)
-
-    def stirred(self, key: int = 0) -> nn.Module:
-        """Return a seed whose parameters have all moved."""
-        return _stir(self.build(key), key)
-
-    def activation(self, key: int = 0) -> Tensor:
-        """Return what may arrive at a slot."""
-        with seeded("activation", key):
-            if self.topology == "cnn":
-                return torch.randn(_BATCH, self.channels, *_INPUT_SHAPES["cnn"][1:])
-            return torch.randn(_BATCH, *_INPUT_SHAPES[self.topology][:-1], self.channels)
-
-    def batch(self) -> tuple[Tensor, Tensor]:
-        """Return inputs and classes for the host."""
-        shape = _INPUT_SHAPES[self.topology]
-        with seeded("batch"):
-            positions = shape[:1] if self.topology == "sequence" else ()
-            return torch.randn(_BATCH, *shape), torch.randint(_CLASSES, (_BATCH, *positions))
-
-    def host(self, *, rectified: bool = True) -> nn.Module:
-        """Return a host with the slot in its middle; activations there are >= 0 if rectified."""
-        width, inner = self.channels, nn.ReLU() if rectified else nn.Identity()
-        with seeded("host"):
-            if self.topology == "cnn":
-                stem: nn.Module = nn.Conv2d(_INPUT_SHAPES["cnn"][0], width, 3, padding=1)
-                body = self._body(inner)
-                # Spatial again after the slot, so that gradients there differ between places.
-                mix = nn.Sequential(nn.Conv2d(width, width, 3, padding=1), nn.ReLU())
-                tail = nn.Sequential(mix, nn.AdaptiveAvgPool2d(1), nn.Flatten())
-            else:
-                stem = nn.Linear(_INPUT_SHAPES[self.topology][-1], width)
-                if self.topology == "sequence":
-                    stem = nn.Sequential(stem, _Past())
-                body = self._body(inner)
-                tail = nn.Sequential(nn.Linear(width, width), nn.ReLU())
-            tail.append(nn.Linear(width, _CLASSES))
-        return nn.Sequential(OrderedDict(stem=stem, body=body, tail=tail))
-
-    def _body(self, last: nn.Module) -> nn.Module:
-        """Return what stands in front of the slot; residual for a blueprint that copies it."""
-        width = self.channels
-        if self.topology == "cnn":
-            body = nn.Sequential(group_norm(width), nn.Conv2d(width, width, 3, padding=1))
-        else:
-            body = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width))
-        return _Residual(body, last) if self.blueprint.is_copy else body.append(last)
-
-    def garden(
-        self,
-        style: BlendStyle,
-        mode: TrainingMode = "straight_through",
-        *,
-        rectified: bool = True,
-        draw: int = 0,
-    ) -> Garden:
-        """Return a garden around a fresh host, with a seed of this blueprint in TRAINING."""
-        lifecycle = LifecycleConfig(gates=GateConfig(min_training_epochs=0))
-        config = GardenConfig(lifecycle=lifecycle, training_mode=mode, seed=draw)
-        garden = Garden(
-            self.host(rectified=rectified),
-            [SLOT],
-            self.batch()[0],
-            axes=USUAL_AXES[self.topology],
-            config=config,
-        )
-        for result in (
-            garden.germinate(SLOT, self.blueprint.name, style=style, tempo=1, immediate=False),
-            garden.advance(SLOT),
-        ):
-            self.require(result.ok, result.reason)
-        return garden
-
-    def __str__(self) -> str:
-        place = f"on a {self.topology} slot of {self.channels} channels"
-        return ", ".join([f"blueprint {self.blueprint.name!r} {place}", *self.trail])
-
-
 # -- the module by itself -------------------------------------------------------------------------
 
 
-def _check_module(case: _Case) -> None:
+def _check_module(case: SeedCase) -> None:
     x = case.activation()
     for training in (True, False):
         seed = case.build().train(training)
@@ -269,7 +121,7 @@ def _check_module(case: _Case) -> None:
     )
 
 
-def _check_parameters(case: _Case) -> None:
+def _check_parameters(case: SeedCase) -> None:
     seed = case.build()
     case.require(
         any(parameter.requires_grad for parameter in seed.parameters()),
@@ -278,7 +130,7 @@ def _check_parameters(case: _Case) -> None:
     wanted = sum(p.numel() for p in seed.parameters() if p.requires_grad)
     if case.blueprint.is_copy:
         view = case.garden(BlendStyle.LINEAR_ADD).slots[SLOT]
-        work = count_flops(seed, case.activation()).total // _BATCH
+        work = count_flops(seed, case.activation()).total // BATCH
         case.require(
             (view.parameters, view.flops) == (wanted, work),
             f"a copy with {wanted} parameters and {work} operations counts as {view.parameters} "
@@ -295,13 +147,13 @@ def _check_parameters(case: _Case) -> None:
     )
 
 
-def _check_module_causality(case: _Case) -> None:
+def _check_module_causality(case: SeedCase) -> None:
     seed = case.stirred().eval()
     with torch.no_grad():
         _require_causal(case, seed, case.activation())
 
 
-def _check_copies(case: _Case) -> None:
+def _check_copies(case: SeedCase) -> None:
     x = case.activation()
     seed = case.stirred(1).eval()
     with torch.no_grad():
@@ -311,11 +163,11 @@ def _check_copies(case: _Case) -> None:
         case.require(torch.equal(loaded(x), expected), "outputs differ after a state_dict")
         copied = copy.deepcopy(seed)
         case.require(torch.equal(copied(x), expected), "outputs differ after a deepcopy")
-        _stir(copied, 3)
+        stir(copied, 3)
         case.require(torch.equal(seed(x), expected), "a deepcopy shares its parameters")
 
 
-def _check_vmap(case: _Case) -> None:
+def _check_vmap(case: SeedCase) -> None:
     reason = getattr(case.blueprint.module, NO_VMAP, "")
     if reason:
         case.require(isinstance(reason, str), f"{NO_VMAP} must be a sentence, got {reason!r}")
@@ -348,7 +200,7 @@ def _check_vmap(case: _Case) -> None:
             )
 
 
-def _check_module_bfloat16(case: _Case) -> None:
+def _check_module_bfloat16(case: SeedCase) -> None:
     x = case.activation().to(torch.bfloat16)
     seed = case.build().to(torch.bfloat16)
     out = seed(x)
@@ -363,13 +215,13 @@ def _check_module_bfloat16(case: _Case) -> None:
 # -- in a garden ----------------------------------------------------------------------------------
 
 
-def _check_in_garden(case: _Case, style: BlendStyle) -> None:
+def _check_in_garden(case: SeedCase, style: BlendStyle) -> None:
     case = case.at(f"style {style.name.lower()}")
     for mode in _MODES:
         for rectified in (True, False):
             sign = "non-negative" if rectified else "signed"
 
-            def training(case: _Case, mode: TrainingMode = mode, sign: bool = rectified) -> None:
+            def training(case: SeedCase, mode: TrainingMode = mode, sign: bool = rectified) -> None:
                 _check_training(case, style, mode, rectified=sign)
 
             case.run(f"TRAINING in mode {mode!r} on {sign} activations", training)
@@ -377,7 +229,9 @@ def _check_in_garden(case: _Case, style: BlendStyle) -> None:
     case.run("bfloat16", lambda case: _check_bfloat16(case, style))
 
 
-def _check_training(case: _Case, style: BlendStyle, mode: TrainingMode, *, rectified: bool) -> None:
+def _check_training(
+    case: SeedCase, style: BlendStyle, mode: TrainingMode, *, rectified: bool
+) -> None:
     is_moved, waiting = False, None
     for draw in range(_DRAWS):
         garden = case.garden(style, mode, rectified=rectified, draw=draw)
@@ -393,7 +247,7 @@ def _check_training(case: _Case, style: BlendStyle, mode: TrainingMode, *, recti
     )
 
 
-def _train(case: _Case, garden: Garden, alone: nn.Module) -> tuple[bool, set[str]]:
+def _train(case: SeedCase, garden: Garden, alone: nn.Module) -> tuple[bool, set[str]]:
     """Take a few steps beside the host alone.
 
     Returns whether any parameter of the seed had a gradient at the first, and those that had none
@@ -416,7 +270,7 @@ def _train(case: _Case, garden: Garden, alone: nn.Module) -> tuple[bool, set[str
     return is_moved, waiting
 
 
-def _check_isolation(case: _Case, garden: Garden, alone: nn.Module) -> None:
+def _check_isolation(case: SeedCase, garden: Garden, alone: nn.Module) -> None:
     """Take one batch through both networks; leave its gradients behind."""
     x, y = case.batch()
     outputs: list[Tensor] = []
@@ -446,7 +300,7 @@ def _check_isolation(case: _Case, garden: Garden, alone: nn.Module) -> None:
         )
 
 
-def _check_scale(case: _Case, garden: Garden) -> None:
+def _check_scale(case: SeedCase, garden: Garden) -> None:
     gradients = [_gradient(parameter).flatten() for parameter in garden.host_parameters()]
     host = _rms(torch.cat(gradients))
     for name, parameter in garden.seedbed[0].named_parameters():
@@ -458,7 +312,7 @@ def _check_scale(case: _Case, garden: Garden) -> None:
         )
 
 
-def _check_blended(case: _Case, style: BlendStyle) -> None:
+def _check_blended(case: SeedCase, style: BlendStyle) -> None:
     x, _ = case.batch()
     untouched: list[str] = []
     for draw in range(_DRAWS):
@@ -474,12 +328,12 @@ def _check_blended(case: _Case, style: BlendStyle) -> None:
     _check_garden_copies(case, garden.eval(), x)
 
 
-def _blended(case: _Case, style: BlendStyle, draw: int) -> tuple[Garden, Garden]:
+def _blended(case: SeedCase, style: BlendStyle, draw: int) -> tuple[Garden, Garden]:
     """Return two gardens with a seed at alpha = 1: as it was drawn, and with all of it moved."""
     x, _ = case.batch()
     fresh = case.garden(style, draw=draw)
     garden = copy.deepcopy(fresh)
-    _stir(garden.seedbed, draw)
+    stir(garden.seedbed, draw)
     for one in (fresh, garden):
         result = one.advance(SLOT)
         case.require(result.ok, result.reason)
@@ -493,7 +347,7 @@ def _blended(case: _Case, style: BlendStyle, draw: int) -> tuple[Garden, Garden]
     return fresh, garden
 
 
-def _check_garden_copies(case: _Case, garden: Garden, x: Tensor) -> None:
+def _check_garden_copies(case: SeedCase, garden: Garden, x: Tensor) -> None:
     with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
         expected = garden(x)
         garden.save(Path(folder, "garden"))
@@ -504,11 +358,11 @@ def _check_garden_copies(case: _Case, garden: Garden, x: Tensor) -> None:
         case.require(torch.equal(fresh.eval()(x), expected), "outputs differ after a state_dict")
         copied = copy.deepcopy(garden)
         case.require(torch.equal(copied(x), expected), "outputs differ after a deepcopy")
-        _stir(copied, 1)
+        stir(copied, 1)
         case.require(torch.equal(garden(x), expected), "a deepcopy shares its parameters")
 
 
-def _check_at_once(case: _Case) -> None:
+def _check_at_once(case: SeedCase) -> None:
     """Compare a copy at full amplitude from the first step with a host that has its block twice."""
     x, y = case.batch()
     host = case.host()
@@ -535,11 +389,11 @@ def _in_order(garden: Garden) -> list[nn.Parameter]:
     return [parameter for part in parts for parameter in part.parameters()]
 
 
-def _check_bfloat16(case: _Case, style: BlendStyle) -> None:
+def _check_bfloat16(case: SeedCase, style: BlendStyle) -> None:
     x, y = case.batch()
     for cast in (True, False):
         garden, alone = case.garden(style), case.host()
-        _stir(garden.seedbed)
+        stir(garden.seedbed)
         if cast:
             garden.to(torch.bfloat16)
             alone.to(torch.bfloat16)
@@ -569,7 +423,7 @@ def _check_bfloat16(case: _Case, style: BlendStyle) -> None:
 # -- what the checks are made of ------------------------------------------------------------------
 
 
-def _require_like(case: _Case, out: object, x: Tensor) -> None:
+def _require_like(case: SeedCase, out: object, x: Tensor) -> None:
     case.require(isinstance(out, Tensor), f"it returns {type(out).__name__}, not a tensor")
     assert isinstance(out, Tensor)
     case.require(out.shape == x.shape, f"it turns {_shape(x)} into {_shape(out)}")
@@ -577,7 +431,7 @@ def _require_like(case: _Case, out: object, x: Tensor) -> None:
     case.require(bool(out.isfinite().all()), "its output is not finite")
 
 
-def _require_causal(case: _Case, model: nn.Module, x: Tensor) -> None:
+def _require_causal(case: SeedCase, model: nn.Module, x: Tensor) -> None:
     """Change the last positions; nothing before them may notice."""
     before = model(x)
     for position in range(1, x.shape[1]):
@@ -590,7 +444,7 @@ def _require_causal(case: _Case, model: nn.Module, x: Tensor) -> None:
         )
 
 
-def _untouched(case: _Case, garden: Garden, part: nn.Module) -> list[str]:
+def _untouched(case: SeedCase, garden: Garden, part: nn.Module) -> list[str]:
     """Return the parameters of this part of a blended garden that have no gradient."""
     x, y = case.batch()
     _loss(garden(x), y).backward()
@@ -599,14 +453,6 @@ def _untouched(case: _Case, garden: Garden, part: nn.Module) -> list[str]:
         for name, parameter in part.named_parameters()
         if parameter.requires_grad and not bool(_gradient(parameter).any())
     ]
-
-
-def _stir(module: nn.Module, key: int = 0) -> nn.Module:
-    """Move every parameter, so that no zero of the start hides anything."""
-    with seeded("stir", key), torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=0.2)
-    return module
 
 
 def _gradient(parameter: Tensor) -> Tensor:
