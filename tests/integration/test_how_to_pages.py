@@ -90,9 +90,12 @@ def test_choosing_slots_prints_what_the_page_says() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::esper.EsperWarning")
-def test_growing_with_an_optimizer_and_of_a_frozen_model() -> None:
+def test_growing_with_an_optimizer_and_of_a_frozen_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     blocks = python_blocks(HOW_TO / "grow-your-own.md")
-    optimizing, adapting, learned, counting, stopping = blocks
+    optimizing, adapting, learned, copying, counting, stopping = blocks
     names = run_blocks([optimizing.replace("60", "8")], taken_for_granted())[0]
     assert names["schedule"].last_epoch == 8
     names = run_blocks([adapting.replace("val=val", "val=val, epochs=8")], taken_for_granted())[0]
@@ -100,6 +103,8 @@ def test_growing_with_an_optimizer_and_of_a_frozen_model() -> None:
     names = run_blocks([learned.replace("60", "8")], taken_for_granted())[0]
     garden, host = names["grown"].model, names["grown"].summary.parameters_before
     assert garden.param_limit == 2 * host
+    grown = run_blocks([copying.replace("60", "8")], taken_for_granted())[0]["grown"]
+    assert [slot.blueprint for slot in grown.history[-1].slots] == ["kin"] * 2
     count = run_blocks([counting], taken_for_granted())[0]["count"]
     assert 0 < 2 * count.by_module["encoder.layers.0"] < count.total < count.training
     at_once = stopping.replace("> 99", ">= 0")

@@ -18,6 +18,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from esper.growth.gardener import Gardener
 from esper.kasmina.blueprints.kin import KIN, copy_block
 from esper.kasmina.blueprints.registry import BLUEPRINTS
+from esper.kasmina.engine import read_weights, write_weights
 from esper.kasmina.evaluation import evaluate_contributions
 from esper.kasmina.garden import Garden
 from esper.kasmina.inside import disconnect, slots_behind
@@ -627,6 +628,21 @@ def test_a_compiled_garden_goes_on() -> None:
     compiled(TOKENS)
     assert garden.germinate(slot, KIN)
     assert torch.equal(compiled(TOKENS), garden(TOKENS))
+
+
+def test_a_rollback_brings_a_copy_back_as_it_was() -> None:
+    garden, slot = make("cnn")
+    assert garden.germinate(slot, KIN)
+    optimizer = Gardener(garden, "wait").optimizer(SGD, lr=0.1, momentum=0.9)
+    train(garden, optimizer, 0, 2, loss_of=image_loss)
+    garden.eval()
+    expected, safe, state = garden(IMAGES), read_weights(garden, None), garden.state
+    train(garden.train(), optimizer, 2, 4, loss_of=image_loss)
+    with torch.no_grad():
+        next(garden.host_parameters()).fill_(torch.nan)
+    write_weights(garden, optimizer, safe, state)
+    assert torch.equal(garden.eval()(IMAGES), expected)
+    assert not any(p in optimizer.state for p in garden.parameters())
 
 
 def test_restoring_a_garden_gives_copies_no_state_of_others() -> None:
