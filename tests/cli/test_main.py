@@ -93,13 +93,15 @@ def test_errors_become_one_line_and_an_exit_code(
     assert said.err == f"esper: {words}\n"
 
 
-def test_a_full_disk_under_the_output_is_one_line() -> None:
+def test_a_full_disk_under_the_output_is_one_line(tmp_path: Path) -> None:
     full = Path("/dev/full")
     if not full.exists():
         pytest.skip("this system has no /dev/full")
     with full.open("w") as out:
         done = subprocess.run(
-            [sys.executable, "-m", "esper", "--help"], stdout=out, stderr=subprocess.PIPE
+            [sys.executable, "-m", "esper", "runs", "--root", tmp_path, "--json"],
+            stdout=out,
+            stderr=subprocess.PIPE,
         )
     assert done.returncode == 1
     assert done.stderr.decode().startswith("esper: cannot write all of the output: No space")
@@ -312,6 +314,7 @@ def test_a_plugin_reaches_worker_processes(tmp_path: Path) -> None:
     file.write_text(PLUGIN.format(name="mine_too"))
     words = ["train", "smoke", "--task", "mine_too", "--import", str(file), "--rounds", "1"]
     words += ["--set", "strategy=workers", "--set", "rows=2", "--set", "episode_length=2"]
+    words += ["--set", "population.workers=1"]
     words += ["--out", str(tmp_path / "run"), "--device", "cpu"]
     done = subprocess.run([sys.executable, "-m", "esper", *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
