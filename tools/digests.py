@@ -346,7 +346,7 @@ def play_train(folder: Path) -> Figures:
     """`esper train smoke`, and a longer run of another policy and another reward."""
     figures = _train(folder / "smoke", "smoke")
     others = ("policy.layout=travelling", "reward.mode=shaped", "evaluate_every=1")
-    busy = ("policy.initial_op_bias=[0, 0, 0, 0, 0, 0]", "evaluation_seeds=2")
+    busy = ("policy.initial_op_bias=[0, 2, 0, -2, 2, 3]", "evaluation_seeds=2")
     gates = ("population.lifecycle.gates.min_training_epochs=1",)
     more = [part for setting in (*others, *busy, *gates) for part in ("--set", setting)]
     size = ("--rounds", "1", "--episode-length", "16", "--seed", "2")
@@ -434,12 +434,20 @@ def _population(strategy: Any) -> Figures:
     import esper
     from esper.leyline import HEAD_NAMES, HEAD_SIZES, LifecycleOp
 
-    rows, steps = 4, 10
+    rows, steps = 4, 14
     generator = torch.Generator().manual_seed(5)
     # Every row germinates, brings its seed up and then keeps or prunes it, each at its own time.
-    course = [LifecycleOp.GERMINATE, *[LifecycleOp.ADVANCE] * 5]
-    ends = [LifecycleOp.SET_ALPHA_TARGET, LifecycleOp.FOSSILIZE, LifecycleOp.PRUNE]
-    population = esper.Population("digits", rows, 7, "cpu", strategy, horizon=steps + 2)
+    course = [LifecycleOp.GERMINATE, *[LifecycleOp.ADVANCE] * 6]
+    ends = [LifecycleOp.FOSSILIZE, LifecycleOp.SET_ALPHA_TARGET, LifecycleOp.PRUNE]
+    germinated = {"blueprint": [1, 3, 4, 1], "tempo": [0] * rows, "alpha_target": [2] * rows}
+    config = esper.Population("digits", rows, 7, "cpu", "sequential").config
+    lifecycle = config.lifecycle
+    lifecycle = lifecycle.replace(gates=lifecycle.gates.replace(min_training_epochs=1))
+    population = esper.Population(
+        *("digits", rows, 7, "cpu", strategy),
+        horizon=steps + 2,
+        config=config.replace(lifecycle=lifecycle),
+    )
     seen: list[Any] = [population.reset()]
     saved = None
     for step in range(steps):
@@ -447,8 +455,11 @@ def _population(strategy: Any) -> Figures:
             head: torch.randint(HEAD_SIZES[head], (rows,), generator=generator)
             for head in HEAD_NAMES
         }
+        actions |= {head: torch.tensor(chosen) for head, chosen in germinated.items()}
         actions["slot"] = torch.arange(rows) % 3
-        ops = [(course + ends * 3)[max(0, step - row)] for row in range(rows)]
+        # The last row prunes what the others fossilize.
+        ways = [course + ends * 3] * (rows - 1) + [course + ends[::-1] * 3]
+        ops = [way[max(0, step - row)] for row, way in enumerate(ways)]
         actions["op"] = torch.tensor([int(op) for op in ops])
         seen.append(population.step(actions))
         if step == steps // 2:
@@ -496,7 +507,12 @@ def play_environments(folder: Path) -> Figures:
     import gymnasium
     import numpy as np
 
-    settings = {"episode_length": 10, "device": "cpu", "strategy": "sequential"}
+    settings = {
+        "episode_length": 14,
+        "device": "cpu",
+        "strategy": "sequential",
+        "population.lifecycle.gates.min_training_epochs": 1,
+    }
     name = f"{ENVIRONMENTS}:Esper/Grow-v1"
     envs = gymnasium.make_vec(name, num_envs=3, recipe="smoke", settings=settings)
     env = gymnasium.make(name, recipe="smoke", settings=settings)
@@ -505,7 +521,7 @@ def play_environments(folder: Path) -> Figures:
     for kind, world in (("vector", envs), ("single", env)):
         observation, info = world.reset(seed=4)
         seen: dict[str, list[bytes]] = {"observations": [observation.tobytes()]}
-        for _ in range(12):
+        for _ in range(16):
             mask = np.atleast_2d(info["action_mask"])
             space = world.action_space if kind == "single" else envs.single_action_space
             actions = _draw(generator, mask, space.nvec)
@@ -525,10 +541,14 @@ def play_environments(folder: Path) -> Figures:
 
 
 def _draw(generator: Any, masks: Any, sizes: Any) -> Any:
-    """Return one random choice of every head that its mask allows, int64 [R, heads]."""
+    """Return one random choice of every head that its mask allows, int64 [R, heads].
+
+    Of the ops, the last head, those that bring a seed up come more often than those that end it.
+    """
     import numpy as np
 
     parts = np.split(masks.astype(np.float64), np.cumsum(sizes)[:-1], axis=1)
+    parts[-1] = parts[-1] * np.array([1.0, 2.0, 1.0, 0.2, 3.0, 4.0])
     return np.stack([(part * generator.random(part.shape)).argmax(1) for part in parts], axis=1)
 
 

@@ -93,13 +93,15 @@ def test_errors_become_one_line_and_an_exit_code(
     assert said.err == f"esper: {words}\n"
 
 
-def test_a_full_disk_under_the_output_is_one_line() -> None:
+def test_a_full_disk_under_the_output_is_one_line(tmp_path: Path) -> None:
     full = Path("/dev/full")
     if not full.exists():
         pytest.skip("this system has no /dev/full")
     with full.open("w") as out:
         done = subprocess.run(
-            [sys.executable, "-m", "esper", "blueprints"], stdout=out, stderr=subprocess.PIPE
+            [sys.executable, "-m", "esper", "runs", "--root", tmp_path, "--json"],
+            stdout=out,
+            stderr=subprocess.PIPE,
         )
     assert done.returncode == 1
     assert done.stderr.decode().startswith("esper: cannot write all of the output: No space")
@@ -284,18 +286,27 @@ class Mine(Digits):
 """
 
 
-@pytest.mark.parametrize("place", ["before", "after", "equals"])
-def test_a_local_file_can_be_imported(tmp_path: Path, place: str) -> None:
-    file = tmp_path / "my_plugin.py"
-    file.write_text(PLUGIN.format(name="mine"))
-    words = {
-        "before": ["--import", str(file), "tasks", "--json"],
-        "after": ["tasks", "--json", "--import", str(file)],
-        "equals": [f"--import={file}", "tasks", "--json"],
-    }[place]
-    done = subprocess.run([sys.executable, "-m", "esper", *words], capture_output=True, text=True)
+def test_a_local_file_can_be_imported(tmp_path: Path) -> None:
+    """In a process of its own: what is registered stays so. One for all ways, as it takes seconds.
+
+    Each way imports a file of its own, and is tried on a listing that the earlier ones are in too.
+    """
+    files = {place: tmp_path / f"plugin_{place}.py" for place in ("before", "after", "equals")}
+    for place, file in files.items():
+        file.write_text(PLUGIN.format(name=place))
+    calls = [
+        ["--import", str(files["before"]), "tasks", "--json"],
+        ["tasks", "--json", "--import", str(files["after"])],
+        [f"--import={files['equals']}", "tasks", "--json"],
+    ]
+    program = (
+        "import sys; from esper.cli.main import main\n"
+        f"for words in {calls!r}: assert main(words) == 0; print('next')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert '"mine"' in done.stdout
+    for number, listing in enumerate(done.stdout.split("next")[:3], 1):
+        assert [f'"{place}"' in listing for place in files] == [n < number for n in range(3)]
 
 
 def test_a_plugin_reaches_worker_processes(tmp_path: Path) -> None:
@@ -303,6 +314,7 @@ def test_a_plugin_reaches_worker_processes(tmp_path: Path) -> None:
     file.write_text(PLUGIN.format(name="mine_too"))
     words = ["train", "smoke", "--task", "mine_too", "--import", str(file), "--rounds", "1"]
     words += ["--set", "strategy=workers", "--set", "rows=2", "--set", "episode_length=2"]
+    words += ["--set", "population.workers=1"]
     words += ["--out", str(tmp_path / "run"), "--device", "cpu"]
     done = subprocess.run([sys.executable, "-m", "esper", *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

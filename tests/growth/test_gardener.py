@@ -510,23 +510,22 @@ def added_flops(garden: Garden) -> int:
 )
 def test_limits_hold_under_a_random_controller(limits: dict[str, int]) -> None:
     most = {"seeds": 0, "parameters": 0, "flops": 0}
-    pruned = fossilized = 0
-    for seed in range(2):
-        gardener = Gardener(make_garden(), "random", 100, seed=seed, **limits)  # type: ignore[arg-type]
-        gardener.optimizer(SGD, lr=0.1)
-        garden = gardener.garden
-        for _ in range(gardener.horizon):
-            record = gardener.step(constant)
-            seeds = sum(slot.seed is not None for slot in garden.seedbed)
-            counted = sum(p.numel() for p in garden.parameters())
-            most["seeds"] = max(most["seeds"], seeds)
-            most["parameters"] = max(most["parameters"], counted)
-            most["flops"] = max(most["flops"], added_flops(garden))
-            assert garden.count_parameters() == counted
-            assert garden.count_flops() == garden.host_flops + added_flops(garden)
-            assert record.decision is None or record.decision.outcome != "illegal"
-            pruned += record.decision is not None and record.decision.op == "PRUNE"
-        fossilized += sum(slot.stage == "FOSSILIZED" for slot in record.slots)
+    pruned = 0
+    gardener = Gardener(make_garden(), "random", 80, **limits)  # type: ignore[arg-type]
+    gardener.optimizer(SGD, lr=0.1)
+    garden = gardener.garden
+    for _ in range(gardener.horizon):
+        record = gardener.step(constant)
+        seeds = sum(slot.seed is not None for slot in garden.seedbed)
+        counted = sum(p.numel() for p in garden.parameters())
+        most["seeds"] = max(most["seeds"], seeds)
+        most["parameters"] = max(most["parameters"], counted)
+        most["flops"] = max(most["flops"], added_flops(garden))
+        assert garden.count_parameters() == counted
+        assert garden.count_flops() == garden.host_flops + added_flops(garden)
+        assert record.decision is None or record.decision.outcome != "illegal"
+        pruned += record.decision is not None and record.decision.op == "PRUNE"
+    fossilized = sum(slot.stage == "FOSSILIZED" for slot in record.slots)
     assert pruned + fossilized > 2
     assert most["seeds"] <= limits.get("max_seeds", 3)
     assert most["parameters"] <= limits.get("max_parameters", 10**9)

@@ -60,18 +60,18 @@ class Subject:
         return _without_times(state)
 
 
-_ESPER = ("-m", "esper.cli.main")
+ESPER = ("-m", "esper.cli.main")
 GROW = Subject(
     "grow",
     GROWING,
-    (*_ESPER, "grow", "--task", "digits", "--epochs", "6", "--controller", "random", "--out"),
-    (*_ESPER, "grow", "--resume", "--out"),
+    (*ESPER, "grow", "--task", "digits", "--epochs", "6", "--controller", "random", "--out"),
+    (*ESPER, "grow", "--resume", "--out"),
 )
 
 
 def _training(name: str, strategy: str) -> Subject:
     """Return the tiny training run by the command, with a checkpoint after every round."""
-    command = (*_ESPER, "--import", "tests.simic.training.tiny", "train")
+    command = (*ESPER, "--import", "tests.simic.training.tiny", "train")
     recipe = Path(tempfile.gettempdir()) / f"esper-harness-{os.getpid()}-{strategy}.yaml"
     config = tiny_config(checkpoint_seconds=0.01, strategy=strategy)
     recipe.write_text(yaml.safe_dump(config.to_mapping()))

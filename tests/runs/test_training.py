@@ -146,21 +146,23 @@ def test_a_run_that_was_stopped_ends_as_if_it_never_was(
 
 
 def kill_and_continue(folder: Path, kills: int, seed: int) -> int:
-    """Kill a run at random moments and continue it each time; return how often it was killed."""
+    """Kill a run at random moments and continue it each time; return how often it was killed.
+
+    After the last kill it goes on in this process.
+    """
     drawn = random.Random(seed)
-    killed = 0
-    while True:
+    for killed in range(kills):
         process = in_process(folder)
-        if killed < kills:
-            wait_for_saves(process, folder, drawn.randint(0, 8))
-            time.sleep(drawn.uniform(0.0, 0.2))
-            if process.poll() is None:
-                process.kill()
-                killed += 1
+        wait_for_saves(process, folder, drawn.randint(0, 8))
+        time.sleep(drawn.uniform(0.0, 0.2))
+        if process.poll() is None:
+            process.kill()
         _, errors = process.communicate(timeout=240)
         if process.returncode == 0:
             return killed
         assert process.returncode == -9, errors.decode()
+    assert carry_out(resume_training(folder, sinks=()))
+    return kills
 
 
 def wait_for_saves(process: subprocess.Popen[bytes], folder: Path, saves: int) -> None:

@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from esper.kasmina.flops import FlopCount, forward_flops
+from esper.kasmina.hosts.cnn import CnnConfig
 from esper.kasmina.hosts.mlp import MlpConfig
 from esper.leyline.errors import DataError, EsperWarning
 from esper.tasks.task import get_task
@@ -67,11 +69,31 @@ def test_a_host_whose_operations_cannot_be_counted_has_no_limit_on_them(
     task = get_task("digits_mlp", flop_limit=2.0, param_limit=2.0)
     assert task.flop_limit == 2 * task.host_flops
     odd = get_task("digits_mlp", flop_limit=2.0, param_limit=2.0)
+    monkeypatch.setattr("esper.tasks.task._COUNTED", {})
     monkeypatch.setattr("esper.tasks.task.build_host", lambda name, config: Exponential(config))
     with pytest.warns(EsperWarning, match=r"matrix_exp in the host of task 'digits_mlp' cannot"):
         assert odd.flop_limit == -1
     assert odd.param_limit == 2 * odd.host_parameters
     assert odd.host_flops == 2 * (64 * 8 + 8 * 10 + 10 * 10)
+
+
+def test_a_host_is_counted_once_however_many_tasks_have_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counted: list[int] = []
+
+    def count(host: nn.Module, example: Tensor) -> FlopCount:
+        counted.append(1)
+        return forward_flops(host, example)
+
+    monkeypatch.setattr("esper.tasks.task._COUNTED", {})
+    monkeypatch.setattr("esper.tasks.task.forward_flops", count)
+    first = get_task("digits", train_size=100).host_flops
+    assert get_task("digits", label_noise=0.1).host_flops == first
+    assert len(counted) == 1
+    wider = CnnConfig(channels=(8, 8, 8), in_channels=1)
+    assert get_task("digits", host_options=wider).host_flops > first
+    assert len(counted) == 2
 
 
 def test_load_uses_the_configuration() -> None:

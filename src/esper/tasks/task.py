@@ -37,6 +37,9 @@ from esper.tasks.objective import OBJECTIVES, SCORE_KINDS, Objective, ObjectiveN
 from esper.tasks.splits import OBJECTIVE_FOR, Splits, make_splits, select_classes
 from esper.tasks.training import TrainingConfig
 
+_COUNTED: dict[Hashable, FlopCount] = {}
+"""Counts of hosts by what they are made of: the members of a family share a few hosts."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TaskConfig(TrainingConfig):
@@ -272,7 +275,14 @@ class Task(ABC):
     @cached_property
     def _host_count(self) -> FlopCount:
         """The count of one sample's forward pass through the host."""
-        count = forward_flops(self._outline, self.example_input(1).to("meta"))
+        config, example = self.config, self.example_input(1)
+        spec = HOSTS.get(config.host)
+        key = (spec, repr(config.host_options), example.shape, example.dtype)
+        count = _COUNTED.get(key)
+        if count is None:
+            count = forward_flops(self._outline, example.to("meta"))
+            if not count.uncounted:
+                _COUNTED[key] = count
         if count.uncounted and self.config.flop_limit is not None:
             warn(
                 f"the operations of {count.describe_uncounted()} in the host of task "
