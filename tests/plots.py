@@ -16,7 +16,8 @@ from esper.growth.run import GrowthConfig
 from esper.kasmina.blueprints.registry import BLUEPRINTS
 from esper.kasmina.engine import Moments
 from esper.kasmina.evaluation import BatchEvaluator, evaluate_contributions
-from esper.kasmina.garden import Garden, GardenConfig
+from esper.kasmina.garden import Garden
+from esper.kasmina.garden_config import GardenConfig
 from esper.kasmina.gates import GateConfig
 from esper.kasmina.lifecycle import LifecycleConfig
 from esper.leyline.actions import LifecycleOp

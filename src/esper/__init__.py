@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from esper.kasmina.blueprints import register_blueprint
     from esper.kasmina.evaluation import evaluate_contributions
     from esper.kasmina.flops import FlopCount, count_flops
-    from esper.kasmina.garden import Garden, GardenConfig
+    from esper.kasmina.garden import Garden
+    from esper.kasmina.garden_config import GardenConfig
     from esper.kasmina.hosts import register_host
     from esper.kasmina.loading import load_garden
     from esper.kasmina.selftest import check_slots
@@ -82,7 +83,8 @@ _HOMES = {
     "esper.kasmina.blueprints": ("register_blueprint",),
     "esper.kasmina.evaluation": ("evaluate_contributions",),
     "esper.kasmina.flops": ("FlopCount", "count_flops"),
-    "esper.kasmina.garden": ("Garden", "GardenConfig"),
+    "esper.kasmina.garden": ("Garden",),
+    "esper.kasmina.garden_config": ("GardenConfig",),
     "esper.kasmina.hosts": ("register_host",),
     "esper.kasmina.loading": ("load_garden",),
     "esper.kasmina.selftest": ("check_slots",),

@@ -15,7 +15,7 @@ from esper.growth.build import (
 from esper.growth.criterion import Loss
 from esper.growth.gardener import GardenerConfig
 from esper.growth.run import GrowthConfig, GrowthRun
-from esper.kasmina.garden import GardenConfig
+from esper.kasmina.garden_config import GardenConfig
 from esper.leyline.signals import Signals
 from esper.tasks import TrainingConfig, get_task
 from esper.tasks.dataset import TaskData

@@ -17,7 +17,7 @@ from torch.optim.swa_utils import update_bn
 
 from esper.growth.gardener import GardenerConfig
 from esper.growth.run import GrowthConfig, GrowthRun
-from esper.kasmina.garden import GardenConfig
+from esper.kasmina.garden_config import GardenConfig
 from esper.leyline.errors import EsperWarning, NonFiniteError, SlotError, UsageError
 from esper.leyline.storage import load_tree, save_tree
 from esper.tasks import TrainingConfig

@@ -21,7 +21,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from esper.kasmina.blueprints.kin import KIN
 from esper.kasmina.blueprints.registry import BLUEPRINTS
 from esper.kasmina.contribution import participating
-from esper.kasmina.garden import Garden, GardenConfig
+from esper.kasmina.garden import Garden
+from esper.kasmina.garden_config import GardenConfig
 from esper.kasmina.lifecycle import Outcome
 from esper.kasmina.operations import OperationResult
 from esper.kasmina.optimizer import CarriedOptimizer

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import esper
 from esper.growth.build import task_config, task_run
 from esper.growth.run import GrowthRun
 from esper.kasmina.gates import GateConfig
@@ -16,6 +17,7 @@ from esper.runs.record_growing import EpochRecorder, record_end, record_start, r
 from esper.runs.training import start_training
 from esper.simic.rewards import RewardConfig
 from esper.tasks import get_task
+from tests.growth.depth.models import make_gpt, tokens
 from tests.simic.training.tiny import tiny_config
 
 RARE = {
@@ -57,15 +59,33 @@ def grow(folder: Path) -> None:
         record_end(store, run.finish())
 
 
+def deepen(folder: Path) -> None:
+    """Deepen a network: blocks wake in the second of three short epochs."""
+    batches = [(batch[:, :-1], batch[:, 1:]) for batch in map(tokens, range(3))]
+    asked = {"start": 1, "at": {4: 2}}
+    esper.grow(
+        make_gpt(2),
+        train=batches,
+        val=batches,
+        loss="language",
+        epochs=3,
+        deepen=asked,
+        keep="last",
+        out=folder,
+        sinks=(),
+    )
+
+
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     base = tmp_path_factory.mktemp("runs")
     grow(base / "grow")
+    deepen(base / "deep")
     shaped = tiny_config(reward=RewardConfig(mode="shaped"), evaluate_every=1, evaluation_seeds=1)
     for name, config in {"twin": tiny_config(), "shaped": shaped}.items():
         with start_training(base / name, config, command="esper train", sinks=()) as run:
             run.carry_out()
-    return [base / "grow", base / "twin", base / "shaped"]
+    return [base / "grow", base / "deep", base / "twin", base / "shaped"]
 
 
 def test_every_column_is_written_by_some_run_or_waits_for_something_named(

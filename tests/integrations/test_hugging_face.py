@@ -123,6 +123,18 @@ def test_a_save_in_mid_training_is_the_smaller_network(name: str, tmp_path: Path
     assert torch.equal(expected, found)
 
 
+@pytest.mark.parametrize("name", ["GPT2LMHeadModel", "LlamaForCausalLM"])
+def test_a_grown_model_is_saved_as_deep_as_it_is(name: str, tmp_path: Path) -> None:
+    model = make(name)
+    asked = {"start": 1, "at": {0.5: 2}}
+    grown = esper.grow(model, train=[PAIR] * 4, val=[PAIR], epochs=3, deepen=asked, keep="last")
+    assert grown.model is model
+    assert model.config.num_hidden_layers == 2
+    model.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path).eval()
+    assert torch.equal(again(**TEXT).logits, model(**TEXT).logits)
+
+
 def test_blocks_that_alternate_keep_their_period() -> None:
     for name, period in (("Gemma2ForCausalLM", 2), ("SwinForImageClassification", 2)):
         stacks = find(make(name), (), MODELS[name][1]).stacks.values()

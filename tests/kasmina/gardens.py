@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina.garden import Garden, GardenConfig
+from esper.kasmina.garden import Garden
+from esper.kasmina.garden_config import GardenConfig
 from esper.kasmina.signals import RowFacts, row_facts
 from esper.kasmina.state import SlotState, empty_state
 from esper.leyline.blueprints import NUM_BLUEPRINTS

@@ -173,7 +173,7 @@ def tell_training(store: RunStore, epoch: int) -> None:
     store.write(EpisodeRow(round=epoch, episodic_return=float(epoch), rolled_back=epoch == 6))
     store.write(RoundRow(round=epoch, score_mean=50.0, wait_share_free=0.99, free_steps=400))
     store.write(ContributionRow(round=epoch, step=3, kind="solo_on", slot=SLOTS[0], value=1.0))
-    store.write(StackRow(round=epoch, step=3, ordinal=0, stack="layers", awake=2, blocks=4))
+    store.write(StackRow(round=epoch, step=EPOCHS + 1, stack="layers", awake=2, blocks=4))
 
 
 def kill(store: RunStore) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from esper.growth.build import task_config, task_run
-from esper.kasmina.garden import GardenConfig
+from esper.kasmina.garden_config import GardenConfig
 from esper.kasmina.gates import EarnedGates
 from esper.leyline.randomness import derive_seed
 from esper.leyline.stages import SeedStage

@@ -108,6 +108,7 @@ VERBS = {
     "clone": "teach a policy what the best schedules of a search do",
     "prove": "say which controller beats which, by how much, with what certainty",
     "dashboard": "show runs in a browser, live: curves, the garden, decisions, alarms",
+    "watch": "show a run in the terminal, live or finished",
     "report": "write one self-contained HTML file about a run",
     "runs": "list runs: what they are about, how far they are, and how they ended",
     "compare": "put runs side by side: scores, twins, sizes, what grew; or two trainings",

@@ -45,7 +45,8 @@ from esper.growth.optimization import (
 from esper.growth.own_loss import find_criterion
 from esper.kasmina.contribution import values_in_points
 from esper.kasmina.evaluation import BatchEvaluator, evaluate_contributions
-from esper.kasmina.garden import Garden, GardenConfig
+from esper.kasmina.garden import Garden
+from esper.kasmina.garden_config import GardenConfig
 from esper.kasmina.optimizer import slot_groups
 from esper.kasmina.placement import DeclaredAxes, Placed, SlotNames, place_nothing
 from esper.kasmina.recalibration import (

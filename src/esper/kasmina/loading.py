@@ -6,7 +6,8 @@ from pathlib import Path
 
 from torch import nn
 
-from esper.kasmina.garden import Garden, GardenConfig
+from esper.kasmina.garden import Garden
+from esper.kasmina.garden_config import GardenConfig
 from esper.kasmina.placement import Placed
 from esper.kasmina.snapshots import read_garden
 from esper.leyline.errors import CheckpointError, SlotError, reason_of

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from esper.kasmina.blueprints.offered import withheld
 from esper.kasmina.blueprints.registry import blueprint_by_id
-from esper.kasmina.garden import Garden, GardenConfig
+from esper.kasmina.garden import Garden
+from esper.kasmina.garden_config import GardenConfig
 from esper.kasmina.gates import GateConfig
 from esper.kasmina.lifecycle import LifecycleConfig
 from esper.kasmina.loading import load_garden

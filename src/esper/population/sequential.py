@@ -19,7 +19,8 @@ from esper.kasmina.engine import (
     write_weights,
 )
 from esper.kasmina.evaluation import BatchEvaluator
-from esper.kasmina.garden import Garden, GardenConfig
+from esper.kasmina.garden import Garden
+from esper.kasmina.garden_config import GardenConfig
 from esper.kasmina.optimizer import CarriedOptimizer, slot_groups
 from esper.kasmina.placement import Placed, SlotNames
 from esper.kasmina.state import SlotState

@@ -9,7 +9,7 @@ from torch import nn
 
 from esper.kasmina.blueprints.offered import offered
 from esper.kasmina.blueprints.registry import blueprint_by_id
-from esper.kasmina.garden import GardenConfig
+from esper.kasmina.garden_config import GardenConfig
 from esper.kasmina.placement import place_slots
 from esper.leyline.axes import USUAL_AXES
 from esper.leyline.errors import UsageError, warn

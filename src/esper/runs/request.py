@@ -15,7 +15,7 @@ from esper.growth.build import data_run, task_config
 from esper.growth.depth.config import DeepenConfig
 from esper.growth.gardener import DEFAULT_CONTROLLER
 from esper.growth.run import AUTO, GrowthConfig, GrowthRun
-from esper.kasmina.garden import GardenConfig
+from esper.kasmina.garden_config import GardenConfig
 from esper.kasmina.placement import DeclaredAxes, SlotNames, matches
 from esper.leyline.axes import USUAL_AXES
 from esper.leyline.config import Config, option

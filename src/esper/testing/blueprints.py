@@ -22,7 +22,7 @@ from esper.kasmina.seedbed import TrainingMode
 from esper.leyline.alpha import BlendStyle
 from esper.leyline.axes import USUAL_AXES
 from esper.leyline.blueprints import NOOP
-from esper.testing._seed_case import BATCH, SLOT, SeedCase, stir
+from esper.testing.blueprint_case import BATCH, SLOT, Case, stir
 
 STEPS = 3
 """Optimizer steps within which every parameter must have had a gradient."""
@@ -73,7 +73,7 @@ def check_blueprint(name: str, *, channels: Sequence[int] = (4, 8, 32)) -> None:
     blueprint = BLUEPRINTS.get(name)
     for topology in blueprint.topologies:
         for width in channels:
-            case = SeedCase(blueprint, topology, width)
+            case = Case(blueprint, topology, width)
             case.run("as a module", _check_module)
             if topology == "sequence":
                 case.run("causality", _check_module_causality)
@@ -92,7 +92,7 @@ def check_blueprint(name: str, *, channels: Sequence[int] = (4, 8, 32)) -> None:
 # -- the module by itself -------------------------------------------------------------------------
 
 
-def _check_module(case: SeedCase) -> None:
+def _check_module(case: Case) -> None:
     x = case.activation()
     for training in (True, False):
         seed = case.build().train(training)
@@ -121,7 +121,7 @@ def _check_module(case: SeedCase) -> None:
     )
 
 
-def _check_parameters(case: SeedCase) -> None:
+def _check_parameters(case: Case) -> None:
     seed = case.build()
     case.require(
         any(parameter.requires_grad for parameter in seed.parameters()),
@@ -147,13 +147,13 @@ def _check_parameters(case: SeedCase) -> None:
     )
 
 
-def _check_module_causality(case: SeedCase) -> None:
+def _check_module_causality(case: Case) -> None:
     seed = case.stirred().eval()
     with torch.no_grad():
         _require_causal(case, seed, case.activation())
 
 
-def _check_copies(case: SeedCase) -> None:
+def _check_copies(case: Case) -> None:
     x = case.activation()
     seed = case.stirred(1).eval()
     with torch.no_grad():
@@ -167,7 +167,7 @@ def _check_copies(case: SeedCase) -> None:
         case.require(torch.equal(seed(x), expected), "a deepcopy shares its parameters")
 
 
-def _check_vmap(case: SeedCase) -> None:
+def _check_vmap(case: Case) -> None:
     reason = getattr(case.blueprint.module, NO_VMAP, "")
     if reason:
         case.require(isinstance(reason, str), f"{NO_VMAP} must be a sentence, got {reason!r}")
@@ -200,7 +200,7 @@ def _check_vmap(case: SeedCase) -> None:
             )
 
 
-def _check_module_bfloat16(case: SeedCase) -> None:
+def _check_module_bfloat16(case: Case) -> None:
     x = case.activation().to(torch.bfloat16)
     seed = case.build().to(torch.bfloat16)
     out = seed(x)
@@ -215,13 +215,13 @@ def _check_module_bfloat16(case: SeedCase) -> None:
 # -- in a garden ----------------------------------------------------------------------------------
 
 
-def _check_in_garden(case: SeedCase, style: BlendStyle) -> None:
+def _check_in_garden(case: Case, style: BlendStyle) -> None:
     case = case.at(f"style {style.name.lower()}")
     for mode in _MODES:
         for rectified in (True, False):
             sign = "non-negative" if rectified else "signed"
 
-            def training(case: SeedCase, mode: TrainingMode = mode, sign: bool = rectified) -> None:
+            def training(case: Case, mode: TrainingMode = mode, sign: bool = rectified) -> None:
                 _check_training(case, style, mode, rectified=sign)
 
             case.run(f"TRAINING in mode {mode!r} on {sign} activations", training)
@@ -229,9 +229,7 @@ def _check_in_garden(case: SeedCase, style: BlendStyle) -> None:
     case.run("bfloat16", lambda case: _check_bfloat16(case, style))
 
 
-def _check_training(
-    case: SeedCase, style: BlendStyle, mode: TrainingMode, *, rectified: bool
-) -> None:
+def _check_training(case: Case, style: BlendStyle, mode: TrainingMode, *, rectified: bool) -> None:
     is_moved, waiting = False, None
     for draw in range(_DRAWS):
         garden = case.garden(style, mode, rectified=rectified, draw=draw)
@@ -247,7 +245,7 @@ def _check_training(
     )
 
 
-def _train(case: SeedCase, garden: Garden, alone: nn.Module) -> tuple[bool, set[str]]:
+def _train(case: Case, garden: Garden, alone: nn.Module) -> tuple[bool, set[str]]:
     """Take a few steps beside the host alone.
 
     Returns whether any parameter of the seed had a gradient at the first, and those that had none
@@ -270,7 +268,7 @@ def _train(case: SeedCase, garden: Garden, alone: nn.Module) -> tuple[bool, set[
     return is_moved, waiting
 
 
-def _check_isolation(case: SeedCase, garden: Garden, alone: nn.Module) -> None:
+def _check_isolation(case: Case, garden: Garden, alone: nn.Module) -> None:
     """Take one batch through both networks; leave its gradients behind."""
     x, y = case.batch()
     outputs: list[Tensor] = []
@@ -300,7 +298,7 @@ def _check_isolation(case: SeedCase, garden: Garden, alone: nn.Module) -> None:
         )
 
 
-def _check_scale(case: SeedCase, garden: Garden) -> None:
+def _check_scale(case: Case, garden: Garden) -> None:
     gradients = [_gradient(parameter).flatten() for parameter in garden.host_parameters()]
     host = _rms(torch.cat(gradients))
     for name, parameter in garden.seedbed[0].named_parameters():
@@ -312,7 +310,7 @@ def _check_scale(case: SeedCase, garden: Garden) -> None:
         )
 
 
-def _check_blended(case: SeedCase, style: BlendStyle) -> None:
+def _check_blended(case: Case, style: BlendStyle) -> None:
     x, _ = case.batch()
     untouched: list[str] = []
     for draw in range(_DRAWS):
@@ -328,7 +326,7 @@ def _check_blended(case: SeedCase, style: BlendStyle) -> None:
     _check_garden_copies(case, garden.eval(), x)
 
 
-def _blended(case: SeedCase, style: BlendStyle, draw: int) -> tuple[Garden, Garden]:
+def _blended(case: Case, style: BlendStyle, draw: int) -> tuple[Garden, Garden]:
     """Return two gardens with a seed at alpha = 1: as it was drawn, and with all of it moved."""
     x, _ = case.batch()
     fresh = case.garden(style, draw=draw)
@@ -347,7 +345,7 @@ def _blended(case: SeedCase, style: BlendStyle, draw: int) -> tuple[Garden, Gard
     return fresh, garden
 
 
-def _check_garden_copies(case: SeedCase, garden: Garden, x: Tensor) -> None:
+def _check_garden_copies(case: Case, garden: Garden, x: Tensor) -> None:
     with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
         expected = garden(x)
         garden.save(Path(folder, "garden"))
@@ -362,7 +360,7 @@ def _check_garden_copies(case: SeedCase, garden: Garden, x: Tensor) -> None:
         case.require(torch.equal(garden(x), expected), "a deepcopy shares its parameters")
 
 
-def _check_at_once(case: SeedCase) -> None:
+def _check_at_once(case: Case) -> None:
     """Compare a copy at full amplitude from the first step with a host that has its block twice."""
     x, y = case.batch()
     host = case.host()
@@ -389,7 +387,7 @@ def _in_order(garden: Garden) -> list[nn.Parameter]:
     return [parameter for part in parts for parameter in part.parameters()]
 
 
-def _check_bfloat16(case: SeedCase, style: BlendStyle) -> None:
+def _check_bfloat16(case: Case, style: BlendStyle) -> None:
     x, y = case.batch()
     for cast in (True, False):
         garden, alone = case.garden(style), case.host()
@@ -423,7 +421,7 @@ def _check_bfloat16(case: SeedCase, style: BlendStyle) -> None:
 # -- what the checks are made of ------------------------------------------------------------------
 
 
-def _require_like(case: SeedCase, out: object, x: Tensor) -> None:
+def _require_like(case: Case, out: object, x: Tensor) -> None:
     case.require(isinstance(out, Tensor), f"it returns {type(out).__name__}, not a tensor")
     assert isinstance(out, Tensor)
     case.require(out.shape == x.shape, f"it turns {_shape(x)} into {_shape(out)}")
@@ -431,7 +429,7 @@ def _require_like(case: SeedCase, out: object, x: Tensor) -> None:
     case.require(bool(out.isfinite().all()), "its output is not finite")
 
 
-def _require_causal(case: SeedCase, model: nn.Module, x: Tensor) -> None:
+def _require_causal(case: Case, model: nn.Module, x: Tensor) -> None:
     """Change the last positions; nothing before them may notice."""
     before = model(x)
     for position in range(1, x.shape[1]):
@@ -444,7 +442,7 @@ def _require_causal(case: SeedCase, model: nn.Module, x: Tensor) -> None:
         )
 
 
-def _untouched(case: SeedCase, garden: Garden, part: nn.Module) -> list[str]:
+def _untouched(case: Case, garden: Garden, part: nn.Module) -> list[str]:
     """Return the parameters of this part of a blended garden that have no gradient."""
     x, y = case.batch()
     _loss(garden(x), y).backward()

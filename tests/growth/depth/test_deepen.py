@@ -22,6 +22,7 @@ from esper.growth.depth.deepen import Deepen
 from esper.leyline.errors import CheckpointError, UsageError
 from tests.growth.depth.models import (
     GPT,
+    Block,
     image_loss,
     images,
     make_gpt,
@@ -597,6 +598,71 @@ def refused(problem: str, make: Any = make_gpt, **options: Any) -> None:
     given = {"total_steps": 10, "example": EXAMPLE, "optimizer": adamw(model), **options}
     with pytest.raises((UsageError, KeyError), match=problem):
         Deepen(model, **given)
+
+
+class Wide(Block):
+    """Another class of blocks in the same list."""
+
+
+def test_two_stacks_of_one_list_are_exported_and_shortened() -> None:
+    model = make_gpt(0)
+    model.blocks = nn.ModuleList([*(Block() for _ in range(4)), *(Wide() for _ in range(4))])
+    depth = Deepen(model, adamw(model), start=2, at={5: 4}, example=EXAMPLE)
+    assert depth.awake == {"blocks[0:4]": 2, "blocks[4:8]": 2}
+    asleep = model(EXAMPLE)
+    with depth.export():
+        assert [type(block) for block in model.blocks] == [Block, Block, Wide, Wide]
+        assert torch.equal(model(EXAMPLE), asleep)
+    assert len(model.blocks) == 8
+    put_back = depth.shorten()
+    assert torch.equal(model(EXAMPLE), asleep)
+    assert len(model.blocks) == 4
+    assert not any("forward" in vars(module) for module in model.modules())
+    put_back()
+    assert len(model.blocks) == 8
+    assert torch.equal(model(EXAMPLE), asleep)
+
+
+def test_a_step_has_two_halves_and_a_network_can_go_back() -> None:
+    model = make_gpt()
+    depth = Deepen(model, adamw(model), start=1, at={2: 2, 3: 4}, example=EXAMPLE)
+    depth.count()
+    depth.decide()
+    depth.count()
+    assert depth.awake == {"blocks": 1}
+    depth.decide()
+    depth.decide()
+    assert depth.awake == {"blocks": 2}
+    depth.step()
+    assert (depth.awake, depth.is_finished) == ({"blocks": 4}, True)
+    spent = depth.flops
+    depth.go_back({"blocks": 1})
+    assert (depth.awake, depth.flops, depth.is_finished) == ({"blocks": 1}, spent, False)
+    depth.step()
+    # What the schedule has awake by now.
+    assert (depth.awake, depth.steps) == ({"blocks": 4}, 4)
+    assert depth.static_flops == 4 * (depth.flops - spent) * _cost(4) / _cost(1)
+
+
+def _cost(blocks: int) -> int:
+    return esper.count_flops(make_gpt(blocks), EXAMPLE).total
+
+
+def test_a_limit_of_parameters_ends_the_growth() -> None:
+    model = make_gpt()
+    most = sum(parameter.numel() for parameter in make_gpt(3).parameters())
+    depth = Deepen(
+        model, adamw(model), start=1, at={1: 2, 2: 4}, example=EXAMPLE, max_parameters=most
+    )
+    for _ in range(3):
+        depth.step()
+    assert depth.awake == {"blocks": 2}
+    assert depth.count_parameters() < most < depth.count_parameters(depth.blocks)
+    assert f"max_parameters is {most:,}" in depth.refused
+    state = depth.state_dict()
+    again = Deepen(other := make_gpt(), adamw(other), at={1: 2, 2: 4}, example=EXAMPLE)
+    again.load_state_dict(state)
+    assert (again.refused, again.is_finished) == (depth.refused, True)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from esper.growth.gardener import Gardener
-from esper.kasmina.garden import Garden, GardenConfig
+from esper.kasmina.garden import Garden
+from esper.kasmina.garden_config import GardenConfig
 from esper.leyline.actions import LifecycleOp
 from esper.leyline.errors import NonFiniteError, UsageError
 from esper.leyline.signals import Signals

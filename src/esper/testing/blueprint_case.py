@@ -1,4 +1,4 @@
-"""One blueprint in the conformance battery: its seeds, and small hosts with a slot for them."""
+"""One blueprint at one width of one topology, with a host for it: what the battery tries."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints.registry import Blueprint
-from esper.kasmina.garden import Garden, GardenConfig
+from esper.kasmina.garden import Garden
+from esper.kasmina.garden_config import GardenConfig
 from esper.kasmina.gates import GateConfig
 from esper.kasmina.lifecycle import LifecycleConfig
 from esper.kasmina.norms import group_norm
@@ -23,22 +24,13 @@ from esper.leyline.randomness import seeded
 SLOT = "body"
 """Name of the slot in the battery's hosts."""
 
+CLASSES = 5
 BATCH = 8
-
-_CLASSES = 5
-_INPUT_SHAPES: dict[Topology, tuple[int, ...]] = {
+INPUT_SHAPES: dict[Topology, tuple[int, ...]] = {
     "cnn": (3, 6, 6),
     "sequence": (6, 7),
     "vector": (7,),
 }
-
-
-def stir(module: nn.Module, key: int = 0) -> nn.Module:
-    """Move every parameter, so that no zero of the start hides anything."""
-    with seeded("stir", key), torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=0.2)
-    return module
 
 
 class _Past(nn.Module):
@@ -63,7 +55,7 @@ class _Residual(nn.Module):
 
 
 @dataclass(frozen=True)
-class SeedCase:
+class Case:
     """One blueprint at one width of one topology, with a host for it."""
 
     blueprint: Blueprint
@@ -71,11 +63,11 @@ class SeedCase:
     channels: int
     trail: tuple[str, ...] = field(default=())
 
-    def at(self, *trail: str) -> SeedCase:
+    def at(self, *trail: str) -> Case:
         """Return the case with more words about where in the battery it is."""
-        return SeedCase(self.blueprint, self.topology, self.channels, (*self.trail, *trail))
+        return Case(self.blueprint, self.topology, self.channels, (*self.trail, *trail))
 
-    def run(self, what: str, check: Callable[[SeedCase], None]) -> None:
+    def run(self, what: str, check: Callable[[Case], None]) -> None:
         """Run a part of the battery; whatever the blueprint raises is a failure of that part."""
         case = self.at(what)
         try:
@@ -106,33 +98,33 @@ class SeedCase:
         """Return what may arrive at a slot."""
         with seeded("activation", key):
             if self.topology == "cnn":
-                return torch.randn(BATCH, self.channels, *_INPUT_SHAPES["cnn"][1:])
-            return torch.randn(BATCH, *_INPUT_SHAPES[self.topology][:-1], self.channels)
+                return torch.randn(BATCH, self.channels, *INPUT_SHAPES["cnn"][1:])
+            return torch.randn(BATCH, *INPUT_SHAPES[self.topology][:-1], self.channels)
 
     def batch(self) -> tuple[Tensor, Tensor]:
         """Return inputs and classes for the host."""
-        shape = _INPUT_SHAPES[self.topology]
+        shape = INPUT_SHAPES[self.topology]
         with seeded("batch"):
             positions = shape[:1] if self.topology == "sequence" else ()
-            return torch.randn(BATCH, *shape), torch.randint(_CLASSES, (BATCH, *positions))
+            return torch.randn(BATCH, *shape), torch.randint(CLASSES, (BATCH, *positions))
 
     def host(self, *, rectified: bool = True) -> nn.Module:
         """Return a host with the slot in its middle; activations there are >= 0 if rectified."""
         width, inner = self.channels, nn.ReLU() if rectified else nn.Identity()
         with seeded("host"):
             if self.topology == "cnn":
-                stem: nn.Module = nn.Conv2d(_INPUT_SHAPES["cnn"][0], width, 3, padding=1)
+                stem: nn.Module = nn.Conv2d(INPUT_SHAPES["cnn"][0], width, 3, padding=1)
                 body = self._body(inner)
                 # Spatial again after the slot, so that gradients there differ between places.
                 mix = nn.Sequential(nn.Conv2d(width, width, 3, padding=1), nn.ReLU())
                 tail = nn.Sequential(mix, nn.AdaptiveAvgPool2d(1), nn.Flatten())
             else:
-                stem = nn.Linear(_INPUT_SHAPES[self.topology][-1], width)
+                stem = nn.Linear(INPUT_SHAPES[self.topology][-1], width)
                 if self.topology == "sequence":
                     stem = nn.Sequential(stem, _Past())
                 body = self._body(inner)
                 tail = nn.Sequential(nn.Linear(width, width), nn.ReLU())
-            tail.append(nn.Linear(width, _CLASSES))
+            tail.append(nn.Linear(width, CLASSES))
         return nn.Sequential(OrderedDict(stem=stem, body=body, tail=tail))
 
     def _body(self, last: nn.Module) -> nn.Module:
@@ -172,3 +164,11 @@ class SeedCase:
     def __str__(self) -> str:
         place = f"on a {self.topology} slot of {self.channels} channels"
         return ", ".join([f"blueprint {self.blueprint.name!r} {place}", *self.trail])
+
+
+def stir(module: nn.Module, key: int = 0) -> nn.Module:
+    """Move every parameter, so that no zero of the start hides anything."""
+    with seeded("stir", key), torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.2)
+    return module
