@@ -17,7 +17,6 @@ from esper.kasmina.operations import (
     make_command,
     parse_choice,
 )
-from esper.kasmina.placement import Placement
 from esper.kasmina.state import empty_state
 from esper.leyline.actions import LifecycleOp
 from esper.leyline.alpha import (
@@ -63,15 +62,12 @@ def test_without_a_style_a_command_has_the_placeholder() -> None:
     assert command.ramp.tolist() == [AlphaCurve.SIGMOID]
 
 
-PLACES = [Placement(name, name, "BC", (2, 4), "bidirectional") for name in ("head", "stem")]
-
-
 def describe(op: LifecycleOp, outcome: Outcome, refusal: Refusal = Refusal.NONE) -> OperationResult:
     return describe_result(
         empty_state(1, 2),
         make_command(op, 1),
         applied(outcome, refusal),
-        PLACES,
+        ("head", "stem"),
         GateConfig(),
     )
 

@@ -31,7 +31,7 @@ from esper.kasmina.blueprints.registry import blueprint_kinds, blueprint_names, 
 from esper.kasmina.evaluation import Evaluate, Evaluator, as_evaluator
 from esper.kasmina.garden import Garden
 from esper.kasmina.governor import GovernorConfig, Panic
-from esper.kasmina.operations import OperationResult, check_number, describe_result
+from esper.kasmina.operations import OperationResult, check_number
 from esper.kasmina.optimizer import CarriedOptimizer, make_optimizer
 from esper.kasmina.probe import map_tensors
 from esper.kasmina.recalibration import DEFAULT_SAMPLES, first_samples, moving_norms
@@ -569,8 +569,7 @@ class Gardener:
         before = self.garden.state
         applied = self._group.act(command)
         self._ranks.check_topology()
-        gates = self.garden.config.lifecycle.earning.gates
-        result = describe_result(before, command, applied, self.garden.placed.slots, gates)
+        result = self.garden.describe(before, command, applied)
         if result.ok and op is LifecycleOp.GERMINATE and self.carried is None:
             warn(
                 "a seed was planted, but nothing that this gardener knows of trains it; make your "

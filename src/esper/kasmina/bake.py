@@ -25,6 +25,9 @@ from esper.leyline.errors import SlotError, reason_of
 _ALWAYS_THERE = ("torch", "_operator", "builtins", "math")
 """Packages whose parts and functions a plain module may use."""
 
+# So that a graph asks this question whenever it runs, and not once when it is traced.
+fx.wrap("hasattr")
+
 GROWN = "grown"
 """What a seed is called in the submodule behind which it grew."""
 
@@ -109,6 +112,14 @@ class _AttendingCopy(_Attending):
         torch._assert(args[kin.positional :] == (), message)
         given = kwargs.keys()
         torch._assert((given ^ names) == (given ^ given), message)
+        for key in kin.empty:
+            value = args[key] if isinstance(key, int) else kwargs[key]
+            # None or a tensor. A cache would be filled by the block and by its copy.
+            torch._assert(
+                (value == None) | hasattr(value, "grad_fn"),  # noqa: E711
+                f"a grown submodule takes None or a tensor as its argument {key!r}; where that is "
+                "a cache, switch it off (use_cache=False)",
+            )
         h = self.activation(output)
         named = {name: kwargs[name] for name in names}
         others = [args[index] for index in range(1, kin.positional)]

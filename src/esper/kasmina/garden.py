@@ -8,17 +8,22 @@ and re-aims the modules so that they agree with it.
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import math
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from esper.kasmina import contribution as worth
 from esper.kasmina.bake import baked_copy
 from esper.kasmina.blending import straight_through
+from esper.kasmina.blueprints.kin import KIN
 from esper.kasmina.blueprints.registry import BLUEPRINTS
 from esper.kasmina.costs import (
     NO_LIMIT,
@@ -32,16 +37,22 @@ from esper.kasmina.garden_config import GardenConfig
 from esper.kasmina.gates import inert_seeds
 from esper.kasmina.gradients import GradientSample, record_gradients, sample_gradients
 from esper.kasmina.inside import Whole, connect, slots_behind
-from esper.kasmina.lifecycle import apply_command, record_epoch, rule_view, tick
+from esper.kasmina.lifecycle import (
+    Applied,
+    apply_command,
+    record_epoch,
+    rule_view,
+    tick,
+)
 from esper.kasmina.operations import (
     OperationResult,
     SlotView,
+    check_immediate,
     check_number,
     check_target,
     describe_result,
     make_command,
     parse_choice,
-    parse_immediate,
 )
 from esper.kasmina.placement import DeclaredAxes, Placed, SlotNames, place_slots, with_kin
 from esper.kasmina.seedbed import Listeners, Seedbed, Surroundings
@@ -49,14 +60,14 @@ from esper.kasmina.slot import shadow_loss
 from esper.kasmina.snapshots import decode_lifecycle, encode_lifecycle, save_garden
 from esper.kasmina.state import SlotState, empty_state
 from esper.kasmina.untrained import find_untrained, remember_loaded
-from esper.kasmina.wrappers import Mirrored, Wrappable, refuse_scripted, refuse_sharded, watch
+from esper.kasmina.wrappers import Followers, Mirrored, refuse_scripted, refuse_sharded, watch
 from esper.leyline.actions import Actions, Command, LifecycleOp, decode_actions
 from esper.leyline.alpha import STYLE_OF_ALGORITHM, AlphaCurve, BlendStyle
 from esper.leyline.errors import NonFiniteError, SlotError, UsageError, instead
-from esper.leyline.rules import Masks, build_masks
+from esper.leyline.rules import Masks, Refusal, build_masks
 
 
-class Garden(Wrappable):
+class Garden(nn.Module):
     """A model with slots; calling it calls the model.
 
     Args:
@@ -122,6 +133,10 @@ class Garden(Wrappable):
             f"seedbed.slots.{index}.alpha" for index in range(len(placements))
         ]
         self._whole = Whole()
+        self._followers = Followers()
+        self._mirrored = Mirrored()
+        self._original: weakref.ref[Garden] | None = None
+        self._wrapper: weakref.ref[DistributedDataParallel] | None = None
         paths = (placement.path for placement in placements)
         connect(model, dict(zip(paths, self.seedbed, strict=True)), self._whole)
         self.register_load_state_dict_pre_hook(_grow_to_match)  # type: ignore[no-untyped-call]
@@ -240,13 +255,16 @@ class Garden(Wrappable):
             style: how the seed is mixed in.
             tempo: ticks over which it is blended in.
             alpha_target: the amplitude that it is blended in to.
-            immediate: whether it has that amplitude from the first step, without style and tempo.
-                By default `kin` has, unless `config.immediate` is off; no other blueprint can.
+            immediate: whether it has that amplitude at once, and learns with the host from the
+                first step, without style and tempo. By default `kin` does, as `config.immediate`
+                says, and no other blueprint can.
         """
         check_number("tempo", tempo, 1, whole=True)
         check_target(alpha_target)
         chosen, how = BLUEPRINTS.get(blueprint), parse_choice(BlendStyle, style, "style")
-        is_immediate = parse_immediate(chosen, how, immediate, self.config.immediate)
+        if immediate is None:
+            immediate = chosen.id in self.config.immediate_blueprints()
+        check_immediate(chosen, how, immediate)
         command = make_command(
             LifecycleOp.GERMINATE,
             self._index(slot),
@@ -255,7 +273,7 @@ class Garden(Wrappable):
             tempo=tempo,
             target=alpha_target,
         )
-        return self._carry_out(command, is_immediate)
+        return self._carry_out(command, immediate=immediate)
 
     def advance(self, slot: str) -> OperationResult:
         """Move a seed to its next stage, if its gate passes."""
@@ -302,9 +320,20 @@ class Garden(Wrappable):
     def act(self, actions: Actions) -> OperationResult:
         """Carry out a controller's action for one row."""
         command = decode_actions({head: value.cpu() for head, value in actions.items()})
-        return self._carry_out(
-            command, int(command.blueprint[0]) in self.config.immediate_blueprints()
-        )
+        immediate = int(command.blueprint[0]) in self.config.immediate_blueprints()
+        return self._carry_out(command, immediate=immediate)
+
+    def describe(self, before: SlotState, command: Command, applied: Applied) -> OperationResult:
+        """Put into words what became of a command in the state `before` it."""
+        gates = self.config.lifecycle.earning.gates
+        result = describe_result(before, command, applied, self.slot_names, gates)
+        is_unfit = int(applied.refusal[0]) == int(Refusal.BLUEPRINT_DOES_NOT_FIT)
+        if is_unfit and int(command.blueprint[0]) == BLUEPRINTS.get(KIN).id:
+            place = self.placed.slots[self._index(result.slot)]
+            if place.kin.problem:
+                why = f"no copy of {place.path!r} can grow there: {place.kin.problem}"
+                return dataclasses.replace(result, reason=f"GERMINATE at {place.name}: {why}")
+        return result
 
     def tick(self) -> None:
         """End the decision: move amplitudes, count cooldowns, forward automatic gates."""
@@ -437,6 +466,20 @@ class Garden(Wrappable):
         with self._whole.entered():
             return super().state_dict(*args, **kwargs)
 
+    @property
+    def original(self) -> Garden | None:
+        """The garden that this one was copied from, as long as that is there."""
+        return None if self._original is None else self._original()
+
+    @property
+    def wrapper(self) -> DistributedDataParallel | None:
+        """The DDP wrapper that trains this garden in several processes, where there is one."""
+        return None if self._wrapper is None else self._wrapper()
+
+    def wrap(self, wrapper: DistributedDataParallel) -> None:
+        """Take notice of the wrapper that holds this garden."""
+        self._wrapper = weakref.ref(wrapper)
+
     def follow(self, garden: Garden) -> None:
         """Grow as another garden does from now on, with weights of one's own.
 
@@ -450,8 +493,24 @@ class Garden(Wrappable):
         self._mirror(garden)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave those who listen behind as well: a copy has owners of its own."""
-        return {**super().__getstate__(), "_listeners": Listeners()}
+        """Leave those who listen and follow behind: a copy has owners of its own."""
+        own = {
+            "_listeners": Listeners(),
+            "_followers": Followers(),
+            "_mirrored": Mirrored(),
+            "_original": None,
+            "_wrapper": None,
+        }
+        return {**self.__dict__, **own}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Garden:
+        """Return an independent garden, which knows what it was copied from."""
+        copied = type(self).__new__(type(self))
+        memo[id(self)] = copied
+        state = copy.deepcopy(self.__getstate__(), memo)
+        copied.__setstate__(state)  # type: ignore[no-untyped-call]
+        copied._original = weakref.ref(self)
+        return copied
 
     # -- inside ----------------------------------------------------------------------------------
 
@@ -464,16 +523,16 @@ class Garden(Wrappable):
             raise SlotError(f"no slot is called {name!r}{told}")
         return self.slot_names.index(name)
 
-    def _carry_out(self, command: Command, is_immediate: bool = False) -> OperationResult:
+    def _carry_out(self, command: Command, *, immediate: bool = False) -> OperationResult:
         self.notice_training()
-        before, lifecycle = self._state, self.config.lifecycle.earning
+        before = self._state
         self._state, applied = apply_command(
             before,
             command,
             enabled=self._enabled(),
             fits=self.fits(),
-            config=lifecycle,
-            immediate=torch.tensor([is_immediate]),
+            config=self.config.lifecycle.earning,
+            immediate=torch.tensor([immediate]),
         )
         try:
             self._sync()
@@ -482,7 +541,7 @@ class Garden(Wrappable):
             self._state = before
             self._sync()
             raise
-        return describe_result(before, command, applied, self.placed.slots, lifecycle.gates)
+        return self.describe(before, command, applied)
 
     def _sync(self, *, inherits: bool = True) -> None:
         """Make the modules agree with the lifecycle state.

@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from esper.kasmina.blueprints.kin import KIN
-from esper.kasmina.blueprints.registry import BLUEPRINTS, Blueprint, blueprint_names
+from esper.kasmina.blueprints.registry import Blueprint, blueprint_names
 from esper.kasmina.gates import GateConfig, describe_failure
 from esper.kasmina.lifecycle import Applied, Outcome
-from esper.kasmina.placement import Placement
 from esper.kasmina.state import SlotState
 from esper.leyline.actions import PLACEHOLDERS, Command, LifecycleOp
 from esper.leyline.alpha import STYLE_SPECS, AlphaAlgorithm, AlphaCurve, AlphaMode, BlendStyle
@@ -52,24 +50,15 @@ class OperationResult:
 
 
 def describe_result(
-    before: SlotState,
-    command: Command,
-    applied: Applied,
-    slots: Sequence[Placement],
-    gates: GateConfig,
+    before: SlotState, command: Command, applied: Applied, slots: Sequence[str], gates: GateConfig
 ) -> OperationResult:
     """Put into words what became of a one-row command in the state `before` it."""
     index = min(max(int(command.slot[0]), 0), len(slots) - 1)
-    op, slot = LifecycleOp(int(command.op[0])), slots[index].name
+    op, slot = LifecycleOp(int(command.op[0])), slots[index]
     outcome = Outcome(int(applied.outcome[0]))
     reason = ""
     if outcome is Outcome.ILLEGAL:
-        refusal = Refusal(int(applied.refusal[0]))
-        text, kin = refusal.text, slots[index].kin
-        is_copy = int(command.blueprint[0]) == BLUEPRINTS.get(KIN).id
-        if refusal is Refusal.BLUEPRINT_DOES_NOT_FIT and is_copy and kin.problem:
-            text = f"no copy of {slots[index].path!r} can grow there: {kin.problem}"
-        reason = f"{op.name} at {slot}: {text}"
+        reason = f"{op.name} at {slot}: {Refusal(int(applied.refusal[0])).text}"
     elif outcome is Outcome.GATE_FAILED:
         reason = f"{op.name} at {slot}: {describe_failure(before, index, gates)}"
     return OperationResult(op, slot, outcome, reason)
@@ -138,19 +127,10 @@ def check_target(value: float) -> None:
         raise SlotError("alpha_target must be above 0; prune the seed to take it out")
 
 
-def parse_immediate(
-    blueprint: Blueprint, style: BlendStyle, asked: bool | None, default: bool
-) -> bool:
-    """Return whether a seed is at full amplitude from the first step, or refuse what cannot be.
-
-    Args:
-        blueprint: what is germinated.
-        style: how it is to be mixed in.
-        asked: what its owner said, None for nothing.
-        default: what holds for blueprints that can, where nothing is said.
-    """
-    if not (blueprint.immediate and default if asked is None else asked):
-        return False
+def check_immediate(blueprint: Blueprint, style: BlendStyle, immediate: bool) -> None:
+    """Refuse a seed at full amplitude from the first step that cannot be so."""
+    if not immediate:
+        return
     if not blueprint.immediate:
         raise UsageError(
             f"a {blueprint.name!r} seed is always blended in; leave immediate=True out, which is "
@@ -162,7 +142,6 @@ def parse_immediate(
             "seed is at full amplitude from the first step; leave the style out, or write "
             "immediate=False"
         )
-    return True
 
 
 class SlotView:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -92,51 +92,6 @@ def _wrap(parent: nn.Module, child: nn.Module, gardens: list[Garden]) -> None:
         from esper.kasmina.renewal import Renewal
 
         parent.register_forward_pre_hook(Renewal(gardens))
-
-
-class Wrappable(nn.Module):
-    """A garden, as far as it knows who wraps it, what it was copied from and who follows it."""
-
-    def __init__(self) -> None:
-        """Begin alone."""
-        super().__init__()
-        self._followers = Followers()
-        self._mirrored = Mirrored()
-        self._original: weakref.ref[Self] | None = None
-        self._wrapper: weakref.ref[DistributedDataParallel] | None = None
-
-    @property
-    def original(self) -> Self | None:
-        """The garden that this one was copied from, as long as that is there."""
-        return None if self._original is None else self._original()
-
-    @property
-    def wrapper(self) -> DistributedDataParallel | None:
-        """The DDP wrapper that trains this garden in several processes, where there is one."""
-        return None if self._wrapper is None else self._wrapper()
-
-    def wrap(self, wrapper: DistributedDataParallel) -> None:
-        """Take notice of the wrapper that holds this garden."""
-        self._wrapper = weakref.ref(wrapper)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave those who wrap and follow it behind: a copy has owners of its own."""
-        own = {
-            "_followers": Followers(),
-            "_mirrored": Mirrored(),
-            "_original": None,
-            "_wrapper": None,
-        }
-        return {**self.__dict__, **own}
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Return an independent garden, which knows what it was copied from."""
-        copied = type(self).__new__(type(self))
-        memo[id(self)] = copied
-        state = copy.deepcopy(self.__getstate__(), memo)
-        copied.__setstate__(state)  # type: ignore[no-untyped-call]
-        copied._original = weakref.ref(self)
-        return copied
 
 
 class Followers:

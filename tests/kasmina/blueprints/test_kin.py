@@ -508,6 +508,34 @@ def test_a_copy_is_given_what_its_block_is(way: str, alpha: float) -> None:
             baked(x, shift)
 
 
+def test_a_baked_copy_takes_a_mask_that_comes_later_and_refuses_a_cache() -> None:
+    """Also after it was pickled: a graph is traced again then."""
+    model = Optional()
+    x, shift = torch.randn(3, 4), torch.randn(3, 4)
+    garden = Garden(model, ["block"], x)
+    assert garden.germinate("block", KIN)
+    baked = garden.bake()
+    data = pickle.dumps(baked)
+    assert b"esper" not in data
+    for plain in (baked, pickle.loads(data)):
+        for given in (None, shift):
+            assert torch.equal(plain(x, given), garden(x, given))
+        with pytest.raises(AssertionError, match=r"None or a tensor .* 'shift'.*use_cache=False"):
+            plain(x, Cache())
+
+
+class Optional(nn.Module):
+    """Hands its block something that may be missing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Given()
+
+    def forward(self, x: Tensor, shift: Any = None) -> Tensor:
+        out: Tensor = self.block(x, shift=shift)
+        return out
+
+
 # -- copies, files and plain networks --------------------------------------------------------------
 
 

@@ -56,11 +56,14 @@ class Kin:
     """How many arguments the block is given by position."""
     names: tuple[str, ...] = ()
     """The arguments that it is given by name."""
+    empty: tuple[int | str, ...] = ()
+    """Those arguments, by position or name, that were None in the example."""
 
     @classmethod
     def from_mapping(cls, data: Mapping[str, Any]) -> Kin:
         """Rebuild it from plain data; what is missing takes its default."""
-        return cls(**{**data, "names": tuple(data.get("names", ()))})
+        several = {name: tuple(data.get(name, ())) for name in ("names", "empty")}
+        return cls(**{**data, **several})
 
 
 def copy_block(block: nn.Module) -> nn.Module:
@@ -98,6 +101,7 @@ def find_kin(model: nn.Module, paths: list[str], example: Any, samples: int) -> 
         found = {}
         for path, block in blocks.items():
             call = calls[path][0]
+            given: list[tuple[int | str, Any]] = [*enumerate(call.args), *call.kwargs.items()]
             tied = _tied_to(path, block, owners)
             learning = [p.numel() for p in block.parameters() if p.requires_grad]
             found[path] = Kin(
@@ -106,6 +110,7 @@ def find_kin(model: nn.Module, paths: list[str], example: Any, samples: int) -> 
                 flops=count.by_module[path] // max(1, samples),
                 positional=len(call.args),
                 names=tuple(call.kwargs),
+                empty=tuple(key for key, value in given if value is None),
             )
             if not found[path].problem:
                 problem = _find_problem(block, call)
