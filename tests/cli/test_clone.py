@@ -38,7 +38,8 @@ def test_from_a_search_to_a_policy_that_trains_on(
     again = esper(capsys, "clone", "--resume", "--json", "--out", str(out))
     assert json.loads(again.out)["rounds"] == told["rounds"]
     start = (
-        *("train", "smoke", "--set", f"start={out}", "--set", "ppo.anchor_kl=0.1"),
+        *("train", "smoke", "--task", "digits_mlp", "--set", f"start={out}"),
+        *("--set", "ppo.anchor_kl=0.1", "--set", "rows=2", "--set", "episode_length=4"),
         *("--set", "policy.layout=travelling", "--set", "policy.lstm_hidden_dim=16"),
     )
     trained = esper(capsys, *start, "--rounds", "1", "--out", str(tmp_path / "run"))

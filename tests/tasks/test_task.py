@@ -70,6 +70,7 @@ def test_a_host_whose_operations_cannot_be_counted_has_no_limit_on_them(
     assert task.flop_limit == 2 * task.host_flops
     odd = get_task("digits_mlp", flop_limit=2.0, param_limit=2.0)
     monkeypatch.setattr("esper.tasks.task._COUNTED", {})
+    monkeypatch.setattr("esper.tasks.task._OUTLINES", {})
     monkeypatch.setattr("esper.tasks.task.build_host", lambda name, config: Exponential(config))
     with pytest.warns(EsperWarning, match=r"matrix_exp in the host of task 'digits_mlp' cannot"):
         assert odd.flop_limit == -1

@@ -37,8 +37,10 @@ from esper.tasks.objective import OBJECTIVES, SCORE_KINDS, Objective, ObjectiveN
 from esper.tasks.splits import OBJECTIVE_FOR, Splits, make_splits, select_classes
 from esper.tasks.training import TrainingConfig
 
+_OUTLINES: dict[Hashable, nn.Module] = {}
+"""Hosts without storage by what they are made of: the members of a family share a few hosts."""
 _COUNTED: dict[Hashable, FlopCount] = {}
-"""Counts of hosts by what they are made of: the members of a family share a few hosts."""
+"""Counts of hosts, likewise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,9 +277,8 @@ class Task(ABC):
     @cached_property
     def _host_count(self) -> FlopCount:
         """The count of one sample's forward pass through the host."""
-        config, example = self.config, self.example_input(1)
-        spec = HOSTS.get(config.host)
-        key = (spec, repr(config.host_options), example.shape, example.dtype)
+        example = self.example_input(1)
+        key = (*self._host_key, example.shape, example.dtype)
         count = _COUNTED.get(key)
         if count is None:
             count = forward_flops(self._outline, example.to("meta"))
@@ -290,11 +291,20 @@ class Task(ABC):
             )
         return count
 
+    @property
+    def _host_key(self) -> tuple[Hashable, ...]:
+        """What tasks with the same host have in common."""
+        return HOSTS.get(self.config.host), repr(self.config.host_options)
+
     @cached_property
     def _outline(self) -> nn.Module:
         """The host without storage: enough to ask it for its shape."""
-        with torch.device("meta"):
-            return build_host(self.config.host, self.config.host_options)
+        found = _OUTLINES.get(self._host_key)
+        if found is None:
+            with torch.device("meta"):
+                found = build_host(self.config.host, self.config.host_options)
+            _OUTLINES[self._host_key] = found
+        return found
 
     def _check(self, source: Source) -> None:
         """Refuse data that the host cannot take."""

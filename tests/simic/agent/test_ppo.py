@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -719,11 +718,10 @@ def test_an_unknown_head_is_refused() -> None:
 
 
 @pytest.fixture
-def only_new_objects() -> Iterator[None]:
+def only_new_objects() -> None:
     """Let `gc.get_objects` leave out what other tests have left behind."""
+    gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.mark.usefixtures("only_new_objects")
