@@ -185,7 +185,7 @@ def test_a_pipe_to_head_prints_one_line(whole: Path) -> None:
 
 
 def test_output_that_knows_only_ascii_is_enough(whole: Path) -> None:
-    env = environment(PYTHONIOENCODING="ascii", PYTHONUTF8="0", LC_ALL="C")
+    env = environment(PYTHONIOENCODING="ascii", PYTHONUTF8="0", LC_ALL="C", COLUMNS="240")
     said = esper_process("runs", "--root", whole.parent, env=env)
     assert said.code == 0, said.err
     assert "digits" in said.out
@@ -217,5 +217,5 @@ def test_the_installed_command_is_this_one() -> None:
     )
     assert done.returncode == 2
     assert done.stdout == ""
-    assert done.stderr.startswith("esper: unknown command 'grwo', did you mean 'grow'?")
+    assert "did you mean 'grow'?" in done.stderr
     assert done.stderr.count("\n") == 1
