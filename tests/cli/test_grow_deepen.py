@@ -43,6 +43,7 @@ def command(
 ) -> Command:
     """The command, run from a folder with a model and data for it."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "240")
     monkeypatch.delenv("ESPER_DATA", raising=False)
     draw = np.random.default_rng(0)
     np.savez(
