@@ -17,6 +17,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -54,6 +55,8 @@ class Setting:
             "MKL_NUM_THREADS": count,
             # Tests run side by side: a thread that waits leaves its core to them.
             "OMP_WAIT_POLICY": "PASSIVE",
+            # PyTorch takes compiled code from its cache whichever instruction set it was made for.
+            "TORCHINDUCTOR_CACHE_DIR": f"{tempfile.gettempdir()}/inductor-{self.instruction_set}",
             **({} if self.share is None else {SHARE: self.share}),
         }
 

@@ -176,7 +176,12 @@ def grown(cell: Cell, plan: Plan | None = None, **how: Any) -> Job:
 def jobs_of(name: str) -> list[Job]:
     """Return a cell's runs, the most telling first."""
     cell = CELLS[name]
-    every = {"python-short": _all_arms, "small": _small_arms, "cnn": _cnn_arms}
+    every = {
+        "python-short": _all_arms,
+        "prose": _prose_arms,
+        "small": _small_arms,
+        "cnn": _cnn_arms,
+    }
     listed = every.get(name, _usual_arms)(cell)
     return list(dict.fromkeys(listed))
 
@@ -206,6 +211,14 @@ def _usual_arms(cell: Cell) -> Iterator[Job]:
     yield grown(cell, cell.later, seed=1)
     yield static(cell, half, compute=1.0)
     yield static(cell, cell.depth, length=1.5)
+
+
+def _prose_arms(cell: Cell) -> Iterator[Job]:
+    """Yield the usual arms, and more moments to double at: does any beat six static blocks?"""
+    yield from _usual_arms(cell)
+    for seed in (0, 1):
+        for share in (0.15, 0.5):
+            yield grown(cell, doubling(3, share), compute=0.75, seed=seed)
 
 
 def _all_arms(cell: Cell) -> Iterator[Job]:

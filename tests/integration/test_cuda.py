@@ -32,7 +32,7 @@ pytestmark = [
 ]
 
 FAST = LifecycleConfig(gates=GateConfig(min_training_epochs=0))
-SHAPES = {"cnn": (6, 3, 8, 8), "sequence": (6, 16, 64), "vector": (6, 64)}
+SHAPES = {"cnn": (6, 32, 8, 8), "sequence": (6, 16, 64), "vector": (6, 64)}
 AXES = {"cnn": "BCHW", "sequence": "BTC", "vector": "BC"}
 
 
@@ -43,16 +43,28 @@ class CausalMean(nn.Module):
         return x.cumsum(1) / torch.arange(1, x.shape[1] + 1, device=x.device)[:, None]
 
 
+class Residual(nn.Module):
+    """A block that can be copied: `kin` needs one."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = x + self.body(x)
+        return out
+
+
 def host(topology: str) -> tuple[nn.Module, torch.Tensor]:
     torch.manual_seed(0)
     x = torch.randn(SHAPES[topology])
     if topology == "cnn":
-        body: nn.Module = nn.Conv2d(3, 32, 3, padding=1)
+        body = Residual(nn.Conv2d(32, 32, 3, padding=1))
         return nn.Sequential(
             body, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 4)
         ), x
     mix = CausalMean() if topology == "sequence" else nn.Identity()
-    return nn.Sequential(nn.Linear(64, 64), mix, nn.ReLU(), nn.Linear(64, 4)), x
+    return nn.Sequential(Residual(nn.Linear(64, 64)), mix, nn.ReLU(), nn.Linear(64, 4)), x
 
 
 CASES = [
@@ -74,7 +86,9 @@ def test_a_seed_lives_on_the_device_as_on_the_cpu(blueprint: str, topology: str)
         garden = Garden(model, ["0"], x, axes=AXES[topology], config=GardenConfig(lifecycle=FAST))
         gardener = esper.Gardener(garden, "wait", 50)
         optimizer = gardener.optimizer(torch.optim.SGD, lr=0.05, momentum=0.9)
-        assert garden.germinate("0", blueprint, style=BlendStyle.GATED_GATE, tempo=1)
+        assert garden.germinate(
+            "0", blueprint, style=BlendStyle.GATED_GATE, tempo=1, immediate=False
+        )
         for _ in range(10):
             # The gate may ask for another batch or two: at first not every gradient is there.
             if garden.slots["0"].stage.name in ("GERMINATED", "TRAINING"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import io
 import math
-import os
 import shutil
 import warnings
 from typing import Any
@@ -338,10 +337,6 @@ def test_a_moving_amplitude_does_not_compile_anew() -> None:
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.skipif(shutil.which("g++") is None, reason="the default compiler needs a C++ compiler")
-@pytest.mark.skipif(
-    os.environ.get("ATEN_CPU_CAPABILITY") == "default",
-    reason="PyTorch's inductor writes C++ that does not compile at ATEN_CPU_CAPABILITY=default",
-)
 def test_the_default_compiler_agrees_with_eager() -> None:
     garden = stack_garden()
     bring(garden, "b", SeedStage.HOLDING, style="gated_gate")

@@ -10,7 +10,7 @@ import pytest
 
 from esper.leyline.errors import UsageError
 from esper.nissa import find_runs, open_store
-from esper.nissa.listing import describe_run
+from esper.nissa.listing import describe_run, describe_store
 from esper.nissa.schema import EpochRow, RoundRow
 from tests.nissa.telling import EPOCHS, kill, run_row, tell
 
@@ -56,6 +56,24 @@ def test_a_training_run_counts_rounds(tmp_path: Path) -> None:
         store.write(RoundRow(round=1))
     run = describe_run(tmp_path)
     assert (run.done, run.planned, run.unit) == (2, 40, "rounds")
+
+
+def test_a_run_that_ends_while_it_is_looked_at_was_not_interrupted(tmp_path: Path) -> None:
+    store = open_store(tmp_path, run_row(), sinks=())
+    store.write(EpochRow(step=EPOCHS, val_score=44.0))
+    store.flush()
+    connection = sqlite3.connect(tmp_path / "run.db")
+
+    def end_the_run(statement: str) -> None:
+        if "FROM epochs" in statement:
+            connection.set_trace_callback(None)
+            store.finish("finished", val_score=44.0)
+            store.close()
+
+    connection.set_trace_callback(end_the_run)
+    assert describe_store(tmp_path, connection).state == "running"
+    connection.close()
+    assert describe_run(tmp_path).state == "finished"
 
 
 def test_why_a_run_failed_is_noted(tmp_path: Path) -> None:

@@ -137,6 +137,9 @@ def describe_run(folder: Path) -> RunEntry:
 
 def describe_store(folder: Path, connection: sqlite3.Connection) -> RunEntry:
     """Return how the run of an open store stands."""
+    # Asked before the store is read: a run that ends in between is then seen to run, not to have
+    # been interrupted.
+    is_written = is_locked(folder / LOCK_FILE)
     run = read_run(connection)
     is_training = run.kind == "train"
     last = connection.execute(
@@ -151,7 +154,7 @@ def describe_store(folder: Path, connection: sqlite3.Connection) -> RunEntry:
         RunEntry,
         run,
         path=folder,
-        state=_state(folder, run.status),
+        state=_state(run.status, is_written),
         done=done,
         planned=run.rounds if is_training else run.epochs,
         unit="rounds" if is_training else "epochs",
@@ -167,10 +170,10 @@ def _number(value: Any) -> Any:
     return value
 
 
-def _state(folder: Path, status: str) -> State:
+def _state(status: str, is_written: bool) -> State:
     if status == "finished":
         return "finished"
-    return "running" if is_locked(folder / LOCK_FILE) else "interrupted"
+    return "running" if is_written else "interrupted"
 
 
 def _without_store(folder: Path) -> RunEntry:

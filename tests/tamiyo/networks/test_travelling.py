@@ -225,9 +225,11 @@ def test_every_weight_takes_part_in_the_loss() -> None:
     lived = act(net)
     scores = net.score(lived.states, lived.blueprints, lived.actions, lived.masks)
     (scores.log_probs.sum() + scores.values.sum() + scores.entropies.sum()).backward()
+    # These two shift the scores of all choices alike, which changes no probability.
+    idle = {"slot_head.out.1.bias", "blueprint_head.out.3.bias"}
     for name, weight in net.named_parameters():
         assert weight.grad is not None, name
-        assert bool(weight.grad.any()), name
+        assert bool(weight.grad.abs().max() > 1e-3) != (name in idle), name
 
 
 def test_the_value_loss_leaves_the_heads_alone() -> None:
