@@ -49,6 +49,9 @@ check: setup ## lint, format, types, import contracts, the shape of the tree and
 	$(BIN)/python tools/check_tree.py
 	$(BIN)/python tools/tree_totals.py
 
+# Tests start a hundred Pythons: compiled code is kept, also where the environment forbids it.
+test test-portable test-slow: export PYTHONDONTWRITEBYTECODE =
+
 test: check ## all that a change needs: the checks above, then the CPU test suite
 	$(BIN)/python -m pytest -n 2 -m "not slow and not gpu and not integrations"
 
