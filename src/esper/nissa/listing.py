@@ -210,6 +210,7 @@ def _without_store(folder: Path) -> RunEntry:
 
 def _describe_played(folder: Path, config: Mapping[str, Any]) -> RunEntry:
     """Describe a search, a clone or a proof."""
+    is_written = is_locked(folder / LOCK_FILE)
     command = config[COMMAND]
     result = folder / RESULTS[command]
     members, arms = config.get("members"), config.get("arms")
@@ -223,7 +224,7 @@ def _describe_played(folder: Path, config: Mapping[str, Any]) -> RunEntry:
         is_finished = done == rounds
     return RunEntry(
         path=folder,
-        state=_state(folder, "finished" if is_finished else ""),
+        state=_state("finished" if is_finished else "", is_written),
         kind=command,
         task=family if isinstance(family, str) else None,
         controller=judged if isinstance(judged, str) else None,
