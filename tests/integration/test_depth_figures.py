@@ -18,7 +18,8 @@ ROWS = {
     "the same, 65 million bytes of prose": "prose",
     "GPT, 38 M parameters": "ladder",
     "GPT, 60 thousand parameters": "small",
-    "ViT, CIFAR-10": "vit-plain",
+    "ViT with mixup": "vit",
+    "ViT without mixup": "vit-plain",
     "residual CNN, CIFAR-10": "cnn",
 }
 
@@ -49,5 +50,5 @@ def test_a_row_states_the_measured_ratio_and_front(
 
 def test_the_mean_over_cells_is_stated(verdicts: dict[str, Verdict]) -> None:
     mean, low, high = geometric_mean([verdict.ratio for verdict in verdicts.values()])
-    words = f"the geometric mean is {mean:.2f}, with an interval over these seven cells of"
+    words = f"the geometric mean is {mean:.2f}, with an interval over these eight cells of"
     assert f"{words} {low:.2f} to {high:.2f}" in README
