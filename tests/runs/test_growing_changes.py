@@ -16,7 +16,8 @@ from esper.leyline.errors import ConfigError, EsperWarning, UsageError
 from esper.nissa.reader import open_run
 from esper.runs.checkpoint import GROWING, Checkpoints
 from esper.runs.grow import grow
-from esper.runs.growing import GrowingRun, resume_request, start_growing
+from esper.runs.growing import GrowingRun, start_growing
+from esper.runs.request import resume_request
 from esper.runs.request import GrowRequest, growth_of
 from esper.runs.world import World
 from tests.plots import same

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from esper.leyline.errors import CheckpointError, UsageError
+from esper.tamiyo.controllers.policy_file import controller_fingerprint
 from esper.runs.world import (
     World,
-    controller_fingerprint,
     describe_versions,
 )
 

@@ -227,7 +227,8 @@ def run(options: argparse.Namespace) -> int:
 
 def _open(options: argparse.Namespace, on_alarm: Any) -> Any:
     """Start or continue the run."""
-    from esper.runs.growing import resume_request, start_growing
+    from esper.runs.growing import start_growing
+    from esper.runs.request import resume_request
 
     command = f"esper {shlex.join(options.arguments)}"
     settings = parse_settings(options.settings or ())

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from esper.growth.batches import Batches, count_samples
 from esper.growth.criterion import predictions, refuse_labels
 from esper.growth.gardener import DEFAULT_CONTROLLER
 from esper.growth.run import GrowthConfig, GrowthRun
@@ -154,12 +153,3 @@ def task_config(task: Task, **changes: Any) -> GrowthConfig:
         limits["max_added_flops"] = max(1, task.flop_limit - task.host_flops)
     chosen = {"gardener": gardener, "garden": base.garden.limited(**limits), **changes}
     return base.replace(**chosen)
-
-
-def with_samples(config: GrowthConfig, train: Batches) -> GrowthConfig:
-    """Return the settings with the number of samples that somebody's batches tell of."""
-    samples = count_samples(train)
-    # How many samples so many steps have, nobody says.
-    each = 0 if config.decide_every else samples
-    facts = config.gardener.told(train_samples=samples, samples_per_epoch=each)
-    return config.replace(gardener=facts)

@@ -13,8 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from esper.growth.batches import Batches
-from esper.growth.build import with_samples
+from esper.growth.batches import Batches, count_samples
 from esper.growth.criterion import Loss
 from esper.growth.depth.config import DeepenConfig
 from esper.growth.gardener import DEFAULT_CONTROLLER
@@ -39,9 +38,8 @@ from esper.runs.fingerprints import (
     model_contents,
 )
 from esper.runs.folder import RunFolder
-from esper.runs.growing import resume_growing, start_growing
+from esper.runs.growing import STARTED_BY, resume_growing, start_growing
 from esper.runs.recorded import carry_out_or_raise
-from esper.runs.request import STARTED_BY
 from esper.runs.world import World
 
 CHANGEABLE_IN_PYTHON = ("growth.epochs", "growth.keep", "growth.patience")
@@ -198,7 +196,7 @@ def grow(
             train=train,
             val=val,
             test=test,
-            config=with_samples(settings, train),
+            config=_with_samples(settings, train),
             axes=axes,
             loss=loss,
             optimizer=optimizer,
@@ -363,3 +361,12 @@ class EpochProgress:
 def is_shown(asked: bool | None) -> bool:
     """Return whether to show epochs; where nobody said so, whether somebody watches."""
     return sys.stderr is not None and sys.stderr.isatty() if asked is None else asked
+
+
+def _with_samples(config: GrowthConfig, train: Batches) -> GrowthConfig:
+    """Return the settings with the number of samples that somebody's batches tell of."""
+    samples = count_samples(train)
+    # How many samples so many steps have, nobody says.
+    each = 0 if config.decide_every else samples
+    facts = config.gardener.told(train_samples=samples, samples_per_epoch=each)
+    return config.replace(gardener=facts)

@@ -41,8 +41,10 @@ from esper.runs.record_growing import (
     run_row,
 )
 from esper.runs.recorded import RecordedRun
-from esper.runs.request import compare_requests, read_request, refuse_code
 from esper.runs.world import World
+
+STARTED_BY = "started_by"
+"""Key in the settings of a run that only a program can continue, with the function it called."""
 
 SAVE_EVERY_S = 2.0
 """Least time from one checkpoint to the next."""
@@ -232,72 +234,15 @@ def resume_growing(
         if state is not None:
             with restoring(Checkpoints(folder.path, GROWING).folder / checkpoint):
                 changes = SettingChanges(changed_settings(dict(state["settings"]), settings))
-        opening = _Opening(lock, checkpoint, command, sinks, on_alarm)
-        run = _reopen(folder, growth, settings, world, state, opening, set(changes.settings))
-        _take_changes(run, changes)
+        opening = Opening(lock, checkpoint, command, sinks, on_alarm)
+        run = reopen(folder, growth, settings, world, state, opening, set(changes.settings))
+        take_changes(run, changes)
         if settings != folder.read_config():
             folder.write_config(settings)
         return run
 
 
-def resume_request(
-    path: str | Path,
-    *,
-    settings: Mapping[str, Any] | None = None,
-    model: str | None = None,
-    checkpoint: Which = "latest",
-    command: str = "",
-    sinks: Iterable[str | Sink] = DEFAULT_SINKS,
-    on_alarm: OnAlarm | None = None,
-) -> GrowingRun:
-    """Open what `esper grow` started, to go on from its last checkpoint.
-
-    Args:
-        path: the run folder.
-        settings: changes by dotted key, of those that `CHANGEABLE` names.
-        model: MODULE:FACTORY, for a run of somebody's own model; a folder alone runs no code.
-        checkpoint: which checkpoint to go on from.
-        command: the command that started it, where no checkpoint says so.
-        sinks: where records are shown beside the store.
-        on_alarm: called with every alarm.
-
-    Raises:
-        UsageError: It is no such run, it has other data or another controller than it had, or a
-            setting cannot change.
-        CheckpointError: The checkpoint is damaged or foreign, or another process writes the run.
-    """
-    check_sinks(sinks)
-    folder = RunFolder(path)
-    with folder.claim_run() as lock:
-        written = read_request(folder)
-        refuse_code(written, folder.path, model)
-        request = change_settings(written, settings or {})
-        state = Checkpoints(folder.path, GROWING).load(checkpoint)
-        # What the checkpoint was saved under, not what the folder says: the file may be edited.
-        changes = SettingChanges()
-        if state is not None:
-            with restoring(Checkpoints(folder.path, GROWING).folder / checkpoint):
-                changes = compare_requests(dict(state["settings"]), request.to_mapping())
-                if "controller" in {*changes.settings, *(settings or {})}:
-                    state["gardener"]["controller"] = None
-        data = request.load()
-        growth = request.build(data)
-        run = _reopen(
-            folder,
-            growth,
-            request.to_mapping(),
-            request.world(data, growth),
-            state,
-            _Opening(lock, checkpoint, command, sinks, on_alarm),
-            {*changes.settings, *(settings or {})},
-        )
-        _take_changes(run, changes)
-        if request != written:
-            folder.write_config(request.to_mapping())
-        return run
-
-
-def _take_changes(run: GrowingRun, changes: SettingChanges) -> None:
+def take_changes(run: GrowingRun, changes: SettingChanges) -> None:
     """Write down what is different from here on; whoever continues after this has it."""
     if changes:
         record_changes(run.store, run.growth, changes)
@@ -306,7 +251,7 @@ def _take_changes(run: GrowingRun, changes: SettingChanges) -> None:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Opening:
+class Opening:
     """How a run is opened again."""
 
     lock: WriterLock
@@ -316,13 +261,13 @@ class _Opening:
     on_alarm: OnAlarm | None
 
 
-def _reopen(
+def reopen(
     folder: RunFolder,
     growth: GrowthRun,
     settings: Mapping[str, Any],
     world: World,
     state: dict[str, Any] | None,
-    opening: _Opening,
+    opening: Opening,
     changed: Collection[str],
 ) -> GrowingRun:
     """Put a run into the state of a checkpoint and open its store."""

@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from esper.leyline.manifest import restoring
+from esper.leyline.settings import change_settings
+from esper.nissa.sinks import Sink, check_sinks
+from esper.nissa.store import DEFAULT_SINKS, OnAlarm
+from esper.runs.checkpoint import Which
+from esper.runs.growing import STARTED_BY, GrowingRun, Opening, reopen, take_changes
+
 import importlib
 import traceback
 from collections.abc import Mapping
@@ -27,12 +35,9 @@ from esper.leyline.settings import SettingChanges, changed_settings
 from esper.runs.checkpoint import GROWING, TRAINING, Checkpoints, resume_command
 from esper.runs.fingerprints import model_contents
 from esper.runs.folder import SETTINGS, RunFolder
-from esper.runs.world import World, controller_fingerprint
+from esper.runs.world import World
+from esper.tamiyo.controllers.policy_file import controller_fingerprint
 from esper.tasks import Task, TaskData, get_task, make_data, open_data
-
-STARTED_BY = "started_by"
-"""Key in the settings of a run that only a program can continue, with the function it called."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class GrowRequest(Config):
@@ -179,6 +184,63 @@ def read_request(folder: RunFolder) -> GrowRequest:
     except ConfigError as error:
         Checkpoints(folder.path, GROWING).refuse_other_format()
         raise CheckpointError(f"{folder.path / SETTINGS}: {error}") from None
+
+
+def resume_request(
+    path: str | Path,
+    *,
+    settings: Mapping[str, Any] | None = None,
+    model: str | None = None,
+    checkpoint: Which = "latest",
+    command: str = "",
+    sinks: Iterable[str | Sink] = DEFAULT_SINKS,
+    on_alarm: OnAlarm | None = None,
+) -> GrowingRun:
+    """Open what `esper grow` started, to go on from its last checkpoint.
+
+    Args:
+        path: the run folder.
+        settings: changes by dotted key, of those that `CHANGEABLE` names.
+        model: MODULE:FACTORY, for a run of somebody's own model; a folder alone runs no code.
+        checkpoint: which checkpoint to go on from.
+        command: the command that started it, where no checkpoint says so.
+        sinks: where records are shown beside the store.
+        on_alarm: called with every alarm.
+
+    Raises:
+        UsageError: It is no such run, it has other data or another controller than it had, or a
+            setting cannot change.
+        CheckpointError: The checkpoint is damaged or foreign, or another process writes the run.
+    """
+    check_sinks(sinks)
+    folder = RunFolder(path)
+    with folder.claim_run() as lock:
+        written = read_request(folder)
+        refuse_code(written, folder.path, model)
+        request = change_settings(written, settings or {})
+        state = Checkpoints(folder.path, GROWING).load(checkpoint)
+        # What the checkpoint was saved under, not what the folder says: the file may be edited.
+        changes = SettingChanges()
+        if state is not None:
+            with restoring(Checkpoints(folder.path, GROWING).folder / checkpoint):
+                changes = compare_requests(dict(state["settings"]), request.to_mapping())
+                if "controller" in {*changes.settings, *(settings or {})}:
+                    state["gardener"]["controller"] = None
+        data = request.load()
+        growth = request.build(data)
+        run = reopen(
+            folder,
+            growth,
+            request.to_mapping(),
+            request.world(data, growth),
+            state,
+            Opening(lock, checkpoint, command, sinks, on_alarm),
+            {*changes.settings, *(settings or {})},
+        )
+        take_changes(run, changes)
+        if request != written:
+            folder.write_config(request.to_mapping())
+        return run
 
 
 def growth_of(task: str | None, deepen: DeepenConfig | None = None) -> GrowthConfig:

@@ -7,7 +7,6 @@ Other software is allowed and told, because numbers may then differ in their las
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -15,11 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from esper.leyline.errors import CheckpointError, UsageError
-from esper.leyline.files import read_regular
-from esper.leyline.manifest import MANIFEST_FILE
 from esper.leyline.process import software_versions
 from esper.leyline.records import Plain
-from esper.tamiyo.controllers.policy_file import find_policy
 
 SETTABLE = ("data", "controller")
 """Contents that a setting names, so that another one can be given."""
@@ -81,17 +77,6 @@ class World(Plain):
             for name, now in self.versions.items()
             if versions.get(name, now) != now
         }
-
-
-def controller_fingerprint(spec: str) -> str | None:
-    """Return a checksum of the file or the policy that a controller is read from, if it is."""
-    name, colon, argument = spec.partition(":")
-    path = Path(argument) if name == "schedule" and colon else find_policy(spec) / MANIFEST_FILE
-    try:
-        return hashlib.blake2b(read_regular(path), digest_size=16).hexdigest()
-    except OSError:
-        # It is no file, or the controller itself says what is wrong with it.
-        return None
 
 
 def describe_versions(differences: Mapping[str, tuple[str, str]]) -> str:

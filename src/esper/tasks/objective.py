@@ -6,14 +6,13 @@ seed: a mean alone would hide how sure the difference is.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Literal, get_args
 
 from torch import Tensor
 from torch.nn import functional as F
 
-Objective = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]
-"""Maps (outputs, targets) to (loss [B], correct [B] in 0 to 1, or None)."""
+from esper.kasmina.evaluation import Objective
+
 
 ObjectiveName = Literal["classification", "language", "regression", "multilabel"]
 

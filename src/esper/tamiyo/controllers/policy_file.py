@@ -9,6 +9,10 @@ A travelling policy takes any number of either; `Policy.fitted` lays it out for 
 
 from __future__ import annotations
 
+import hashlib
+from esper.leyline.files import read_regular
+from esper.leyline.manifest import MANIFEST_FILE
+
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -285,3 +289,14 @@ def _refuse_other_features(folder: Path, config: PolicyConfig, saved: list[str])
             f"the policy in {folder} reads {len(saved)} features, this Esper computes {len(own)}; "
             "use it with the Esper that saved it"
         )
+
+
+def controller_fingerprint(spec: str) -> str | None:
+    """Return a checksum of the file or the policy that a controller is read from, if it is."""
+    name, colon, argument = spec.partition(":")
+    path = Path(argument) if name == "schedule" and colon else find_policy(spec) / MANIFEST_FILE
+    try:
+        return hashlib.blake2b(read_regular(path), digest_size=16).hexdigest()
+    except OSError:
+        # It is no file, or the controller itself says what is wrong with it.
+        return None
