@@ -16,13 +16,11 @@ from typing import Any, get_args
 
 import torch
 
-from esper.tasks.dataset import TaskData
-from esper.tasks.family import FamilySplit, get_family
-from esper.tasks.member import Member
-from esper.tasks.rates import SCHEDULE
-from esper.tasks.shelf import DataShelf
-from esper.tasks.task import Task
-from esper.tasks.training import OptimizerName, Schedule, SeedRate
+from esper.kasmina.training import OptimizerName, Schedule, SeedRate
+from esper.lab.tasks.dataset import TaskData
+from esper.lab.tasks.family import FamilySplit, get_family
+from esper.lab.tasks.member import SCHEDULE, Member
+from esper.lab.tasks.task import DataShelf, Task
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from esper.tasks.presets import DigitsNarrow
-from esper.tasks.task import register_task
+from esper.lab.tasks.presets import DigitsNarrow
+from esper.lab.tasks.task import register_task
 
 
 @register_task("digits_brief")

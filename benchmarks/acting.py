@@ -51,11 +51,11 @@ def measure(rows: int, options: argparse.Namespace) -> dict[str, Any]:
     """Live through some steps and return their times; captures are those of all steps."""
     import torch
 
-    from esper.bench.engine import measured_task, random_data
-    from esper.bench.timing import now
+    from esper.lab.bench import now
+    from esper.lab.bench.engine import measured_task, random_data
+    from esper.lab.population.engine import PopulationConfig
+    from esper.lab.population.population import Population
     from esper.leyline.actions import placeholder_actions
-    from esper.population.engine import PopulationConfig
-    from esper.population.population import Population
     from esper.tamiyo.controllers import RandomController
 
     config = PopulationConfig(use_bf16=options.bf16)

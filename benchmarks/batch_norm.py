@@ -54,11 +54,11 @@ def grow_one(seed: int, epochs: int = EPOCHS, statistics: bool = True) -> dict[s
         statistics: whether the run takes statistics anew, as it does by default.
     """
     import esper
-    from esper.growth.build import FixedBatches, TrainingBatches
     from esper.growth.gardener import GardenerConfig
     from esper.growth.run import GrowthConfig
+    from esper.lab.tasks import get_task
+    from esper.lab.tasks.request import FixedBatches, TrainingBatches
     from esper.leyline.errors import EsperWarning
-    from esper.tasks import get_task
 
     data = get_task("digits").load()
     gardener = GardenerConfig() if statistics else GardenerConfig(statistics_samples=0)

@@ -27,13 +27,13 @@ from typing import Any
 import torch
 
 from benchmarks.table import print_table
+from esper.lab.population.population import Population
+from esper.lab.population.ray_actor import Lived
+from esper.lab.population.ray_cluster import import_ray
+from esper.lab.population.ray_population import RayCluster, RayPopulation
+from esper.lab.tasks.task import Task, get_task
 from esper.leyline.actions import Actions, placeholder_actions
 from esper.leyline.signals import Signals
-from esper.population.cluster import RayCluster, RayPopulation
-from esper.population.cluster.messages import Lived
-from esper.population.cluster.ray_cluster import import_ray
-from esper.population.population import Population
-from esper.tasks.task import Task, get_task
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,9 +24,8 @@ from benchmarks.problems import PROBLEMS
 from benchmarks.problems.learning import learn, learner_config
 from benchmarks.table import print_table
 from esper.simic.agent.config import PerHead
-from esper.simic.training.config import TrainConfig
-from esper.simic.training.recipes import get_recipe
-from esper.simic.training.trainer import Trainer
+from esper.simic.training.config import TrainConfig, get_recipe
+from esper.simic.training.vectorized import Trainer
 from esper.tamiyo.controllers.policy_file import new_policy
 
 Change = Callable[[TrainConfig], TrainConfig]

@@ -15,18 +15,18 @@ from benchmarks.pool import add_sets_option, run_under
 from benchmarks.table import print_table, told_range
 
 if TYPE_CHECKING:
+    from esper.lab.tasks.dataset import TaskData
+    from esper.lab.tasks.task import Task
     from esper.leyline.records import RunSummary
-    from esper.tasks.dataset import TaskData
-    from esper.tasks.task import Task
 
 SEEDS = 5
 
 
 def grow_all() -> tuple[Task, TaskData, list[RunSummary]]:
     """Grow the networks of the demo, each beside its twin."""
-    from esper.cli.demo import CONTROLLER, FIRST_SEED, TASK
-    from esper.proof.same_size import grow_once
-    from esper.tasks import get_task
+    from esper.lab.proof.arm import grow_once
+    from esper.lab.tasks import get_task
+    from esper.scripts.cli.demo import CONTROLLER, FIRST_SEED, TASK
 
     task = get_task(TASK)
     data = task.load()
@@ -36,7 +36,7 @@ def grow_all() -> tuple[Task, TaskData, list[RunSummary]]:
 
 def measure(_: int) -> dict[str, Any]:
     """Return twin, grown and static networks of the demo."""
-    from esper.proof.same_size import compare
+    from esper.lab.proof.arm import compare
 
     task, data, grown = grow_all()
     twin, tended, static = (asdict(arm) for arm in compare(task, grown, data))

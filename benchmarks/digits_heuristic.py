@@ -18,8 +18,8 @@ from benchmarks.table import print_table, told_range
 
 
 def grow_one(seed: int, task_name: str, epochs: int | None) -> dict[str, Any]:
-    from esper.growth.build import task_config, task_run
-    from esper.tasks import get_task
+    from esper.lab.tasks import get_task
+    from esper.lab.tasks.request import task_config, task_run
 
     task = get_task(task_name)
     changes = {} if epochs is None else {"epochs": epochs}

@@ -24,24 +24,22 @@ from esper.kasmina.blueprints import blueprint_by_id, count_parameters
 from esper.kasmina.contribution import Measured
 from esper.kasmina.lifecycle import LifecycleConfig
 from esper.leyline.actions import LifecycleOp
-from esper.leyline.blueprints import BUILTIN_BLUEPRINTS, NUM_BLUEPRINTS
 from esper.leyline.controller import ControllerContext
 from esper.leyline.errors import EsperError, UsageError
-from esper.leyline.randomness import derive_seed, generator
-from esper.leyline.settings import change_settings, parse_settings
 from esper.leyline.signals import Signals
-from esper.leyline.slots import SlotConfig
+from esper.leyline.slots import BUILTIN_BLUEPRINTS, NUM_BLUEPRINTS, SlotConfig
 from esper.leyline.stages import SeedStage
-from esper.leyline.transfer import Later
 from esper.simic.rewards import Reward, RewardStep, Transition, make_reward
 from esper.simic.training.config import TrainConfig
 from esper.simic.training.evaluation import play_episodes
 from esper.simic.training.outcome import RoundOutcome
-from esper.simic.training.plan import RoundPlan
 from esper.simic.training.progress import RoundReport
-from esper.simic.training.trainer import Trainer
+from esper.simic.training.row_source import RoundPlan
+from esper.simic.training.vectorized import Trainer
 from esper.tamiyo.controllers.learned import LearnedController
 from esper.tamiyo.controllers.policy_file import Policy
+from esper.utils.randomness import Later, derive_seed, generator
+from esper.utils.settings import change_settings, parse_settings
 
 SLOTS = 3
 STEPS = 60

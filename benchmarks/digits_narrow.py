@@ -37,9 +37,9 @@ class Job:
 def measure(job: Job, controller: str) -> dict[str, Any]:
     """Tune, grow and compare one host."""
     from esper.kasmina.hosts import CnnConfig
-    from esper.proof.same_size import compare, grow_once, tune
-    from esper.proof.statistics import error_rate, log_ratios
-    from esper.tasks import get_task
+    from esper.lab.proof.arm import compare, grow_once, tune
+    from esper.lab.proof.statistics import error_rate, log_ratios
+    from esper.lab.tasks import get_task
 
     task = get_task(TASK, host_options=CnnConfig(channels=job.channels, in_channels=1))
     data = task.load()

@@ -1,6 +1,6 @@
 """Throughput of the population engine: row-epochs and images per second, per phase, with memory.
 
-What is measured and how is in `esper.bench.engine`; `esper bench engine` shows the same.
+What is measured and how is in `esper.lab.bench.engine`; `esper bench engine` shows the same.
 With `--processes K`, the workers strategy and as many independent processes that have the same rows
 one after another take turns on the CPU; their summed rate is what the workers are compared with.
 """
@@ -52,7 +52,7 @@ def serve(connection: Connection, job: dict[str, Any]) -> None:
 
 def build(job: dict[str, Any]) -> tuple[Any, Callable[[], Any]]:
     """Return a population on the CPU and the function that lives through one step of it."""
-    from esper.bench.engine import (
+    from esper.lab.bench.engine import (
         Case,
         grown_population,
         measured_task,
@@ -86,7 +86,7 @@ def main(arguments: list[str]) -> int:
 
     import torch
 
-    from esper.bench.engine import make_cases, measure, ratios
+    from esper.lab.bench.engine import make_cases, measure, ratios
 
     torch.set_num_threads(1)
     shared = {

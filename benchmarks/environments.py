@@ -20,8 +20,8 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.table import print_table
+from esper.lab.population.ray_population import AnyPopulation
 from esper.leyline.actions import Actions
-from esper.population.cluster import AnyPopulation
 from esper.simic.training.row_source import TaskRows
 
 GOAL = 1.05
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     # An extra, which a list of the benchmarks does without.
-    from esper.envs.vector import GrowVectorEnv
+    from esper.lab.envs.grow import GrowVectorEnv
 
     # The last step of an episode begins another one, which no step of a population does.
     settings = {"episode_length": options.steps + 1, "device": options.device}

@@ -14,7 +14,7 @@ def main(arguments: list[str]) -> int:
     from torch.nn import functional as F
 
     from esper.kasmina.garden import Garden
-    from esper.tasks import get_task
+    from esper.lab.tasks import get_task
 
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks garden_overhead", description=__doc__

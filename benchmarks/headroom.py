@@ -2,9 +2,9 @@
 
 All plans with all seeds are rows of one population, the waiting host among them, so every row has a
 twin with the same initial weights and batches. The learning rate is the one at which the waiting
-host does best: that of `esper.tasks.rates`, or of `--tuned`, what `python -m benchmarks tune_hosts`
-wrote, which also says how good wider hosts are. Plans name one of three slots, so members of three
-blocks are measured; what growing brings to residual hosts is left for the claim.
+host does best: that of `esper.lab.tasks.member`, or of `--tuned`, what `python -m benchmarks
+tune_hosts` wrote, which also says how good wider hosts are. Plans name one of three slots, so
+members of three blocks are measured; what growing brings to residual hosts is left for the claim.
 
 The best plan is chosen on one half of the seeds and its gain taken on the other; the second
 estimate leaves out one seed at a time, chooses on all others, and is as fair but uses every seed.
@@ -38,13 +38,12 @@ from benchmarks._arena import (
 )
 from benchmarks.table import print_table
 from benchmarks.tune_hosts import RATES, best_by_member
+from esper.lab.proof.plans import STANDARD_PLANS, Plan
+from esper.lab.tasks.member import Member
 from esper.leyline.controller import ControllerContext
 from esper.leyline.stages import SeedStage
-from esper.proof.plans import STANDARD_PLANS, Plan
 from esper.simic.training.evaluation import Interval, paired_interval
-from esper.tamiyo.controllers.schedule import ScheduleController
-from esper.tamiyo.controllers.schedule_format import parse_schedule
-from esper.tasks.member import Member
+from esper.tamiyo.controllers.schedule import ScheduleController, parse_schedule
 
 
 @dataclass(frozen=True)
@@ -67,8 +66,8 @@ class Job:
 
 def run(job: Job) -> dict[str, Any]:
     """Let every plan grow every seed's network, and return all scores."""
-    from esper.population.engine import PopulationConfig
-    from esper.population.population import Population
+    from esper.lab.population.engine import PopulationConfig
+    from esper.lab.population.population import Population
 
     started = time.perf_counter()
     task = job.recipe.task(job.member, job.learning_rate)

@@ -115,7 +115,7 @@ def judge(
 
 def _find_best_plan(evaluator: Any, seeds: int, count: int) -> dict[str, Any]:
     """Return the plan with the highest mean return, with its returns and test gains by seed."""
-    from esper.proof.plans import make_plans
+    from esper.lab.proof.plans import make_plans
 
     plans = make_plans(0, count, ("cnn",))
     numbers = list(range(max(1, seeds // 3)))
@@ -136,8 +136,7 @@ def _play_plans(
     from esper.leyline.controller import ControllerContext
     from esper.simic.rewards import make_reward
     from esper.simic.training.evaluation import play_episodes
-    from esper.tamiyo.controllers.schedule import ScheduleController
-    from esper.tamiyo.controllers.schedule_format import parse_schedule
+    from esper.tamiyo.controllers.schedule import ScheduleController, parse_schedule
 
     started = time.perf_counter()
     curves, _, twin_test = evaluator._play_twins()

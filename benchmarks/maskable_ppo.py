@@ -88,8 +88,8 @@ def _parser() -> argparse.ArgumentParser:
 def train(options: argparse.Namespace) -> None:
     """Train for some time; the curve is written anew after every round."""
     # Extras, which a list of the benchmarks and a summary do without.
-    from esper.envs import GrowVectorEnv, LegalVectorActions
-    from esper.envs.stable_baselines import GrowVecEnv
+    from esper.lab.envs import GrowVectorEnv, LegalVectorActions
+    from esper.lab.envs.stable_baselines import GrowVecEnv
 
     # isort: split
     from sb3_contrib import MaskablePPO
@@ -240,8 +240,8 @@ _STYLE = """
 
 def draw(curves: dict[str, list[Round]]) -> str:
     """Return an SVG: return and gain, over decisions and over seconds."""
-    from esper.report.chart import COLORS, Chart, Line, draw_chart, make_point
-    from esper.report.markup import element
+    from esper.nissa.report.chart import COLORS, Chart, Line, draw_chart, make_point
+    from esper.nissa.report.markup import element
 
     width, height = 480, 250
     parts = [element("style", _STYLE), element("rect", width="100%", height="100%", fill="#fff")]

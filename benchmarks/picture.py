@@ -9,8 +9,8 @@ from pathlib import Path
 def main(arguments: list[str]) -> int:
     import torch
 
-    from esper.growth.build import task_config, task_run
-    from esper.tasks import get_task
+    from esper.lab.tasks import get_task
+    from esper.lab.tasks.request import task_config, task_run
 
     parser = argparse.ArgumentParser(prog="python -m benchmarks picture", description=__doc__)
     parser.add_argument("--seed", type=int, default=4)

@@ -28,7 +28,7 @@ import torch
 
 from benchmarks.table import print_table
 from esper.leyline.actions import LifecycleOp
-from esper.leyline.defaults import ENTROPY_FLOOR_PER_HEAD
+from esper.leyline.controller import ENTROPY_FLOOR_PER_HEAD
 
 HEADS = ("blueprint", "tempo")
 """The heads that the briefing found dead."""
@@ -136,8 +136,8 @@ def demonstrate(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 def make_one_sided(folder: Path, seed: int) -> None:
     """Save a fresh policy that is certain of one blueprint and one tempo."""
-    from esper.runs.train import resolve_recipe
-    from esper.simic.training.trainer import Trainer
+    from esper.simic.training.train import resolve_recipe
+    from esper.simic.training.vectorized import Trainer
     from esper.tamiyo.controllers.policy_file import save_policy
 
     config = resolve_recipe("digits", {**SICK, "seed": seed, "device": "cpu"})
@@ -155,7 +155,7 @@ def _settings(settings: dict[str, object]) -> list[str]:
 
 def _esper(*arguments: object) -> None:
     """Carry out a command of `esper`, shown as one would type it."""
-    from esper.cli.main import main as esper
+    from esper.scripts.cli.main import main as esper
 
     words = [str(argument) for argument in arguments]
     print(f"$ esper {shlex.join(words)}", file=sys.stderr, flush=True)

@@ -11,8 +11,8 @@ from benchmarks.table import print_table
 
 
 def wait_one(job: tuple[str, int], epochs: int | None, device: str) -> dict[str, Any]:
-    from esper.growth.build import task_config, task_run
-    from esper.tasks import get_task
+    from esper.lab.tasks import get_task
+    from esper.lab.tasks.request import task_config, task_run
 
     name, seed = job
     task = get_task(name)
@@ -34,7 +34,7 @@ def wait_one(job: tuple[str, int], epochs: int | None, device: str) -> dict[str,
 
 
 def main(arguments: list[str]) -> int:
-    from esper.tasks import TASKS, describe_task
+    from esper.lab.tasks import TASKS, describe_task
 
     parser = argparse.ArgumentParser(prog="python -m benchmarks stabilization", description=__doc__)
     parser.add_argument("--tasks", nargs="+", help="default: every task whose data is found")

@@ -103,11 +103,11 @@ def growing_share(task_name: str, epochs: int | None, out: Path | None = None) -
     All but `run_s` is processor time, `own_s` that of the thread that grows the network, calls
     included: a busy machine makes neither look small nor large.
     """
-    from esper.growth.build import task_config, task_run
+    from esper.growth.recorded import SAVE_EVERY_S
+    from esper.growth.recorder import EpochRecorder, record_end, record_start, run_row
+    from esper.lab.tasks import get_task
+    from esper.lab.tasks.request import task_config, task_run
     from esper.nissa import open_store
-    from esper.runs.growing import SAVE_EVERY_S
-    from esper.runs.record_growing import EpochRecorder, record_end, record_start, run_row
-    from esper.tasks import get_task
 
     task = get_task(task_name)
     changes = {} if epochs is None else {"epochs": epochs}

@@ -30,11 +30,11 @@ def measure(job: Job) -> dict[str, Any]:
     """Grow one seed in one slot in one mode; job = (task, blueprint, slot, seed, mode)."""
     import torch
 
-    from esper.growth.build import task_config, task_run
     from esper.kasmina.contribution import values_in_points
     from esper.kasmina.evaluation import BatchEvaluator
     from esper.kasmina.slot import SlotMode
-    from esper.tasks import get_task
+    from esper.lab.tasks import get_task
+    from esper.lab.tasks.request import task_config, task_run
 
     name, blueprint, slot, seed, mode = job
     task = get_task(name)
@@ -99,8 +99,8 @@ def main(arguments: list[str]) -> int:
         parser.error("an interval needs at least 2 seeds")
 
     from esper.kasmina.blueprints import blueprint_names, selectable
+    from esper.lab.tasks import get_task
     from esper.simic.training.evaluation import paired_interval
-    from esper.tasks import get_task
 
     task = get_task(options.task)
     blueprints = [blueprint_names()[index] for index in selectable(task.topology)]

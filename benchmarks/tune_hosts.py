@@ -33,8 +33,8 @@ from benchmarks._arena import (
     work_through,
 )
 from benchmarks.table import print_table
-from esper.tasks.member import Member
-from esper.tasks.training import OptimizerName
+from esper.kasmina.training import OptimizerName
+from esper.lab.tasks.member import Member
 
 RATES: dict[OptimizerName, tuple[float, ...]] = {
     "sgd": (0.1, 0.2, 0.05, 0.025, 0.4, 0.0125, 0.8),
@@ -64,9 +64,9 @@ class Job:
 
 def run(job: Job) -> dict[str, Any]:
     """Train the rows to the end and return their scores."""
+    from esper.lab.population.engine import PopulationConfig
+    from esper.lab.population.population import Population
     from esper.leyline.actions import placeholder_actions
-    from esper.population.engine import PopulationConfig
-    from esper.population.population import Population
 
     started = time.perf_counter()
     task = job.recipe.task(job.member, job.learning_rate)
@@ -140,7 +140,7 @@ def _mean(values: list[float]) -> float:
 def rates_by_size(records: list[dict[str, Any]]) -> list[tuple[str, str, int, dict[float, float]]]:
     """Return mean validation by rate for every data set, host and number of images.
 
-    That is the resolution of `esper.tasks.rates`; means are over members tried at every rate.
+    That is the resolution of `esper.lab.tasks.member`; means are over members tried at every rate.
     """
     groups: dict[tuple[str, str, int], dict[str, dict[float, float]]] = defaultdict(dict)
     for record in records:
@@ -180,7 +180,7 @@ def print_summary(records: list[dict[str, Any]]) -> None:
     print_table(
         ["host", "best rate", "test (deviation)", "parameters", "MFLOP", "validation by rate"], rows
     )
-    print("\nBy data, host and images, for esper.tasks.rates:\n")
+    print("\nBy data, host and images, for esper.lab.tasks.member:\n")
     lines = []
     for data, host, size, means in rates_by_size(records):
         best = max(means, key=lambda rate: means[rate]) if means else math.nan

@@ -60,15 +60,15 @@ def measure(name: str, blueprints: tuple[str, ...], images: int, rounds: int) ->
     """Time both ways in turns; the ratio is the median over the pairs."""
     import torch
 
-    from esper.bench.engine import random_data
-    from esper.bench.timing import take_turns
     from esper.kasmina.blueprints.registry import BLUEPRINTS
     from esper.kasmina.contribution import participating, plan_ablations
     from esper.kasmina.evaluation import BatchEvaluator, FunctionEvaluator
     from esper.kasmina.garden import Garden
     from esper.kasmina.state import empty_state
+    from esper.lab.bench import take_turns
+    from esper.lab.bench.engine import random_data
+    from esper.lab.tasks import get_task
     from esper.leyline.stages import SeedStage
-    from esper.tasks import get_task
 
     task = get_task("cifar_baseline", validation_samples=images)
     data = random_data(task)

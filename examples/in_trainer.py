@@ -10,7 +10,7 @@ from sklearn.datasets import load_digits
 from transformers import Trainer, TrainingArguments, ViTConfig, ViTForImageClassification
 
 import esper
-from esper.integrations.transformers import GrowingCallback
+from esper.integrations.hugging_face import GrowingCallback
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--out", default="runs/trainer", help="folder of checkpoints")

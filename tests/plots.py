@@ -17,15 +17,15 @@ from esper.kasmina.blueprints.registry import BLUEPRINTS
 from esper.kasmina.engine import Moments
 from esper.kasmina.evaluation import BatchEvaluator, evaluate_contributions
 from esper.kasmina.garden import Garden
-from esper.kasmina.garden_config import GardenConfig
-from esper.kasmina.gates import GateConfig
 from esper.kasmina.lifecycle import LifecycleConfig
+from esper.kasmina.operations import GardenConfig
+from esper.kasmina.state import GateConfig
+from esper.kasmina.training import per_sample_classification
 from esper.leyline.actions import LifecycleOp
 from esper.leyline.records import EpochRecord
 from esper.leyline.rules import Masks, RulesConfig
 from esper.leyline.signals import Signals
-from esper.tamiyo.controllers.choices import WAIT, Choice, pack_choices
-from esper.tasks.objective import per_sample_classification
+from esper.tamiyo.controllers.registry import WAIT, Choice, pack_choices
 
 FEATURES, WIDTH, CLASSES = 4, 6, 3
 SLOTS = ("stem", "body", "neck")

@@ -45,7 +45,7 @@ from tools.instruction_sets import INSTRUCTION_SETS, available
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDED = Path(__file__).with_suffix(".json")
-ENVIRONMENTS = "esper.envs"
+ENVIRONMENTS = "esper.lab.envs"
 """The package that registers `Esper/Grow-v1` with Gymnasium."""
 
 Figures = dict[str, str]

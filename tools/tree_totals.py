@@ -97,7 +97,7 @@ def files_run(action: Callable[[], object], package: Path) -> set[str]:
 
 
 def train_smoke() -> None:
-    from esper.cli.main import main
+    from esper.scripts.cli.main import main
 
     with tempfile.TemporaryDirectory() as folder:
         code = main(["train", "smoke", "--device", "cpu", "--json", "--out", f"{folder}/run"])

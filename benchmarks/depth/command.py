@@ -162,7 +162,7 @@ def _work(queue: Any, out: Path, folder: Path, device_name: str, deadline: float
 
 def _make_images(cifar: Path | None, out: Path) -> None:
     """Halve CIFAR-10's images by means over 2x2 pixels."""
-    from esper.tasks.data.cifar import CIFAR
+    from esper.lab.tasks.data.cifar import CIFAR
 
     source = CIFAR.read(CIFAR.find(cifar))
     halved = {}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from benchmarks.depth.cells import CELLS, Plan, by_default
 from benchmarks.depth.summary import Arm, Record, arms_of, static_curve
-from esper.report.markup import Scale, element, label
+from esper.nissa.report.markup import Scale, element, label
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 440, 64, 690, 76, 392
 GROWN = "#0a62b4"

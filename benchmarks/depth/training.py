@@ -21,7 +21,7 @@ from benchmarks.depth.corpus import read_corpus
 from benchmarks.depth.models import NETWORKS, Network
 from benchmarks.depth.step import TrainingStep
 from esper import Deepen
-from esper.growth.depth.copying import ORDERS
+from esper.growth.depth.blocks import ORDERS
 
 VALIDATION_BYTES = {"python": 2_200_000, "prose": 1_100_000, "stdlib": 200_000}
 IMAGES = "cifar16-all.npz"

@@ -16,20 +16,19 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.contribution import Measured
-from esper.kasmina.gates import GateConfig
 from esper.kasmina.governor import GovernorConfig
 from esper.kasmina.lifecycle import LifecycleConfig
 from esper.kasmina.row_group import RowConfig, RowGroup
 from esper.kasmina.signals import TrackerState, row_facts
-from esper.kasmina.state import SlotState
+from esper.kasmina.state import GateConfig, SlotState
+from esper.lab.imagined import ImaginedEngine, imagined_costs
 from esper.leyline.actions import Actions, LifecycleOp, decode_actions
-from esper.leyline.blueprints import BUILTIN_BLUEPRINTS
 from esper.leyline.errors import UsageError
 from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
-from esper.leyline.transfer import Later
+from esper.leyline.slots import BUILTIN_BLUEPRINTS
 from esper.simic.rewards.contract import RewardStep, Transition
-from esper.testing.imagined import ImaginedEngine, imagined_costs
+from esper.utils.randomness import Later
 
 BLUEPRINTS: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7)
 """The blueprints that fit a slot: the seven of a convolutional host."""

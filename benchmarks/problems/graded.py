@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.problems.base import Layout, Problem
-from esper.leyline.randomness import generator
+from esper.utils.randomness import generator
 
 _LEAST_PRICE = 0.2
 _TIME_SLOPE = 0.05

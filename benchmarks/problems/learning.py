@@ -13,14 +13,12 @@ import torch
 
 from benchmarks.problems.base import Problem
 from benchmarks.problems.optimum import find_optimum
-from esper.leyline.blueprints import BUILTIN_BLUEPRINTS
 from esper.leyline.controller import ControllerContext
-from esper.leyline.slots import SlotConfig
-from esper.simic.training.config import TrainConfig
+from esper.leyline.slots import BUILTIN_BLUEPRINTS, SlotConfig
+from esper.simic.training.config import TrainConfig, get_recipe
 from esper.simic.training.evaluation import live_episodes
 from esper.simic.training.progress import RoundReport
-from esper.simic.training.recipes import get_recipe
-from esper.simic.training.trainer import Trainer
+from esper.simic.training.vectorized import Trainer
 from esper.tamiyo.controllers.learned import LearnedController
 from esper.tamiyo.controllers.policy_file import Policy
 

@@ -19,8 +19,7 @@ from torch import Tensor
 
 from benchmarks.problems.base import Problem
 from esper.leyline.actions import HEAD_NAMES, PLACEHOLDERS, LifecycleOp
-from esper.leyline.alpha import ALPHA_TARGETS, TEMPO_EPOCHS
-from esper.leyline.stages import SeedStage
+from esper.leyline.stages import ALPHA_TARGETS, TEMPO_EPOCHS, SeedStage
 
 _TEMPO = TEMPO_EPOCHS.index(min(TEMPO_EPOCHS))
 _TICKS = min(TEMPO_EPOCHS)

@@ -14,7 +14,7 @@ from torch import Tensor
 from benchmarks.problems.base import Layout, Problem
 from benchmarks.problems.trap import LIFE
 from esper.kasmina.state import SlotState
-from esper.leyline.randomness import generator
+from esper.utils.randomness import generator
 
 BLUEPRINTS: tuple[int, ...] = (3, 8, 9, 10, 11)
 """The blueprints that fit a slot: the five of a host of vectors."""

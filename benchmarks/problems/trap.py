@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.problems.base import Layout, Problem
-from esper.kasmina.gates import GateConfig
 from esper.kasmina.lifecycle import LifecycleConfig
-from esper.leyline.randomness import generator
+from esper.kasmina.state import GateConfig
+from esper.utils.randomness import generator
 
 LIFE = LifecycleConfig(
     gates=GateConfig(min_training_epochs=2),

@@ -13,8 +13,8 @@ import torch
 from sb3_contrib import MaskablePPO
 from stable_baselines3.common.vec_env import VecMonitor, VecNormalize
 
-from esper.envs import GrowVectorEnv, LegalVectorActions
-from esper.envs.stable_baselines import GrowVecEnv
+from esper.lab.envs import GrowVectorEnv, LegalVectorActions
+from esper.lab.envs.stable_baselines import GrowVecEnv
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Categorical
 
-import esper.envs
+import esper.lab.envs
 
 
 class Agent(nn.Module):
@@ -51,7 +51,7 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(options.seed)
 
-    envs = esper.envs.LegalVectorActions(
+    envs = esper.lab.envs.LegalVectorActions(
         gymnasium.make_vec(
             "Esper/Grow-v1",
             num_envs=options.rows,

@@ -16,8 +16,8 @@ import numpy as np
 from beside import REQUIRED, errors_of, read
 from scipy import stats
 
-from esper.proof.results import CellResult
-from esper.proof.statistics import Floats, holm, log_ratios
+from esper.lab.proof.results import CellResult
+from esper.lab.proof.statistics import Floats, holm, log_ratios
 
 ENOUGH = 25_000
 """Images from which the rule that was formed afterwards grows by the contextual schedule."""

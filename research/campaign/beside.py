@@ -19,16 +19,16 @@ from pathlib import Path
 import numpy as np
 from scipy import stats
 
-from esper.proof.arm import ArmSpec
-from esper.proof.findings import (
+from esper.lab.proof.arm import ArmSpec
+from esper.lab.proof.results import (
+    CellResult,
     best_static,
     by_member,
     comparison_mapping,
     privileged_share,
     summarise,
 )
-from esper.proof.results import CellResult
-from esper.proof.statistics import Floats, compare, holm, log_ratios
+from esper.lab.proof.statistics import Floats, compare, holm, log_ratios
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"

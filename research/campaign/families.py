@@ -9,7 +9,7 @@ which growing pays (*select*) and does not (*train*), at a size that none of its
 
 from __future__ import annotations
 
-from esper.tasks import Axes, Family, register_family
+from esper.lab.tasks import Axes, Family, register_family
 
 FEW = register_family(
     Family(

@@ -13,10 +13,10 @@ import argparse
 from pathlib import Path
 from statistics import fmean
 
-from esper.proof.choose import Ratios, Table, best_by_likeness, best_single, read_table
-from esper.proof.member import descriptors
-from esper.proof.results import RESULTS_FILE, ResultFile
-from esper.tasks import get_family
+from esper.lab.proof.choose import Ratios, Table, best_by_likeness, best_single, read_table
+from esper.lab.proof.member import descriptors
+from esper.lab.proof.results import RESULTS_FILE, ResultFile
+from esper.lab.tasks import get_family
 
 PRICES = (0.0, 0.01, 0.02, 0.05)
 MOST = (1, 2, 3, 10)

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from esper.report.markup import Scale, element, label
-from esper.tasks import get_family
+from esper.lab.tasks import get_family
+from esper.nissa.report.markup import Scale, element, label
 
 HERE = Path(__file__).parent
 MARKS = {"schedule": "best single schedule", "heuristic": "tuned heuristic"}

@@ -19,14 +19,14 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from esper.kasmina.hosts import CnnConfig
-from esper.population.engine import PopulationConfig
-from esper.proof.choose import Table, read_table
-from esper.proof.member import GivenMember
-from esper.proof.play import PlayConfig, Player, Progress
-from esper.proof.results import RESULTS_FILE, ResultFile
-from esper.proof.search import Search, SearchConfig
-from esper.simic.training.recipes import LIFE
-from esper.tasks.member import Member
+from esper.lab.population.engine import PopulationConfig
+from esper.lab.proof.choose import Table, read_table
+from esper.lab.proof.member import GivenMember
+from esper.lab.proof.play import PlayConfig, Player, Progress
+from esper.lab.proof.results import RESULTS_FILE, ResultFile
+from esper.lab.proof.search import Search, SearchConfig
+from esper.lab.tasks.member import Member
+from esper.simic.training.config import LIFE
 
 DOUBLING = ((8, 16, 32), (16, 32, 64), (16, 32))
 LEVEL = ((16, 16, 16), (32, 32, 32))

@@ -22,9 +22,8 @@ from statistics import fmean
 
 import numpy as np
 
-from esper.proof.findings import MOST_ADDED
-from esper.proof.results import RESULTS_FILE, ResultFile
-from esper.proof.statistics import interquartile_mean, log_ratios
+from esper.lab.proof.results import MOST_ADDED, RESULTS_FILE, ResultFile
+from esper.lab.proof.statistics import interquartile_mean, log_ratios
 
 CANDIDATES = ("tuned", "wider", "clone")
 BEFORE, WAIT, SCHEDULE = "gentle", "wait", "schedule"

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import yaml
 
+from esper.lab.tasks import get_family
+from esper.lab.tasks.member import GROWTH_LIMIT
 from esper.leyline.controller import GrowthLimits
 from esper.tamiyo.controllers import Tamiyo, load_policy
-from esper.tasks import get_family
-from esper.tasks.member import GROWTH_LIMIT
 
 HERE = Path(__file__).parent
 PACKAGE = HERE.parents[1] / "src" / "esper" / "tamiyo" / "weights"

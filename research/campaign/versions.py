@@ -39,16 +39,15 @@ import torch
 from versions_table import AFTER, BEFORE, HEADS, Line, print_summary, read_lines
 
 from esper.leyline.actions import LifecycleOp
-from esper.leyline.process import choose_device
 from esper.leyline.rules import is_in
 from esper.leyline.stages import LIVE_STAGES
-from esper.simic.training.config import TrainConfig
+from esper.simic.training.config import LEARNER, TrainConfig, get_recipe
 from esper.simic.training.outcome import RoundOutcome
 from esper.simic.training.progress import RoundReport
-from esper.simic.training.recipes import LEARNER, get_recipe
 from esper.simic.training.row_source import TaskRows
-from esper.simic.training.trainer import Trainer
 from esper.simic.training.twins import TwinCurves
+from esper.simic.training.vectorized import Trainer
+from esper.utils.process import choose_device
 
 OURS = tuple(f"ours-{width}" for width in (128, 256, 512))
 VERSIONS = (BEFORE, AFTER, *OURS)

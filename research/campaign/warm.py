@@ -25,13 +25,13 @@ from pathlib import Path
 
 import numpy as np
 
-from esper.population.engine import PopulationConfig
-from esper.proof.arm import StaticArm
-from esper.proof.play import Cell, PlayConfig, Player
-from esper.proof.search import Search, SearchConfig
-from esper.simic.training.recipes import LIFE
-from esper.tasks import get_family
-from esper.tasks.family import FamilySplit
+from esper.lab.population.engine import PopulationConfig
+from esper.lab.proof.arm import StaticArm
+from esper.lab.proof.play import Cell, PlayConfig, Player
+from esper.lab.proof.search import Search, SearchConfig
+from esper.lab.tasks import get_family
+from esper.lab.tasks.family import FamilySplit
+from esper.simic.training.config import LIFE
 
 SHAPES = {"cifar16": (3, 16, 16), "fashion14": (1, 14, 14)}
 IMAGES = 30_000

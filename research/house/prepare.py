@@ -3,7 +3,7 @@
 
 from pathlib import Path
 
-p = Path("src/esper/tasks/objective.py")
+p = Path("src/esper/kasmina/training.py")
 s = p.read_text()
 s = (
     s.replace(
@@ -19,7 +19,7 @@ s = (
 p.write_text(s)
 import re
 
-w = Path("src/esper/runs/world.py")
+w = Path("src/esper/nissa/recorded.py")
 s = w.read_text()
 a = s.index("def controller_fingerprint")
 b = s.index("def describe_versions")
@@ -28,15 +28,15 @@ s = s[:a] + s[b:]
 s = (
     s.replace("from esper.tamiyo.controllers.policy_file import find_policy\n", "")
     .replace("import hashlib\n", "")
-    .replace("from esper.leyline.files import read_regular\n", "")
-    .replace("from esper.leyline.manifest import MANIFEST_FILE\n", "")
+    .replace("from esper.utils.files import read_regular\n", "")
+    .replace("from esper.utils.manifest import MANIFEST_FILE\n", "")
 )
 w.write_text(s)
 p = Path("src/esper/tamiyo/controllers/policy_file.py")
 s = p.read_text().rstrip() + "\n\n\n" + f.rstrip() + "\n"
 s = s.replace(
     "from __future__ import annotations\n",
-    "from __future__ import annotations\n\nimport hashlib\nfrom esper.leyline.files import read_regular\nfrom esper.leyline.manifest import MANIFEST_FILE\n",
+    "from __future__ import annotations\n\nimport hashlib\nfrom esper.utils.files import read_regular\nfrom esper.utils.manifest import MANIFEST_FILE\n",
     1,
 )
 p.write_text(s)
@@ -44,8 +44,8 @@ for q in [*Path("src").rglob("*.py"), *Path("tests").rglob("*.py")]:
     s = q.read_text()
     if "controller_fingerprint" in s and q.name != "policy_file.py":
         s = s.replace(
-            "from esper.runs.world import World, controller_fingerprint",
-            "from esper.runs.world import World\nfrom esper.tamiyo.controllers.policy_file import controller_fingerprint",
+            "from esper.nissa.recorded import World, controller_fingerprint",
+            "from esper.nissa.recorded import World\nfrom esper.tamiyo.controllers.policy_file import controller_fingerprint",
         )
         s = re.sub(
             r"from esper\.runs\.world import controller_fingerprint\b",
@@ -60,11 +60,11 @@ for q in [*Path("src").rglob("*.py"), *Path("tests").rglob("*.py")]:
             else "ok",
             q,
         )
-q = Path("tests/runs/test_world.py")
+q = Path("tests/nissa/test_recorded_world.py")
 s = q.read_text()
 s = s.replace("    controller_fingerprint,\n", "", 1).replace(
-    "from esper.runs.world import (",
-    "from esper.tamiyo.controllers.policy_file import controller_fingerprint\nfrom esper.runs.world import (",
+    "from esper.nissa.recorded import (",
+    "from esper.tamiyo.controllers.policy_file import controller_fingerprint\nfrom esper.nissa.recorded import (",
     1,
 )
 q.write_text(s)

@@ -12,31 +12,32 @@ from esper._lazy import find_in
 from esper._version import __version__
 
 if TYPE_CHECKING:
-    from esper.growth.depth.config import DeepenConfig
     from esper.growth.depth.deepen import Deepen
+    from esper.growth.depth.rules import DeepenConfig
     from esper.growth.depth.stacks import find_stacks
     from esper.growth.gardener import Gardener, GardenerConfig
+    from esper.growth.grow import grow
     from esper.growth.grown import Deepened, Grown
     from esper.growth.run import GrowthConfig
     from esper.kasmina.blueprints import register_blueprint
     from esper.kasmina.evaluation import evaluate_contributions
     from esper.kasmina.flops import FlopCount, count_flops
     from esper.kasmina.garden import Garden
-    from esper.kasmina.garden_config import GardenConfig
     from esper.kasmina.hosts import register_host
     from esper.kasmina.loading import load_garden
-    from esper.kasmina.selftest import check_slots
-    from esper.kasmina.suggestion import suggest_slots
+    from esper.kasmina.operations import GardenConfig
+    from esper.kasmina.slots.selftest import check_slots
+    from esper.kasmina.slots.suggestion import suggest_slots
+    from esper.lab.population.population import Population
+    from esper.lab.tasks import register_task
     from esper.leyline.errors import EsperError, EsperWarning
-    from esper.leyline.manifest import Manifest
+    from esper.nissa.folder import read_manifest
     from esper.nissa.reader import open_run
-    from esper.population.population import Population
-    from esper.runs.checkpoint import read_manifest
-    from esper.runs.grow import grow
-    from esper.runs.train import Trained, train
     from esper.simic.rewards import register_reward
+    from esper.simic.training.train import Trained, train
     from esper.tamiyo.controllers import Tamiyo, register_controller
-    from esper.tasks import register_task
+    from esper.utils.manifest import Manifest
+
 
 __all__ = [
     "Deepen",
@@ -74,7 +75,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "esper.growth.depth.config": ("DeepenConfig",),
+    "esper.growth.depth.rules": ("DeepenConfig",),
     "esper.growth.depth.deepen": ("Deepen",),
     "esper.growth.depth.stacks": ("find_stacks",),
     "esper.growth.gardener": ("Gardener", "GardenerConfig"),
@@ -84,21 +85,21 @@ _HOMES = {
     "esper.kasmina.evaluation": ("evaluate_contributions",),
     "esper.kasmina.flops": ("FlopCount", "count_flops"),
     "esper.kasmina.garden": ("Garden",),
-    "esper.kasmina.garden_config": ("GardenConfig",),
+    "esper.kasmina.operations": ("GardenConfig",),
     "esper.kasmina.hosts": ("register_host",),
     "esper.kasmina.loading": ("load_garden",),
-    "esper.kasmina.selftest": ("check_slots",),
-    "esper.kasmina.suggestion": ("suggest_slots",),
+    "esper.kasmina.slots.selftest": ("check_slots",),
+    "esper.kasmina.slots.suggestion": ("suggest_slots",),
     "esper.leyline.errors": ("EsperError", "EsperWarning"),
-    "esper.leyline.manifest": ("Manifest",),
+    "esper.utils.manifest": ("Manifest",),
     "esper.nissa.reader": ("open_run",),
-    "esper.population.population": ("Population",),
-    "esper.runs.checkpoint": ("read_manifest",),
-    "esper.runs.grow": ("grow",),
-    "esper.runs.train": ("Trained", "train"),
+    "esper.lab.population.population": ("Population",),
+    "esper.nissa.folder": ("read_manifest",),
+    "esper.growth.grow": ("grow",),
+    "esper.simic.training.train": ("Trained", "train"),
     "esper.simic.rewards": ("register_reward",),
     "esper.tamiyo.controllers": ("Tamiyo", "register_controller"),
-    "esper.tasks": ("register_task",),
+    "esper.lab.tasks": ("register_task",),
 }
 
 __getattr__ = find_in(__name__, _HOMES)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from benchmarks._arena import MEMBERS, members_of, wider
 from benchmarks.tune_hosts import best_by_member, rates_by_size
-from esper.tasks import Member, get_family
+from esper.lab.tasks import Member, get_family
 
 
 def test_members_are_chosen_by_parts_of_their_labels() -> None:

@@ -8,7 +8,7 @@ import pytest
 import esper
 from benchmarks.diagnosis import THEIRS, diagnose, main
 from esper.leyline.errors import UsageError
-from tests.report.training_runs import write_training
+from tests.nissa.report.training_runs import write_training
 
 
 def test_a_run_is_diagnosed_in_quarters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

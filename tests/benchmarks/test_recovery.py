@@ -9,10 +9,9 @@ import pytest
 
 from benchmarks.recovery import ARMS, CERTAIN, HEADS, SICK, as_table, judge, make_one_sided
 from esper.leyline.actions import LifecycleOp
-from esper.leyline.settings import change_settings
-from esper.simic.training.config import compare_settings
-from esper.simic.training.recipes import get_recipe
+from esper.simic.training.config import compare_settings, get_recipe
 from esper.tamiyo.controllers.policy_file import load_policy
+from esper.utils.settings import change_settings
 
 
 @pytest.mark.parametrize("arm", ARMS, ids=lambda arm: arm.name)

@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, Page, expect
 from esper.nissa import RunRow, open_run, open_store
 from esper.nissa.schema import EpochRow
 from tests.browser.conftest import Server
-from tests.dashboard.stores import (
+from tests.nissa.dashboard.stores import (
     HOSTILE,
     SLOTS,
     deepening,

@@ -8,10 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina.blueprints.registry import BLUEPRINTS, count_parameters, register_blueprint
-from esper.kasmina.norms import group_norm
-from esper.leyline.blueprints import BUILTIN_BLUEPRINTS, Topology
+from esper.kasmina.blueprints.registry import (
+    BLUEPRINTS,
+    count_parameters,
+    group_norm,
+    register_blueprint,
+)
 from esper.leyline.errors import UnknownNameError
+from esper.leyline.slots import BUILTIN_BLUEPRINTS, Topology
 from esper.testing import check_blueprint
 
 WIDTHS = (8, 64, 384)
@@ -353,7 +357,7 @@ def test_the_battery_notices(registered: str, words: str) -> None:
 
 def test_a_leak_through_the_style_is_noticed_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """A gate that pools over time would show early tokens their own future."""
-    from esper.kasmina.blending import GateNetwork
+    from esper.kasmina.slot import GateNetwork
 
     def pooled(self: GateNetwork, x: Tensor) -> Tensor:
         mean = x.mean(-2, keepdim=True)

@@ -10,10 +10,10 @@ import pytest
 from sb3_contrib import MaskablePPO
 
 from benchmarks import maskable_ppo
-from esper.cli.main import main
-from esper.envs import GrowVectorEnv
-from esper.envs.stable_baselines import GrowVecEnv
+from esper.lab.envs import GrowVectorEnv
+from esper.lab.envs.stable_baselines import GrowVecEnv
 from esper.leyline.errors import UsageError
+from esper.scripts.cli.main import main
 
 pytestmark = pytest.mark.integrations
 

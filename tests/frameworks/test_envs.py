@@ -12,7 +12,7 @@ from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode
 from stable_baselines3.common.env_checker import check_env as check_for_stable_baselines
 
-from esper.envs import (
+from esper.lab.envs import (
     ENV_ID,
     CompoundActions,
     GrowEnv,
@@ -20,16 +20,15 @@ from esper.envs import (
     LegalActions,
     LegalVectorActions,
 )
-from esper.envs.compound import SHAPES
-from esper.envs.rows import waiting_masks
-from esper.envs.spaces import union_mask
+from esper.lab.envs.grow import SHAPES
+from esper.lab.envs.rows import union_mask, waiting_masks
+from esper.lab.imagined import middle_aged_hosts
 from esper.leyline.actions import HEAD_NAMES, HEAD_SIZES, PLACEHOLDERS, LifecycleOp, decode_actions
 from esper.leyline.errors import UsageError
 from esper.leyline.rules import Masks, RulesConfig, allows, build_masks
-from esper.simic.training.recipes import get_recipe
-from esper.simic.training.trainer import Trainer
+from esper.simic.training.config import get_recipe
+from esper.simic.training.vectorized import Trainer
 from esper.tamiyo.policy.action_masks import rule_view
-from esper.testing.imagined import middle_aged_hosts
 
 pytestmark = pytest.mark.integrations
 

@@ -14,12 +14,11 @@ import pytest
 import torch
 from ray.cluster_utils import Cluster
 
-from esper.cli.main import main
+from esper.lab.population.ray_population import RayCluster
 from esper.nissa.reader import open_run
-from esper.population.cluster import RayCluster
-from esper.simic.training.config import TrainConfig
-from esper.simic.training.recipes import get_recipe
-from esper.simic.training.trainer import Trainer
+from esper.scripts.cli.main import main
+from esper.simic.training.config import TrainConfig, get_recipe
+from esper.simic.training.vectorized import Trainer
 
 pytestmark = pytest.mark.integrations
 

@@ -18,8 +18,8 @@ from esper.growth.criterion import (
     make_criterion,
     predictions,
 )
+from esper.kasmina.training import OBJECTIVES
 from esper.leyline.errors import UsageError
-from esper.tasks.objective import OBJECTIVES
 
 torch.manual_seed(0)
 SCORES, CLASSES = torch.randn(6, 4), torch.tensor([0, 1, 2, 3, 0, 1])

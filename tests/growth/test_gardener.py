@@ -26,14 +26,14 @@ from esper.kasmina.garden import Garden
 from esper.kasmina.governor import GovernorConfig
 from esper.kasmina.lifecycle import Outcome
 from esper.kasmina.operations import OperationResult
-from esper.kasmina.probe import map_tensors
+from esper.kasmina.slots.probe import map_tensors
 from esper.leyline.actions import CAUSAL_HEADS, LifecycleOp, placeholder_actions
 from esper.leyline.controller import Controller, GrowthLimits
 from esper.leyline.errors import ConfigError, EsperWarning, NonFiniteError, UsageError
 from esper.leyline.records import EpochRecord
 from esper.leyline.signals import Signals
 from esper.leyline.stages import SeedStage
-from esper.leyline.storage import load_tree, save_tree
+from esper.utils.storage import load_tree, save_tree
 from tests.plots import (
     CLASSES,
     EAGER,

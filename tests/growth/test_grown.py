@@ -6,10 +6,10 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
+from esper.growth.grow import grow
 from esper.growth.grown import Grown
 from esper.kasmina.loading import load_garden
 from esper.leyline.errors import CheckpointError, EsperWarning, UsageError
-from esper.runs.grow import grow
 from tests.plots import GROW_ONE, SLOTS, Script, growth_config, make_batches, make_net
 
 

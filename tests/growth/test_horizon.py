@@ -12,14 +12,14 @@ from torch import nn
 from torch.optim import SGD
 
 import esper
-from esper.growth.build import task_config, task_run
 from esper.growth.horizon import fit_lifecycle, fit_tracker, inert_epochs, shortest_run
 from esper.kasmina.lifecycle import LifecycleConfig
 from esper.kasmina.signals import TrackerConfig
+from esper.lab.tasks import get_task
+from esper.lab.tasks.request import task_config, task_run
+from esper.leyline.controller import pace, shortened
 from esper.leyline.errors import EsperWarning
-from esper.leyline.horizon import pace, shortened
 from esper.leyline.stages import SeedStage
-from esper.tasks import get_task
 from tests.plots import EAGER, Script, germinate
 
 

@@ -17,12 +17,11 @@ from torch.optim.swa_utils import update_bn
 
 from esper.growth.gardener import GardenerConfig
 from esper.growth.run import GrowthConfig, GrowthRun
-from esper.kasmina.garden_config import GardenConfig
+from esper.kasmina.operations import GardenConfig
+from esper.kasmina.training import per_sample_classification, rate_factor, seed_rate_factor
+from esper.lab.tasks import TrainingConfig
 from esper.leyline.errors import EsperWarning, NonFiniteError, SlotError, UsageError
-from esper.leyline.storage import load_tree, save_tree
-from esper.tasks import TrainingConfig
-from esper.tasks.objective import per_sample_classification
-from esper.tasks.training import rate_factor, seed_rate_factor
+from esper.utils.storage import load_tree, save_tree
 from tests.plots import (
     CLASSES,
     EAGER,

@@ -27,8 +27,8 @@ from typing import Any
 
 import yaml
 
-from esper.runs.checkpoint import GROWING, TRAINING, Checkpoints, RunKind
-from esper.runs.recorded import INTERRUPTED
+from esper.nissa.folder import GROWING, TRAINING, Checkpoints, RunKind
+from esper.nissa.recorded import INTERRUPTED
 from tests.plots import same
 from tests.simic.training.tiny import tiny_config
 
@@ -60,7 +60,7 @@ class Subject:
         return _without_times(state)
 
 
-ESPER = ("-m", "esper.cli.main")
+ESPER = ("-m", "esper.scripts.cli.main")
 GROW = Subject(
     "grow",
     GROWING,
@@ -380,7 +380,7 @@ def read_meanwhile(subject: Subject, run: Path, r: random.Random) -> str | None:
     )
     script = (
         "import io, json, sys, contextlib\n"
-        "from esper.cli.main import main\n"
+        "from esper.scripts.cli.main import main\n"
         "for arguments in json.loads(sys.argv[1]):\n"
         "    assert main(arguments) == 0, arguments\n"
     )

@@ -26,9 +26,9 @@ from typing import Any
 
 import numpy as np
 
-from esper.cli.main import main as esper
-from esper.leyline.manifest import MANIFEST_FILE, manifest_checksum
+from esper.scripts.cli.main import main as esper
 from esper.tamiyo.controllers.pretrained import Tamiyo
+from esper.utils.manifest import MANIFEST_FILE, manifest_checksum
 from tests.harness.bad_stores import BAD_STORES
 
 LONGEST_S = 60

@@ -7,14 +7,13 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from esper.kasmina.gates import GateConfig
 from esper.kasmina.lifecycle import LifecycleConfig
+from esper.kasmina.state import GateConfig
+from esper.lab.population.engine import PopulationConfig
+from esper.lab.population.population import Population
 from esper.leyline.actions import LifecycleOp, placeholder_actions
-from esper.leyline.alpha import ALPHA_TARGETS, SPEED_TICKS, TEMPO_EPOCHS
 from esper.leyline.signals import Signals
-from esper.leyline.stages import SeedStage
-from esper.population.engine import PopulationConfig
-from esper.population.population import Population
+from esper.leyline.stages import ALPHA_TARGETS, SPEED_TICKS, TEMPO_EPOCHS, SeedStage
 from tests.simic.training.tiny import NAME
 
 EMBARGO = 5

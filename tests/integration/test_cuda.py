@@ -11,19 +11,19 @@ import torch
 from torch import nn
 
 import esper
-from esper.bench.engine import Case, PhaseClock, grown_population, measured_task, random_data
 from esper.kasmina.blueprints import BLUEPRINTS, blueprint_names
 from esper.kasmina.contribution import participating
 from esper.kasmina.garden import Garden
-from esper.kasmina.garden_config import GardenConfig
-from esper.kasmina.gates import GateConfig
 from esper.kasmina.lifecycle import LifecycleConfig
+from esper.kasmina.operations import GardenConfig
 from esper.kasmina.row_group import measure_by_ablation
+from esper.kasmina.state import GateConfig
+from esper.lab.bench.engine import Case, PhaseClock, grown_population, measured_task, random_data
+from esper.lab.population.engine import PopulationConfig
+from esper.lab.tasks import get_task
 from esper.leyline.actions import placeholder_actions
-from esper.leyline.alpha import BlendStyle
-from esper.population.engine import PopulationConfig
+from esper.leyline.stages import BlendStyle
 from esper.tamiyo.controllers import RandomController
-from esper.tasks import get_task
 from tests.devices import busy_device
 
 pytestmark = [
@@ -159,7 +159,7 @@ def test_stacked_rows_equal_rows_one_after_another(use_graphs: bool, training: s
 
 
 def test_growing_a_task_works_on_the_device() -> None:
-    from esper.growth.build import task_config, task_run
+    from esper.lab.tasks.request import task_config, task_run
 
     task = get_task("digits")
     # Eight epochs are too few for the default controller, and it would warn.
@@ -218,7 +218,7 @@ def test_kernels_give_the_trajectory_of_plain_pytorch(
     fast = small_digits(training=training, use_bf16=use_bf16)
     with monkeypatch.context() as without:
         for name in ("vmap_rules", "slot_forward", "batches", "train_step", "stacked"):
-            without.setattr(f"esper.population.{name}.has_kernels", lambda x: False)
+            without.setattr(f"esper.lab.population.{name}.has_kernels", lambda x: False)
         plain = small_digits(training=training, use_bf16=use_bf16, use_graphs=False)
         plain.reset()
     controller = RandomController(5)
@@ -229,7 +229,7 @@ def test_kernels_give_the_trajectory_of_plain_pytorch(
         # From the same state, step by step: rounding must not pile up.
         with monkeypatch.context() as without:
             for name in ("vmap_rules", "slot_forward", "batches", "train_step", "stacked"):
-                without.setattr(f"esper.population.{name}.has_kernels", lambda x: False)
+                without.setattr(f"esper.lab.population.{name}.has_kernels", lambda x: False)
             plain.restore(fast.snapshot())
             expected = plain.step(actions)
         signals = fast.step(actions)

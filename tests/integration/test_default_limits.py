@@ -14,8 +14,8 @@ from esper.growth.run import GrowthConfig
 from esper.kasmina.blueprints.registry import BLUEPRINTS
 from esper.leyline.actions import LifecycleOp
 from esper.leyline.errors import ConfigError, EsperWarning
-from tests.cli.terminal import esper as command
 from tests.plots import EAGER, TinyNet
+from tests.scripts.cli.terminal import esper as command
 
 CLASSES = 10
 

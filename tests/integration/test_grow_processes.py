@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from esper.cli.main import main
 from esper.leyline.records import EpochRecord
-from esper.runs.checkpoint import GROWING, Checkpoints
-from tests.cli.terminal import environment, esper, esper_process, start
+from esper.nissa.folder import GROWING, Checkpoints
+from esper.scripts.cli.main import main
 from tests.plots import plain_history, same
+from tests.scripts.cli.terminal import environment, esper, esper_process, start
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="signals are POSIX")
 
@@ -170,7 +170,7 @@ def test_a_run_goes_on_when_nobody_reads_its_progress(tmp_path: Path) -> None:
 
 
 def test_a_pipe_to_head_prints_one_line(whole: Path) -> None:
-    listing = f"'{sys.executable}' -m esper.cli.main runs --root '{whole.parent}'"
+    listing = f"'{sys.executable}' -m esper.scripts.cli.main runs --root '{whole.parent}'"
     command = f"set -o pipefail; {listing} | head -1"
     done = subprocess.run(
         ["bash", "-c", command],

@@ -18,18 +18,17 @@ from typing import Any
 import pytest
 
 import esper
-from esper.cli import grow_view
-from esper.cli.output import safe
-from esper.cli.view import alarm_line
-from esper.leyline.lock import WriterLock
+from esper.growth.recorded import GrowingRun
 from esper.leyline.records import EpochRecord
 from esper.nissa import store
 from esper.nissa.columns import TABLES
+from esper.nissa.folder import GROWING, Checkpoints
 from esper.nissa.schema import AlarmRow
-from esper.runs.checkpoint import GROWING, Checkpoints
-from esper.runs.growing import GrowingRun
-from tests.cli.terminal import Said, start
-from tests.cli.terminal import esper as run_esper
+from esper.scripts.cli import views as grow_view
+from esper.scripts.cli.output import alarm_line, safe
+from esper.utils.files import WriterLock
+from tests.scripts.cli.terminal import Said, start
+from tests.scripts.cli.terminal import esper as run_esper
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="signals are POSIX")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from esper.cli.main import main
+from esper.scripts.cli.main import main
 from tests.harness.__main__ import try_inputs
 from tests.harness.accidents import ESPER, GROW, TRAIN, WORKERS, Subject, finish, survive
 from tests.harness.hostile import ATTACKS

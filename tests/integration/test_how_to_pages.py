@@ -22,11 +22,11 @@ from tests.growth.depth.models import make_gpt, tokens
 
 HOW_TO = DOCS / "how-to"
 ELSEWHERE = {
-    "add-a-blueprint": "tests/kasmina/test_blueprints.py",
+    "add-a-blueprint": "tests/kasmina/blueprints/test_init.py",
     "add-a-controller": "tests/tamiyo/controllers/test_init.py",
     "add-a-host": "tests/kasmina/hosts/test_registry.py",
     "add-a-reward": "tests/simic/rewards/test_contract.py",
-    "add-a-task": "tests/tasks/test_task_registry.py",
+    "add-a-task": "tests/lab/tasks/test_task_registry.py",
 }
 HERE = {
     "choose-slots",

@@ -18,7 +18,7 @@ import esper
 from esper.growth.gardener import Gardener
 from esper.growth.run import GrowthConfig
 from esper.kasmina.blueprints.registry import BLUEPRINTS
-from esper.kasmina.inside import disconnect
+from esper.kasmina.wrapping import disconnect
 from esper.leyline.actions import LifecycleOp, placeholder_actions
 from esper.nissa import open_run
 from tests.growth.depth.models import images, make_gpt, make_resnet, tokens

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from esper.growth.gardener import Gardener
 from esper.kasmina.blueprints import BLUEPRINTS, register_blueprint
 from esper.kasmina.garden import Garden
-from esper.runs.checkpoint import GROWING, Checkpoints
+from esper.nissa.folder import GROWING, Checkpoints
 from esper.tamiyo.controllers import new_policy, save_policy
 from esper.tamiyo.networks.config import PolicyConfig
-from tests.cli.terminal import esper
+from tests.scripts.cli.terminal import esper
 
 EAGER = (0.0, 3.0, 0.0, -3.0, 3.0, 3.0)
 """Initial logits of a policy that germinates, advances and fossilizes where it can."""

@@ -22,13 +22,11 @@ from esper.kasmina.blueprints.kin import KIN
 from esper.kasmina.blueprints.registry import BLUEPRINTS
 from esper.kasmina.contribution import participating
 from esper.kasmina.garden import Garden
-from esper.kasmina.garden_config import GardenConfig
 from esper.kasmina.lifecycle import Outcome
-from esper.kasmina.operations import OperationResult
+from esper.kasmina.operations import GardenConfig, OperationResult
 from esper.kasmina.optimizer import CarriedOptimizer
 from esper.kasmina.slot import SlotMode
 from esper.leyline.actions import HEAD_SIZES, LifecycleOp
-from esper.leyline.alpha import AlphaAlgorithm, AlphaMode
 from esper.leyline.errors import EsperWarning
 from esper.leyline.rules import Masks
 from esper.leyline.stages import (
@@ -36,6 +34,8 @@ from esper.leyline.stages import (
     COOLDOWN_STAGES,
     MODULE_STAGES,
     TRANSITIONS,
+    AlphaAlgorithm,
+    AlphaMode,
     SeedStage,
 )
 from tests.kasmina.gardens import ResidualStack, same_state, stages

@@ -46,7 +46,7 @@ def test_every_public_name_is_in_the_reference() -> None:
     listed = re.search(r"__all__ = \[(.*?)\]", text, re.DOTALL)
     assert listed is not None
     names = set(re.findall(r'"(\w+)"', listed[1])) - {"ENV_ID"}
-    assert {f"esper.envs.{name}" for name in names} <= pages["integrations"]
+    assert {f"esper.lab.envs.{name}" for name in names} <= pages["integrations"]
 
 
 def test_what_the_plug_in_page_names_exists() -> None:

@@ -12,7 +12,7 @@ import esper
 
 SCRIPT = """
 import sys
-from esper.cli.main import main
+from esper.scripts.cli.main import main
 code = main(sys.argv[1:])
 assert "torch" not in sys.modules, "reading runs loaded PyTorch"
 raise SystemExit(code)
@@ -28,8 +28,8 @@ def test_listing_runs_does_not_load_torch(tmp_path: Path) -> None:
 READERS = """
 import sys
 import esper.leyline.actions, esper.leyline.records
-import esper.nissa.history, esper.nissa.listing, esper.nissa.monitors
-import esper.report
+import esper.nissa.reader, esper.nissa.listing, esper.nissa.monitors
+import esper.nissa.report
 assert "torch" not in sys.modules, "reading runs loaded PyTorch"
 """
 

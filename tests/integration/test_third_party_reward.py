@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from esper.cli.main import main
 from esper.nissa import open_run
-from esper.report import report_run
-from esper.runs.training import start_training
+from esper.nissa.report import report_run
+from esper.scripts.cli.main import main
 from esper.simic.rewards import REWARDS, RewardConfig
+from esper.simic.training.recorded import start_training
 from tests.nissa.sinks.event_file import scalars
 from tests.simic.training.tiny import tiny_config
 

@@ -17,16 +17,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from esper.kasmina.gates import GateConfig
 from esper.kasmina.lifecycle import LifecycleConfig
+from esper.kasmina.state import GateConfig
+from esper.lab.population.engine import PopulationConfig
+from esper.lab.population.population import Population
 from esper.leyline.actions import HEAD_NAMES, PLACEHOLDERS, Actions
-from esper.leyline.alpha import ALPHA_TARGETS, AlphaMode
 from esper.leyline.rules import Masks, RulesConfig
 from esper.leyline.signals import Signals
-from esper.population.engine import PopulationConfig
-from esper.population.population import Population
-from esper.simic.agent.config import PPOConfig
-from esper.simic.agent.normalizers import REWARD_CLIP, RewardScales
+from esper.leyline.stages import ALPHA_TARGETS, AlphaMode
+from esper.simic.agent.config import REWARD_CLIP, PPOConfig, RewardScales
 from esper.simic.agent.objective import Targets, make_targets
 from esper.simic.agent.rollout_buffer import RolloutBatch, TamiyoRolloutBuffer
 from esper.simic.rewards import RewardConfig, Transition, make_reward

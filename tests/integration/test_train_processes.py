@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.terminal import esper
+from tests.scripts.cli.terminal import esper
 
-TRAIN = (sys.executable, "-m", "esper.cli.main", "train")
+TRAIN = (sys.executable, "-m", "esper.scripts.cli.main", "train")
 
 
 @pytest.mark.slow
@@ -47,7 +47,7 @@ def test_a_signal_to_the_whole_group_ends_the_step_saves_and_can_be_resumed(
 def test_a_program_that_never_closes_its_rows_ends_all_the_same(tmp_path: Path) -> None:
     script = tmp_path / "program.py"
     script.write_text(
-        "from esper.population.population import Population, PopulationConfig\n"
+        "from esper.lab.population.population import Population, PopulationConfig\n"
         "if __name__ == '__main__':\n"
         "    config = PopulationConfig(workers=1)\n"
         "    population = Population('digits', 2, 0, 'cpu', 'workers', config=config)\n"

@@ -11,8 +11,8 @@ import pytest
 
 import esper
 from esper.leyline.errors import EsperError, OwnCodeError
-from tests.cli.terminal import esper as command
 from tests.integration.awkward import BATCH, CASES, SAMPLES, Case, batches, data
+from tests.scripts.cli.terminal import esper as command
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::esper.leyline.errors.EsperWarning"),

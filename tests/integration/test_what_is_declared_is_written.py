@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 import esper
-from esper.growth.build import task_config, task_run
+from esper.growth.recorder import EpochRecorder, record_end, record_start, run_row
 from esper.growth.run import GrowthRun
-from esper.kasmina.gates import GateConfig
 from esper.kasmina.lifecycle import LifecycleConfig
+from esper.kasmina.state import GateConfig
+from esper.lab.tasks import get_task
+from esper.lab.tasks.request import task_config, task_run
 from esper.nissa import open_run, open_store
 from esper.nissa.columns import TABLES
-from esper.runs.record_growing import EpochRecorder, record_end, record_start, run_row
-from esper.runs.training import start_training
 from esper.simic.rewards import RewardConfig
-from esper.tasks import get_task
+from esper.simic.training.recorded import start_training
 from tests.growth.depth.models import make_gpt, tokens
 from tests.simic.training.tiny import tiny_config
 

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.garden import Garden
-from esper.kasmina.garden_config import GardenConfig
+from esper.kasmina.operations import GardenConfig
 from esper.kasmina.signals import RowFacts, row_facts
 from esper.kasmina.state import SlotState, empty_state
-from esper.leyline.blueprints import NUM_BLUEPRINTS
+from esper.lab.imagined import imagined_costs
 from esper.leyline.errors import EsperWarning
+from esper.leyline.slots import NUM_BLUEPRINTS
 from esper.leyline.stages import SeedStage
-from esper.testing.imagined import imagined_costs
 
 STYLES = ("linear_add", "linear_multiply", "sigmoid_add", "gated_gate")
 MODES = ("straight_through", "shadow")

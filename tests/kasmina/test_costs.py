@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina.blending import GateNetwork
 from esper.kasmina.blueprints.registry import (
     BLUEPRINTS,
     blueprint_names,
@@ -26,15 +25,13 @@ from esper.kasmina.costs import (
 )
 from esper.kasmina.flops import count_flops
 from esper.kasmina.garden import Garden
-from esper.kasmina.slot import Slot
+from esper.kasmina.slot import GateNetwork, Slot
 from esper.kasmina.state import SlotState, empty_state
 from esper.leyline.actions import LifecycleOp
-from esper.leyline.alpha import AlphaAlgorithm
-from esper.leyline.axes import USUAL_AXES
-from esper.leyline.blueprints import TOPOLOGIES, Topology
 from esper.leyline.errors import EsperWarning
 from esper.leyline.rules import Refusal
-from esper.leyline.stages import SeedStage
+from esper.leyline.slots import TOPOLOGIES, USUAL_AXES, Topology
+from esper.leyline.stages import AlphaAlgorithm, SeedStage
 from tests.kasmina.gardens import bring, quick_config, stack_garden
 
 LORA = BLUEPRINTS.get("lora")

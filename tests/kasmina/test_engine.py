@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from esper.kasmina.engine import Moments, RowWeights, empty_sample
-from esper.leyline.storage import load_tree, save_tree
+from esper.utils.storage import load_tree, save_tree
 from tests.plots import same
 
 

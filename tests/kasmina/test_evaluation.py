@@ -18,8 +18,8 @@ from esper.kasmina.evaluation import (
     evaluate_contributions,
 )
 from esper.kasmina.garden import Garden
+from esper.kasmina.training import per_sample_classification, per_sample_regression
 from esper.leyline.errors import EsperWarning, NonFiniteError, UsageError
-from esper.tasks.objective import per_sample_classification, per_sample_regression
 from tests.plots import (
     EAGER,
     SLOTS,

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from esper.kasmina.flop_formulas import formula_of
-from esper.kasmina.flops import count_flops
+from esper.kasmina.flops import count_flops, formula_of
 from esper.leyline.errors import EsperWarning
 
 Case = tuple[Callable[[], nn.Module], Callable[[], Any], int]

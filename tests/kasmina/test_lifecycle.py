@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from esper.kasmina.gates import GateConfig
 from esper.kasmina.lifecycle import (
     Applied,
     LifecycleConfig,
@@ -22,11 +21,10 @@ from esper.kasmina.lifecycle import (
     tick,
 )
 from esper.kasmina.operations import make_command
-from esper.kasmina.state import SlotState, empty_state
+from esper.kasmina.state import GateConfig, SlotState, empty_state
 from esper.leyline.actions import Command, LifecycleOp
-from esper.leyline.alpha import AlphaAlgorithm, AlphaCurve, AlphaMode, BlendStyle
 from esper.leyline.rules import Refusal, RulesConfig
-from esper.leyline.stages import SeedStage
+from esper.leyline.stages import AlphaAlgorithm, AlphaCurve, AlphaMode, BlendStyle, SeedStage
 from tests.kasmina.gardens import one_slot, same_state
 
 QUICK = LifecycleConfig(gates=GateConfig(min_training_epochs=0))

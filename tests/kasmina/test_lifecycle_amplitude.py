@@ -18,8 +18,7 @@ from esper.kasmina.lifecycle import (
     velocity,
 )
 from esper.kasmina.state import SlotState
-from esper.leyline.alpha import AlphaCurve, AlphaMode
-from esper.leyline.stages import SeedStage
+from esper.leyline.stages import AlphaCurve, AlphaMode, SeedStage
 from tests.kasmina.gardens import one_slot
 
 HERE = torch.tensor([[True]])

@@ -15,9 +15,9 @@ from esper.kasmina.garden import Garden
 from esper.kasmina.loading import load_garden
 from esper.kasmina.optimizer import CarriedOptimizer
 from esper.leyline.errors import CheckpointError, UsageError
-from esper.leyline.manifest import MANIFEST_FILE, TENSORS_FILE, TREE_FILE
 from esper.leyline.stages import SeedStage
-from esper.leyline.storage import load_tree, save_tree
+from esper.utils.manifest import MANIFEST_FILE, TENSORS_FILE, TREE_FILE
+from esper.utils.storage import load_tree, save_tree
 from tests.kasmina.gardens import (
     LIVING,
     Residual,
@@ -38,7 +38,7 @@ import torch
 from torch.nn import functional as F
 from esper.kasmina.loading import load_garden
 from esper.kasmina.optimizer import CarriedOptimizer
-from esper.leyline.storage import load_tree, save_tree
+from esper.utils.storage import load_tree, save_tree
 from tests.kasmina.gardens import Residual
 from pathlib import Path
 

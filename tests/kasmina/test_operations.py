@@ -7,7 +7,6 @@ import math
 import pytest
 import torch
 
-from esper.kasmina.gates import GateConfig, describe_failure
 from esper.kasmina.lifecycle import Applied, Outcome
 from esper.kasmina.operations import (
     OperationResult,
@@ -17,19 +16,19 @@ from esper.kasmina.operations import (
     make_command,
     parse_choice,
 )
-from esper.kasmina.state import empty_state
+from esper.kasmina.state import GateConfig, describe_failure, empty_state
 from esper.leyline.actions import LifecycleOp
-from esper.leyline.alpha import (
+from esper.leyline.errors import SlotError, UnknownNameError, UsageError
+from esper.leyline.rules import Refusal
+from esper.leyline.stages import (
     STYLE_OF_ALGORITHM,
     STYLE_SPECS,
     AlphaAlgorithm,
     AlphaCurve,
     AlphaMode,
     BlendStyle,
+    SeedStage,
 )
-from esper.leyline.errors import SlotError, UnknownNameError, UsageError
-from esper.leyline.rules import Refusal
-from esper.leyline.stages import SeedStage
 from tests.kasmina.gardens import bring, measure, stack_garden
 
 

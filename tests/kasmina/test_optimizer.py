@@ -18,7 +18,7 @@ from esper.kasmina.evaluation import evaluate_contributions
 from esper.kasmina.garden import Garden
 from esper.kasmina.optimizer import GRADIENT_STRIDE, NAMES
 from esper.leyline.errors import CheckpointError
-from esper.leyline.storage import load_tree, save_tree
+from esper.utils.storage import load_tree, save_tree
 from tests.plots import (
     SLOTS,
     frozen,

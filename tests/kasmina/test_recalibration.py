@@ -19,7 +19,7 @@ from esper.kasmina.recalibration import (
     read_statistics,
     recalibrate,
 )
-from esper.tasks.objective import per_sample_classification
+from esper.kasmina.training import per_sample_classification
 from tests.plots import EAGER, TinyConv, make_evaluator, make_garden, raise_seed
 
 torch.manual_seed(0)

@@ -9,18 +9,17 @@ from torch import Tensor
 
 from esper.kasmina import row_group
 from esper.kasmina.contribution import Measured
-from esper.kasmina.gates import GateConfig
 from esper.kasmina.governor import GovernorConfig, Panic
 from esper.kasmina.lifecycle import LifecycleConfig
 from esper.kasmina.row_group import RowConfig, RowGroup
-from esper.kasmina.state import SlotState
+from esper.kasmina.state import GateConfig, SlotState
+from esper.lab.imagined import ImaginedEngine
 from esper.leyline.actions import Command, LifecycleOp, decode_actions, placeholder_actions
-from esper.leyline.blueprints import NUM_BLUEPRINTS
 from esper.leyline.errors import EsperError
 from esper.leyline.rules import Masks, RulesConfig, RuleView, build_masks
+from esper.leyline.slots import NUM_BLUEPRINTS
 from esper.leyline.stages import SeedStage
-from esper.leyline.transfer import Later
-from esper.testing.imagined import ImaginedEngine
+from esper.utils.randomness import Later
 from tests.kasmina.gardens import plain_facts
 from tests.plots import same
 

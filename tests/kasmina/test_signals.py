@@ -17,9 +17,8 @@ from esper.kasmina.signals import (
     unknown_rates,
 )
 from esper.kasmina.state import SlotState, empty_state
-from esper.leyline.alpha import AlphaMode
 from esper.leyline.signals import Signals
-from esper.leyline.stages import SeedStage
+from esper.leyline.stages import AlphaMode, SeedStage
 from tests.kasmina.gardens import one_slot, plain_facts
 
 

@@ -6,10 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from esper.kasmina.blending import GateNetwork, blend
-from esper.kasmina.slot import Slot, SlotMode
-from esper.leyline.alpha import AlphaAlgorithm
+from esper.kasmina.slot import GateNetwork, Slot, SlotMode, blend
 from esper.leyline.errors import SlotError
+from esper.leyline.stages import AlphaAlgorithm
 
 X = torch.randn(3, 4)
 

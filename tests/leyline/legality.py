@@ -11,9 +11,8 @@ import torch
 from hypothesis import strategies as st
 
 from esper.leyline.actions import LifecycleOp
-from esper.leyline.alpha import AlphaMode
 from esper.leyline.rules import Refusal, RulesConfig, RuleView
-from esper.leyline.stages import SeedStage
+from esper.leyline.stages import AlphaMode, SeedStage
 
 BLUEPRINTS = 4
 """Blueprints in the states drawn here; the first is noop, as everywhere."""

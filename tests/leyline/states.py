@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esper.leyline.storage import load_tree, save_tree
+from esper.utils.storage import load_tree, save_tree
 
 OLD = {"name": "old", "weight": torch.arange(6.0)}
 NEW = {"name": "new", "weight": torch.arange(60.0)}

@@ -4,10 +4,10 @@ import torch
 from torch import Tensor
 
 from esper.leyline.actions import placeholder_actions
-from esper.leyline.blueprints import BUILTIN_BLUEPRINTS
 from esper.leyline.controller import Controller, ControllerContext
 from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
+from esper.leyline.slots import BUILTIN_BLUEPRINTS
 
 
 class Sleeper:

@@ -7,7 +7,6 @@ import torch
 from hypothesis import assume, given, settings
 
 from esper.leyline.actions import HEAD_SIZES, LifecycleOp
-from esper.leyline.alpha import AlphaMode
 from esper.leyline.errors import ConfigError, EmptyMaskError
 from esper.leyline.rules import (
     Masks,
@@ -19,7 +18,7 @@ from esper.leyline.rules import (
     refusals,
     selectable,
 )
-from esper.leyline.stages import SeedStage
+from esper.leyline.stages import AlphaMode, SeedStage
 from tests.leyline.legality import CONFIGS, STATES, Row, Slot, reason, view_of
 
 EMPTY = Slot()

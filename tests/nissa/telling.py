@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from esper.growth.recorder import EpochRows
 from esper.leyline.records import DecisionRecord, EpochRecord, SlotRecord
 from esper.nissa import RunRow, RunStore, open_run, open_store
 from esper.nissa.columns import TABLES
@@ -19,7 +20,6 @@ from esper.nissa.schema import (
     UpdateHeadRow,
     UpdateRow,
 )
-from esper.runs.record_growing import EpochRows
 
 SLOTS = ("r0c0", "r0c1")
 EPOCHS = 30

@@ -223,7 +223,7 @@ def test_ten_million_decisions_are_answered_in_under_a_second(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from benchmarks.telemetry import fill, questions
-    from esper.cli.main import main
+    from esper.scripts.cli.main import main
 
     rows = 10_000_000
     fill(tmp_path, rows)

@@ -10,9 +10,8 @@ import pytest
 
 from esper.nissa.columns import TABLE_OF, TABLES, Row
 from esper.nissa.database import StoreError
-from esper.nissa.inserts import Columns
 from esper.nissa.schema import EpochRow
-from esper.nissa.writer import Records, Writer
+from esper.nissa.writer import Columns, Records, Writer
 
 Start = Callable[..., Writer]
 

@@ -2,8 +2,8 @@ import json
 
 import pytest
 
+from esper.lab.imagined import middle_aged_hosts
 from esper.scripts.profile_features import main, where_time_goes
-from esper.testing.imagined import middle_aged_hosts
 
 
 def test_it_prints_costs_ratio_and_shares(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from esper.kasmina.hosts import MlpConfig
+from esper.lab.tasks import TASKS, Source, Task, TaskConfig, register_task
+from esper.lab.tasks.task import DataPath
 from esper.leyline.errors import UsageError
-from esper.tasks import TASKS, Source, Task, TaskConfig, register_task
-from esper.tasks.task import DataPath
 from esper.testing import check_task
 
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from esper.leyline.files import atomic_write_text
+from esper.utils.files import atomic_write_text
 from tools.pages import arena, commands, observation, settings, telemetry
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -1,12 +1,11 @@
-"""docs/arena.md: axes, members and rates of the families, from `esper.tasks`."""
+"""docs/arena.md: axes, members and rates of the families, from `esper.lab.tasks`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from esper.tasks import FAMILIES, Family, Member, get_family
-from esper.tasks.member import GROWTH_LIMIT
-from esper.tasks.rates import RATES, SCHEDULE, SEED_WARM_UP, WARM_UP
+from esper.lab.tasks import FAMILIES, Family, Member, get_family
+from esper.lab.tasks.member import GROWTH_LIMIT, RATES, SCHEDULE, SEED_WARM_UP, WARM_UP
 
 _INTRODUCTION = """\
 # The arena
@@ -18,7 +17,7 @@ rate is from the one that suits the waiting host. What is right on one member is
 so no fixed schedule is right for a family.
 
 This page is written by `python -m tools.pages`; the tables behind it are
-`esper.tasks.arena` and `esper.tasks.rates`. `esper tasks --family NAME` lists the same.
+`esper.lab.tasks.family` and `esper.lab.tasks.member`. `esper tasks --family NAME` lists the same.
 
 ## Splits
 

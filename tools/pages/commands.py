@@ -6,7 +6,7 @@ import argparse
 import re
 from collections.abc import Iterator
 
-from esper.cli.main import VERBS, Parser, build_parser
+from esper.scripts.cli.main import VERBS, Parser, build_parser
 
 _INTRODUCTION = """\
 # Commands

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from esper.leyline.slots import SlotConfig
-from esper.tamiyo.policy import travelling_layout as travelling
+from esper.tamiyo.policy import layout as travelling
 from esper.tamiyo.policy.layout import (
     BASE_FEATURES,
     FEATURE_NAMES,
@@ -55,7 +55,7 @@ same on every task: losses and errors are relative to guessing, changes to their
 parameters and operations to the host's, and what tells regimes apart (sizes of data, network and
 horizon, learning rate, classes) is there as logarithms on a fixed scale. This page is written by
 `python -m tools.pages`; the table behind it is
-`esper.tamiyo.policy.travelling_layout`.
+`esper.tamiyo.policy.layout`.
 
 With S slots and B blueprints an observation has {host} + {slot} S + {pair} S B numbers, and
 beside them the blueprint of every slot as an index (-1 where there is none), which the network

@@ -7,17 +7,16 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from esper.growth.depth.config import DeepenConfig
+from esper.growth.depth.rules import DeepenConfig
+from esper.lab.proof.clone import CloneConfig
+from esper.lab.proof.prove import ProveConfig
+from esper.lab.proof.search import SearchConfig
+from esper.lab.tasks.request import CHANGEABLE, GrowRequest
 from esper.leyline.config import Config
-from esper.leyline.settings import SettingInfo, list_settings
-from esper.proof.clone import CloneConfig
-from esper.proof.prove import ProveConfig
-from esper.proof.search import SearchConfig
-from esper.runs.request import CHANGEABLE, GrowRequest
 from esper.simic.training.config import FIXED_SETTINGS, TrainConfig
+from esper.tamiyo.controllers.baselines import PeriodicConfig, PlateauConfig
 from esper.tamiyo.controllers.heuristic import HeuristicConfig
-from esper.tamiyo.controllers.periodic import PeriodicConfig
-from esper.tamiyo.controllers.plateau import PlateauConfig
+from esper.utils.settings import SettingInfo, list_settings
 
 _INTRODUCTION = """\
 # Settings

@@ -6,16 +6,21 @@ of arguments or a dict of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+import copy
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 from torch.utils.data import DataLoader
 
-from esper.kasmina.probe import map_tensors, shapes_of, tensors_in
-from esper.leyline.errors import OwnCodeError, UsageError
-from esper.leyline.explaining import explaining
+from esper.kasmina.garden import Garden
+from esper.kasmina.slots.probe import map_tensors, shapes_of, tensors_in
+from esper.kasmina.training import SchedulerEvery, SchedulerFactory
+from esper.leyline.errors import OwnCodeError, UsageError, explaining, warn
 
 Batches = Iterable[Any]
 """(inputs, targets) batches, (input, ..., targets), or dicts with labels; iterated anew each epoch.
@@ -218,3 +223,151 @@ def count_samples(batches: Batches) -> int:
     # What is wrong with a batch is said when it is trained on.
     first = [next((t for t in tensors_in(batch) if t.dim()), None) for batch in batches]
     return sum(len(each) for each in first if each is not None)
+
+
+# ---- What a model and a schedule of a user's must be like before anything is trained
+
+
+def refuse_meta(model: nn.Module) -> None:
+    """Refuse a model whose tensors hold no numbers."""
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.is_meta:
+            raise UsageError(
+                f"{name!r} of the model is on the meta device, which holds no numbers; build the "
+                "model on a real device, or give it weights after model.to_empty(device=...)"
+            )
+
+
+def refuse_short_schedule(
+    schedule: LRScheduler | None, every: SchedulerEvery, epochs: int, train: Batches
+) -> None:
+    """Refuse a schedule that would fail on the way, before anything is trained."""
+    if not isinstance(schedule, OneCycleLR) or (every == "batch" and not isinstance(train, Sized)):
+        return
+    each = len(train) if every == "batch" and isinstance(train, Sized) else 1
+    needed = epochs * each
+    if schedule.total_steps < needed:
+        raise UsageError(
+            f"OneCycleLR is made for {schedule.total_steps} steps, but the run steps it {needed} "
+            f"times ({epochs} epochs of {each}); give total_steps={needed}"
+        )
+
+
+def warn_of_moving_statistics(model: nn.Module) -> None:
+    """Say that a host is not as frozen as its owner may think."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.affine:
+            is_frozen = not module.weight.requires_grad
+            if is_frozen and module.track_running_stats:
+                warn(
+                    f"the parameters of {name!r} are frozen, but its running statistics move while "
+                    "the network trains; replace it by one that does not, or train it too"
+                )
+                return
+
+
+# ---- Optimizers and schedules as their owners have them: an instance, or how to make one
+
+
+OptimizerFactory = Callable[[list[nn.Parameter]], Optimizer]
+"""Takes all parameters of a network that has not grown yet; those of seeds join by themselves."""
+
+MakeOptimizer = Callable[[Garden], Optimizer]
+"""Returns the optimizer of a garden, or of its twin."""
+
+
+def optimizer_maker(given: Optimizer | OptimizerFactory, model: nn.Module) -> MakeOptimizer:
+    """Return how to come by the optimizer of a garden around this model, or around a copy of it."""
+    if isinstance(given, Optimizer):
+        return _instance_maker(given, model)
+    if not callable(given):
+        raise UsageError(
+            "optimizer must be an optimizer, or a function from parameters to one such as "
+            f"torch.optim.AdamW, got {given!r}"
+        )
+
+    def make(garden: Garden) -> Optimizer:
+        parameters = list(garden.parameters())
+        problem = "the optimizer cannot be made of the model's parameters"
+        if not any(parameter.requires_grad for parameter in parameters):
+            problem += (
+                ", which are all frozen (leave none of them out: they stay as they are, and those "
+                "of seeds join them)"
+            )
+        with explaining(problem):
+            made = given(parameters)
+        if not isinstance(made, Optimizer):
+            raise UsageError(
+                f"optimizer must return a torch.optim.Optimizer, got {type(made).__name__}"
+            )
+        return made
+
+    return make
+
+
+def _instance_maker(given: Optimizer, model: nn.Module) -> MakeOptimizer:
+    own = {id(parameter) for parameter in model.parameters()}
+    strangers = [p for group in given.param_groups for p in group["params"] if id(p) not in own]
+    if strangers:
+        raise UsageError(
+            f"the optimizer holds {len(strangers)} parameters that are not the model's; make it of "
+            "model.parameters(), after the model is as it will be trained"
+        )
+
+    def make(garden: Garden) -> Optimizer:
+        if garden.model is model:
+            return given
+        places: dict[int, Any] = {
+            id(old): new
+            for old, new in zip(model.parameters(), garden.model.parameters(), strict=True)
+        }
+        # State and seeds of the original are not wanted: the twin's own follow by name.
+        fresh = type(given).__new__(type(given))
+        groups = [
+            {
+                **{key: copy.deepcopy(value) for key, value in group.items() if key != "params"},
+                "params": [places[id(p)] for p in group["params"] if id(p) in places],
+            }
+            for group in given.param_groups
+        ]
+        fresh.__setstate__(
+            {"defaults": given.defaults, "state": defaultdict(dict), "param_groups": groups}
+        )
+        return fresh
+
+    return make
+
+
+def scheduler_maker(
+    given: LRScheduler | SchedulerFactory | None, optimizer: Any
+) -> SchedulerFactory | None:
+    """Return how to come by the schedule of an optimizer, or of its twin's."""
+    if given is None:
+        return None
+    if isinstance(given, LRScheduler):
+        if given.optimizer is not optimizer:
+            raise UsageError(
+                "the scheduler belongs to another optimizer; give its optimizer too, or a function "
+                "such as lambda optimizer: CosineAnnealingLR(optimizer, 60)"
+            )
+
+        def copied(of: Optimizer) -> LRScheduler:
+            if of is given.optimizer:
+                return given
+            return copy.deepcopy(given, {id(given.optimizer): of})
+
+        return copied
+    if not callable(given):
+        raise UsageError(
+            "scheduler must be a schedule of torch.optim.lr_scheduler, or a function from the "
+            f"optimizer to one, got {given!r}"
+        )
+
+    def make(of: Optimizer) -> LRScheduler:
+        with explaining("the scheduler cannot be made of the optimizer"):
+            made = given(of)
+        if not callable(getattr(made, "step", None)):
+            raise UsageError(f"scheduler must return a schedule, got {type(made).__name__}")
+        return made
+
+    return make

@@ -19,10 +19,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from esper.kasmina.evaluation import Objective, apply_objective
-from esper.kasmina.probe import map_tensors, shapes_of, tensors_in
-from esper.leyline.errors import UsageError, unknown_name
-from esper.leyline.explaining import explaining
-from esper.tasks.objective import OBJECTIVES
+from esper.kasmina.slots.probe import map_tensors, shapes_of, tensors_in
+from esper.kasmina.training import OBJECTIVES
+from esper.leyline.errors import UsageError, explaining, unknown_name
 
 Loss = str | nn.Module | Callable[..., Any]
 """A name, a criterion of `torch.nn`, or a function of (outputs, targets)."""

@@ -23,20 +23,24 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from esper.growth.batches import Batches, read_batch
-from esper.growth.distributed import Ranks
-from esper.growth.doubts import find_doubt, learned_limits
-from esper.growth.horizon import fit_lifecycle, fit_tracker, inert_epochs
-from esper.growth.owners_engine import OwnersEngine
+from esper.growth.engine import OwnersEngine, Ranks
+from esper.growth.horizon import (
+    find_doubt,
+    fit_lifecycle,
+    fit_tracker,
+    inert_epochs,
+    learned_limits,
+)
 from esper.kasmina.blueprints.registry import blueprint_kinds, blueprint_names, copied_names
 from esper.kasmina.evaluation import Evaluate, Evaluator, as_evaluator
 from esper.kasmina.garden import Garden
 from esper.kasmina.governor import GovernorConfig, Panic
 from esper.kasmina.operations import OperationResult, check_number
 from esper.kasmina.optimizer import CarriedOptimizer, make_optimizer
-from esper.kasmina.probe import map_tensors
 from esper.kasmina.recalibration import DEFAULT_SAMPLES, first_samples, moving_norms
 from esper.kasmina.row_group import RowConfig, RowGroup, measure_by_ablation
 from esper.kasmina.signals import Rates, RowFacts, TrackerConfig, row_facts
+from esper.kasmina.slots.probe import map_tensors
 from esper.leyline.actions import (
     HEAD_NAMES,
     Actions,

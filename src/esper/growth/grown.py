@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import copy
+import inspect
+import io
+import math
 import shlex
 import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple, get_args
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
-from esper.growth.depth.sleeping import is_asleep
-from esper.growth.export import export_garden, format_of
+from esper.growth.depth.blocks import is_asleep
 from esper.kasmina.contribution import Contributions
 from esper.kasmina.garden import Garden
+from esper.kasmina.slots.probe import (
+    axis_size,
+    call_arguments,
+    evaluating,
+    look,
+    resized,
+    tensors_along,
+)
 from esper.leyline.config import Config
-from esper.leyline.errors import UsageError
-from esper.leyline.process import software_versions
+from esper.leyline.errors import UsageError, unknown_name
 from esper.leyline.reasons import why_not_grown
 from esper.leyline.records import (
     EpochRecord,
@@ -29,7 +41,302 @@ from esper.leyline.records import (
     told_score,
     told_stacks,
 )
-from esper.report import growth_picture, render_report, write_report
+from esper.nissa.report import growth_picture, render_report, write_report
+from esper.utils.files import atomic_write_bytes
+from esper.utils.process import grouped, software_versions
+
+# ---- What a host is made of: its parts in the order in which they are called
+
+
+_ITSELF = "(itself)"
+
+
+class _Part(NamedTuple):
+    path: str
+    module: nn.Module
+    parameters: int
+
+
+def describe_host(garden: Garden, example_input: Any) -> tuple[ModuleRecord, ...]:
+    """Return the parts of a garden's host; a part is opened up only where a slot is inside."""
+    places = grouped((path, slot) for slot, path in garden.slot_paths.items())
+    parts = list(_parts(garden.model, "", frozenset(places), set()))
+    seen = look(garden, {part.path: part.module for part in parts}, example_input)
+    if seen.error is not None:
+        raise seen.error
+    called = {path: number for number, path in enumerate(seen.kinds)}
+    order: dict[str, int] = {}
+    last = -1
+    for part in parts:
+        # A container that is never called itself stays beside the part before it.
+        last = order[part.path] = called.get(part.path, last)
+    return tuple(
+        ModuleRecord(
+            path=part.path or _ITSELF,
+            kind=type(part.module).__name__,
+            parameters=part.parameters,
+            shape=_shape(seen.outputs[part.path]),
+            slots=tuple(places.get(part.path, ())),
+        )
+        for part in sorted(parts, key=lambda part: order[part.path])
+    )
+
+
+def _parts(
+    module: nn.Module, path: str, places: frozenset[str], counted: set[int]
+) -> Iterator[_Part]:
+    prefix = f"{path}." if path else ""
+    is_opened = not path or any(place.startswith(prefix) for place in places)
+    if is_opened:
+        for name, child in module.named_children():
+            yield from _parts(child, f"{prefix}{name}", places, counted)
+    parameters = 0
+    for parameter in module.parameters():
+        if parameter.requires_grad and id(parameter) not in counted:
+            counted.add(id(parameter))
+            parameters += parameter.numel()
+    if not is_opened or path in places or parameters:
+        yield _Part(path, module, parameters)
+
+
+def _shape(outputs: Sequence[Any]) -> tuple[int, ...] | None:
+    """Return the shape of one sample of what a part first put out, None where it is no tensor."""
+    first = outputs[0] if outputs else None
+    return tuple(first.shape[1:]) if isinstance(first, Tensor) else None
+
+
+# ---- A grown network as one file that needs neither Esper nor the host's class: ONNX or PT2
+
+
+Format = Literal["onnx", "pt2"]
+
+
+def check_format(kind: str) -> None:
+    """Refuse a format that is not known or whose packages are missing, before any work is done."""
+    if kind not in get_args(Format):
+        raise unknown_name("export format", kind, get_args(Format))
+    if kind == "onnx":
+        try:
+            import onnxscript  # noqa: F401
+        except ImportError:
+            raise UsageError(
+                "exporting to ONNX needs the extra: pip install 'esper-grow[export]'; "
+                "or export to pt2"
+            ) from None
+
+
+def format_of(path: str | Path) -> Format:
+    """Return the format that the ending of a path names."""
+    for kind in get_args(Format):
+        if Path(path).suffix == f".{kind}":
+            found: Format = kind
+            return found
+    raise UsageError(f"the ending of {str(path)!r} names no format; use .onnx or .pt2")
+
+
+def export_garden(garden: Garden, example: Any, path: str | Path, kind: Format) -> Path:
+    """Write a garden in eval mode, with a free batch size, and return the file's path."""
+    check_format(kind)
+    path = Path(path)
+    axis = garden.batch_axis
+    size = axis_size(example, axis)
+    which = tensors_along(example, axis, size)
+    # Of a batch of one PyTorch would take the size for fixed.
+    example = resized(example, which, axis, max(size, 2)) if size else example
+    size = max(size, 2)
+    args, kwargs = call_arguments(example)
+    batch = torch.export.Dim("batch", min=1)
+
+    def free(leaf: Any) -> dict[int, Any] | None:
+        is_along = isinstance(leaf, Tensor) and leaf.dim() > axis and leaf.shape[axis] == size
+        return {axis: batch} if is_along else None
+
+    shapes: dict[str, Any] = {"args": tree_map(free, args)} if args else {}
+    shapes |= {name: tree_map(free, value) for name, value in kwargs.items()}
+    model = _naming(garden, list(kwargs)) if kwargs else garden
+    with evaluating(garden), torch.no_grad():
+        try:
+            program = torch.export.export(model, args, kwargs, dynamic_shapes=shapes)
+        except Exception as error:
+            raise UsageError(
+                f"PyTorch cannot export this model: {_first_line(error)}; "
+                "save it by garden.save(folder) instead"
+            ) from error
+        content = _as_pt2(program) if kind == "pt2" else _as_onnx(program)
+    atomic_write_bytes(path, content)
+    return path
+
+
+def _naming(garden: Garden, names: list[str]) -> nn.Module:
+    """Return a garden behind arguments of these names: PyTorch cannot export a plain `**kwargs`."""
+
+    def forward(self: Any, **inputs: Any) -> Any:
+        return self.garden(**inputs)
+
+    kinds = inspect.Parameter
+    forward.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            kinds("self", kinds.POSITIONAL_OR_KEYWORD),
+            *(kinds(name, kinds.KEYWORD_ONLY) for name in names),
+        ]
+    )
+    model: nn.Module = type("Named", (nn.Module,), {"forward": forward})()
+    model.garden = garden
+    return model
+
+
+def _as_pt2(program: torch.export.ExportedProgram) -> bytes:
+    buffer = io.BytesIO()
+    torch.export.save(program, buffer)
+    return buffer.getvalue()
+
+
+def _as_onnx(program: torch.export.ExportedProgram) -> bytes:
+    try:
+        converted = torch.onnx.export(program, dynamo=True, verbose=False)
+    except Exception as error:
+        raise UsageError(
+            f"ONNX cannot express this model: {_first_line(error)}; export to pt2 instead"
+        ) from error
+    assert converted is not None
+    content: bytes = converted.model_proto.SerializeToString()
+    return content
+
+
+def _first_line(error: BaseException) -> str:
+    """Return the first line of what an error was caused by."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return str(error).strip().split("\n")[0].strip() or type(error).__name__
+
+
+# ---- The networks that a run may return: those of its best validated and of its last epoch
+
+
+Keep = Literal["best", "last"]
+"""Which network a run returns: that of the best validated epoch, or that of the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A network as it was when an epoch was measured."""
+
+    epoch: int = 0
+    """0 before anything was measured."""
+    score: float = -math.inf
+    weights: Mapping[str, Any] | None = None
+    """Copies of its `state_dict`, lifecycle included; None where only the score is known."""
+
+    @classmethod
+    def copy_of(cls, garden: Garden, score: float, epoch: int) -> Measured:
+        """Return a copy of a garden with the score that it has just been measured to have."""
+        weights = {name: _copy(value) for name, value in garden.state_dict().items()}
+        return cls(epoch, score, weights)
+
+    def or_better(self, garden: Garden, score: float, epoch: int) -> Measured:
+        """Return this, or a copy of a garden that scores more; of equals the first stays."""
+        return Measured.copy_of(garden, score, epoch) if score > self.score else self
+
+    def write_to(self, garden: Garden) -> None:
+        """Make a garden this network."""
+        assert self.weights is not None, "an epoch was measured"
+        garden.load_state_dict(self.weights)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return it as plain data and tensors."""
+        weights = None if self.weights is None else dict(self.weights)
+        return {"epoch": self.epoch, "score": self.score, "weights": weights}
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Any]) -> Measured:
+        """Return what `state_dict` told."""
+        return cls(int(state["epoch"]), float(state["score"]), state["weights"])
+
+
+class Kept:
+    """Copies of the networks of a run, taken when they were measured, before anything acted.
+
+    Args:
+        keep: which of them the run returns.
+    """
+
+    def __init__(self, keep: Keep) -> None:
+        """Nothing was measured yet."""
+        self._keep = keep
+        self.best = Measured()
+        """The network of the best validated epoch so far."""
+        self._last: Measured | None = None
+        """That of the last epoch, where it is to be returned: what is decided may change it."""
+        self._twin_best: Measured | None = None
+        """The twin of its own best epoch, once there is one."""
+
+    def take(self, garden: Garden, score: float, epoch: int) -> None:
+        """Take a copy of the network that was just measured, if it may be returned."""
+        self.best = self.best.or_better(garden, score, epoch)
+        if self._keep == "last":
+            self._last = Measured.copy_of(garden, score, epoch)
+
+    def take_twin(self, twin: Garden, score: float, epoch: int) -> None:
+        """Do the same with the twin."""
+        assert self._twin_best is not None, "a twin is forked first"
+        self._twin_best = self._twin_best.or_better(twin, score, epoch)
+
+    def fork(self) -> None:
+        """From here on the twin is another network; so far the best of both is the same."""
+        self._twin_best = self.best
+
+    def kept_epoch(self, last: EpochRecord) -> int:
+        """Return the epoch whose network `give_back` returns."""
+        return self.best.epoch if self._keep == "best" else last.epoch
+
+    def give_back(
+        self, garden: Garden, twin: Garden | None, last: EpochRecord
+    ) -> tuple[Measured, Measured]:
+        """Make network and twin what the run returns; tell of which epochs, with their scores.
+
+        Without a twin that differs, what is told of it is told of the network itself.
+        """
+        if self._keep == "best":
+            twin_best = self.best if self._twin_best is None else self._twin_best
+            self.best.write_to(garden)
+            if twin is not None:
+                twin_best.write_to(twin)
+            return self.best, twin_best
+        if last.decision is not None:
+            # The run has ended early, after something was decided and perhaps done.
+            if self._last is None:
+                raise UsageError(
+                    f"this run stopped early, after epoch {last.epoch}, and its checkpoint has no "
+                    "network of that epoch but the best; continue it with keep='best'"
+                )
+            self._last.write_to(garden)
+        score = last.val_score if last.twin_score is None else last.twin_score
+        return Measured(last.epoch, last.val_score), Measured(last.epoch, score)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all of them as plain data and tensors."""
+
+        def told(one: Measured | None) -> dict[str, Any] | None:
+            return None if one is None else one.state_dict()
+
+        return {
+            "best": self.best.state_dict(),
+            "last": told(self._last),
+            "twin_best": told(self._twin_best),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+
+        def read(name: str) -> Measured | None:
+            return None if state[name] is None else Measured.from_state_dict(state[name])
+
+        self.best = Measured.from_state_dict(state["best"])
+        self._last, self._twin_best = read("last"), read("twin_best")
+
+
+def _copy(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, Tensor) else value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,10 +29,9 @@ from esper.growth.criterion import (
 )
 from esper.kasmina.evaluation import BatchEvaluator, Objective
 from esper.kasmina.garden import Garden
-from esper.kasmina.probe import call_arguments, shapes_of, trying
-from esper.leyline.errors import OwnCodeError, UsageError
-from esper.leyline.explaining import explaining
-from esper.tasks.objective import by_sample
+from esper.kasmina.slots.probe import call_arguments, shapes_of, trying
+from esper.kasmina.training import by_sample
+from esper.leyline.errors import OwnCodeError, UsageError, explaining
 
 OWN = "model"
 """The name of the loss that the model computes itself."""

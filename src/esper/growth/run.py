@@ -18,37 +18,34 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from esper.growth.architecture import describe_host
 from esper.growth.batches import (
     Batches,
+    MakeOptimizer,
     Moved,
+    OptimizerFactory,
     Windows,
     check_batches,
     count_steps,
     first_batch,
     is_empty,
-)
-from esper.growth.checks import refuse_meta, refuse_short_schedule, warn_of_moving_statistics
-from esper.growth.criterion import Loss
-from esper.growth.depth.config import DeepenConfig
-from esper.growth.depth.gardener import DepthGardener
-from esper.growth.depth.sleeping import wake_copies
-from esper.growth.gardener import DEFAULT_CONTROLLER, Gardener, GardenerConfig
-from esper.growth.grown import Deepened, Grown
-from esper.growth.kept import Keep, Kept, Measured
-from esper.growth.optimization import (
-    MakeOptimizer,
-    OptimizerFactory,
     optimizer_maker,
+    refuse_meta,
+    refuse_short_schedule,
     scheduler_maker,
+    warn_of_moving_statistics,
 )
+from esper.growth.criterion import Loss
+from esper.growth.depth.blocks import wake_copies
+from esper.growth.depth.gardener import DepthGardener
+from esper.growth.depth.rules import DeepenConfig
+from esper.growth.gardener import DEFAULT_CONTROLLER, Gardener, GardenerConfig
+from esper.growth.grown import Deepened, Grown, Keep, Kept, Measured, describe_host
 from esper.growth.own_loss import find_criterion
 from esper.kasmina.contribution import values_in_points
 from esper.kasmina.evaluation import BatchEvaluator, evaluate_contributions
 from esper.kasmina.garden import Garden
-from esper.kasmina.garden_config import GardenConfig
+from esper.kasmina.operations import GardenConfig
 from esper.kasmina.optimizer import slot_groups
-from esper.kasmina.placement import DeclaredAxes, Placed, SlotNames, place_nothing
 from esper.kasmina.recalibration import (
     SpreadSample,
     first_samples,
@@ -57,17 +54,24 @@ from esper.kasmina.recalibration import (
     recalibrate,
 )
 from esper.kasmina.signals import RateTable
-from esper.kasmina.suggestion import suggest_slots
-from esper.kasmina.trainee import SchedulerEvery, SchedulerFactory, Trainee
-from esper.kasmina.wrappers import refuse_scripted, refuse_sharded
+from esper.kasmina.slots.placement import DeclaredAxes, Placed, SlotNames, place_nothing
+from esper.kasmina.slots.suggestion import suggest_slots
+from esper.kasmina.training import (
+    SchedulerEvery,
+    SchedulerFactory,
+    Trainee,
+    TrainingConfig,
+    build_optimizer,
+    epoch_rates,
+    rate_factor,
+)
+from esper.kasmina.wrapping import refuse_scripted, refuse_sharded
 from esper.leyline.config import Config, option
 from esper.leyline.controller import Controller
-from esper.leyline.errors import OwnCodeError, UsageError, unknown_name, warn
-from esper.leyline.explaining import explaining
-from esper.leyline.process import choose_device
-from esper.leyline.randomness import drawing
+from esper.leyline.errors import OwnCodeError, UsageError, explaining, unknown_name, warn
 from esper.leyline.records import EpochRecord, RunSummary, seeds_at_end, stacks_at_end
-from esper.tasks.training import TrainingConfig, build_optimizer, epoch_rates, rate_factor
+from esper.utils.process import choose_device
+from esper.utils.randomness import drawing
 
 AUTO = "auto"
 """As `slots`: those that `suggest_slots` finds."""

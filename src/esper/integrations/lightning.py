@@ -36,7 +36,7 @@ from esper.growth.batches import Batches, count_samples
 from esper.growth.criterion import Loss
 from esper.growth.depth.deepen import Deepen
 from esper.growth.gardener import DEFAULT_CONTROLLER, Gardener, GardenerConfig
-from esper.integrations.rounds import Rounds
+from esper.integrations import Rounds
 from esper.kasmina.evaluation import Evaluate, Evaluator
 from esper.kasmina.garden import Garden
 from esper.leyline.controller import Controller

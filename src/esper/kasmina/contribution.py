@@ -19,7 +19,7 @@ from torch import Tensor
 from esper.kasmina.state import SlotState
 from esper.leyline.records import told_worth
 from esper.leyline.stages import SeedStage
-from esper.leyline.transfer import Later, to_device, to_host
+from esper.utils.randomness import Later, to_device, to_host
 
 FACTORIAL_LIMIT = 4
 """Up to this many seeds every subset is evaluated; beyond, subsets of up to two and all but one."""

@@ -12,24 +12,23 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from esper.kasmina.blending import GateNetwork
 from esper.kasmina.blueprints.kin import KIN, Kin
-from esper.kasmina.blueprints.offered import offered
 from esper.kasmina.blueprints.registry import (
     BLUEPRINTS,
     Blueprint,
     blueprint_by_id,
     blueprint_names,
     count_parameters,
+    offered,
 )
 from esper.kasmina.flops import HOW_TO_COUNT, FlopCount, forward_flops
+from esper.kasmina.slot import GateNetwork
 from esper.kasmina.state import SlotState
-from esper.leyline.alpha import AlphaAlgorithm
-from esper.leyline.blueprints import TOPOLOGIES, Topology, channel_axis
+from esper.leyline.actions import TensorRecord
 from esper.leyline.errors import ConfigError, reason_of, warn
-from esper.leyline.randomness import seeded
-from esper.leyline.symmetry import Symmetry
-from esper.leyline.tensors import TensorRecord
+from esper.leyline.slots import TOPOLOGIES, Symmetry, Topology, channel_axis
+from esper.leyline.stages import AlphaAlgorithm
+from esper.utils.randomness import seeded
 
 NOT_FOR_THE_SLOT = -1
 """Cost of a seed whose blueprint is not for the slot's topology, or breaks a symmetry there."""

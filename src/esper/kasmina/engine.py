@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from esper.kasmina.garden import Garden
-from esper.kasmina.gradients import GradientSample
+from esper.kasmina.governor import GradientSample
 from esper.kasmina.state import SlotState, empty_state
-from esper.leyline.schema import check_count, check_tensors
-from esper.leyline.transfer import Later
+from esper.utils.randomness import Later
+from esper.utils.storage import check_count, check_tensors
 
 T = TypeVar("T")
 

@@ -21,8 +21,6 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from esper.kasmina import contribution as worth
-from esper.kasmina.bake import baked_copy
-from esper.kasmina.blending import straight_through
 from esper.kasmina.blueprints.kin import KIN
 from esper.kasmina.blueprints.registry import BLUEPRINTS
 from esper.kasmina.costs import (
@@ -33,18 +31,10 @@ from esper.kasmina.costs import (
     slot_flops,
     with_copies,
 )
-from esper.kasmina.garden_config import GardenConfig
-from esper.kasmina.gates import inert_seeds
-from esper.kasmina.gradients import GradientSample, record_gradients, sample_gradients
-from esper.kasmina.inside import Whole, connect, slots_behind
-from esper.kasmina.lifecycle import (
-    Applied,
-    apply_command,
-    record_epoch,
-    rule_view,
-    tick,
-)
+from esper.kasmina.governor import GradientSample, record_gradients, sample_gradients
+from esper.kasmina.lifecycle import Applied, apply_command, record_epoch, rule_view, tick
 from esper.kasmina.operations import (
+    GardenConfig,
     OperationResult,
     SlotView,
     check_immediate,
@@ -54,17 +44,25 @@ from esper.kasmina.operations import (
     make_command,
     parse_choice,
 )
-from esper.kasmina.placement import DeclaredAxes, Placed, SlotNames, place_slots, with_kin
-from esper.kasmina.seedbed import Listeners, Seedbed, Surroundings
-from esper.kasmina.slot import shadow_loss
-from esper.kasmina.snapshots import decode_lifecycle, encode_lifecycle, save_garden
-from esper.kasmina.state import SlotState, empty_state
-from esper.kasmina.untrained import find_untrained, remember_loaded
-from esper.kasmina.wrappers import Followers, Mirrored, refuse_scripted, refuse_sharded, watch
+from esper.kasmina.saving import baked_copy, decode_lifecycle, encode_lifecycle, save_garden
+from esper.kasmina.seedbed import Listeners, Seedbed, Surroundings, find_untrained, remember_loaded
+from esper.kasmina.slot import shadow_loss, straight_through
+from esper.kasmina.slots.placement import DeclaredAxes, Placed, SlotNames, place_slots, with_kin
+from esper.kasmina.state import SlotState, empty_state, inert_seeds
+from esper.kasmina.wrapping import (
+    Followers,
+    Mirrored,
+    Whole,
+    connect,
+    refuse_scripted,
+    refuse_sharded,
+    slots_behind,
+    watch,
+)
 from esper.leyline.actions import Actions, Command, LifecycleOp, decode_actions
-from esper.leyline.alpha import STYLE_OF_ALGORITHM, AlphaCurve, BlendStyle
 from esper.leyline.errors import NonFiniteError, SlotError, UsageError, instead
 from esper.leyline.rules import Masks, Refusal, build_masks
+from esper.leyline.stages import STYLE_OF_ALGORITHM, AlphaCurve, BlendStyle
 
 
 class Garden(nn.Module):

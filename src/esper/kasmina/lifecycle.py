@@ -14,22 +14,22 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
-from esper.kasmina.gates import (
+from esper.kasmina.state import (
+    OF_THE_MODULE,
     EarnedGates,
     GateConfig,
+    SlotState,
     blending_gate,
     fossilize_gate,
     germinate_gate,
     holding_gate,
     training_gate,
 )
-from esper.kasmina.state import OF_THE_MODULE, SlotState
 from esper.leyline.actions import Command, LifecycleOp
-from esper.leyline.alpha import STEEPNESS, AlphaAlgorithm, AlphaCurve, AlphaMode
 from esper.leyline.config import Config, option
 from esper.leyline.errors import EsperError
 from esper.leyline.rules import Masks, Refusal, RulesConfig, RuleView, allows, refusals
-from esper.leyline.stages import SeedStage
+from esper.leyline.stages import STEEPNESS, AlphaAlgorithm, AlphaCurve, AlphaMode, SeedStage
 
 
 def ramp_fraction(progress: Tensor, curve: Tensor) -> Tensor:

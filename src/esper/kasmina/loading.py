@@ -7,11 +7,11 @@ from pathlib import Path
 from torch import nn
 
 from esper.kasmina.garden import Garden
-from esper.kasmina.garden_config import GardenConfig
-from esper.kasmina.placement import Placed
-from esper.kasmina.snapshots import read_garden
+from esper.kasmina.operations import GardenConfig
+from esper.kasmina.saving import read_garden
+from esper.kasmina.slots.placement import Placed
 from esper.leyline.errors import CheckpointError, SlotError, reason_of
-from esper.leyline.manifest import restoring
+from esper.utils.manifest import restoring
 
 
 def load_garden(folder: str | Path, *, model: nn.Module) -> Garden:

@@ -21,8 +21,8 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from esper.kasmina.evaluation import Evaluator, Results, joined, refuse_change
 from esper.kasmina.garden import Garden
-from esper.kasmina.probe import axis_size, call_arguments, tensors_in
-from esper.leyline.randomness import drawing
+from esper.kasmina.slots.probe import axis_size, call_arguments, tensors_in
+from esper.utils.randomness import drawing
 
 DEFAULT_SAMPLES = 2048
 """Most training samples that statistics are taken from, unless a setting says otherwise."""

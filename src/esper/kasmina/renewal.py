@@ -20,6 +20,7 @@ from esper.leyline.errors import UsageError
 if TYPE_CHECKING:
     from esper.kasmina.garden import Garden
 
+
 _MEBIBYTE = 1024 * 1024
 
 

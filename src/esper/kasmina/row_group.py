@@ -29,15 +29,15 @@ from esper.kasmina.contribution import (
     values_in_points,
 )
 from esper.kasmina.costs import fitting_blueprints
-from esper.kasmina.engine import (
-    Engine,
-    EpochResult,
-    EvaluatedEngine,
-    RemoteEngine,
-    RowWeights,
+from esper.kasmina.engine import Engine, EpochResult, EvaluatedEngine, RemoteEngine, RowWeights
+from esper.kasmina.governor import (
+    GovernorConfig,
+    GovernorState,
+    Panic,
+    govern,
+    record_gradients,
+    start_governing,
 )
-from esper.kasmina.governor import GovernorConfig, GovernorState, Panic, govern, start_governing
-from esper.kasmina.gradients import record_gradients
 from esper.kasmina.lifecycle import (
     Applied,
     LifecycleConfig,
@@ -62,12 +62,12 @@ from esper.kasmina.state import SlotState, check_state, empty_state
 from esper.leyline.actions import Command, LifecycleOp
 from esper.leyline.config import Config, option
 from esper.leyline.errors import CheckpointError
-from esper.leyline.process import is_debugging
 from esper.leyline.rules import Masks, RuleView, build_masks
-from esper.leyline.schema import check_like, check_range
 from esper.leyline.signals import Signals
 from esper.leyline.stages import SeedStage
-from esper.leyline.transfer import Later
+from esper.utils.process import is_debugging
+from esper.utils.randomness import Later
+from esper.utils.storage import check_like, check_range
 
 Remembered = TypeVar("Remembered", SlotState, TrackerState, GovernorState, Measured)
 

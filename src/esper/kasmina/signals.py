@@ -12,9 +12,9 @@ from torch import Tensor
 from esper.kasmina.costs import NO_LIMIT, SlotCosts, slot_flops
 from esper.kasmina.lifecycle import time_to_target, velocity
 from esper.kasmina.state import SlotState
+from esper.leyline.actions import TensorRecord
 from esper.leyline.config import Config, option
 from esper.leyline.signals import HISTORY, Signals
-from esper.leyline.tensors import TensorRecord
 
 _SPAN = 3
 """Epochs over which the gain is averaged."""

@@ -11,8 +11,7 @@ from esper._lazy import find_in
 
 if TYPE_CHECKING:
     from esper.leyline.actions import HEAD_NAMES, HEAD_SIZES, NUM_OPS, LifecycleOp
-    from esper.leyline.blueprints import NUM_BLUEPRINTS
-    from esper.leyline.defaults import (
+    from esper.leyline.controller import (
         DEFAULT_FEATURE_DIM,
         DEFAULT_GAMMA,
         DEFAULT_LSTM_HIDDEN_DIM,
@@ -22,8 +21,9 @@ if TYPE_CHECKING:
         PROBABILITY_FLOOR_PER_HEAD,
     )
     from esper.leyline.signals import Signals
-    from esper.leyline.slots import SlotConfig
+    from esper.leyline.slots import NUM_BLUEPRINTS, SlotConfig
     from esper.leyline.stages import NUM_STAGES, SeedStage
+
 
 __all__ = [
     "DEFAULT_FEATURE_DIM",
@@ -46,8 +46,11 @@ __all__ = [
 
 _HOMES = {
     "esper.leyline.actions": ("HEAD_NAMES", "HEAD_SIZES", "LifecycleOp", "NUM_OPS"),
-    "esper.leyline.blueprints": ("NUM_BLUEPRINTS",),
-    "esper.leyline.defaults": (
+    "esper.leyline.slots": (
+        "NUM_BLUEPRINTS",
+        "SlotConfig",
+    ),
+    "esper.leyline.controller": (
         "DEFAULT_FEATURE_DIM",
         "DEFAULT_GAMMA",
         "DEFAULT_LSTM_HIDDEN_DIM",
@@ -57,7 +60,6 @@ _HOMES = {
         "PROBABILITY_FLOOR_PER_HEAD",
     ),
     "esper.leyline.signals": ("Signals",),
-    "esper.leyline.slots": ("SlotConfig",),
     "esper.leyline.stages": ("NUM_STAGES", "SeedStage"),
 }
 

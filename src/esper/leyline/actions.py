@@ -7,16 +7,14 @@ loaded by the functions that make tensors.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from enum import IntEnum
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-from esper.leyline.alpha import (
+from esper.leyline.errors import UsageError
+from esper.leyline.slots import NOOP, NUM_BLUEPRINTS, SlotConfig
+from esper.leyline.stages import (
     ALPHA_TARGETS,
     SPEED_TICKS,
     STYLE_SPECS,
@@ -24,10 +22,61 @@ from esper.leyline.alpha import (
     AlphaCurve,
     BlendStyle,
 )
-from esper.leyline.blueprints import NOOP, NUM_BLUEPRINTS
-from esper.leyline.errors import UsageError
-from esper.leyline.slots import SlotConfig
-from esper.leyline.tensors import TensorRecord
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+# ---- TensorRecord: many tensors with names, which are moved, chosen from and saved together
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRecord:
+    """Base of frozen dataclasses in which every field is a tensor."""
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """Return the same with every tensor changed."""
+        return type(self)(**{name: change(value) for name, value in self.state_dict().items()})
+
+    def to(self, device: torch.device | str) -> Self:
+        """Return the same on another device."""
+        return self.map(lambda value: value.to(device))
+
+    def select(self, rows: Tensor | Sequence[int]) -> Self:
+        """Return some rows, by number or bool [R], as a copy in that order."""
+        import torch
+
+        index = torch.as_tensor(rows)
+        return self.map(lambda value: value[index])
+
+    def put(self, where: Any, values: Self) -> None:
+        """Write the same record of some places into those places of every tensor."""
+        for name, value in values.state_dict().items():
+            getattr(self, name)[where] = value
+
+    @classmethod
+    def join(cls, parts: Sequence[Self]) -> Self:
+        """Return the rows of several records, one after another."""
+        import torch
+
+        names = parts[0].state_dict()
+        return cls(**{name: torch.cat([getattr(part, name) for part in parts]) for name in names})
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return every field by name."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    @classmethod
+    def from_state_dict(cls, state: dict[str, Any]) -> Self:
+        """Rebuild what `state_dict` returned."""
+        return cls(**{field.name: state[field.name] for field in fields(cls)})
+
+
+def apply_function(function: Any, *inputs: Any) -> Tensor:
+    """Return what a `torch.autograd.Function` makes of inputs; PyTorch's `apply` has no types."""
+    output: Tensor = function.apply(*inputs)
+    return output
 
 
 class LifecycleOp(IntEnum):

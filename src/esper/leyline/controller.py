@@ -10,10 +10,75 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from esper.leyline.blueprints import BUILTIN_BLUEPRINTS, BlueprintKind, kinds_of
 from esper.leyline.errors import UsageError, unknown_name
 from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
+from esper.leyline.slots import BUILTIN_BLUEPRINTS, BlueprintKind, kinds_of
+
+# ---- Durations that are meant for a run of 60 epochs or more, fitted into a shorter one
+
+
+REFERENCE_HORIZON = 60
+"""Epochs of a run in which durations are as they are written."""
+
+
+CALM_SHARE = 0.5
+"""In a run of less than this share of the shortest that a policy learned in, it has to hurry."""
+
+LEAST_SHARE = 0.3
+"""A run of less than this share of the shortest that a policy learned in is strange to it.
+
+The one that ships learned in 40 epochs or more. In less than 12 it germinates, if at all, too late
+for a seed to be blended in wholly, however it hurries (docs/log.md).
+"""
+
+
+def is_strange(horizon: int, learned: int) -> bool:
+    """Return whether a run is much shorter than those that a policy learned in; 0: unknown."""
+    return horizon < LEAST_SHARE * learned
+
+
+def pace(horizon: int) -> float:
+    """Return how many times as fast a run of this length has to be, 1 for long ones."""
+    return max(1.0, REFERENCE_HORIZON / max(1, horizon))
+
+
+def shortened(epochs: int, horizon: int) -> int:
+    """Return a duration in proportion to the run: at least one epoch, and none stays none."""
+    return min(epochs, max(1, round(epochs / pace(horizon))))
+
+
+# ---- Constants of the learned controller that the design documents fix by name
+
+
+DEFAULT_EPISODE_LENGTH = 150
+DEFAULT_LSTM_HIDDEN_DIM = 512
+DEFAULT_FEATURE_DIM = 512
+DEFAULT_GAMMA = 0.995
+
+_PER_HEAD: dict[str, tuple[float, float, float, float]] = {
+    # Head: multiplier of its entropy, least entropy, penalty below that, least probability.
+    "slot": (1.0, 0.20, 0.15, 0.03),
+    "blueprint": (1.3, 0.40, 0.50, 0.10),
+    "style": (1.2, 0.30, 0.20, 0.05),
+    "tempo": (1.3, 0.40, 0.50, 0.10),
+    "alpha_target": (1.2, 0.25, 0.15, 0.05),
+    "alpha_speed": (1.2, 0.20, 0.12, 0.05),
+    "alpha_curve": (1.2, 0.20, 0.12, 0.05),
+    "op": (1.0, 0.15, 0.05, 0.02),
+}
+
+ENTROPY_COEF_PER_HEAD = {head: constants[0] for head, constants in _PER_HEAD.items()}
+"""Multiplier of each head's entropy in the bonus."""
+
+ENTROPY_FLOOR_PER_HEAD = {head: constants[1] for head, constants in _PER_HEAD.items()}
+"""Normalised entropy below which a head is penalised."""
+
+ENTROPY_FLOOR_PENALTY_COEF = {head: constants[2] for head, constants in _PER_HEAD.items()}
+"""Weight of that penalty."""
+
+PROBABILITY_FLOOR_PER_HEAD = {head: constants[3] for head, constants in _PER_HEAD.items()}
+"""Least probability of a valid choice while exploring."""
 
 
 @runtime_checkable

@@ -9,20 +9,19 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from esper.leyline.actions import HEAD_SIZES, NUM_OPS, LifecycleOp
-from esper.leyline.alpha import AlphaMode
-from esper.leyline.blueprints import NOOP
+from esper.leyline.actions import HEAD_SIZES, NUM_OPS, LifecycleOp, TensorRecord
 from esper.leyline.config import Config, option
 from esper.leyline.errors import EmptyMaskError
+from esper.leyline.slots import NOOP
 from esper.leyline.stages import (
     COOLDOWN_STAGES,
     DEVELOPING_STAGES,
     EMPTY_STAGES,
     LIVE_STAGES,
     MODULE_STAGES,
+    AlphaMode,
     SeedStage,
 )
-from esper.leyline.tensors import TensorRecord
 
 FREE_HEADS = ("style", "tempo", "alpha_target", "alpha_speed", "alpha_curve")
 """The heads whose masks depend on no other choice."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from esper.leyline.tensors import TensorRecord
+from esper.leyline.actions import TensorRecord
 
 HISTORY = 5
 """Number of past epochs in the histories."""

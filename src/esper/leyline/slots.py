@@ -3,9 +3,178 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, get_args
 
-from esper.leyline.errors import UsageError, instead
+from esper.leyline.errors import SlotError, UsageError, instead
+
+# ---- The fixed ids of the built-in blueprints, what kind each is, and the activations of slots
+
+
+Topology = Literal["cnn", "sequence", "vector"]
+"""Kind of activation at a slot: [B, C, H, W], [B, T, C] or [B, C]."""
+
+TOPOLOGIES: tuple[Topology, ...] = get_args(Topology)
+
+TOPOLOGY_BY_RANK: dict[int, Topology] = {4: "cnn", 3: "sequence", 2: "vector"}
+
+BlueprintKind = Literal[
+    "identity",
+    "norm",
+    "convolution",
+    "depthwise",
+    "bottleneck",
+    "attention",
+    "lora",
+    "mlp",
+    "other",
+]
+"""Roughly what a blueprint does; a stranger that does not say so is 'other'."""
+
+BLUEPRINT_KINDS: tuple[BlueprintKind, ...] = get_args(BlueprintKind)
+
+_BUILTIN: dict[str, BlueprintKind] = {
+    "noop": "identity",
+    "conv_light": "convolution",
+    "attention": "attention",
+    "norm": "norm",
+    "depthwise": "depthwise",
+    "bottleneck": "bottleneck",
+    "conv_small": "convolution",
+    "conv_heavy": "convolution",
+    "lora": "lora",
+    "lora_large": "lora",
+    "mlp_small": "mlp",
+    "mlp": "mlp",
+    "flex_attention": "attention",
+}
+
+BUILTIN_BLUEPRINTS: tuple[str, ...] = tuple(_BUILTIN)
+"""Name of every built-in blueprint at the index that is its id; a registered one gets the next."""
+
+BUILTIN_KINDS: tuple[BlueprintKind, ...] = tuple(_BUILTIN.values())
+"""The kind of every built-in blueprint at the index that is its id."""
+
+NUM_BLUEPRINTS = len(BUILTIN_BLUEPRINTS)
+
+NOOP = BUILTIN_BLUEPRINTS.index("noop")
+"""The identity; never selectable, and the placeholder wherever no blueprint is chosen."""
+
+
+def kinds_of(names: Sequence[str]) -> tuple[BlueprintKind, ...]:
+    """Return the kinds of blueprints by name, as far as they are built in; 'other' elsewhere."""
+    return tuple(_BUILTIN.get(name, "other") for name in names)
+
+
+def channel_axis(topology: Topology) -> int:
+    """Return the axis that holds the channels."""
+    return 1 if topology == "cnn" else -1
+
+
+# ---- The axes of an activation by name, and what they are to a seed
+
+
+AxesName = Literal["BC", "BTC", "TBC", "BCL", "BCHW", "BHWC"]
+"""What the axes of an activation at a slot can be."""
+
+AXES_NAMES: tuple[AxesName, ...] = get_args(AxesName)
+
+
+@dataclass(frozen=True)
+class Axes:
+    """One order of axes."""
+
+    name: AxesName
+    topology: Topology
+    order: tuple[int, ...]
+    """Where each axis of the usual form is found here."""
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether blueprints see the activation as it is."""
+        return self.order == tuple(range(len(self.order)))
+
+    @property
+    def batch(self) -> int:
+        """The axis of the samples."""
+        return self.name.index("B")
+
+    @property
+    def channels(self) -> int:
+        """The axis of the channels."""
+        return self.name.index("C")
+
+    @cached_property
+    def inverse(self) -> tuple[int, ...]:
+        """Where each axis here is found in the usual form."""
+        return tuple(self.order.index(axis) for axis in range(len(self.order)))
+
+    def turn(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return a shape in the usual form."""
+        return tuple(shape[axis] for axis in self.order)
+
+
+AXES: dict[AxesName, Axes] = {
+    axes.name: axes
+    for axes in (
+        Axes("BC", "vector", (0, 1)),
+        Axes("BTC", "sequence", (0, 1, 2)),
+        Axes("TBC", "sequence", (1, 0, 2)),
+        Axes("BCL", "sequence", (0, 2, 1)),
+        Axes("BCHW", "cnn", (0, 1, 2, 3)),
+        Axes("BHWC", "cnn", (0, 3, 1, 2)),
+    )
+}
+
+USUAL_AXES: dict[Topology, AxesName] = {
+    axes.topology: axes.name for axes in AXES.values() if axes.is_usual
+}
+
+RANKS = tuple(sorted({len(name) for name in AXES_NAMES}))
+
+
+def parse_axes(name: object) -> Axes:
+    """Return the axes of this name, or refuse it with the names there are."""
+    if isinstance(name, str) and name in AXES:
+        return AXES[name]
+    raise SlotError(f"axes cannot be {name!r}{instead(name, AXES_NAMES, 'they are one of')}")
+
+
+# ---- How a network treats the order of positions (tokens, patches, nodes) at a slot
+
+
+Symmetry = Literal["bidirectional", "causal", "equivariant", "pointwise"]
+"""Neither symmetry, one of the two, or both: a position then sees only itself."""
+
+SYMMETRIES: tuple[Symmetry, ...] = get_args(Symmetry)
+
+MEANINGS: dict[Symmetry, str] = {
+    "bidirectional": "positions see earlier and later ones",
+    "causal": "no position sees later ones",
+    "equivariant": "the order of positions does not matter",
+    "pointwise": "no position sees another",
+}
+"""Each in words, to follow "in this model"."""
+
+
+def symmetry_of(*, causal: bool, equivariant: bool) -> Symmetry:
+    """Return the name of a network with these symmetries."""
+    if causal:
+        return "pointwise" if equivariant else "causal"
+    return "equivariant" if equivariant else "bidirectional"
+
+
+def is_causal(symmetry: Symmetry) -> bool:
+    """Return whether no position sees later ones."""
+    return symmetry in ("causal", "pointwise")
+
+
+def is_equivariant(symmetry: Symmetry) -> bool:
+    """Return whether the order of positions does not matter."""
+    return symmetry in ("equivariant", "pointwise")
+
 
 _SLOT_ID = re.compile(r"r(\d+)c(\d+)\Z")
 

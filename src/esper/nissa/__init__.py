@@ -12,13 +12,13 @@ from esper._lazy import find_in
 
 if TYPE_CHECKING:
     from esper.nissa.database import StoreError
-    from esper.nissa.history import read_history
     from esper.nissa.listing import find_runs
     from esper.nissa.query import query_run
-    from esper.nissa.reader import open_run
+    from esper.nissa.reader import open_run, read_history
     from esper.nissa.schema import EventKind, RunRow
     from esper.nissa.sinks import register_sink
     from esper.nissa.store import RunStore, open_store
+
 
 __all__ = [
     "EventKind",
@@ -35,10 +35,12 @@ __all__ = [
 
 _HOMES = {
     "esper.nissa.database": ("StoreError",),
-    "esper.nissa.history": ("read_history",),
+    "esper.nissa.reader": (
+        "read_history",
+        "open_run",
+    ),
     "esper.nissa.listing": ("find_runs",),
     "esper.nissa.query": ("query_run",),
-    "esper.nissa.reader": ("open_run",),
     "esper.nissa.schema": ("EventKind", "RunRow"),
     "esper.nissa.sinks": ("register_sink",),
     "esper.nissa.store": ("RunStore", "open_store"),

@@ -19,12 +19,12 @@ from esper.leyline.errors import UsageError, reason_of
 from esper.nissa.database import (
     MAX_VALUE_BYTES,
     StoreError,
+    TimeLimit,
     cannot,
     connect_reader,
     primary_code,
     store_path,
 )
-from esper.nissa.limits import TimeLimit
 
 TIMEOUT_S = 60.0
 

@@ -24,27 +24,27 @@ from pathlib import Path
 from typing import Any, Self
 
 from esper.leyline.errors import UsageError, reason_of
-from esper.leyline.lock import WriterLock
 from esper.nissa.columns import TABLE_OF, TABLES, Row
 from esper.nissa.database import (
+    ANSWER_S,
     LOCK_FILE,
     OPENING_TIMEOUT_S,
     STORE_FILE,
     WRITING_TIMEOUT_S,
     StoreError,
+    TimeLimit,
     cannot,
     connect_writer,
     create_database,
     remove_log,
     unanswered,
 )
-from esper.nissa.inserts import Columns
-from esper.nissa.limits import ANSWER_S, TimeLimit
+from esper.nissa.listing import change_run, commit_watermark, insert_run, read_run, roll_back
 from esper.nissa.monitors import Watch
 from esper.nissa.schema import AlarmRow, EpochRow, EventKind, EventRow, RunRow
 from esper.nissa.sinks.sink import Sink, SinkContext, SinkPump, make_sink
-from esper.nissa.watermarks import change_run, commit_watermark, insert_run, read_run, roll_back
-from esper.nissa.writer import QUEUE_ROWS, Records, Writer, WriterStats
+from esper.nissa.writer import QUEUE_ROWS, Columns, Records, Writer, WriterStats
+from esper.utils.files import WriterLock
 
 STATUSES = ("finished", "interrupted", "failed")
 

@@ -17,12 +17,12 @@ from dataclasses import asdict
 
 import torch
 
-from esper.bench.observation import ExtractionTiming, time_extraction
+from esper.lab.bench.policy import ExtractionTiming, time_extraction
+from esper.lab.imagined import middle_aged_hosts
 from esper.leyline.errors import UsageError
 from esper.leyline.signals import Signals
 from esper.leyline.slots import SlotConfig
 from esper.tamiyo.policy.features import batch_obs_to_features
-from esper.testing.imagined import middle_aged_hosts
 
 
 def where_time_goes(signals: Signals, calls: int = 500) -> list[tuple[str, float]]:

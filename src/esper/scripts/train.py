@@ -15,9 +15,9 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from esper.cli.main import Parser
-from esper.cli.main import main as esper
-from esper.cli.options import add_out
+from esper.scripts.cli.main import Parser
+from esper.scripts.cli.main import main as esper
+from esper.scripts.cli.options import add_out
 
 RECIPE = "digits"
 ENVS = 4

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+from esper.lab.imagined import ImaginedRows, random_episode
 from esper.testing.blueprints import check_blueprint
-from esper.testing.controllers import check_controller
-from esper.testing.families import check_family
-from esper.testing.hosts import check_host
-from esper.testing.imagined import ImaginedRows, random_episode
+from esper.testing.controllers import check_controller, random_signals
 from esper.testing.rewards import check_reward
-from esper.testing.signals import random_signals
 from esper.testing.sinks import check_sink
-from esper.testing.tasks import check_task
+from esper.testing.tasks import check_family, check_host, check_task
 
 __all__ = [
     "ImaginedRows",

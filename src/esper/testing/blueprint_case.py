@@ -9,17 +9,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina.blueprints.registry import Blueprint
+from esper.kasmina.blueprints.registry import Blueprint, group_norm
 from esper.kasmina.garden import Garden
-from esper.kasmina.garden_config import GardenConfig
-from esper.kasmina.gates import GateConfig
 from esper.kasmina.lifecycle import LifecycleConfig
-from esper.kasmina.norms import group_norm
+from esper.kasmina.operations import GardenConfig
 from esper.kasmina.seedbed import TrainingMode
-from esper.leyline.alpha import BlendStyle
-from esper.leyline.axes import USUAL_AXES
-from esper.leyline.blueprints import Topology
-from esper.leyline.randomness import seeded
+from esper.kasmina.state import GateConfig
+from esper.leyline.slots import USUAL_AXES, Topology
+from esper.leyline.stages import BlendStyle
+from esper.utils.randomness import seeded
 
 SLOT = "body"
 """Name of the slot in the battery's hosts."""

@@ -19,9 +19,8 @@ from esper.kasmina.flops import HOW_TO_COUNT, count_flops
 from esper.kasmina.garden import Garden
 from esper.kasmina.loading import load_garden
 from esper.kasmina.seedbed import TrainingMode
-from esper.leyline.alpha import BlendStyle
-from esper.leyline.axes import USUAL_AXES
-from esper.leyline.blueprints import NOOP
+from esper.leyline.slots import NOOP, USUAL_AXES
+from esper.leyline.stages import BlendStyle
 from esper.testing.blueprint_case import BATCH, SLOT, Case, stir
 
 STEPS = 3

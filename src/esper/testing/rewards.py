@@ -11,13 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esper.leyline.randomness import generator
+from esper.lab.imagined import random_episode
 from esper.leyline.signals import Signals
 from esper.simic.rewards import RewardConfig, make_reward
 from esper.simic.rewards.contract import Reward, RewardStep, Transition
-from esper.testing._comparing import require, same
-from esper.testing.controllers import check_plain
-from esper.testing.imagined import random_episode
+from esper.testing.controllers import check_plain, require, same
+from esper.utils.randomness import generator
 
 _METHODS = ("reset", "step", "state_dict", "load_state_dict")
 _ROUNDING = 1e-5

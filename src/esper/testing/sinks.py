@@ -20,7 +20,7 @@ from esper.nissa.schema import (
     UpdateRow,
 )
 from esper.nissa.sinks.sink import Sink, SinkContext
-from esper.testing._comparing import require
+from esper.testing.controllers import require
 
 HOSTILE = "<script>alert(1)</script> '); DROP TABLE runs; -- \x1b[31m\x00 \udcff \u202e"
 

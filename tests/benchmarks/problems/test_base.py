@@ -5,8 +5,8 @@ import torch
 
 from benchmarks.problems.base import POINTS, Problem
 from benchmarks.problems.trap import TrapProblem
-from esper.kasmina.gates import GateConfig
 from esper.kasmina.lifecycle import LifecycleConfig
+from esper.kasmina.state import GateConfig
 from esper.leyline.actions import LifecycleOp, placeholder_actions
 from esper.leyline.errors import UsageError
 from esper.leyline.signals import Signals

@@ -8,7 +8,7 @@ import torch
 from benchmarks.problems import make_problem
 from benchmarks.problems.learning import Mark, learn, learner_config, play_greedily
 from esper.leyline.actions import HEAD_NAMES, LifecycleOp
-from esper.simic.training.recipes import get_recipe
+from esper.simic.training.config import get_recipe
 from esper.tamiyo.controllers.policy_file import new_policy
 from esper.tamiyo.networks.config import PolicyConfig
 

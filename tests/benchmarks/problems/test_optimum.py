@@ -18,8 +18,8 @@ from benchmarks.problems import (
     find_optimum,
     make_problem,
 )
-from esper.kasmina.gates import GateConfig
 from esper.kasmina.lifecycle import LifecycleConfig
+from esper.kasmina.state import GateConfig
 from esper.leyline.actions import CAUSAL_HEADS, HEAD_NAMES, HEAD_SIZES, PLACEHOLDERS, LifecycleOp
 from esper.leyline.rules import RulesConfig
 

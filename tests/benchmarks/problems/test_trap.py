@@ -4,7 +4,7 @@ import torch
 
 from benchmarks.problems.trap import TrapProblem
 from esper.leyline.actions import LifecycleOp
-from esper.tamiyo.controllers.random import RandomController
+from esper.tamiyo.controllers.baselines import RandomController
 
 
 def test_one_blueprint_in_one_slot_in_one_window_pays() -> None:

@@ -21,13 +21,13 @@ from esper.kasmina.blueprints.registry import BLUEPRINTS
 from esper.kasmina.engine import read_weights, write_weights
 from esper.kasmina.evaluation import evaluate_contributions
 from esper.kasmina.garden import Garden
-from esper.kasmina.inside import disconnect, slots_behind
 from esper.kasmina.loading import load_garden
 from esper.kasmina.optimizer import slot_groups
 from esper.kasmina.slot import SlotMode
+from esper.kasmina.wrapping import disconnect, slots_behind
 from esper.leyline.actions import HEAD_SIZES, LifecycleOp
-from esper.leyline.blueprints import NUM_BLUEPRINTS
 from esper.leyline.errors import SlotError, UsageError
+from esper.leyline.slots import NUM_BLUEPRINTS
 from esper.leyline.stages import SeedStage
 from tests.growth.depth.models import (
     image_loss,

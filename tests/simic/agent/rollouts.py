@@ -16,7 +16,7 @@ from esper.tamiyo.controllers.policy_file import Policy, new_policy
 from esper.tamiyo.networks.config import PolicyConfig
 from esper.tamiyo.networks.decision import PolicyStep
 from esper.tamiyo.policy.action_masks import available_heads, base_mask
-from esper.testing.signals import random_signals
+from esper.testing.controllers import random_signals
 
 Pay = Callable[[Tensor, PolicyStep, int], Tensor]
 """From the observation, the decision and the time to the rewards of all rows."""

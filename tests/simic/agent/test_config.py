@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from esper.leyline.actions import HEAD_NAMES
-from esper.leyline.defaults import DEFAULT_GAMMA, ENTROPY_COEF_PER_HEAD
+from esper.leyline.controller import DEFAULT_GAMMA, ENTROPY_COEF_PER_HEAD
 from esper.leyline.errors import ConfigError
 from esper.simic.agent.config import PerHead, PPOConfig
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from esper.leyline.actions import HEAD_NAMES, HEAD_SIZES
-from esper.leyline.blueprints import NUM_BLUEPRINTS
-from esper.leyline.defaults import ENTROPY_COEF_PER_HEAD
+from esper.leyline.controller import ENTROPY_COEF_PER_HEAD
 from esper.leyline.errors import UsageError
+from esper.leyline.slots import NUM_BLUEPRINTS
 from esper.simic.agent.config import ExplorationConfig, PPOConfig
 from esper.simic.agent.losses import (
     compute_entropy_floor_penalty,

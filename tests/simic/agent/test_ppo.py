@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from esper.leyline.actions import HEAD_NAMES, NUM_OPS, LifecycleOp
 from esper.leyline.errors import NonFiniteError, UsageError
-from esper.leyline.storage import load_tree, save_tree
 from esper.simic.agent.advantages import compute_per_head_advantages
 from esper.simic.agent.config import ExplorationConfig, ImitationConfig, PerHead
 from esper.simic.agent.losses import joint_ratio
@@ -24,6 +23,7 @@ from esper.tamiyo.controllers.policy_file import Policy
 from esper.tamiyo.networks.decision import Scores
 from esper.tamiyo.policy.action_masks import causal_heads
 from esper.tamiyo.policy.distribution import entropy
+from esper.utils.storage import load_tree, save_tree
 from tests.simic.agent.rollouts import collect, make_agent, small_policy, weights
 
 OP = HEAD_NAMES.index("op")

@@ -8,10 +8,10 @@ import torch
 
 from esper.leyline.actions import HEAD_NAMES, LifecycleOp
 from esper.leyline.errors import CheckpointError, UsageError
-from esper.leyline.storage import load_tree, save_tree
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.tamiyo.networks.config import PolicyConfig
 from esper.tamiyo.policy.action_masks import available_heads, base_mask, causal_heads
+from esper.utils.storage import load_tree, save_tree
 from tests.simic.agent.rollouts import collect, situation, small_policy
 
 BLUEPRINT = HEAD_NAMES.index("blueprint")

@@ -7,12 +7,12 @@ import math
 import torch
 from torch import Tensor
 
-from esper.kasmina.gates import GateConfig
 from esper.kasmina.lifecycle import LifecycleConfig
+from esper.kasmina.state import GateConfig
 from esper.leyline.actions import LifecycleOp, placeholder_actions
-from esper.leyline.alpha import SPEED_TICKS, TEMPO_EPOCHS
-from esper.leyline.blueprints import NUM_BLUEPRINTS
 from esper.leyline.signals import Signals
+from esper.leyline.slots import NUM_BLUEPRINTS
+from esper.leyline.stages import SPEED_TICKS, TEMPO_EPOCHS
 from esper.simic.rewards import RewardConfig, RewardStep, Transition, make_reward
 from esper.testing import ImaginedRows
 

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from esper.leyline.errors import CheckpointError, ConfigError, UsageError
-from esper.leyline.randomness import generator
 from esper.leyline.signals import Signals
 from esper.nissa.monitors.rewards import STEERING
 from esper.simic.rewards import (
@@ -18,13 +17,14 @@ from esper.simic.rewards import (
     december_config,
     make_reward,
 )
+from esper.simic.rewards.attribution import AttributionConfig
 from esper.simic.rewards.config import LossConfig, SparseConfig, TwinConfig
+from esper.simic.rewards.costs import RentConfig
 from esper.simic.rewards.modes import SHAPED_TERMS
-from esper.simic.rewards.terms.attribution import AttributionConfig
-from esper.simic.rewards.terms.costs import RentConfig
-from esper.simic.rewards.terms.operations import OperationConfig
-from esper.tamiyo.controllers.random import RandomController
+from esper.simic.rewards.operations import OperationConfig
+from esper.tamiyo.controllers.baselines import RandomController
 from esper.testing import random_episode, random_signals
+from esper.utils.randomness import generator
 from tests.simic.rewards.comparing import assert_matches_reference
 from tests.simic.rewards.stories import Story, close, every_seed, term
 

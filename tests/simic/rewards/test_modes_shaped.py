@@ -3,10 +3,10 @@ import torch
 
 from esper.kasmina.blueprints.registry import blueprint_by_id, count_parameters, selectable
 from esper.leyline.actions import LifecycleOp
-from esper.leyline.blueprints import NUM_BLUEPRINTS
+from esper.leyline.slots import NUM_BLUEPRINTS
 from esper.leyline.stages import LIVE_STAGES
 from esper.simic.rewards import RewardConfig
-from esper.simic.rewards.terms.attribution import AttributionConfig
+from esper.simic.rewards.attribution import AttributionConfig
 from tests.simic.rewards.stories import FADE, Story, close, detail, every_seed, term
 from tests.simic.rewards.test_modes_twin import scaffolded
 

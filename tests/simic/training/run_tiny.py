@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from esper.leyline.errors import EsperError
-from esper.runs.training import resume_training, start_training
+from esper.simic.training.recorded import resume_training, start_training
 from tests.simic.training.tiny import tiny_config
 
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from esper.leyline.errors import ConfigError, UsageError
-from esper.leyline.settings import change_settings, parse_settings
 from esper.simic.training.config import StageConfig, TrainConfig, compare_settings
+from esper.utils.settings import change_settings, parse_settings
 from tests.simic.training.tiny import tiny_config
 
 

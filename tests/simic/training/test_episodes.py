@@ -12,7 +12,7 @@ from esper.leyline.errors import UsageError
 from esper.leyline.signals import Signals
 from esper.simic.rewards.contract import RewardStep, Transition
 from esper.simic.training.episodes import Episodes
-from esper.simic.training.plan import RoundPlan
+from esper.simic.training.row_source import RoundPlan
 
 ROWS, STEPS = 3, 4
 

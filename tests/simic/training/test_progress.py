@@ -10,7 +10,7 @@ from esper.simic.agent.config import ExplorationConfig
 from esper.simic.training.outcome import RoundOutcome
 from esper.simic.training.progress import Progress, Tally
 from tests.simic.training.test_outcome import outcome
-from tests.simic.training.test_trainer import make_trainer
+from tests.simic.training.test_vectorized_trainer import make_trainer
 
 
 def step(phase: str, number: int, round_number: int = 2) -> Progress:

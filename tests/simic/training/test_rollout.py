@@ -15,8 +15,8 @@ from esper.leyline.errors import UsageError
 from esper.leyline.signals import Signals
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.rewards.contract import RewardStep, Transition
-from esper.simic.training.plan import RoundPlan
 from esper.simic.training.rollout import Rollout
+from esper.simic.training.row_source import RoundPlan
 from esper.tamiyo.controllers.policy_file import new_policy
 from esper.tamiyo.networks.config import PolicyConfig
 

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from benchmarks.problems.graded import GradedProblem
+from esper.lab.tasks import get_family
 from esper.leyline.errors import UsageError
 from esper.simic.training.config import StageConfig
 from esper.simic.training.row_source import EVALUATION_SEEDS, GivenRows, TaskRows
-from esper.tasks import get_family
 from tests.simic.training.tiny import NAME, tiny_config
 
 

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import torch
 
+from esper.lab.population.population import Population
 from esper.leyline.actions import placeholder_actions
 from esper.leyline.errors import UsageError
-from esper.population.population import Population
 from esper.simic.training.row_source import TaskRows
 from esper.simic.training.twins import TwinCurves, _hold
 from esper.tamiyo.controllers import RandomController

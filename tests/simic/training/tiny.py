@@ -5,18 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from esper.kasmina.gates import GateConfig
 from esper.kasmina.hosts import CnnConfig
 from esper.kasmina.lifecycle import LifecycleConfig
+from esper.kasmina.state import GateConfig
+from esper.lab.population.engine import PopulationConfig
+from esper.lab.tasks.presets import Digits
+from esper.lab.tasks.task import TASKS, register_task
 from esper.leyline.rules import RulesConfig
 from esper.nissa.columns import TABLES
 from esper.nissa.reader import open_run
-from esper.population.engine import PopulationConfig
 from esper.simic.agent.config import PPOConfig
 from esper.simic.training.config import TrainConfig
 from esper.tamiyo.networks.config import PolicyConfig
-from esper.tasks.presets import Digits
-from esper.tasks.task import TASKS, register_task
 
 NAME = "tiny_digits"
 

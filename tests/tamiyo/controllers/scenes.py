@@ -9,14 +9,12 @@ from typing import TypeVar
 import torch
 
 from esper.leyline.actions import LifecycleOp
-from esper.leyline.alpha import AlphaMode
-from esper.leyline.blueprints import BUILTIN_BLUEPRINTS
 from esper.leyline.controller import Controller, ControllerContext
 from esper.leyline.rules import Masks, RulesConfig, RuleView, build_masks
 from esper.leyline.signals import Signals
-from esper.leyline.stages import SeedStage
-from esper.testing.controllers import check_actions
-from esper.testing.signals import BLUEPRINTS_BY_TOPOLOGY, random_signals
+from esper.leyline.slots import BUILTIN_BLUEPRINTS
+from esper.leyline.stages import AlphaMode, SeedStage
+from esper.testing.controllers import BLUEPRINTS_BY_TOPOLOGY, check_actions, random_signals
 
 T = TypeVar("T", Signals, Masks)
 

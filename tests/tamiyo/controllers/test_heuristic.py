@@ -8,15 +8,22 @@ import math
 import pytest
 
 from esper.leyline.actions import LifecycleOp
-from esper.leyline.alpha import ALPHA_TARGETS, SPEED_TICKS, TEMPO_EPOCHS, AlphaMode, BlendStyle
 from esper.leyline.controller import ControllerContext
 from esper.leyline.errors import ConfigError, UnknownNameError, UsageError
-from esper.leyline.randomness import generator
 from esper.leyline.rules import RulesConfig
-from esper.leyline.stages import COOLDOWN_STAGES, SeedStage
+from esper.leyline.stages import (
+    ALPHA_TARGETS,
+    COOLDOWN_STAGES,
+    SPEED_TICKS,
+    TEMPO_EPOCHS,
+    AlphaMode,
+    BlendStyle,
+    SeedStage,
+)
 from esper.tamiyo.controllers.heuristic import HeuristicConfig, HeuristicController, RowMemory
-from esper.tamiyo.controllers.row_view import read_rows
-from esper.testing.signals import random_signals
+from esper.tamiyo.controllers.registry import read_rows
+from esper.testing.controllers import random_signals
+from esper.utils.randomness import generator
 from tests.tamiyo.controllers.scenes import CONTEXT, Scene, Slot, blueprint_id, take_rows
 
 WAIT, GERMINATE = LifecycleOp.WAIT, LifecycleOp.GERMINATE

@@ -9,18 +9,17 @@ import torch
 from torch.nn import functional as F
 
 from esper.leyline.actions import CAUSAL_HEADS, HEAD_NAMES, LifecycleOp
-from esper.leyline.blueprints import BUILTIN_BLUEPRINTS, BUILTIN_KINDS, NUM_BLUEPRINTS
 from esper.leyline.controller import ControllerContext
 from esper.leyline.errors import UsageError
-from esper.leyline.randomness import generator
 from esper.leyline.reasons import Why
 from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
+from esper.leyline.slots import BUILTIN_BLUEPRINTS, BUILTIN_KINDS, NUM_BLUEPRINTS
 from esper.tamiyo.controllers.learned import LearnedController, follow_urges, looks_at
 from esper.tamiyo.controllers.policy_file import Policy, new_policy
 from esper.tamiyo.networks.config import PolicyConfig
-from esper.testing.controllers import check_actions, check_controller
-from esper.testing.signals import random_signals
+from esper.testing.controllers import check_actions, check_controller, random_signals
+from esper.utils.randomness import generator
 from tests.tamiyo.controllers.scenes import CONTEXT, Scene, Slot, join_rows, take_rows
 
 LIVELY = PolicyConfig(lstm_hidden_dim=32, num_slots=8, policy_gain=1.0, initial_op_bias=(0.0,) * 6)

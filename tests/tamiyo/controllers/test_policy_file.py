@@ -7,11 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from esper.leyline.blueprints import BUILTIN_BLUEPRINTS, NUM_BLUEPRINTS
 from esper.leyline.controller import ControllerContext, GrowthLimits
 from esper.leyline.errors import CheckpointError, UsageError
-from esper.leyline.manifest import MANIFEST_FILE
-from esper.leyline.storage import load_tree, save_tree
+from esper.leyline.slots import BUILTIN_BLUEPRINTS, NUM_BLUEPRINTS
 from esper.tamiyo.controllers.policy_file import (
     POLICY_VERSION,
     Policy,
@@ -20,8 +18,9 @@ from esper.tamiyo.controllers.policy_file import (
     save_policy,
 )
 from esper.tamiyo.networks.config import PolicyConfig
-from esper.tamiyo.policy.normalizer import ObservationNormalizer
-from esper.tamiyo.policy.observation import DocumentsLayout
+from esper.tamiyo.policy.observation import DocumentsLayout, ObservationNormalizer
+from esper.utils.manifest import MANIFEST_FILE
+from esper.utils.storage import load_tree, save_tree
 
 SMALL = PolicyConfig(lstm_hidden_dim=16, num_slots=5, critic="state")
 

@@ -11,6 +11,8 @@ import pytest
 import torch
 
 import esper
+from esper.lab.tasks import get_family
+from esper.lab.tasks.member import GROWTH_LIMIT
 from esper.leyline.controller import ControllerContext, GrowthLimits
 from esper.leyline.errors import CheckpointError, UsageError
 from esper.tamiyo.controllers import (
@@ -21,8 +23,6 @@ from esper.tamiyo.controllers import (
     shipped_names,
 )
 from esper.tamiyo.networks.config import PolicyConfig
-from esper.tasks import get_family
-from esper.tasks.member import GROWTH_LIMIT
 from esper.testing.controllers import check_controller
 from tests.tamiyo.controllers.test_learned import context, situation
 

@@ -6,7 +6,6 @@ import pytest
 
 from esper.leyline.controller import Controller, ControllerContext
 from esper.leyline.errors import CheckpointError, UnknownNameError, UsageError
-from esper.leyline.storage import save_tree
 from esper.tamiyo.controllers import (
     CONTROLLERS,
     HeuristicConfig,
@@ -20,6 +19,7 @@ from esper.tamiyo.controllers import (
     save_policy,
 )
 from esper.tamiyo.networks.config import PolicyConfig
+from esper.utils.storage import save_tree
 from tests.tamiyo.controllers.scenes import CONTEXT
 
 

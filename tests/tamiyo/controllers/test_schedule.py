@@ -7,11 +7,16 @@ from typing import TypeAlias
 import pytest
 
 from esper.leyline.actions import PLACEHOLDERS, LifecycleOp
-from esper.leyline.alpha import SPEED_TICKS, AlphaAlgorithm, AlphaCurve, AlphaMode, BlendStyle
 from esper.leyline.errors import EsperWarning, UsageError
-from esper.leyline.stages import SeedStage
-from esper.tamiyo.controllers.schedule import ScheduleController
-from esper.tamiyo.controllers.schedule_format import parse_schedule
+from esper.leyline.stages import (
+    SPEED_TICKS,
+    AlphaAlgorithm,
+    AlphaCurve,
+    AlphaMode,
+    BlendStyle,
+    SeedStage,
+)
+from esper.tamiyo.controllers.schedule import ScheduleController, parse_schedule
 from tests.tamiyo.controllers.scenes import CONTEXT, Scene, Slot, blueprint_id, join_rows
 
 WAIT, GERMINATE = LifecycleOp.WAIT, LifecycleOp.GERMINATE

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from esper.leyline.actions import LifecycleOp
-from esper.leyline.alpha import ALPHA_TARGETS, SPEED_TICKS, TEMPO_EPOCHS, AlphaCurve, BlendStyle
 from esper.leyline.controller import ControllerContext
 from esper.leyline.errors import UsageError
-from esper.tamiyo.controllers.schedule_format import (
+from esper.leyline.stages import ALPHA_TARGETS, SPEED_TICKS, TEMPO_EPOCHS, AlphaCurve, BlendStyle
+from esper.tamiyo.controllers.schedule import (
     Share,
     describe_schedule,
     load_schedule,

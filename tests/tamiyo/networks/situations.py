@@ -13,7 +13,7 @@ from esper.leyline.rules import Masks
 from esper.tamiyo.networks.decision import PolicyStep
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCriticV2
 from esper.tamiyo.networks.layers import Hidden
-from esper.testing.signals import random_signals
+from esper.testing.controllers import random_signals
 
 
 def small_policy(**options: Any) -> FactoredRecurrentActorCriticV2:

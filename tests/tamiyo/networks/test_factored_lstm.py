@@ -17,10 +17,10 @@ from esper.leyline.actions import (
     LifecycleOp,
     causal_table,
 )
-from esper.leyline.blueprints import NOOP, NUM_BLUEPRINTS
 from esper.leyline.errors import ConfigError, EmptyMaskError, NonFiniteError, UsageError
 from esper.leyline.rules import Masks
-from esper.simic.training.recipes import get_recipe
+from esper.leyline.slots import NOOP, NUM_BLUEPRINTS
+from esper.simic.training.config import get_recipe
 from esper.tamiyo.networks.decision import Evaluation
 from esper.tamiyo.networks.factored_lstm import BlueprintEmbedding, FactoredRecurrentActorCriticV2
 from esper.tamiyo.policy.distribution import entropy, masked_log_probs, probabilities

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.leyline.blueprints import NUM_BLUEPRINTS
 from esper.leyline.errors import UsageError
+from esper.leyline.slots import NUM_BLUEPRINTS
 from esper.tamiyo.networks.config import SENTINEL_PRIOR
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCriticV2
 from esper.tamiyo.networks.layers import (

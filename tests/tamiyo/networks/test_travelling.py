@@ -6,14 +6,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from esper.leyline.actions import HEAD_NAMES, LifecycleOp
-from esper.leyline.blueprints import BUILTIN_KINDS, NOOP, NUM_BLUEPRINTS
 from esper.leyline.errors import NonFiniteError, UsageError
 from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
+from esper.leyline.slots import BUILTIN_KINDS, NOOP, NUM_BLUEPRINTS
+from esper.tamiyo.networks import make_network
 from esper.tamiyo.networks.config import PolicyConfig
+from esper.tamiyo.networks.decision import BLUEPRINT, OP, SLOT
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCriticV2
-from esper.tamiyo.networks.head_table import BLUEPRINT, OP, SLOT
-from esper.tamiyo.networks.network import make_network
 from esper.tamiyo.networks.travelling import TravellingActorCritic
 from esper.tamiyo.policy.distribution import probabilities
 from esper.testing.controllers import check_actions

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from esper.leyline.blueprints import BUILTIN_KINDS, BlueprintKind
 from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
+from esper.leyline.slots import BUILTIN_KINDS, BlueprintKind
 from esper.tamiyo.networks.config import PolicyConfig
 from esper.tamiyo.networks.decision import PolicyStep
 from esper.tamiyo.networks.travelling import TravellingActorCritic
 from esper.tamiyo.policy.observation import TravellingLayout
-from esper.testing.signals import random_signals
+from esper.testing.controllers import random_signals
 from tests.tamiyo.networks.situations import Rollout
 
 

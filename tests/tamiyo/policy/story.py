@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from esper.kasmina.contribution import record_contributions
-from esper.kasmina.gates import GateConfig
-from esper.kasmina.gradients import GradientSample, record_gradients
+from esper.kasmina.governor import GradientSample, record_gradients
 from esper.kasmina.lifecycle import LifecycleConfig, apply_command, record_epoch, tick
 from esper.kasmina.signals import (
     TrackerConfig,
@@ -19,13 +18,12 @@ from esper.kasmina.signals import (
     track_epoch,
     unknown_rates,
 )
-from esper.kasmina.state import empty_state
+from esper.kasmina.state import GateConfig, empty_state
 from esper.leyline.actions import LifecycleOp, decode_actions, placeholder_actions
-from esper.leyline.blueprints import NUM_BLUEPRINTS
 from esper.leyline.rules import Masks
 from esper.leyline.signals import Signals
-from esper.leyline.slots import SlotConfig
-from esper.tamiyo.controllers.choices import WAIT, Choice, pack_choices
+from esper.leyline.slots import NUM_BLUEPRINTS, SlotConfig
+from esper.tamiyo.controllers.registry import WAIT, Choice, pack_choices
 from esper.tamiyo.policy.features import FEATURE_NAMES, batch_obs_to_features
 from tests.kasmina.gardens import plain_facts
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from esper.kasmina.garden import Garden
 from esper.kasmina.lifecycle import LifecycleConfig, Outcome, check_command
 from esper.kasmina.signals import TrackerConfig, read_signals, start_tracking, unknown_rates
+from esper.lab.imagined import ImaginedHosts
 from esper.leyline.actions import (
     CAUSAL_HEADS,
     HEAD_NAMES,
@@ -18,10 +19,10 @@ from esper.leyline.actions import (
     decode_actions,
     placeholder_actions,
 )
-from esper.leyline.blueprints import NUM_BLUEPRINTS
 from esper.leyline.errors import EmptyMaskError, NonFiniteError, UsageError
 from esper.leyline.rules import Masks, RulesConfig
 from esper.leyline.signals import Signals
+from esper.leyline.slots import NUM_BLUEPRINTS
 from esper.leyline.stages import SeedStage
 from esper.tamiyo.policy.action_masks import (
     MaskedCategorical,
@@ -33,8 +34,7 @@ from esper.tamiyo.policy.action_masks import (
     head_sizes,
     heads_mask,
 )
-from esper.testing.imagined import ImaginedHosts
-from esper.testing.signals import random_signals
+from esper.testing.controllers import random_signals
 from tests.kasmina.gardens import measure, plain_facts, same_state, stack_garden
 
 OP, SLOT, BLUEPRINT = (HEAD_NAMES.index(head) for head in ("op", "slot", "blueprint"))

@@ -13,7 +13,7 @@ from scipy.stats import chisquare
 from torch import Tensor
 
 from esper.leyline.actions import HEAD_NAMES
-from esper.leyline.defaults import PROBABILITY_FLOOR_PER_HEAD
+from esper.leyline.controller import PROBABILITY_FLOOR_PER_HEAD
 from esper.leyline.errors import ConfigError, EmptyMaskError, NonFiniteError, UsageError
 from esper.tamiyo.policy.distribution import (
     MASKED_LOGIT,

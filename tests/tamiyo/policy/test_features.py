@@ -14,7 +14,10 @@ from torch.nn import functional as F
 
 from esper.growth.gardener import Gardener
 from esper.kasmina.garden import Garden
-from esper.kasmina.garden_config import GardenConfig
+from esper.kasmina.operations import GardenConfig
+from esper.kasmina.training import per_sample_classification
+from esper.lab.imagined import ImaginedHosts
+from esper.lab.tasks import get_task
 from esper.leyline.actions import LifecycleOp
 from esper.leyline.errors import NonFiniteError, UsageError
 from esper.leyline.signals import Signals
@@ -33,10 +36,7 @@ from esper.tamiyo.policy.features import (
 )
 from esper.tamiyo.policy.layout import SLOT_INDEX, feature_specs
 from esper.tamiyo.policy.reference import plain_reports
-from esper.tasks import get_task
-from esper.tasks.objective import per_sample_classification
-from esper.testing.imagined import ImaginedHosts
-from esper.testing.signals import random_signals
+from esper.testing.controllers import random_signals
 from tests.tamiyo.policy.story import Plan, Story
 
 DEFAULT = SlotConfig.default()

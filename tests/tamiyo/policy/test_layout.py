@@ -6,9 +6,9 @@ import math
 import pytest
 import torch
 
+from esper.lab.imagined import middle_aged_hosts
 from esper.leyline.actions import LifecycleOp
 from esper.leyline.errors import NonFiniteError, UsageError
-from esper.leyline.process import is_debugging
 from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import SeedStage
 from esper.tamiyo.policy.layout import (
@@ -28,7 +28,7 @@ from esper.tamiyo.policy.layout import (
     refuse_strangers,
     refuse_unknown_stages,
 )
-from esper.testing.imagined import middle_aged_hosts
+from esper.utils.process import is_debugging
 
 
 @pytest.mark.parametrize(("slots", "size"), [(1, 61), (3, 121), (5, 181), (8, 271)])

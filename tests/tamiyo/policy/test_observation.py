@@ -7,10 +7,9 @@ import torch
 from torch.nn import functional as F
 
 from esper.leyline.actions import LifecycleOp
-from esper.leyline.blueprints import BUILTIN_BLUEPRINTS, NUM_BLUEPRINTS
 from esper.leyline.errors import NonFiniteError, UsageError
 from esper.leyline.signals import Signals
-from esper.leyline.slots import SlotConfig
+from esper.leyline.slots import BUILTIN_BLUEPRINTS, NUM_BLUEPRINTS, SlotConfig
 from esper.tamiyo.policy.features import batch_obs_to_features
 from esper.tamiyo.policy.layout import FEATURE_NAMES
 from esper.tamiyo.policy.observation import (
@@ -19,7 +18,7 @@ from esper.tamiyo.policy.observation import (
     TravellingLayout,
     make_layout,
 )
-from esper.testing.signals import random_signals
+from esper.testing.controllers import random_signals
 
 LAYOUTS: list[ObservationLayout] = [DocumentsLayout(3), TravellingLayout(3, NUM_BLUEPRINTS)]
 

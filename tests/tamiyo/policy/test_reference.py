@@ -7,13 +7,12 @@ import pytest
 import torch
 
 from esper.leyline.actions import LifecycleOp
-from esper.leyline.alpha import AlphaAlgorithm, AlphaMode
 from esper.leyline.errors import UsageError
 from esper.leyline.slots import SlotConfig
-from esper.leyline.stages import SeedStage
+from esper.leyline.stages import AlphaAlgorithm, AlphaMode, SeedStage
 from esper.tamiyo.policy.layout import FEATURE_NAMES
 from esper.tamiyo.policy.reference import HostReport, SlotReport, plain_reports, reports_to_features
-from esper.testing.signals import random_signals
+from esper.testing.controllers import random_signals
 
 SLOTS = SlotConfig.default()
 

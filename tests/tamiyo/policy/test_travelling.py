@@ -8,20 +8,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from esper.leyline.blueprints import BUILTIN_BLUEPRINTS, NOOP
 from esper.leyline.errors import UsageError
 from esper.leyline.signals import Signals
+from esper.leyline.slots import BUILTIN_BLUEPRINTS, NOOP
 from esper.leyline.stages import SeedStage
-from esper.tamiyo.policy.observation import TravellingLayout
-from esper.tamiyo.policy.travelling import observe_host, observe_pairs, observe_slots
-from esper.tamiyo.policy.travelling_layout import (
+from esper.tamiyo.policy.layout import (
     HOST_INDEX,
     NO_LIMIT,
     PAIR_INDEX,
-    SLOT_FEATURES,
-    SLOT_INDEX,
+    TRAVELLING_SLOT_FEATURES,
+    TRAVELLING_SLOT_INDEX,
 )
-from esper.testing.signals import random_signals
+from esper.tamiyo.policy.observation import TravellingLayout
+from esper.tamiyo.policy.travelling import observe_host, observe_pairs, observe_slots
+from esper.testing.controllers import random_signals
 
 LAYOUT = TravellingLayout(3, len(BUILTIN_BLUEPRINTS))
 
@@ -43,7 +43,7 @@ def host(signals: Signals, name: str) -> Tensor:
 
 
 def slot(signals: Signals, name: str) -> Tensor:
-    return observe_slots(signals, observe_pairs(signals))[..., SLOT_INDEX[name]]
+    return observe_slots(signals, observe_pairs(signals))[..., TRAVELLING_SLOT_INDEX[name]]
 
 
 def pair(signals: Signals, name: str) -> Tensor:
@@ -87,7 +87,9 @@ def test_what_nobody_knows_is_neutral_and_marked() -> None:
     assert not host(signals, "param_limited").any()
     assert not host(signals, "param_limit_used").any()
     assert bool((host(signals, "param_limit_left") == NO_LIMIT).all())
-    topologies = [index for index, spec in enumerate(SLOT_FEATURES) if "topology" in spec.name]
+    topologies = [
+        index for index, spec in enumerate(TRAVELLING_SLOT_FEATURES) if "topology" in spec.name
+    ]
     assert not observe_slots(signals, observe_pairs(signals))[..., topologies].any()
 
 
@@ -192,8 +194,8 @@ def test_a_slot_that_is_not_there_is_zero_throughout() -> None:
     assert not numbers[~signals.enabled].any()
     assert not observe_pairs(signals)[~signals.enabled].any()
     empty = signals.enabled & ~signals.occupied
-    assert not numbers[empty][:, SLOT_INDEX["is_active"] :].any()
-    assert bool(numbers[empty][:, SLOT_INDEX["exists"]].all())
+    assert not numbers[empty][:, TRAVELLING_SLOT_INDEX["is_active"] :].any()
+    assert bool(numbers[empty][:, TRAVELLING_SLOT_INDEX["exists"]].all())
 
 
 def test_contributions_are_shares_of_what_is_left_to_gain() -> None:
@@ -229,7 +231,7 @@ def test_what_would_break_a_limit_does_not_fit() -> None:
 
 def test_stages_are_one_hot() -> None:
     signals = some()
-    start = SLOT_INDEX["stage_unknown"]
+    start = TRAVELLING_SLOT_INDEX["stage_unknown"]
     bits = observe_slots(signals, observe_pairs(signals))[..., start : start + len(SeedStage)]
     active = signals.enabled & signals.occupied
     assert torch.equal(bits.sum(-1) == 1, active)

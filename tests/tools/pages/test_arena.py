@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from esper.tasks import get_family
+from esper.lab.tasks import get_family
 from tools.pages.arena import render
 
 

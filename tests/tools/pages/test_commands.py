@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from esper.cli.main import VERBS
+from esper.scripts.cli.main import VERBS
 from tools.pages.commands import command_parser, render
 
 

@@ -1,4 +1,4 @@
-from esper.leyline.blueprints import NUM_BLUEPRINTS
+from esper.leyline.slots import NUM_BLUEPRINTS
 from esper.tamiyo.policy.layout import BASE_FEATURES, FEEDBACK_FEATURES, SLOT_FEATURES
 from esper.tamiyo.policy.observation import TravellingLayout
 from tools.pages.observation import render, render_travelling

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from esper.cli.main import VERBS, build_parser
+from esper.lab.proof.prove import ProveConfig
+from esper.lab.proof.search import SearchConfig
+from esper.lab.tasks.request import GrowRequest
 from esper.leyline.config import Config
-from esper.leyline.settings import flat_settings
-from esper.proof.prove import ProveConfig
-from esper.proof.search import SearchConfig
-from esper.runs.request import GrowRequest
+from esper.scripts.cli.main import VERBS, build_parser
 from esper.simic.training.config import TrainConfig
+from esper.utils.settings import flat_settings
 from tools.pages.settings import render
 
 

@@ -11,23 +11,41 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from esper.growth.depth.copying import ORDERS, Order, copy_block, copy_optimizer_state, plan_copies
-from esper.growth.depth.counts import a_share, double, fill_in, listed, resolve
-from esper.growth.depth.export import Undo, exported, put_back, shorten
-from esper.growth.depth.first_batch import FirstBatch, unhook
-from esper.growth.depth.flops import Costs, count_costs
+from esper.growth.depth.awake import (
+    Costs,
+    Undo,
+    a_share,
+    count_costs,
+    double,
+    exported,
+    fill_in,
+    listed,
+    put_back,
+    resolve,
+    shorten,
+)
+from esper.growth.depth.blocks import (
+    ORDERS,
+    FirstBatch,
+    Order,
+    Sleeper,
+    copy_block,
+    copy_optimizer_state,
+    plan_copies,
+    unhook,
+    wake_copies,
+)
 from esper.growth.depth.rules import (
     Decision,
     DepthController,
+    LossWindows,
     Plateau,
     Progress,
     Schedule,
     Slope,
     make_rule,
 )
-from esper.growth.depth.sleeping import Sleeper, wake_copies
 from esper.growth.depth.stacks import Found, Stack, block_lists, find, find_by_example
-from esper.growth.depth.windows import LossWindows
 from esper.growth.depth.wrapping import (
     Processes,
     ancestors,
@@ -36,7 +54,7 @@ from esper.growth.depth.wrapping import (
     unwrapped,
     world_size,
 )
-from esper.kasmina.probe import call_arguments
+from esper.kasmina.slots.probe import call_arguments
 from esper.leyline.errors import CheckpointError, UsageError, unknown_name
 
 START = 0.25

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from esper.kasmina.blueprints import attention, conv, kin, mlp, norm
+from esper.kasmina.blueprints import attention, conv, kin, mlp
+from esper.kasmina.blueprints import mlp as norm
 from esper.kasmina.blueprints.registry import (
     BLUEPRINTS,
     blueprint_by_id,
@@ -11,7 +12,7 @@ from esper.kasmina.blueprints.registry import (
     register_blueprint,
     selectable,
 )
-from esper.leyline.blueprints import BUILTIN_BLUEPRINTS
+from esper.leyline.slots import BUILTIN_BLUEPRINTS
 
 __all__ = [
     "BLUEPRINTS",

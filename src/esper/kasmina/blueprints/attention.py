@@ -12,7 +12,7 @@ from torch.fx import Proxy
 from torch.nn import functional as F
 
 from esper.kasmina.blueprints.registry import register_blueprint
-from esper.leyline.blueprints import Topology
+from esper.leyline.slots import Topology
 
 _OPEN = 3.0  # sigmoid(3) = 0.95: a fresh squeeze-excite seed lets nearly everything through
 

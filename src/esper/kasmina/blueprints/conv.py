@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from esper.kasmina.blueprints.registry import register_blueprint
-from esper.kasmina.norms import group_count
-from esper.leyline.blueprints import Topology
+from esper.kasmina.blueprints.registry import group_count, register_blueprint
+from esper.leyline.slots import Topology
 
 
 def _stage(channels: int, kernel: int) -> list[nn.Module]:

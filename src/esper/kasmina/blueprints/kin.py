@@ -19,13 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints.registry import BLUEPRINTS, Blueprint
-from esper.kasmina.calls import Call, is_shareable, replace_first, watch
+from esper.kasmina.calls import Call, has_residual_path, is_shareable, replace_first, watch
 from esper.kasmina.flops import counting
-from esper.kasmina.inside import disconnect, machinery_of
-from esper.kasmina.probe import call_arguments, first_tensor, tensors_in, trying
-from esper.kasmina.residual import has_residual_path
-from esper.leyline.blueprints import TOPOLOGIES
+from esper.kasmina.slots.probe import call_arguments, first_tensor, tensors_in, trying
+from esper.kasmina.wrapping import disconnect, machinery_of
 from esper.leyline.errors import reason_of
+from esper.leyline.slots import TOPOLOGIES
 
 KIN = "kin"
 

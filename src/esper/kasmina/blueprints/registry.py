@@ -13,18 +13,49 @@ from functools import lru_cache
 from typing import TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from esper.leyline.blueprints import (
+from esper.leyline.errors import UsageError
+from esper.leyline.registry import Registry
+from esper.leyline.slots import (
     BLUEPRINT_KINDS,
     BUILTIN_BLUEPRINTS,
     NOOP,
     TOPOLOGIES,
     BlueprintKind,
+    Symmetry,
     Topology,
+    is_causal,
+    is_equivariant,
+    symmetry_of,
 )
-from esper.leyline.errors import UsageError
-from esper.leyline.registry import Registry
+from esper.utils.randomness import seeded
+
+# ---- The group count shared by hosts and seeds, so that both treat channel statistics alike
+
+
+SMALLEST_GROUPED_WIDTH = 32
+MIN_CHANNELS_PER_GROUP = 16
+GROUP_COUNTS = (32, 16, 8, 4, 2, 1)
+
+
+def group_count(channels: int) -> int:
+    """Return the number of GroupNorm groups for this many channels."""
+    if channels < 1:
+        raise UsageError(f"a group norm needs at least 1 channel, got {channels}")
+    if channels < SMALLEST_GROUPED_WIDTH:
+        return 1
+    return next(
+        count
+        for count in GROUP_COUNTS
+        if channels % count == 0 and channels // count >= MIN_CHANNELS_PER_GROUP
+    )
+
+
+def group_norm(channels: int) -> nn.GroupNorm:
+    """Return a GroupNorm over `channels` with the project's group count."""
+    return nn.GroupNorm(group_count(channels), channels)
+
 
 B = TypeVar("B", bound=type[nn.Module])
 
@@ -179,3 +210,75 @@ def count_parameters(blueprint: Blueprint, channels: int, topology: Topology) ->
     with torch.device("meta"):
         built = blueprint.build(channels, topology)
     return sum(parameter.numel() for parameter in built.parameters() if parameter.requires_grad)
+
+
+# ---- Which blueprints a slot is offered: those that have every symmetry its host has
+
+
+_WIDTHS = (8, 64)
+"""Channels of the seed that is tried; the second where a blueprint has none of the first."""
+
+_PLACES = 6
+_ROUNDING = 1e-9
+
+
+def offered(topology: Topology, symmetry: Symmetry) -> tuple[int, ...]:
+    """Return the ids that may be germinated in a slot of this kind; never noop."""
+    names = blueprint_names()
+    left_out = withheld(topology, symmetry)
+    return tuple(choice for choice in selectable(topology) if names[choice] not in left_out)
+
+
+def withheld(topology: Topology, symmetry: Symmetry) -> tuple[str, ...]:
+    """Return the blueprints that would take a symmetry from the host of such a slot."""
+    if symmetry == "bidirectional" or topology == "vector":
+        return ()
+    choices = [blueprint_by_id(choice) for choice in selectable(topology)]
+    return tuple(one.name for one in choices if not _keeps(one, topology, symmetry))
+
+
+def _keeps(blueprint: Blueprint, topology: Topology, symmetry: Symmetry) -> bool:
+    own = seed_symmetry(blueprint, topology, is_causal=is_causal(symmetry))
+    keeps_causal = is_causal(own) or not is_causal(symmetry)
+    return keeps_causal and (is_equivariant(own) or not is_equivariant(symmetry))
+
+
+@lru_cache(maxsize=1024)
+def seed_symmetry(blueprint: Blueprint, topology: Topology, *, is_causal: bool) -> Symmetry:
+    """Return the symmetry of a seed in a host that is causal or not.
+
+    A seed that cannot be tried counts as having none.
+    """
+    for width in _WIDTHS:
+        try:
+            with seeded("symmetry"), torch.no_grad():
+                return _measure(blueprint, width, topology, is_causal)
+        except Exception:
+            # Foreign code, which may be for other widths only.
+            continue
+    return "bidirectional"
+
+
+def _measure(blueprint: Blueprint, width: int, topology: Topology, causal: bool) -> Symmetry:
+    seed = blueprint.build(width, topology, is_causal=causal).double().eval()
+    for parameter in seed.parameters():
+        parameter.add_(torch.randn(parameter.shape), alpha=0.3)
+    if topology == "cnn":
+        x = torch.randn(2, width, _PLACES, _PLACES, dtype=torch.float64)
+        reorders = all(_is_reordered(seed, x, axis) for axis in (2, 3))
+        return symmetry_of(causal=False, equivariant=reorders)
+    x = torch.randn(2, _PLACES, width, dtype=torch.float64)
+    changed = x.clone()
+    half = _PLACES // 2
+    changed[:, half:] = torch.randn(changed[:, half:].shape, dtype=torch.float64)
+    looks_ahead = not _same(seed(x)[:, :half], seed(changed)[:, :half])
+    return symmetry_of(causal=not looks_ahead, equivariant=_is_reordered(seed, x, 1))
+
+
+def _is_reordered(seed: nn.Module, x: Tensor, axis: int) -> bool:
+    order = torch.tensor([3, 0, 5, 1, 4, 2])
+    return _same(seed(x.index_select(axis, order)), seed(x).index_select(axis, order))
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return bool((one - other).abs().max() <= _ROUNDING * one.abs().max())

@@ -4,11 +4,19 @@ A host is an ordinary `nn.Module` that names the submodules whose output may be 
 file per kind; importing the package registers them. To add one: docs/how-to/add-a-host.md.
 """
 
-from esper.kasmina.hosts.cnn import CnnConfig, CnnHost, doubling
-from esper.kasmina.hosts.grown import BuiltInSeed, GrownConfig
+from __future__ import annotations
+
+from esper.kasmina.hosts.cnn import CnnConfig, CnnHost, ResidualConfig, ResidualHost, doubling
 from esper.kasmina.hosts.mlp import MlpConfig, MlpHost
-from esper.kasmina.hosts.registry import HOSTS, build_host, host_slots, pick_slots, register_host
-from esper.kasmina.hosts.residual import ResidualConfig, ResidualHost
+from esper.kasmina.hosts.registry import (
+    HOSTS,
+    BuiltInSeed,
+    GrownConfig,
+    build_host,
+    host_slots,
+    pick_slots,
+    register_host,
+)
 from esper.kasmina.hosts.transformer import TransformerConfig, TransformerHost
 
 __all__ = [

@@ -11,14 +11,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from esper.kasmina.blueprints.registry import group_norm
 from esper.kasmina.hosts.registry import pick_slots, register_host
-from esper.kasmina.norms import group_norm
-from esper.leyline.blueprints import Topology
 from esper.leyline.config import Config, option
 from esper.leyline.errors import ConfigError
-from esper.leyline.slots import slot_id
+from esper.leyline.slots import Topology, slot_id
 
 
 def doubling(base: int, blocks: int) -> tuple[int, ...]:
@@ -136,3 +137,53 @@ class CnnHost(ImageHost):
             return nn.Sequential(filters, group_norm(next_width), nn.ReLU())
 
         super().__init__(config, block)
+
+
+# ---- The residual host: blocks of a widening convolution and a residual one, then a classifier
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResidualConfig(ImageConfig):
+    """Sizes of the residual host, and which of its slots are offered."""
+
+
+class StandardisedConv(nn.Conv2d):
+    """A 3x3 convolution whose filters have mean 0 and length 1, whatever the weights."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        """Build it without a bias; the norm that follows has its own."""
+        super().__init__(inputs, outputs, 3, padding=1, bias=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Convolve with the standardised filters."""
+        centred = self.weight - self.weight.mean(dim=(1, 2, 3), keepdim=True)
+        length = centred.square().sum(dim=(1, 2, 3), keepdim=True)
+        return F.conv2d(images, centred * torch.rsqrt(length + 1e-8), padding=1)
+
+
+class ResidualBlock(nn.Module):
+    """Widen, then relu(hidden + branch(hidden))."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        """Build the two convolutions with their norms."""
+        super().__init__()
+        self.widen = nn.Sequential(
+            StandardisedConv(inputs, outputs), group_norm(outputs), nn.ReLU()
+        )
+        self.branch = nn.Sequential(StandardisedConv(outputs, outputs), group_norm(outputs))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the block's activation at the resolution of its input."""
+        hidden = self.widen(images)
+        return F.relu(hidden + self.branch(hidden))
+
+
+@register_host("residual")
+class ResidualHost(ImageHost):
+    """The residual host."""
+
+    config_class: ClassVar[type[Config]] = ResidualConfig
+
+    def __init__(self, config: ResidualConfig) -> None:
+        """Build the host; its weights come from torch's current random state."""
+        super().__init__(config, ResidualBlock)

@@ -9,10 +9,9 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from esper.kasmina.hosts.registry import pick_slots, register_host
-from esper.leyline.blueprints import Topology
 from esper.leyline.config import Config, option
 from esper.leyline.errors import ConfigError
-from esper.leyline.slots import slot_id
+from esper.leyline.slots import Topology, slot_id
 
 
 @dataclass(frozen=True, kw_only=True)

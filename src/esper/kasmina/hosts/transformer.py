@@ -14,10 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from esper.kasmina.hosts.registry import pick_slots, register_host
-from esper.leyline.blueprints import Topology
 from esper.leyline.config import Config, option
 from esper.leyline.errors import ConfigError, UsageError
-from esper.leyline.slots import slot_id
+from esper.leyline.slots import Topology, slot_id
 
 INIT_STD = 0.02
 

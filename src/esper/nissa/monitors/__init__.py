@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from esper.nissa.monitors import behaviour as _behaviour
+from esper.nissa.monitors import behaviour as _progress
 from esper.nissa.monitors import critic as _critic
 from esper.nissa.monitors import policy as _policy
-from esper.nissa.monitors import progress as _progress
 from esper.nissa.monitors import rewards as _rewards
 from esper.nissa.monitors import stability as _stability
 from esper.nissa.monitors.monitor import BANDS, MONITORS, Finding, Watch, register_monitor

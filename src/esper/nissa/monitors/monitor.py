@@ -13,11 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from esper.leyline.grouping import grouped
 from esper.leyline.records import copy_fields
 from esper.leyline.registry import Registry
 from esper.nissa.columns import Row
-from esper.nissa.inserts import read_records
 from esper.nissa.schema import (
     AlarmRow,
     EpisodeRow,
@@ -28,6 +26,8 @@ from esper.nissa.schema import (
     UpdateHeadRow,
     UpdateRow,
 )
+from esper.nissa.writer import read_records
+from esper.utils.process import grouped
 
 WINDOW = 256
 """Records of each kind that are kept."""

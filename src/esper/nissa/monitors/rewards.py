@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
-from esper.leyline.grouping import grouped
 from esper.nissa.monitors.monitor import Finding, Recent, register_monitor
 from esper.nissa.schema import EpisodeRow, EpochRow, RoundRow
+from esper.utils.process import grouped
 
 ATTRIBUTION_RATIO = 5.0
 RANSOM_CONTRIBUTION = 0.1

@@ -15,11 +15,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from esper.leyline.files import append_to, open_regular, refuse_link
-from esper.leyline.settings import flat_settings
 from esper.nissa.columns import Row, storable_text
 from esper.nissa.schema import RunRow
 from esper.nissa.sinks.sink import SinkContext, points_of, register_sink
+from esper.utils.files import append_to, open_regular, refuse_link
+from esper.utils.settings import flat_settings
 
 FOLDER = "tb"
 

@@ -15,14 +15,11 @@ from torch import Tensor
 
 from esper.leyline.actions import HEAD_NAMES, LifecycleOp
 from esper.nissa.monitors.critic import LOW_RETURN_STD
-from esper.nissa.monitors.measures import (
-    monitor_advantage_bias_by_op,
-    monitor_critic_op_sensitivity,
-)
 from esper.simic.agent.losses import head_ratios, joint_ratio
 from esper.simic.agent.objective import Targets
+from esper.simic.agent.report import monitor_advantage_bias_by_op, monitor_critic_op_sensitivity
 from esper.simic.agent.rollout_buffer import RolloutBatch
-from esper.tamiyo.networks.network import Network
+from esper.tamiyo.networks import Network
 from esper.tamiyo.policy.action_masks import causal_heads
 from esper.tamiyo.policy.distribution import masked_log_softmax
 

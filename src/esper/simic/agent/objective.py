@@ -8,15 +8,14 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
-from esper.leyline.actions import HEAD_NAMES
-from esper.leyline.tensors import TensorRecord
+from esper.leyline.actions import HEAD_NAMES, TensorRecord
 from esper.simic.agent.advantages import (
     compute_gae,
     compute_per_head_advantages,
     decision_lambda,
     normalize_advantages,
 )
-from esper.simic.agent.config import PPOConfig
+from esper.simic.agent.config import PPOConfig, clip_rewards
 from esper.simic.agent.losses import (
     LEAST_SHARE,
     collapsed_heads,
@@ -31,7 +30,6 @@ from esper.simic.agent.losses import (
     penalty_schedule,
     value_errors,
 )
-from esper.simic.agent.normalizers import clip_rewards
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.tamiyo.networks.decision import Scores
 from esper.tamiyo.policy.action_masks import causal_heads

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from esper.leyline.actions import HEAD_NAMES, LifecycleOp
 from esper.leyline.errors import NonFiniteError
-from esper.leyline.process import gpu_memory_share, resident_bytes
 from esper.simic.agent.diagnostics import (
     FEEDBACK_ROWS,
     OP,
@@ -29,9 +28,11 @@ from esper.simic.agent.optimizer import GROUP_NAMES, VALUE, learning_rate
 from esper.simic.agent.report import ClampCounter, NonFinite, UpdateReport, head_rows
 from esper.simic.agent.rollout_buffer import RolloutBatch
 from esper.tamiyo.networks.decision import Scores
+from esper.utils.process import gpu_memory_share, resident_bytes
 
 if TYPE_CHECKING:
     from esper.simic.agent.ppo import PPOAgent
+
 
 KL_SLACK = 1.5
 """An update goes on until its KL exceeds the target this many times."""

@@ -21,11 +21,8 @@ from torch import Tensor, nn
 
 from esper.leyline.actions import HEAD_NAMES
 from esper.leyline.errors import NonFiniteError, UsageError, reason_of
-from esper.leyline.randomness import generator, seeded
-from esper.simic.agent.config import PPOConfig
-from esper.simic.agent.imitation import GoodEpisodes
-from esper.simic.agent.losses import compute_ppo_loss, not_yet
-from esper.simic.agent.normalizers import RewardScales, ValueNormalizer
+from esper.simic.agent.config import PPOConfig, RewardScales, ValueNormalizer
+from esper.simic.agent.losses import GoodEpisodes, compute_ppo_loss, not_yet
 from esper.simic.agent.objective import make_targets
 from esper.simic.agent.optimizer import (
     VALUE,
@@ -41,7 +38,8 @@ from esper.simic.agent.passes import Passes
 from esper.simic.agent.report import NonFinite, UpdateReport
 from esper.simic.agent.rollout_buffer import RolloutBatch, TamiyoRolloutBuffer
 from esper.tamiyo.controllers.policy_file import Policy
-from esper.tamiyo.networks.network import Network, make_network
+from esper.tamiyo.networks import Network, make_network
+from esper.utils.randomness import generator, seeded
 
 __all__ = ["PPOAgent", "PPOConfig", "compute_ppo_loss"]
 

@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from esper.leyline.actions import HEAD_NAMES, NUM_OPS, PLACEHOLDERS
+from esper.leyline.actions import HEAD_NAMES, NUM_OPS, PLACEHOLDERS, TensorRecord
 from esper.leyline.errors import CheckpointError, UsageError
-from esper.leyline.tensors import TensorRecord
 from esper.tamiyo.networks.config import PolicyConfig
 from esper.tamiyo.networks.decision import PolicyStep
 from esper.tamiyo.networks.layers import Hidden

@@ -3,6 +3,8 @@
 Importing this package registers every built-in mode by name.
 """
 
+from __future__ import annotations
+
 from esper.simic.rewards import modes
 from esper.simic.rewards.config import RewardConfig, check_gamma, december_config
 from esper.simic.rewards.contract import (

@@ -11,28 +11,24 @@ from dataclasses import dataclass
 from typing import Any
 
 from esper.leyline.config import Config, option
-from esper.leyline.defaults import DEFAULT_GAMMA
+from esper.leyline.controller import DEFAULT_GAMMA
 from esper.leyline.errors import ConfigError
-from esper.simic.rewards.terms.attribution import (
+from esper.simic.rewards.attribution import (
     AttributionConfig,
     EscrowConfig,
     RansomwareConfig,
     SynergyConfig,
     TimingConfig,
 )
-from esper.simic.rewards.terms.costs import (
+from esper.simic.rewards.costs import (
     GovernorRewardConfig,
+    HindsightConfig,
     OccupancyConfig,
     RentConfig,
     ShockConfig,
 )
-from esper.simic.rewards.terms.gain import PotentialConfig, TerminalConfig
-from esper.simic.rewards.terms.hindsight import HindsightConfig
-from esper.simic.rewards.terms.operations import (
-    FirstGerminationConfig,
-    OperationConfig,
-    WarningConfig,
-)
+from esper.simic.rewards.gain import PotentialConfig, TerminalConfig
+from esper.simic.rewards.operations import FirstGerminationConfig, OperationConfig, WarningConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from esper.leyline.actions import Actions, LifecycleOp
-from esper.leyline.errors import UsageError
+from esper.leyline.actions import Actions, LifecycleOp, TensorRecord
+from esper.leyline.errors import CheckpointError, UsageError
 from esper.leyline.registry import Registry
+from esper.leyline.rules import is_in
 from esper.leyline.signals import Signals
+from esper.leyline.stages import LIVE_STAGES, MODULE_STAGES
 
 if TYPE_CHECKING:
-    # The configuration is made of the constants of all terms, which import this.
     from esper.simic.rewards.config import RewardConfig
 
 
@@ -136,3 +140,210 @@ def register_reward(name: str) -> Callable[[F], F]:
 def make_reward(config: RewardConfig) -> Reward:
     """Return the reward the configuration asks for; call its `reset` before the first step."""
     return REWARDS.get(config.mode)(config)
+
+
+# ---- What the terms of a reward see of a step, and what they remember between steps
+
+
+NO_SLOT = -1
+Changes = dict[str, Tensor]
+"""New values of some fields of the memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory(TensorRecord):
+    """The memory of R rows with S slots over episodes of up to L epochs."""
+
+    score_before: Tensor
+    """float32 [R, S], score the germination was decided on; NaN where not seen."""
+    score_first: Tensor
+    """float32 [R, S], first score with the seed in place; NaN where there is none."""
+    attribution_paid: Tensor
+    """float32 [R, S], sum of what was attributed to the seed so far."""
+    balance: Tensor
+    """float32 [R, S], credit in escrow."""
+    fossil_contributes: Tensor
+    """bool [R, S], fossilized with a real improvement and no harm."""
+    boosts: Tensor
+    """float32 [R, S, S, L + 1], points a scaffold gave a beneficiary at an epoch; 0 is none."""
+    pending: Tensor
+    """float32 [R], hindsight credit to be paid at the next step."""
+    has_parted: Tensor
+    """bool [R], a seed has taken part in the outputs: the row is no longer its twin."""
+    first_slot: Tensor
+    """int64 [R], slot of the seed whose first-germination bonus may be taken back, or -1."""
+    gain: Tensor
+    """float32 [R], gain over the twin as it was last paid for, in points."""
+    recent_gains: Tensor
+    """float32 [R, N], gains of the last epochs, newest last, NaN where not yet there."""
+    germinated: Tensor
+    """int64 [R], seeds germinated so far."""
+    fossilized: Tensor
+    """int64 [R], seeds fossilized so far."""
+    removed: Tensor
+    """int64 [R], seeds removed so far, by whomever."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where it lies."""
+        return self.gain.device
+
+    @classmethod
+    def from_state_dict(cls, state: dict[str, Any]) -> Memory:
+        """Rebuild what `state_dict` returned."""
+        names = {field.name for field in dataclasses.fields(cls)}
+        if names != state.keys():
+            raise CheckpointError(
+                "this is no memory of a reward of this version: it "
+                f"lacks {', '.join(sorted(names - state.keys())) or 'nothing'} and has "
+                f"{', '.join(sorted(state.keys() - names)) or 'nothing'} beyond"
+            )
+        return cls(**state)
+
+
+def start_memory(signals: Signals, *, final_epochs: int, keeps_boosts: bool) -> Memory:
+    """Return the memory of episodes that start with these signals."""
+    rows, slots, device = signals.rows, signals.num_slots, signals.stage.device
+    epochs = int(signals.max_epochs.max()) + 1 if keeps_boosts else 0
+
+    def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.zeros((rows, *shape), dtype=dtype, device=device)
+
+    present = is_in(signals.stage, MODULE_STAGES)
+    score = signals.val_score[:, None].expand(rows, slots)
+    recent = torch.full((rows, final_epochs), math.nan, device=device)
+    recent[:, -1] = 0.0
+    return Memory(
+        score_before=torch.full((rows, slots), math.nan, device=device),
+        score_first=torch.where(present, score, math.nan),
+        attribution_paid=zeros(slots),
+        balance=zeros(slots),
+        fossil_contributes=zeros(slots, dtype=torch.bool),
+        boosts=zeros(slots, slots, epochs),
+        pending=zeros(),
+        has_parted=zeros(dtype=torch.bool),
+        first_slot=torch.full((rows,), NO_SLOT, dtype=torch.int64, device=device),
+        gain=zeros(),
+        recent_gains=recent,
+        germinated=zeros(dtype=torch.int64),
+        fossilized=zeros(dtype=torch.int64),
+        removed=zeros(dtype=torch.int64),
+    )
+
+
+def follow_seeds(view: StepView) -> Changes:
+    """Update what every mode knows about the seeds: scores at their start, counts, deeds."""
+    memory, before, after = view.memory, view.before, view.after
+    new = view.has_module & ~view.had_module
+    kept = view.has_module & view.had_module
+    first = torch.where(new, after.val_score[:, None], memory.score_first)
+    start = torch.where(new, before.val_score[:, None], memory.score_before)
+    fossilize = view.did(LifecycleOp.FOSSILIZE)
+    # The contribution must be there and not negative: a fossil that harms helped nobody.
+    least = view.config.terminal.min_improvement
+    contributes = fossilize & (view.improvement >= least) & (view.contribution >= 0)
+    removed = view.had_module & ~view.has_module
+    return {
+        "score_before": torch.where(view.has_module, start, math.nan),
+        "score_first": torch.where(view.has_module, first, math.nan),
+        "fossil_contributes": (memory.fossil_contributes & kept) | contributes,
+        "has_parted": memory.has_parted | after.has_effective_seed,
+        "germinated": memory.germinated + view.did(LifecycleOp.GERMINATE).any(1),
+        "fossilized": memory.fossilized + fossilize.any(1),
+        "removed": memory.removed + removed.sum(1),
+    }
+
+
+T = TypeVar("T")
+
+
+class StepView:
+    """A transition together with what the reward remembers from before it."""
+
+    def __init__(self, transition: Transition, memory: Memory, config: RewardConfig) -> None:
+        """Look at one step; nothing is computed before it is asked for."""
+        self.transition, self.memory, self.config = transition, memory, config
+        self._known: dict[Callable[[StepView], Any], Any] = {}
+
+    def once(self, compute: Callable[[StepView], T]) -> T:
+        """Return `compute(self)`, computed at most once per step."""
+        if compute not in self._known:
+            self._known[compute] = compute(self)
+        known: T = self._known[compute]
+        return known
+
+    @property
+    def before(self) -> Signals:
+        """Signals the decision was made on."""
+        return self.transition.before
+
+    @property
+    def after(self) -> Signals:
+        """Signals after the epoch that followed."""
+        return self.transition.after
+
+    @cached_property
+    def op(self) -> Tensor:
+        """int64 [R], the op that took effect; WAIT where it was refused."""
+        return self.transition.effective_op
+
+    @cached_property
+    def ended(self) -> Tensor:
+        """Bool [R], the episode is over after this step."""
+        return self.transition.ended
+
+    @cached_property
+    def rolled_back(self) -> Tensor:
+        """Bool [R], the governor ended the episode."""
+        return self.transition.active & self.after.rolled_back
+
+    @cached_property
+    def at_slot(self) -> Tensor:
+        """Bool [R, S], the slot the action named, whatever the op."""
+        slots = torch.arange(self.before.num_slots, device=self.op.device)
+        return self.transition.actions["slot"][:, None] == slots
+
+    def did(self, op: LifecycleOp) -> Tensor:
+        """Return bool [R, S]: where this op took effect."""
+        return self.at_slot & (self.op == int(op))[:, None]
+
+    @cached_property
+    def live(self) -> Tensor:
+        """Bool [R, S], a seed whose fate was open when the decision was made."""
+        return is_in(self.before.stage, LIVE_STAGES)
+
+    @cached_property
+    def had_module(self) -> Tensor:
+        """Bool [R, S], a live or fossilized seed was there before the step."""
+        return is_in(self.before.stage, MODULE_STAGES)
+
+    @cached_property
+    def has_module(self) -> Tensor:
+        """Bool [R, S], a live or fossilized seed is there after the step."""
+        return is_in(self.after.stage, MODULE_STAGES)
+
+    @property
+    def contribution(self) -> Tensor:
+        """float32 [R, S], points lost without the seed, NaN where never measured."""
+        return self.before.contribution
+
+    @cached_property
+    def improvement(self) -> Tensor:
+        """float32 [R, S], score before the step minus the first with the seed; NaN without one."""
+        return self.before.val_score[:, None] - self.memory.score_first
+
+    @cached_property
+    def progress(self) -> Tensor:
+        """float32 [R, S], score before the step minus that before the seed; NaN where unknown."""
+        return self.before.val_score[:, None] - self.memory.score_before
+
+    @cached_property
+    def last_change(self) -> Tensor:
+        """float32 [R], change of the score in the epoch before the decision, 0 in the first."""
+        history = self.before.score_history
+        return (history[:, -1] - history[:, -2]).nan_to_num(0.0)
+
+    def mean_over_live(self, values: Tensor) -> Tensor:
+        """Return float32 [R]: the mean of [R, S] values over the live seeds, 0 without any."""
+        count = self.live.sum(1).clamp(min=1)
+        return torch.where(self.live, values, 0.0).sum(1) / count

@@ -11,10 +11,19 @@ from torch import Tensor
 
 from esper.leyline.errors import CheckpointError, ConfigError, UsageError
 from esper.leyline.signals import Signals
+from esper.simic.rewards import attribution, costs, gain, operations
+from esper.simic.rewards import costs as hindsight
 from esper.simic.rewards.config import RewardConfig
-from esper.simic.rewards.contract import RewardStep, Transition, register_reward
-from esper.simic.rewards.terms import attribution, costs, gain, hindsight, operations
-from esper.simic.rewards.view import Changes, Memory, StepView, follow_seeds, start_memory
+from esper.simic.rewards.contract import (
+    Changes,
+    Memory,
+    RewardStep,
+    StepView,
+    Transition,
+    follow_seeds,
+    register_reward,
+    start_memory,
+)
 
 Term = Callable[[StepView], Tensor]
 Update = Callable[[StepView], Changes]

@@ -11,20 +11,19 @@ import torch
 from scipy.special import stdtrit
 from torch import Tensor
 
+from esper.lab.population.ray_population import AnyPopulation
 from esper.leyline.actions import Actions, placeholder_actions
 from esper.leyline.controller import Controller, ControllerContext
 from esper.leyline.errors import UsageError
 from esper.leyline.records import copy_fields
 from esper.leyline.signals import Signals
 from esper.leyline.slots import SlotConfig
-from esper.population.cluster import AnyPopulation
 from esper.simic.rewards import make_reward
 from esper.simic.rewards.contract import Reward
 from esper.simic.training.config import TrainConfig
 from esper.simic.training.episodes import Episodes
 from esper.simic.training.outcome import RoundOutcome
-from esper.simic.training.plan import RoundPlan
-from esper.simic.training.row_source import Environment, TaskRows
+from esper.simic.training.row_source import Environment, RoundPlan, TaskRows
 from esper.simic.training.traces import Trace, decision_columns, state_columns
 from esper.tamiyo.controllers import LearnedController, WaitController, make_controller
 from esper.tamiyo.controllers.policy_file import Policy

@@ -27,15 +27,12 @@ from esper.simic.agent.report import ClampCounter
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.rewards.contract import Reward, RewardStep, Transition
 from esper.simic.training.config import Horizon
-from esper.simic.training.episodes import Episodes
+from esper.simic.training.episodes import Episodes, TwinRegression
 from esper.simic.training.outcome import RoundOutcome
-from esper.simic.training.plan import RoundPlan, draw_uniforms
-from esper.simic.training.row_source import Environment
+from esper.simic.training.row_source import Environment, RoundPlan, draw_uniforms
 from esper.simic.training.traces import RoundTraces
-from esper.simic.training.twin_regression import TwinRegression
 from esper.tamiyo.controllers.policy_file import Policy
-from esper.tamiyo.networks.decision import PolicyStep
-from esper.tamiyo.networks.head_table import OP_ROW
+from esper.tamiyo.networks.decision import OP_ROW, PolicyStep
 from esper.tamiyo.networks.layers import Hidden
 from esper.tamiyo.networks.policy_step import rollout_step
 

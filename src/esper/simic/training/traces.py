@@ -14,7 +14,7 @@ from esper.leyline.signals import Signals
 from esper.simic.agent.report import ClampCounter
 from esper.simic.rewards.contract import RewardStep, Transition
 from esper.simic.training.outcome import RoundOutcome
-from esper.simic.training.plan import RoundPlan
+from esper.simic.training.row_source import RoundPlan
 from esper.tamiyo.networks.decision import PolicyStep
 
 

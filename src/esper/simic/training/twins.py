@@ -17,10 +17,9 @@ from torch import Tensor
 
 from esper.leyline.errors import UsageError
 from esper.simic.training.config import TrainConfig
+from esper.simic.training.episodes import TwinRegression
 from esper.simic.training.evaluation import live_episodes
-from esper.simic.training.plan import RoundPlan
-from esper.simic.training.row_source import RowGroup, TaskRows
-from esper.simic.training.twin_regression import TwinRegression
+from esper.simic.training.row_source import RoundPlan, RowGroup, TaskRows
 from esper.tamiyo.controllers import WaitController
 
 _REMEMBERED = 64

@@ -1,8 +1,352 @@
-"""The documents' name for the rollout and the training loop around it."""
+"""Trainer: rounds of episodes and updates, with everything needed to stop and go on exactly."""
 
 from __future__ import annotations
 
-from esper.simic.training.rollout import Rollout
-from esper.simic.training.trainer import Trainer
+import dataclasses
+import math
+import time
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
 
-__all__ = ["Rollout", "Trainer"]
+import torch
+from torch import Tensor
+
+from esper.lab.population.population import Population
+from esper.lab.population.ray_population import RayCluster
+from esper.leyline.actions import LifecycleOp
+from esper.leyline.errors import CheckpointError, UsageError
+from esper.simic.agent.ppo import PPOAgent
+from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
+from esper.simic.rewards import Reward, make_reward
+from esper.simic.training.config import TrainConfig
+from esper.simic.training.evaluation import SELECT_SEEDS, Evaluation, Evaluator
+from esper.simic.training.progress import Progress, RoundReport, Tally
+from esper.simic.training.rollout import Rollout
+from esper.simic.training.row_source import (
+    Curriculum,
+    Environment,
+    GivenRows,
+    RoundPlan,
+    RowSource,
+    TaskRows,
+)
+from esper.simic.training.twins import TwinCurves
+from esper.tamiyo.controllers.policy_file import load_policy, new_policy
+
+
+class Trainer:
+    """Trains one policy.
+
+    Args:
+        config: the whole run.
+        environment: rows to train on instead of populations on the configuration's tasks.
+        reward: what rows are paid for instead of the configuration's mode.
+        is_continued: whether a state will be loaded, so that no policy to start from is needed.
+        cluster: where the rows live instead of in this process.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        *,
+        environment: Environment | None = None,
+        reward: Reward | None = None,
+        is_continued: bool = False,
+        cluster: RayCluster | None = None,
+    ) -> None:
+        """Build policy and learner; no row is built yet."""
+        self.config = config
+        self.cluster = cluster
+        self.row_source: RowSource
+        if environment is None:
+            self.row_source = TaskRows(config, cluster)
+            rows = config.rows
+        else:
+            self.row_source = GivenRows(environment, config)
+            rows = environment.rows
+        self.device = self.row_source.device
+        self.reward = make_reward(config.reward) if reward is None else reward
+        names = self.row_source.blueprint_names
+        # A registered blueprint is one choice more, whatever the configuration counted.
+        network = config.policy.fitted(self.row_source.num_slots, len(names))
+        self.policy = new_policy(
+            network,
+            blueprint_names=names,
+            blueprint_kinds=self.row_source.blueprint_kinds,
+            seed=config.seed,
+        ).to(self.device)
+        self.agent = PPOAgent(self.policy, config.ppo, self.device, config.seed)
+        if config.start is not None and not is_continued:
+            self.agent.start_from(load_policy(config.start))
+        self.buffer = TamiyoRolloutBuffer(rows, config.episode_length, network, self.device)
+        self.twins: TwinCurves | None = None
+        if self.reward.needs_twin and isinstance(self.row_source, TaskRows):
+            self.twins = TwinCurves(self.row_source, config)
+        self.round = 0
+        """Round in progress, or next."""
+        self.tally = Tally(config.ppo.exploration, self.policy.blueprint_names)
+        """What the finished rounds have come to."""
+        self.curriculum = Curriculum(config.stages)
+        """Stage of the round in progress, or next."""
+        self._rollout: Rollout | None = None
+        self._in_round = False
+        self._twin_seconds = 0.0
+        self._evaluator: Evaluator | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all rounds are played."""
+        return self.round >= self.config.rounds
+
+    @property
+    def step(self) -> int:
+        """Decisions of every row in the round in progress."""
+        return self._rollout.step_count if self._in_round and self._rollout is not None else 0
+
+    # ------------------------------------------------------------------------------------- rounds
+
+    def run(self, rounds: int | None = None) -> Iterator[RoundReport]:
+        """Train to the end, or this many rounds; yield every round when it is finished."""
+        reports = (progress.report for progress in self.train())
+        return islice((report for report in reports if report is not None), rounds)
+
+    def train(self) -> Iterator[Progress]:
+        """Train to the end; yield after every step, where `state_dict` may be taken."""
+        while not self.is_done:
+            if not self._in_round:
+                yield from self._open_round()
+            assert self._rollout is not None
+            while not self._rollout.is_done:
+                yield self._step(self._rollout)
+            yield self._close_round(self._rollout)
+
+    def close(self) -> None:
+        """Free processes and memory of the rows."""
+        if self.twins is not None:
+            self.twins.stop_ahead()
+        self.row_source.close()
+
+    def _open_round(self) -> Iterator[Progress]:
+        """Plan the rows, train twins that are missing, and live every row's first epoch."""
+        stage = self.curriculum.stage
+        plan = self.row_source.plan(self.round, stage)
+        curves = regression = None
+        if self.twins is not None:
+            self._twin_seconds = 0.0
+            started = time.perf_counter()
+            for step, steps in self.twins.prepare(self._next_plans(self.twins), stage):
+                now = time.perf_counter()
+                self._twin_seconds += now - started
+                yield self._progress("twins", step, steps, now - started)
+                started = time.perf_counter()
+            curves, regression = self.twins.scores(plan), self.twins.regression(plan)
+        rollout = self._make_rollout()
+        if self.twins is not None and self.twins.fit_beside_rows:
+            assert isinstance(rollout.environment, Population), "rows on a device of this process"
+            self.twins.begin_ahead(self._next_plans(self.twins, 1), stage)
+            rollout.environment.meanwhile = self.twins.advance
+        rollout.start(
+            plan,
+            curves,
+            regression=regression,
+            value_scale=self.agent.value_units(plan.tasks),
+        )
+        self._in_round = True
+
+    def _step(self, rollout: Rollout) -> Progress:
+        started = time.perf_counter()
+        active = rollout.active
+        ops = rollout.step()
+        signals = rollout.signals
+        running = int(active.sum())
+        gains = (rollout.gains * active).sum() / running
+        scores = (signals.val_score * active).sum() / running
+        # One copy to the host for both.
+        score, gain = torch.stack([scores, gains]).tolist()
+        return self._progress(
+            "rollout",
+            rollout.step_count,
+            rollout.steps,
+            time.perf_counter() - started,
+            active=int(rollout.active.sum()),
+            env_steps=self.tally.env_steps + rollout.decided,
+            score_mean=score,
+            gain_mean=None if math.isnan(gain) else gain,
+            op_counts=count_ops(ops, active),
+        )
+
+    def _close_round(self, rollout: Rollout) -> Progress:
+        """Learn from the round and count it."""
+        outcome = rollout.finish()
+        standing = self.tally.add(outcome)
+        started = time.perf_counter()
+        batch = self.buffer.batch()
+        self.policy.normalizer.update(batch.raw_states[batch.valid])
+        update = self.agent.update(
+            self.buffer,
+            progress=self.round / self.config.rounds,
+            paid_off=self.tally.settled(outcome.tasks),
+            round=self.round,
+            tasks=outcome.tasks,
+            # What a rollback costs says nothing of what rewards are like.
+            counts=~outcome.rolled_back,
+        )
+        units = self.agent.reward_scales.units(outcome.tasks)
+        outcome = dataclasses.replace(outcome, reward_units=units)
+        updated = time.perf_counter() - started
+        started = time.perf_counter()
+        evaluation = self._evaluate()
+        evaluated = time.perf_counter() - started
+        report = RoundReport(
+            round=self.round,
+            env_steps=self.tally.env_steps,
+            outcome=outcome,
+            update=update,
+            paid_off=self.tally.paid_off,
+            score_rolling=standing.score_rolling,
+            merit_rolling=standing.merit_rolling,
+            is_best=self.tally.judge(None if evaluation is None else self._merit(evaluation)),
+            stage=self.curriculum.stage,
+            timings={
+                "twins": self._twin_seconds,
+                **rollout.timings,
+                "update": updated,
+                "evaluation": evaluated,
+            },
+            evaluation=evaluation,
+        )
+        self.round += 1
+        self._in_round = False
+        self._twin_seconds = 0.0
+        self.curriculum.add_round(self.tally.paid_off)
+        return self._progress("update", 1, 1, updated, report=report)
+
+    def _evaluate(self) -> Evaluation | None:
+        """Play greedy episodes on the seeds for selection where they are due."""
+        every, done = self.config.evaluate_every, self.round + 1
+        if not every or (done % every and done < self.config.rounds):
+            return None
+        if not isinstance(self.row_source, TaskRows):
+            raise UsageError("evaluate_every needs tasks; a given environment is evaluated by hand")
+        if self._evaluator is None:
+            self._evaluator = Evaluator(
+                self.config,
+                self.config.evaluation_seeds,
+                first_seed=SELECT_SEEDS,
+                touch_test=False,
+                row_source=self.row_source,
+            )
+        return self._evaluator.evaluate(self.policy)
+
+    def _merit(self, evaluation: Evaluation) -> float:
+        """Return the mean return in units of the tasks, so that no task decides alone."""
+        units = self.agent.reward_scales.units(evaluation.tasks)
+        return float((evaluation.returns / units).mean())
+
+    def _next_plans(self, twins: TwinCurves, first: int = 0) -> list[RoundPlan]:
+        """Return plans whose rows are known already, `first` rounds from this one and later."""
+        known = self.curriculum.known_rounds(self.config.rounds - self.round)
+        last, stage = min(known, first + twins.rounds_ahead), self.curriculum.stage
+        return [self.row_source.plan(self.round + number, stage) for number in range(first, last)]
+
+    def _make_rollout(self) -> Rollout:
+        """Return the rollout, on the environment of the round."""
+        environment = self.row_source.environment(self.round, self.curriculum.stage)
+        if self._rollout is None:
+            rows = self.buffer.rows
+            recorded = min(self.config.recorded_rows, rows)
+            self._rollout = Rollout(
+                environment,
+                self.policy,
+                self.reward,
+                self.buffer,
+                seed=self.config.seed,
+                horizon=self.config.horizon,
+                # Spread over the rows, so that several tasks and seeds are among them.
+                recorded_rows=[number * rows // recorded for number in range(recorded)],
+            )
+        self._rollout.environment = environment
+        return self._rollout
+
+    def _progress(
+        self,
+        phase: Any,
+        step: int,
+        steps: int,
+        seconds: float,
+        *,
+        report: RoundReport | None = None,
+        env_steps: int | None = None,
+        **values: Any,
+    ) -> Progress:
+        return Progress(
+            phase=phase,
+            round=self.round if report is None else report.round,
+            rounds=self.config.rounds,
+            step=step,
+            steps=steps,
+            env_steps=self.tally.env_steps if env_steps is None else env_steps,
+            active=values.pop("active", 0),
+            seconds=seconds,
+            report=report,
+            **values,
+        )
+
+    # -------------------------------------------------------------------------------------- state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything needed to go on exactly from here, as plain data and tensors."""
+        rollout = None
+        if self._in_round:
+            assert self._rollout is not None
+            rollout = self._rollout.state_dict()
+        return {
+            "config": self.config.to_mapping(),
+            "blueprints": list(self.policy.blueprint_names),
+            "round": self.round,
+            **self.tally.state_dict(),
+            **self.curriculum.state_dict(),
+            "agent": self.agent.state_dict(),
+            "twins": None if self.twins is None else self.twins.state_dict(),
+            "twin_seconds": self._twin_seconds,
+            "rollout": rollout,
+        }
+
+    def load_state_dict(self, state: dict[str, Any], *, restart_round: bool = False) -> None:
+        """Go on from what `state_dict` returned, in a trainer made the same way.
+
+        Args:
+            state: the state.
+            restart_round: play a round that was in progress from its beginning.
+        """
+        try:
+            self._refuse_other_blueprints(state["blueprints"])
+            self.agent.load_state_dict(state["agent"])
+            if self.twins is not None and state["twins"] is not None and not restart_round:
+                self.twins.load_state_dict(state["twins"])
+            self.round = int(state["round"])
+            self.tally.load_state_dict(state)
+            self.curriculum.load_state_dict(state)
+            self._twin_seconds = float(state["twin_seconds"])
+            rollout = state["rollout"]
+        except KeyError as error:
+            raise CheckpointError(f"this is no state of a training run: it lacks {error}") from None
+        self._in_round = rollout is not None and not restart_round
+        if self._in_round:
+            self._make_rollout().load_state_dict(rollout)
+
+    def _refuse_other_blueprints(self, saved: list[str]) -> None:
+        own = self.policy.blueprint_names
+        if tuple(saved) != own:
+            other = sorted(set(saved) ^ set(own)) or ["their order"]
+            raise CheckpointError(
+                f"the run was started with other blueprints ({', '.join(other)}); register the "
+                "same ones in the same order before it is continued"
+            )
+
+
+def count_ops(ops: Tensor, active: Tensor) -> dict[str, int]:
+    """Return how often every op was decided in the rows that still run."""
+    counts = torch.bincount(ops[active], minlength=len(LifecycleOp)).tolist()
+    return {op.name: counts[op] for op in LifecycleOp}

@@ -1,16 +1,25 @@
 """Controllers, learned or not; importing this package registers them by name."""
 
-from esper.tamiyo.controllers.choices import Choice, pack_choices
+from __future__ import annotations
+
+from esper.tamiyo.controllers.baselines import (
+    PeriodicController,
+    PlateauController,
+    RandomController,
+    WaitController,
+)
 from esper.tamiyo.controllers.heuristic import HeuristicConfig, HeuristicController
 from esper.tamiyo.controllers.learned import LearnedController
-from esper.tamiyo.controllers.periodic import PeriodicController
-from esper.tamiyo.controllers.plateau import PlateauController
 from esper.tamiyo.controllers.policy_file import find_policy, load_policy, new_policy, save_policy
 from esper.tamiyo.controllers.pretrained import Tamiyo, TamiyoController, shipped_names
-from esper.tamiyo.controllers.random import RandomController
-from esper.tamiyo.controllers.registry import CONTROLLERS, make_controller, register_controller
+from esper.tamiyo.controllers.registry import (
+    CONTROLLERS,
+    Choice,
+    make_controller,
+    pack_choices,
+    register_controller,
+)
 from esper.tamiyo.controllers.schedule import ScheduleController
-from esper.tamiyo.controllers.wait import WaitController
 
 __all__ = [
     "CONTROLLERS",

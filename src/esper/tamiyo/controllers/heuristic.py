@@ -18,24 +18,32 @@ import torch
 from torch import Tensor
 
 from esper.leyline.actions import LifecycleOp
-from esper.leyline.alpha import (
+from esper.leyline.config import Config, option
+from esper.leyline.controller import ControllerContext, pace, shortened
+from esper.leyline.reasons import Why
+from esper.leyline.rules import Masks
+from esper.leyline.signals import Signals
+from esper.leyline.stages import (
     ALPHA_TARGETS,
+    COOLDOWN_STAGES,
+    LIVE_STAGES,
     SPEED_TICKS,
     TEMPO_EPOCHS,
     AlphaCurve,
     AlphaMode,
     BlendStyle,
+    SeedStage,
 )
-from esper.leyline.config import Config, option
-from esper.leyline.controller import ControllerContext
-from esper.leyline.horizon import pace, shortened
-from esper.leyline.reasons import Why
-from esper.leyline.rules import Masks
-from esper.leyline.signals import Signals
-from esper.leyline.stages import COOLDOWN_STAGES, LIVE_STAGES, SeedStage
-from esper.tamiyo.controllers.choices import WAIT, Choice, pack_choices
-from esper.tamiyo.controllers.registry import read_settings, register_controller
-from esper.tamiyo.controllers.row_view import RowView, check_rows, read_rows
+from esper.tamiyo.controllers.registry import (
+    WAIT,
+    Choice,
+    RowView,
+    check_rows,
+    pack_choices,
+    read_rows,
+    read_settings,
+    register_controller,
+)
 
 
 @dataclass(slots=True)

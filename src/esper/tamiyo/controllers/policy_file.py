@@ -10,9 +10,6 @@ A travelling policy takes any number of either; `Policy.fitted` lays it out for 
 from __future__ import annotations
 
 import hashlib
-from esper.leyline.files import read_regular
-from esper.leyline.manifest import MANIFEST_FILE
-
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -22,24 +19,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esper.leyline.blueprints import (
+from esper.leyline.controller import ControllerContext, GrowthLimits
+from esper.leyline.errors import CheckpointError, UsageError, reason_of
+from esper.leyline.slots import (
     BLUEPRINT_KINDS,
     BUILTIN_BLUEPRINTS,
     BUILTIN_KINDS,
     NOOP,
     BlueprintKind,
+    SlotConfig,
     kinds_of,
 )
-from esper.leyline.controller import ControllerContext, GrowthLimits
-from esper.leyline.errors import CheckpointError, UsageError, reason_of
-from esper.leyline.manifest import MANIFEST_FILE
-from esper.leyline.randomness import seeded
-from esper.leyline.slots import SlotConfig
-from esper.leyline.storage import load_tree, save_tree
+from esper.tamiyo.networks import Network, make_network
 from esper.tamiyo.networks.config import PolicyConfig
-from esper.tamiyo.networks.network import Network, make_network
-from esper.tamiyo.policy.normalizer import ObservationNormalizer
-from esper.tamiyo.policy.observation import ObservationLayout
+from esper.tamiyo.policy.observation import ObservationLayout, ObservationNormalizer
+from esper.utils.files import read_regular
+from esper.utils.manifest import MANIFEST_FILE
+from esper.utils.randomness import seeded
+from esper.utils.storage import load_tree, save_tree
 
 POLICY_KIND = "policy"
 POLICY_VERSION = 3

@@ -26,8 +26,6 @@ from esper._version import __version__
 from esper.leyline.actions import HEAD_VALUES
 from esper.leyline.controller import ControllerContext, GrowthLimits
 from esper.leyline.errors import CheckpointError, EsperError, UsageError, reason_of
-from esper.leyline.files import write_folder
-from esper.leyline.manifest import from_json, read_bytes, to_json
 from esper.tamiyo.controllers.learned import LearnedController
 from esper.tamiyo.controllers.policy_file import (
     UNUSABLE,
@@ -38,6 +36,8 @@ from esper.tamiyo.controllers.policy_file import (
 )
 from esper.tamiyo.controllers.registry import register_controller
 from esper.tamiyo.networks.config import PolicyConfig
+from esper.utils.files import write_folder
+from esper.utils.manifest import from_json, read_bytes, to_json
 
 MODEL_TYPE = "tamiyo"
 SCHEMA = 1

@@ -7,15 +7,22 @@ name. Wherever a controller can be named, on the command line or in Python, it i
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from typing import Protocol, TypeVar, runtime_checkable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Protocol, TypeAlias, TypeVar, runtime_checkable
 
+import torch
+from torch import Tensor
+
+from esper.leyline.actions import CAUSAL_HEADS, HEAD_NAMES, PLACEHOLDERS, LifecycleOp
 from esper.leyline.config import Config
 from esper.leyline.controller import Controller, ControllerContext
-from esper.leyline.documents import read_named
 from esper.leyline.errors import ConfigError, UsageError
 from esper.leyline.registry import Registry
-from esper.leyline.settings import parse_settings, split_settings
+from esper.leyline.rules import Masks
+from esper.leyline.signals import Signals
+from esper.leyline.stages import AlphaMode, SeedStage
+from esper.utils.settings import parse_settings, read_named, split_settings
 
 
 class ControllerPlugin(Controller, Protocol):
@@ -123,3 +130,132 @@ def read_settings(name: str, argument: str | None, config: type[C]) -> C:
         return config.from_mapping(given)
     except ConfigError as error:
         raise UsageError(f"controller {name}:{argument}: {error}") from None
+
+
+# ---- One row's choice as a small mapping, and its way into the tensors of the controller protocol
+
+
+Choice: TypeAlias = Mapping[str, int]
+"""What one row does: {head: index}, with at least 'op'; heads left out take their placeholder."""
+
+WAIT: Choice = {"op": LifecycleOp.WAIT}
+
+
+def head_mask(masks: Masks, row: int, head: str, op: int, slot: int) -> Tensor:
+    """Return bool [choices]: what this head may take in a row once op and slot are chosen."""
+    if head == "slot":
+        return masks.slot_by_op[row, op]
+    if head == "blueprint":
+        return masks.blueprint_by_slot[row, slot]
+    mask: Tensor = getattr(masks, head)
+    return mask[row]
+
+
+def pack_choices(choices: Sequence[Choice], masks: Masks) -> dict[str, Tensor]:
+    """Return the actions {head: int64[R]} for one choice per row, on the masks' device."""
+    first_slots = masks.slot_by_op.to(torch.uint8).argmax(-1).tolist()
+    table = [
+        [_value(choice, head, first_slots[row]) for head in HEAD_NAMES]
+        for row, choice in enumerate(choices)
+    ]
+    packed = torch.tensor(table, dtype=torch.int64, device=masks.op.device)
+    packed = packed.reshape(len(choices), len(HEAD_NAMES))
+    return {head: packed[:, index].clone() for index, head in enumerate(HEAD_NAMES)}
+
+
+def _value(choice: Choice, head: str, first_slot_by_op: list[int]) -> int:
+    op = LifecycleOp(choice["op"])
+    if head in CAUSAL_HEADS[op] and head in choice:
+        return int(choice[head])
+    return first_slot_by_op[op] if head == "slot" else int(PLACEHOLDERS[head])
+
+
+# ---- What a controller that thinks row by row reads: signals and masks of one row as plain numbers
+
+
+_FULL_ALPHA = 1.0 - 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class RowView:
+    """The signals and masks of one row; lists are over slots."""
+
+    epoch: int
+    horizon: int
+    score: float
+    best_score: float
+    plateau_epochs: int
+    stabilized: bool
+    rolled_back: bool
+    last_op: int
+    last_success: bool
+    enabled: list[bool]
+    stage: list[int]
+    blueprint: list[int]
+    algorithm: list[int]
+    alpha_mode: list[int]
+    alpha: list[float]
+    alpha_target: list[float]
+    epochs_in_stage: list[int]
+    counterfactual_age: list[int]
+    contribution: list[float]
+    legal: list[list[bool]]
+    """Whether each op is legal at each slot."""
+    fits: list[list[bool]]
+    """Whether each blueprint fits each slot."""
+
+    def is_fully_blended(self, slot: int) -> bool:
+        """Return whether a seed has reached its full amplitude and stays there."""
+        return (
+            self.alpha_mode[slot] == AlphaMode.HOLD
+            and self.alpha[slot] >= _FULL_ALPHA
+            and self.alpha_target[slot] >= _FULL_ALPHA
+        )
+
+
+def read_rows(signals: Signals, masks: Masks) -> list[RowView]:
+    """Return one view per row; every tensor is copied from its device once."""
+    others = {
+        "horizon": signals.max_epochs,
+        "score": signals.val_score,
+        "legal": masks.slot_by_op,
+        "fits": masks.blueprint_by_slot,
+    }
+    names = [field.name for field in fields(RowView)]
+    columns = [others[name] if name in others else getattr(signals, name) for name in names]
+    return [RowView(*row) for row in zip(*(each.tolist() for each in columns), strict=True)]
+
+
+def check_rows(who: str, known: int, signals: Signals) -> None:
+    """Refuse signals of another number of rows than a controller was reset for."""
+    if signals.rows != known:
+        raise UsageError(
+            f"the {who} was reset for {known} rows but is shown {signals.rows}; "
+            f"call reset({signals.rows}, device) first"
+        )
+
+
+# ---- Bringing up seeds without judging them: advance as soon as a gate may open, then fossilize
+
+
+def tend(row: RowView, slots: Iterable[int]) -> list[Choice]:
+    """Return the operations that bring the seeds in these slots further, most urgent first.
+
+    A seed whose amplitude aims below 1 can neither hold nor fossilize; it is left as it is.
+    """
+    advances: list[Choice] = []
+    fossilizes: list[Choice] = []
+    for slot in slots:
+        stage = row.stage[slot]
+        is_blended = stage == SeedStage.BLENDING and row.is_fully_blended(slot)
+        if stage in (SeedStage.GERMINATED, SeedStage.TRAINING) or is_blended:
+            if row.legal[LifecycleOp.ADVANCE][slot]:
+                advances.append({"op": int(LifecycleOp.ADVANCE), "slot": slot})
+        elif stage == SeedStage.HOLDING and row.legal[LifecycleOp.FOSSILIZE][slot]:
+            fossilizes.append({"op": int(LifecycleOp.FOSSILIZE), "slot": slot})
+    return [*advances, *fossilizes]
+
+
+def first_untried(wishes: list[Choice], failed: Choice | None) -> Choice | None:
+    """Return the first wish, one that has just failed only if there is no other."""
+    return min(wishes, key=lambda wish: wish == failed, default=None)

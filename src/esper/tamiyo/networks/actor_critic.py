@@ -20,25 +20,32 @@ from esper.leyline.actions import HEAD_NAMES
 from esper.leyline.errors import UsageError
 from esper.leyline.rules import Masks
 from esper.tamiyo.networks.config import PolicyConfig
-from esper.tamiyo.networks.critic import (
-    encode_ops,
-    finish,
-    memory_part,
-    op_part,
-    state_value,
-    value_of_op,
+from esper.tamiyo.networks.decision import (
+    NUM_HEADS,
+    OP,
+    SLOT,
+    Evaluation,
+    HeadTable,
+    MaskSource,
+    PolicyStep,
+    Scores,
+    choose,
 )
-from esper.tamiyo.networks.decision import Evaluation, PolicyStep, Scores, choose
-from esper.tamiyo.networks.head_table import NUM_HEADS, OP, SLOT, HeadTable, MaskSource
 from esper.tamiyo.networks.layers import (
     Hidden,
     check_hidden,
     empty_hidden,
+    encode_ops,
+    finish,
     initialize_linear,
     initialize_lstm,
     initialize_output,
+    memory_part,
+    op_part,
     run_sequence,
     run_step,
+    state_value,
+    value_of_op,
 )
 from esper.tamiyo.policy.distribution import (
     FloorKind,

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from esper.leyline.actions import HEAD_NAMES, HEAD_SIZES, NUM_OPS
-from esper.leyline.blueprints import NUM_BLUEPRINTS
 from esper.leyline.config import Config, option
-from esper.leyline.defaults import DEFAULT_LSTM_HIDDEN_DIM
+from esper.leyline.controller import DEFAULT_LSTM_HIDDEN_DIM
 from esper.leyline.errors import ConfigError, UsageError
-from esper.leyline.slots import SlotConfig
+from esper.leyline.slots import NUM_BLUEPRINTS, SlotConfig
 from esper.tamiyo.policy.distribution import FloorConfig
 from esper.tamiyo.policy.observation import LayoutName, ObservationLayout, make_layout
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, ItemsView
+from collections.abc import Callable, ItemsView, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
-from esper.leyline.actions import HEAD_NAMES
-from esper.tamiyo.networks.head_table import OP, OP_ROW, SLOT, HeadTable
+from esper.leyline.actions import HEAD_NAMES, NUM_OPS, PLACEHOLDERS, LifecycleOp, causal_table
+from esper.leyline.errors import UsageError
+from esper.leyline.rules import Masks
+from esper.leyline.slots import NOOP
 from esper.tamiyo.networks.layers import Hidden
 from esper.tamiyo.policy.distribution import (
     FloorKind,
@@ -19,6 +23,260 @@ from esper.tamiyo.policy.distribution import (
     sample,
     unchecked_log_probs,
 )
+
+# - All heads in one rectangle: where each head's choices lie, and which row an op and slot select
+
+
+MaskSource = Masks | Mapping[str, Tensor] | Tensor
+"""Masks as the rules give them, by head, or already as one of the two rectangles."""
+
+NUM_HEADS = len(HEAD_NAMES)
+SLOT = HEAD_NAMES.index("slot")
+BLUEPRINT = HEAD_NAMES.index("blueprint")
+OP = HEAD_NAMES.index("op")
+OP_ROW = -1
+"""The row of the op, the last in either rectangle."""
+
+_SINGLE = tuple(head for head in HEAD_NAMES if head not in ("slot", "blueprint"))
+"""The heads whose masks depend on nothing that is drawn."""
+
+_SHAPES = tuple(head for head in _SINGLE if head != "op")
+"""Those of them that say how the op is done."""
+
+assert ("slot", "blueprint", *_SINGLE) == HEAD_NAMES, "rows are built in this order"
+assert OP == NUM_HEADS + OP_ROW
+assert NOOP == 0, "the placeholder of the blueprint comes first"
+
+
+class HeadTable(nn.Module):
+    """The index tables of both rectangles; they follow the network to its device.
+
+    Args:
+        sizes: number of choices of every head.
+        by_slot: whether logits are given for every condition, side by side in the order of the
+            rows, and the heads that say how an op is done depend on the slot; without it every
+            head has the same logits under all conditions.
+    """
+
+    head_cells: Tensor
+    row_cells: Tensor
+    head_mask_cells: Tensor
+    row_mask_cells: Tensor
+    row_heads: Tensor
+    rows_by_choice: Tensor
+    everything: Tensor
+    nothing: Tensor
+    causal: Tensor
+    placeholders: Tensor
+
+    def __init__(self, sizes: Mapping[str, int], *, by_slot: bool = False) -> None:
+        """Lay out heads of these sizes."""
+        super().__init__()
+        self.by_slot = by_slot
+        self.sizes = {head: int(sizes[head]) for head in HEAD_NAMES}
+        self.num_slots = self.sizes["slot"]
+        self.num_blueprints = self.sizes["blueprint"]
+        self.width = max(self.sizes.values())
+        rows = ("slot",) * NUM_OPS + ("blueprint",) * (self.num_slots + 1)
+        rows += tuple(head for head in _SHAPES for _ in range(self.num_slots if by_slot else 1))
+        rows += ("op",)
+        self.num_rows = len(rows)
+        self.no_slot_row = NUM_OPS + self.num_slots
+        everything = self._existing(rows)
+        everything[NUM_OPS : self.no_slot_row + 1, NOOP] = False
+        by_head = self._starts(HEAD_NAMES)
+        of_heads = dict(zip(HEAD_NAMES, by_head, strict=False))
+        by_row = self._starts(rows) if by_slot else [of_heads[head] for head in rows]
+        # The masks of the heads that depend on nothing are given once, behind all others.
+        lone = rows[: self.no_slot_row + 1] + _SINGLE
+        by_mask = self._starts(lone)
+        of_masks = dict(zip(_SINGLE, by_mask[self.no_slot_row + 1 :], strict=False))
+        masks = by_mask[: self.no_slot_row + 1]
+        masks += [of_masks[head] for head in rows[len(masks) :]]
+        self._keep("head_cells", self._cells(HEAD_NAMES, by_head, absent=0))
+        self._keep("row_cells", self._cells(rows, by_row, absent=0))
+        self._keep("head_mask_cells", self._cells(HEAD_NAMES, by_head, absent=by_head[-1]))
+        self._keep("row_mask_cells", self._cells(rows, masks, absent=by_mask[-1]))
+        self._keep("row_heads", torch.tensor([HEAD_NAMES.index(head) for head in rows]))
+        self._keep("rows_by_choice", self._rows_by_choice())
+        self._keep("everything", everything)
+        self._keep("nothing", torch.zeros(1, dtype=torch.bool))
+        self._keep("causal", causal_table())
+        self._keep("placeholders", torch.tensor([int(PLACEHOLDERS[head]) for head in HEAD_NAMES]))
+
+    # ------------------------------------------------------------------------------- rectangles
+
+    def head_logits(self, logits: Tensor) -> Tensor:
+        """Return [..., 8, K] from the logits of all heads side by side, each once."""
+        return self._fold(logits, self.head_cells)
+
+    def row_logits(self, logits: Tensor) -> Tensor:
+        """Return [..., R, K] from the logits of all heads, or of all conditions, side by side."""
+        return self._fold(logits, self.row_cells)
+
+    def op_logits(self, logits: Tensor) -> Tensor:
+        """Return [..., ops]: those of the op, which come last."""
+        return logits[..., -self.sizes["op"] :]
+
+    def row_masks(self, masks: MaskSource | None, shape: Sequence[int]) -> Tensor:
+        """Return bool [*shape, R, K] from masks in any form; without masks everything is legal."""
+        if masks is None:
+            return self.everything.expand(*shape, -1, -1)
+        if isinstance(masks, Tensor):
+            if masks.shape[-2:] == (NUM_HEADS, self.width):
+                return _checked(self._spread(masks), shape, self.num_rows, self.width)
+            return _checked(masks, shape, self.num_rows, self.width)
+        parts = self._parts(masks, shape)
+        slots, blueprints = parts["slot_by_op"], parts["blueprint_by_slot"]
+        anywhere = (blueprints & slots[..., LifecycleOp.WAIT, :, None]).any(-2)
+        # Where nothing fits anywhere, the idle head has its placeholder alone.
+        nothing = ~anywhere.any(-1, keepdim=True)
+        cells = [slots.flatten(-2), blueprints.flatten(-2), nothing, anywhere[..., NOOP + 1 :]]
+        cells += [parts[head] for head in _SINGLE]
+        return self._fold(self._end(cells), self.row_mask_cells)
+
+    def head_masks(self, masks: MaskSource | None, actions: Tensor) -> Tensor:
+        """Return bool [..., 8, K]: the masks by which actions, int64 [..., 8], were chosen.
+
+        Masks by head are taken as they were stored: the slot's is that of the op taken, the
+        blueprint's that of the slot taken.
+        """
+        shape = actions.shape[:-1]
+        if isinstance(masks, Tensor) and masks.shape[-2] == NUM_HEADS:
+            return _checked(masks, shape, NUM_HEADS, self.width)
+        if isinstance(masks, Mapping) and "slot_by_op" not in masks:
+            parts = [self._head_part(masks, head, shape) for head in HEAD_NAMES]
+            return self._fold(self._end(parts), self.head_mask_cells)
+        rows = self.rows_of(actions[..., OP], actions[..., SLOT])
+        return self.select(self.row_masks(masks, shape), rows)
+
+    def rows_of(self, op: Tensor, slot: Tensor) -> Tensor:
+        """Return int64 [..., 8]: the row [..., R, K] that each head is drawn from."""
+        return self.rows_by_choice[op, slot]
+
+    def select(self, rectangle: Tensor, rows: Tensor) -> Tensor:
+        """Return [..., 8, K]: these rows of a rectangle [..., R, K]."""
+        return rectangle.gather(-2, rows.unsqueeze(-1).expand(*rows.shape, self.width))
+
+    # ------------------------------------------------------------------------------------ actions
+
+    def pack(self, actions: Mapping[str, Tensor] | Tensor) -> Tensor:
+        """Return actions by head as one tensor, int64 [..., 8]."""
+        if isinstance(actions, Tensor):
+            return actions
+        missing = [head for head in HEAD_NAMES if head not in actions]
+        if missing:
+            raise UsageError(
+                f"actions need all heads {', '.join(HEAD_NAMES)}; missing {', '.join(missing)}"
+            )
+        return torch.stack([actions[head] for head in HEAD_NAMES], dim=-1)
+
+    # ---------------------------------------------------------------------------------- internals
+
+    def _keep(self, name: str, table: Tensor) -> None:
+        self.register_buffer(name, table, persistent=False)
+
+    def _fold(self, flat: Tensor, cells: Tensor) -> Tensor:
+        """Return a rectangle [..., rows, K] whose cells are these entries of the last axis."""
+        filled = flat.index_select(-1, cells)
+        return filled.view(*filled.shape[:-1], -1, self.width)
+
+    def _end(self, parts: Sequence[Tensor]) -> Tensor:
+        """Return masks side by side, with one False after the last."""
+        return torch.cat([*parts, self.nothing.expand(*parts[0].shape[:-1], 1)], dim=-1)
+
+    def _rows_by_choice(self) -> Tensor:
+        """Return int64 [ops, S, 8]: the row of every head once op and slot are known."""
+        table = torch.empty(NUM_OPS, self.num_slots, NUM_HEADS, dtype=torch.int64)
+        table[..., SLOT] = torch.arange(NUM_OPS)[:, None]
+        table[..., BLUEPRINT] = self.no_slot_row
+        table[LifecycleOp.GERMINATE, :, BLUEPRINT] = NUM_OPS + torch.arange(self.num_slots)
+        table[..., OP] = self.num_rows + OP_ROW
+        first = self.no_slot_row + 1
+        for place, head in enumerate(_SHAPES):
+            own = torch.arange(self.num_slots) + place * self.num_slots if self.by_slot else place
+            table[..., HEAD_NAMES.index(head)] = first + own
+        return table
+
+    def _existing(self, heads: Sequence[str]) -> Tensor:
+        """Return bool [heads, K]: the cells that are choices of these heads."""
+        sizes = torch.tensor([self.sizes[head] for head in heads])
+        return torch.arange(self.width) < sizes[:, None]
+
+    def _starts(self, heads: Sequence[str]) -> list[int]:
+        """Return where each of these heads begins, side by side, and where the last one ends."""
+        return list(accumulate((self.sizes[head] for head in heads), initial=0))
+
+    def _cells(self, heads: Sequence[str], starts: Sequence[int], *, absent: int) -> Tensor:
+        """Return which entry fills each cell of these heads, which begin at these places.
+
+        Args:
+            heads: of the rows.
+            starts: at least one for each of them.
+            absent: the entry of a cell without a choice. Of logits any will do, they are masked;
+                of masks it is the one after the last, which is False.
+        """
+        first = torch.tensor(list(starts[: len(heads)]))
+        cells = first[:, None] + torch.arange(self.width)
+        return torch.where(self._existing(heads), cells, absent).flatten()
+
+    def _spread(self, masks: Tensor) -> Tensor:
+        """Return [..., R, K] from [..., 8, K]: every condition has the mask of its head."""
+        return masks.index_select(-2, self.row_heads)
+
+    def _parts(
+        self, masks: Masks | Mapping[str, Tensor], shape: Sequence[int]
+    ) -> dict[str, Tensor]:
+        """Return the masks by head and condition, padded to the slots and blueprints there are."""
+        if isinstance(masks, Masks):
+            given = {head: getattr(masks, head) for head in _SINGLE}
+            given["slot_by_op"] = masks.slot_by_op
+            given["blueprint_by_slot"] = masks.blueprint_by_slot
+        else:
+            given = dict(masks)
+        parts = {head: self._head_part(given, head, shape) for head in _SINGLE}
+        if "slot_by_op" in given:
+            slots = self._fit(given["slot_by_op"], "slot_by_op", (NUM_OPS, self.num_slots), shape)
+        else:
+            slots = self._head_part(given, "slot", shape).unsqueeze(-2)
+            slots = slots.expand(*shape, NUM_OPS, self.num_slots)
+        wanted = (self.num_slots, self.num_blueprints)
+        if "blueprint_by_slot" in given:
+            blueprints = self._fit(given["blueprint_by_slot"], "blueprint_by_slot", wanted, shape)
+        else:
+            blueprints = self._head_part(given, "blueprint", shape).unsqueeze(-2)
+            blueprints = blueprints.expand(*shape, *wanted)
+        return {**parts, "slot_by_op": slots, "blueprint_by_slot": blueprints}
+
+    def _head_part(self, masks: Mapping[str, Tensor], head: str, shape: Sequence[int]) -> Tensor:
+        if head not in masks:
+            raise UsageError(f"the masks have no head {head!r}; they have {', '.join(masks)}")
+        return self._fit(masks[head], head, (self.sizes[head],), shape)
+
+    def _fit(
+        self, mask: Tensor, name: str, wanted: tuple[int, ...], shape: Sequence[int]
+    ) -> Tensor:
+        """Return a mask padded with False to this policy's slots and blueprints."""
+        if tuple(mask.shape) == (*shape, *wanted):
+            return mask
+        own = mask.shape[len(shape) :]
+        may_pad = name in ("slot", "slot_by_op", "blueprint", "blueprint_by_slot")
+        fits = len(own) == len(wanted) and mask.shape[: len(shape)] == tuple(shape)
+        missing = [most - size for most, size in zip(wanted, own, strict=False)]
+        if not fits or min(missing) < 0 or (any(missing) and not may_pad):
+            raise UsageError(
+                f"the mask of {name!r} must be {[*shape, *wanted]}, got {list(mask.shape)}"
+            )
+        return F.pad(mask, [side for most in reversed(missing) for side in (0, most)])
+
+
+def _checked(masks: Tensor, shape: Sequence[int], rows: int, width: int) -> Tensor:
+    if tuple(masks.shape) != (*shape, rows, width):
+        raise UsageError(
+            f"the masks must be {[*shape, rows, width]} (rows and choices last), "
+            f"got {list(masks.shape)}"
+        )
+    return masks
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,18 +16,18 @@ import torch
 from torch import Tensor, nn
 
 from esper.leyline.actions import HEAD_NAMES
-from esper.leyline.defaults import DEFAULT_LSTM_HIDDEN_DIM
+from esper.leyline.controller import DEFAULT_LSTM_HIDDEN_DIM
 from esper.leyline.slots import SlotConfig
 from esper.tamiyo.networks.actor_critic import ActorCritic
 from esper.tamiyo.networks.config import PolicyConfig
-from esper.tamiyo.networks.critic import make_op_encoder, make_value_head
-from esper.tamiyo.networks.decision import Evaluation, Scores
-from esper.tamiyo.networks.head_table import OP, OP_ROW, HeadTable, MaskSource
+from esper.tamiyo.networks.decision import OP, OP_ROW, Evaluation, HeadTable, MaskSource, Scores
 from esper.tamiyo.networks.layers import (
     BlueprintEmbedding,
     Hidden,
     make_blueprint_head,
     make_head,
+    make_op_encoder,
+    make_value_head,
     run_heads,
     run_layers,
 )

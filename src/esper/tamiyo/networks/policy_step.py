@@ -10,13 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from esper.leyline.errors import UsageError
-from esper.leyline.process import capture_graph
 from esper.tamiyo.networks.actor_critic import ActorCritic
-from esper.tamiyo.networks.critic import first_layer
-from esper.tamiyo.networks.decision import PolicyStep
+from esper.tamiyo.networks.decision import BLUEPRINT, NUM_HEADS, MaskSource, PolicyStep
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCriticV2
-from esper.tamiyo.networks.head_table import BLUEPRINT, NUM_HEADS, MaskSource
-from esper.tamiyo.networks.layers import Hidden, check_hidden, has_onednn
+from esper.tamiyo.networks.layers import Hidden, check_hidden, first_layer, has_onednn
+from esper.utils.process import capture_graph
 
 _WARM_UP = 3
 

@@ -21,22 +21,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from esper.leyline.actions import HEAD_NAMES, NUM_OPS, LifecycleOp
-from esper.leyline.blueprints import BLUEPRINT_KINDS, BlueprintKind
 from esper.leyline.errors import UsageError
+from esper.leyline.slots import BLUEPRINT_KINDS, BlueprintKind
 from esper.tamiyo.networks.actor_critic import ActorCritic
 from esper.tamiyo.networks.config import PolicyConfig
-from esper.tamiyo.networks.critic import make_op_encoder, make_value_head
-from esper.tamiyo.networks.head_table import OP, SLOT, HeadTable
-from esper.tamiyo.networks.layers import (
-    make_head,
-)
-from esper.tamiyo.policy.travelling_layout import (
+from esper.tamiyo.networks.decision import OP, SLOT, HeadTable
+from esper.tamiyo.networks.layers import make_head, make_op_encoder, make_value_head
+from esper.tamiyo.policy.layout import (
     NUM_HOST,
     NUM_PAIR,
     NUM_SLOT,
     PAIR_FEATURES,
     PAIR_INDEX,
-    SLOT_INDEX,
+    TRAVELLING_SLOT_INDEX,
 )
 
 NUM_KINDS = len(BLUEPRINT_KINDS)
@@ -179,8 +176,8 @@ class TravellingActorCritic(ActorCritic[Slots]):
             [NUM_HOST, slots * NUM_SLOT, slots * blueprints * NUM_PAIR], dim=-1
         )
         each = each.unflatten(-1, (slots, NUM_SLOT))
-        exists = each[..., SLOT_INDEX["exists"]] > 0
-        free = exists & (each[..., SLOT_INDEX["is_active"]] == 0)
+        exists = each[..., TRAVELLING_SLOT_INDEX["exists"]] > 0
+        free = exists & (each[..., TRAVELLING_SLOT_INDEX["is_active"]] == 0)
         encoded = self.slot_net(torch.cat([each, self.kinds[blueprint_indices]], dim=-1))
         # What does not exist is 0, which is what nothing adds to a sum, and what no maximum of
         # rectified numbers is below.

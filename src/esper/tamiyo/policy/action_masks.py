@@ -18,12 +18,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from esper.leyline.actions import HEAD_NAMES, PLACEHOLDERS, LifecycleOp, causal_table
-from esper.leyline.alpha import AlphaMode
-from esper.leyline.blueprints import NOOP
 from esper.leyline.errors import EmptyMaskError, UsageError
 from esper.leyline.rules import Masks, RulesConfig, RuleView, build_masks
 from esper.leyline.signals import Signals
-from esper.leyline.stages import SeedStage
+from esper.leyline.slots import NOOP
+from esper.leyline.stages import AlphaMode, SeedStage
 from esper.tamiyo.policy.distribution import chosen_log_probs, masked_log_probs, probabilities
 from esper.tamiyo.policy.distribution import entropy as normalised_entropy
 from esper.tamiyo.policy.distribution import sample as draw

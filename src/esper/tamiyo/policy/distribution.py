@@ -21,9 +21,9 @@ from torch import Tensor
 
 from esper.leyline.actions import HEAD_NAMES
 from esper.leyline.config import Config, option
-from esper.leyline.defaults import PROBABILITY_FLOOR_PER_HEAD
+from esper.leyline.controller import PROBABILITY_FLOOR_PER_HEAD
 from esper.leyline.errors import EmptyMaskError, NonFiniteError, UsageError
-from esper.leyline.process import is_debugging
+from esper.utils.process import is_debugging
 
 FloorKind = Literal["mixture", "clamp", "off"]
 """How a floor is kept: mixed with the uniform, by raising what is below it, or not at all."""

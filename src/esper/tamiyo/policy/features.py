@@ -25,7 +25,6 @@ from torch.nn import functional as F
 
 from esper.leyline.actions import NUM_OPS
 from esper.leyline.errors import UsageError
-from esper.leyline.process import is_checking_stages
 from esper.leyline.signals import Signals
 from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import NUM_STAGES, STAGE_INDEX, SeedStage
@@ -45,9 +44,11 @@ from esper.tamiyo.policy.layout import (
     get_feature_size,
     refuse_strangers,
 )
+from esper.utils.process import is_checking_stages
 
 if TYPE_CHECKING:
     from esper.tamiyo.policy.reference import HostReport, SlotReport
+
 
 Array: TypeAlias = Any
 """An array of NumPy or a tensor."""

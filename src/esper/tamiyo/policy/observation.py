@@ -9,21 +9,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from esper.leyline.errors import UsageError
-from esper.leyline.process import is_checking_stages
+from esper.leyline.errors import NonFiniteError, UsageError
 from esper.leyline.signals import Signals
 from esper.leyline.slots import SlotConfig
 from esper.tamiyo.policy.features import batch_obs_to_features
 from esper.tamiyo.policy.layout import (
     FEEDBACK_FEATURES,
+    HOST_FEATURES,
+    HOST_INDEX,
     NUM_BASE,
     NUM_FEEDBACK,
+    NUM_HOST,
+    NUM_PAIR,
+    NUM_SLOT,
+    PAIR_FEATURES,
+    PAIR_INDEX,
+    TRAVELLING_SLOT_FEATURES,
+    TRAVELLING_SLOT_INDEX,
     FeatureSpec,
     check_finite,
     check_signals,
@@ -32,17 +40,159 @@ from esper.tamiyo.policy.layout import (
     get_feature_size,
 )
 from esper.tamiyo.policy.travelling import observe_host, observe_pairs, observe_slots
-from esper.tamiyo.policy.travelling_layout import (
-    HOST_FEATURES,
-    HOST_INDEX,
-    NUM_HOST,
-    NUM_PAIR,
-    NUM_SLOT,
-    PAIR_FEATURES,
-    PAIR_INDEX,
-    SLOT_FEATURES,
-    SLOT_INDEX,
-)
+from esper.utils.process import is_checking_stages
+
+# ---- ObservationNormalizer: running statistics by which observations are standardised
+
+
+MOMENTUM = 0.99
+LEAST_VARIANCE = 1e-8
+"""A feature that varies by less has not varied yet, but for rounding, and passes as it is."""
+
+CLIP = 10.0
+
+
+class ObservationNormalizer(nn.Module):
+    """Standardises the continuous features of an observation.
+
+    Features that a layout repeats, as for every slot, have their statistics in common, and only
+    repetitions that are there count: `state_dict` is the same for any number of them.
+
+    Args:
+        layout: what the observation is.
+        momentum: largest share of the old statistics that an update keeps.
+    """
+
+    mean: Tensor
+    """float32 [D], 0 where a feature is not standardised."""
+    scale: Tensor
+    """float32 [D], what a feature is multiplied by."""
+
+    def __init__(self, layout: ObservationLayout, momentum: float = MOMENTUM) -> None:
+        """Start with statistics that change nothing."""
+        super().__init__()
+        self.layout = layout
+        self.parts = nn.ModuleDict(
+            {part.name: RunningMoments(part.specs, momentum) for part in layout.parts}
+        )
+        self.register_buffer("mean", torch.zeros(layout.size), persistent=False)
+        self.register_buffer("scale", torch.ones(layout.size), persistent=False)
+        self.register_load_state_dict_post_hook(_after_loading)  # type: ignore[no-untyped-call]
+
+    def normalize(self, observation: Tensor) -> Tensor:
+        """Return the observation [..., D] standardised and clipped to +-10; nothing is learned."""
+        return ((observation - self.mean) * self.scale).clamp(-CLIP, CLIP)
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """Return `normalize(observation)`."""
+        return self.normalize(observation)
+
+    def update(self, batch: Tensor) -> None:
+        """Take over the raw observations [..., D] of a whole round."""
+        if batch.shape[-1] != self.layout.size or batch.numel() == 0:
+            raise UsageError(
+                f"update needs one or more observations of {self.layout.size} features, "
+                f"got {list(batch.shape)}"
+            )
+        rows = batch.reshape(-1, self.layout.size)
+        _refuse_non_finite(rows, self.layout)
+        for part in self.layout.parts:
+            own = part.of(rows)
+            if part.presence is not None:
+                own = own[own[..., part.presence] > 0]
+            if own.numel():
+                self.moments(part.name).update(own)
+        self.spread()
+
+    def moments(self, part: str) -> RunningMoments:
+        """Return the statistics of a part of the layout."""
+        found = self.parts[part]
+        assert isinstance(found, RunningMoments)
+        return found
+
+    @torch.no_grad()
+    def spread(self) -> None:
+        """Give every repetition of a feature the statistics of its part."""
+        for part in self.layout.parts:
+            own, place = self.moments(part.name), slice(part.start, part.start + part.size)
+            # In place: whoever captured these tensors, a graph or a view, sees the new values.
+            self.mean[place].copy_(own.mean.repeat(part.repeats))
+            self.scale[place].copy_(own.scale.repeat(part.repeats))
+
+
+class RunningMoments(nn.Module):
+    """Mean and variance of every continuous feature so far.
+
+    They are those of all values so far, with the part of the variance that lies between the old
+    mean and the batch's, until an update would move them by less than 1 - `momentum`; from then on
+    they follow by as much. So the first round sets them, and a feature that has not varied yet
+    passes as it is.
+
+    Args:
+        specs: the features.
+        momentum: largest share of the old statistics that an update keeps.
+    """
+
+    mean: Tensor
+    """float32 [D], 0 where a feature is not standardised."""
+    var: Tensor
+    """float32 [D], 1 where a feature is not standardised."""
+    count: Tensor
+    """float64, observations seen."""
+    momentum: Tensor
+    """float64."""
+    continuous: Tensor
+    """bool [D], what is standardised."""
+
+    def __init__(self, specs: Sequence[FeatureSpec], momentum: float = MOMENTUM) -> None:
+        """Start with statistics that change nothing."""
+        super().__init__()
+        if not 0.0 <= momentum < 1.0:
+            raise UsageError(f"momentum must be 0 or more and below 1, got {momentum}")
+        continuous = [spec.kind == "continuous" for spec in specs]
+        size = len(continuous)
+        self.register_buffer("mean", torch.zeros(size))
+        self.register_buffer("var", torch.ones(size))
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("momentum", torch.tensor(momentum, dtype=torch.float64))
+        self.register_buffer("continuous", torch.tensor(continuous), persistent=False)
+
+    @property
+    def scale(self) -> Tensor:
+        """float32 [D], what a feature is multiplied by."""
+        varies = self.continuous & (self.var > LEAST_VARIANCE)
+        return torch.where(varies, self.var.rsqrt(), 1.0)
+
+    @torch.no_grad()
+    def update(self, batch: Tensor) -> None:
+        """Take over values [..., D]."""
+        rows = batch.reshape(-1, len(self.mean)).to(self.mean)
+        var, mean = torch.var_mean(rows, dim=0, correction=0)
+        share = rows.shape[0] / (self.count + rows.shape[0])
+        take = torch.maximum(share, 1 - self.momentum).to(self.mean.dtype)
+        keep = 1 - take
+        between = keep * take * (mean - self.mean).square()
+        new_var = keep * self.var + take * var + between
+        new_mean = keep * self.mean + take * mean
+        self.var.copy_(torch.where(self.continuous, new_var, self.var))
+        self.mean.copy_(torch.where(self.continuous, new_mean, self.mean))
+        self.count += rows.shape[0]
+
+
+def _refuse_non_finite(rows: Tensor, layout: ObservationLayout) -> None:
+    finite = torch.isfinite(rows).all(0)
+    if not bool(finite.all()):
+        index = int((~finite).nonzero()[0])
+        raise NonFiniteError(
+            f"feature {index} ({layout.names[index]}) of an observation is not finite; "
+            "the statistics are left as they were"
+        )
+
+
+def _after_loading(normalizer: nn.Module, _: Any) -> None:
+    assert isinstance(normalizer, ObservationNormalizer)
+    normalizer.spread()
+
 
 LayoutName = Literal["documents", "travelling"]
 """Observation V3 of the design documents, or numbers that mean the same on every task."""
@@ -137,7 +287,13 @@ class TravellingLayout:
         slots_end = NUM_HOST + self.num_slots * NUM_SLOT
         return (
             Part("host", 0, HOST_FEATURES, 1, None),
-            Part("slot", NUM_HOST, SLOT_FEATURES, self.num_slots, SLOT_INDEX["exists"]),
+            Part(
+                "slot",
+                NUM_HOST,
+                TRAVELLING_SLOT_FEATURES,
+                self.num_slots,
+                TRAVELLING_SLOT_INDEX["exists"],
+            ),
             Part("pair", slots_end, PAIR_FEATURES, pairs, PAIR_INDEX["fits"]),
         )
 
@@ -173,7 +329,7 @@ class TravellingLayout:
         slots = padded_slots(slot_names, self.num_slots)
         return [
             *(spec.name for spec in HOST_FEATURES),
-            *(f"{slot}.{spec.name}" for slot in slots for spec in SLOT_FEATURES),
+            *(f"{slot}.{spec.name}" for slot in slots for spec in TRAVELLING_SLOT_FEATURES),
             *(
                 f"{slot}.{blueprint}.{spec.name}"
                 for slot in slots

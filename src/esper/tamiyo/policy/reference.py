@@ -17,11 +17,10 @@ import torch
 from torch import Tensor
 
 from esper.leyline.actions import LifecycleOp
-from esper.leyline.alpha import AlphaAlgorithm, AlphaMode
 from esper.leyline.errors import UsageError
 from esper.leyline.signals import HISTORY, Signals
 from esper.leyline.slots import SlotConfig
-from esper.leyline.stages import SeedStage, parse_stage
+from esper.leyline.stages import AlphaAlgorithm, AlphaMode, SeedStage, parse_stage
 from esper.tamiyo.policy.layout import SLOT_FEATURES, feature_names
 
 

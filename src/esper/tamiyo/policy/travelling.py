@@ -16,24 +16,21 @@ import torch
 from torch import Tensor
 
 from esper.leyline.actions import LifecycleOp
-from esper.leyline.alpha import AlphaAlgorithm, AlphaMode
-from esper.leyline.blueprints import NOOP, TOPOLOGIES
 from esper.leyline.signals import HISTORY, Signals
-from esper.leyline.stages import SeedStage
+from esper.leyline.slots import NOOP, TOPOLOGIES
+from esper.leyline.stages import AlphaAlgorithm, AlphaMode, SeedStage
 from esper.tamiyo.policy.layout import (
     FEEDBACK_FEATURES,
     FRESHNESS_DECAY,
-    FeatureSpec,
-    refuse_strangers,
-)
-from esper.tamiyo.policy.travelling_layout import (
     HOST_FEATURES,
     LEAST_SHARE,
     NO_LIMIT,
     PAIR_FEATURES,
     PAIR_INDEX,
     PAST,
-    SLOT_FEATURES,
+    TRAVELLING_SLOT_FEATURES,
+    FeatureSpec,
+    refuse_strangers,
 )
 
 _LEAST_LEFT = 0.01
@@ -225,7 +222,9 @@ def observe_slots(signals: Signals, pairs: Tensor) -> Tensor:
         "flops_share": torch.log1p(signals.slot_flops / host_flops),
     }
     seed = {name: torch.where(active, value, 0) for name, value in seed.items()}
-    return torch.where(exists.unsqueeze(-1), _columns(SLOT_FEATURES, {**own, **seed}), 0.0)
+    return torch.where(
+        exists.unsqueeze(-1), _columns(TRAVELLING_SLOT_FEATURES, {**own, **seed}), 0.0
+    )
 
 
 def observe_pairs(signals: Signals) -> Tensor:
@@ -282,7 +281,7 @@ def _named(specs: Sequence[FeatureSpec], bits: Tensor) -> dict[str, Tensor]:
 
 @lru_cache(maxsize=8)
 def _spec_range(prefix: str) -> tuple[FeatureSpec, ...]:
-    return tuple(spec for spec in SLOT_FEATURES if spec.name.startswith(prefix))
+    return tuple(spec for spec in TRAVELLING_SLOT_FEATURES if spec.name.startswith(prefix))
 
 
 def _refuse_strangers(signals: Signals, active: Tensor, ops: Tensor) -> None:

@@ -1,0 +1,249 @@
+"""How many blocks of every stack can be awake."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import compress
+from typing import Any
+from warnings import catch_warnings, simplefilter
+
+from torch import nn
+
+from esper.growth.depth.rules import Decision
+from esper.growth.depth.stacks import Stack
+from esper.kasmina.flops import HOW_TO_COUNT, PASSES_OF_TRAINING, forward_flops
+from esper.leyline.errors import UsageError, unknown_name, warn
+from esper.utils.process import grouped
+
+Stacks = Mapping[str, Stack]
+
+
+def a_share(stacks: Stacks, share: float) -> dict[str, int]:
+    """Return a share of the blocks of every stack, rounded up to what can be awake."""
+    return {
+        name: stack.period * math.ceil(share * len(stack.blocks) / stack.period)
+        for name, stack in stacks.items()
+    }
+
+
+def double(stacks: Stacks, awake: Mapping[str, int]) -> dict[str, int]:
+    """Return twice the blocks awake, by stack, as far as there are as many."""
+    return {name: min(len(stack.blocks), 2 * awake[name]) for name, stack in stacks.items()}
+
+
+def fill_in(stacks: Stacks, decision: Decision, awake: Mapping[str, int]) -> dict[str, int]:
+    """Return the blocks that a decision wants awake, by stack."""
+    blocks = {name: len(stack.blocks) for name, stack in stacks.items()}
+    assert decision is not None
+    if isinstance(decision, Mapping):
+        for name in decision:
+            if name not in blocks:
+                raise unknown_name("stack", name, blocks)
+        return {**blocks, **awake, **decision}
+    if decision > max(blocks.values()):
+        raise UsageError(f"{decision} blocks cannot be awake, there are {listed(blocks)}")
+    return {name: min(decision, count) for name, count in blocks.items()}
+
+
+def resolve(stacks: Stacks, decision: Decision, awake: Mapping[str, int]) -> dict[str, int]:
+    """Return the blocks to be awake by stack; refuse a number that cannot be."""
+    wanted = fill_in(stacks, decision, awake)
+    for name, count in wanted.items():
+        period, most = stacks[name].period, len(stacks[name].blocks)
+        if not max(1, awake.get(name, 1)) <= count <= most:
+            raise UsageError(
+                f"{count} blocks of {name} cannot be awake, only {awake.get(name, 1)} to {most}: "
+                "blocks do not fall asleep again"
+            )
+        if count % period and count != most:
+            raise UsageError(
+                f"{count} blocks of {name} cannot be awake: {period} kinds of blocks alternate "
+                f"there, so it must be a multiple of {period}, or all {most}"
+            )
+    return wanted
+
+
+def listed(blocks: Mapping[str, int]) -> str:
+    """Return numbers of blocks in words."""
+    return ", ".join(f"{count} in {name}" for name, count in blocks.items())
+
+
+# ---- Training FLOPs of a network with some of its blocks asleep
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Training FLOPs of one batch."""
+
+    base: int
+    """Of everything but the blocks of stacks."""
+    block: Mapping[str, float]
+    """Of one block, by stack; the mean over its blocks."""
+
+    def per_batch(self, awake: Mapping[str, int]) -> float:
+        """Return the FLOPs of a batch with these blocks awake; sleeping ones cost nothing."""
+        return self.base + sum(self.block[name] * count for name, count in awake.items())
+
+
+def count_costs(
+    module: nn.Module,
+    path: str,
+    stacks: Mapping[str, Stack],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> Costs:
+    """Count the FLOPs of one batch with all blocks awake.
+
+    Args:
+        module: what is called, the network or a part of it.
+        path: its name in the network.
+        stacks: the stacks within it.
+        args: with what it is called.
+        kwargs: likewise, by name.
+    """
+    with catch_warnings():
+        # What the network itself warns of, it says when it trains.
+        simplefilter("ignore")
+        count = forward_flops(module, args, kwargs)
+    if count.uncounted:
+        warn(
+            f"the operations of {count.describe_uncounted()} cannot be counted; the training FLOPs "
+            f"are without them, {HOW_TO_COUNT}"
+        )
+    prefix = f"{path}." if path else ""
+    blocks = {
+        name: [PASSES_OF_TRAINING * count.by_module[one.removeprefix(prefix)] for one in own.blocks]
+        for name, own in stacks.items()
+    }
+    whole = count.training
+    return Costs(
+        whole - sum(map(sum, blocks.values())),
+        {name: sum(flops) / len(flops) for name, flops in blocks.items()},
+    )
+
+
+# ---- The model as the smaller network that is awake: while it is saved or loaded, or for good
+
+
+_DEPTHS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "depth")
+"""Names under which the configurations of Hugging Face keep the number of blocks."""
+_SIDES = {
+    "encoder": ("encoder_layers", "num_encoder_layers"),
+    "decoder": ("decoder_layers", "num_decoder_layers"),
+}
+
+
+_LAYER_TYPES = "layer_types"
+_DEPTHS_BY_STAGE = "depths"
+
+Undo = list[tuple[dict[str, Any], dict[str, Any]]]
+
+
+@contextmanager
+def exported(
+    network: nn.Module,
+    stacks: Mapping[str, Stack],
+    awake: Mapping[str, int],
+    *,
+    has_config: bool = True,
+) -> Iterator[None]:
+    """Take sleeping blocks out of a model, and out of its configuration; put them back after."""
+    undo: Undo = []
+    try:
+        shorten(network, stacks, awake, undo, has_config=has_config)
+        yield
+    finally:
+        put_back(undo)
+
+
+def shorten(
+    network: nn.Module,
+    stacks: Mapping[str, Stack],
+    awake: Mapping[str, int],
+    undo: Undo,
+    *,
+    has_config: bool = True,
+) -> None:
+    """Take sleeping blocks out of a model; `undo` takes what `put_back` needs.
+
+    Args:
+        network: the model.
+        stacks: its stacks.
+        awake: blocks awake, by stack.
+        undo: what was there before.
+        has_config: whether the configuration of the model is to say so, too.
+    """
+    sleeping = grouped(
+        (stack.container, block.rpartition(".")[2])
+        for name, stack in stacks.items()
+        for block in stack.blocks[awake[name] :]
+    )
+    # Found before anything is numbered anew: one list may lie in another.
+    lists = {container: network.get_submodule(container)._modules for container in sleeping}
+    configs = {
+        container: _configs_around(network, container) if has_config else []
+        for container in sleeping
+    }
+    for container, asleep in sleeping.items():
+        _shorten_list(container, lists[container], configs[container], asleep, undo)
+
+
+def put_back(undo: Undo) -> None:
+    """Make a model what it was before `shorten`."""
+    for now, before in reversed(undo):
+        now.clear()
+        now.update(before)
+
+
+def _shorten_list(
+    container: str,
+    children: dict[str, nn.Module | None],
+    configs: Sequence[Any],
+    asleep: Sequence[str],
+    undo: Undo,
+) -> None:
+    """Leave these blocks out of their list, numbered anew, and of every configuration."""
+    is_kept = [key not in asleep for key in children]
+    for config in configs:
+        undo.append((vars(config), dict(vars(config))))
+    if configs and not any([_shorten(vars(one), container, is_kept) for one in configs]):
+        raise UsageError(
+            f"cannot tell which entry of {type(configs[0]).__name__} is the depth of {container}; "
+            "save the model's state_dict() inside export() instead"
+        )
+    undo.append((children, dict(children)))
+    kept = [child for key, child in children.items() if key not in asleep]
+    children.clear()
+    children.update({str(number): child for number, child in enumerate(kept)})
+
+
+def _configs_around(network: nn.Module, container: str) -> list[Any]:
+    """Return the configurations of Hugging Face that belong to a model or to what holds a list."""
+    parts = container.split(".")
+    modules = [network.get_submodule(".".join(parts[:count])) for count in range(len(parts))]
+    found = {id(config): config for one in modules if (config := getattr(one, "config", None))}
+    # Configurations of other kinds say nothing about how a model is built from a file.
+    return [config for config in found.values() if hasattr(config, "attribute_map")]
+
+
+def _shorten(config: dict[str, Any], container: str, is_kept: list[bool]) -> bool:
+    """Write the number of kept blocks where a configuration has the number of all."""
+    before, after = len(is_kept), sum(is_kept)
+    side = next((side for side in _SIDES if side in container), "")
+    own = [name for name in _SIDES.get(side, ()) if config.get(name) == before]
+    # Where both sides are counted, the general number is that of the encoder.
+    general = [] if own and side == "decoder" else [n for n in _DEPTHS if config.get(n) == before]
+    config.update(dict.fromkeys([*own, *general], after))
+    if len(config.get(_LAYER_TYPES) or ()) == before:
+        config[_LAYER_TYPES] = [*compress(config[_LAYER_TYPES], is_kept)]
+    stage = re.search(r"\.(\d+)", container)
+    depths = list(config.get(_DEPTHS_BY_STAGE) or ())
+    if stage and int(stage[1]) < len(depths) and depths[int(stage[1])] == before:
+        depths[int(stage[1])] = after
+        config[_DEPTHS_BY_STAGE] = depths
+        return True
+    return bool(own or general)

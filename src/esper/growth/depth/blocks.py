@@ -1,0 +1,227 @@
+"""Sleeping blocks: a block that sleeps stays where it is and hands its input on.
+
+Only the block's `forward` is replaced, so parameters, names and `state_dict` keys never change.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.optim import Optimizer
+
+from esper.kasmina.calls import Call, Source, is_plain
+from esper.kasmina.optimizer import copy_state
+
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What a block returns, learned from an example call."""
+
+    parts: tuple[Source, ...]
+    """One part for a tensor, otherwise one for each item."""
+    form: type | None
+    """`tuple` or `list`; None where the block returns its only part as it is."""
+
+
+def pass_through(output: Output, *args: Any, **kwargs: Any) -> Any:
+    """Return the inputs of a block in the form of its output.
+
+    At module level, and without a reference to the block, so that a model with sleeping blocks can
+    be pickled and copied.
+    """
+    if output.form is None:
+        return output.parts[0].read(args, kwargs)
+    return output.form(part.read(args, kwargs) for part in output.parts)
+
+
+class Sleeper:
+    """One block that can be put to sleep and woken."""
+
+    def __init__(self, block: nn.Module, output: Output) -> None:
+        """Leave the block as it is: awake."""
+        self.block = block
+        self._output = output
+        self._kept: dict[str, Any] | None = None
+
+    def set_awake(self, is_awake: bool) -> None:
+        """Wake the block, or put it to sleep."""
+        if is_awake == (self._kept is None):
+            return
+        own = self.block.__dict__
+        if is_awake:
+            assert self._kept is not None
+            del own["forward"]
+            own.update(self._kept)
+            self._kept = None
+            return
+        # A block compiled by `block.compile()` would be compiled asleep, then again awake.
+        names = ["forward", "_compiled_call_impl"]
+        if isinstance(self.block, FSDPModule):
+            # FSDP gathers the parameters of every block that is called, even of one asleep.
+            names += _HOOKS
+        self._kept = {name: own.pop(name) for name in names if name in own}
+        own.update({name: OrderedDict() for name in _HOOKS if name in self._kept})
+        own["forward"] = partial(pass_through, self._output)
+
+
+def wake_copies(network: nn.Module) -> None:
+    """Wake the blocks of a network that was copied or pickled while they slept."""
+    for module in network.modules():
+        if is_asleep(module):
+            del module.__dict__["forward"]
+
+
+def is_asleep(module: nn.Module) -> bool:
+    """Return whether a module is a block that sleeps."""
+    own = vars(module).get("forward")
+    return isinstance(own, partial) and own.func is pass_through
+
+
+# ---- What the blocks of a stack return while they sleep, learned from watching their calls
+
+
+def learn_output(calls: list[Call]) -> Output | str:
+    """Return what the blocks of a run return while they sleep, or why that cannot be said."""
+    outputs = [_output_of(call, after) for call, after in pairwise(calls)]
+    if any(isinstance(output, str) for output in outputs):
+        return next(output for output in outputs if isinstance(output, str))
+    if any(output != outputs[0] for output in outputs):
+        return "its blocks return different things"
+    output = outputs[0]
+    assert isinstance(output, Output)
+    for call in calls[1:]:
+        if len(call.parts) != len(output.parts):
+            return "its blocks return different things"
+        for source, part in zip(output.parts, call.parts, strict=True):
+            given = source.read(call.args, call.kwargs)
+            if isinstance(part, Tensor) and getattr(given, "shape", None) != part.shape:
+                return "its blocks change the shape of what they are given"
+    return output
+
+
+def _output_of(call: Call, after: Call) -> Output | str:
+    """Learn from a call, and from the call that follows, which input stands for which output."""
+    parts = []
+    for part in call.parts:
+        # What the next block takes as its hidden state, this one takes by the same name.
+        source = None if is_plain(part) else after.source_of(part) or call.source_of(part)
+        if source is None and isinstance(part, Tensor):
+            return (
+                "its blocks return a tensor that the next one does not take; asleep they have none"
+            )
+        if source is None and not is_plain(part):
+            return f"its blocks return a {type(part).__name__}; let them return tensors or a tuple"
+        parts.append(source or Source(value=part))
+    form = type(call.output) if type(call.output) in (tuple, list) else None
+    return Output(tuple(parts), form)
+
+
+# ---- The hook by which the first batch of a model is seen, where no example was given
+
+
+OnCall = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
+
+
+class FirstBatch:
+    """Forward pre-hook that tells the arguments of a call, until it is removed.
+
+    Copies of a model copy its hooks: a copy of this one, pickled or not, does nothing.
+    """
+
+    def __init__(self, on_call: OnCall | None = None) -> None:
+        """Call this method of an object that is not kept alive by it."""
+        self._on_call = None if on_call is None else weakref.WeakMethod(on_call)
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return FirstBatch, ()
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Tell a call of the module."""
+        on_call = None if self._on_call is None else self._on_call()
+        if on_call is not None:
+            on_call(module, args, kwargs)
+
+    def hook(self, modules: Iterable[nn.Module]) -> None:
+        """Watch the calls of these modules."""
+        for module in modules:
+            # Before FSDP gathers parameters for the call.
+            module.register_forward_pre_hook(self, prepend=True, with_kwargs=True)
+
+
+def unhook(model: nn.Module) -> None:
+    """Remove all hooks of this kind from a model and everything within it."""
+    for module in model.modules():
+        for key, hook in list(module._forward_pre_hooks.items()):
+            if isinstance(hook, FirstBatch):
+                del module._forward_pre_hooks[key]
+                module._forward_pre_hooks_with_kwargs.pop(key, None)
+
+
+# ---- Copying blocks: weights, buffers and the state that optimizers keep for them
+
+
+Order = Literal["stack", "interleave"]
+
+ORDERS: tuple[Order, ...] = ("stack", "interleave")
+
+
+def plan_copies(
+    before: int, after: int, order: Order, period: int = 1
+) -> Iterator[tuple[int, int]]:
+    """Yield (target, source) for every block that changes, in the order in which to copy.
+
+    Three blocks a b c become a b c a b c when stacked, a a b b c c when interleaved. Where fewer
+    are added, the stack ends as it did: a b c d become a b c d c d. Blocks that alternate (period
+    2: attention of two kinds) are moved in groups of that size.
+
+    Args:
+        before: number of blocks awake, a multiple of the period.
+        after: number of blocks that will be awake.
+        order: 'stack' or 'interleave'.
+        period: number of blocks after which their kinds repeat.
+    """
+    if order == "stack":
+        whole = after - after % before
+        added = -(-(after - before) // period) * period
+        for target in range(before, after):
+            yield target, target % before if target < whole else target - added
+        return
+    groups = -(-after // period)
+    # From the last to the first: no source is overwritten before it was copied.
+    for target in reversed(range(after)):
+        group, phase = divmod(target, period)
+        source = group * (before // period) // groups * period + phase
+        if source != target:
+            yield target, source
+
+
+@torch.no_grad()
+def copy_block(source: nn.Module, target: nn.Module) -> None:
+    """Give a block the parameters and buffers of another one."""
+    for one, other in zip(_tensors(target), _tensors(source), strict=True):
+        one.copy_(other)
+
+
+def copy_optimizer_state(
+    source: nn.Module, target: nn.Module, optimizers: Sequence[Optimizer]
+) -> None:
+    """Give the parameters of a block the optimizer state of another block's; groups stay."""
+    for one, other in zip(target.parameters(), source.parameters(), strict=True):
+        for optimizer in optimizers:
+            copy_state(optimizer, other, one)
+
+
+def _tensors(block: nn.Module) -> list[Tensor]:
+    return [*block.parameters(), *block.buffers()]

@@ -1,0 +1,281 @@
+"""Baking: a grown network as a plain `nn.Module`, made of its host and of PyTorch alone.
+
+What a seed and its blending compute is written down as a `torch.fx.GraphModule`, a part of the
+submodule it grew behind. So the result is of the host's own class, has all parameters in the usual
+places, trains, can be pickled, exported and grown in again, and nothing of it needs Esper.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from esper.kasmina.blueprints.kin import Kin
+from esper.kasmina.blueprints.registry import blueprint_names
+from esper.kasmina.slot import MIXING, Slot, SlotMode, blend
+from esper.kasmina.slots.placement import Holder, Placement
+from esper.kasmina.state import EMPTY, SlotState, empty_state
+from esper.kasmina.wrapping import disconnect
+from esper.leyline.errors import CheckpointError, SlotError, reason_of
+from esper.leyline.slots import AXES
+from esper.utils.manifest import restoring
+from esper.utils.storage import load_tree, save_tree
+
+_ALWAYS_THERE = ("torch", "_operator", "builtins", "math")
+"""Packages whose parts and functions a plain module may use."""
+
+# So that a graph asks this question whenever it runs, and not once when it is traced.
+fx.wrap("hasattr")
+
+GROWN = "grown"
+"""What a seed is called in the submodule behind which it grew."""
+
+
+class _Blended(nn.Module):
+    """What a slot does to an activation, without a choice left that a graph could not hold."""
+
+    alpha: Tensor
+
+    def __init__(self, slot: Slot, holder: Holder, dtype: torch.dtype) -> None:
+        super().__init__()
+        assert slot.seed is not None
+        self.seed = slot.seed
+        self.gate = slot.gate
+        self._algorithm = slot.algorithm
+        self._axes = AXES[slot.axes]
+        self._is_copy = slot.is_copy
+        self._replaces = slot.mode == SlotMode.REPLACE
+        self._holder: Holder = holder
+        self.register_buffer("alpha", slot.alpha.detach().to(dtype).clone())
+
+    def forward(self, h: Tensor) -> Tensor:
+        """Return the activation with the seed mixed in."""
+        if self._is_copy:
+            return self.join(h, self.seed(h))
+        if self._axes.is_usual:
+            return self._mix(h, self.seed(h))
+        turned = h.permute(self._axes.order)
+        return self._mix(turned, self.seed(turned)).permute(self._axes.inverse).contiguous()
+
+    def join(self, h: Tensor, output: Any) -> Tensor:
+        """Return the activation with the output of a copy mixed in; it sees what its block does."""
+        s: Tensor = output if self._holder == "tensor" else output[0]
+        if self._replaces:
+            return s
+        if self._axes.is_usual:
+            return self._mix(h, s)
+        order, inverse = self._axes.order, self._axes.inverse
+        return self._mix(h.permute(order), s.permute(order)).permute(inverse).contiguous()
+
+    def _mix(self, h: Tensor, s: Tensor) -> Tensor:
+        return blend(h, s, self.alpha, self._algorithm, self.gate)
+
+
+class _Attending(nn.Module):
+    """A forward hook: the blended activation in place of the first thing the submodule puts out."""
+
+    def __init__(self, blended: _Blended, holder: Holder) -> None:
+        super().__init__()
+        self.blended = blended
+        self._holder: Holder = holder
+
+    def forward(self, module: Any, args: Any, output: Any) -> Any:
+        """Return what the submodule puts out from now on."""
+        return self.put_back(output, self.blended(self.activation(output)))
+
+    def activation(self, output: Any) -> Any:
+        """Return what the slot works on."""
+        return output if self._holder == "tensor" else output[0]
+
+    def put_back(self, output: Any, first: Any) -> Any:
+        """Return the output with another activation."""
+        if self._holder == "tensor":
+            return first
+        rest = output[1:]
+        # fx writes the sum of a tuple, or of a list, with one that it only knows when it runs.
+        return (first,) + rest if self._holder == "tuple" else [first] + rest  # noqa: RUF005
+
+
+class _AttendingCopy(_Attending):
+    """The same for a copy of the submodule, which is called with whatever the submodule is."""
+
+    def __init__(self, blended: _Blended, holder: Holder, kin: Kin) -> None:
+        super().__init__(blended, holder)
+        self._kin = kin
+
+    def forward(self, module: Any, args: Any, kwargs: Any, output: Any) -> Any:  # type: ignore[override]
+        """Return what the submodule puts out from now on."""
+        kin, names = self._kin, list(self._kin.names)
+        # A graph has a fixed number of arguments: one more must not be left out without a word.
+        message = "a grown submodule must be called with the same arguments as when it was grown"
+        torch._assert(args[kin.positional :] == (), message)
+        given = kwargs.keys()
+        torch._assert((given ^ names) == (given ^ given), message)
+        for key in kin.empty:
+            value = args[key] if isinstance(key, int) else kwargs[key]
+            # None or a tensor. A cache would be filled by the block and by its copy.
+            torch._assert(
+                (value == None) | hasattr(value, "grad_fn"),  # noqa: E711
+                f"a grown submodule takes None or a tensor as its argument {key!r}; where that is "
+                "a cache, switch it off (use_cache=False)",
+            )
+        h = self.activation(output)
+        named = {name: kwargs[name] for name in names}
+        others = [args[index] for index in range(1, kin.positional)]
+        if kin.positional:
+            made = self.blended.seed(h, *others, **named)
+        else:
+            made = self.blended.seed(**{**named, names[0]: h})
+        return self.put_back(output, self.blended.join(h, made))
+
+
+def bake(model: nn.Module, slots: Mapping[str, tuple[Slot, Placement]]) -> nn.Module:
+    """Turn a model whose slots hang behind it, by path, into a plain one, in place."""
+    disconnect(model)
+    for path, (slot, placement) in slots.items():
+        if slot.seed is None or slot.mode not in MIXING:
+            continue
+        host = model.get_submodule(path)
+        like = next(host.parameters(), next(model.parameters(), slot.alpha))
+        dtype = like.dtype if like.is_floating_point() else torch.float32
+        blended = _Blended(slot, placement.holder, dtype)
+        name = GROWN
+        while hasattr(host, name):
+            name += "_again"
+        if isinstance(host, nn.Sequential) and placement.holder == "tensor":
+            # Just one more step; a sequence would run a submodule of any other meaning too.
+            host.add_module(name, _written_down(blended, slot))
+            continue
+        if isinstance(host, nn.Sequential) or placement.holder == "other":
+            raise SlotError(
+                f"submodule {path!r} puts out something that a plain module cannot take apart; "
+                "keep the garden: garden.save(folder)"
+            )
+        hook = _Attending(blended, placement.holder)
+        if slot.is_copy:
+            hook = _AttendingCopy(blended, placement.holder, placement.kin)
+        part = _written_down(hook, slot)
+        host.add_module(name, part)
+        host.register_forward_hook(part, with_kwargs=slot.is_copy)
+    return model
+
+
+def _written_down(module: nn.Module, slot: Slot) -> fx.GraphModule:
+    """Return what a module computes as a graph of PyTorch's own operations.
+
+    A copy of the host's own block stays a module in it: whoever loads the host knows its class.
+    """
+    seed = type(slot.seed).__name__
+    kept = list(slot.seed.modules()) if slot.is_copy and slot.seed is not None else []
+    modes = [(part, part.training) for part in kept]
+
+    # Within the function: PyTorch pickles a graph without the name of such a class.
+    class _Tracer(fx.Tracer):
+        def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+            return m in kept or super().is_leaf_module(m, module_qualified_name)
+
+    module.train(slot.training)
+    try:
+        graph = fx.GraphModule(module, _Tracer().trace(module), type(module).__name__)
+    except Exception as error:
+        reason = reason_of(error)
+        raise SlotError(
+            f"the seed in slot {slot.name!r}, a {seed}, cannot be written down without Esper: "
+            f"{reason}; keep the garden (garden.save(folder)) or export it"
+        ) from error
+    parts = [type(part) for part in graph.modules() if part not in kept]
+    calls = [node.target for node in graph.graph.nodes if node.op == "call_function"]
+    for part in (*parts, *calls):
+        home = (getattr(part, "__module__", None) or "torch").partition(".")[0]
+        if home not in _ALWAYS_THERE:
+            raise SlotError(
+                f"the seed in slot {slot.name!r}, a {seed}, uses {part.__name__!r} of {home!r}, "
+                "which a plain module would need again; keep the garden: garden.save(folder)"
+            )
+    for node in graph.graph.nodes:
+        # Annotations, which a pickled graph would want to import.
+        node.type = None
+    graph.recompile()
+    graph.train(slot.training)
+    for part, mode in modes:
+        part.training = mode
+    return graph
+
+
+def baked_copy(model: nn.Module, slots: Mapping[str, tuple[Slot, Placement]]) -> nn.Module:
+    """Return a plain copy of a model with what has grown behind it."""
+    # Together: what model and slots share, hooks above all, must be shared by the copies.
+    copied, own = copy.deepcopy((model, {path: slot for path, (slot, _) in slots.items()}))
+    return bake(copied, {path: (own[path], slots[path][1]) for path in own})
+
+
+# ---- A garden on disk: its lifecycle as plain data, its weights as tensors, never any code
+
+
+KIND = "garden"
+VERSION = 4
+
+
+def encode_lifecycle(names: tuple[str, ...], state: SlotState, germinations: int) -> Tensor:
+    """Return the lifecycle as a byte tensor, so that a state_dict holds tensors alone."""
+    record = {
+        "slots": list(names),
+        "blueprints": list(blueprint_names()),
+        "germinations": germinations,
+        "state": {name: value.tolist() for name, value in state.state_dict().items()},
+    }
+    return torch.tensor(list(json.dumps(record).encode()), dtype=torch.uint8)
+
+
+def decode_lifecycle(encoded: Tensor, names: tuple[str, ...]) -> tuple[SlotState, int]:
+    """Return what `encode_lifecycle` was given, for a garden with these slots.
+
+    Blueprints are matched by name: ids of registered ones may differ between programs.
+    """
+    record = json.loads(bytes(encoded.tolist()).decode())
+    if tuple(record["slots"]) != names:
+        raise CheckpointError(
+            f"the saved garden has slots {', '.join(record['slots'])}, this one has "
+            f"{', '.join(names)}; wrap the model with the saved slots"
+        )
+    like = empty_state(1, len(names)).state_dict()
+    fields = {
+        name: torch.tensor(record["state"][name], dtype=like[name].dtype)
+        for name in (*EMPTY, "interaction")
+    }
+    fields["blueprint"] = _translate(fields["blueprint"], record["blueprints"])
+    return SlotState(**fields), int(record["germinations"])
+
+
+def save_garden(state: Mapping[str, Any], folder: str | Path, meta: Mapping[str, Any]) -> None:
+    """Write a garden's weights and lifecycle, its `state_dict`, into a folder."""
+    save_tree(Path(folder), {"garden": dict(state)}, kind=KIND, version=VERSION, meta=meta)
+
+
+def read_garden(folder: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return (state_dict, meta) of a saved garden after checking it."""
+    tree, meta = load_tree(Path(folder), kind=KIND, version=VERSION)
+    with restoring(Path(folder)):
+        return dict(tree["garden"]), meta
+
+
+def _translate(ids: Tensor, saved_names: list[str]) -> Tensor:
+    known = blueprint_names()
+    result = ids.clone()
+    for position, saved in enumerate(ids.flatten().tolist()):
+        if saved < 0:
+            continue
+        name = saved_names[saved]
+        if name not in known:
+            raise CheckpointError(
+                f"the saved garden has grown a {name!r}, which is not registered here; "
+                "import the module that registers this blueprint first"
+            )
+        result.view(-1)[position] = known.index(name)
+    return result

@@ -1,0 +1,1 @@
+"""Where a model can grow: slots found, probed, suggested and checked."""

@@ -1,0 +1,478 @@
+"""Finding where slots go: checks submodule names, and what flows there, from one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from typing import Any, Literal
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from esper.kasmina.blueprints.kin import Kin, find_kin
+from esper.kasmina.flops import HOW_TO_COUNT, counting
+from esper.kasmina.slots.probe import (
+    Dependence,
+    Trial,
+    axis_size,
+    first_tensor,
+    look,
+    refuse_failed,
+    shrinking_axes,
+)
+from esper.kasmina.slots.symmetry import find_symmetries
+from esper.leyline.errors import SlotError, instead, warn
+from esper.leyline.records import Plain
+from esper.leyline.slots import AXES, RANKS, Axes, AxesName, Symmetry, Topology, parse_axes
+
+# - Finding out what the axes of an activation are, by trying the model; what stays open is refused
+
+
+_CHANNELS_FIRST = (_ConvNd, _BatchNorm, _InstanceNorm, nn.GroupNorm)
+_CHANNELS_LAST = (nn.Linear, nn.LayerNorm, nn.Embedding, nn.MultiheadAttention, nn.RNNBase)
+
+_BATCH_FIRST: dict[int, tuple[AxesName, ...]] = {
+    2: ("BC",),
+    3: ("BTC", "BCL"),
+    4: ("BCHW", "BHWC"),
+}
+"""By rank, what an activation with the samples first can be."""
+
+
+class Inference:
+    """What is found out about the axes at some submodules of a model.
+
+    Args:
+        model: the host.
+        modules: the submodules behind which slots are to be, by path.
+        example: one batch.
+        shapes: what each of them puts out for it.
+        declared: the axes of those whose owner has said so.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        modules: Mapping[str, nn.Module],
+        example: Any,
+        shapes: Mapping[str, tuple[int, ...]],
+        declared: Mapping[str, Axes],
+    ) -> None:
+        """Try the model; what cannot be told is refused when it is asked for."""
+        self._model = model
+        self._modules = modules
+        self._example = example
+        self._shapes = shapes
+        self._declared = declared
+        self._positions: dict[str, set[int]] | None = None
+        self._trials = [Trial(model, modules, example, 0)]
+        has_sequences = any(len(shape) == 3 for shape in shapes.values())
+        if has_sequences:
+            other = Trial(model, modules, example, 1)
+            # Only an axis that can be made shorter can be that of the samples.
+            if other.is_resizable and other.samples > 1:
+                self._trials.append(other)
+        self.batch_axis = self._find_batch_axis()
+        """The axis of the model's inputs that holds the samples."""
+
+    def axes(self, path: str) -> Axes:
+        """Return the axes at a submodule, or refuse what cannot be told."""
+        trial = next(trial for trial in self._trials if trial.axis == self.batch_axis)
+        found = trial.at(path)
+        if path in self._declared:
+            self._check_declared(path, self._declared[path], found)
+            return self._declared[path]
+        shape = self._shapes[path]
+        is_sequence = len(shape) == 3
+        if found is not None and not found.following:
+            raise SlotError(
+                f"submodule {path!r} puts out {list(shape)}: no axis has one entry for each "
+                "sample; choose a submodule that keeps the samples of a batch apart, such as the "
+                "block around it, and give several samples as the example"
+            )
+        if found is not None and found.is_telling and not found.independent:
+            if is_sequence:
+                raise SlotError(
+                    f"the samples of a batch influence one another at {path!r}: changing the "
+                    "others changes each of them; layers of nn.Transformer need batch_first=True "
+                    f"for inputs [B, T, C]; if that is meant, declare {_line(path, 'BTC')}"
+                )
+            _warn_of_mixing(path)
+        if is_sequence and self._is_open():
+            raise SlotError(
+                f"cannot tell which axis of {list(shape)} at {path!r} holds the samples: nothing "
+                f"in the model mixes along either; declare {_line(path, 'BTC')} (or 'TBC')"
+            )
+        if is_sequence and self._batch_of(found) == 1:
+            return AXES["TBC"]
+        if self._batch_of(found) != 0:
+            raise SlotError(
+                f"submodule {path!r} puts out {list(shape)} with the samples not in front; choose "
+                "one that puts out [B, C] or [B, C, H, W]"
+            )
+        candidates = _BATCH_FIRST[len(shape)]
+        return AXES[candidates[0]] if len(candidates) == 1 else self._find_channels(path)
+
+    def _find_batch_axis(self) -> int:
+        """Return the axis of the inputs that holds the samples: the first, unless it cannot be."""
+        first, *others = self._trials
+        if not others or not self._is_refuted(first):
+            return 0
+        return 0 if self._is_refuted(others[0]) else 1
+
+    def _is_refuted(self, trial: Trial) -> bool:
+        """Return whether samples along an axis of the inputs would influence one another."""
+        slots = [trial.at(path) for path, shape in self._shapes.items() if len(shape) == 3]
+        watched = slots + trial.at_end()
+        mixes = any(
+            found is not None and found.is_telling and found.following and not found.independent
+            for found in watched
+        )
+        # What a model returns may well be without samples, such as a loss.
+        loses = any(found and not found.following for found in (watched if trial.axis else slots))
+        fits = all(
+            found is None or self._declared[path].batch in found.following
+            for path in self._declared
+            for found in [trial.at(path)]
+        )
+        return mixes or loses or not fits
+
+    def _is_open(self) -> bool:
+        """Return whether every axis of the inputs that was tried could hold the samples."""
+        return len(self._trials) > 1 and not any(map(self._is_refuted, self._trials))
+
+    @staticmethod
+    def _batch_of(found: Dependence | None) -> int:
+        """Return the axis of an activation that holds the samples."""
+        if found is None:
+            return 0
+        possible = found.independent if found.is_telling and found.independent else found.following
+        return possible[0]
+
+    def _check_declared(self, path: str, axes: Axes, found: Dependence | None) -> None:
+        if found is None:
+            return
+        if found.following and axes.batch not in found.following:
+            actual = "".join(
+                "B" if axis in found.following else "?" for axis in range(len(axes.name))
+            )
+            raise SlotError(
+                f"axes at {path!r} are declared {axes.name}, but the samples of a batch are at "
+                f"{actual}; declare them as they are"
+            )
+        if found.is_telling and axes.batch not in found.independent:
+            _warn_of_mixing(path)
+
+    def _find_channels(self, path: str) -> Axes:
+        """Return the axes by which one holds the channels: the one that inputs do not stretch."""
+        shape = self._shapes[path]
+        if self._positions is None:
+            self._positions = shrinking_axes(
+                self._model, self._modules, self._example, self._shapes
+            )
+        candidates = [AXES[name] for name in _BATCH_FIRST[len(shape)]]
+        left = [axes for axes in candidates if axes.channels not in self._positions[path]]
+        if len(left) == 2:
+            votes = self._ask_layers(path)
+            left = [axes for axes in candidates if axes.channels in votes]
+        if len(left) == 1:
+            return left[0]
+        names = " or ".join(axes.name for axes in candidates)
+        raise SlotError(
+            f"cannot tell the axes of {list(shape)} at {path!r}: they could be {names}; declare "
+            f"{_line(path, candidates[0].name)}, or the other"
+        )
+
+    def _ask_layers(self, path: str) -> set[int]:
+        """Return the axes that layers of a known kind take for channels at a submodule."""
+        slot, shape = self._modules[path], self._shapes[path]
+        inside = set(map(id, slot.modules()))
+        votes: dict[bool, set[int]] = {True: set(), False: set()}
+        known = {
+            name: module
+            for name, module in self._model.named_modules()
+            if isinstance(module, _CHANNELS_FIRST + _CHANNELS_LAST)
+        }
+        entered: dict[str, list[Any]] = {}
+        handles = [
+            module.register_forward_pre_hook(
+                lambda module, args, name=name: entered.setdefault(name, []).extend(args)
+            )
+            for name, module in known.items()
+        ]
+        try:
+            seen = look(self._model, {**known, path: slot}, self._example)
+        finally:
+            for handle in handles:
+                handle.remove()
+        output = seen.tensor(path)
+        for name, module in known.items():
+            axis = 1 if isinstance(module, _CHANNELS_FIRST) else len(shape) - 1
+            if any(_is_same(output, value) for value in entered.get(name, [])):
+                votes[True].add(axis)
+            mine = [first_tensor(value) for value in seen.outputs[name]]
+            alike = any(isinstance(value, Tensor) and value.shape == shape for value in mine)
+            # Of two equal sizes nobody can say which is which.
+            if id(module) in inside and alike and shape[1] != shape[-1]:
+                votes[False].add(axis)
+        # Whoever takes the activation itself knows better than who has worked towards it.
+        return votes[True] or votes[False]
+
+
+def _is_same(output: Tensor | None, value: Any) -> bool:
+    if output is None or not isinstance(value, Tensor) or value.shape != output.shape:
+        return False
+    if output.is_meta:
+        return False
+    return bool((value == output).all())
+
+
+def _line(path: str, axes: str) -> str:
+    return f"axes={{{path!r}: {axes!r}}}"
+
+
+def _warn_of_mixing(path: str) -> None:
+    warn(
+        f"the samples of a batch influence one another at {path!r}, in the model itself: changing "
+        "the others changes each of them"
+    )
+
+
+Holder = Literal["tensor", "tuple", "list", "other"]
+"""What a submodule puts out: the activation alone, or in a tuple, a list or another kind of one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where one slot sits and what flows there."""
+
+    name: str
+    path: str
+    axes: AxesName
+    """The axes of the host's activation."""
+    shape: tuple[int, ...]
+    """Its shape as a seed sees it: [B, C], [B, T, C] or [B, C, H, W]."""
+    symmetry: Symmetry
+    """What the host makes of the order of positions there."""
+    holder: Holder = "tensor"
+    """What the host's submodule puts it out in."""
+    kin: Kin = field(default_factory=Kin)
+    """Whether a copy of the submodule can grow behind it."""
+
+    @property
+    def topology(self) -> Topology:
+        """Kind of activation at the slot."""
+        return AXES[self.axes].topology
+
+
+@dataclass(frozen=True, slots=True)
+class Placed(Plain):
+    """All slots of a model, and what was learned about it on the way."""
+
+    slots: tuple[Placement, ...]
+    batch_axis: int
+    """The axis of its inputs that holds the samples."""
+    host_flops: int
+    """Operations of one sample's forward pass."""
+    uncounted: str = ""
+    """Operators that multiply but could not be counted, and where; `host_flops` is without them."""
+
+    @classmethod
+    def from_mapping(cls, data: Mapping[str, Any]) -> Placed:
+        """Rebuild what `to_mapping` returned."""
+        # Gardens that were saved before copies and uncounted operators were noted have none.
+        slots = (
+            Placement(
+                **{**one, "shape": tuple(one["shape"]), "kin": Kin.from_mapping(one.get("kin", {}))}
+            )
+            for one in data["slots"]
+        )
+        flops, uncounted = int(data["host_flops"]), str(data.get("uncounted", ""))
+        return cls(tuple(slots), int(data["batch_axis"]), flops, uncounted)
+
+
+SlotNames = Sequence[str] | Mapping[str, str]
+"""Names of submodules (`*` stands for any part of a name between dots), or {name: submodule}."""
+
+DeclaredAxes = str | Mapping[str, str]
+"""Axes of all slots, or by slot, submodule or pattern."""
+
+
+def slot_paths(slots: SlotNames, model: nn.Module | None = None) -> dict[str, str]:
+    """Return {slot name: submodule path}; a plain list names slots by their paths.
+
+    Patterns are looked up in the model.
+    """
+    if isinstance(slots, str):
+        raise SlotError(
+            f"slots must be a list of submodule names, got the text {slots!r}; "
+            "esper.suggest_slots(model, example) finds some"
+        )
+    try:
+        paths = dict(slots) if isinstance(slots, Mapping) else None
+        listed = list(slots)
+    except TypeError:
+        raise SlotError(
+            f"slots must be a list of submodule names, got {type(slots).__name__}"
+        ) from None
+    if paths is None:
+        found = [path for entry in listed for path in _expand(entry, model)]
+        paths = {path: path for path in found}
+        listed = found
+    strangers = [one for one in (*paths, *paths.values()) if not isinstance(one, str)]
+    if strangers:
+        raise SlotError(f"slots must be names of submodules, got {strangers[0]!r}")
+    if not paths:
+        raise SlotError("slots is empty; name at least one submodule whose output may grow")
+    if len(paths) != len(listed):
+        raise SlotError(f"slot names must differ, got {listed}")
+    return paths
+
+
+def matches(path: str, pattern: str) -> bool:
+    """Return whether a dotted name fits a pattern, in which `*` stands within one part of it."""
+    parts, wanted = path.split("."), pattern.split(".")
+    return len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted))
+
+
+def place_slots(
+    model: nn.Module, slots: SlotNames, example: Any, axes: DeclaredAxes | None = None
+) -> Placed:
+    """Run the example and return what each slot's submodule puts out, and what its axes are."""
+    paths = slot_paths(slots, model)
+    modules = {path: _find(model, path) for path in paths.values()}
+    with counting(model) as count:
+        seen = look(model, modules, example)
+    refuse_failed(seen, example)
+    shapes = {path: output_shape(path, seen.outputs[path]) for path in modules}
+    declared = _declared(paths, shapes, axes)
+    found = Inference(model, modules, example, shapes, declared)
+    axes_at = {path: found.axes(path) for path in modules}
+    symmetries = find_symmetries(
+        model,
+        example,
+        found.batch_axis,
+        {path: (one, shapes[path]) for path, one in axes_at.items()},
+    )
+    result = []
+    for name, path in paths.items():
+        one, holder = axes_at[path], _holder(seen.kinds[path])
+        shape = one.turn(shapes[path])
+        result.append(Placement(name, path, one.name, shape, symmetries[path], holder))
+    flops = count.total // max(1, axis_size(example, found.batch_axis))
+    uncounted = count.describe_uncounted()
+    if uncounted:
+        warn(
+            f"the operations of {uncounted} cannot be counted: growth has no limit of operations "
+            f"but one that you set by max_added_flops, {HOW_TO_COUNT}"
+        )
+    return Placed(tuple(result), found.batch_axis, flops, uncounted)
+
+
+def with_kin(placed: Placed, model: nn.Module, example: Any) -> Placed:
+    """Return slots of which it is known whether copies of their submodules can grow there."""
+    paths = [slot.path for slot in placed.slots]
+    found = find_kin(model, paths, example, axis_size(example, placed.batch_axis))
+    return replace(
+        placed, slots=tuple(replace(slot, kin=found[slot.path]) for slot in placed.slots)
+    )
+
+
+def place_nothing(model: nn.Module, example: Any) -> Placed:
+    """Return where nothing is to grow: no slots, and what the model itself costs.
+
+    The samples are taken to lie along the first axis of its inputs.
+    """
+    with counting(model) as count:
+        seen = look(model, {}, example)
+    refuse_failed(seen, example)
+    flops = count.total // max(1, axis_size(example, 0))
+    return Placed((), 0, flops, count.describe_uncounted())
+
+
+def _expand(entry: Any, model: nn.Module | None) -> list[str]:
+    """Return the submodules that an entry of a list names."""
+    if not isinstance(entry, str) or "*" not in entry or model is None:
+        return [entry]
+    names = [name for name, _ in model.named_modules() if name]
+    found = [name for name in names if matches(name, entry)]
+    if not found:
+        raise SlotError(f"no submodule matches {entry!r}{instead(entry, names, 'the model has:')}")
+    return found
+
+
+def _declared(
+    paths: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]], axes: DeclaredAxes | None
+) -> dict[str, Axes]:
+    """Return the declared axes by path, after checking that they fit what flows there."""
+    if axes is None:
+        return {}
+    if not isinstance(axes, str | Mapping):
+        raise SlotError(
+            f"axes must be a name such as 'BTC' or a dict by slot, got {type(axes).__name__}"
+        )
+    chosen: dict[str, Axes] = {}
+    entries = {"*": axes} if isinstance(axes, str) else axes
+    for key, value in entries.items():
+        one = parse_axes(value)
+        hit = [
+            path
+            for name, path in paths.items()
+            if isinstance(axes, str) or name == key or matches(name, key) or matches(path, key)
+        ]
+        if not hit:
+            told = instead(key, paths, "slots:")
+            raise SlotError(f"axes are declared for {key!r}, which is no slot{told}")
+        for path in hit:
+            if len(one.name) != len(shapes[path]):
+                raise SlotError(
+                    f"axes at {path!r} are declared {one.name}, but its output has the shape "
+                    f"{list(shapes[path])}"
+                )
+            chosen[path] = one
+    return chosen
+
+
+def _find(model: nn.Module, path: str) -> nn.Module:
+    known = [name for name, _ in model.named_modules() if name]
+    try:
+        if not path:
+            raise AttributeError
+        return model.get_submodule(path)
+    except AttributeError:
+        told = instead(path, known, "it has:")
+        raise SlotError(f"the model has no submodule {path!r}{told}") from None
+
+
+def output_shape(path: str, outputs: list[Any]) -> tuple[int, ...]:
+    """Return the shape of what a submodule puts out, or refuse what no slot can work on."""
+    if not outputs:
+        raise SlotError(
+            f"submodule {path!r} was not called in a forward pass of the example input; "
+            "a slot must be on the way from input to output"
+        )
+    if len(outputs) > 1:
+        raise SlotError(
+            f"submodule {path!r} was called {len(outputs)} times in one forward pass; a slot's "
+            "submodule must be called once (give each use a submodule of its own)"
+        )
+    output = first_tensor(outputs[0])
+    if not isinstance(output, Tensor):
+        raise SlotError(
+            f"submodule {path!r} returns {type(outputs[0]).__name__}, not a tensor or a tuple that "
+            "begins with one; choose a submodule that does"
+        )
+    if output.dim() not in RANKS or not output.is_floating_point():
+        raise SlotError(
+            f"submodule {path!r} puts out {output.dtype} of shape {list(output.shape)}; a slot "
+            "needs floating-point [B, C], [B, T, C] or [B, C, H, W]"
+        )
+    return tuple(output.shape)
+
+
+def _holder(kind: type) -> Holder:
+    kinds: dict[type, Holder] = {tuple: "tuple", list: "list"}
+    return "tensor" if issubclass(kind, Tensor) else kinds.get(kind, "other")

@@ -1,0 +1,406 @@
+"""Trying a model on small batches, to see what flows where and what depends on what.
+
+Every try is an evaluation without gradients on a stream of random numbers of its own, and leaves
+nothing behind. A model of a user's may refuse any batch but the one it was given: a try that fails
+says less, and is no error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from esper.leyline.errors import UsageError, told_of
+from esper.utils.randomness import drawing
+
+SAMPLES = 4
+"""Samples of a try; all but the last are changed to see what the last one depends on."""
+
+_FEWER = 3
+
+
+def call_arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return (args, kwargs) for an example: a tensor, a tuple of arguments or a dict of them."""
+    if isinstance(example, Mapping):
+        return (), dict(example)
+    if isinstance(example, tuple | list):
+        return tuple(example), {}
+    return (example,), {}
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put a model into eval mode for a block and every module back as it was."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def pass_whole_batches(modules: Iterable[nn.Module]) -> list[nn.TransformerEncoder]:
+    """Have PyTorch's encoders among these hand whole batches from layer to layer, always.
+
+    In evaluation they pack padded batches into nested tensors, on which neither seeds nor hooks
+    can work. Returns those that did.
+    """
+    encoders = [module for module in modules if isinstance(module, nn.TransformerEncoder)]
+    packing = [one for one in encoders if getattr(one, "use_nested_tensor", False)]
+    for encoder in packing:
+        encoder.use_nested_tensor = False
+    return packing
+
+
+@contextmanager
+def trying(model: nn.Module, example: Any) -> Iterator[None]:
+    """Within the block the model evaluates, whole batches at a time, on random numbers apart."""
+    device = next((tensor.device for tensor in tensors_in(example)), torch.device("cpu"))
+    packing = pass_whole_batches(model.modules())
+    try:
+        with evaluating(model), drawing(device, "probe"):
+            yield
+    finally:
+        for encoder in packing:
+            encoder.use_nested_tensor = True
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors of a batch or of what a model returns, however nested."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from tensors_in(item)
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from tensors_in(item)
+
+
+def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Return the same batch with every tensor changed; anything else stays as it is."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {key: map_tensors(item, change) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return tuple(map_tensors(item, change) for item in value)
+    return value
+
+
+def first_tensor(output: Any) -> Any:
+    """Return what a slot works on: the output, or the first of several."""
+    return output[0] if isinstance(output, tuple | list) and output else output
+
+
+def shapes_of(value: Any) -> str:
+    """Return the shapes in a batch, as its owner would write them."""
+    if isinstance(value, Tensor):
+        return str(list(value.shape))
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {shapes_of(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, tuple | list):
+        return "(" + ", ".join(map(shapes_of, value)) + ")"
+    return type(value).__name__
+
+
+@dataclass(slots=True)
+class Seen:
+    """What submodules and the model put out in one pass."""
+
+    outputs: dict[str, list[Any]] = field(default_factory=dict)
+    """By submodule, one entry for every call."""
+    kinds: dict[str, type] = field(default_factory=dict)
+    """By submodule, in the order of first calls, what it puts its tensors out in."""
+    whole: Any = None
+    """What the model returned; None where it failed on the way."""
+    error: Exception | None = None
+
+    def tensor(self, path: str) -> Tensor | None:
+        """Return the tensor a submodule put out, None where there is not exactly one."""
+        found = [first_tensor(output) for output in self.outputs.get(path, [])]
+        return found[0] if len(found) == 1 and isinstance(found[0], Tensor) else None
+
+
+def look(model: nn.Module, modules: Mapping[str, nn.Module], example: Any) -> Seen:
+    """Run the model once and return what these submodules put out, as far as it came.
+
+    Whoever cannot go on without all of it asks `refuse_failed` next.
+    """
+    seen = Seen({path: [] for path in modules})
+
+    def record(path: str, module: nn.Module, args: Any, output: Any) -> None:
+        seen.kinds[path] = type(output)
+        # A copy: what follows may work in place.
+        seen.outputs[path].append(map_tensors(output, Tensor.clone))
+
+    args, kwargs = call_arguments(example)
+    try:
+        with hooked(modules, record), trying(model, example), torch.no_grad():
+            seen.whole = model(*args, **kwargs)
+    except Exception as error:
+        seen.error = error
+    return seen
+
+
+def refuse_failed(seen: Seen, example: Any) -> None:
+    """Raise UsageError where the model could not be run on an example of its owner's."""
+    if seen.error is None:
+        return
+    raise UsageError(
+        f"the model cannot take the example {shapes_of(example)}: {told_of(seen.error)}; give one "
+        "batch of inputs as the model is called with: a tensor, a tuple of arguments or a dict"
+    ) from seen.error
+
+
+@contextmanager
+def hooked(modules: Mapping[str, nn.Module], hook: Callable[..., Any]) -> Iterator[None]:
+    """Within the block, submodules call a forward hook that is told their path as well."""
+    handles = [
+        module.register_forward_hook(partial(hook, path)) for path, module in modules.items()
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def teachable_at(model: nn.Module, modules: Mapping[str, nn.Module], example: Any) -> set[str]:
+    """Return the submodules to whose output a gradient comes back from what the model returns.
+
+    A recurrent network whose last state alone is used has none at its outputs. Weights of zero on
+    the way do not matter. Where nothing can be told, all are returned.
+    """
+    probes: dict[str, Tensor] = {}
+
+    def add(path: str, module: nn.Module, args: Any, output: Any) -> Any:
+        first = first_tensor(output)
+        is_plain = type(output) in (Tensor, tuple, list)
+        if not is_plain or not isinstance(first, Tensor) or not first.is_floating_point():
+            return None
+        probe = probes[path] = torch.zeros_like(first, requires_grad=True)
+        return first + probe if first is output else type(output)([first + probe, *output[1:]])
+
+    args, kwargs = call_arguments(example)
+    try:
+        with hooked(modules, add), trying(model, example), torch.enable_grad():
+            outputs = [out for out in tensors_in(model(*args, **kwargs)) if out.requires_grad]
+            if not outputs or not probes:
+                return set(modules)
+            total = torch.stack([out.float().sum() for out in outputs]).sum()
+            found = torch.autograd.grad(total, list(probes.values()), allow_unused=True)
+    except Exception:
+        return set(modules)
+    without = {path for path, value in zip(probes, found, strict=True) if value is None}
+    return set(modules) - without
+
+
+def axis_size(example: Any, axis: int) -> int:
+    """Return the size of the first tensor that has this axis, 0 where none has."""
+    return next((t.shape[axis] for t in tensors_in(example) if t.dim() > axis), 0)
+
+
+def tensors_along(example: Any, axis: int, size: int) -> tuple[bool, ...]:
+    """Return which tensors of an example have this size there; all samples share the others."""
+    return tuple(t.dim() > axis and t.shape[axis] == size for t in tensors_in(example))
+
+
+def _map_some(example: Any, which: tuple[bool, ...], change: Callable[[Tensor], Tensor]) -> Any:
+    chosen = iter(which)
+    return map_tensors(example, lambda tensor: change(tensor) if next(chosen) else tensor)
+
+
+def resized(example: Any, which: tuple[bool, ...], axis: int, size: int) -> Any:
+    """Return an example with another size along an axis, by leaving out or repeating entries."""
+
+    def resize(tensor: Tensor) -> Tensor:
+        entries = torch.arange(size, device=tensor.device) % tensor.shape[axis]
+        return tensor.index_select(axis, entries)
+
+    return _map_some(example, which, resize)
+
+
+def with_others_changed(example: Any, which: tuple[bool, ...], axis: int) -> Any:
+    """Return an example in which everything but the last entry along an axis is something else."""
+    draw = torch.Generator().manual_seed(0)
+
+    def change(tensor: Tensor) -> Tensor:
+        if tensor.is_meta or tensor.dtype == torch.bool:
+            return tensor
+        changed = tensor.clone()
+        others = changed.narrow(axis, 0, tensor.shape[axis] - 1)
+        if tensor.is_floating_point():
+            noise = torch.randn(others.shape, generator=draw, dtype=torch.float64)
+            others += (1 + others.abs().amax()) * noise.to(others)
+        else:
+            others.copy_(_other_numbers(others, tensor))
+        return changed
+
+    return _map_some(example, which, change)
+
+
+def noise_like(part: Tensor, whole: Tensor, draw: torch.Generator) -> Tensor:
+    """Return noise for a part of a tensor, as large as the tensor's values usually differ."""
+    known = whole[whole.isfinite()].double()
+    spread = float(known.std()) if known.numel() > 1 else 0.0
+    # What is the same everywhere, such as the output of weights that start at zero, changes too.
+    noise = torch.randn(part.shape, generator=draw, dtype=torch.float64) * (spread or 1.0)
+    return noise.to(part)
+
+
+def changed_entries(
+    tensor: Tensor, axis: int, start: int, count: int, draw: torch.Generator
+) -> Tensor:
+    """Return a tensor of inputs with other values at some entries along an axis.
+
+    Yes and no stay as they are, and so do masks that hold infinities.
+    """
+    if tensor.is_meta or tensor.dtype == torch.bool:
+        return tensor
+    changed = tensor.clone()
+    part = changed.narrow(axis, start, count)
+    if not tensor.is_floating_point():
+        part.copy_(_other_numbers(part, tensor))
+    elif bool(tensor.isfinite().all()):
+        part += noise_like(part, tensor, draw)
+    return changed
+
+
+def _other_numbers(others: Tensor, everything: Tensor) -> Tensor:
+    """Return whole numbers that differ from these and that the example itself has, or is near."""
+    low, high = everything.min(), everything.max()
+    if bool(low == high):
+        return torch.where(others == 0, others + 1, torch.zeros_like(others))
+    # Mirrored within the range of what is there: a vocabulary holds it.
+    mirrored = low + high - others
+    return torch.where(mirrored == others, low, mirrored)
+
+
+@dataclass(frozen=True, slots=True)
+class Dependence:
+    """What a tensor says about one axis of the model's inputs being that of the samples."""
+
+    following: tuple[int, ...]
+    """Its axes that have one entry for each sample."""
+    independent: tuple[int, ...]
+    """Those of them along which the last sample does not change when all others do."""
+    is_telling: bool
+    """Whether anything changed at all: if not, nothing was learned about independence."""
+
+
+class Trial:
+    """Takes one axis of the inputs for that of the samples and sees what comes of it.
+
+    Args:
+        model: what is tried.
+        modules: submodules to watch, by path.
+        example: one batch.
+        axis: the axis of the inputs that may hold the samples.
+    """
+
+    def __init__(
+        self, model: nn.Module, modules: Mapping[str, nn.Module], example: Any, axis: int
+    ) -> None:
+        """Run the model on two sizes of batch, and once more with all but one sample changed."""
+        self.axis = axis
+        size = axis_size(example, axis)
+        which = tensors_along(example, axis, size)
+        batch = resized(example, which, axis, SAMPLES) if size else example
+        self._plain = look(model, modules, batch)
+        self.is_resizable = self._plain.error is None
+        if self.is_resizable:
+            self._fewer: Seen | None = look(
+                model, modules, resized(example, which, axis, _FEWER) if size else example
+            )
+        else:
+            # It takes batches of one size only.
+            batch, self._fewer = example, None
+            self._plain = look(model, modules, batch)
+        self.samples = SAMPLES if self.is_resizable and size else size
+        self._changed = None
+        if self.samples > 1:
+            self._changed = look(model, modules, with_others_changed(batch, which, axis))
+
+    def at(self, path: str) -> Dependence | None:
+        """Return what is known at a submodule, None where nothing is."""
+        fewer = None if self._fewer is None else self._fewer.tensor(path)
+        changed = None if self._changed is None else self._changed.tensor(path)
+        return self._compare(self._plain.tensor(path), fewer, changed)
+
+    def at_end(self) -> list[Dependence]:
+        """Return what is known of every tensor that the model returns."""
+        parts = [list(tensors_in(self._plain.whole))]
+        for seen in (self._fewer, self._changed):
+            found = [] if seen is None else list(tensors_in(seen.whole))
+            parts.append(found if len(found) == len(parts[0]) else [None] * len(parts[0]))  # type: ignore[list-item]
+        compared = (self._compare(*triple) for triple in zip(*parts, strict=True))
+        return [found for found in compared if found is not None]
+
+    def _compare(
+        self, plain: Tensor | None, fewer: Tensor | None, changed: Tensor | None
+    ) -> Dependence | None:
+        if plain is None:
+            return None
+        following = tuple(
+            axis
+            for axis, size in enumerate(plain.shape)
+            if size == self.samples and _follows(fewer, plain, axis)
+        )
+        comparable = changed is not None and changed.shape == plain.shape and not plain.is_meta
+        if not comparable:
+            return Dependence(following, (), is_telling=False)
+        assert changed is not None
+        last = self.samples - 1
+        independent = tuple(
+            axis
+            for axis in following
+            if _same(plain.select(axis, last), changed.select(axis, last))
+        )
+        return Dependence(following, independent, is_telling=not _same(plain, changed))
+
+
+def _follows(fewer: Tensor | None, plain: Tensor, axis: int) -> bool:
+    """Return whether an axis shrank with the batch, where that could be tried."""
+    if fewer is None or fewer.dim() != plain.dim():
+        return True
+    return fewer.shape[axis] == _FEWER
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors are equal to the bit."""
+    return bool(((one == other) | (one.isnan() & other.isnan())).all())
+
+
+def shrinking_axes(
+    model: nn.Module, modules: Mapping[str, nn.Module], example: Any, shapes: Mapping[str, Any]
+) -> dict[str, set[int]]:
+    """Return the axes of each submodule's output that follow the length or size of the inputs.
+
+    Each axis of the inputs but the first is doubled in turn, and halved where the model does not
+    take that. Where it fails on the way, what came before has been seen.
+    """
+    found: dict[str, set[int]] = {path: set() for path in modules}
+    sizes = {
+        (axis, tensor.shape[axis])
+        for tensor in tensors_in(example)
+        for axis in range(1, tensor.dim())
+    }
+    for axis, size in sorted(sizes):
+        which = tensors_along(example, axis, size)
+        for other in (2 * size, size // 2):
+            seen = look(model, modules, resized(example, which, axis, other)) if other else None
+            for path, before in shapes.items():
+                output = None if seen is None else seen.tensor(path)
+                if output is not None and output.dim() == len(before):
+                    found[path] |= {i for i in range(len(before)) if output.shape[i] != before[i]}
+            if seen is not None and seen.error is None:
+                break
+    return found

@@ -1,0 +1,481 @@
+"""Finding the symmetry of a model at its slots by trying it: causal, equivariant, both or neither.
+
+Positions of a slot are followed through the model: an axis of any module's input or output belongs
+to them if it changes its length with the slot's. Noise on the later positions of all of these, put
+in wherever a module is called, must not reach an earlier position of a causal model. Reordering the
+inputs must reorder the slot's activation and the model's answers where the order does not matter.
+
+Looking at every module, and not at inputs and answers alone, finds what a class token sees in a
+model whose inputs are images, and what attention does behind a projection that starts at zero.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from esper.kasmina.slots.probe import (
+    axis_size,
+    call_arguments,
+    changed_entries,
+    first_tensor,
+    map_tensors,
+    noise_like,
+    resized,
+    tensors_along,
+    tensors_in,
+    trying,
+)
+from esper.leyline.slots import Axes, Symmetry, symmetry_of
+
+Where = tuple[str, int, str]
+"""(module, number of the call, "in" or "out"); the model's answers are ("", number, "end")."""
+
+Selection = tuple[tuple[int, ...], ...]
+"""For every tensor of an example, the axes that hold the positions."""
+
+_MOST_LENGTHS = 6
+"""Input axes of another size than the slot's that are tried for where its positions come from."""
+
+_ROUNDING = {torch.float32: 1e-5, torch.float64: 1e-10}
+"""Largest change, as a share of the largest value, that is rounding in a causal model; 0 in lower
+precisions, in which the same operations on the same numbers give the same bits."""
+
+_REORDERED = {torch.float32: 1e-4, torch.float64: 1e-9}
+"""The same where sums are taken in another order."""
+_REORDERED_COARSE = 3e-2
+
+
+def find_symmetries(
+    model: nn.Module,
+    example: Any,
+    batch_axis: int,
+    slots: Mapping[str, tuple[Axes, tuple[int, ...]]],
+) -> dict[str, Symmetry]:
+    """Return the symmetry at each submodule behind which a slot is to be.
+
+    Args:
+        model: the host.
+        example: one batch of its inputs.
+        batch_axis: the axis of the inputs that holds the samples.
+        slots: the axes and the shape of what each of these submodules puts out.
+
+    Vectors have no positions and images are only asked whether their rows or columns may be
+    reordered (as points and nodes in [B, C, N, 1] may). A sequence about which nothing can be told,
+    of one position for instance, counts as causal: no seed can look ahead there.
+    """
+    probe = _Probe(model, example, batch_axis)
+    found: dict[str, Symmetry] = {}
+    for path, (axes, shape) in slots.items():
+        if axes.topology == "vector":
+            found[path] = "bidirectional"
+        elif axes.topology == "sequence":
+            axis = next(i for i, name in enumerate(axes.name) if name in "TL")
+            found[path] = probe.sequence(path, axis, shape[axis])
+        else:
+            places = [i for i, name in enumerate(axes.name) if name in "HW" and shape[i] > 1]
+            reorders = any(probe.is_reordered(path, i, shape[i], None) for i in places)
+            found[path] = symmetry_of(causal=False, equivariant=reorders)
+    return found
+
+
+@dataclass(slots=True)
+class _Pass:
+    """What flowed in one pass, by place; `None` as a mark of a pass that failed at the end."""
+
+    tensors: dict[Where, Tensor] = field(default_factory=dict)
+    is_whole: bool = False
+
+    def shapes(self) -> dict[Where, tuple[int, ...]]:
+        return {where: tuple(tensor.shape) for where, tensor in self.tensors.items()}
+
+
+Change = Callable[[Where, Tensor], Tensor]
+
+
+class _Probe:
+    """Passes through a model, shared by all of its slots."""
+
+    def __init__(self, model: nn.Module, example: Any, batch_axis: int) -> None:
+        self._model = model
+        self._modules = {name: module for name, module in model.named_modules() if name}
+        self._batch_axis = batch_axis
+        self._example = example
+        self._plain: dict[int, tuple[Any, _Pass]] = {}
+        self._known: dict[Any, Symmetry] = {}
+
+    # -- questions -------------------------------------------------------------------------------
+
+    def sequence(self, path: str, axis: int, length: int) -> Symmetry:
+        """Return the symmetry along the positions of a sequence."""
+        example, plain = self._start(length)
+        slot: Where = (path, 0, "out")
+        if length < 2 or slot not in plain.tensors or plain.tensors[slot].is_meta:
+            return "causal"
+        selection, followed = self._follow(example, plain, slot, axis, length)
+        streams = _streams(plain, followed, slot, axis, length)
+        key = (length, selection, tuple(sorted(streams.items())))
+        if key not in self._known:
+            self._known[key] = self._sequence(example, plain, streams, selection, slot, length)
+        return self._known[key]
+
+    def _sequence(
+        self,
+        example: Any,
+        plain: _Pass,
+        streams: dict[Where, tuple[int, ...]],
+        selection: Selection | None,
+        slot: Where,
+        length: int,
+    ) -> Symmetry:
+        split = length // 2
+        later, earlier = range(split, length), range(split)
+        sees_later = self._reaches(example, plain, streams, selection, length, later, earlier)
+        if sees_later is None:
+            return "causal"
+        sees_earlier = self._reaches(example, plain, streams, selection, length, earlier, later)
+        answers = [where for where in plain.tensors if where[2] == "end"]
+        by_position = any(where in streams for where in answers)
+        # Where each position stands alone up to an answer about all of them, the answer is what
+        # positions are mixed for.
+        causal = not sees_later and (bool(sees_earlier) or by_position)
+        if causal and sees_earlier:
+            return "causal"
+        (axis,) = streams[slot]
+        reorders = self.is_reordered(slot[0], axis, length, streams, selection)
+        return symmetry_of(causal=causal, equivariant=reorders)
+
+    def is_reordered(
+        self,
+        path: str,
+        axis: int,
+        length: int,
+        streams: dict[Where, tuple[int, ...]] | None,
+        selection: Selection | None = None,
+    ) -> bool:
+        """Return whether reordered inputs reorder a slot's activation and nothing else."""
+        example, plain = self._start(length)
+        slot: Where = (path, 0, "out")
+        if slot not in plain.tensors or plain.tensors[slot].is_meta:
+            return False
+        everywhere = _axes_of_size(example, length, self._batch_axis)
+        # Where inputs have several axes of this size, the first may be all that is meant.
+        first = tuple(axes[:1] for axes in everywhere)
+        order = torch.randperm(length, generator=torch.Generator().manual_seed(1)).roll(1)
+        if bool((order == torch.arange(length)).all()):
+            order = order.roll(1)
+        tried: list[Selection] = []
+        for one in (selection, everywhere, first):
+            if one is None or one in tried or not any(one):
+                continue
+            tried.append(one)
+            if any(s != length for s in _selected_sizes(example, one)):
+                continue
+            # Entries that are all alike would look the same in any order.
+            base = _changed_inputs(example, one, range(length))
+            start, other = self._run(base), self._run(_reordered(base, one, order))
+            if not (start.is_whole and other.is_whole) or slot not in start.tensors:
+                continue
+            known = streams or _streams(start, None, slot, axis, length)
+            if _is_reordered(start, other, {**known, slot: (axis,)}, slot, order):
+                return True
+        return False
+
+    # -- passes ----------------------------------------------------------------------------------
+
+    def _start(self, length: int) -> tuple[Any, _Pass]:
+        """Return an example of a few samples, not as many as there are positions, and its pass."""
+        samples = 2 if length != 2 else 3
+        if samples not in self._plain:
+            size = axis_size(self._example, self._batch_axis)
+            which = tensors_along(self._example, self._batch_axis, size)
+            example = resized(self._example, which, self._batch_axis, samples) if size else None
+            plain = _Pass() if example is None else self._run(example)
+            if not plain.is_whole:
+                # It takes batches of one size only.
+                example, plain = self._example, self._run(self._example)
+            self._plain[samples] = example, plain
+        return self._plain[samples]
+
+    def _run(self, example: Any, change: Change | None = None) -> _Pass:
+        """Run the model once; `change` may replace what flows, after it was looked at."""
+        seen = _Pass()
+        calls: Counter[str] = Counter()
+
+        def look(where: Where, tensor: Any) -> Tensor | None:
+            if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+                return None
+            # A copy: what follows may work in place.
+            seen.tensors[where] = tensor.clone()
+            return None if change is None else change(where, tensor)
+
+        def before(path: str, args: Any) -> Any:
+            new = look((path, calls[path], "in"), args[0]) if args else None
+            return None if new is None else (new, *args[1:])
+
+        def after(path: str, output: Any) -> Any:
+            new = look((path, calls[path], "out"), first_tensor(output))
+            calls[path] += 1
+            if new is None or isinstance(output, Tensor):
+                return new
+            return type(output)([new, *output[1:]]) if type(output) in (tuple, list) else None
+
+        args, kwargs = call_arguments(example)
+        try:
+            hooked = _hooked(self._modules, before, after)
+            with hooked, trying(self._model, example), torch.no_grad():
+                answers = self._model(*args, **kwargs)
+        except Exception:
+            # A model of a user's may refuse any batch but its own: the way there has been seen.
+            return seen
+        for number, tensor in enumerate(tensors_in(answers)):
+            seen.tensors["", number, "end"] = tensor.clone()
+        seen.is_whole = True
+        return seen
+
+    def _follow(
+        self, example: Any, plain: _Pass, slot: Where, axis: int, length: int
+    ) -> tuple[Selection | None, _Pass | None]:
+        """Return the input axes that the slot's positions come from, and a pass of another length.
+
+        Both are None where the model takes one length only.
+        """
+        halfway: tuple[Selection, _Pass] | None = None
+        for selection in _selections(example, length, self._batch_axis):
+            shorter = _resized(example, selection)
+            other = self._run(shorter)
+            tensor = other.tensors.get(slot)
+            rank = plain.tensors[slot].dim()
+            if tensor is None or tensor.dim() != rank or tensor.shape[axis] == length:
+                continue
+            if other.is_whole:
+                return selection, other
+            halfway = halfway or (selection, other)
+        return halfway or (None, None)
+
+    def _reaches(
+        self,
+        example: Any,
+        plain: _Pass,
+        streams: dict[Where, tuple[int, ...]],
+        selection: Selection | None,
+        length: int,
+        source: range,
+        target: range,
+    ) -> bool | None:
+        """Return whether what happens at some positions reaches others; None where it failed."""
+        draw = torch.Generator().manual_seed(0)
+
+        def disturb(where: Where, tensor: Tensor) -> Tensor | None:
+            if len(streams.get(where, ())) != 1:
+                return None
+            (axis,) = streams[where]
+            changed = tensor.clone()
+            part = changed.narrow(axis, source.start, len(source))
+            part += noise_like(part, tensor, draw)
+            return changed
+
+        chosen = selection or _axes_of_size(example, length, self._batch_axis)
+        if any(size != length for size in _selected_sizes(example, chosen)):
+            chosen = tuple(() for _ in chosen)
+        seen = self._run(_changed_inputs(example, chosen, source), disturb)  # type: ignore[arg-type]
+        if not seen.is_whole:
+            return None
+        for where, axes in streams.items():
+            one, other = plain.tensors[where], seen.tensors.get(where)
+            if other is None or other.shape != one.shape or len(axes) != 1:
+                continue
+            parts = [t.narrow(axes[0], target.start, len(target)) for t in (one, other)]
+            if _differs(parts[0], parts[1], _ROUNDING.get(one.dtype, 0.0)):
+                return True
+        return False
+
+
+@contextmanager
+def _hooked(
+    modules: Mapping[str, nn.Module],
+    before: Callable[[str, Any], Any],
+    after: Callable[[str, Any], Any],
+) -> Iterator[None]:
+    handles = []
+    try:
+        for path, module in modules.items():
+            handles.append(
+                module.register_forward_pre_hook(lambda m, args, path=path: before(path, args))
+            )
+            handles.append(
+                module.register_forward_hook(lambda m, args, out, path=path: after(path, out))
+            )
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+# -- which axes hold the positions ----------------------------------------------------------------
+
+
+def _streams(
+    plain: _Pass, followed: _Pass | None, slot: Where, axis: int, length: int
+) -> dict[Where, tuple[int, ...]]:
+    """Return the axes that hold the slot's positions wherever something flows."""
+    shapes = {} if followed is None else followed.shapes()
+    found: dict[Where, tuple[int, ...]] = {}
+    for where, tensor in plain.tensors.items():
+        shape = tuple(tensor.shape)
+        sized = tuple(i for i, size in enumerate(shape) if size == length)
+        other = shapes.get(where)
+        if other is not None and len(other) == len(shape):
+            sized = tuple(i for i in sized if other[i] != length)
+        elif followed is not None and followed.is_whole:
+            sized = ()
+        elif len(shape) < 3 or len(sized) > 1:
+            # Nobody can say whether these are positions or channels.
+            sized = ()
+        if sized:
+            found[where] = sized
+    return {**found, slot: (axis,)}
+
+
+def _axes_of_size(example: Any, length: int, batch_axis: int) -> Selection:
+    """Return all axes of this size but that of the samples."""
+    return tuple(
+        tuple(i for i, size in enumerate(t.shape) if i != batch_axis and size == length)
+        for t in tensors_in(example)
+    )
+
+
+def _selections(example: Any, length: int, batch_axis: int) -> list[Selection]:
+    """Return what of the inputs may hold the positions, the simplest first."""
+    shapes = [tuple(tensor.shape) for tensor in tensors_in(example)]
+
+    def choose(wanted: Callable[[int, int, int], bool]) -> Selection:
+        return tuple(
+            tuple(
+                axis
+                for axis, size in enumerate(shape)
+                if axis != batch_axis and size > 1 and wanted(number, axis, size)
+            )
+            for number, shape in enumerate(shapes)
+        )
+
+    single = [
+        ((number, axis), size)
+        for number, shape in enumerate(shapes)
+        for axis, size in enumerate(shape)
+    ]
+    equal = [choose(partial(_is_at, at)) for at, size in single if size == length]
+    equal += [
+        choose(partial(_is_along, axis, length))
+        for axis in sorted({axis for shape in shapes for axis in range(len(shape))})
+    ]
+    equal.append(choose(lambda number, axis, size: size == length))
+    others = [choose(partial(_is_at, at)) for at, size in single if size != length]
+    found: list[Selection] = []
+    for one in (*equal, *others[:_MOST_LENGTHS]):
+        if any(one) and one not in found:
+            found.append(one)
+    return found
+
+
+def _is_at(at: tuple[int, int], number: int, axis: int, size: int) -> bool:
+    return at == (number, axis)
+
+
+def _is_along(wanted: int, length: int, number: int, axis: int, size: int) -> bool:
+    return (axis, size) == (wanted, length)
+
+
+def _selected_sizes(example: Any, selection: Selection) -> list[int]:
+    pairs = zip(tensors_in(example), selection, strict=True)
+    return [tensor.shape[axis] for tensor, axes in pairs for axis in axes]
+
+
+def _map_selected(
+    example: Any, selection: Selection, change: Callable[[Tensor, tuple[int, ...]], Tensor]
+) -> Any:
+    chosen = iter(selection)
+
+    def apply(tensor: Tensor) -> Tensor:
+        axes = next(chosen)
+        return change(tensor, axes) if axes else tensor
+
+    return map_tensors(example, apply)
+
+
+def _resized(example: Any, selection: Selection) -> Any:
+    def halve(tensor: Tensor, axes: tuple[int, ...]) -> Tensor:
+        for axis in axes:
+            tensor = tensor.narrow(axis, 0, max(1, tensor.shape[axis] // 2))
+        return tensor
+
+    return _map_selected(example, selection, halve)
+
+
+def _reordered(example: Any, selection: Selection, order: Tensor) -> Any:
+    return _map_selected(example, selection, lambda tensor, axes: _permuted(tensor, axes, order))
+
+
+def _permuted(tensor: Tensor, axes: tuple[int, ...], order: Tensor) -> Tensor:
+    for axis in axes:
+        tensor = tensor.index_select(axis, order.to(tensor.device))
+    return tensor
+
+
+def _changed_inputs(example: Any, selection: Selection, source: range) -> Any:
+    """Return an example with other values at some positions; relations of positions stay."""
+    draw = torch.Generator().manual_seed(0)
+
+    def change(tensor: Tensor, axes: tuple[int, ...]) -> Tensor:
+        if len(axes) != 1:
+            return tensor
+        return changed_entries(tensor, axes[0], source.start, len(source), draw)
+
+    return _map_selected(example, selection, change)
+
+
+# -- comparing ------------------------------------------------------------------------------------
+
+
+def _differs(one: Tensor, other: Tensor, share: float) -> bool:
+    """Return whether tensors differ by more than a share of the largest value."""
+    if not bool((one.isfinite() == other.isfinite()).all()):
+        return True
+    both = [torch.nan_to_num(t.double(), 0.0, 0.0, 0.0) for t in (one, other)]
+    if not both[0].numel():
+        return False
+    return bool((both[0] - both[1]).abs().max() > share * both[0].abs().max())
+
+
+def _is_reordered(
+    start: _Pass,
+    other: _Pass,
+    streams: Mapping[Where, tuple[int, ...]],
+    slot: Where,
+    order: Tensor,
+) -> bool:
+    """Return whether a slot's activation is reordered, and so are answers by position."""
+    before = start.tensors[slot]
+    share = _REORDERED.get(before.dtype, _REORDERED_COARSE)
+    if not _differs(_permuted(before, streams[slot], order), before, share):
+        # All positions are alike, so that nothing can be told.
+        return False
+    watched = [slot, *(where for where in start.tensors if where[2] == "end")]
+    for where in watched:
+        one, two = start.tensors[where], other.tensors.get(where)
+        if two is None or one.shape != two.shape:
+            return False
+        ways = {streams[slot]} if where == slot else {(), streams.get(where, ())}
+        if where != slot:
+            ways.add(tuple(i for i, size in enumerate(one.shape) if size == len(order)))
+        share = _REORDERED.get(one.dtype, _REORDERED_COARSE)
+        if all(_differs(_permuted(one, way, order), two, share) for way in ways):
+            return False
+    return True

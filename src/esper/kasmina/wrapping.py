@@ -1,0 +1,222 @@
+"""The model inside a garden, handled alone: what would leave the seeds behind is refused.
+
+Seeds live in the garden and not in the model, so a `state_dict` of the model, or of a part of it
+behind which something grows, is not the network: it would load without a complaint and compute
+something else. The same holds for wrappers given the model instead of its garden.
+"""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_module_registration_hook
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel
+
+from esper.kasmina.slot import Slot
+from esper.kasmina.slots.probe import pass_whole_batches
+from esper.leyline.errors import SlotError, UsageError
+
+if TYPE_CHECKING:
+    from esper.kasmina.garden import Garden
+
+
+class Whole:
+    """Whether the garden itself is being saved or copied, with everything in it."""
+
+    def __init__(self) -> None:
+        """Begin outside."""
+        self.is_entered = False
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Within the block the model's guards let everything through."""
+        before, self.is_entered = self.is_entered, True
+        try:
+            yield
+        finally:
+            self.is_entered = before
+
+
+class Guard:
+    """A `state_dict` pre-hook of one module of the model, with the slots at or below it."""
+
+    def __init__(self, whole: Whole, slots: list[Slot]) -> None:
+        """Refuse while one of these slots holds a seed, unless the whole garden is at work."""
+        self._whole = whole
+        self._slots = slots
+
+    def __call__(self, module: nn.Module, prefix: str, keep_vars: bool) -> None:
+        """Refuse what would be loaded as another network."""
+        grown = [slot.name for slot in self._slots if slot.seed is not None]
+        if grown and not self._whole.is_entered:
+            raise SlotError(
+                f"the weights of the {type(module).__name__} inside a garden are not the grown "
+                f"network: seeds at {', '.join(grown)} would be left behind; save the garden "
+                "(garden.state_dict(), garden.save(folder)) or a plain copy (garden.bake())"
+            )
+
+
+def connect(model: nn.Module, slots: dict[str, Slot], whole: Whole) -> None:
+    """Hang slots, by path, behind their submodules, and guards on all that hold them."""
+    for path, slot in slots.items():
+        model.get_submodule(path).register_forward_hook(slot.attend, with_kwargs=True)
+        pass_whole_batches(map(model.get_submodule, _upwards(path.rpartition(".")[0])))
+    for name in dict.fromkeys(part for path in slots for part in _upwards(path)):
+        below = [
+            slot for path, slot in slots.items() if not name or f"{path}.".startswith(f"{name}.")
+        ]
+        module = model.get_submodule(name)
+        module.register_state_dict_pre_hook(Guard(whole, below))
+
+
+def disconnect(model: nn.Module) -> None:
+    """Take every slot and every guard off a model."""
+    for module in model.modules():
+        for hooks, kind in _hooks_of(module):
+            for key in [key for key, hook in hooks.items() if isinstance(_owner(hook), kind)]:
+                del hooks[key]
+                module._forward_hooks_with_kwargs.pop(key, None)
+
+
+def machinery_of(model: nn.Module) -> list[Slot | Guard]:
+    """Return the slots and guards that hang on a model or on parts of it."""
+    return [
+        _owner(hook)
+        for module in model.modules()
+        for hooks, kind in _hooks_of(module)
+        for hook in hooks.values()
+        if isinstance(_owner(hook), kind)
+    ]
+
+
+def slots_behind(model: nn.Module) -> list[Slot]:
+    """Return the slots of gardens that hang behind submodules of this model."""
+    return [one for one in machinery_of(model) if isinstance(one, Slot)]
+
+
+def _hooks_of(module: nn.Module) -> tuple[tuple[dict[int, Any], type], ...]:
+    """Return where slots and guards hang on one module."""
+    return (module._forward_hooks, Slot), (module._state_dict_pre_hooks, Guard)
+
+
+def _owner(hook: Any) -> Any:
+    return getattr(hook, "__self__", hook)
+
+
+def _upwards(path: str) -> Iterator[str]:
+    """Yield a dotted name and those of everything that holds it, the model itself last."""
+    while path:
+        yield path
+        path = path.rpartition(".")[0]
+    yield ""
+
+
+# ---- What PyTorch wraps around a garden: data parallelism, and averages of its weights
+
+
+_FSDP = "torch.distributed.fsdp"
+_SHARDED = {"FSDPModule": "FSDP2 (fully_shard)", "FullyShardedDataParallel": "FSDP"}
+"""Classes that spread parameters over processes, by the name that people know them by."""
+
+
+def refuse_sharded(model: nn.Module) -> None:
+    """Refuse a model whose parameters are spread over processes: a new seed has no place there."""
+    for name, module in model.named_modules():
+        # By name: to import these classes takes longer than to build most models.
+        kinds = [k for k in type(module).__mro__ if k.__module__.startswith(_FSDP)]
+        known = [_SHARDED[kind.__name__] for kind in kinds if kind.__name__ in _SHARDED]
+        if known:
+            raise UsageError(
+                f"{f'{name!r} of the model' if name else 'the model'} is sharded by {known[0]}, "
+                "in which no seed can grow; give the model before it is sharded, and train it "
+                "in one process or wrap its Garden in DistributedDataParallel"
+            )
+
+
+def refuse_scripted(model: nn.Module) -> None:
+    """Refuse a model that TorchScript has compiled: nothing can be put into it any more."""
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise UsageError(
+                f"{f'{name!r} of the model' if name else 'the model'} is compiled by TorchScript "
+                "(torch.jit), in which no seed can grow; give the nn.Module that it was made of"
+            )
+
+
+def watch(kind: type[Garden]) -> None:
+    """From now on take notice whenever a garden is wrapped."""
+
+    def notice(parent: nn.Module, name: str, child: nn.Module | None) -> None:
+        if isinstance(parent, DistributedDataParallel | AveragedModel) and child is not None:
+            _wrap(parent, child, [one for one in child.modules() if isinstance(one, kind)])
+
+    register_module_module_registration_hook(notice)
+
+
+def _wrap(parent: nn.Module, child: nn.Module, gardens: list[Garden]) -> None:
+    """Bind a wrapper that is being made to the gardens in it, or refuse it."""
+    inside = {id(slot) for garden in gardens for slot in garden.seedbed}
+    if any(id(slot) not in inside for slot in slots_behind(child)):
+        raise SlotError(
+            f"{type(parent).__name__} was given a model that grows in a garden, without the "
+            "garden; wrap the garden instead"
+        )
+    if isinstance(parent, AveragedModel):
+        for garden in gardens:
+            if (original := garden.original) is not None:
+                garden.follow(original)
+        return
+    assert isinstance(parent, DistributedDataParallel)
+    for garden in gardens:
+        if garden.config.training_mode == "shadow":
+            raise UsageError(
+                "training_mode='shadow' trains seeds past DistributedDataParallel; "
+                "use 'straight_through' in several processes"
+            )
+        garden.wrap(parent)
+    if gardens:
+        from esper.kasmina.renewal import Renewal
+
+        parent.register_forward_pre_hook(Renewal(gardens))
+
+
+class Followers:
+    """The gardens that follow one, held weakly."""
+
+    def __init__(self) -> None:
+        """Begin with nobody."""
+        self._references: list[weakref.ref[Garden]] = []
+
+    def __iter__(self) -> Iterator[Garden]:
+        found = (reference() for reference in self._references)
+        return iter([garden for garden in found if garden is not None])
+
+    def add(self, garden: Garden) -> None:
+        """Let a garden follow, once."""
+        others = (weakref.ref(one) for one in self if one is not garden)
+        self._references = [*others, weakref.ref(garden)]
+
+
+class Mirrored:
+    """Which modules of the garden that is followed the copy has taken over."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._known: list[weakref.ref[nn.Module]] = []
+
+    def take_over(self, mine: nn.Module | None, theirs: nn.Module | None) -> nn.Module | None:
+        """Return the copy's own module, a fresh copy where theirs is new."""
+        if theirs is None:
+            return None
+        self._known = [reference for reference in self._known if reference() is not None]
+        if mine is not None and any(reference() is theirs for reference in self._known):
+            return mine
+        self._known.append(weakref.ref(theirs))
+        return copy.deepcopy(theirs)

@@ -1,0 +1,1 @@
+"""The laboratory: tasks, populations, proofs, environments and benchmarks of controllers."""

@@ -1,0 +1,233 @@
+"""What every row trains on: order and augmentation drawn per row, in tensors that stay in place.
+
+`RowSamples` knows the data of every row of a stack, whose samples lie in one tensor, and draws
+epochs of all rows; `BatchBuffers` holds one batch of it where a captured step reads it. Both serve
+`StackedEngine`; the sequential engine draws the same samples row by row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from esper.lab.population.vmap_rules import has_kernels
+from esper.lab.tasks.dataset import (
+    PADDING,
+    Crops,
+    EpochOrders,
+    TaskData,
+    crop_flip,
+    crop_seed,
+    draw_crops,
+)
+from esper.lab.tasks.splits import Splits
+from esper.utils.process import grouped
+from esper.utils.randomness import to_device
+
+
+@dataclass(frozen=True, slots=True)
+class EpochPlan:
+    """One epoch of some rows; tensors [R, samples, ...] on the data's device."""
+
+    indices: Tensor
+    """int64, where samples lie in `RowSamples.stored`."""
+    targets: Tensor | None
+    """Their targets, as each row has them; None for tokens."""
+    crops: Crops | None
+
+
+class RowSamples:
+    """The training samples of the rows of a stack.
+
+    Each source lies in `stored` once, however many rows use how much of it. Rows have targets,
+    normalisation and augmentation of their own.
+    """
+
+    def __init__(self, data: Sequence[TaskData], keys: Sequence[int]) -> None:
+        """Serve rows with this data and these keys."""
+        self._data, self._keys = list(data), list(keys)
+        self.device = data[0].device
+        # What several rows share, pixels, targets and choices of samples, lies there once.
+        self.stored, self._source_first = join_shared(
+            [each.splits.samples["train"] for each in data], self.device
+        )
+        """Samples of all sources, one after another."""
+        self._kept, self._kept_first = join_shared([each.kept for each in data], self.device)
+        self._targets: tuple[Tensor, Tensor] | None = None
+        given = [each.train_targets for each in data]
+        if given[0] is not None:
+            self._targets = join_shared([t for t in given if t is not None], self.device)
+        self.gain, self.bias = stack_normalisation([each.splits for each in data])
+        """Float32 [R, ...], broadcastable to samples; None where none has any."""
+        varied = [each.augmentation != "none" for each in data]
+        self._are_varied = any(varied), all(varied)
+        self._is_varied = torch.tensor(varied, device=self.device)
+        alike = grouped(((len(d.kept), d.samples_per_step), row) for row, d in enumerate(data))
+        self._orders = [
+            (rows, EpochOrders([keys[row] for row in rows], size, samples, self.device))
+            for (size, samples), rows in alike.items()
+        ]
+        drawn = [row for rows, _ in self._orders for row in rows]
+        self._place_of_row = torch.tensor(drawn, device=self.device).argsort()
+        """int64 [R], where each row stands when the orders of all sizes are put together."""
+
+    @cached_property
+    def channel_normalisation(self) -> tuple[Tensor, Tensor] | None:
+        """Gain and bias [R, C] if these are images that are normalised channel by channel."""
+        if self._data[0].kind != "image":
+            return None
+        rows, channels = len(self._data), self.stored.shape[1]
+        if self.gain is None or self.bias is None:
+            one = torch.ones((rows, channels), device=self.device)
+            return one, torch.zeros_like(one)
+        if self.gain.shape[1:] not in ((1,), (1, 1, 1), (channels, 1, 1)):
+            return None
+        wide = (rows, channels)
+        return (
+            self.gain.reshape(rows, -1).expand(wide).contiguous(),
+            self.bias.reshape(rows, -1).expand(wide).contiguous(),
+        )
+
+    def draw(self, epochs: Sequence[int]) -> EpochPlan:
+        """Draw the epoch that each row is at."""
+        places = self._kept[self._kept_first[:, None] + self._draw_positions(epochs)]
+        targets = None
+        if self._targets is not None:
+            stored, first = self._targets
+            targets = stored[first[:, None] + places]
+        return EpochPlan(
+            places + self._source_first[:, None], targets, self._draw_crops(epochs, places.shape[1])
+        )
+
+    def _draw_positions(self, epochs: Sequence[int]) -> Tensor:
+        """Return int64 [R, samples]: positions among the samples each row has."""
+        parts = [orders.draw([epochs[row] for row in rows]) for rows, orders in self._orders]
+        if len(parts) == 1:
+            return parts[0]
+        return torch.cat(parts)[self._place_of_row]
+
+    def _draw_crops(self, epochs: Sequence[int], count: int) -> Crops | None:
+        some, everybody = self._are_varied
+        if not some:
+            return None
+        seeds = [crop_seed(key, epoch) for key, epoch in zip(self._keys, epochs, strict=True)]
+        drawn = draw_crops(to_device(torch.tensor(seeds), self.device), count)
+        if everybody:
+            return drawn
+        # A crop out of the middle leaves an image as it is.
+        varied = self._is_varied[:, None]
+        return Crops(
+            torch.where(varied, drawn.top, PADDING),
+            torch.where(varied, drawn.left, PADDING),
+            varied & drawn.is_flipped,
+        )
+
+    def gather(self, plan: EpochPlan, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Return inputs [R, B, ...] and targets [R, B, ...] of some of an epoch's samples."""
+        x = self.stored[plan.indices[:, start:stop]]
+        if plan.targets is None:
+            tokens = x.long()
+            return tokens[..., :-1], tokens[..., 1:]
+        if plan.crops is not None:
+            part = plan.crops[:, start:stop].flatten()
+            x = crop_flip(x.flatten(0, 1), part).reshape(x.shape)
+        x = x.float()
+        if self.gain is not None and self.bias is not None:
+            x = x * self.gain[:, None] + self.bias[:, None]
+        return x, plan.targets[:, start:stop]
+
+
+def stack_normalisation(splits: Sequence[Splits]) -> tuple[Tensor | None, Tensor | None]:
+    """Return gain and bias [R, ...] of rows; a row without any is left as it is."""
+    if all(each.gain is None for each in splits):
+        return None, None
+    gains = [torch.ones(1) if each.gain is None else each.gain for each in splits]
+    biases = [torch.zeros(1) if each.bias is None else each.bias for each in splits]
+    shape = torch.broadcast_shapes(*{tensor.shape for tensor in (*gains, *biases)})
+    device = splits[0].device
+
+    def stack(tensors: Sequence[Tensor]) -> Tensor:
+        # Most rows share their tensors: each is expanded once.
+        wide = {id(tensor): tensor.to(device).expand(shape) for tensor in tensors}
+        return torch.stack([wide[id(tensor)] for tensor in tensors])
+
+    return stack(gains), stack(biases)
+
+
+def join_shared(tensors: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return different tensors one after another, and int64 [n] where each of those given begins.
+
+    A tensor that is given several times lies there once.
+    """
+    different = {id(tensor): tensor for tensor in tensors}
+    parts = [tensor.to(device) for tensor in different.values()]
+    firsts = dict(zip(different, accumulate(map(len, parts), initial=0), strict=False))
+    joined = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return joined, torch.tensor([firsts[id(tensor)] for tensor in tensors], device=device)
+
+
+class BatchBuffers:
+    """Inputs x [R, B, ...] and targets y [R, B, ...] of one batch."""
+
+    def __init__(self, compute: torch.dtype, device: torch.device) -> None:
+        """Hold nothing yet; real inputs will have the precision `compute`."""
+        self._compute = compute
+        self._has_kernels = has_kernels(torch.zeros(0, dtype=compute, device=device))
+        self._buffers: dict[int, tuple[Tensor, Tensor]] = {}
+        self.x = self.y = torch.zeros(0)
+
+    def load(self, samples: RowSamples, plan: EpochPlan, start: int, stop: int) -> None:
+        """Take over some samples of an epoch; batches of one size use the same memory."""
+        normalisation = samples.channel_normalisation if self._has_kernels else None
+        if normalisation is not None:
+            self._load_images(samples, plan, start, stop, *normalisation)
+            return
+        x, y = samples.gather(plan, start, stop)
+        x = x.to(self._compute) if x.is_floating_point() else x
+        if stop - start not in self._buffers:
+            self._buffers[stop - start] = x.clone(), y.clone()
+        self.x, self.y = self._buffers[stop - start]
+        self.x.copy_(x)
+        self.y.copy_(y)
+
+    def _load_images(
+        self,
+        samples: RowSamples,
+        plan: EpochPlan,
+        start: int,
+        stop: int,
+        gain: Tensor,
+        bias: Tensor,
+    ) -> None:
+        from esper.lab.population.kernels.images import sample_images
+
+        assert plan.targets is not None, "images have labels or values"
+        rows, (_, channels, height, width) = len(plan.indices), samples.stored.shape
+        y = plan.targets[:, start:stop]
+        if stop - start not in self._buffers:
+            shape = (rows, stop - start, height, width, _padded(channels))
+            pixels = torch.zeros(shape, dtype=self._compute, device=samples.device)
+            self._buffers[stop - start] = pixels, y.clone()
+        pixels, self.y = self._buffers[stop - start]
+        self.x = pixels[..., :channels].movedim(-1, 2)
+        self.y.copy_(y)
+        sample_images(samples.stored, plan.indices, plan.crops, gain, bias, start, pixels)
+
+
+def order_images(x: Tensor) -> Tensor:
+    """Return images [B, C, H, W] in the memory order kernels want, where there are kernels."""
+    if not has_kernels(x) or x.dim() != 4:
+        return x
+    channels = x.shape[1]
+    pixels = F.pad(x.movedim(1, -1), (0, _padded(channels) - channels)).contiguous()
+    return pixels[..., :channels].movedim(-1, 1)
+
+
+def _padded(channels: int) -> int:
+    return 1 << (channels - 1).bit_length()

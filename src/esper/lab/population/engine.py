@@ -1,0 +1,403 @@
+"""What every strategy of a population is, an engine with known slots; and its settings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from esper.kasmina.engine import EvaluatedEngine
+from esper.kasmina.row_group import RowConfig
+from esper.kasmina.seedbed import TrainingMode
+from esper.kasmina.training import ObjectiveName, OptimizerName
+from esper.lab.tasks.data.source import Kind
+from esper.lab.tasks.dataset import TaskData
+from esper.lab.tasks.splits import Split
+from esper.lab.tasks.task import Task
+from esper.leyline.config import Config, option
+from esper.leyline.errors import EsperError
+from esper.leyline.slots import Symmetry, Topology
+from esper.utils.process import capture_graph, grouped
+
+
+class StrategyError(EsperError, RuntimeError):
+    """A host or blueprint cannot run in the strategy that was asked for."""
+
+
+class MemoryLimitError(EsperError, MemoryError):
+    """The rows do not fit into the device's memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotSpec:
+    """What flows at a slot of the host."""
+
+    name: str
+    path: str
+    topology: Topology
+    shape: tuple[int, ...]
+    channels: int
+    symmetry: Symmetry = "bidirectional"
+    """What the host makes of the order of positions."""
+
+
+class PopulationEngine(EvaluatedEngine, Protocol):
+    """An engine over rows of one architecture, each under its own condition.
+
+    A row rests after the horizon of its task: an epoch beyond it changes nothing of the row.
+    """
+
+    @property
+    def slots(self) -> tuple[SlotSpec, ...]:
+        """What flows at every slot of the host."""
+
+    @property
+    def is_stacked(self) -> bool:
+        """Whether all rows are in memory at once, activations included."""
+
+    def score(self, split: Split) -> Tensor:
+        """Return float64 [R, 2]: score in points and loss of every row on a whole split.
+
+        It is for the end of an evaluation; nothing that learns or decides may see the test split.
+        """
+
+    def close(self) -> None:
+        """Free what must be freed by hand."""
+
+
+Strategy = Literal["auto", "sequential", "stacked", "workers"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PopulationConfig(RowConfig):
+    """Settings shared by all rows."""
+
+    training_mode: TrainingMode = option(
+        "straight_through", "How a seed in TRAINING learns while the host is left alone."
+    )
+    precision: Literal["float32", "float64"] = option("float32", "Precision of the weights.")
+    use_bf16: bool = option(False, "Run hosts in BF16; weights and statistics stay as they are.")
+    use_graphs: bool = option(True, "Capture training and validation in CUDA graphs.")
+    rows_per_stack: int = option(
+        1024,
+        "Most rows trained as one stack; more are several stacks, one after another.",
+        minimum=1,
+    )
+    workers: int = option(
+        0, "Processes of the workers strategy; 0 is one for every core.", minimum=0
+    )
+
+
+EXECUTION_SETTINGS = frozenset({"use_bf16", "use_graphs", "rows_per_stack", "workers"})
+"""Settings that change how rows are executed, not what they are."""
+
+
+# ---- What a row is a network for, and which rows are one stack
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Condition:
+    """A task and its data: all that a row trains under."""
+
+    task: Task
+    data: TaskData
+
+    @property
+    def horizon(self) -> int:
+        """Epochs of an episode; the row rests after the last of them."""
+        return self.task.config.horizon
+
+
+@dataclass(frozen=True, slots=True)
+class StackKey:
+    """What rows must agree in to be one stack: shapes, and what one step of them does."""
+
+    builder: Callable[..., Any]
+    """What builds the host; tasks share it unless they build hosts of their own."""
+    host: str
+    host_options: Config
+    input_shape: tuple[int, ...]
+    num_classes: int | None
+    objective: ObjectiveName
+    batch_size: int
+    samples_per_step: int
+    optimizer: OptimizerName
+    validation_samples: int
+    kind: Kind
+    stored: torch.dtype
+    """Type of the samples as they are stored."""
+
+    @classmethod
+    def of(cls, condition: Condition) -> StackKey:
+        """Return the architecture of a row under this condition."""
+        task, data = condition.task, condition.data
+        config = task.config
+        return cls(
+            builder=type(task).build_host,
+            host=config.host,
+            host_options=config.host_options,
+            input_shape=config.input_shape,
+            num_classes=config.num_classes,
+            objective=config.objective,
+            batch_size=config.batch_size,
+            samples_per_step=data.samples_per_step,
+            optimizer=config.optimizer,
+            validation_samples=len(data.subset),
+            kind=data.kind,
+            stored=data.splits.samples["train"].dtype,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Roster:
+    """Which row is under which condition, and which rows run together."""
+
+    conditions: tuple[Condition, ...]
+    """One for every task."""
+    task_of_row: tuple[int, ...]
+    """Which of them each row is under; rows come task by task."""
+    architectures: dict[StackKey, list[int]]
+    """The rows of every architecture, in the order in which they first come."""
+
+    @classmethod
+    def of(cls, conditions: Sequence[Condition], task_of_row: Sequence[int]) -> Roster:
+        """Return the roster of rows under these conditions."""
+        known = [StackKey.of(condition) for condition in conditions]
+        found = grouped((known[index], row) for row, index in enumerate(task_of_row))
+        return cls(tuple(conditions), tuple(task_of_row), found)
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return len(self.task_of_row)
+
+    def condition(self, row: int) -> Condition:
+        """Return what a row trains under."""
+        return self.conditions[self.task_of_row[row]]
+
+    def take(self, rows: Sequence[int]) -> tuple[Roster, list[int]]:
+        """Return the roster of some of the rows, and which they are in its order, task by task."""
+        chosen = sorted(rows, key=lambda row: self.task_of_row[row])
+        kept = sorted({self.task_of_row[row] for row in chosen})
+        conditions = [self.conditions[index] for index in kept]
+        return Roster.of(conditions, [kept.index(self.task_of_row[row]) for row in chosen]), chosen
+
+
+def divide(rows: Sequence[int], most: int) -> list[list[int]]:
+    """Return rows in as few parts of at most `most` as there can be, equal but for one row."""
+    parts = -(-len(rows) // most)
+    return [part.tolist() for part in np.array_split(rows, parts)]
+
+
+# ---- Running on a device: CUDA graphs, streams, and out-of-memory errors that say what would fit
+
+
+Step = Callable[[], None]
+"""Work on tensors that stay where they are; what changes from run to run are their numbers."""
+
+
+_PRIORITIES = 4
+"""How many PyTorch tells apart: 0 and those below, the lowest number first."""
+
+
+class StackStream:
+    """The stream of one stack, with memory that only its graphs use; without CUDA, nothing.
+
+    Stacks on streams of their own fill a device together that none of them fills alone, and while
+    the host is busy with one, the device works on the others. For that the first has to be ready
+    before the last: earlier turns have precedence.
+    """
+
+    def __init__(self, device: torch.device, turn: int = 0) -> None:
+        """Create a stream on a CUDA device."""
+        self.is_on_cuda = device.type == "cuda"
+        self.priority = min(0, turn + 1 - _PRIORITIES)
+        self._stream: torch.cuda.Stream | None = None
+        self._pool: tuple[Any, torch.cuda.CUDAGraph] | None = None
+        if self.is_on_cuda:
+            self._stream = torch.cuda.Stream(device, priority=self.priority)
+
+    @contextmanager
+    def use(self, *, is_awaited: bool = True) -> Iterator[None]:
+        """Run a block on the stream, after what was begun before.
+
+        Args:
+            is_awaited: whether what begins after the block runs after it.
+        """
+        if self._stream is None:
+            yield
+            return
+        here = torch.cuda.current_stream()
+        self._stream.wait_stream(here)
+        with torch.cuda.stream(self._stream):
+            yield
+        if is_awaited:
+            here.wait_stream(self._stream)
+
+    def capture(self, graph: torch.cuda.CUDAGraph) -> AbstractContextManager[None]:
+        """Return a block whose work is recorded instead of done.
+
+        All graphs of a stack share memory: one of them runs at a time, and what it leaves there is
+        read before the next one runs.
+        """
+        # Other threads may go on, as the capture is none of theirs.
+        return capture_graph(
+            graph, pool=self._memory(), stream=self._stream, capture_error_mode="thread_local"
+        )
+
+    def _memory(self) -> Any:
+        """Return the memory of graphs: it lives as long as a graph does, and an empty one does."""
+        if self._pool is None:
+            handle, anchor = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph()
+            with capture_graph(anchor, pool=handle, stream=self._stream):
+                torch.zeros(1, device="cuda")
+            self._pool = handle, anchor
+        return self._pool[0]
+
+
+class GraphReplay:
+    """Runs a step eagerly once, then captures it, then replays it in one launch.
+
+    One graph serves until some tensor that the step works on has to be moved. The eager run warms
+    everything up.
+    """
+
+    def __init__(self, stream: StackStream) -> None:
+        """Create a runner that has seen nothing."""
+        self._stream = stream
+        self.captures = 0
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop the captured step: something it works on has moved."""
+        self._warm = False
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def run(self, step: Step) -> None:
+        """Carry out one step."""
+        if not self._warm:
+            step()
+            self._warm = True
+            return
+        if self._graph is None:
+            graph = torch.cuda.CUDAGraph()
+            with self._stream.capture(graph):
+                step()
+            self._graph = graph
+            self.captures += 1
+        self._graph.replay()
+
+
+Job = tuple[Callable[[Tensor], Tensor], Tensor]
+"""A function and the activation it works on."""
+
+_SMALL = 2**24
+"""Bytes of an activation above which one job alone fills the device."""
+
+
+class CudaStreams:
+    """Streams that independent jobs take turns on; without any, jobs run one after another.
+
+    Small kernels leave most of a device idle. Autograd takes the way back on the same streams, and
+    a captured step keeps them apart as branches.
+    """
+
+    def __init__(self, count: int = 0, priority: int = 0) -> None:
+        """Create `count` streams on the current CUDA device."""
+        self._streams = [torch.cuda.Stream(priority=priority) for _ in range(count)]
+
+    def run(self, jobs: Sequence[Job]) -> list[Tensor]:
+        """Return what the functions return for their activations."""
+        largest = max((x.numel() * x.element_size() for _, x in jobs), default=0)
+        if not self._streams or largest > _SMALL or len(jobs) < 2:
+            return [function(x) for function, x in jobs]
+        here = torch.cuda.current_stream()
+        used = self._streams[: len(jobs)]
+        for stream in used:
+            stream.wait_stream(here)
+        results = []
+        for number, (function, x) in enumerate(jobs):
+            stream = used[number % len(used)]
+            # Its memory must not be given away while the stream still reads it.
+            x.record_stream(stream)
+            with torch.cuda.stream(stream):
+                results.append(function(x))
+        for stream in used:
+            here.wait_stream(stream)
+        return results
+
+
+_UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_SIZE = r"([\d.]+) (bytes|KiB|MiB|GiB|TiB)"
+
+_WANTED = re.compile(rf"[Tt]ried to allocate {_SIZE}")
+_CAPACITY = re.compile(rf"total capacity of {_SIZE}")
+_FREE = re.compile(rf"of which {_SIZE} is free")
+_HELD = re.compile(rf"{_SIZE} is allocated by PyTorch")
+_SPARE = re.compile(rf"{_SIZE} is reserved by PyTorch but unallocated")
+_CPU = "DefaultCPUAllocator"
+
+
+@contextmanager
+def naming_rows_that_fit(rows: int, *, at_once: bool, resident: int = 0) -> Iterator[None]:
+    """Within the block, an out-of-memory error becomes one that names how many rows would fit.
+
+    Args:
+        rows: how many rows share the memory that ran out.
+        at_once: whether they are one stack, which can be divided into several.
+        resident: bytes that were taken before, whatever the number of rows.
+    """
+    try:
+        yield
+    except MemoryLimitError:
+        raise
+    except (MemoryError, RuntimeError) as error:
+        is_about_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
+        if not is_about_memory and _CPU not in str(error):
+            raise
+        raise _explain(str(error), rows, at_once, resident) from error
+
+
+def rows_that_fit(message: str, rows: int, resident: int = 0) -> int:
+    """Return how many of `rows` rows would fit, from what the allocator said.
+
+    The rows had taken what was allocated when the error came, less what was resident before, and
+    wanted at least the piece that was refused. How much more they would have wanted nobody knows,
+    so the answer is the power of two below the quotient, and below the number that failed.
+    """
+    wanted, held = _find(_WANTED, message), _find(_HELD, message)
+    available = held + _find(_FREE, message) + _find(_SPARE, message) - resident
+    need = held + wanted - resident
+    fitting = rows * available / need if held and need > 0 else rows / 2
+    most = max(1, min(int(fitting), rows - 1))
+    return 1 << (most.bit_length() - 1)
+
+
+def _explain(message: str, rows: int, at_once: bool, resident: int) -> MemoryLimitError:
+    capacity = _find(_CAPACITY, message)
+    place = f"the device's {capacity / 2**30:.1f} GiB" if capacity else "memory"
+    if rows == 1:
+        return MemoryLimitError(
+            f"not even one row fits into {place}; use a smaller batch_size or a smaller host"
+        )
+    fitting = rows_that_fit(message, rows, resident)
+    if at_once:
+        return MemoryLimitError(
+            f"{rows} rows at once do not fit into {place}, {fitting} would; "
+            f"use PopulationConfig(rows_per_stack={fitting}) or rows={fitting}"
+        )
+    return MemoryLimitError(
+        f"{rows} rows do not fit into {place}, {fitting} would; use rows={fitting}"
+    )
+
+
+def _find(pattern: re.Pattern[str], message: str) -> float:
+    """Return the size in bytes that an allocator's message names, 0 where it does not."""
+    found = pattern.search(message)
+    return float(found[1]) * _UNITS[found[2]] if found else 0.0

@@ -1,0 +1,369 @@
+"""The seeds of a stacked engine: one stack of parameters per slot and blueprint, one for gates.
+
+`StackedEngine` keeps one `SeedStacks` for its rows. It follows the lifecycle state (`sync`), says
+where every row's seed is (`kinds`, `entries`), and hands out what runs at each slot in training
+(`slot_forwards`); `validation` makes its own choice of the same stacks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from esper.kasmina.blueprints.registry import blueprint_by_id
+from esper.kasmina.engine import Moments, RowWeights, without_prefix
+from esper.kasmina.seedbed import draw_gate, draw_seed
+from esper.kasmina.state import SlotState
+from esper.lab.population.engine import CudaStreams, SlotSpec
+from esper.lab.population.parameter_stack import ParameterStack, StackCapacity
+from esper.lab.population.slot_forward import (
+    BLENDED,
+    EMPTY,
+    ISOLATED,
+    SlotForward,
+    SlotForwards,
+    SlotIndex,
+    SlotIndexArrays,
+    StackedModule,
+)
+from esper.lab.population.vmap_rules import install_vmap_rules
+from esper.leyline.stages import BLENDED_STAGES, AlphaAlgorithm, SeedStage
+
+GATE = -1
+"""Kind of a slot's stack of gates; the kind of a stack of seeds is their blueprint id."""
+
+ABSENT = -2
+"""Kind or entry of a row that has no seed or gate, and row of an entry that is unused."""
+
+IS_BLENDED = np.isin(np.arange(max(SeedStage) + 1), BLENDED_STAGES)
+"""By the value of a stage: whether the seed's output reaches the host's."""
+
+_SEED = "seed."
+_GATE = "gate."
+
+
+@dataclass(slots=True)
+class SeedStack:
+    """The seeds (or gates) of one kind at one slot, and the rows they belong to."""
+
+    slot: int
+    kind: int
+    module: nn.Module
+    parameters: ParameterStack
+    filler: dict[str, Tensor]
+    """Parameters for unused entries: those of some seed of the kind."""
+    rows: list[int]
+    """The row of every entry, ABSENT where it is unused."""
+    peak: int = 0
+    """Most entries that were in use at once since the stacks were made or renewed."""
+    last_peak: int = 0
+    """The same before they were renewed."""
+
+    @property
+    def count(self) -> int:
+        """Number of entries in use."""
+        return len(self.rows) - self.rows.count(ABSENT)
+
+    def whole(self) -> StackedModule:
+        """Return the module that runs every entry, in order."""
+        return StackedModule(self.parameters, None, self.module, len(self.rows))
+
+
+class SeedStacks:
+    """Parameters of all rows' seeds, in agreement with the lifecycle state."""
+
+    def __init__(
+        self,
+        slots: tuple[SlotSpec, ...],
+        keys: Sequence[int],
+        dtype: torch.dtype,
+        device: torch.device,
+        compute: torch.dtype | None = None,
+        capacity: StackCapacity | None = None,
+        streams: CudaStreams | None = None,
+        *,
+        has_squares: bool = False,
+    ) -> None:
+        """Start without seeds; `keys` name the rows' random streams.
+
+        Weights have the precision `dtype`, activations `compute` (the same by default). `capacity`
+        says how many entries a stack has for some seeds (just as many by default), `streams` where
+        seeds of different kinds run, `has_squares` whether stacks keep what AdamW needs.
+        """
+        self._slots = slots
+        self._keys = list(keys)
+        self._dtype = dtype
+        self._device = device
+        self._compute = compute or dtype
+        self._capacity = capacity or StackCapacity()
+        self._streams = streams or CudaStreams()
+        self._has_squares = has_squares
+        self._stacks: dict[tuple[int, int], SeedStack] = {}
+        self.kinds = np.full((len(keys), len(slots)), ABSENT, dtype=np.int64)
+        """[R, S], blueprint id of every row's seed, ABSENT where there is none."""
+        self.entries = np.zeros_like(self.kinds)
+        """[R, S], its entry in the stack of that kind."""
+        self.gate_entries = np.full_like(self.kinds, ABSENT)
+        """[R, S], the entry of its gate in the stack of gates, ABSENT where there is none."""
+        self._forwards: dict[int, SlotForward] = {}
+        self._forwards_version = -1
+        self.germinations = [0] * len(keys)
+        self.layout_version = 0
+        """Counts additions and removals of entries: a graph captured at another version is void."""
+
+    @property
+    def stacks(self) -> list[SeedStack]:
+        """Return every stack, by slot and kind."""
+        return [self._stacks[key] for key in sorted(self._stacks)]
+
+    def stack(self, slot: int, kind: int) -> SeedStack:
+        """Return the stack of a kind at a slot."""
+        return self._stacks[slot, kind]
+
+    def at_slot(self, slot: int) -> list[SeedStack]:
+        """Return the stacks of seeds at a slot, by kind, without that of gates."""
+        return [stack for stack in self.stacks if stack.slot == slot and stack.kind != GATE]
+
+    def renew(self, keys: Sequence[int]) -> None:
+        """Forget all seeds; `keys` name the random streams of as many other rows.
+
+        Where entries cost little they stay, as many as were needed of late, for the next seeds.
+        """
+        self._keys = list(keys)
+        self.kinds.fill(ABSENT)
+        self.entries.fill(0)
+        self.gate_entries.fill(ABSENT)
+        self.germinations = [0] * len(keys)
+        for key, stack in list(self._stacks.items()):
+            stack.rows = [ABSENT] * len(stack.rows)
+            needed, stack.last_peak, stack.peak = max(stack.peak, stack.last_peak), stack.peak, 0
+            entries = self._capacity.entries_kept(self._slots[stack.slot], len(stack.rows), needed)
+            if not entries:
+                del self._stacks[key]
+                self.layout_version += 1
+            elif entries != len(stack.rows):
+                self._resize(stack, entries)
+
+    def sync(self, state: SlotState) -> None:
+        """Draw new seeds and free those that are gone; gates follow the algorithm."""
+        present = state.has_module.numpy()
+        wanted = np.where(present, state.blueprint.numpy(), ABSENT)
+        gated = present & (state.algorithm.numpy() == int(AlphaAlgorithm.GATE))
+        changed = (self.kinds != wanted) | ((self.gate_entries != ABSENT) != gated)
+        version = self.layout_version
+        for row, slot in np.argwhere(changed).tolist():
+            held, kind = int(self.kinds[row, slot]), int(wanted[row, slot])
+            if held not in (ABSENT, kind):
+                self._remove(row, slot, held)
+            if kind not in (ABSENT, held):
+                self._germinate(row, slot, kind)
+            has_gate = self.gate_entries[row, slot] != ABSENT
+            if gated[row, slot] and not has_gate:
+                self._add_gate(row, slot)
+            elif has_gate and not gated[row, slot]:
+                self._remove(row, slot, GATE)
+        self._shrink(has_changed=self.layout_version != version)
+
+    def sizes(self, state: SlotState) -> Tensor:
+        """Return int64 [R, S]: parameters of every seed with its gate."""
+        result = np.zeros_like(self.kinds)
+        for (slot, kind), stack in self._stacks.items():
+            held = (
+                self.gate_entries[:, slot] != ABSENT
+                if kind == GATE
+                else self.kinds[:, slot] == kind
+            )
+            result[:, slot] += stack.parameters.width * held
+        return torch.from_numpy(result)
+
+    def slot_forwards(self, state: SlotState) -> SlotForwards:
+        """Return what runs at every slot in training: all entries of all stacks.
+
+        Until the layout changes these are the same objects with other numbers in them.
+        """
+        if self._forwards_version != self.layout_version:
+            self._forwards, self._forwards_version = {}, self.layout_version
+        return tuple(self._slot_forward(slot, state) for slot in range(len(self._slots)))
+
+    def _slot_forward(self, slot: int, state: SlotState) -> SlotForward | None:
+        stacks = self.at_slot(slot)
+        if not stacks:
+            return None
+        rows = np.array([row for stack in stacks for row in stack.rows], dtype=np.int64)
+        in_use = np.flatnonzero(rows != ABSENT)
+        stage, alpha = state.stage.numpy()[:, slot], state.alpha.numpy()[:, slot]
+        blended = IS_BLENDED[stage] & (alpha > 0)
+        isolated = stage == int(SeedStage.TRAINING)
+        own = rows[in_use]
+        index = SlotIndexArrays(
+            row_of_entry=np.maximum(rows, 0),
+            entry_of_row=np.full(len(self._keys), -1, dtype=np.int64),
+            state=np.full_like(rows, EMPTY),
+            algorithm=np.zeros_like(rows),
+            gate_of_entry=np.full_like(rows, -1),
+            entry_of_gate=np.zeros(0, dtype=np.int64),
+            row_of_gate=np.zeros(0, dtype=np.int64),
+            alpha=np.ones(len(rows)),
+        )
+        index.state[in_use] = np.where(isolated[own], ISOLATED, blended[own] * BLENDED)
+        here = index.state != EMPTY
+        index.entry_of_row[rows[here]] = np.flatnonzero(here)
+        index.algorithm[in_use] = state.algorithm.numpy()[own, slot]
+        index.alpha[in_use] = np.where(isolated[own], 1.0, alpha[own])
+        gates = self._stacks.get((slot, GATE))
+        if gates is not None:
+            owners = np.array(gates.rows, dtype=np.int64)
+            # The -1 behind the last row is the entry of a gate that belongs to no row.
+            gated = np.append(index.entry_of_row, -1)[np.where(owners == ABSENT, -1, owners)]
+            index.gate_of_entry[gated[gated >= 0]] = np.flatnonzero(gated >= 0)
+            index = replace(index, entry_of_gate=gated, row_of_gate=np.maximum(owners, 0))
+        forward = self._forwards.get(slot)
+        if forward is None:
+            forward = self._forwards[slot] = SlotForward(
+                SlotIndex.from_arrays(index, self._device),
+                tuple(stack.whole() for stack in stacks),
+                None if gates is None else gates.whole(),
+                self._streams,
+            )
+        else:
+            forward.index.copy_(index)
+        return forward
+
+    def read(self, row: int) -> tuple[dict[int, dict[str, Tensor]], dict[int, Moments]]:
+        """Return parameters of a row's seeds by slot, and what is remembered of them."""
+        values: dict[int, dict[str, Tensor]] = {}
+        moments: dict[int, Moments] = {}
+        for slot in range(len(self._slots)):
+            for parameters, entry, prefix in self._parameters_of(row, slot):
+                found, moving = parameters.read(entry)
+                values.setdefault(slot, {}).update({prefix + k: v for k, v in found.items()})
+                moments.setdefault(slot, Moments()).update(moving.behind(prefix))
+        return values, moments
+
+    def read_at_rest(self, row: int, wanted: Sequence[bool]) -> dict[int, dict[str, Tensor]]:
+        """Return parameters of a row's seeds at the slots that are wanted."""
+        values: dict[int, dict[str, Tensor]] = {}
+        for slot in (slot for slot, is_wanted in enumerate(wanted) if is_wanted):
+            for parameters, entry, prefix in self._parameters_of(row, slot):
+                (found,) = parameters.read_at_rest([entry])
+                values.setdefault(slot, {}).update({prefix + k: v for k, v in found.items()})
+        return values
+
+    def _parameters_of(self, row: int, slot: int) -> Iterator[tuple[ParameterStack, int, str]]:
+        """Yield (parameters, entry, prefix) of a row's seed and of its gate, where it has them."""
+        held, gate = int(self.kinds[row, slot]), int(self.gate_entries[row, slot])
+        if held != ABSENT:
+            yield self._stacks[slot, held].parameters, int(self.entries[row, slot]), _SEED
+        if gate != ABSENT:
+            yield self._stacks[slot, GATE].parameters, gate, _GATE
+
+    def write(self, row: int, weights: RowWeights, state: SlotState) -> None:
+        """Replace a row's seeds by saved ones."""
+        for slot in range(len(self._slots)):
+            if self.kinds[row, slot] != ABSENT:
+                self._remove(row, slot, int(self.kinds[row, slot]))
+            if self.gate_entries[row, slot] != ABSENT:
+                self._remove(row, slot, GATE)
+        for slot, values in weights.seeds.items():
+            moments = weights.seed_moments[slot]
+            kind = int(state.blueprint[0, slot])
+            self._add(row, slot, kind, without_prefix(_SEED, values), moments.under(_SEED))
+            gate = without_prefix(_GATE, values)
+            if gate:
+                self._add(row, slot, GATE, gate, moments.under(_GATE))
+        self.germinations[row] = weights.germinations
+
+    def _germinate(self, row: int, slot: int, kind: int) -> None:
+        spec = self._slots[slot]
+        key = (self._keys[row], slot, self.germinations[row])
+        seed = draw_seed(blueprint_by_id(kind), spec.channels, spec.topology, spec.symmetry, key)
+        self.germinations[row] += 1
+        self._add(row, slot, kind, dict(seed.named_parameters()), Moments())
+
+    def _add_gate(self, row: int, slot: int) -> None:
+        spec = self._slots[slot]
+        key = (self._keys[row], slot, self.germinations[row])
+        gate = draw_gate(spec.channels, spec.topology, key)
+        self._add(row, slot, GATE, dict(gate.named_parameters()), Moments())
+
+    def _add(
+        self,
+        row: int,
+        slot: int,
+        kind: int,
+        values: dict[str, Tensor],
+        moments: Moments,
+    ) -> None:
+        if (slot, kind) not in self._stacks:
+            self._stacks[slot, kind] = self._make_stack(slot, kind)
+        stack = self._stacks[slot, kind]
+        if ABSENT not in stack.rows:
+            self._resize(stack, self._capacity.entries(self._slots[slot], stack.count + 1))
+        entry = stack.rows.index(ABSENT)
+        stack.parameters.write(entry, values, moments)
+        stack.rows[entry] = row
+        stack.peak = max(stack.peak, stack.count)
+        self._record_entry(stack, row, entry)
+
+    def _make_stack(self, slot: int, kind: int) -> SeedStack:
+        spec, key = self._slots[slot], (0, slot, 0)
+        module = (
+            draw_gate(spec.channels, spec.topology, key)
+            if kind == GATE
+            else draw_seed(blueprint_by_id(kind), spec.channels, spec.topology, spec.symmetry, key)
+        )
+        parameters = dict(module.named_parameters())
+        shapes = {name: value.shape for name, value in parameters.items()}
+        frozen = [name for name, p in parameters.items() if not p.requires_grad]
+        filler = {name: p.detach().clone() for name, p in parameters.items()}
+        module = install_vmap_rules(module.to(device=self._device, dtype=self._compute))
+        stacked = ParameterStack(
+            shapes,
+            self._dtype,
+            self._device,
+            frozen,
+            self._compute,
+            has_squares=self._has_squares,
+        )
+        return SeedStack(slot, kind, module, stacked, filler, [])
+
+    def _remove(self, row: int, slot: int, kind: int) -> None:
+        stack = self._stacks[slot, kind]
+        stack.rows[stack.rows.index(row)] = ABSENT
+        (self.gate_entries if kind == GATE else self.kinds)[row, slot] = ABSENT
+
+    def _record_entry(self, stack: SeedStack, row: int, entry: int) -> None:
+        """Remember where a row's seed or gate is."""
+        if stack.kind == GATE:
+            self.gate_entries[row, stack.slot] = entry
+        else:
+            self.kinds[row, stack.slot], self.entries[row, stack.slot] = stack.kind, entry
+
+    def _shrink(self, *, has_changed: bool) -> None:
+        """Give up unused entries where the capacity says it is time."""
+        wanted = {
+            key: self._capacity.entries(self._slots[stack.slot], stack.count) if stack.count else 0
+            for key, stack in self._stacks.items()
+            if not self._capacity.is_cheap(self._slots[stack.slot])
+        }
+        sizes = {key: (len(self._stacks[key].rows), count) for key, count in wanted.items()}
+        for key in self._capacity.oversized(sizes, has_changed=has_changed):
+            if wanted[key]:
+                self._resize(self._stacks[key], wanted[key])
+            else:
+                del self._stacks[key]
+                self.layout_version += 1
+
+    def _resize(self, stack: SeedStack, entries: int) -> None:
+        """Give a stack this many entries; those in use come first."""
+        in_use = [entry for entry, row in enumerate(stack.rows) if row != ABSENT]
+        stack.parameters.resize(in_use, entries, stack.filler)
+        rows = [stack.rows[entry] for entry in in_use]
+        stack.rows = rows + [ABSENT] * (entries - len(rows))
+        for entry, row in enumerate(rows):
+            self._record_entry(stack, row, entry)
+        self.layout_version += 1

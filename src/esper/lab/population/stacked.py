@@ -1,0 +1,400 @@
+"""The stacked strategy: all rows of one architecture trained as one batch of networks.
+
+The host runs once under `vmap` over the stacked parameters of all rows; at every slot a forward
+hook runs the rows' seeds (`slot_forward`). `train_step` is one optimizer step, `validation` the
+passes over validation data; on CUDA both are captured in graphs (`device`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from esper.kasmina.engine import EpochResult, Moments, RowWeights, empty_sample
+from esper.kasmina.governor import GradientSample, summarise
+from esper.kasmina.optimizer import GRADIENT_STRIDE
+from esper.kasmina.state import SlotState
+from esper.lab.population.batches import BatchBuffers, RowSamples
+from esper.lab.population.engine import Condition, CudaStreams, GraphReplay, SlotSpec, StackStream
+from esper.lab.population.parameter_stack import ParameterStack, StackCapacity
+from esper.lab.population.seed_stacks import ABSENT, GATE, SeedStacks
+from esper.lab.population.slot_forward import Integers, SlotForwards, apply_slot
+from esper.lab.population.train_step import Reals, RowTraining, TrainStep, learning_entries
+from esper.lab.population.validation import ValidationPass
+from esper.lab.population.vmap_rules import has_kernels, install_vmap_rules, stacked_attention
+from esper.lab.tasks.splits import Split
+from esper.leyline.stages import SeedStage
+from esper.utils.randomness import Later, to_host
+
+_STREAMS = 8
+"""Streams for seeds of different kinds: seven blueprints and the gates of a slot of images."""
+
+
+class StackedEngine:
+    """Rows as stacked tensors; seeds grouped by blueprint."""
+
+    def __init__(
+        self,
+        hosts: Sequence[nn.Module],
+        slots: tuple[SlotSpec, ...],
+        conditions: Sequence[Condition],
+        keys: Sequence[int],
+        *,
+        use_bf16: bool = False,
+        use_graphs: bool = True,
+        turn: int = 0,
+    ) -> None:
+        """Stack the hosts; each is used once, the first also as the shape of them all.
+
+        Args:
+            hosts: the networks of the rows.
+            slots: what flows at every slot of theirs.
+            conditions: what each row trains under.
+            keys: names of the rows' random streams.
+            use_bf16: run hosts and seeds in BF16.
+            use_graphs: capture steps on a device.
+            turn: how many other stacks of the population have their turn before this one.
+        """
+        self._stream = StackStream(conditions[0].data.device, turn)
+        with self._stream.use():
+            self._stack(hosts, slots, conditions, keys, use_bf16, use_graphs)
+
+    def _stack(
+        self,
+        hosts: Sequence[nn.Module],
+        slots: tuple[SlotSpec, ...],
+        conditions: Sequence[Condition],
+        keys: Sequence[int],
+        use_bf16: bool,
+        use_graphs: bool,
+    ) -> None:
+        self.slots = slots
+        self.is_stacked = True
+        shared = conditions[0].task
+        self._objective = shared.objective
+        self._batch_size = shared.config.batch_size
+        self._epoch_samples = conditions[0].data.samples_per_step
+        self._template = hosts[0]
+        first = dict(hosts[0].named_parameters())
+        some = next(iter(first.values()))
+        self._device, self._dtype = conditions[0].data.device, some.dtype
+        # In BF16 every activation is: autocast would keep norms, and all that follows, in FP32.
+        self._compute = torch.bfloat16 if use_bf16 else self._dtype
+        frozen = [name for name, parameter in first.items() if not parameter.requires_grad]
+        shapes = {name: parameter.shape for name, parameter in first.items()}
+        has_squares = shared.config.optimizer == "adamw"
+        self._hosts = ParameterStack(
+            shapes, some.dtype, self._device, frozen, self._compute, has_squares=has_squares
+        )
+        self._hosts.resize([], len(hosts))
+        self._hosts.fill([dict(host.named_parameters()) for host in hosts])
+        self.host_params = sum(p.numel() for p in first.values() if p.requires_grad)
+        self._take_rows(conditions, keys)
+        self._batch = BatchBuffers(self._compute, self._device)
+        self._state: SlotState | None = None
+        self._training_forwards: SlotForwards = ()
+        """What runs at every slot in training."""
+        self._active_forwards: SlotForwards | None = None
+        """What the hooks run, while the host is run."""
+        self._row: Tensor | None = None
+        self._step: TrainStep | None = None
+        install_vmap_rules(self._template.to(self._device, self._compute))
+        may_capture = use_graphs and self._stream.is_on_cuda
+        self._replay = GraphReplay(self._stream) if may_capture else None
+        streams = CudaStreams(
+            _STREAMS if has_kernels(self._hosts.used) else 0, self._stream.priority
+        )
+        self._seed_stacks = SeedStacks(
+            slots,
+            keys,
+            self._dtype,
+            self._device,
+            self._compute,
+            StackCapacity(
+                has_spares=self._replay is not None,
+                rows=len(keys),
+                sample_bytes=self._batch_size * self._compute.itemsize,
+            ),
+            streams,
+            has_squares=has_squares,
+        )
+        self._validation = ValidationPass(
+            self._hosts,
+            self._seed_stacks,
+            slots,
+            [condition.data for condition in conditions],
+            self._objective,
+            self._compute,
+            streams,
+            self._forward_with_seeds,
+            graph_stream=self._stream if may_capture else None,
+        )
+        for index, slot in enumerate(slots):
+            host_module = self._template.get_submodule(slot.path)
+            host_module.register_forward_hook(self._hook(index))
+
+    @property
+    def captures(self) -> int:
+        """How many step graphs were captured so far."""
+        return 0 if self._replay is None else self._replay.captures
+
+    def renew(
+        self, hosts: Sequence[nn.Module], conditions: Sequence[Condition], keys: Sequence[int]
+    ) -> None:
+        """Begin again with as many other hosts of the same architecture, each used once.
+
+        Memory, and what was captured to work on it, is kept as far as it can be: the conditions of
+        rows are numbers in it.
+        """
+        assert len(hosts) == len(self._keys), "a stack is renewed row by row"
+        with self._stream.use():
+            self._hosts.fill([dict(host.named_parameters()) for host in hosts])
+            self._seed_stacks.renew(keys)
+            self._take_rows(conditions, keys)
+            self._validation.assign([condition.data for condition in conditions])
+        self._state = None
+
+    def _take_rows(self, conditions: Sequence[Condition], keys: Sequence[int]) -> None:
+        """Take over what rows train under."""
+        self._conditions, self._keys = list(conditions), list(keys)
+        data = [condition.data for condition in conditions]
+        self._samples = RowSamples(data, keys)
+
+    def sync(self, state: SlotState) -> Tensor:
+        """Build, free and re-aim seeds as the state says; return their sizes, int64 [R, S]."""
+        self._state = state
+        with self._stream.use():
+            self._seed_stacks.sync(state)
+            return self._seed_stacks.sizes(state)
+
+    def train(self, epochs: Sequence[int]) -> Later[EpochResult]:
+        """Train one epoch of every row that is not at rest, or let a device begin to."""
+        with self._stream.use(is_awaited=False):
+            return self._train(epochs)
+
+    def _train(self, epochs: Sequence[int]) -> Later[EpochResult]:
+        assert self._state is not None, "sync comes before train"
+        # A row at rest stays at its last epoch, whose samples it does not learn from.
+        ends = [condition.horizon for condition in self._conditions]
+        plan = self._samples.draw(list(map(min, epochs, ends)))
+        self._template.train()
+        training = RowTraining.of(
+            [condition.task.config for condition in self._conditions],
+            epochs,
+            [condition.horizon for condition in self._conditions],
+            self._state.learned.tolist(),
+        )
+        step = self._prepare_step(self._state, training)
+        losses = torch.zeros(len(self._keys), dtype=torch.float64, device=self._device)
+        total, size = self._epoch_samples, self._batch_size
+        starts = list(range(0, total, size))
+        last_sampled = ((len(starts) - 1) // GRADIENT_STRIDE) * GRADIENT_STRIDE
+        gradients = None
+        with stacked_attention():
+            for number, start in enumerate(starts):
+                stop = min(start + size, total)
+                self._batch.load(self._samples, plan, start, stop)
+                if self._replay is not None and stop - start == size:
+                    self._replay.run(self._run_step)
+                else:
+                    self._run_step()
+                losses += step.loss
+                if number == last_sampled:
+                    gradients = step.keep_gradients()
+        assert gradients is not None, "an epoch has at least one batch"
+        norms, mean = gradients, to_host(losses / len(starts))
+        return lambda: EpochResult(mean(), *self._summarise(*norms()))
+
+    def measure(self, plans: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
+        """Evaluate every configuration of every row, as many at a time as a pass should hold."""
+        assert self._state is not None, "sync comes before measure"
+        self._template.eval()
+        with self._stream.use(), torch.no_grad(), stacked_attention():
+            return self._validation.measure(plans, self._state)
+
+    def score(self, split: Split) -> Tensor:
+        """Return float64 [R, 2]: score in points and loss of every row on a whole split."""
+        assert self._state is not None, "sync comes before score"
+        self._template.eval()
+        with self._stream.use(), torch.no_grad(), stacked_attention():
+            return self._validation.score(split, self._state)
+
+    def read(self, row: int) -> RowWeights:
+        """Return copies of everything this engine knows about a row."""
+        with self._stream.use():
+            host, moments = self._hosts.read(row)
+            seeds, seed_moments = self._seed_stacks.read(row)
+        return RowWeights(
+            host, moments, seeds, seed_moments, germinations=self._seed_stacks.germinations[row]
+        )
+
+    def read_at_rest(self, rows: Sequence[int], seeds: Tensor) -> list[RowWeights]:
+        """Return copies of some rows without moments, with those of their `seeds`, bool [R, S]."""
+        with self._stream.use():
+            hosts = self._hosts.read_at_rest(rows)
+            return [
+                RowWeights(
+                    host,
+                    Moments(),
+                    kept := self._seed_stacks.read_at_rest(row, seeds[row].tolist()),
+                    {slot: Moments() for slot in kept},
+                    germinations=self._seed_stacks.germinations[row],
+                )
+                for row, host in zip(rows, hosts, strict=True)
+            ]
+
+    def write(self, row: int, weights: RowWeights, state: SlotState) -> None:
+        """Replace a row; `state` [1, S] says what lives in its slots."""
+        with self._stream.use():
+            self._hosts.write(row, weights.host, weights.host_moments)
+            self._seed_stacks.write(row, weights, state)
+
+    def close(self) -> None:
+        """Nothing is held but memory."""
+
+    def forward(self, leaves: dict[str, Tensor], x: Tensor, x_dim: int | None) -> Tensor:
+        """Run every row's host on its inputs, or all on the same inputs (x_dim None)."""
+
+        def one(parameters: dict[str, Tensor], inputs: Tensor, row: Tensor) -> Tensor:
+            self._row = row
+            result: Tensor = functional_call(self._template, parameters, (inputs,))
+            return result
+
+        which = torch.zeros(next(iter(leaves.values())).shape[0], device=x.device)
+        out: Tensor = vmap(one, in_dims=(0, x_dim, 0))(leaves, x, which)
+        return out
+
+    def _prepare_step(self, state: SlotState, training: RowTraining) -> TrainStep:
+        """Return the step for this epoch: the one captured before, while the layout is the same."""
+        self._training_forwards = self._seed_stacks.slot_forwards(state)
+        if self._step is None or self._step.layout_version != self._seed_stacks.layout_version:
+            self._step = TrainStep(self._hosts, self._seed_stacks, self._losses)
+            if self._replay is not None:
+                self._replay.forget()
+        self._step.begin(state, training)
+        return self._step
+
+    def _run_step(self) -> None:
+        assert self._step is not None
+        self._step.run(self._batch.x, self._batch.y)
+
+    def _forward_with_seeds(
+        self, leaves: dict[str, Tensor], forwards: SlotForwards, x: Tensor
+    ) -> Tensor:
+        """Run hosts with seeds on inputs that all share."""
+        self._active_forwards = forwards
+        outputs = self.forward(leaves, x, None)
+        self._active_forwards = None
+        return outputs
+
+    def _losses(self, x: Tensor, y: Tensor) -> Tensor:
+        self._active_forwards = self._training_forwards
+        outputs = self.forward(self._hosts.leaves, x, 0)
+        self._active_forwards = None
+        loss, _ = self._objective(outputs.flatten(0, 1), y.flatten(0, 1))
+        return loss.reshape(x.shape[0], -1).mean(1)
+
+    def _hook(self, index: int) -> Any:
+        def run_slot(module: nn.Module, args: Any, output: Any) -> Any:
+            forwards = self._active_forwards
+            if forwards is None or forwards[index] is None or self._row is None:
+                return None
+            return apply_slot(output, self._row, index, forwards)
+
+        return run_slot
+
+    def _summarise(self, host: Tensor, seeds: list[Tensor]) -> tuple[GradientSample, Tensor]:
+        """Turn the norms of gradients into a sample per row and slot."""
+        assert self._state is not None
+        assert self._step is not None
+        sample, sampled = empty_sample(len(self._keys), len(self.slots))
+        norms = {
+            (stack.slot, stack.kind): each.numpy()
+            for stack, each in zip(self._step.stacks, seeds, strict=True)
+        }
+        stages = (int(SeedStage.TRAINING), int(SeedStage.BLENDING))
+        alike = list(group_seeds(self._seed_stacks, self._state, stages))
+        if not alike:
+            return sample, sampled
+        found = [_norms_of(group, norms) for group in alike]
+        most = max(each.shape[1] for each in found)
+        padded = [np.pad(each, ((0, 0), (0, most - each.shape[1]))) for each in found]
+
+        def spread(values: Sequence[int]) -> Tensor:
+            return torch.from_numpy(np.repeat(values, [len(each) for each in found]))
+
+        rows = torch.from_numpy(np.concatenate([group.rows for group in alike]))
+        slots = spread([group.slot for group in alike])
+        one = summarise(
+            torch.from_numpy(np.concatenate(padded)),
+            spread([group.size for group in alike]),
+            host[rows],
+            self.host_params,
+            counts=spread([each.shape[1] for each in found]),
+        )
+        sample.put((rows, slots), one)
+        sampled[rows, slots] = True
+        return sample, sampled
+
+
+@dataclass(frozen=True, slots=True)
+class SeedGroup:
+    """Rows whose seeds at a slot are alike: blueprint, gate or none, learning or not."""
+
+    slot: int
+    kind: int
+    rows: Integers
+    entries: Integers
+    gate_entries: Integers | None
+    """Entries of their gates; None where they have none."""
+    size: int
+    """Parameters of a seed with its gate."""
+    is_learning: bool
+
+
+def group_seeds(
+    seed_stacks: SeedStacks, state: SlotState, stages: Sequence[int]
+) -> Iterator[SeedGroup]:
+    """Yield the seeds that are in one of these stages, those that are alike together."""
+    wanted = np.isin(state.stage.numpy(), stages)
+    widths = {(stack.slot, stack.kind): stack.parameters.width for stack in seed_stacks.stacks}
+    for stack in seed_stacks.stacks:
+        if stack.kind == GATE:
+            continue
+        slot, moving = stack.slot, learning_entries(stack, state)
+        rows = np.flatnonzero(wanted[:, slot] & (seed_stacks.kinds[:, slot] == stack.kind))
+        entries, gates = seed_stacks.entries[rows, slot], seed_stacks.gate_entries[rows, slot]
+        for has_gate in (False, True):
+            for is_learning in (False, True):
+                mine = ((gates != ABSENT) == has_gate) & (moving[entries] == is_learning)
+                if mine.any():
+                    yield SeedGroup(
+                        slot,
+                        stack.kind,
+                        rows[mine],
+                        entries[mine],
+                        gates[mine] if has_gate else None,
+                        widths[slot, stack.kind] + (widths[slot, GATE] if has_gate else 0),
+                        is_learning,
+                    )
+
+
+def _norms_of(group: SeedGroup, norms: Mapping[tuple[int, int], Reals]) -> Reals:
+    """Return [seeds, tensors]: the norms of a group's seeds and of their gates."""
+    nothing = np.zeros((len(group.rows), 0))
+    # A frozen seed has no gradient at all: nothing has vanished there.
+    if not group.is_learning:
+        return nothing
+    both = ((group.kind, group.entries), (GATE, group.gate_entries))
+    parts = [
+        norms[group.slot, kind][entries]
+        for kind, entries in both
+        if entries is not None and (group.slot, kind) in norms
+    ]
+    return np.concatenate([nothing, *parts], 1)

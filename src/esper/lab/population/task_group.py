@@ -1,0 +1,263 @@
+"""The rows of one stack, and what several groups of them say put together."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from esper.kasmina.blueprints.registry import blueprint_kinds, drawn_names
+from esper.kasmina.costs import NOT_FOR_THE_SLOT, slot_costs
+from esper.kasmina.row_group import RowGroup, measure_by_ablation
+from esper.kasmina.signals import RateTable, RowFacts, row_facts
+from esper.kasmina.training import rate_factor
+from esper.lab.population.engine import (
+    Condition,
+    PopulationConfig,
+    PopulationEngine,
+    Roster,
+    SlotSpec,
+    StackKey,
+)
+from esper.lab.tasks.splits import Split
+from esper.lab.tasks.task import Task
+from esper.leyline.rules import Masks, RuleView, build_masks
+from esper.leyline.signals import Signals
+from esper.leyline.slots import BlueprintKind
+from esper.leyline.stages import AlphaMode, SeedStage
+
+# ---- Snapshots of rows as plain trees: put together, taken apart, compared
+
+
+def join_rows(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Put snapshots together, one after another."""
+    return {name: _join([part[name] for part in parts]) for name in parts[0]}
+
+
+def take_rows(saved: Mapping[str, Any], start: int, stop: int) -> dict[str, Any]:
+    """Return the snapshot of some of its rows."""
+    return {
+        name: take_rows(value, start, stop) if isinstance(value, Mapping) else value[start:stop]
+        for name, value in saved.items()
+    }
+
+
+def first_difference(one: Any, other: Any, name: str = "") -> tuple[str, str] | None:
+    """Return how two plain trees differ first, as "name value" of each; None when they do not."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        for key in [*one, *(key for key in other if key not in one)]:
+            inner = f"{name}.{key}" if name else str(key)
+            found = first_difference(one.get(key), other.get(key), inner)
+            if found is not None:
+                return found
+        return None
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple) and len(one) == len(other):
+        for index, pair in enumerate(zip(one, other, strict=True)):
+            inner = f"{name}[{index}]" if isinstance(pair[0], Mapping) else name
+            found = first_difference(*pair, inner)
+            if found is not None:
+                return found if isinstance(pair[0], Mapping) else _told(name, one, other)
+        return None
+    return None if one == other else _told(name, one, other)
+
+
+def _told(name: str, one: Any, other: Any) -> tuple[str, str]:
+    return f"{name} {one!r}", f"{name} {other!r}"
+
+
+def _join(values: Sequence[Any]) -> Any:
+    first = values[0]
+    if isinstance(first, Mapping):
+        return join_rows(values)
+    if isinstance(first, Tensor):
+        return torch.cat(list(values))
+    return [item for value in values for item in value]
+
+
+class TaskGroup(RowGroup):
+    """Rows of one architecture on one engine.
+
+    Args:
+        architecture: what the rows agree in.
+        conditions: what each row trains under.
+        keys: names of the rows' random streams.
+        engine: trains the rows.
+        config: the settings of the population.
+    """
+
+    engine: PopulationEngine
+    config: PopulationConfig
+
+    def __init__(
+        self,
+        architecture: StackKey,
+        conditions: Sequence[Condition],
+        keys: Sequence[int],
+        engine: PopulationEngine,
+        config: PopulationConfig,
+    ) -> None:
+        """Start at epoch 0."""
+        super().__init__(
+            engine,
+            keys,
+            config,
+            measure=lambda members, which: measure_by_ablation(self.engine, members, which),
+            facts=condition_facts(conditions, engine.slots),
+            rates=condition_rates(conditions),
+            rests_at_horizon=True,
+        )
+        self.architecture = architecture
+        self.conditions = list(conditions)
+
+
+def condition_facts(conditions: Sequence[Condition], slots: Sequence[SlotSpec]) -> RowFacts:
+    """Return what is known beforehand of rows of one architecture under these conditions."""
+
+    def each(value: Callable[[Condition], float]) -> Tensor:
+        known = {id(condition): value(condition) for condition in conditions}
+        return torch.tensor([known[id(condition)] for condition in conditions])
+
+    return row_facts(
+        len(conditions),
+        slot_costs(slots, drawn_names()),
+        horizon=each(lambda c: c.horizon),
+        budget=each(lambda c: c.task.config.param_budget),
+        chance_loss=each(lambda c: c.task.config.baseline_loss),
+        train_samples=each(lambda c: c.data.size("train")),
+        samples_per_epoch=each(lambda c: c.data.samples_per_step),
+        num_classes=each(lambda c: c.task.config.num_classes or 0),
+        host_flops=conditions[0].task.host_flops,
+        param_limit=each(lambda c: c.task.param_limit),
+        flop_limit=each(lambda c: c.task.flop_limit),
+    )
+
+
+def condition_rates(conditions: Sequence[Condition]) -> RateTable:
+    """Return the learning rates of rows; where a schedule has ended, its last holds on."""
+    epochs = max(condition.horizon for condition in conditions)
+    configs = {id(condition): condition.task.config for condition in conditions}
+    known = {
+        name: [rate_factor(config, epoch + 1, config.horizon) for epoch in range(epochs)]
+        for name, config in configs.items()
+    }
+    return RateTable(
+        factors=torch.tensor([known[id(condition)] for condition in conditions]),
+        peak=torch.tensor([condition.task.config.learning_rate for condition in conditions]),
+    )
+
+
+_NONE = ("stage", "blueprint", "alpha_mode", "algorithm", "slot_topology")
+_NEVER = ("epochs_in_stage", "age", "counterfactual_age")
+_UNKNOWN = ("contribution", "contribution_se", "contribution_velocity")
+_ABSENT = {**dict.fromkeys((*_NONE, *_NEVER), -1), **dict.fromkeys(_UNKNOWN, torch.nan)}
+"""What a slot that a row does not have looks like; every other field is 0 or False."""
+
+_HISTORIES = ("loss_history", "score_history")
+"""The fields with a second dimension that is not the slots."""
+
+
+def merge_signals(parts: Sequence[Signals], slots: int, order: Tensor) -> Signals:
+    """Return the signals of all rows, each padded to `slots` slots.
+
+    Row r of the result is row order[r], int64, of the parts one after another.
+    """
+    if len(parts) == 1 and parts[0].num_slots == slots:
+        return parts[0]
+    merged = {}
+    for field in dataclasses.fields(Signals):
+        tensors = [getattr(part, field.name) for part in parts]
+        if field.name == "interaction":
+            tensors = [_pad(_pad(t, slots, 0).mT, slots, 0).mT for t in tensors]
+        elif field.name in ("seed_params", "seed_flops"):
+            tensors = [_pad(t.mT, slots, NOT_FOR_THE_SLOT).mT for t in tensors]
+        elif tensors[0].dim() == 2 and field.name not in _HISTORIES:
+            tensors = [_pad(t, slots, _ABSENT.get(field.name, 0)) for t in tensors]
+        merged[field.name] = torch.cat(tensors)[order]
+    return Signals(**merged)
+
+
+def merge_views(parts: Sequence[RuleView], slots: int, order: Tensor) -> RuleView:
+    """Return what legality depends on for all rows, in the order that `merge_signals` has."""
+
+    def joined(name: str, value: int | bool) -> Tensor:
+        return torch.cat([_pad(getattr(part, name), slots, value) for part in parts])[order]
+
+    fits = torch.cat([_pad(part.fits.mT, slots, False).mT for part in parts])[order]
+    return RuleView(
+        stage=joined("stage", int(SeedStage.DORMANT)),
+        alpha_mode=joined("alpha_mode", int(AlphaMode.HOLD)),
+        age=joined("age", 0),
+        enabled=joined("enabled", False),
+        fits=fits,
+    )
+
+
+def _pad(tensor: Tensor, width: int, value: float) -> Tensor:
+    """Widen the last dimension with a value."""
+    missing = width - tensor.shape[-1]
+    if missing == 0:
+        return tensor
+    filler = torch.full((*tensor.shape[:-1], missing), value, dtype=tensor.dtype)
+    return torch.cat([tensor, filler.to(tensor.device)], -1)
+
+
+# ---- What every population has, here or in a cluster: its roster, and what follows from it
+
+
+class PopulationRows(ABC):
+    """Rows of evolving networks, wherever they live."""
+
+    config: PopulationConfig
+    """Settings shared by all rows."""
+    roster: Roster
+    """Which rows there are, and what each trains under."""
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return self.roster.rows
+
+    @property
+    def tasks(self) -> list[Task]:
+        """The tasks that rows belong to, in their order."""
+        return [condition.task for condition in self.conditions]
+
+    @property
+    def conditions(self) -> tuple[Condition, ...]:
+        """The tasks with their data."""
+        return self.roster.conditions
+
+    @property
+    def task_of_row(self) -> tuple[int, ...]:
+        """Which of the tasks each row belongs to."""
+        return self.roster.task_of_row
+
+    @staticmethod
+    def known_blueprints() -> tuple[str, ...]:
+        """Return the name of every blueprint at the index that is its id; copies grow nowhere."""
+        return drawn_names()
+
+    @staticmethod
+    def known_kinds() -> tuple[BlueprintKind, ...]:
+        """Return the kind of every blueprint at the index that is its id."""
+        return blueprint_kinds(drawn_names())
+
+    @abstractmethod
+    def view(self) -> RuleView:
+        """Return what legality depends on, for all rows."""
+
+    def masks(self) -> Masks:
+        """Return what is legal now."""
+        return build_masks(self.view(), self.config.lifecycle.effective_rules)
+
+    @abstractmethod
+    def results_on(self, split: Split) -> tuple[Tensor, Tensor]:
+        """Return float64 [R], twice: scores in points and losses on a whole split."""
+
+    def test_scores(self) -> Tensor:
+        """Return float64 [R]: every row's score on the untouched test split, in points."""
+        return self.results_on("test")[0]

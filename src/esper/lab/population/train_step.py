@@ -1,0 +1,367 @@
+"""One optimizer step of all rows: forward, backward, clipping and SGD or AdamW over every stack.
+
+Everything a step reads or writes stays where it is from batch to batch and from epoch to epoch, as
+long as no stack gets more entries or fewer; so `StackedEngine` can capture a step in a CUDA graph
+once and replay it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from esper.kasmina.state import SlotState
+from esper.kasmina.training import EPSILON, SECOND_BETA, TrainingConfig, epoch_rates
+from esper.lab.population.parameter_stack import ParameterStack, flatten_gradients, reached_columns
+from esper.lab.population.seed_stacks import ABSENT, GATE, IS_BLENDED, SeedStack, SeedStacks
+from esper.lab.population.slot_forward import Integers
+from esper.lab.population.vmap_rules import has_kernels
+from esper.leyline.stages import AlphaMode, SeedStage
+from esper.utils.randomness import Later, to_host, write_to
+
+if TYPE_CHECKING:
+    from esper.lab.population.kernels.optimizer import Optimizer
+
+
+# ---- Clipping and one step of SGD or AdamW for stacked networks, as `torch.optim` takes it for one
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerTraining:
+    """How every owner learns: tensors [owners] of their parameters' precision, kept in place."""
+
+    rates: Tensor
+    decays: Tensor
+    momenta: Tensor
+    clips: Tensor
+    """Norm to which a gradient is clipped; 0 is off."""
+    first: Tensor
+    """What AdamW multiplies its mean of gradients by, which began at zero; for SGD nobody reads."""
+    second: Tensor
+    """The same for the root of its mean of squares."""
+
+    @classmethod
+    def zeros(cls, owners: int, like: Tensor) -> OwnerTraining:
+        """Return memory for some owners."""
+        return cls(*(like.new_zeros(owners) for _ in range(6)))
+
+    def of(self, owners: slice) -> OwnerTraining:
+        """Return that of some owners, as columns [n, 1]."""
+        return OwnerTraining(
+            *(getattr(self, name)[owners][:, None] for name in OwnerTraining.__slots__)
+        )
+
+    def correct(self, steps: Tensor) -> None:
+        """Make up for moments that began at zero so many steps ago, int64 [owners]."""
+        # In double precision: in single, 1 - 0.999 has four digits. Who has taken no step yet does
+        # not learn, and is spared an infinity.
+        taken = steps.clamp(min=1).to(torch.float64)
+        self.first.copy_(1 / (1 - self.momenta.to(torch.float64) ** taken))
+        self.second.copy_((1 - torch.full_like(taken, SECOND_BETA) ** taken).rsqrt())
+
+
+def clip_coefficient(square_norm: Tensor, max_norm: Tensor) -> Tensor:
+    """Return the factor [n] that brings each network's gradient to at most its norm; 0 is off."""
+    factor = (max_norm / (square_norm.sqrt() + 1e-6)).clamp(max=1.0)
+    return torch.where(max_norm > 0, factor, torch.ones_like(factor))
+
+
+@torch.no_grad()
+def move(stack: ParameterStack, gradient: Tensor, active: Tensor, how: OwnerTraining) -> None:
+    """Move what is `active` ([n, 1] or [n, width]) by one step; the rest stays as it is.
+
+    `how` has columns [n, 1]. A stack that keeps squares takes a step of AdamW, any other of SGD.
+    """
+    if stack.squares is None:
+        _sgd(stack, gradient, active, how)
+    else:
+        _adamw(stack, stack.squares, gradient, active, how)
+
+
+def _sgd(stack: ParameterStack, gradient: Tensor, active: Tensor, how: OwnerTraining) -> None:
+    gradient = gradient + how.decays * stack.flat
+    # `where`, not a product: zero times NaN would spoil a network that has no momentum.
+    carried = torch.where(how.momenta > 0, how.momenta * stack.momentum, 0.0)
+    velocity = carried + gradient
+    _put(stack.momentum, velocity, active)
+    _put(stack.flat, stack.flat - how.rates * velocity, active)
+
+
+def _adamw(
+    stack: ParameterStack, squares: Tensor, gradient: Tensor, active: Tensor, how: OwnerTraining
+) -> None:
+    momentum = torch.lerp(stack.momentum, gradient, 1 - how.momenta)
+    square = SECOND_BETA * squares + (1 - SECOND_BETA) * gradient.square()
+    step = how.first * momentum / (how.second * square.sqrt() + EPSILON)
+    _put(stack.momentum, momentum, active)
+    _put(squares, square, active)
+    # The decay is no part of the gradient: it does not enter the moments.
+    _put(stack.flat, stack.flat * (1 - how.rates * how.decays) - how.rates * step, active)
+
+
+def _put(where: Tensor, values: Tensor, active: Tensor) -> None:
+    where.copy_(torch.where(active, values, where))
+
+
+Reals = NDArray[np.float64]
+
+Losses = Callable[[Tensor, Tensor], Tensor]
+"""Maps inputs and targets to the mean loss [R] of every row, with autograd."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowTraining:
+    """How every row learns in an epoch: float64 [R]."""
+
+    learns: NDArray[np.bool_]
+    """bool [R], whether it does: after its horizon a row rests, and nothing of it moves."""
+    rates: Reals
+    """Learning rate of the host."""
+    decays: Reals
+    """Weight decay."""
+    momenta: Reals
+    """Momentum of SGD, first beta of AdamW."""
+    clips: Reals
+    """Norm to which gradients are clipped; 0 is off."""
+    seed_rates: Reals
+    """[R, S], learning rate of the seed in every slot and of its gate."""
+
+    @classmethod
+    def of(
+        cls,
+        settings: Sequence[TrainingConfig],
+        epochs: Sequence[int],
+        horizons: Sequence[int],
+        learned: Sequence[Sequence[int]],
+    ) -> RowTraining:
+        """Return what settings mean in these epochs; `learned` [R, S] is how long seeds have."""
+        rates = list(map(epoch_rates, settings, epochs, horizons, learned))
+        return cls(
+            learns=np.array(epochs) <= np.array(horizons),
+            rates=np.array([host for host, _ in rates]),
+            decays=np.array([each.weight_decay for each in settings]),
+            momenta=np.array([each.momentum for each in settings]),
+            clips=np.array([each.max_grad_norm for each in settings]),
+            seed_rates=np.array([seeds for _, seeds in rates]),
+        )
+
+
+class TrainStep:
+    """Steps of hosts and of their seeds, for the layout that the stacks of seeds have now."""
+
+    def __init__(
+        self,
+        hosts: ParameterStack,
+        seed_stacks: SeedStacks,
+        losses: Losses,
+    ) -> None:
+        """Take in every stack; `losses` runs them. Stacks that keep squares learn by AdamW."""
+        self._seed_stacks = seed_stacks
+        self._losses = losses
+        self.layout_version = seed_stacks.layout_version
+        self.stacks = [stack for stack in seed_stacks.stacks if stack.parameters.width]
+        self._parameters = [hosts, *(stack.parameters for stack in self.stacks)]
+        sizes = [len(stack) for stack in self._parameters]
+        self._first = np.cumsum([0, *sizes])
+        owners = int(self._first[-1])
+        device = hosts.flat.device
+        self._active = torch.ones(owners, dtype=torch.int64, device=device)
+        self._training = OwnerTraining.zeros(owners, hosts.flat)
+        self._counts_steps = hosts.squares is not None
+        self._steps = torch.cat([stack.steps for stack in self._parameters])
+        # One tensor that stacks share, so that all owners' steps are counted by one addition.
+        for stack, steps in zip(self._parameters, self._steps.split(sizes), strict=True):
+            stack.steps = steps
+        self._partner = torch.full((owners,), -1, dtype=torch.int64, device=device)
+        self._reached: list[list[bool]] = []
+        self._gradients: list[Tensor] = []
+        self._uses_kernels = has_kernels(hosts.used) and hosts.flat.dtype == torch.float32
+        self._optimizer: Optimizer | None = None
+        self._piece_spots: Integers = np.zeros(0, dtype=np.int64)
+        self.loss = torch.zeros(len(hosts), dtype=torch.float32, device=device)
+        """Mean loss of every row in the last step."""
+
+    def begin(self, state: SlotState, rows: RowTraining) -> None:
+        """Take over which seeds learn in this epoch, how they do, and whose gate is whose."""
+        numbers = {id(stack): number for number, stack in enumerate(self.stacks, start=1)}
+        active = np.ones(self._first[-1], dtype=np.int64)
+        partner = np.full(self._first[-1], -1, dtype=np.int64)
+        row_of = np.arange(self._first[-1])
+        rates = np.zeros(self._first[-1])
+        rates[self._entries(0)] = rows.rates
+        active[self._entries(0)] = rows.learns
+        for number, stack in enumerate(self.stacks, start=1):
+            entries = self._entries(number)
+            # An unused entry belongs to no row, and does not learn.
+            row_of[entries] = np.maximum(np.array(stack.rows, dtype=np.int64), 0)
+            active[entries] = learning_entries(stack, state) & rows.learns[row_of[entries]]
+            rates[entries] = rows.seed_rates[row_of[entries], stack.slot]
+        for gates, seeds, here, there in gate_pairs(self._seed_stacks):
+            if id(gates) in numbers and id(seeds) in numbers:
+                one = self._first[numbers[id(gates)]] + here
+                other = self._first[numbers[id(seeds)]] + there
+                partner[one], partner[other] = other, one
+        mine = self._training
+        for place, values in (
+            (self._active, active),
+            (self._partner, partner),
+            (mine.rates, rates),
+            (mine.decays, rows.decays[row_of]),
+            (mine.momenta, rows.momenta[row_of]),
+            (mine.clips, rows.clips[row_of]),
+        ):
+            write_to(place, torch.from_numpy(values))
+        for parameters in self._parameters:
+            parameters.refresh()
+
+    def run(self, x: Tensor, y: Tensor) -> None:
+        """Take one step on these inputs and targets."""
+        leaves = [list(stack.leaves.values()) for stack in self._parameters]
+        learning = [leaf for each in leaves for leaf in each if leaf.requires_grad]
+        with torch.enable_grad():
+            per_row = self._losses(x, y)
+            given = iter(torch.autograd.grad(per_row.sum(), learning, allow_unused=True))
+        self.loss.copy_(per_row.detach())
+        found = [[next(given) if leaf.requires_grad else None for leaf in s] for s in leaves]
+        if not self._reached:
+            self._reached = [[grad is not None for grad in each] for each in found]
+        if self._counts_steps:
+            self._steps += self._active
+            self._training.correct(self._steps)
+        if self._uses_kernels:
+            self._update_by_kernels(found)
+        else:
+            self._store_gradients(list(map(flatten_gradients, leaves, found)))
+            self._update(leaves, found)
+
+    def keep_gradients(self) -> Later[tuple[Tensor, list[Tensor]]]:
+        """Return how large the gradients of the last step were, whatever steps come after it.
+
+        They are those before clipping: float64 [R], norms of the hosts' gradients, and for every
+        stack float64 [entries, tensors], norms of all tensors that the loss reaches.
+        """
+        if self._optimizer is not None:
+            squares = to_host(self._optimizer.squares)
+            return lambda: self._norms_of_pieces(squares())
+        return self._norms_of_stacks()
+
+    def _entries(self, number: int) -> slice:
+        return slice(int(self._first[number]), int(self._first[number + 1]))
+
+    # -- in PyTorch ----------------------------------------------------------------------------
+
+    def _update(self, leaves: Sequence[list[Tensor]], found: Sequence[list[Tensor | None]]) -> None:
+        """Clip each row's host and each of its seeds (with its gate) apart, then step."""
+        own = torch.cat([gradient.square().sum(1) for gradient in self._gradients])
+        both = own + own.index_select(0, self._partner.clamp(min=0))
+        squares = torch.where(self._partner >= 0, both, own)
+        learns = (self._active > 0)[:, None]
+        for number, stack in enumerate(self._parameters):
+            entries = self._entries(number)
+            gradient, active = self._gradients[number], learns[entries]
+            clips = self._training.clips[entries]
+            # What no gradient reaches stays as it is, without decay, as in `torch.optim`.
+            reached = reached_columns(leaves[number], found[number])
+            active = active if reached is None else active & reached
+            gradient = gradient * clip_coefficient(squares[entries], clips)[:, None]
+            move(stack, gradient, active, self._training.of(entries))
+            stack.refresh()
+
+    def _store_gradients(self, gradients: list[Tensor]) -> None:
+        """Write gradients where those before were: a replay runs no Python to say where."""
+        if not self._gradients:
+            self._gradients = gradients
+            return
+        for mine, each in zip(self._gradients, gradients, strict=True):
+            mine.copy_(each)
+
+    def _norms_of_stacks(self) -> Later[tuple[Tensor, list[Tensor]]]:
+        host = to_host(self._gradients[0].to(torch.float64).square().sum(1).sqrt())
+        norms = [
+            to_host(stack.tensor_norms(gradient))
+            for stack, gradient in zip(self._parameters[1:], self._gradients[1:], strict=True)
+        ]
+        return lambda: (
+            host(),
+            [
+                each()[:, torch.tensor(reached)]
+                for each, reached in zip(norms, self._reached[1:], strict=True)
+            ],
+        )
+
+    # -- in kernels ----------------------------------------------------------------------------
+
+    def _update_by_kernels(self, found: Sequence[list[Tensor | None]]) -> None:
+        gradients = [grad for each in found for grad in each if grad is not None]
+        if self._optimizer is None:
+            self._make_optimizer()
+        assert self._optimizer is not None
+        whole = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        self._optimizer.step(whole)
+
+    def _make_optimizer(self) -> None:
+        from esper.lab.population.kernels.optimizer import Optimizer, Owners
+
+        stacks = []
+        for stack, reached in zip(self._parameters, self._reached, strict=True):
+            copy = None if stack.used is stack.flat else stack.used
+            columns = [
+                c for c, is_reached in zip(stack.columns(), reached, strict=True) if is_reached
+            ]
+            stacks.append(Owners(stack.flat, stack.momentum, stack.squares, copy, columns))
+        self._optimizer = Optimizer(stacks, self._active, self._partner, self._training)
+        self._piece_spots = self._find_piece_spots(self._optimizer)
+
+    def _find_piece_spots(self, optimizer: Optimizer) -> Integers:
+        """Return where every piece belongs: stack by stack, entry by entry, tensor by tensor."""
+        tensors = np.array([sum(reached) for reached in self._reached])
+        sizes = np.diff(self._first) * tensors
+        first_spot, first_tensor = np.cumsum(sizes) - sizes, np.cumsum(tensors) - tensors
+        owner = optimizer.piece_owner
+        stack = np.searchsorted(self._first, owner, side="right") - 1
+        entry = owner - self._first[stack]
+        column = optimizer.piece_tensor - first_tensor[stack]
+        spots: Integers = first_spot[stack] + entry * tensors[stack] + column
+        return spots
+
+    def _norms_of_pieces(self, squares: Tensor) -> tuple[Tensor, list[Tensor]]:
+        shapes = [(len(s), sum(r)) for s, r in zip(self._parameters, self._reached, strict=True)]
+        sizes = [entries * tensors for entries, tensors in shapes]
+        values = squares.to(torch.float64).numpy()
+        sums = np.bincount(self._piece_spots, weights=values, minlength=sum(sizes))
+        parts = torch.from_numpy(np.sqrt(sums)).split(sizes)
+        host, *seeds = (part.view(shape) for part, shape in zip(parts, shapes, strict=True))
+        spoiled = [torch.where(torch.isfinite(each), each, torch.nan) for each in seeds]
+        return host.square().sum(1).sqrt(), spoiled
+
+
+def learning_entries(stack: SeedStack, state: SlotState) -> NDArray[np.bool_]:
+    """Return bool [entries]: the parameters of which seeds move in this epoch."""
+    rows = np.array(stack.rows, dtype=np.int64)
+    stage, alpha = state.stage.numpy()[:, stack.slot], state.alpha.numpy()[:, stack.slot]
+    moving = IS_BLENDED[stage] & (alpha > 0)
+    moving |= stage == int(SeedStage.TRAINING)
+    moving &= state.alpha_mode.numpy()[:, stack.slot] != int(AlphaMode.DOWN)
+    return np.where(rows == ABSENT, False, moving[np.maximum(rows, 0)])
+
+
+def gate_pairs(
+    seed_stacks: SeedStacks,
+) -> Iterator[tuple[SeedStack, SeedStack, Integers, Integers]]:
+    """Yield (gates, seeds, gates' entries, seeds' entries): pairs are clipped together."""
+    for gates in seed_stacks.stacks:
+        if gates.kind != GATE:
+            continue
+        slot = gates.slot
+        for seeds in seed_stacks.at_slot(slot):
+            rows = np.array(seeds.rows, dtype=np.int64)
+            has_gate = seed_stacks.gate_entries[np.maximum(rows, 0), slot] != ABSENT
+            there = np.flatnonzero((rows != ABSENT) & has_gate)
+            if len(there):
+                yield gates, seeds, seed_stacks.gate_entries[rows[there], slot], there

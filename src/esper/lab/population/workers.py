@@ -1,0 +1,461 @@
+"""The workers strategy: CPU processes with one thread each, each running a slice of the rows."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import sys
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import cache
+from itertools import accumulate, pairwise
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from esper.kasmina.blueprints.registry import BLUEPRINTS, blueprint_names
+from esper.kasmina.engine import EpochResult, RowWeights
+from esper.kasmina.governor import GradientSample
+from esper.kasmina.hosts import HOSTS
+from esper.kasmina.state import SlotState
+from esper.lab.population.engine import Condition, PopulationConfig, SlotSpec, StrategyError
+from esper.lab.population.worker_handle import WorkerError
+from esper.lab.population.worker_pool import WorkerPool, lease_pool
+from esper.lab.tasks.splits import Split, Splits
+from esper.lab.tasks.task import Task
+from esper.utils.randomness import Later
+
+# ---- What worker processes have loaded: tasks and the sources of their data, each as long as used
+
+
+class WorkerShelf:
+    """The tasks and sources that the first `count` processes of a pool have loaded."""
+
+    def __init__(self, pool: WorkerPool, count: int) -> None:
+        """Have nothing loaded yet."""
+        self._pool, self._count = pool, count
+        self._conditions: dict[int, tuple[Condition, int]] = {}
+        self._users: Counter[int] = Counter()
+        self._sources: dict[int, tuple[Splits, int]] = {}
+
+    def number_of(self, condition: Condition) -> int:
+        """Return the number under which processes have a task with its data."""
+        return self._conditions[id(condition)][1]
+
+    def use(self, conditions: Iterable[Condition]) -> None:
+        """Count one user more of every condition; load what is not there."""
+        wanted = {id(condition): condition for condition in conditions}
+        new = [condition for name, condition in wanted.items() if name not in self._conditions]
+        for condition in new:
+            _check_classes(condition.task)
+        self._users.update(wanted.keys())
+        try:
+            self._load(new)
+        except BaseException:
+            with suppress(WorkerError):  # what is gone has forgotten it
+                self.drop(wanted.values())
+            raise
+
+    def drop(self, conditions: Iterable[Condition]) -> None:
+        """Count one user less of every condition; processes forget what nobody uses."""
+        self._users.subtract({id(condition) for condition in conditions})
+        self._users = +self._users
+        unused = [name for name in self._conditions if name not in self._users]
+        numbers = [self._conditions.pop(name)[1] for name in unused]
+        needed = {id(condition.data.splits) for condition, _ in self._conditions.values()}
+        sources = [name for name in self._sources if name not in needed]
+        gone = [self._sources.pop(name)[1] for name in sources]
+        if numbers or gone:
+            asked = [
+                self._pool.ask(process, "unload", numbers, gone) for process in range(self._count)
+            ]
+            self._pool.answers(dict(enumerate(asked)))
+
+    def _load(self, conditions: Sequence[Condition]) -> None:
+        for splits in {id(each.data.splits): each.data.splits for each in conditions}.values():
+            if id(splits) not in self._sources:
+                self._load_source(splits)
+        asked = []
+        for condition in conditions:
+            number = self._pool.next_serial()
+            self._conditions[id(condition)] = condition, number
+            asked.append((condition.task, self._ask_to_load(condition, number)))
+        for task, serials in asked:
+            try:
+                self._pool.answers(serials)
+            except WorkerError as error:
+                if not self._pool.is_usable:
+                    raise
+                raise _refused(task, error) from error
+
+    def _load_source(self, splits: Splits) -> None:
+        number = self._pool.next_serial()
+        self._sources[id(splits)] = splits, number
+        self._pool.answers(
+            {p: self._pool.ask(p, "load_source", number, splits) for p in range(self._count)}
+        )
+
+    def _ask_to_load(self, condition: Condition, number: int) -> dict[int, int]:
+        source = self._sources[id(condition.data.splits)][1]
+        words = (number, source, list(sys.path), blueprint_names(), pack_condition(condition))
+        return {p: self._pool.ask(p, "load", *words) for p in range(self._count)}
+
+
+class _ConditionPickler(pickle.Pickler):
+    """Leaves the source out: the other side has it."""
+
+    def __init__(self, buffer: io.BytesIO, splits: Splits) -> None:
+        super().__init__(buffer, protocol=pickle.HIGHEST_PROTOCOL)
+        self._splits = splits
+
+    def persistent_id(self, obj: Any) -> Any:
+        if obj is self._splits:
+            return "splits"
+        is_shared = isinstance(obj, Tensor) and obj is self._splits.targets.get("train")
+        return "targets" if is_shared else None
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, Tensor):
+            return torch.from_numpy, (obj.numpy(),)
+        return NotImplemented
+
+
+class _ConditionUnpickler(pickle.Unpickler):
+    def __init__(self, buffer: io.BytesIO, splits: Splits) -> None:
+        super().__init__(buffer)
+        self._splits = splits
+
+    def persistent_load(self, pid: str) -> Any:
+        return self._splits if pid == "splits" else self._splits.targets["train"]
+
+
+def pack_condition(condition: Condition) -> bytes:
+    """Return a task and its data as bytes, for processes that have its source."""
+    task, data, buffer = condition.task, condition.data, io.BytesIO()
+    _ConditionPickler(buffer, data.splits).dump((_classes(task), task.config, data))
+    return buffer.getvalue()
+
+
+def unpack_condition(packed: bytes, splits: Splits) -> Any:
+    """Return (classes, the task's configuration, its data) of what `pack_condition` returned."""
+    return _ConditionUnpickler(io.BytesIO(packed), splits).load()
+
+
+def _classes(task: Task) -> list[type]:
+    """Return what travels by name: the task, its host, and every blueprint there is."""
+    modules = [BLUEPRINTS.get(name).module for name in blueprint_names()]
+    blueprints = [module for module in modules if module is not None]
+    return [type(task), HOSTS.get(task.config.host).host_class, *blueprints]
+
+
+def _check_classes(task: Task) -> None:
+    """Refuse what has no name that another process could import."""
+    for each in _classes(task):
+        if each.__module__ == "__main__":
+            raise _refused(task, f"{each.__qualname__} is defined in the script itself")
+    try:
+        pickle.dumps((_classes(task), task.config))
+    except (AttributeError, TypeError, pickle.PicklingError) as error:
+        raise _refused(task, error) from error
+
+
+def _refused(task: Task, error: Exception | str) -> StrategyError:
+    return StrategyError(
+        f"task {task.name!r} cannot be sent to worker processes: {error}; define its classes in a "
+        "module of their own or use strategy='sequential'"
+    )
+
+
+# ---- The workers strategy as the program sees it: rows shared out among CPU processes
+
+
+class WorkerClient:
+    """Processes of the program's pool that have the tasks of a population loaded.
+
+    Args:
+        conditions: the tasks that rows may be of, with their data.
+        count: number of processes.
+    """
+
+    def __init__(self, conditions: Sequence[Condition], count: int) -> None:
+        """Lease the processes and let them load the tasks."""
+        self.count = count
+        self.rows: dict[int, list[int]] = {}
+        """By engine: how many rows every process has of it."""
+        self.seconds: dict[int, list[float]] = {}
+        """By engine: what these rows cost every process, once that is known."""
+        self.pool: WorkerPool = lease_pool(count)
+        self._shelf = WorkerShelf(self.pool, count)
+        self._conditions: list[Condition] = []
+        self._users = [1]
+        try:
+            self.use(conditions)
+        except BaseException:
+            self.release()
+            raise
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether all processes are there, as far as is known."""
+        return self._users[0] > 0 and self.pool.is_usable
+
+    def number_of(self, condition: Condition) -> int:
+        """Return the number under which processes have a task with its data."""
+        return self._shelf.number_of(condition)
+
+    def use(self, conditions: Sequence[Condition]) -> None:
+        """Have these tasks loaded instead of those before; what is in both stays where it is."""
+        self._shelf.use(conditions)
+        before, self._conditions = self._conditions, list(conditions)
+        self._shelf.drop(before)
+
+    def share(self) -> WorkerClient:
+        """Return the same processes for another population, which has engines of its own."""
+        other = copy.copy(self)
+        other.rows, other.seconds = {}, {}
+        other._conditions = []
+        self._users[0] += 1
+        return other
+
+    def release(self) -> None:
+        """Count one user less; processes forget what only this one has used."""
+        self._users[0] -= 1
+        with suppress(WorkerError):  # what is gone has forgotten it
+            self._shelf.drop(self._conditions)
+        self._conditions = []
+        if not self._users[0]:
+            self.pool.release()
+
+
+_WORTH_MOVING = 0.02
+"""Share of an epoch that the slowest process must gain before rows are exchanged."""
+
+_LEAST_GAIN_S = 0.003
+
+_EPOCHS_SEEN = 3
+"""Epochs whose median is the cost of a row: a single one says more about the machine."""
+
+
+class WorkersEngine:
+    """Rows shared out among the processes of a pool; the same numbers as one after another."""
+
+    def __init__(
+        self,
+        client: WorkerClient,
+        conditions: Sequence[Condition],
+        keys: Sequence[int],
+        config: PopulationConfig,
+    ) -> None:
+        """Let every process build its share of the rows."""
+        self.is_stacked = False
+        self._client = client
+        self._pool = client.pool
+        self._number = self._pool.next_serial()
+        self._keys = list(keys)
+        self._numbers = [client.number_of(condition) for condition in conditions]
+        self._parts = split_rows(len(keys), client.count, list(client.rows.values()))
+        """The rows of every process, in the order they have there."""
+        self._costs: list[deque[float]] = [deque(maxlen=_EPOCHS_SEEN) for _ in keys]
+        self._state: SlotState | None = None
+        self._training: Later[EpochResult] | None = None
+        """The epoch that has begun and was not waited for."""
+        client.rows[self._number] = [len(part) for part in self._parts]
+        asked = {
+            process: self._pool.ask(
+                process,
+                "open",
+                self._number,
+                [self._numbers[row] for row in part],
+                [self._keys[row] for row in part],
+                config,
+            )
+            for process, part in self._busy()
+        }
+        self.slots: tuple[SlotSpec, ...]
+        self.host_params: int
+        self.slots, self.host_params = next(iter(self._pool.answers(asked).values()))
+
+    def sync(self, state: SlotState) -> Tensor:
+        """Build, free and re-aim seeds as the state says; return their sizes, int64 [R, S]."""
+        self._state = state
+        sizes = self._all("change", "sync", argument=state.select)
+        return torch.cat(sizes)[self._order()]
+
+    def train(self, epochs: Sequence[int]) -> Later[EpochResult]:
+        """Let every process begin to train one epoch of its rows."""
+        asked = self._ask("train", argument=lambda part: [epochs[row] for row in part])
+        self._training = cache(lambda: self._trained(asked))
+        return self._training
+
+    def _trained(self, asked: dict[int, int]) -> EpochResult:
+        """Wait for the end of an epoch."""
+        results: list[EpochResult] = list(self._pool.answers(asked).values())
+        order = self._order()
+        return EpochResult(
+            torch.cat([r.loss for r in results])[order],
+            GradientSample.join([r.gradients for r in results]).select(order),
+            torch.cat([r.sampled for r in results])[order],
+        )
+
+    def measure(self, plans: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
+        """Evaluate every configuration of every row."""
+        training, self._training = self._training, None
+        if training is not None:
+            # What went wrong there is heard of first, and rows have not changed places since.
+            training()
+        results = self._all("measure", argument=lambda part: [plans[row] for row in part])
+        order = [row for part in self._parts for row in part]
+        counts = [len(plans[row]) for row in order]
+
+        def by_row(parts: list[Tensor]) -> Tensor:
+            """Return what the processes found, in the order of the rows."""
+            found = dict(zip(order, torch.cat(parts).split(counts), strict=True))
+            return torch.cat([found[row] for row in sorted(found)])
+
+        losses = by_row([loss for loss, _, _ in results])
+        found = [correct for _, correct, _ in results if correct is not None]
+        for row, spent in zip(order, (each for r in results for each in r[2]), strict=True):
+            self._costs[row].append(spent)
+        self._balance()
+        return losses, by_row(found) if found else None
+
+    def score(self, split: Split) -> Tensor:
+        """Return float64 [R, 2]: score in points and loss of every row on a whole split."""
+        asked = {p: self._pool.ask(p, "score", self._number, split) for p, _ in self._busy()}
+        scores = list(self._pool.answers(asked).values())
+        return torch.cat(scores)[self._order()]
+
+    def read(self, row: int) -> RowWeights:
+        """Return copies of everything a worker knows about a row."""
+        return self.read_rows([row])[0]
+
+    def read_rows(self, rows: Sequence[int]) -> list[RowWeights]:
+        """Return what `read` does of several rows, all processes at once."""
+        wanted = [[row for row in part if row in rows] for part in self._parts]
+        serials = {
+            process: self._pool.ask(
+                process, "read", self._number, [self._parts[process].index(row) for row in part]
+            )
+            for process, part in enumerate(wanted)
+            if part
+        }
+        found: dict[int, RowWeights] = {}
+        for process, weights in self._pool.answers(serials).items():
+            found.update(zip(wanted[process], weights, strict=True))
+        return [found[row] for row in rows]
+
+    def read_at_rest(self, rows: Sequence[int], seeds: Tensor) -> list[RowWeights]:
+        """Return copies of some rows without moments, with those of their `seeds`, bool [R, S]."""
+        found = zip(rows, self.read_rows(rows), strict=True)
+        return [weights.at_rest(seeds[row].tolist()) for row, weights in found]
+
+    def write(self, row: int, weights: RowWeights, state: SlotState) -> None:
+        """Replace a row; `state` [1, S] says what lives in its slots."""
+        self._state = None
+        process, position = self._find(row)
+        serial = self._pool.ask(process, "change", self._number, "write", position, weights, state)
+        self._pool.answer(process, serial)
+
+    def close(self) -> None:
+        """Let the processes forget these rows; they themselves belong to the pool."""
+        self._client.rows.pop(self._number, None)
+        self._client.seconds.pop(self._number, None)
+        try:
+            self._pool.answers(
+                {
+                    process: self._pool.ask(process, "close", self._number)
+                    for process, _ in self._busy()
+                }
+            )
+        except WorkerError:
+            return  # what is gone has forgotten them
+
+    def _balance(self) -> None:
+        """Let the slowest and the fastest process exchange rows while that pays."""
+        if self._state is None or any(len(seen) < _EPOCHS_SEEN for seen in self._costs):
+            return
+        cost = [median(seen) for seen in self._costs]
+        for _ in self._parts:
+            own = [sum(cost[row] for row in part) for part in self._parts]
+            self._client.seconds[self._number] = own
+            loads = [sum(column) for column in zip(*self._client.seconds.values(), strict=True)]
+            heavy, light = loads.index(max(loads)), loads.index(min(loads))
+            gap = loads[heavy] - loads[light]
+            pairs = [(i, j) for i in self._parts[heavy] for j in self._parts[light]]
+            if heavy == light or not pairs:
+                return
+            one, other = min(pairs, key=lambda p: abs(gap / 2 - (cost[p[0]] - cost[p[1]])))
+            moved = cost[one] - cost[other]
+            if min(moved, gap - moved) < max(_WORTH_MOVING * loads[heavy], _LEAST_GAIN_S):
+                return
+            self._exchange((heavy, one), (light, other))
+
+    def _exchange(self, one: tuple[int, int], other: tuple[int, int]) -> None:
+        """Let two processes exchange rows, given as (process, row)."""
+        assert self._state is not None
+        weights = dict(zip((one[1], other[1]), self.read_rows([one[1], other[1]]), strict=True))
+        serials = {}
+        for (process, old), (_, row) in ((one, other), (other, one)):
+            position = self._parts[process].index(old)
+            state = self._state.select([row])
+            serials[process] = self._pool.ask(
+                process,
+                "adopt",
+                self._number,
+                position,
+                self._numbers[row],
+                self._keys[row],
+                weights[row],
+                state,
+            )
+        self._pool.answers(serials)
+        here, there = (self._parts[process].index(row) for process, row in (one, other))
+        self._parts[one[0]][here], self._parts[other[0]][there] = other[1], one[1]
+
+    def _order(self) -> Tensor:
+        """Return int64 [R]: where each row stands when the answers are put side by side."""
+        order = torch.tensor([row for part in self._parts for row in part])
+        return order.argsort()
+
+    def _busy(self) -> list[tuple[int, list[int]]]:
+        """Return (process, its rows) of those that have any."""
+        return [(process, part) for process, part in enumerate(self._parts) if part]
+
+    def _find(self, row: int) -> tuple[int, int]:
+        """Return where a row is: the process and its position there."""
+        for process, part in self._busy():
+            if row in part:
+                return process, part.index(row)
+        raise IndexError(f"there is no row {row}")
+
+    def _ask(self, *words: str, argument: Callable[[list[int]], Any]) -> dict[int, int]:
+        """Send a request to every process; `argument` makes the last of it from the rows there."""
+        name, *rest = words
+        return {
+            process: self._pool.ask(process, name, self._number, *rest, argument(part))
+            for process, part in self._busy()
+        }
+
+    def _all(self, *words: str, argument: Callable[[list[int]], Any]) -> list[Any]:
+        """Send a request to every process at once and wait for all answers."""
+        return list(self._pool.answers(self._ask(*words, argument=argument)).values())
+
+
+def split_rows(rows: int, processes: int, others: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Return the rows of every process.
+
+    Args:
+        rows: how many there are.
+        processes: how many share them.
+        others: how many rows of other engines every process has, one sequence for each.
+    """
+    taken = [sum(column) for column in zip(*others, strict=True)] or [0] * processes
+    counts = [0] * processes
+    for _ in range(rows):
+        counts[min(range(processes), key=lambda p: taken[p] + counts[p])] += 1
+    bounds = [0, *accumulate(counts)]
+    return [list(range(start, stop)) for start, stop in pairwise(bounds)]

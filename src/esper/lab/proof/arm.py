@@ -1,0 +1,429 @@
+"""Arms: what is played on every member, be it a controller, a schedule or a network that waits.
+
+An arm says what its rows are networks for and who decides for them. Arms that carry out schedules
+are joined into one controller, so that hundreds of plans cost little more than one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from esper.growth.run import GrowthConfig
+from esper.kasmina.hosts import BuiltInSeed, GrownConfig
+from esper.lab.population.population import Population
+from esper.lab.proof.member import Member
+from esper.lab.proof.plans import PlainSchedule
+from esper.lab.tasks.dataset import TaskData
+from esper.lab.tasks.request import task_config, task_run
+from esper.lab.tasks.task import Task
+from esper.leyline.actions import placeholder_actions
+from esper.leyline.config import Config
+from esper.leyline.controller import Controller, ControllerContext
+from esper.leyline.errors import UsageError, nearest
+from esper.leyline.records import RunSummary
+from esper.leyline.rules import Masks
+from esper.leyline.signals import Signals
+from esper.simic.training.config import LIFE
+from esper.tamiyo.controllers import CONTROLLERS, find_policy, make_controller
+from esper.utils.randomness import derive_seed
+
+# ---- Networks that do not grow: wider hosts, and what was grown trained from scratch
+
+
+WIDTHS = ("channels", "hidden", "dim")
+"""The fields that hold the width of a host, whichever host it is."""
+
+Architecture = tuple[BuiltInSeed, ...]
+
+
+def widened(task: Task, factor: float, learning_rate: float) -> Task:
+    """Return the task with a host of so many times the width, at a rate of its own.
+
+    Raises:
+        UsageError: Nobody knows what the width of such a host is.
+    """
+    options = task.config.host_options
+    names = {field.name for field in dataclasses.fields(options)} & set(WIDTHS)
+    if not names:
+        raise UsageError(
+            f"host {task.config.host!r} has none of {', '.join(WIDTHS)}, so it cannot be widened; "
+            "leave the static arms out"
+        )
+    changed = {name: _scaled(options, name, factor) for name in names}
+    config = task.config.replace(
+        host_options=options.replace(**changed), learning_rate=learning_rate
+    )
+    return type(task)(config)
+
+
+def _scaled(options: Config, name: str, factor: float) -> int | tuple[int, ...]:
+    value: int | tuple[int, ...] = getattr(options, name)
+    if isinstance(value, tuple):
+        return tuple(max(1, round(factor * each)) for each in value)
+    # A width that attention heads share stays divisible among them.
+    unit: int = getattr(options, "heads", 1) if name == "dim" else 1
+    return max(unit, unit * round(factor * value / unit))
+
+
+def from_scratch(task: Task, seeds: Architecture) -> Task:
+    """Return the task whose host has these seeds from the beginning."""
+    options = GrownConfig(host=task.config.host, host_options=task.config.host_options, seeds=seeds)
+    name = f"grown_{task.topology}"
+    return type(task)(task.config.replace(host=name, host_options=options))
+
+
+def commonest(architectures: Sequence[Architecture]) -> Architecture:
+    """Return the architecture that came of most seeds; of several, the one that came first."""
+    return Counter(architectures).most_common(1)[0][0]
+
+
+# ---- Controllers side by side: every one decides for some of the rows of one population
+
+
+class RowControllers:
+    """Shows each controller its own rows, as if there were no others.
+
+    Args:
+        parts: controllers with the rows they decide for, which together are all rows, each once.
+    """
+
+    def __init__(self, parts: Sequence[tuple[Controller, Sequence[int]]]) -> None:
+        """Take the controllers; `reset` says where the rows are."""
+        self._controllers = [controller for controller, _ in parts]
+        self._rows = [torch.tensor(rows, dtype=torch.int64) for _, rows in parts]
+
+    def reset(self, rows: int, device: torch.device | str) -> None:
+        """Reset every controller for its rows."""
+        everyone = torch.cat(self._rows).sort().values
+        assert torch.equal(everyone, torch.arange(rows)), "every row needs one controller"
+        self._rows = [part.to(device) for part in self._rows]
+        for controller, part in zip(self._controllers, self._rows, strict=True):
+            controller.reset(len(part), device)
+
+    def act(self, signals: Signals, masks: Masks) -> dict[str, Tensor]:
+        """Return what every controller decides for its rows."""
+        actions = placeholder_actions(signals.rows, masks.op.device)
+        for controller, part in zip(self._controllers, self._rows, strict=True):
+            own = part.to(masks.op.device)
+            chosen = controller.act(
+                signals.select(part.to(signals.stage.device)), masks.select(own)
+            )
+            for head, values in chosen.items():
+                actions[head][own] = values.to(own.device)
+        return actions
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the memory of every controller."""
+        return {"parts": [controller.state_dict() for controller in self._controllers]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the memory of every controller."""
+        for controller, own in zip(self._controllers, state["parts"], strict=True):
+            controller.load_state_dict(own)
+
+
+WAIT = "wait"
+STATIC = "static"
+SCRATCH = "scratch"
+
+DRAWS_NOTHING = (WAIT, "plateau", "heuristic", "schedule", "greedy", "tamiyo")
+"""Controllers that decide by what they see of a row alone: one serves all members. Draws of any
+other, a third party's among them, may depend on the number of a row: each member has its own."""
+
+
+@dataclass(frozen=True)
+class ScheduleArm:
+    """Carries out a schedule, the same on every member or one for each."""
+
+    name: str
+    schedule: Callable[[Member], PlainSchedule]
+
+    def task(self, member: Member) -> Task:
+        """Return the member's own task."""
+        return member.task()
+
+
+@dataclass(frozen=True)
+class ControllerArm:
+    """A controller by the name it has on the command line."""
+
+    name: str
+    spec: str
+
+    def task(self, member: Member) -> Task:
+        """Return the member's own task."""
+        return member.task()
+
+    @property
+    def is_drawing(self) -> bool:
+        """Whether its decisions may depend on the number of a row."""
+        return self.spec.partition(":")[0] not in DRAWS_NOTHING
+
+    def controller(self, context: ControllerContext) -> Controller:
+        """Return the controller for some rows."""
+        return make_controller(self.spec, context)
+
+
+@dataclass(frozen=True)
+class StaticArm:
+    """A wider host that only waits, at a learning rate of its own for every member."""
+
+    name: str
+    factor: float
+    rates: Mapping[str, float]
+    """Learning rate by member."""
+
+    def task(self, member: Member) -> Task:
+        """Return the member's task with a wider host."""
+        return widened(member.task(), self.factor, self.rates[member.label])
+
+
+@dataclass(frozen=True)
+class ScratchArm:
+    """What another arm grew on a member, trained from scratch."""
+
+    name: str
+    architectures: Mapping[str, Architecture]
+    """By member."""
+
+    def task(self, member: Member) -> Task:
+        """Return the member's task with a host that has the seeds from the beginning."""
+        return from_scratch(member.task(), self.architectures[member.label])
+
+
+Arm = ScheduleArm | ControllerArm | StaticArm | ScratchArm
+"""Something to play; `task` is what its rows on a member are networks for."""
+
+
+def heuristic_arm(name: str, settings: Mapping[str, Any]) -> ControllerArm:
+    """Return the heuristic with some of its constants set."""
+    told = ",".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
+    return ControllerArm(name, f"heuristic:{told}" if told else "heuristic")
+
+
+def waiting() -> ScheduleArm:
+    """Return the arm that never acts."""
+    return ScheduleArm(WAIT, lambda member: ())
+
+
+def group_of(arm: Arm, member: Member) -> tuple[str, ...]:
+    """Return what cells must share to have one controller."""
+    if isinstance(arm, ControllerArm):
+        return (arm.name, member.label) if arm.is_drawing else (arm.name,)
+    return ()
+
+
+def seed_of(arm: Arm, member: Member) -> int:
+    """Return the seed of an arm's draws on a member."""
+    return derive_seed(arm.name, member.label, "arm")
+
+
+_NAMED = re.compile(r"([\w .×-]+)=(.*)\Z", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class ArmSpec:
+    """An arm as it is asked for on the command line: 'SPEC' or 'NAME=SPEC'."""
+
+    name: str
+    kind: str
+    """A registered controller, or contextual, privileged, static, scratch."""
+    argument: str | None
+
+    @property
+    def controller(self) -> str:
+        """The controller as it is asked for."""
+        return self.kind if self.argument is None else f"{self.kind}:{self.argument}"
+
+
+_FILES = ("contextual", "privileged")
+KINDS = {
+    "wait": "nothing grows",
+    "random": "a random legal operation at every decision",
+    "periodic": "a random legal seed every few epochs, brought up unjudged (periodic:every=10)",
+    "plateau": "a seed when the score has stopped rising, kept if it rose (plateau:patience=5)",
+    "heuristic": "the hand-written rules, with settings or a file of them (heuristic:FILE)",
+    "schedule": "one schedule on every member (schedule:FILE)",
+    "contextual": "a schedule by the task's descriptors, without feedback (contextual:FILE)",
+    "privileged": "the schedule searched on the member itself (privileged:FILE)",
+    "greedy": "a learned policy, its likeliest actions (greedy:FOLDER, or just the FOLDER)",
+    "learned": "a learned policy that draws (learned:FOLDER)",
+    "tamiyo": "the learned controller that comes along, or one in a folder (tamiyo:FOLDER)",
+    "static": "hosts of 1, 1.5, 2 and 3 times the width, each at its own tuned learning rate",
+    "scratch": "what another arm grew, trained from scratch (scratch:ARM)",
+}
+"""What can be played, for help texts."""
+
+
+def parse_arm(text: str) -> ArmSpec:
+    """Return what an arm of the command line asks for."""
+    spec, name = text, None
+    match = _NAMED.match(text)
+    if match and ":" not in match[1] and "/" not in match[1]:
+        name, spec = match[1].strip(), match[2]
+    kind, colon, argument = spec.partition(":")
+    if kind in (*_FILES, SCRATCH) and not argument:
+        wanted = "ARM" if kind == SCRATCH else "FILE"
+        raise UsageError(f"arm {kind!r} needs an argument; write {kind}:{wanted}")
+    if kind == STATIC and colon:
+        raise UsageError(f"arm 'static' takes no argument, got {argument!r}")
+    known = (*_FILES, STATIC, SCRATCH)
+    if kind not in known and kind not in CONTROLLERS:
+        if not find_policy(spec).exists():
+            raise UsageError(
+                f"there is no arm {spec!r}{nearest(spec, list(KINDS)) or ';'} it is one of "
+                f"{', '.join(KINDS)}, the folder of a policy or of the run that trained it, or a "
+                "controller of your own, after --import FILE"
+            )
+        return ArmSpec(name or spec.rstrip("/").rpartition("/")[2], "greedy", spec)
+    return ArmSpec(name or kind, kind, argument if colon else None)
+
+
+def check_names(specs: Sequence[ArmSpec]) -> None:
+    """Refuse arms that share a name, and scratch arms of something that is not played."""
+    names = [spec.name for spec in specs]
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"two arms are called {name!r}; name them: NAME=SPEC")
+    for spec in specs:
+        if spec.kind == SCRATCH and spec.argument not in names:
+            raise UsageError(
+                f"arm {spec.name!r} is of {spec.argument!r}, which is not played; "
+                f"played are {', '.join(names)}"
+            )
+
+
+# ---- A grown network against its twin, and against a static one that had its final size all along
+
+
+RATES = (0.05, 0.1, 0.2, 0.4)
+"""Learning rates that are tried for a network that only waits."""
+LAST = 3
+"""Epochs over which validation scores are averaged to choose a rate: one alone is noisy."""
+
+_STEP, _MOST = 0.05, 8.0
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What one kind of network came to, seed by seed."""
+
+    name: str
+    test: list[float]
+    parameters: int
+    """Of one network; the median where seeds grew differently."""
+    flops: int
+    """Operations of one sample's forward pass, likewise."""
+
+    def gain(self, over: Standing) -> float:
+        """Return the median of the paired differences in test score; for a network and its twin."""
+        return median(own - other for own, other in zip(self.test, over.test, strict=True))
+
+    def lead(self, over: Standing) -> float:
+        """Return the difference of the median test scores, for networks that share nothing."""
+        return median(self.test) - median(over.test)
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Networks of one task that only waited."""
+
+    task: Task
+    val: list[float]
+    """Mean validation score of the last epochs, by seed."""
+    test: list[float]
+
+
+def wait(tasks: Sequence[Task], seeds: Sequence[int], data: TaskData) -> list[Waiting]:
+    """Train networks that never grow, side by side; the tasks share horizon and data."""
+    population = Population(
+        list(tasks),
+        [len(seeds)] * len(tasks),
+        device="cpu",
+        strategy="stacked",
+        data=[data] * len(tasks),
+        row_seeds=tuple(seeds) * len(tasks),
+    )
+    try:
+        idle = placeholder_actions(population.rows)
+        scores = [population.reset().val_score.tolist()]
+        while len(scores) < tasks[0].config.horizon:
+            scores.append(population.step(idle).val_score.tolist())
+        test = population.test_scores().tolist()
+    finally:
+        population.close()
+    val = [fmean(each) for each in zip(*scores[-LAST:], strict=True)]
+    count = len(seeds)
+    parts = [slice(start, start + count) for start in range(0, len(val), count)]
+    return [Waiting(task, val[own], test[own]) for task, own in zip(tasks, parts, strict=True)]
+
+
+def tune(
+    task: Task, seeds: Sequence[int], data: TaskData, rates: Sequence[float] = RATES
+) -> list[Waiting]:
+    """Return the networks of a task at every rate, those with the best median validation first."""
+    tasks = [type(task)(task.config.replace(learning_rate=rate)) for rate in rates]
+    return sorted(wait(tasks, seeds, data), key=lambda found: -median(found.val))
+
+
+def of_size(task: Task, parameters: int) -> Task:
+    """Return the task whose host is widened to the number of parameters nearest to this one."""
+    rate = task.config.learning_rate
+    factors = [1.0 + _STEP * step for step in range(round((_MOST - 1.0) / _STEP))]
+    wider = (widened(task, factor, rate) for factor in factors)
+    return min(wider, key=lambda each: abs(each.host_parameters - parameters))
+
+
+def settings_of(task: Task, seed: int) -> GrowthConfig:
+    """Return how a network of a task is grown here: its seeds live as in our recipes.
+
+    It is compared with static networks at the end of their training, so its last epoch counts too.
+    """
+    settings = task_config(task, seed=seed, keep="last")
+    return settings.replace(garden=settings.garden.replace(lifecycle=LIFE))
+
+
+def grow_once(task: Task, data: TaskData, seed: int, controller: str) -> RunSummary:
+    """Grow one network of a task beside its twin."""
+    run = task_run(task, data, config=settings_of(task, seed), controller=controller)
+    for _ in run.epochs():
+        pass
+    return run.finish().summary
+
+
+def compare(
+    task: Task, grown: Sequence[RunSummary], data: TaskData
+) -> tuple[Standing, Standing, Standing]:
+    """Return twin, grown and static network of a few runs that differ in their seeds alone."""
+    seeds = [summary.seed for summary in grown]
+    size = round(median(summary.parameters_after for summary in grown))
+    static = tune(of_size(task, size), seeds, data)[0]
+    first = grown[0]
+    twins = [summary.twin_test_score for summary in grown]
+    tested = [summary.test_score for summary in grown]
+    return (
+        Standing("twin (only waits)", _known(twins), first.parameters_before, first.flops_before),
+        Standing("grown", _known(tested), size, round(median(s.flops_after for s in grown))),
+        Standing(
+            f"static, rate {static.task.config.learning_rate:g}",
+            static.test,
+            static.task.host_parameters,
+            static.task.host_flops,
+        ),
+    )
+
+
+def _known(scores: Sequence[float | None]) -> list[float]:
+    known = [score for score in scores if score is not None]
+    assert len(known) == len(scores), "every run was tested, and its twin"
+    return known

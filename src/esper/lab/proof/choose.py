@@ -1,0 +1,319 @@
+"""What a search found: the best single schedule, one per member, a contextual rule, settings.
+
+All of it comes from one table: for every member and arm the log ratios of errors against the
+waiting network with the same seed. A mean of few seeds is pulled towards what the arm brings on
+members like this one (`shrunk`), because the best of sixty-four noisy means is mostly luck.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from esper.lab.proof.plans import PlainSchedule, portfolio, shared_ranking
+from esper.lab.proof.results import CellResult
+from esper.lab.proof.statistics import log_ratios
+from esper.leyline.errors import UsageError
+
+Split = Literal["val", "test"]
+Places = Mapping[str, Mapping[str, float]]
+"""Descriptors by member."""
+Reals = NDArray[np.float64]
+_REACH = 3.0
+"""How far members are alike, in deviations of their descriptors."""
+_SAME = 1e-9
+"""Deviation, as a share of the numbers themselves, below which they are the same."""
+_SEED_NOISE = 1.0
+"""Variance of one seed, in units of the variance between members."""
+NEIGHBOURS = (1, 3, 5, 9)
+"""How many members a contextual rule may ask; the best number is chosen by leaving members out."""
+
+
+@dataclass(slots=True)
+class Ratios:
+    """Log ratios of one arm on one member, seed by seed, against waiting with the same seed."""
+
+    seeds: list[int] = field(default_factory=list)
+    val: list[float] = field(default_factory=list)
+    test: list[float] = field(default_factory=list)
+    parameters: list[float] = field(default_factory=list)
+    """Parameters at the end over the host's."""
+    flops: list[float] = field(default_factory=list)
+    """Operations at the end over the host's."""
+
+    def mean(self, split: Split) -> float:
+        """Return the mean log ratio."""
+        values = self.val if split == "val" else self.test
+        return sum(values) / len(values)
+
+
+Table = dict[str, dict[str, Ratios]]
+"""By member and arm."""
+
+
+def read_table(results: Sequence[CellResult], waiting: str) -> Table:
+    """Return the log ratios of every arm but the waiting one, over all purposes."""
+    base = {(each.purpose, each.member): each for each in results if each.arm == waiting}
+    table: Table = {}
+    for result in results:
+        if result.arm == waiting:
+            continue
+        own = base[result.purpose, result.member]
+        if own.seeds[: len(result.seeds)] != result.seeds:
+            raise UsageError(
+                f"{result.arm!r} and waiting were played with other seeds on {result.member!r}"
+            )
+        count = len(result.seeds)
+        ratios = table.setdefault(result.member, {}).setdefault(result.arm, Ratios())
+        ratios.seeds += result.seeds
+        ratios.val += log_ratios(result.val_errors, own.val_errors[:count]).tolist()
+        ratios.test += log_ratios(result.test_errors, own.test_errors[:count]).tolist()
+        ratios.parameters += [each / result.host_parameters for each in result.parameters]
+        ratios.flops += [each / result.host_flops for each in result.flops]
+    return table
+
+
+def shrunk(table: Table, split: Split, places: Places) -> dict[str, dict[str, float]]:
+    """Return what to expect of every arm where it was played, from all members it was played on."""
+    x = _standardised(list(table), list(table), places)
+    found: dict[str, dict[str, float]] = {member: {} for member in table}
+    for arm in dict.fromkeys(arm for own in table.values() for arm in own):
+        means, counts = _means(table, arm, split)
+        for member, count, value in zip(table, counts, _expected(x, x, means, counts), strict=True):
+            if count:
+                found[member][arm] = float(value)
+    return found
+
+
+def best_by_likeness(
+    table: Table, arms: Sequence[str], split: Split, places: Places, *, price: float, most: int
+) -> dict[str, str | None]:
+    """Return what looks best for every member that has a place, played or not; None is waiting.
+
+    Args:
+        table: what arms brought on members that were played.
+        arms: which of them are asked for; those that went furthest on every member compete, as
+            those that were played further only where they had done well look better than they are.
+        split: which errors count.
+        places: descriptors of members, those of the table among them.
+        price: what an arm has to bring for every host's worth of parameters that it adds.
+        most: how many different arms there may be: those that serve the played members best.
+    """
+    known, asked = list(table), list(places)
+    x, at = _standardised(known, known, places), _standardised(asked, known, places)
+    worth: dict[str, Reals] = {}
+    served: dict[str, dict[str, float]] = {member: {} for member in known}
+    for arm in most_played(table, arms):
+        means, counts = _means(table, arm, split)
+        sizes = [size for own in table.values() for size in own[arm].parameters]
+        cost = price * (sum(sizes) / len(sizes) - 1)
+        worth[arm] = _expected(at, x, means, counts) - cost
+        for member, value in zip(known, _expected(x, x, means, counts) - cost, strict=True):
+            served[member][arm] = float(value)
+    chosen = portfolio(served, most)
+    found: dict[str, str | None] = {}
+    for number, member in enumerate(asked):
+        best = max(chosen, key=lambda arm: float(worth[arm][number]))
+        found[member] = best if worth[best][number] > 0 else None
+    return found
+
+
+def _means(table: Table, arm: str, split: Split) -> tuple[Reals, Reals]:
+    """Return the arm's mean log ratio on every member, and its seeds there: 0 where not played."""
+    played = [own.get(arm) for own in table.values()]
+    means = [0.0 if each is None else each.mean(split) for each in played]
+    return np.array(means), np.array([0.0 if each is None else len(each.seeds) for each in played])
+
+
+def _standardised(members: Sequence[str], known: Sequence[str], places: Places) -> Reals:
+    """Return descriptors [members, D] from the mean of the known ones', in their deviations."""
+    names = sorted(places[known[0]])
+    rows = [np.array([[places[m][name] for name in names] for m in of]) for of in (members, known)]
+    return np.asarray((rows[0] - rows[1].mean(0)) / _units(rows[1]))
+
+
+def _units(rows: Reals) -> Reals:
+    """Return the deviation of every column; 1 where all its numbers are the same.
+
+    Rounding leaves a deviation of numbers that are the same, which would make whoever differs from
+    them a stranger.
+    """
+    deviation = rows.std(0)
+    return np.where(deviation > _SAME * (1 + np.abs(rows).max(0)), deviation, 1.0)
+
+
+def _expected(at: Reals, x: Reals, means: Reals, counts: Reals) -> Reals:
+    """Return what an arm brings at some places by what it brought at others [N, D].
+
+    A Gaussian process: members are alike as far as their descriptors are near, and far from all of
+    them the mean over all seeds is expected.
+
+    Args:
+        at: places that are asked for.
+        x: places where arms were played.
+        means: mean log ratio at each of these.
+        counts: seeds behind each mean; 0 where the arm was not played.
+    """
+    x, means, counts = x[counts > 0], means[counts > 0], counts[counts > 0]
+    level = np.average(means, weights=counts)
+    spread = np.linalg.solve(_likeness(x, x) + np.diag(_SEED_NOISE / counts), means - level)
+    return np.asarray(level + _likeness(at, x) @ spread)
+
+
+def _likeness(a: Reals, b: Reals) -> Reals:
+    squares = ((a[:, None] - b[None]) ** 2).sum(-1)
+    return np.asarray(np.exp(-0.5 * squares / _REACH**2))
+
+
+def most_played(table: Table, arms: Sequence[str]) -> list[str]:
+    """Return the arms that went furthest on every member: none has more seeds on all of them."""
+    least = {
+        arm: min((len(own[arm].seeds) if arm in own else 0) for own in table.values())
+        for arm in arms
+    }
+    most = max(least.values(), default=0)
+    return [arm for arm in arms if least[arm] == most and most > 0]
+
+
+def best_single(table: Table, arms: Sequence[str], split: Split) -> str:
+    """Return the arm with the best mean over all members among those that went furthest."""
+    finalists = most_played(table, arms)
+    means = {
+        member: {arm: own[arm].mean(split) for arm in finalists} for member, own in table.items()
+    }
+    return shared_ranking(means)[0]
+
+
+def best_by_member(
+    table: Table, arms: Sequence[str], split: Split, places: Places
+) -> dict[str, tuple[str | None, float]]:
+    """Return the best arm of every member and what it is worth; None where waiting is best.
+
+    An arm that others left behind on the member is no candidate there.
+    """
+    chosen = {member: {a: own[a] for a in arms if a in own} for member, own in table.items()}
+    found: dict[str, tuple[str | None, float]] = {}
+    for member, values in shrunk(chosen, split, places).items():
+        most = max(len(ratios.seeds) for ratios in chosen[member].values())
+        reached = [arm for arm, ratios in chosen[member].items() if len(ratios.seeds) == most]
+        best = max(reached, key=lambda arm: values[arm])
+        found[member] = (best, values[best]) if values[best] > 0 else (None, 0.0)
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextualRule:
+    """Chooses a schedule by what is known of a task beforehand: that of tasks like it.
+
+    A task's place is its descriptors, each in units of its spread over the members. The value of a
+    schedule for a task is the mean over the nearest members, nearer ones counting more; waiting is
+    worth 0.
+    """
+
+    neighbours: int
+    centre: dict[str, float]
+    scale: dict[str, float]
+    places: dict[str, dict[str, float]]
+    """Descriptors by member."""
+    values: dict[str, dict[str, float]]
+    """Mean log ratio by member and plan."""
+    plans: dict[str, list[dict[str, Any]]]
+    """Schedules by name."""
+    held_out: float
+    """Mean value of what the rule chose for members it had not seen."""
+
+    def choose(self, descriptors: Mapping[str, float]) -> str | None:
+        """Return the name of the plan for a task, None where waiting looks best."""
+        return _nearest_best(self, descriptors, list(self.places))
+
+    def schedule(self, descriptors: Mapping[str, float]) -> PlainSchedule:
+        """Return the schedule for a task."""
+        chosen = self.choose(descriptors)
+        return () if chosen is None else self.plans[chosen]
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Return plain data that `from_mapping` reads back."""
+        return {"kind": "contextual schedule", **asdict(self)}
+
+    @classmethod
+    def from_mapping(cls, mapping: Any, where: str) -> ContextualRule:
+        """Return the rule that a file holds."""
+        if not isinstance(mapping, Mapping) or mapping.get("kind") != "contextual schedule":
+            raise UsageError(f"{where} holds no contextual schedule; `esper search` writes them")
+        return cls(**{key: value for key, value in mapping.items() if key != "kind"})
+
+
+def fit_contextual(
+    table: Table,
+    places: Places,
+    plans: Mapping[str, PlainSchedule],
+    split: Split,
+) -> ContextualRule:
+    """Return the rule whose number of neighbours does best on members that are left out.
+
+    Args:
+        table: what plans brought.
+        places: descriptors by member.
+        plans: schedules by name; those that were played on every member are candidates.
+        split: which errors count.
+    """
+    everywhere = [name for name in plans if all(name in own for own in table.values())]
+    chosen = {member: {name: own[name] for name in everywhere} for member, own in table.items()}
+    names = sorted(next(iter(places.values())))
+    rows = np.array([[place[name] for name in names] for place in places.values()])
+    centre = dict(zip(names, rows.mean(0).tolist(), strict=True))
+    scale = dict(zip(names, _units(rows).tolist(), strict=True))
+    best: ContextualRule | None = None
+    for neighbours in dict.fromkeys(min(each, max(1, len(places) - 1)) for each in NEIGHBOURS):
+        rule = ContextualRule(
+            neighbours=neighbours,
+            centre=centre,
+            scale=scale,
+            places={member: dict(place) for member, place in places.items()},
+            values=shrunk(chosen, split, places),
+            plans={name: [dict(entry) for entry in plans[name]] for name in everywhere},
+            held_out=0.0,
+        )
+        worth = _held_out(rule, chosen, split)
+        if best is None or worth > best.held_out:
+            best = ContextualRule(**{**asdict(rule), "held_out": worth})
+    assert best is not None, "there is always a number of neighbours to try"
+    return best
+
+
+def _held_out(rule: ContextualRule, table: Table, split: Split) -> float:
+    """Return the mean log ratio of what the rule chooses for members it is not shown."""
+    worth = []
+    for member in rule.places:
+        others = [each for each in rule.places if each != member] or [member]
+        plan = _nearest_best(rule, rule.places[member], others)
+        worth.append(0.0 if plan is None else table[member][plan].mean(split))
+    return sum(worth) / len(worth)
+
+
+def _nearest_best(
+    rule: ContextualRule, descriptors: Mapping[str, float], known: Sequence[str]
+) -> str | None:
+    missing = [name for name in rule.centre if name not in descriptors]
+    if missing:
+        raise UsageError(f"the contextual schedule asks for {', '.join(missing)}; search anew")
+
+    def distance(member: str) -> float:
+        place = rule.places[member]
+        return math.sqrt(
+            sum(((descriptors[name] - place[name]) / rule.scale[name]) ** 2 for name in rule.centre)
+        )
+
+    asked = sorted(known, key=distance)[: rule.neighbours]
+    weights = [1.0 / (0.5 + distance(member)) for member in asked]
+    values = {
+        plan: sum(w * rule.values[m][plan] for w, m in zip(weights, asked, strict=True))
+        for plan in rule.plans
+    }
+    best = max(values, key=lambda plan: values[plan], default=None)
+    return best if best is not None and values[best] > 0 else None

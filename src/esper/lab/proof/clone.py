@@ -1,0 +1,457 @@
+"""`esper clone`: a policy that does what a search found best on members like the one it sees.
+
+A search has a schedule for every *train* member. A policy is taught to carry them out from what it
+sees alone, so that on a member it never saw it does what was best on members like it. It is taught
+by DAgger: in the first round the schedules act and the policy learns what they did; in every later
+round it acts itself in more and more of the rows, a teacher says what the schedule would have done
+there (`teacher`), and it learns from all rounds so far. So it also knows what to do after its own
+mistakes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from esper.lab.proof.arm import ScheduleArm
+from esper.lab.proof.member import Member, MemberChoice
+from esper.lab.proof.plans import PlainSchedule
+from esper.lab.proof.play import Cell, PlayConfig, Player, Progress, Show, Stage
+from esper.leyline.actions import (
+    HEAD_NAMES,
+    LifecycleOp,
+    TensorRecord,
+    causal_table,
+    placeholder_actions,
+)
+from esper.leyline.config import Config, option
+from esper.leyline.controller import ControllerContext, GrowthLimits
+from esper.leyline.errors import UsageError
+from esper.leyline.rules import Masks
+from esper.leyline.signals import Signals
+from esper.leyline.slots import SlotConfig
+from esper.leyline.stages import LIVE_STAGES, MODULE_STAGES
+from esper.simic.training.row_source import draw_uniforms
+from esper.tamiyo.controllers.policy_file import CHECKPOINT_POLICY, Policy, new_policy, save_policy
+from esper.tamiyo.controllers.registry import WAIT, Choice, RowView, pack_choices, read_rows, tend
+from esper.tamiyo.controllers.schedule import Entry, Schedule, carry_out, parse_schedule
+from esper.tamiyo.networks.config import PolicyConfig
+from esper.tamiyo.networks.decision import OP
+from esper.utils.files import atomic_write_text
+from esper.utils.manifest import MANIFEST_FILE
+from esper.utils.randomness import generator
+from esper.utils.storage import load_tree, save_tree
+
+# ---- What a schedule would do now, whoever has acted so far
+
+
+class ScheduleTeacher:
+    """Says what every row's schedule would do next.
+
+    Args:
+        schedules: one for every row, of `grow` entries alone: what a search finds.
+    """
+
+    def __init__(self, schedules: Sequence[Schedule]) -> None:
+        """Take the schedules; nothing is remembered from one decision to the next."""
+        assert all(entry.is_tended for schedule in schedules for entry in schedule)
+        self._schedules = tuple(schedules)
+
+    def advise(self, signals: Signals, masks: Masks) -> dict[str, Tensor]:
+        """Return what each row should do."""
+        rows = read_rows(signals, masks)
+        return pack_choices(list(map(advise_row, rows, self._schedules)), masks)
+
+
+def advise_row(row: RowView, schedule: Schedule) -> Choice:
+    """Return what one row should do."""
+    planned: dict[int, Entry] = {}
+    for entry in schedule:
+        slot = entry.slot_of(sum(row.enabled))
+        if slot is not None:
+            planned.setdefault(slot, entry)
+    live = [slot for slot, stage in enumerate(row.stage) if stage in LIVE_STAGES]
+    wanted = [s for s in live if s in planned and row.blueprint[s] in planned[s].blueprints]
+    prune = LifecycleOp.PRUNE
+    wishes = tend(row, wanted)
+    wishes += [
+        {"op": int(prune), "slot": slot}
+        for slot in live
+        if slot not in wanted and row.legal[prune][slot]
+    ]
+    for slot, entry in planned.items():
+        is_missing = row.stage[slot] not in MODULE_STAGES and row.legal[entry.op][slot]
+        if is_missing and row.epoch >= entry.first_epoch(row.horizon):
+            choice = carry_out(entry, slot, row)
+            wishes += [] if choice is None else [choice]
+    # What a gate has just refused does not keep other seeds of the row waiting.
+    failed = None if row.last_success else row.last_op
+    return min(wishes, key=lambda wish: wish["op"] == failed, default=WAIT)
+
+
+CLONE_SEEDS = 1 << 34
+"""First seed of clones' episodes: none of a search, a training or an evaluation."""
+
+SUMMARY_FILE = "clone.json"
+_STATE, _KIND, _VERSION = "state", "clone", 1
+_NEVER = -1e9
+"""A logit of what is illegal: finite, so that a head without any choice has a gradient of 0."""
+_HELD_OUT = 8
+"""One row in so many is not learned from, and says how well the rest was learned."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CloneConfig(Config):
+    """What is cloned, on which members, and how."""
+
+    plans: str = option("", "File with a schedule for every member: lessons.json of a search.")
+    rounds: int = option(
+        5, "Rounds of episodes; schedules act in half as many each time.", minimum=1
+    )
+    episodes: int = option(
+        256, "Episodes of a round: of as many members, or several of each.", minimum=1
+    )
+    passes: int = option(30, "Passes over all episodes so far after every round.", minimum=1)
+    minibatch: int = option(64, "Episodes of one step.", minimum=1)
+    learning_rate: float = option(1e-3, "Step size of Adam, which falls to 0 in a round.", above=0)
+    smoothing: float = option(
+        0.0,
+        "Share of what is wanted that is spread evenly over all that is legal: a policy that is "
+        "not certain can be trained on by PPO.",
+        minimum=0,
+        maximum=0.5,
+    )
+    max_grad_norm: float = option(1.0, "Norm to which gradients are clipped.", above=0)
+    seed: int = option(0, "Seed of weights, draws and orders.", minimum=0)
+    opening: int = option(0, "Clones learn from no claim members: always 0.", minimum=0, maximum=0)
+    members: MemberChoice = option(MemberChoice(split="train"), "What is learned on.")
+    policy: PolicyConfig = option(
+        PolicyConfig(lstm_hidden_dim=128, layout="travelling"), "The network."
+    )
+    play: PlayConfig = option(PlayConfig, "How networks are grown.")
+
+    def __post_init__(self) -> None:
+        """Refuse members that a claim or a choice is made by."""
+        super().__post_init__()
+        if self.members.split != "train":
+            raise UsageError("a clone learns on train members alone; leave --split out")
+
+
+@dataclass(frozen=True, slots=True)
+class Lessons(TensorRecord):
+    """Episodes with what the schedules would have done; tensors [N, T, ...] on the host."""
+
+    states: Tensor
+    """float32 [N, T, D], raw observations."""
+    blueprints: Tensor
+    """int64 [N, T, S]."""
+    actions: Tensor
+    """int64 [N, T, 8], what the schedule would have done."""
+    masks: Tensor
+    """bool [N, T, 8, K], what could have been done."""
+    counts: Tensor
+    """bool [N, T], the episode was running and there was a choice."""
+
+    @classmethod
+    def join(cls, parts: Sequence[Lessons]) -> Lessons:
+        """Return all episodes; shorter ones are filled up with steps that do not count."""
+        steps = max(part.counts.shape[1] for part in parts)
+
+        def padded(tensor: Tensor) -> Tensor:
+            missing = steps - tensor.shape[1]
+            last = tensor[:, -1:].expand(-1, missing, *tensor.shape[2:])
+            if tensor.dtype == torch.bool and tensor.dim() == 2:
+                last = torch.zeros_like(last)
+            return torch.cat([tensor, last], 1)
+
+        return cls(*(torch.cat([padded(getattr(p, f.name)) for p in parts]) for f in fields(cls)))
+
+
+def find_taught(members: Sequence[Member], plans: Mapping[str, PlainSchedule]) -> list[Member]:
+    """Return the members that have a schedule."""
+    taught = [member for member in members if member.label in plans]
+    if not taught:
+        raise UsageError("no member has a schedule; search on the members that are cloned")
+    return taught
+
+
+class Cloner:
+    """A clone in its folder.
+
+    Args:
+        config: how it is made.
+        members: what it learns on; those without a schedule are left out.
+        plans: schedules by member.
+        folder: where it is and goes.
+        player: grows the networks.
+        show: is told how far it is.
+        is_stopped: is asked after every epoch and every pass.
+    """
+
+    def __init__(
+        self,
+        config: CloneConfig,
+        members: Sequence[Member],
+        plans: Mapping[str, PlainSchedule],
+        folder: Path,
+        player: Player,
+        show: Show = lambda progress: None,
+        is_stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Find the members; nothing is played yet."""
+        self.config, self.folder, self._player = config, folder, player
+        self._plans = plans
+        self._show, self._is_stopped = show, is_stopped
+        self._started = time.monotonic()
+        self.members = find_taught(members, plans)
+        self._lessons: list[Lessons] = []
+        self._policy: Policy | None = None
+        self.history: list[dict[str, float | None]] = []
+        """What came of every round; one that was played and not learned from has no loss yet."""
+        if (folder / _STATE / MANIFEST_FILE).exists():
+            self._load()
+
+    def run(self) -> bool:
+        """Play and learn round after round; return whether all were done."""
+        try:
+            for number in range(self.config.rounds):
+                if number == len(self.history) and not self._play(number):
+                    return False
+                if "loss" not in self.history[number] and not self._learn(number):
+                    return False
+        finally:
+            self._player.close()
+        return True
+
+    def summary(self) -> dict[str, Any]:
+        """Return what came of it."""
+        return {
+            "members": [member.label for member in self.members],
+            "rounds": self.history,
+            "policy": str(self.folder / CHECKPOINT_POLICY),
+        }
+
+    # -------------------------------------------------------------------------------------- playing
+
+    def _play(self, number: int) -> bool:
+        """Play the episodes of a round; return whether it was not stopped."""
+        stage = self._player.prepare(self._cells(number))
+        population, teacher = stage.population, self._teacher_of(stage)
+        device, rows = population.device, population.rows
+        policy = self._policy_for(stage)
+        policy.network.to(device)
+        policy.normalizer.to(device)
+        network, table, layout = policy.network, policy.network.table, policy.layout
+        signals = population.reset(stage.seeds)
+        hidden = network.initial_hidden(rows)
+        wait = placeholder_actions(rows, device)
+        active = torch.ones(rows, dtype=torch.bool, device=device)
+        taught = self._taught_rows(number, rows).to(device)
+        steps = int((signals.max_epochs - signals.epoch).max())
+        kept: dict[str, list[Tensor]] = {field.name: [] for field in fields(Lessons)}
+        for step in range(steps):
+            masks = population.masks().to(device)
+            wanted = teacher.advise(signals, masks)
+            with torch.no_grad():
+                raw, blueprints = layout.observe(signals, device)
+                uniforms = draw_uniforms(
+                    rows, self.config.seed, number, step, "clone", device=device
+                )
+                own = network.get_action(
+                    policy.normalizer.normalize(raw),
+                    masks,
+                    blueprints,
+                    hidden,
+                    explore=False,
+                    uniforms=uniforms,
+                )
+                hidden = own.hidden
+                legal = table.row_masks(masks, (rows,))
+                kept["states"].append(raw.cpu())
+                kept["blueprints"].append(blueprints.cpu())
+                kept["actions"].append(torch.stack([wanted[h] for h in HEAD_NAMES], -1).cpu())
+                chosen = table.rows_of(wanted["op"], wanted["slot"])
+                kept["masks"].append(table.select(legal, chosen).cpu())
+                kept["counts"].append((active & (masks.op.sum(1) > 1)).cpu())
+                acted = {head: torch.where(taught, wanted[head], own[head]) for head in wait}
+                acted = {head: torch.where(active, acted[head], wait[head]) for head in wait}
+            signals = population.step(acted)
+            active = active & ~(signals.rolled_back | (signals.epoch >= signals.max_epochs))
+            self._tell(number, (step + 1) / steps / 2, f"epoch {step + 1}")
+            if self._is_stopped():
+                return False
+        self._lessons.append(Lessons(*(torch.stack(kept[f.name], 1) for f in fields(Lessons))))
+        scores, taught = signals.val_score.cpu().double(), taught.cpu()
+        outcome: dict[str, float | None] = {"teacher_share": _teacher_share(number)}
+        for name, which in (("teacher_score", taught), ("clone_score", ~taught)):
+            outcome[name] = float(scores[which].mean()) if bool(which.any()) else None
+        self.history.append(outcome)
+        self._save()
+        return True
+
+    def _cells(self, number: int) -> list[Cell]:
+        """Return the episodes of a round: of members drawn for it, or of all, some once more."""
+        stream = generator(self.config.seed, number, "clone members")
+        order = torch.randperm(len(self.members), generator=stream).tolist()
+        share, more = divmod(self.config.episodes, len(self.members))
+        counts = {member: share + (rank < more) for rank, member in enumerate(order)}
+        first = CLONE_SEEDS + (number << 20)
+        arm = ScheduleArm("teacher", lambda member: self._plans[member.label])
+        return [
+            Cell("clone", arm, member, tuple(range(first, first + counts[place])))
+            for place, member in enumerate(self.members)
+            if counts[place]
+        ]
+
+    def _teacher_of(self, stage: Stage) -> ScheduleTeacher:
+        """Return who says what the schedules of a round's rows would do."""
+        context = ControllerContext(
+            slot_names=SlotConfig.of(stage.population.num_slots).slot_ids,
+            blueprint_names=stage.population.known_blueprints(),
+            seed=self.config.seed,
+        )
+        schedules = []
+        for cell, _ in stage.cells:
+            label = cell.member.label
+            schedule = parse_schedule(self._plans[label], context, where=label)
+            schedules += [schedule] * len(cell.seeds)
+        return ScheduleTeacher(schedules)
+
+    def _taught_rows(self, number: int, rows: int) -> Tensor:
+        """Return bool [R], the rows in which the schedule acts itself."""
+        stream = generator(self.config.seed, number, "taught rows")
+        return torch.rand(rows, generator=stream) < _teacher_share(number)
+
+    def _policy_for(self, stage: Stage) -> Policy:
+        if self._policy is None:
+            names, kinds = stage.population.known_blueprints(), stage.population.known_kinds()
+            self._policy = new_policy(
+                self.config.policy.fitted(stage.population.num_slots, len(names)),
+                blueprint_names=names,
+                blueprint_kinds=kinds,
+                seed=self.config.seed,
+            )
+        return self._policy
+
+    # ------------------------------------------------------------------------------------- learning
+
+    def _learn(self, number: int) -> bool:
+        """Learn from all rounds so far; return whether it was not stopped."""
+        assert self._policy is not None, "episodes come first"
+        policy, config = self._policy, self.config
+        device = policy.network.floors.device
+        newest = self._lessons[-1]
+        policy.normalizer.update(newest.states[newest.counts].to(device))
+        lessons = Lessons.join(self._lessons)
+        everyone = torch.arange(len(lessons.counts))
+        apart = everyone % _HELD_OUT == _HELD_OUT - 1
+        learned, held_out = everyone[~apart], everyone[apart]
+        parameters = [each for each in policy.network.parameters() if each.requires_grad]
+        optimizer = torch.optim.Adam(parameters, lr=config.learning_rate)
+        count = math.ceil(len(learned) / config.minibatch)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, config.passes * count)
+        order = generator(config.seed, number, "clone order")
+        for turn in range(config.passes):
+            for part in learned[torch.randperm(len(learned), generator=order)].chunk(count):
+                loss, _ = _imitate(policy, lessons.select(part).to(device), config.smoothing)
+                optimizer.zero_grad(set_to_none=True)
+                loss.backward()
+                torch.nn.utils.clip_grad_norm_(parameters, config.max_grad_norm)
+                optimizer.step()
+                schedule.step()
+                lost = float(loss.detach())
+            done = (1 + (turn + 1) / config.passes) / 2
+            self._tell(number, done, f"pass {turn + 1}, loss {lost:.3f}")
+            if self._is_stopped():
+                return False
+        result = self.history[number]
+        if len(held_out):
+            with torch.no_grad():
+                chosen = lessons.select(held_out).to(device)
+                other, agreed = _imitate(policy, chosen, config.smoothing)
+            result |= {"held_out_loss": float(other), "held_out_agreement": agreed}
+        result["loss"] = lost
+        self._save()
+        return True
+
+    def _tell(self, number: int, share: float, text: str) -> None:
+        """Show how far it is: a round is half episodes, half passes."""
+        rounds = self.config.rounds
+        told = f"round {number + 1} of {rounds}, {text}"
+        spent = time.monotonic() - self._started
+        self._show(Progress(number + share, float(rounds), spent, told))
+
+    # ---------------------------------------------------------------------------------------- state
+
+    def _save(self) -> None:
+        assert self._policy is not None
+        meta = {"recipe": "clone", "round": len(self.history), "rounds": self.config.rounds}
+        play = self.config.play
+        limits = GrowthLimits(parameters=play.param_limit, flops=play.flop_limit)
+        horizon = play.horizon or min(member.task().config.horizon for member in self.members)
+        policy = replace(self._policy, limits=limits, horizon=horizon)
+        save_policy(self.folder / CHECKPOINT_POLICY, policy, meta=meta)
+        tree = {
+            "history": self.history,
+            "lessons": [lessons.state_dict() for lessons in self._lessons],
+            "network": dict(self._policy.network.state_dict()),
+            "normalizer": dict(self._policy.normalizer.state_dict()),
+            "slots": self._policy.network.config.num_slots,
+            "blueprints": list(self._policy.blueprint_names),
+            "kinds": list(self._policy.blueprint_kinds),
+        }
+        save_tree(self.folder / _STATE, tree, kind=_KIND, version=_VERSION)
+        atomic_write_text(self.folder / SUMMARY_FILE, json.dumps(self.summary(), indent=1))
+
+    def _load(self) -> None:
+        tree, _ = load_tree(self.folder / _STATE, kind=_KIND, version=_VERSION)
+        self.history = [dict(each) for each in tree["history"]]
+        self._lessons = [Lessons(**each) for each in tree["lessons"]]
+        self._policy = new_policy(
+            self.config.policy.fitted(int(tree["slots"]), len(tree["blueprints"])),
+            blueprint_names=tuple(tree["blueprints"]),
+            blueprint_kinds=tuple(tree["kinds"]),
+        )
+        self._policy.network.load_state_dict(tree["network"])
+        self._policy.normalizer.load_state_dict(tree["normalizer"])
+
+
+def _teacher_share(number: int) -> float:
+    """Return the share of rows in which schedules act themselves."""
+    return float(0.5**number)
+
+
+def _imitate(policy: Policy, lessons: Lessons, smoothing: float) -> tuple[Tensor, float | None]:
+    """Return the mean loss of a step that counts, and how often the op was the one wanted.
+
+    Agreement is over steps in which the schedule does something, as most of the time it waits; None
+    where there are none.
+    """
+    network = policy.network
+    scores = network.score(
+        policy.normalizer.normalize(lessons.states),
+        lessons.blueprints,
+        lessons.actions,
+        lessons.masks,
+        explore=False,
+        with_baseline=False,
+    )
+    counts = lessons.counts
+    op = lessons.actions[..., OP]
+    legal = scores.masks
+    every = scores.logits.masked_fill(~legal, _NEVER).log_softmax(-1)
+    even = every.masked_fill(~legal, 0.0).sum(-1) / legal.sum(-1).clamp(min=1)
+    even = even * causal_table().to(even.device)[op]
+    told = (1 - smoothing) * scores.log_probs + smoothing * even
+    loss = -(told.sum(-1) * counts).sum() / counts.sum().clamp(min=1)
+    ops = scores.logits[..., OP, :].masked_fill(~lessons.masks[..., OP, :], -torch.inf)
+    does = counts & (op != int(LifecycleOp.WAIT))
+    return loss, float((ops.argmax(-1) == op)[does].float().mean()) if bool(does.any()) else None

@@ -1,0 +1,291 @@
+"""The schedules that a search tries: some that people would write, some drawn, some bred.
+
+A drawn plan grows one to three seeds. Drawn are, in this order: how many seeds; which of the
+positions first, middle and last they take, and in which order; the blueprint, one for all or one
+each; when the first is germinated and how long the next ones wait; the style, the tempo and the
+amplitude. `SPACE` has the values and how likely each is. A bred plan is one that did well with
+one or two of these changed. Plans are the plain entries of
+`esper.tamiyo.controllers.schedule_format`, so that whatever a search finds can be read, edited and
+played by `--controller schedule:FILE`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+
+from esper.leyline.actions import HEAD_VALUES
+from esper.leyline.errors import UsageError
+from esper.leyline.slots import TOPOLOGIES, Topology
+from esper.leyline.stages import ALPHA_TARGETS, TEMPO_EPOCHS
+from esper.tamiyo.controllers.schedule import PlainEntry
+from esper.utils.randomness import generator
+
+# ---- Successive halving: which plans go on to more seeds, as pure functions of what they brought
+
+
+Scores = Mapping[str, Mapping[str, float]]
+"""By member and plan: what it brought, larger is better."""
+
+_RUNG = re.compile(r"(\d+)x(\d+)\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """How many plans are played on a member, each with how many seeds."""
+
+    plans: int
+    seeds: int
+
+
+def parse_rungs(texts: Sequence[str]) -> tuple[Rung, ...]:
+    """Return the rungs that '64x2', '16x8' and so on mean: plans x seeds, fewer and fewer plans."""
+    rungs = []
+    for text in texts:
+        match = _RUNG.match(text)
+        if match is None or not all(map(int, match.groups())):
+            raise UsageError(f"a rung is PLANSxSEEDS, as in 64x2; got {text!r}")
+        rungs.append(Rung(int(match[1]), int(match[2])))
+    if not rungs:
+        raise UsageError("a search needs at least one rung, as in 64x2")
+    for before, after in itertools.pairwise(rungs):
+        if after.plans > before.plans:
+            raise UsageError(
+                f"a rung cannot have more plans than the one before, got {', '.join(texts)}"
+            )
+    return tuple(rungs)
+
+
+def shared_ranking(scores: Scores) -> list[str]:
+    """Return the plans that were played on every member, best mean first; ties keep their order."""
+    members = list(scores.values())
+    everywhere = [plan for plan in members[0] if all(plan in each for each in members)]
+    means = {plan: sum(each[plan] for each in members) / len(members) for plan in everywhere}
+    return sorted(everywhere, key=lambda plan: -means[plan])
+
+
+def portfolio(scores: Scores, places: int, first: Sequence[str] = ()) -> list[str]:
+    """Return the plans that serve the members best together, in the order they are taken in.
+
+    A member is served by the best plan for it, or by waiting, which is worth 0. Where no plan adds
+    anything to those that are in, the best on average come next.
+
+    Args:
+        scores: what plans brought.
+        places: how many plans there are to be.
+        first: plans that are in beforehand.
+    """
+    ranking, found = shared_ranking(scores), list(first)
+
+    def served(plan: str) -> float:
+        return sum(max(0.0, *(own[each] for each in (plan, *found))) for own in scores.values())
+
+    while len(found) < min(places, len(ranking)):
+        found.append(max((plan for plan in ranking if plan not in found), key=served))
+    return found
+
+
+PlainSchedule: TypeAlias = Sequence[PlainEntry]
+
+FIRST, MIDDLE, LAST = "0%", "50%", "100%"
+POSITIONS = (FIRST, MIDDLE, LAST)
+
+BLUEPRINTS: dict[Topology, tuple[str, ...]] = {
+    "cnn": (
+        *("conv_heavy", "conv_heavy", "conv_light", "conv_light", "conv_small"),
+        *("bottleneck", "depthwise", "attention", "norm"),
+    ),
+    "sequence": ("mlp", "mlp", "mlp_small", "attention", "lora_large", "lora", "norm"),
+    "vector": ("mlp", "mlp", "mlp_small", "lora_large", "lora", "norm"),
+}
+"""What is drawn for slots of every kind; those named twice are twice as likely."""
+assert set(BLUEPRINTS) == set(TOPOLOGIES)
+
+SPACE: dict[str, tuple[Any, ...]] = {
+    "seeds": (1, 2, 2, 3, 3),
+    "start": ("0%", "0%", "5%", "10%", "20%", "33%", "50%"),
+    "gap": (0, 0, 10, 20),
+    "same_blueprint": (True, True, False),
+    "style": ("SIGMOID_ADD", "SIGMOID_ADD", "LINEAR_ADD", "GATED_GATE", "LINEAR_MULTIPLY"),
+    "tempo": TEMPO_EPOCHS,
+    "alpha_target": (1.0,) * 8 + ALPHA_TARGETS[:2],
+}
+"""Values of everything else, each as likely as it is often here; gaps are shares of the horizon."""
+assert set(SPACE["style"]) == set(HEAD_VALUES["style"])
+
+_FIELDS = ("style", "tempo", "alpha_target")
+"""What is the same for all seeds of a plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A schedule with a name."""
+
+    name: str
+    entries: PlainSchedule
+
+
+def _same(
+    blueprint: str, slots: Sequence[str], start: str = "0%", **fields: object
+) -> PlainSchedule:
+    return tuple(
+        {"epoch": start, "op": "grow", "slot": slot, "blueprint": blueprint, "tempo": 3, **fields}
+        for slot in slots
+    )
+
+
+STANDARD_PLANS: tuple[Plan, ...] = (
+    Plan("conv_heavy last", _same("conv_heavy", (LAST,))),
+    Plan("conv_heavy first", _same("conv_heavy", (FIRST,))),
+    Plan("conv_heavy last, middle", _same("conv_heavy", (LAST, MIDDLE))),
+    Plan("conv_heavy all", _same("conv_heavy", (LAST, MIDDLE, FIRST))),
+    Plan("conv_light last", _same("conv_light", (LAST,))),
+    Plan("conv_light first", _same("conv_light", (FIRST,))),
+    Plan("conv_light all", _same("conv_light", POSITIONS)),
+    Plan("bottleneck last", _same("bottleneck", (LAST,))),
+    Plan("bottleneck all", _same("bottleneck", POSITIONS)),
+    Plan("norm all", _same("norm", POSITIONS)),
+    Plan("depthwise all", _same("depthwise", POSITIONS)),
+    Plan("attention last", _same("attention", (LAST,))),
+    Plan("attention all", _same("attention", POSITIONS)),
+    Plan("conv_heavy last, late", _same("conv_heavy", (LAST,), "33%")),
+    Plan("conv_light all, late", _same("conv_light", POSITIONS, "33%")),
+    Plan("bottleneck all, late", _same("bottleneck", POSITIONS, "33%")),
+)
+"""For hosts with images at their slots; what a host lacks is passed over."""
+
+
+def start_of(entries: PlainSchedule) -> float:
+    """Return the share of a run after which a plan first does something."""
+    return min((float(entry["epoch"].rstrip("%")) / 100 for entry in entries), default=1.0)
+
+
+def read_plans(path: str | Path) -> dict[str, PlainSchedule]:
+    """Return the schedules in a file of a search, by member or by name."""
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(
+            f"{path} cannot be read as the schedules of a search: {error}; `esper search` writes it"
+        ) from error
+    if not isinstance(found, dict) or not all(isinstance(own, list) for own in found.values()):
+        raise UsageError(f"{path} has no schedules by name; `esper search` writes them")
+    return {str(name): tuple(own) for name, own in found.items()}
+
+
+def pick(stream: torch.Generator, values: Sequence[Any]) -> Any:
+    """Return one of the values, each as likely as it is often there."""
+    return values[int(torch.randint(len(values), (), generator=stream))]
+
+
+def draw_plan(seed: int, number: int, topologies: Sequence[Topology]) -> Plan:
+    """Return a plan that depends on the seed, its number and the kinds of slots alone.
+
+    Args:
+        seed: seed of the search.
+        number: which plan of it.
+        topologies: kinds of slots that the plan has to serve; it names a blueprint for each.
+    """
+    stream = generator(seed, number, "plan")
+    draw = partial(pick, stream)
+    count = draw(SPACE["seeds"])
+    order = torch.randperm(len(POSITIONS), generator=stream).tolist()[:count]
+    sets = [[draw(BLUEPRINTS[each]) for each in topologies] for _ in range(count)]
+    if draw(SPACE["same_blueprint"]):
+        sets = sets[:1] * count
+    start, gap = int(draw(SPACE["start"]).removesuffix("%")), draw(SPACE["gap"])
+    fields = {key: draw(SPACE[key]) for key in _FIELDS}
+    entries = tuple(
+        {
+            "epoch": f"{start + place * gap}%",
+            "op": "grow",
+            "slot": POSITIONS[position],
+            "blueprint": names[0] if len(names) == 1 else list(names),
+            **fields,
+        }
+        for place, (position, names) in enumerate(zip(order, sets, strict=True))
+    )
+    return Plan(f"plan {number}", entries)
+
+
+def breed_plan(
+    name: str, parent: PlainSchedule, stream: torch.Generator, topologies: Sequence[Topology]
+) -> Plan:
+    """Return a plan that differs from its parent in one or two things.
+
+    Args:
+        name: what it is called.
+        parent: the plan that is changed.
+        stream: what is changed, and to what.
+        topologies: kinds of slots that the plan has to serve.
+    """
+    draw = partial(pick, stream)
+
+    def draw_blueprint() -> str | list[str]:
+        names = [draw(BLUEPRINTS[each]) for each in topologies]
+        return names[0] if len(names) == 1 else names
+
+    entries = [dict(entry) for entry in parent]
+    for _ in range(draw((1, 2))):
+        change = draw(("blueprint", "blueprint", "add", "drop", "start", *_FIELDS))
+        free = [each for each in POSITIONS if each not in [entry["slot"] for entry in entries]]
+        if change == "blueprint":
+            draw(entries)["blueprint"] = draw_blueprint()
+        elif change == "add" and free:
+            entries.append({**draw(entries), "slot": draw(free), "blueprint": draw_blueprint()})
+        elif change == "drop" and len(entries) > 1:
+            entries.remove(draw(entries))
+        elif change == "start":
+            draw(entries)["epoch"] = draw(SPACE["start"])
+        elif change in _FIELDS:
+            value = draw(SPACE[change])
+            entries = [{**entry, change: value} for entry in entries]
+    return Plan(name, tuple(entries))
+
+
+def make_plans(seed: int, count: int, topologies: Sequence[Topology]) -> tuple[Plan, ...]:
+    """Return so many plans: the standard ones where slots hold images, then drawn ones."""
+    kinds = tuple(dict.fromkeys(topologies))
+    standard = STANDARD_PLANS if kinds == ("cnn",) else ()
+    drawn = (draw_plan(seed, number, kinds) for number in range(max(0, count - len(standard))))
+    return (*standard[:count], *drawn)
+
+
+HEURISTIC_SPACE: dict[str, tuple[Any, ...]] = {
+    "min_epoch": (1, 2, 5, 10),
+    "plateau_epochs": (0, 1, 2, 3, 5),
+    "rest_epochs": (0, 2, 5),
+    "trial_epochs": (3, 5, 8),
+    "prune_below": (-8.0, -4.0, -2.0, -1.0),
+    "fossilize_above": (-1.0, -0.2, 0.0, 0.2, 0.5, 1.0),
+    "ransom_contribution": (0.1, 1.0, 5.0),
+    "measurement_epochs": (3, 10),
+    "penalty_limit": (1.0, 3.0),
+    "lead": ("conv_light", "conv_heavy", "bottleneck", "norm", "mlp", "attention"),
+}
+"""Constants that the heuristic is tuned over; `lead` is what comes first in its rotation."""
+
+
+def draw_heuristic(seed: int, number: int, rotation: Sequence[str]) -> dict[str, Any]:
+    """Return settings of the heuristic; number 0 are its defaults.
+
+    Args:
+        seed: seed of the search.
+        number: which settings of it.
+        rotation: the heuristic's rotation by default.
+    """
+    if number == 0:
+        return {}
+    stream = generator(seed, number, "heuristic")
+    drawn = {key: pick(stream, values) for key, values in HEURISTIC_SPACE.items()}
+    lead = drawn.pop("lead")
+    drawn["rotation"] = [lead, *(name for name in rotation if name != lead)]
+    return drawn

@@ -1,0 +1,393 @@
+"""Playing cells: arms on members with seeds, all of them rows of as few populations as possible.
+
+What a row becomes depends on its member, its arm and its seed alone, so cells can be played in any
+company and in any order. One population plays one chunk after another and keeps what it has: worker
+processes, sources of data, captured steps.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from esper.kasmina.hosts import BuiltInSeed
+from esper.lab.population.engine import PopulationConfig, Strategy
+from esper.lab.population.population import Population
+from esper.lab.population.ray_population import AnyPopulation, RayCluster, RayPopulation
+from esper.lab.proof.arm import Arm, ControllerArm, RowControllers, ScheduleArm, group_of, seed_of
+from esper.lab.proof.member import Member
+from esper.lab.proof.results import CellResult, ResultFile, ablation_flops, training_flops
+from esper.lab.proof.statistics import error_rate
+from esper.lab.tasks.dataset import TaskData
+from esper.lab.tasks.member import GROWTH_LIMIT
+from esper.lab.tasks.splits import Split
+from esper.lab.tasks.task import Task
+from esper.leyline.actions import LifecycleOp
+from esper.leyline.config import Config, option
+from esper.leyline.controller import Controller, ControllerContext
+from esper.leyline.signals import Signals
+from esper.leyline.slots import SlotConfig
+from esper.leyline.stages import AlphaAlgorithm, SeedStage
+from esper.simic.training.config import LIFE
+from esper.simic.training.evaluation import live_episodes
+from esper.tamiyo.controllers.schedule import ScheduleController, parse_schedule
+from esper.utils.process import choose_device
+
+ENDS: tuple[Split, ...] = ("val", "test")
+"""Splits that networks are judged by at their end."""
+
+Ends = tuple[Tensor, Tensor]
+"""Scores and losses of all rows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlayConfig(Config):
+    """How cells are played: the same limits for all of them, and where they run."""
+
+    param_limit: float = option(
+        GROWTH_LIMIT, "Most parameters of a grown network, in units of its host's.", minimum=1.0
+    )
+    flop_limit: float = option(
+        GROWTH_LIMIT,
+        "Most operations per sample of a grown network, in units of its host's.",
+        minimum=1.0,
+    )
+    horizon: int = option(0, "Epochs of every run; 0 is the member's own.", minimum=0)
+    device: Literal["auto", "cpu", "cuda"] = option("auto", "Where rows run.")
+    strategy: Strategy = option("auto", "How rows run.")
+    rows: int = option(
+        0, "Most rows at once; 0 is 1,024 on a CUDA device and 64 on a CPU.", minimum=0
+    )
+    data: str | None = option(None, "File or folder of the data; the usual places if empty.")
+    population: PopulationConfig = option(
+        PopulationConfig(lifecycle=LIFE), "How rows live; by default as in our recipes."
+    )
+
+
+@dataclass(frozen=True)
+class Cell:
+    """An arm on a member, with some seeds."""
+
+    purpose: str
+    arm: Arm
+    member: Member
+    seeds: tuple[int, ...]
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What tells its result apart."""
+        return self.purpose, self.arm.name, self.member.label
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the playing is."""
+
+    done: float
+    """Row-epochs lived through."""
+    total: float
+    seconds: float
+    """Since it began."""
+    text: str
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds that it will still take, None at the beginning."""
+        return self.seconds * (self.total - self.done) / self.done if self.done else None
+
+
+Show = Callable[[Progress], None]
+
+
+class _Clock:
+    """Counts row-epochs and tells how long the rest will take."""
+
+    def __init__(self, total: float, show: Show) -> None:
+        self.text = ""
+        self._total, self._show = total, show
+        self._done, self._started = 0.0, time.monotonic()
+
+    def tick(self, rows: int, epoch: int) -> None:
+        """Count an epoch of some rows."""
+        self._done += rows
+        spent = time.monotonic() - self._started
+        self._show(Progress(self._done, self._total, spent, f"{self.text}, epoch {epoch}"))
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Cells that are played together."""
+
+    population: AnyPopulation
+    controllers: RowControllers
+    """Who decides, as their arms say."""
+    seeds: list[int]
+    """Of every row."""
+    cells: list[tuple[Cell, int]]
+    """In the order of the rows, each with the index of its task."""
+
+
+class Player:
+    """Plays cells, chunk by chunk.
+
+    Args:
+        config: limits, device and how rows live.
+        show: is told about every epoch.
+        is_stopped: is asked after every epoch; where it says so, the chunk is given up.
+        cluster: where rows live instead of in this process.
+    """
+
+    def __init__(
+        self,
+        config: PlayConfig,
+        show: Show = lambda progress: None,
+        is_stopped: Callable[[], bool] = lambda: False,
+        cluster: RayCluster | None = None,
+    ) -> None:
+        """Nothing is read or built yet."""
+        self.cluster = cluster
+        self.config = config
+        self._show, self._is_stopped = show, is_stopped
+        self._population: AnyPopulation | None = None
+
+    def play(self, cells: Sequence[Cell]) -> Iterator[list[CellResult]]:
+        """Yield the results of one chunk after another; ends early where it is stopped."""
+        if not cells:
+            return
+        chunks = make_chunks(cells, self._rows)
+        total = float(sum(len(c.seeds) * self.horizon_of(c) for c in cells))
+        clock = _Clock(total, self._show)
+        try:
+            for number, chunk in enumerate(chunks, start=1):
+                rows = sum(len(cell.seeds) for cell in chunk)
+                clock.text = f"part {number} of {len(chunks)}, {rows} networks"
+                results = self._play_chunk(chunk, clock)
+                if results is None:
+                    return
+                yield results
+        finally:
+            self.close()
+
+    def play_missing(self, cells: Sequence[Cell], results: ResultFile) -> bool:
+        """Play what results lack and add it to them; return whether all of it is there now."""
+        for found in self.play([cell for cell in cells if cell.key not in results]):
+            results.add(found)
+        return all(cell.key in results for cell in cells)
+
+    def horizon_of(self, cell: Cell) -> int:
+        """Return how many epochs a cell's rows live."""
+        return self.config.horizon or cell.member.task().config.horizon
+
+    @property
+    def device(self) -> torch.device:
+        """Where rows run; asked for when there are some, so that results can be read without it."""
+        return choose_device(self.config.device)
+
+    @property
+    def _rows(self) -> int:
+        return self.config.rows or (1024 if self.device.type == "cuda" else 64)
+
+    def _task(self, cell: Cell) -> Task:
+        task = cell.arm.task(cell.member)
+        limits = {"param_limit": self.config.param_limit, "flop_limit": self.config.flop_limit}
+        return type(task)(task.config.replace(horizon=self.horizon_of(cell), **limits))
+
+    def prepare(self, cells: Sequence[Cell]) -> Stage:
+        """Return the rows of some cells, and who decides for them."""
+        tasks, placed = self._by_task(cells)
+        population = self._assign(tasks, placed)
+        controller = self._controllers(population, [cell for cell, _ in placed])
+        seeds = [seed for cell, _ in placed for seed in cell.seeds]
+        return Stage(population, controller, seeds, placed)
+
+    def close(self) -> None:
+        """Free the rows."""
+        if self._population is not None:
+            self._population.close()
+        self._population = None
+
+    def _play_chunk(self, chunk: Sequence[Cell], clock: _Clock) -> list[CellResult] | None:
+        """Return the results of cells that are played together, None where it was stopped."""
+        stage = self.prepare(chunk)
+        population, cells = stage.population, stage.cells
+        tally = _Tally(population)
+        moments = live_episodes(population, stage.controllers, stage.seeds)
+        for epoch, moment in enumerate(moments, start=1):
+            lived = tally.note(moment.signals.to("cpu"), is_start=moment.actions is None)
+            clock.tick(lived, epoch)
+            if self._is_stopped():
+                return None
+        # Networks are told apart by few points: a validation split says more than the part of it
+        # that epochs are judged by.
+        ends = {split: population.results_on(split) for split in ENDS}
+        found, start = [], 0
+        for cell, index in cells:
+            rows = slice(start, start + len(cell.seeds))
+            condition = population.conditions[index]
+            found.append(tally.result(cell, condition.task, condition.data, ends, rows))
+            start = rows.stop
+        return found
+
+    def _assign(self, tasks: list[Task], cells: Sequence[tuple[Cell, int]]) -> AnyPopulation:
+        """Return the population, with rows for these cells; it is made for the first of them."""
+        task_of_row = [index for cell, index in cells for _ in cell.seeds]
+        counts = [task_of_row.count(index) for index in range(len(tasks))]
+        if self._population is not None:
+            self._population.assign(tasks, counts)
+            return self._population
+        settings: dict[str, Any] = {
+            "device": str(self.device),
+            "strategy": self.config.strategy,
+            "config": self.config.population,
+        }
+        if self.cluster is None:
+            self._population = Population(tasks, counts, data=self.config.data, **settings)
+        else:
+            self._population = RayPopulation(
+                self.cluster, tasks, counts, data_path=self.config.data, **settings
+            )
+        return self._population
+
+    def _by_task(self, cells: Sequence[Cell]) -> tuple[list[Task], list[tuple[Cell, int]]]:
+        """Return the tasks, and the cells with the index of theirs, task by task."""
+        tasks: list[Task] = []
+        places: dict[str, int] = {}
+        found = []
+        for cell in cells:
+            task = self._task(cell)
+            key = repr((task.name, task.config))
+            if key not in places:
+                places[key] = len(tasks)
+                tasks.append(task)
+            found.append((cell, places[key]))
+        return tasks, sorted(found, key=lambda pair: pair[1])
+
+    def _controllers(self, population: AnyPopulation, cells: Sequence[Cell]) -> RowControllers:
+        """Return the controllers of all rows; one carries out all schedules."""
+        groups: dict[tuple[str, ...], list[tuple[Cell, list[int]]]] = {}
+        start = 0
+        for cell in cells:
+            rows = list(range(start, start + len(cell.seeds)))
+            groups.setdefault(group_of(cell.arm, cell.member), []).append((cell, rows))
+            start += len(cell.seeds)
+        parts = []
+        for members in groups.values():
+            rows = [row for _, own in members for row in own]
+            parts.append((self._controller(population, [cell for cell, _ in members]), rows))
+        return RowControllers(parts)
+
+    def _controller(self, population: AnyPopulation, cells: Sequence[Cell]) -> Controller:
+        first = cells[0]
+        context = ControllerContext(
+            slot_names=SlotConfig.of(population.num_slots).slot_ids,
+            blueprint_names=population.known_blueprints(),
+            seed=seed_of(first.arm, first.member),
+        )
+        if isinstance(first.arm, ControllerArm):
+            return first.arm.controller(context)
+        schedules = []
+        for cell in cells:
+            plain = cell.arm.schedule(cell.member) if isinstance(cell.arm, ScheduleArm) else ()
+            where = f"arm {cell.arm.name!r}"
+            schedules += [parse_schedule(plain, context, where=where)] * len(cell.seeds)
+        return ScheduleController(schedules, context, is_quiet=True)
+
+
+def make_chunks(cells: Sequence[Cell], rows: int) -> list[list[Cell]]:
+    """Return cells in groups of at most so many rows, where a cell alone is no larger."""
+    chunks: list[list[Cell]] = []
+    room = 0
+    for cell in cells:
+        if room < len(cell.seeds):
+            chunks.append([])
+            room = max(rows, len(cell.seeds))
+        chunks[-1].append(cell)
+        room -= len(cell.seeds)
+    return chunks
+
+
+class _Tally:
+    """What is counted while rows live."""
+
+    def __init__(self, population: AnyPopulation) -> None:
+        rows = population.rows
+        samples = [len(condition.data.subset) for condition in population.conditions]
+        self._validated = torch.tensor([samples[index] for index in population.task_of_row])
+        self._epoch = torch.zeros(rows, dtype=torch.int64)
+        self._training = torch.zeros(rows, dtype=torch.float64)
+        self._ablations = torch.zeros(rows, dtype=torch.float64)
+        self._germinated = torch.zeros(rows, dtype=torch.int64)
+        self._pruned = torch.zeros(rows, dtype=torch.int64)
+        self._rolled_back = torch.zeros(rows, dtype=torch.bool)
+        self._signals: Signals | None = None
+
+    def note(self, signals: Signals, *, is_start: bool) -> int:
+        """Count an epoch, before the first of which nothing was decided; return how many lived."""
+        # A row that has lived through its horizon rests, and costs no more.
+        lived = signals.epoch > self._epoch
+        self._epoch = signals.epoch
+        self._training += training_flops(signals) * lived
+        self._ablations += ablation_flops(signals, self._validated) * lived
+        if not is_start:
+            done = signals.last_success & lived
+            self._germinated += done & (signals.last_op == int(LifecycleOp.GERMINATE))
+            self._pruned += done & (signals.last_op == int(LifecycleOp.PRUNE))
+        self._rolled_back |= signals.rolled_back
+        self._signals = signals
+        return int(lived.sum())
+
+    def result(
+        self, cell: Cell, task: Task, data: TaskData, ends: Mapping[Split, Ends], rows: slice
+    ) -> CellResult:
+        """Return what came of a cell; `ends` are scores and losses of all rows by split."""
+        signals = self._signals
+        assert signals is not None, "an episode has at least one epoch"
+        own = cell.member.task()
+        scores = {split: ends[split][0][rows] for split in ENDS}
+        errors = {split: ends[split][1][rows].tolist() for split in ENDS}
+        if task.config.objective == "classification":
+            errors = {s: error_rate(scores[s].numpy(), data.size(s)).tolist() for s in ENDS}
+        names = tuple(task.slot_paths)
+        return CellResult(
+            purpose=cell.purpose,
+            arm=cell.arm.name,
+            member=cell.member.label,
+            seeds=list(cell.seeds),
+            val_errors=errors["val"],
+            test_errors=errors["test"],
+            val_scores=scores["val"].tolist(),
+            test_scores=scores["test"].tolist(),
+            parameters=signals.params[rows].tolist(),
+            flops=signals.flops[rows].tolist(),
+            host_parameters=own.host_parameters,
+            host_flops=own.host_flops,
+            training_flops=self._training[rows].tolist(),
+            ablation_flops=self._ablations[rows].tolist(),
+            germinated=self._germinated[rows].tolist(),
+            fossilized=(signals.stage[rows] == int(SeedStage.FOSSILIZED)).sum(1).tolist(),
+            pruned=self._pruned[rows].tolist(),
+            rolled_back=self._rolled_back[rows].tolist(),
+            grown=[grown_seeds(signals, row, names) for row in range(rows.start, rows.stop)],
+        )
+
+
+def grown_seeds(signals: Signals, row: int, slot_names: Sequence[str]) -> list[dict[str, object]]:
+    """Return the seeds that are blended into a row's network, in plain data."""
+    blueprints = Population.known_blueprints()
+    found = []
+    for slot, name in enumerate(slot_names):
+        if float(signals.alpha[row, slot]) <= 0:
+            continue
+        seed = BuiltInSeed(
+            slot=name,
+            blueprint=blueprints[int(signals.blueprint[row, slot])],
+            channels=int(signals.slot_channels[row, slot]),
+            algorithm=AlphaAlgorithm(int(signals.algorithm[row, slot])).name,
+        )
+        found.append(seed.to_mapping())
+    return found

@@ -1,0 +1,422 @@
+"""`esper prove`: arms on members with paired seeds, and what may be said of them.
+
+The first arm is the one under proof; it is compared with every other. Three stages, each of which
+is played once and read from `results.jsonl` afterwards: learning rates for the static networks, on
+validation samples and with seeds of their own; all arms; and what arms grew, from scratch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from esper.lab.population.engine import EXECUTION_SETTINGS
+from esper.lab.proof.arm import (
+    SCRATCH,
+    STATIC,
+    WAIT,
+    Arm,
+    ArmSpec,
+    ControllerArm,
+    ScheduleArm,
+    ScratchArm,
+    StaticArm,
+    check_names,
+    commonest,
+    parse_arm,
+    waiting,
+)
+from esper.lab.proof.choose import ContextualRule
+from esper.lab.proof.member import Member, MemberChoice, descriptors
+from esper.lab.proof.plans import PlainSchedule
+from esper.lab.proof.play import Cell, PlayConfig, Player
+from esper.lab.proof.results import (
+    RESULTS_FILE,
+    CellResult,
+    ResultFile,
+    best_static,
+    by_member,
+    comparison_mapping,
+    fronts,
+    privileged_share,
+    rank,
+    restraint,
+    summarise,
+)
+from esper.lab.proof.statistics import Floats, compare, log_ratios
+from esper.lab.tasks.family import FamilySplit
+from esper.leyline.config import Config, option
+from esper.leyline.errors import UsageError, unknown_name
+from esper.utils.settings import read_named
+
+PROOF_SEEDS = 1 << 34
+"""First seed of proofs; every opening of the claim has seeds of its own beyond."""
+RATE_SEEDS = 1 << 36
+"""First seed by which learning rates are chosen."""
+
+REPORTED_ONLY = ("contextual", "privileged", STATIC, SCRATCH)
+"""Kinds of arms whose comparisons are reported and not required."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProveConfig(Config):
+    """Which arms, with how many seeds, and how they are judged."""
+
+    benchmark: str = option("", "Name of the public benchmark that this is; none if empty.")
+    arms: tuple[str, ...] = option(
+        ("tamiyo", "wait", "random", "periodic", "plateau", "heuristic"),
+        "What is played; the first is judged.",
+    )
+    seeds: int = option(8, "Seeds of every arm on every member.", minimum=2)
+    sizes: tuple[float, ...] = option(
+        (1.0, 1.5, 2.0, 3.0), "Widths of the static networks, in units of the host's.", above=0.0
+    )
+    rates: tuple[float, ...] = option(
+        (0.25, 0.5, 1.0, 2.0, 4.0),
+        "Learning rates tried for every static network, in units of the member's.",
+        above=0.0,
+    )
+    rate_seeds: int = option(2, "Seeds by which a rate is chosen.", minimum=1)
+    confidence: float = option(0.95, "Of intervals and verdicts.", above=0.5, maximum=0.999)
+    opening: int = option(0, "Which opening of the claim this is; 0 where none.", minimum=0)
+    members: MemberChoice = option(MemberChoice(), "What is played on.")
+    play: PlayConfig = option(PlayConfig, "Limits, and how networks are grown.")
+
+    def __post_init__(self) -> None:
+        """Check the arms."""
+        super().__post_init__()
+        specs = [parse_arm(text) for text in self.arms]
+        check_names(specs)
+        if specs and specs[0].kind in (STATIC, SCRATCH):
+            raise UsageError(
+                f"the first arm is the one under proof, so it cannot be {specs[0].name!r}"
+            )
+
+
+class Proof:
+    """A proof in its folder.
+
+    Args:
+        config: the arms and how they are judged.
+        members: on which tasks.
+        folder: where results are and go.
+        player: plays the rows.
+    """
+
+    def __init__(
+        self, config: ProveConfig, members: Sequence[Member], folder: Path, player: Player
+    ) -> None:
+        """Read the arms' files; nothing is played yet."""
+        self.config, self.members = config, tuple(members)
+        self._player = player
+        self.specs = [parse_arm(text) for text in config.arms]
+        if WAIT not in {spec.name for spec in self.specs}:
+            self.specs.append(ArmSpec(WAIT, WAIT, None))
+        self._plain = [make_arm(spec) for spec in self.specs if spec.kind not in (STATIC, SCRATCH)]
+        self.results = ResultFile(folder / RESULTS_FILE)
+
+    def run(self) -> bool:
+        """Play what is missing; return whether everything was played."""
+        return (
+            self._play(self._rate_cells())
+            and self._play([*self._cells(self._plain), *self._cells(self._static())])
+            and self._play(self._cells(self._scratch()))
+        )
+
+    def arms(self) -> list[str]:
+        """Return the names of all arms that were played, the one under proof first."""
+        return list(dict.fromkeys(result.arm for result in self.results.of("proof")))
+
+    def conclude(self) -> dict[str, Any]:
+        """Return everything that was found, as plain data."""
+        arms, played = self.arms(), self.results.of("proof")
+        subject, labels = arms[0], [member.label for member in self.members]
+        errors = {arm: self._errors(played, arm) for arm in arms}
+        comparisons = compare(
+            {arm: log_ratios(errors[subject], errors[arm]) for arm in arms if arm != subject},
+            subject,
+            required=[spec.name for spec in self.specs if spec.kind not in REPORTED_ONLY],
+            confidence=self.config.confidence,
+        )
+        summaries = {arm: summarise(played, arm, errors) for arm in arms}
+        figures = by_member(played, errors, labels)
+        choice = self.config.members
+        return {
+            "subject": subject,
+            "benchmark": self.config.benchmark,
+            "ranking": rank(errors),
+            "family": choice.family,
+            "split": choice.split,
+            "opening": self.config.opening,
+            "members": labels,
+            "seeds": self.config.seeds,
+            "limits": {
+                "parameters": self.config.play.param_limit,
+                "flops": self.config.play.flop_limit,
+            },
+            "verdicts": [str(each) for each in comparisons],
+            "comparisons": [comparison_mapping(each) for each in comparisons],
+            "arms": summaries,
+            "fronts": fronts(summaries),
+            "best_static": best_static(summaries),
+            "privileged_share": privileged_share(errors, subject, self.specs),
+            "restraint": restraint(figures, subject, choice.purposes()),
+            "by_member": figures,
+        }
+
+    def _play(self, cells: Sequence[Cell]) -> bool:
+        return self._player.play_missing(cells, self.results)
+
+    def _cells(self, arms: Sequence[Arm]) -> list[Cell]:
+        first = PROOF_SEEDS + (self.config.opening << 20)
+        seeds = tuple(range(first, first + self.config.seeds))
+        return [Cell("proof", arm, member, seeds) for member in self.members for arm in arms]
+
+    def _rate_cells(self) -> list[Cell]:
+        if not self._has(STATIC):
+            return []
+        seeds = tuple(range(RATE_SEEDS, RATE_SEEDS + self.config.rate_seeds))
+        return [
+            Cell("rates", self._candidate(member, size, factor), member, seeds)
+            for member in self.members
+            for size in self.config.sizes
+            for factor in self.config.rates
+        ]
+
+    def _candidate(self, member: Member, size: float, factor: float) -> StaticArm:
+        rate = factor * member.task().config.learning_rate
+        return StaticArm(f"{_static_name(size)}, rate x{factor:g}", size, {member.label: rate})
+
+    def _static(self) -> list[Arm]:
+        """Return the static arms, each with the rate that suits it on every member."""
+        if not self._has(STATIC):
+            return []
+        found: list[Arm] = []
+        for size in self.config.sizes:
+            rates = {}
+            for member in self.members:
+                tried = [self._candidate(member, size, factor) for factor in self.config.rates]
+                best = min(tried, key=lambda arm, m=member: self._rate_error(arm, m))  # type: ignore[misc]
+                rates[member.label] = best.rates[member.label]
+            found.append(StaticArm(_static_name(size), size, rates))
+        return found
+
+    def _rate_error(self, arm: StaticArm, member: Member) -> float:
+        return fmean(np.log(self.results.get(("rates", arm.name, member.label)).val_errors))
+
+    def _scratch(self) -> list[Arm]:
+        """Return what arms grew most often on every member, to be trained from scratch."""
+        found: list[Arm] = []
+        for spec in self.specs:
+            if spec.kind != SCRATCH:
+                continue
+            assert spec.argument is not None, "a scratch arm names another"
+            grown = {
+                member.label: commonest(
+                    self.results.get(("proof", spec.argument, member.label)).architectures()
+                )
+                for member in self.members
+            }
+            name = f"scratch {spec.argument}" if spec.name == SCRATCH else spec.name
+            found.append(ScratchArm(name, grown))
+        return found
+
+    def _has(self, kind: str) -> bool:
+        return any(spec.kind == kind for spec in self.specs)
+
+    def _errors(self, played: Sequence[CellResult], arm: str) -> Floats:
+        """Return the test errors of an arm, float64 [members, seeds]."""
+        known = {result.member: result for result in played if result.arm == arm}
+        return np.array([known[member.label].test_errors for member in self.members])
+
+
+def make_arm(spec: ArmSpec) -> Arm:
+    """Return the arm that a text of the command line asks for; its file is read."""
+    if spec.kind == WAIT:
+        return dataclasses.replace(waiting(), name=spec.name)
+    if spec.kind == "schedule" and spec.argument:
+        entries: PlainSchedule = read_named(spec.argument, "schedule")
+        return ScheduleArm(spec.name, lambda member: entries)
+    if spec.kind == "contextual":
+        assert spec.argument is not None, "parse_arm asks for a file"
+        document = read_named(spec.argument, "contextual schedule")
+        rule = ContextualRule.from_mapping(document, spec.argument)
+        return ScheduleArm(spec.name, lambda member: rule.schedule(descriptors(member.task())))
+    if spec.kind == "privileged":
+        return ScheduleArm(spec.name, _privileged(spec.argument or ""))
+    return ControllerArm(spec.name, spec.controller)
+
+
+def _privileged(path: str) -> Any:
+    schedules = read_named(path, "schedules by member")
+    if not isinstance(schedules, Mapping):
+        raise UsageError(f"{path} holds no schedules by member; `esper search` writes them")
+
+    def schedule(member: Member) -> PlainSchedule:
+        if member.label not in schedules:
+            raise UsageError(
+                f"{path} has no schedule for {member.label!r}; search on the members themselves"
+            )
+        found: PlainSchedule = schedules[member.label]
+        return found
+
+    return schedule
+
+
+def _static_name(size: float) -> str:
+    return f"static x{size:g}"
+
+
+# - Public benchmarks: members of the arena under a name and a version that mean one thing for ever
+
+
+CONTROLS = (WAIT, "random", "periodic", "plateau", "heuristic")
+"""What every entry is played against, in the same run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Benchmark:
+    """A named and versioned set of tasks."""
+
+    name: str
+    """Such as digits-v1; what it means never changes."""
+    summary: str
+    checksum: str
+    """Of everything that decides scores; a test keeps it."""
+    family: str
+    split: FamilySplit = "select"
+    seeds: int = 8
+    count: int = 0
+    horizon: int = 0
+
+    def config(self, entry: str | None = None) -> ProveConfig:
+        """Return the proof of an entry against the controls; of the controls alone without one."""
+        return ProveConfig(
+            benchmark=self.name,
+            arms=CONTROLS if entry is None else (entry, *CONTROLS),
+            seeds=self.seeds,
+            members=MemberChoice(family=self.family, split=self.split, count=self.count),
+            play=PlayConfig(horizon=self.horizon),
+        )
+
+    def tasks(self) -> dict[str, Member]:
+        """Return the tasks by name, such as digits-v1/03."""
+        members = self.config().members.find()
+        return {f"{self.name}/{number:02}": each for number, each in enumerate(members, start=1)}
+
+    def scores(self) -> dict[str, Any] | None:
+        """Return what the controls came to, as published; None where that was not measured yet."""
+        file = resources.files("esper.lab.proof") / "scores" / f"{self.name}.json"
+        if not file.is_file():
+            return None
+        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        return found
+
+
+BENCHMARKS: dict[str, Benchmark] = {
+    each.name: each
+    for each in (
+        Benchmark(
+            name="digits-quick-v1",
+            summary="4 members of the digits, 4 seeds, 30 epochs: minutes on two cores",
+            checksum="72c9efc31b6bc4e4",
+            family="digits_family",
+            seeds=4,
+            count=4,
+            horizon=30,
+        ),
+        Benchmark(
+            name="digits-v1",
+            summary="16 members of the digits with few images and wrong labels; fits a CPU",
+            checksum="d0465104fdcd29e1",
+            family="digits_family",
+        ),
+        Benchmark(
+            name="image16-v1",
+            summary="32 members of CIFAR-10 at 16x16; a GPU",
+            checksum="6d0311153ac19e45",
+            family="image16_family",
+        ),
+    )
+}
+"""Every benchmark by name."""
+
+
+def get_benchmark(name: str) -> Benchmark:
+    """Return the benchmark with a name, or raise with the nearest known one."""
+    if name not in BENCHMARKS:
+        raise unknown_name("benchmark", name, BENCHMARKS)
+    return BENCHMARKS[name]
+
+
+def describe_benchmarks() -> dict[str, dict[str, Any]]:
+    """Return all benchmarks with their tasks and the controls' scores, as plain data."""
+    return {
+        name: {
+            "summary": each.summary,
+            "checksum": each.checksum,
+            "tasks": {task: member.label for task, member in each.tasks().items()},
+            "seeds": each.seeds,
+            "scores": each.scores(),
+        }
+        for name, each in BENCHMARKS.items()
+    }
+
+
+def checksum(config: ProveConfig) -> str:
+    """Return a checksum of what decides scores: not of arms, devices, data paths and widths."""
+    population = {
+        name: value
+        for name, value in config.play.population.to_mapping().items()
+        if name not in EXECUTION_SETTINGS
+    }
+    decides = {
+        "seeds": config.seeds,
+        "opening": config.opening,
+        "confidence": config.confidence,
+        "limits": [config.play.param_limit, config.play.flop_limit],
+        "horizon": config.play.horizon,
+        "population": population,
+        "tasks": [
+            [each.label, each.task().name, each.task().config.to_mapping()]
+            for each in config.members.find(config.opening)
+        ],
+    }
+    text = json.dumps(decides, sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def check_entry(config: ProveConfig) -> None:
+    """Refuse a proof that bears a benchmark's name and is not the benchmark."""
+    benchmark = get_benchmark(config.benchmark)
+    if checksum(config) != benchmark.checksum:
+        raise UsageError(
+            f"{benchmark.name} fixes members, seeds, limits and lifecycle; leave out what changes "
+            "them, or prove without --benchmark"
+        )
+    missing = [name for name in CONTROLS if name not in config.arms]
+    if missing:
+        raise UsageError(
+            f"{benchmark.name} is played against all controls; add {', '.join(missing)}"
+        )
+
+
+def publishable(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the scores of all arms of a finished benchmark in the form that is published."""
+    arms = {
+        name: {key: arm[key] for key in ("test_score", "error", "parameters", "flops")}
+        for name, arm in found["arms"].items()
+    }
+    for name, score in found["ranking"].items():
+        arms[name]["score"] = score
+    name = found["benchmark"]
+    return {"benchmark": name, "checksum": get_benchmark(name).checksum, "arms": arms}

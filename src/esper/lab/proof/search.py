@@ -1,0 +1,340 @@
+"""`esper search`: successive halving over schedules and settings of the heuristic.
+
+One search serves three purposes: the best single schedule, demonstrations (the best schedule of
+every member) and the heuristic's constants. The first rung can have children: plans bred from what
+did best on some member, which play the same seeds before the next rung. Every plan with every seed
+on every member is a row of a population; all members run side by side. Whatever was played is in
+`results.jsonl`, so a search that was interrupted goes on, and what it found can be chosen anew from
+the file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from esper.lab.proof.arm import Arm, ScheduleArm, heuristic_arm, waiting
+from esper.lab.proof.choose import (
+    Places,
+    Table,
+    best_by_likeness,
+    best_by_member,
+    best_single,
+    fit_contextual,
+    most_played,
+    read_table,
+    shrunk,
+)
+from esper.lab.proof.member import Member, MemberChoice, descriptors
+from esper.lab.proof.plans import (
+    PlainSchedule,
+    Rung,
+    breed_plan,
+    draw_heuristic,
+    make_plans,
+    parse_rungs,
+    pick,
+    portfolio,
+    read_plans,
+    shared_ranking,
+    start_of,
+)
+from esper.lab.proof.play import Cell, PlayConfig, Player
+from esper.lab.proof.results import RESULTS_FILE, ResultFile
+from esper.leyline.config import Config, option
+from esper.tamiyo.controllers.heuristic import HeuristicConfig
+from esper.tamiyo.controllers.schedule import describe_schedule
+from esper.utils.files import atomic_write_text
+from esper.utils.randomness import generator
+
+SEARCH_SEEDS = 1 << 33
+"""First seed of searches; training and evaluations use smaller ones, proofs larger ones."""
+
+SCHEDULE_FILE = "schedule.json"
+PRIVILEGED_FILE = "privileged.json"
+LESSONS_FILE = "lessons.json"
+CONTEXTUAL_FILE = "contextual.json"
+HEURISTIC_FILE = "heuristic.json"
+RATIOS_FILE = "ratios.jsonl"
+PLANS_FILE = "plans.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchConfig(Config):
+    """What is searched, where, and how long."""
+
+    rungs: tuple[str, ...] = option(
+        ("64x2", "16x8", "4x32"), "Plans x seeds on every member, fewer and fewer plans."
+    )
+    children: tuple[int, ...] = option(
+        (),
+        "Plans bred from the best of the first rung, generation by generation, each by changing "
+        "one or two things of a plan that did best on some member.",
+        minimum=1,
+    )
+    heuristics: int = option(
+        16, "Settings of the heuristic that are tried beside the plans; 0 for none.", minimum=0
+    )
+    choose_by: Literal["val", "test"] = option(
+        "val",
+        "Errors that decide: of the validation samples; or of the test split, which is fair only "
+        "where nothing is claimed, as on train members.",
+    )
+    lessons: int = option(
+        2,
+        "Schedules that a clone is taught at most, beside waiting: a few are told apart by what "
+        "a controller sees.",
+        minimum=1,
+    )
+    lessons_from: float = option(
+        0.1,
+        "Share of a run before which no schedule that a clone is taught may begin: whoever is to "
+        "tell tasks apart by watching has to see something first.",
+        minimum=0,
+        maximum=1,
+    )
+    price: float = option(
+        0.02,
+        "Log ratio that a schedule has to bring, for every host's worth of parameters it adds, to "
+        "be taught to a clone; what is found for proofs has no price.",
+        minimum=0,
+    )
+    seed: int = option(0, "Names the plans and settings that are drawn.", minimum=0)
+    opening: int = option(0, "Which opening of the claim this is; 0 where none.", minimum=0)
+    members: MemberChoice = option(MemberChoice(split="train"), "What is searched on.")
+    play: PlayConfig = option(PlayConfig, "How networks are grown.")
+
+    def __post_init__(self) -> None:
+        """Check the rungs."""
+        super().__post_init__()
+        parse_rungs(self.rungs)
+
+
+class Search:
+    """A search in its folder.
+
+    Args:
+        config: what is searched.
+        members: on which tasks.
+        folder: where results are and go.
+        player: plays the rows.
+        taught: members that lessons are written for without playing on them.
+    """
+
+    def __init__(
+        self,
+        config: SearchConfig,
+        members: Sequence[Member],
+        folder: Path,
+        player: Player,
+        taught: Sequence[Member] = (),
+    ) -> None:
+        """Make the plans; nothing is played yet."""
+        self._taught = tuple(taught)
+        self.config, self.members, self.folder = config, tuple(members), folder
+        self._player = player
+        self.rungs = parse_rungs(config.rungs)
+        self._topologies = tuple(dict.fromkeys(member.task().topology for member in members))
+        plans = make_plans(config.seed, self.rungs[0].plans, self._topologies)
+        self.plans: dict[str, PlainSchedule] = {plan.name: plan.entries for plan in plans}
+        if (folder / PLANS_FILE).exists():
+            self.plans |= read_plans(folder / PLANS_FILE)
+        rotation = HeuristicConfig().rotation
+        self.settings: dict[str, dict[str, Any]] = {
+            f"heuristic {number}": draw_heuristic(config.seed, number, rotation)
+            for number in range(config.heuristics)
+        }
+        self.results = ResultFile(folder / RESULTS_FILE)
+
+    @property
+    def rows(self) -> int:
+        """Networks that are trained in all."""
+        first = self.rungs[0]
+        arms = sum(rung.seeds * (1 + rung.plans + self._heuristics(rung)) for rung in self.rungs)
+        return len(self.members) * (arms + first.seeds * sum(self.config.children))
+
+    def run(self) -> bool:
+        """Play the first rung, its children, and one rung after another; return whether all."""
+        if not self._play(0):
+            return False
+        for number, count in enumerate(self.config.children, start=1):
+            self._breed(number, count)
+            if not self._play(0):
+                return False
+        return all(self._play(number) for number in range(1, len(self.rungs)))
+
+    def _play(self, number: int) -> bool:
+        """Play what is missing of a rung; return whether all of it is there."""
+        return self._player.play_missing(self._cells(number), self.results)
+
+    def table(self, last_rung: int | None = None) -> Table:
+        """Return the log ratios of all rungs, or of those before one."""
+        purposes = [_purpose(number) for number in range(last_rung or len(self.rungs))]
+        chosen = [result for result in self.results if result.purpose in purposes]
+        return read_table(chosen, waiting().name)
+
+    def conclude(self) -> dict[str, Any]:
+        """Choose from what was played, write the files that others take, and return a summary."""
+        split, table = self.config.choose_by, self.table()
+        single = best_single(table, list(self.plans), split)
+        places = self._places()
+        by_member = best_by_member(table, list(self.plans), split, places)
+        rule = fit_contextual(table, places, self.plans, split)
+        self._write(SCHEDULE_FILE, [dict(entry) for entry in self.plans[single]])
+        privileged = {
+            member: [] if plan is None else [dict(entry) for entry in self.plans[plan]]
+            for member, (plan, _) in by_member.items()
+        }
+        self._write(PRIVILEGED_FILE, privileged)
+        self._write(LESSONS_FILE, self._lessons(table, places))
+        self._write(CONTEXTUAL_FILE, rule.to_mapping())
+        summary: dict[str, Any] = {
+            "members": [member.label for member in self.members],
+            "rows": self.rows,
+            "choose_by": split,
+            "best_single": {
+                "plan": single,
+                "schedule": describe_schedule(self.plans[single]),
+                **self._worth(table, single),
+            },
+            "best_by_member": {
+                member: {
+                    "plan": plan or "wait",
+                    "schedule": describe_schedule(() if plan is None else self.plans[plan]),
+                    "log_ratio": worth,
+                }
+                for member, (plan, worth) in by_member.items()
+            },
+            "contextual": {"neighbours": rule.neighbours, "held_out_log_ratio": rule.held_out},
+        }
+        if self.settings:
+            best = best_single(table, list(self.settings), split)
+            self._write(HEURISTIC_FILE, self.settings[best])
+            summary["heuristic"] = {
+                "settings": self.settings[best],
+                **self._worth(table, best),
+                "ranking": {
+                    name: self._worth(table, name)["log_ratio"]
+                    for name in most_played(table, list(self.settings))
+                },
+            }
+        self._write_ratios(table)
+        self._write("summary.json", summary)
+        return summary
+
+    def _places(self) -> Places:
+        return {member.label: descriptors(member.task()) for member in self.members}
+
+    def _breed(self, generation: int, count: int) -> None:
+        """Add plans that nobody played yet, of parents that look best for some member.
+
+        They are written down: results that are read again belong to these plans, whatever would be
+        bred by then.
+        """
+        names = [f"plan {generation}.{number}" for number in range(count)]
+        if names[0] in self.plans:
+            return
+        stream = generator(self.config.seed, generation, "children")
+        values = shrunk(_only(self.table(1), self.plans), self.config.choose_by, self._places())
+        known = [describe_schedule(entries) for entries in self.plans.values()]
+        parents = dict(self.plans)
+        while names:
+            own = values[pick(stream, self.members).label]
+            parent = parents[max(own, key=lambda plan: own[plan])]
+            child = breed_plan(names[0], parent, stream, self._topologies)
+            told = describe_schedule(child.entries)
+            if told not in known:
+                known.append(told)
+                self.plans[names.pop(0)] = child.entries
+        self._write(PLANS_FILE, {name: list(entries) for name, entries in self.plans.items()})
+
+    def _cells(self, number: int) -> list[Cell]:
+        """Return what a rung plays on every member: waiting, then every arm that is still in."""
+        first = SEARCH_SEEDS + (number << 20)
+        seeds = tuple(range(first, first + self.rungs[number].seeds))
+        return [
+            Cell(_purpose(number), arm, member, seeds)
+            for arm in self._arms(number)
+            for member in self.members
+        ]
+
+    def _arms(self, number: int) -> list[Arm]:
+        """Return the arms of a rung."""
+        rung = self.rungs[number]
+        plans, settings = list(self.plans), list(self.settings)
+        if number:
+            split, table = self.config.choose_by, self.table(number)
+            scores = shrunk(_only(table, most_played(table, plans)), split, self._places())
+            plans = portfolio(scores, rung.plans, first=shared_ranking(scores)[:1])
+        if number and settings:
+            means = {
+                member: {arm: own[arm].mean(split) for arm in most_played(table, settings)}
+                for member, own in table.items()
+            }
+            settings = shared_ranking(means)[: self._heuristics(rung)]
+        return [
+            waiting(),
+            *(ScheduleArm(name, _always(self.plans[name])) for name in plans),
+            *(heuristic_arm(name, self.settings[name]) for name in settings),
+        ]
+
+    def _heuristics(self, rung: Rung) -> int:
+        """Return how many settings a rung plays: the same share as of the plans."""
+        return -(-self.config.heuristics * rung.plans // self.rungs[0].plans)
+
+    def _worth(self, table: Table, arm: str) -> dict[str, float]:
+        split = self.config.choose_by
+        played = [own[arm] for own in table.values() if arm in own]
+        count = len(played)
+        return {
+            "log_ratio": sum(each.mean(split) for each in played) / count,
+            "test_log_ratio": sum(each.mean("test") for each in played) / count,
+            "parameters": sum(sum(e.parameters) / len(e.parameters) for e in played) / count,
+            "flops": sum(sum(e.flops) / len(e.flops) for e in played) / count,
+        }
+
+    def _lessons(self, table: Table, places: Places) -> dict[str, list[dict[str, Any]]]:
+        """Return what a clone is taught: a schedule for every member, played or like those."""
+        others = {m.label: descriptors(m.task()) for m in self._taught if m.label not in places}
+        starts = {name: start_of(entries) for name, entries in self.plans.items()}
+        # Where all begin earlier than is asked for, those that begin last are taught.
+        earliest = min(self.config.lessons_from, max(starts.values()))
+        best = best_by_likeness(
+            table,
+            [name for name, start in starts.items() if start >= earliest],
+            self.config.choose_by,
+            {**places, **others},
+            price=self.config.price,
+            most=self.config.lessons,
+        )
+        return {
+            member: [] if plan is None else [dict(entry) for entry in self.plans[plan]]
+            for member, plan in best.items()
+        }
+
+    def _write(self, name: str, document: Any) -> None:
+        atomic_write_text(self.folder / name, json.dumps(document, indent=1) + "\n")
+
+    def _write_ratios(self, table: Table) -> None:
+        lines = []
+        for member, arms in table.items():
+            for arm, ratios in arms.items():
+                known = {"seeds": ratios.seeds, "val": ratios.val, "test": ratios.test}
+                costs = {"parameters": ratios.parameters, "flops": ratios.flops}
+                lines.append(json.dumps({"member": member, "arm": arm, **known, **costs}))
+        atomic_write_text(self.folder / RATIOS_FILE, "\n".join(lines) + "\n")
+
+
+def _purpose(number: int) -> str:
+    return f"rung {number}"
+
+
+def _only(table: Table, names: Container[str]) -> Table:
+    return {m: {arm: own[arm] for arm in own if arm in names} for m, own in table.items()}
+
+
+def _always(entries: PlainSchedule) -> Any:
+    return lambda member: entries

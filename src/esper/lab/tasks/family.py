@@ -1,0 +1,285 @@
+"""Families: tasks of one kind that differ along axes, split into those to train, select and claim.
+
+No fixed schedule is right for a whole family: a narrow host on clean data should grow early, a wide
+host on few or noisy samples should be left alone. A controller trains on *train* members, the best
+one is chosen on *select* members, and what is said of it is measured on *claim* members.
+
+    family = get_family("image16_family")
+    for members in family.draw(7, architectures=4, conditions=16):
+        tasks = [member.task() for member in members]
+
+The shipped families and their splits: `esper.tasks.arena`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+
+from esper.lab.tasks.member import Architecture, HostKind, Member, SlotPlace
+from esper.lab.tasks.presets import Cifar16, CifarBaseline, Digits, Fashion14
+from esper.leyline.errors import ConfigError
+from esper.leyline.registry import Registry
+from esper.utils.process import grouped
+from esper.utils.randomness import generator
+
+FamilySplit = Literal["train", "select", "claim"]
+
+Purpose = Literal["lacks capacity", "neutral", "useless or harmful"]
+"""What growth can bring a claim member, as far as its axis values tell beforehand."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axes:
+    """The values that each axis of a member may take; a product, less what cannot be."""
+
+    data: tuple[str, ...]
+    host: tuple[HostKind, ...] = ("plain",)
+    width: tuple[int, ...]
+    depth: tuple[int, ...]
+    slots: tuple[SlotPlace, ...] = ("blocks",)
+    classes: tuple[tuple[int, ...], ...] = ((),)
+    train_size: tuple[int, ...]
+    label_noise: tuple[float, ...] = (0.0,)
+    horizon: tuple[int, ...] = (60,)
+    rate_factor: tuple[float, ...] = (1.0,)
+
+    def __post_init__(self) -> None:
+        """Refuse an axis without values, or with one twice."""
+        for name, values in self.items():
+            if not values or len(set(values)) != len(values):
+                raise ConfigError(f"Axes.{name} must have values, each once, got {values}")
+
+    def items(self) -> list[tuple[str, tuple[object, ...]]]:
+        """Return every axis with its values."""
+        return [(each.name, getattr(self, each.name)) for each in fields(self)]
+
+    def members(self) -> tuple[Member, ...]:
+        """Return every possible member of the product."""
+        names = [name for name, _ in self.items()]
+        product = itertools.product(*(values for _, values in self.items()))
+        made = (Member(**dict(zip(names, each, strict=True))) for each in product)  # type: ignore[arg-type]
+        return tuple(member for member in made if member.is_possible)
+
+
+@dataclass(frozen=True)
+class Family:
+    """A kind of task with its splits.
+
+    Attributes:
+        name: What it is called in configurations.
+        summary: One line for people.
+        train: What training draws.
+        select: What policies are chosen on.
+        claims: What is claimed is measured on these members, by what growth can bring there.
+    """
+
+    name: str
+    summary: str
+    train: Axes
+    select: Axes
+    claims: Mapping[Purpose, tuple[Member, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse splits that share a member."""
+        seen: dict[Member, FamilySplit] = {}
+        for split in ("train", "select", "claim"):
+            for member in self.members(split):
+                if member in seen:
+                    raise ConfigError(
+                        f"family {self.name!r} has {member.label!r} in {seen[member]} and {split}; "
+                        f"a member belongs to one split, once"
+                    )
+                seen[member] = split
+        labels = [member.label for member in seen]
+        twice = next((label for label in labels if labels.count(label) > 1), None)
+        if twice is not None:
+            raise ConfigError(
+                f"family {self.name!r} has two members called {twice!r}; their values are too close"
+            )
+
+    def members(self, split: FamilySplit) -> tuple[Member, ...]:
+        """Return every member of a split."""
+        return tuple(itertools.chain.from_iterable(self._by_architecture[split].values()))
+
+    def architectures(self, split: FamilySplit) -> tuple[Architecture, ...]:
+        """Return every architecture of a split."""
+        return tuple(self._by_architecture[split])
+
+    @cached_property
+    def max_slots(self) -> int:
+        """Slots of the member with the most of them, in any split."""
+        return max(each.depth for known in self._by_architecture.values() for each in known)
+
+    def draw(
+        self, seed: int, split: FamilySplit = "train", *, architectures: int, conditions: int
+    ) -> tuple[tuple[Member, ...], ...]:
+        """Return members by architecture; they depend on the arguments alone.
+
+        Architectures are drawn evenly, and of each its conditions. Both are distinct, so there are
+        fewer of them where the split has fewer.
+
+        Args:
+            seed: seed of the draw.
+            split: which members are drawn.
+            architectures: how many architectures.
+            conditions: how many members of each.
+        """
+        stream = generator(seed, self.name, split, "members")
+        known = list(self._by_architecture[split].values())
+        if not known:
+            raise ConfigError(f"family {self.name!r} has no members to {split}")
+        chosen = torch.randperm(len(known), generator=stream)[:architectures].tolist()
+        drawn = []
+        for place in chosen:
+            members = known[place]
+            order = torch.randperm(len(members), generator=stream)[:conditions].tolist()
+            drawn.append(tuple(members[number] for number in order))
+        return tuple(drawn)
+
+    @cached_property
+    def _by_architecture(self) -> dict[FamilySplit, dict[Architecture, list[Member]]]:
+        claims = tuple(itertools.chain.from_iterable(self.claims.values()))
+        splits: dict[FamilySplit, tuple[Member, ...]] = {
+            "train": self.train.members(),
+            "select": self.select.members(),
+            "claim": claims,
+        }
+        return {
+            split: grouped((member.architecture, member) for member in members)
+            for split, members in splits.items()
+        }
+
+
+FAMILIES: Registry[Family] = Registry("task family", "esper.families")
+
+
+def register_family(family: Family) -> Family:
+    """Make a family known under its name, and return it."""
+    return FAMILIES.register(family.name, family)
+
+
+def get_family(name: str) -> Family:
+    """Return the family called `name`."""
+    return FAMILIES.get(name)
+
+
+# ---- The families that ship with Esper, and the members that claims are measured on
+
+
+EVEN = (0, 2, 4, 6, 8)
+ODD = (1, 3, 5, 7, 9)
+EASY = (0, 6, 9)
+"""Aeroplane, frog and truck: an easy task, so that few images do not always mean many errors."""
+
+DIGITS_FAMILY = register_family(
+    Family(
+        name="digits_family",
+        summary="Embedded digits with conv hosts, few images, wrong labels; fit for a CPU.",
+        train=Axes(
+            data=(Digits.name,),
+            width=(2, 4, 8),
+            depth=(2, 3),
+            train_size=(0, 600, 200),
+            label_noise=(0.0, 0.1, 0.4),
+            horizon=(40, 60),
+            rate_factor=(0.25, 1.0),
+        ),
+        select=Axes(
+            data=(Digits.name,),
+            width=(3, 6),
+            depth=(2, 3),
+            train_size=(0, 400),
+            label_noise=(0.0, 0.2),
+        ),
+    )
+)
+
+
+def _claim(data: str, width: int, depth: int, train_size: int, **other: Any) -> Member:
+    return Member(
+        data=data, width=width, depth=depth, slots="pools", train_size=train_size, **other
+    )
+
+
+_CLAIMS: dict[Purpose, tuple[Member, ...]] = {
+    # Shallow hosts with more clean images than training ever has.
+    "lacks capacity": (
+        *(_claim(Cifar16.name, width, 2, 25_000) for width in (5, 7, 10, 14, 20)),
+        *(_claim(Cifar16.name, width, 2, 25_000, host="residual") for width in (4, 8)),
+        *(_claim(Fashion14.name, width, 2, 25_000) for width in (3, 5, 10)),
+        *(_claim(Fashion14.name, width, 2, 25_000, host="residual") for width in (4, 8)),
+    ),
+    # Hosts that are deep and wide enough for what there is to learn in the time they have.
+    "neutral": (
+        *(_claim(Cifar16.name, width, 3, 25_000) for width in (32, 48)),
+        _claim(Cifar16.name, 32, 3, 25_000, host="residual"),
+        *(_claim(Fashion14.name, width, 3, 25_000) for width in (20, 32)),
+        _claim(Fashion14.name, 20, 3, 25_000, host="residual"),
+    ),
+    # Too few images, or too many wrong labels, for any more capacity to be filled rightly.
+    "useless or harmful": (
+        _claim(Cifar16.name, 10, 3, 1_000),
+        _claim(Cifar16.name, 10, 3, 4_000, label_noise=0.6),
+        _claim(Cifar16.name, 8, 3, 1_000, host="residual"),
+        _claim(Fashion14.name, 10, 3, 500),
+        _claim(Fashion14.name, 10, 3, 4_000, label_noise=0.6),
+        _claim(Fashion14.name, 8, 3, 500, host="residual"),
+    ),
+}
+
+IMAGE16_FAMILY = register_family(
+    Family(
+        name="image16_family",
+        summary="CIFAR-10 at 16x16 with conv hosts of 2 or 3 blocks; controllers train here.",
+        train=Axes(
+            data=(Cifar16.name,),
+            width=(4, 8, 16),
+            depth=(2, 3),
+            slots=("pools",),
+            classes=((), EVEN, EASY),
+            train_size=(600, 2_000, 6_000, 20_000),
+            label_noise=(0.0, 0.2, 0.4),
+            horizon=(40, 60),
+            rate_factor=(0.5, 1.0, 2.0),
+        ),
+        select=Axes(
+            data=(Cifar16.name,),
+            width=(6, 12),
+            depth=(2, 3),
+            slots=("pools",),
+            classes=((), ODD),
+            train_size=(3_000, 12_000),
+            label_noise=(0.0, 0.3),
+        ),
+        claims=_CLAIMS,
+    )
+)
+
+CIFAR_FAMILY = register_family(
+    Family(
+        name="cifar_family",
+        summary="CIFAR-10 at 32x32 with conv hosts of 2 or 4 blocks, varied images.",
+        train=Axes(
+            data=(CifarBaseline.name,),
+            width=(4, 8, 16, 32),
+            depth=(2, 4),
+            train_size=(2_000, 10_000, 40_000),
+            label_noise=(0.0, 0.2, 0.4),
+            horizon=(40, 60),
+            rate_factor=(0.5, 1.0, 2.0),
+        ),
+        select=Axes(
+            data=(CifarBaseline.name,),
+            width=(6, 12),
+            depth=(3,),
+            train_size=(4_000, 30_000),
+            label_noise=(0.0, 0.3),
+        ),
+    )
+)

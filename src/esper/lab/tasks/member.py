@@ -1,0 +1,213 @@
+"""`Member`: one task of a family as a set of axis values, which names itself and makes its task."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from typing import Literal, NamedTuple, get_args
+
+from esper.kasmina.hosts import CnnConfig, ResidualConfig, doubling
+from esper.kasmina.training import Schedule
+from esper.lab.tasks.task import Task, get_task
+from esper.leyline.config import Config
+from esper.leyline.errors import ConfigError
+from esper.leyline.slots import slot_id
+
+# - The learning rate at which a host that only waits does best, by data, host and training images
+
+
+SCHEDULE: Schedule = "wsd"
+"""How the learning rate of every member of a family moves, unless something else is asked for."""
+WARM_UP = 0.05
+"""Share of a run in which it rises."""
+SEED_WARM_UP = 3
+"""Epochs in which the rate of a new seed rises; it helped where growing helps most."""
+
+RATES: dict[tuple[str, str], tuple[tuple[int, float], ...]] = {
+    ("digits", "plain"): ((1_079, 0.2),),
+    ("cifar16", "plain"): ((2_000, 0.02), (20_000, 0.1)),
+    ("cifar16", "residual"): ((2_000, 0.025), (8_000, 0.1)),
+    ("fashion14", "plain"): ((2_000, 0.02), (20_000, 0.1)),
+    ("fashion14", "residual"): ((2_000, 0.02), (20_000, 0.1)),
+    ("cifar_baseline", "plain"): ((2_000, 0.02), (20_000, 0.1)),
+}
+"""(training images, rate) for every data set and host, by rising size."""
+
+
+def tuned_rate(data: str, host: str, train_size: int) -> float:
+    """Return the rate for a host of this kind on so many images."""
+    try:
+        known = RATES[data, host]
+    except KeyError:
+        raise ConfigError(
+            f"no learning rate is known for {host} hosts on {data}; measure it with "
+            f"`python -m benchmarks tune_hosts` and add it to esper.lab.tasks.member"
+        ) from None
+    if train_size <= known[0][0]:
+        return known[0][1]
+    for (small, low), (large, high) in pairwise(known):
+        if train_size <= large:
+            share = math.log(train_size / small) / math.log(large / small)
+            return math.exp((1.0 - share) * math.log(low) + share * math.log(high))
+    return known[-1][1]
+
+
+HostKind = Literal["plain", "residual"]
+HOST_NAMES: dict[HostKind, str] = {"plain": "cnn", "residual": "residual"}
+assert set(HOST_NAMES) == set(get_args(HostKind))
+
+GROWTH_LIMIT = 2.0
+"""Most parameters, and most operations per sample, of a grown member in units of its host's: what
+controllers are trained, searched and judged under."""
+
+SlotPlace = Literal["blocks", "pools"]
+SLOT_ROWS: dict[SlotPlace, int] = {"blocks": 0, "pools": 1}
+"""Which row of a host's slots is offered."""
+
+
+class Architecture(NamedTuple):
+    """What members must share to run as one stack."""
+
+    data: str
+    host: HostKind
+    width: int
+    depth: int
+    slots: SlotPlace
+    num_classes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    """Values of every axis along which tasks of a family differ.
+
+    Attributes:
+        data: Name of the image task whose data and epochs it has.
+        host: Plain blocks, or residual ones.
+        width: Channels of the first block; they double from block to block.
+        depth: Blocks, each with a slot.
+        slots: Where seeds sit: after a block, or after its pool, where they cost a quarter.
+        classes: Classes that are told apart; empty for all.
+        train_size: Training images; 0 is all there are.
+        label_noise: Share of the training labels that are wrong.
+        horizon: Epochs of a run.
+        rate_factor: Learning rate as a multiple of the one that suits the waiting host.
+    """
+
+    data: str
+    host: HostKind = "plain"
+    width: int = 8
+    depth: int = 3
+    slots: SlotPlace = "blocks"
+    classes: tuple[int, ...] = ()
+    train_size: int = 0
+    label_noise: float = 0.0
+    horizon: int = 60
+    rate_factor: float = 1.0
+
+    @property
+    def label(self) -> str:
+        """A name that tells every value apart from the usual ones."""
+        pooled = " pooled" if self.slots == "pools" else ""
+        parts = [f"{self.data} {self.host} {self.width}x{self.depth}{pooled}"]
+        if self.classes:
+            parts.append(f"classes {'-'.join(map(str, self.classes))}")
+        parts.append(f"{self.train_size} images" if self.train_size else "all images")
+        if self.label_noise:
+            parts.append(f"noise {self.label_noise:g}")
+        parts.append(f"{self.horizon} epochs")
+        if self.rate_factor != 1.0:
+            parts.append(f"rate x{self.rate_factor:g}")
+        return ", ".join(parts)
+
+    @property
+    def architecture(self) -> Architecture:
+        """What its host depends on."""
+        return Architecture(
+            self.data, self.host, self.width, self.depth, self.slots, self.num_classes
+        )
+
+    @property
+    def num_classes(self) -> int:
+        """Classes that the host tells apart."""
+        return len(self.classes) or _ground(self.data).num_classes
+
+    @property
+    def learning_rate(self) -> float:
+        """Highest rate of a run."""
+        size = self.train_size or _ground(self.data).train_size
+        return self.rate_factor * tuned_rate(self.data, self.host, size)
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether there are as many images of its classes, and pixels for its pools."""
+        ground = _ground(self.data)
+        images = ground.train_size * self.num_classes // ground.num_classes
+        return self.train_size <= images and 2**self.depth <= ground.side
+
+    def replace(self, **changes: object) -> Member:
+        """Return the member with some values changed."""
+        return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
+
+    def task(self, **changes: object) -> Task:
+        """Return the task, with some fields of its configuration changed."""
+        base = get_task(self.data)
+        config = base.config.replace(
+            host=HOST_NAMES[self.host],
+            host_options=self._host_options(base.config.input_shape[0]),
+            num_classes=self.num_classes,
+            classes=self.classes or None,
+            baseline_loss=math.log(self.num_classes),
+            train_size=self.train_size or None,
+            label_noise=self.label_noise,
+            horizon=self.horizon,
+            learning_rate=self.learning_rate,
+            schedule=SCHEDULE,
+            warmup=WARM_UP,
+            seed_warmup=SEED_WARM_UP,
+            param_limit=GROWTH_LIMIT,
+            flop_limit=GROWTH_LIMIT,
+        )
+        return type(base)(config.replace(**changes))
+
+    def _host_options(self, in_channels: int) -> Config:
+        kind = CnnConfig if self.host == "plain" else ResidualConfig
+        return kind(
+            channels=doubling(self.width, self.depth),
+            in_channels=in_channels,
+            num_classes=self.num_classes,
+            slots=tuple(slot_id(SLOT_ROWS[self.slots], column) for column in range(self.depth)),
+        )
+
+
+class _Ground(NamedTuple):
+    """What a data set allows, without reading it."""
+
+    side: int
+    """Pixels of the shorter side of an image."""
+    num_classes: int
+    train_size: int
+    """Training images that are left when the validation split is carved."""
+
+
+TRAIN_SIZES: dict[str, int] = {
+    "digits": 1_079,
+    "cifar16": 27_000,
+    "fashion14": 54_000,
+    "cifar_baseline": 45_000,
+}
+"""Training images of the data sets that families are made of; tests hold them against the data."""
+
+
+@cache
+def _ground(data: str) -> _Ground:
+    if data not in TRAIN_SIZES:
+        raise ConfigError(
+            f"Member.data must be one of {', '.join(TRAIN_SIZES)}, got {data!r}; "
+            f"name the size of its training split in esper.lab.tasks.member.TRAIN_SIZES first"
+        )
+    config = get_task(data).config
+    assert config.num_classes is not None, "images have classes"
+    return _Ground(min(config.input_shape[1:]), config.num_classes, TRAIN_SIZES[data])

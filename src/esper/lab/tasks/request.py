@@ -1,0 +1,488 @@
+"""What `esper grow` was asked for, resolved into `config.yaml`, and how to carry it out."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import traceback
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from esper.growth.criterion import predictions, refuse_labels
+from esper.growth.depth.rules import DeepenConfig
+from esper.growth.fingerprints import model_contents
+from esper.growth.gardener import DEFAULT_CONTROLLER
+from esper.growth.recorded import STARTED_BY, GrowingRun, Opening, reopen, take_changes
+from esper.growth.run import AUTO, GrowthConfig, GrowthRun
+from esper.kasmina.costs import NO_LIMIT
+from esper.kasmina.operations import GardenConfig
+from esper.kasmina.slots.placement import DeclaredAxes, SlotNames, matches
+from esper.kasmina.slots.probe import call_arguments, evaluating
+from esper.lab.tasks import get_task, make_data, open_data
+from esper.lab.tasks.dataset import TaskData
+from esper.lab.tasks.splits import Split
+from esper.lab.tasks.task import Task
+from esper.leyline.config import Config, option
+from esper.leyline.controller import Controller
+from esper.leyline.errors import CheckpointError, ConfigError, UsageError, instead, reason_of
+from esper.leyline.slots import USUAL_AXES
+from esper.nissa.folder import (
+    GROWING,
+    SETTINGS,
+    TRAINING,
+    Checkpoints,
+    RunFolder,
+    Which,
+    resume_command,
+)
+from esper.nissa.recorded import World
+from esper.nissa.sinks import Sink, check_sinks
+from esper.nissa.store import DEFAULT_SINKS, OnAlarm
+from esper.tamiyo.controllers.policy_file import controller_fingerprint
+from esper.utils.manifest import restoring
+from esper.utils.process import choose_device, find_module, is_file_name
+from esper.utils.randomness import seeded
+from esper.utils.settings import SettingChanges, change_settings, changed_settings
+
+# ---- Building a `GrowthRun`: of data Esper holds, of a task; and what a run is told of its data
+
+
+class TrainingBatches:
+    """One epoch of training batches after another; each epoch depends on its number alone."""
+
+    def __init__(self, data: TaskData, batch_size: int, seed: int) -> None:
+        """Serve `samples_per_step` samples per epoch."""
+        self._data = data
+        self._batch_size = batch_size
+        self._seed = seed
+        self._epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose which epoch the next iteration is."""
+        self._epoch = epoch
+
+    def __len__(self) -> int:
+        return -(-self._data.samples_per_step // self._batch_size)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        order = self._data.order(self._seed, self._epoch)
+        crops = self._data.crops(self._seed, self._epoch)
+        for start in range(0, len(order), self._batch_size):
+            part = slice(start, start + self._batch_size)
+            yield self._data.batch("train", order[part], None if crops is None else crops[part])
+
+    def calibration_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the whole training set in one order for all epochs, in batches of about equal size.
+
+        An epoch of `samples_per_step` may leave samples out and have others twice.
+        """
+        size = self._data.size("train")
+        whole = dataclasses.replace(self._data, samples_per_step=size)
+        order, crops = whole.order(self._seed, 1), whole.crops(self._seed, 1)
+        count = -(-size // self._batch_size)
+        for number in range(count):
+            # No last batch of one sample, which has no variance.
+            part = slice(number * size // count, (number + 1) * size // count)
+            yield whole.batch("train", order[part], None if crops is None else crops[part])
+
+
+class FixedBatches:
+    """The same samples in the same order each time."""
+
+    def __init__(
+        self, data: TaskData, split: Split, *, subset: bool = False, batch_size: int = 256
+    ) -> None:
+        """Serve a whole split, or the fixed validation subset used while growing."""
+        self._indices = data.subset if subset else data.indices(split)
+        self._data = data
+        self._split: Split = split
+        self._batch_size = batch_size
+
+    def __len__(self) -> int:
+        return -(-len(self._indices) // self._batch_size)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for indices in self._indices.split(self._batch_size):
+            yield self._data.batch(self._split, indices)
+
+
+def data_run(
+    model: nn.Module,
+    slots: SlotNames,
+    data: TaskData,
+    *,
+    config: GrowthConfig,
+    axes: DeclaredAxes | None = None,
+    controller: str | Controller = DEFAULT_CONTROLLER,
+    name: str = "model",
+) -> GrowthRun:
+    """Return the run that grows a model on data held by Esper: reproducible and resumable."""
+    facts = config.gardener.told(
+        train_samples=data.size("train"), samples_per_epoch=data.samples_per_step
+    )
+    config = config.replace(gardener=facts)
+    run = GrowthRun(
+        model,
+        slots=slots,
+        train=TrainingBatches(data, config.training.batch_size, config.seed),
+        val=FixedBatches(data, "val", subset=True),
+        test=FixedBatches(data, "test"),
+        axes=axes,
+        loss=data.objective,
+        config=config,
+        controller=controller,
+        name=name,
+        device=data.device,
+    )
+    if data.objective == "classification":
+        args, kwargs = call_arguments(run.example_input)
+        with evaluating(run.garden), torch.no_grad():
+            scores = predictions(run.garden(*args, **kwargs))
+        refuse_labels(scores, torch.arange(data.num_classes or 1))
+    return run
+
+
+def task_run(
+    task: Task,
+    data: TaskData,
+    *,
+    config: GrowthConfig,
+    controller: str | Controller = DEFAULT_CONTROLLER,
+) -> GrowthRun:
+    """Return the run that grows a task's host on its data."""
+    return data_run(
+        task.build_host(config.seed),
+        task.slot_paths,
+        data,
+        config=config,
+        axes=USUAL_AXES[task.topology],
+        controller=controller,
+        name=task.name,
+    )
+
+
+def task_config(task: Task, **changes: Any) -> GrowthConfig:
+    """Return the settings a task asks for, with some changed; its twin runs by default."""
+    settings = task.config
+    base = GrowthConfig(epochs=settings.horizon, twin=True, training=settings.training)
+    gardener = base.gardener.replace(
+        param_budget=settings.param_budget,
+        chance_loss=settings.baseline_loss,
+        num_classes=settings.num_classes or 0,
+    )
+    limits = {}
+    if task.param_limit != NO_LIMIT:
+        limits["max_parameters"] = task.param_limit
+    if task.flop_limit != NO_LIMIT:
+        # 0 would be no limit; nothing that is counted costs as little as 1.
+        limits["max_added_flops"] = max(1, task.flop_limit - task.host_flops)
+    chosen = {"gardener": gardener, "garden": base.garden.limited(**limits), **changes}
+    return base.replace(**chosen)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrowRequest(Config):
+    """Everything that defines one `esper grow`."""
+
+    task: str | None = option(None, "Task to grow; empty when a model is given.")
+    model: str | None = option(None, "MODULE:FACTORY or FILE.py:FACTORY of the model to grow.")
+    slots: tuple[str, ...] = option(
+        (), "Submodules whose output may grow; if empty, those of the task or model, else found."
+    )
+    axes: str | None = option(
+        None, "Axes of activations at slots, one name or A=BTC,B=TBC; found out if empty."
+    )
+    data: str | None = option(None, "File or folder of the data.")
+    controller: str = option(DEFAULT_CONTROLLER, "Who decides what grows.")
+    device: Literal["cpu", "cuda"] = option("cpu", "Where it runs.")
+    growth: GrowthConfig = option(GrowthConfig, "How the network is trained and grown.")
+
+    def __post_init__(self) -> None:
+        """Check what no single field can."""
+        super().__post_init__()
+        if (self.task is None) == (self.model is None):
+            raise UsageError("give either --task T or --model MODULE:FACTORY with --data PATH")
+        if self.model is not None and self.data is None:
+            raise UsageError("--model needs --data PATH: the file or folder it is trained on")
+        if self.growth.deepen is not None and self.controller == DEFAULT_CONTROLLER:
+            # No seeds grow: nobody decides about them.
+            object.__setattr__(self, "controller", "wait")
+
+    def load(self) -> TaskData:
+        """Return the data."""
+        choose_device(self.device)
+        if self.task is not None:
+            return get_task(self.task).load(self.data, device=self.device)
+        assert self.data is not None
+        return make_data(open_data(self.data), device=self.device)
+
+    def build(self, data: TaskData) -> GrowthRun:
+        """Build the network and return the run on this data."""
+        seed = self.growth.seed
+        if self.task is not None:
+            task = get_task(self.task)
+            model, name = task.build_host(seed), task.name
+            slots: SlotNames = task.slot_paths
+            axes: DeclaredAxes | None = USUAL_AXES[task.topology]
+            if self.slots or self.axes:
+                axes = parse_declared(self.axes)
+            if self.slots == (AUTO,):
+                slots = AUTO
+            elif self.slots:
+                slots = task_slots(task, model, self.slots)
+        else:
+            assert self.model is not None
+            model, name = build_model(self.model, seed), model_name(self.model)
+            axes = parse_declared(self.axes)
+            slots = model_slots(model, self.slots)
+        if self.growth.deepen is not None:
+            slots, axes = self.slots or AUTO, parse_declared(self.axes)
+        return data_run(
+            model,
+            slots,
+            data,
+            config=self.growth,
+            axes=axes,
+            controller=self.controller,
+            name=name,
+        )
+
+    def world(self, data: TaskData, growth: GrowthRun) -> World:
+        """Return what the run stands on beside these settings."""
+        own = {} if self.model is None else model_contents(growth.garden.model)
+        return World.now(
+            {
+                "data": data.splits.fingerprint(),
+                "controller": controller_fingerprint(self.controller),
+                **own,
+            }
+        )
+
+
+CHANGEABLE = (
+    "controller",
+    "data",
+    "device",
+    "growth.epochs",
+    "growth.keep",
+    "growth.patience",
+    "growth.training.learning_rate",
+    "growth.training.schedule",
+    "growth.training.batch_size",
+    "growth.training.max_grad_norm",
+    "growth.garden.lifecycle.rules.max_seeds",
+    "growth.garden.max_growth",
+    "growth.garden.max_parameters",
+    "growth.garden.max_added_flops",
+    "growth.gardener.ablate_every",
+)
+"""What of a growing run may become another when it is continued."""
+
+
+def compare_requests(before: Mapping[str, Any], now: Mapping[str, Any]) -> SettingChanges:
+    """Return what changed, or raise where a growing run cannot be continued with it."""
+    changed = changed_settings(before, now)
+    for key, (was, new) in changed.items():
+        if key not in CHANGEABLE:
+            raise ConfigError(
+                f"{key} is {was!r} in this run and cannot become {new!r} when it is continued; "
+                f"start a new run for that (what can: {', '.join(CHANGEABLE)})"
+            )
+    return SettingChanges(changed)
+
+
+def refuse_code(request: GrowRequest, run: Path, model: str | None) -> None:
+    """Refuse to run code that only a run folder names: folders are passed around.
+
+    Args:
+        request: what the folder says.
+        run: the folder.
+        model: what the user says.
+    """
+    if request.model is not None and model is None:
+        raise UsageError(
+            f"{run} says that its model is {request.model!r}, which would be imported and run; say "
+            f"so yourself to continue it: {resume_command(run, GROWING, model=request.model)}"
+        )
+    if model is not None and model != request.model:
+        named = "no model of its own" if request.model is None else f"the model {request.model!r}"
+        raise UsageError(f"{run} was started with {named}, not with {model!r}; leave out --model")
+
+
+def read_request(folder: RunFolder) -> GrowRequest:
+    """Return what the run in a folder was asked for."""
+    settings = folder.read_run_config()
+    if STARTED_BY in settings:
+        raise UsageError(
+            f"{folder.path} grows a model that only the program knows which started it; continue "
+            f"it there: {settings[STARTED_BY]}(model, ..., out={str(folder.path)!r}, resume=True)"
+        )
+    if "ppo" in settings:
+        again = resume_command(folder.path, TRAINING)
+        raise UsageError(f"{folder.path} is a training run; continue it with: {again}")
+    try:
+        return GrowRequest.from_mapping(settings)
+    except ConfigError as error:
+        Checkpoints(folder.path, GROWING).refuse_other_format()
+        raise CheckpointError(f"{folder.path / SETTINGS}: {error}") from None
+
+
+def resume_request(
+    path: str | Path,
+    *,
+    settings: Mapping[str, Any] | None = None,
+    model: str | None = None,
+    checkpoint: Which = "latest",
+    command: str = "",
+    sinks: Iterable[str | Sink] = DEFAULT_SINKS,
+    on_alarm: OnAlarm | None = None,
+) -> GrowingRun:
+    """Open what `esper grow` started, to go on from its last checkpoint.
+
+    Args:
+        path: the run folder.
+        settings: changes by dotted key, of those that `CHANGEABLE` names.
+        model: MODULE:FACTORY, for a run of somebody's own model; a folder alone runs no code.
+        checkpoint: which checkpoint to go on from.
+        command: the command that started it, where no checkpoint says so.
+        sinks: where records are shown beside the store.
+        on_alarm: called with every alarm.
+
+    Raises:
+        UsageError: It is no such run, it has other data or another controller than it had, or a
+            setting cannot change.
+        CheckpointError: The checkpoint is damaged or foreign, or another process writes the run.
+    """
+    check_sinks(sinks)
+    folder = RunFolder(path)
+    with folder.claim_run() as lock:
+        written = read_request(folder)
+        refuse_code(written, folder.path, model)
+        request = change_settings(written, settings or {})
+        state = Checkpoints(folder.path, GROWING).load(checkpoint)
+        # What the checkpoint was saved under, not what the folder says: the file may be edited.
+        changes = SettingChanges()
+        if state is not None:
+            with restoring(Checkpoints(folder.path, GROWING).folder / checkpoint):
+                changes = compare_requests(dict(state["settings"]), request.to_mapping())
+                if "controller" in {*changes.settings, *(settings or {})}:
+                    state["gardener"]["controller"] = None
+        data = request.load()
+        growth = request.build(data)
+        run = reopen(
+            folder,
+            growth,
+            request.to_mapping(),
+            request.world(data, growth),
+            state,
+            Opening(lock, checkpoint, command, sinks, on_alarm),
+            {*changes.settings, *(settings or {})},
+        )
+        take_changes(run, changes)
+        if request != written:
+            folder.write_config(request.to_mapping())
+        return run
+
+
+def growth_of(task: str | None, deepen: DeepenConfig | None = None) -> GrowthConfig:
+    """Return the growth settings to start from; a twin runs by default, but not of a deepened run.
+
+    The limits of a task are for seeds.
+    """
+    if deepen is not None:
+        growth = GrowthConfig() if task is None else task_config(get_task(task))
+        return growth.replace(twin=False, garden=GardenConfig(), deepen=deepen)
+    return GrowthConfig(twin=True) if task is None else task_config(get_task(task))
+
+
+def model_name(spec: str) -> str:
+    """Return what a model is called: by its module, wherever the file of that lies."""
+    module, separator, factory = spec.rpartition(":")
+    return f"{Path(module).stem if is_file_name(module) else module}{separator}{factory}"
+
+
+def build_model(spec: str, seed: int) -> nn.Module:
+    """Import MODULE:FACTORY, from the current folder too, or FILE.py:FACTORY, and call it."""
+    module_name, separator, factory_name = spec.rpartition(":")
+    if not separator or not module_name or not factory_name:
+        raise UsageError(f"--model must look like MODULE:FACTORY or FILE.py:FACTORY, got {spec!r}")
+    try:
+        found = find_module(module_name)
+    except UsageError as error:
+        raise UsageError(f"--model {spec}: {error}") from None
+    try:
+        module = importlib.import_module(found)
+    except ModuleNotFoundError as error:
+        is_itself = error.name is not None and f"{found}.".startswith(f"{error.name}.")
+        advice = "install what it needs"
+        if is_itself:
+            advice = "run from the folder that holds it, or name its file: FILE.py:FACTORY"
+        raise UsageError(f"cannot import {module_name!r}: {error}; {advice}") from None
+    except Exception as error:
+        raise UsageError(f"cannot import {module_name!r}: {_explain(error)}") from error
+    factory = vars(module).get(factory_name)
+    if not callable(factory):
+        known = [name for name, item in vars(module).items() if callable(item)]
+        told = instead(factory_name, known, "it has:")
+        raise UsageError(f"{module_name!r} has no callable {factory_name!r}{told}")
+    try:
+        with seeded(seed, "host"):
+            model = factory()
+    except Exception as error:
+        raise UsageError(
+            f"{spec} failed: {_explain(error)}; it is called without arguments"
+        ) from error
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"{spec} returned {type(model).__name__}, not a torch.nn.Module")
+    return model
+
+
+def _explain(error: Exception) -> str:
+    """Return what a user's own code raised, and where, in one line."""
+    reason = f"{type(error).__name__}: {reason_of(error)}"
+    if isinstance(error, SyntaxError):  # its text names the place
+        return reason if error.filename is None else f"{reason} in {error.filename}"
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    inside = last.filename == __file__ or last.filename.startswith("<")
+    return reason if inside else f"{reason} ({last.filename}, line {last.lineno})"
+
+
+def task_slots(task: Task, model: nn.Module, chosen: tuple[str, ...]) -> dict[str, str]:
+    """Return the chosen slots of a task: its own by their ids, others by their submodules."""
+    own = task.slot_paths
+    submodules = dict(model.named_modules())
+    for slot in chosen:
+        known = slot in own or any(name and matches(name, slot) for name in submodules)
+        if not known:
+            told = instead(slot, own, "name a submodule of its host, or one of its slots:")
+            raise UsageError(f"task {task.name!r} has no slot {slot!r}{told}")
+    return {
+        path if "*" in slot else slot: path
+        for slot in chosen
+        for path in ([own[slot]] if slot in own else [n for n in submodules if matches(n, slot)])
+    }
+
+
+def parse_declared(text: str | None) -> DeclaredAxes | None:
+    """Return the axes that --axes declares: one name for all slots, or A=BTC,B=TBC."""
+    if not text:
+        return None
+    if "=" not in text:
+        return text.strip()
+    pairs = [part.partition("=") for part in text.split(",")]
+    if not all(name.strip() and equals and axes.strip() for name, equals, axes in pairs):
+        raise UsageError(f"--axes must be one name, or look like A=BTC,B=TBC, got {text!r}")
+    return {name.strip(): axes.strip() for name, _, axes in pairs}
+
+
+def model_slots(model: nn.Module, chosen: tuple[str, ...]) -> SlotNames:
+    """Return the slots named on the command line, those the model names itself, or 'auto'."""
+    own: Any = vars(model).get("slot_paths")
+    if not chosen and isinstance(own, Mapping) and own:
+        return dict(own)
+    return chosen if chosen and chosen != (AUTO,) else AUTO

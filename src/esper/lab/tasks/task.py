@@ -1,0 +1,447 @@
+"""`Task`: data and a host that belong together, their settings, and the registry of tasks."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar, Self, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from esper.kasmina.costs import NO_LIMIT
+from esper.kasmina.evaluation import Objective
+from esper.kasmina.flops import HOW_TO_COUNT, FlopCount, forward_flops
+from esper.kasmina.hosts.registry import (
+    HOSTS,
+    build_host,
+    check_host_options,
+    host_slots,
+    read_host_options,
+)
+from esper.kasmina.training import (
+    OBJECTIVES,
+    SCORE_KINDS,
+    ObjectiveName,
+    ScoreKind,
+    TrainingConfig,
+)
+from esper.lab.tasks.data.source import Source, existing
+from esper.lab.tasks.dataset import VALIDATION_SAMPLES, Augmentation, TaskData, choose_data
+from esper.lab.tasks.splits import OBJECTIVE_FOR, Splits, make_splits, select_classes
+from esper.leyline.config import Config, option
+from esper.leyline.errors import ConfigError, DataError, UsageError, warn
+from esper.leyline.registry import Registry
+from esper.leyline.slots import Topology
+from esper.utils.randomness import seeded
+
+_OUTLINES: dict[Hashable, nn.Module] = {}
+"""Hosts without storage by what they are made of: the members of a family share a few hosts."""
+_COUNTED: dict[Hashable, FlopCount] = {}
+"""Counts of hosts, likewise."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskConfig(TrainingConfig):
+    """A host, how it is trained, and how its data is prepared."""
+
+    host: str = option(help="Name of the host.")
+    host_options: Config = option(help="Options of the host, in its own class.")
+    input_shape: tuple[int, ...] = option(
+        help="Shape of one sample: channels, height, width; or features; or tokens.", minimum=1
+    )
+    num_classes: int | None = option(
+        10, "Number of classes or distinct tokens; empty for real targets.", minimum=1
+    )
+    objective: ObjectiveName = option("classification", "What is predicted.")
+
+    samples_per_step: int = option(4096, "Samples in one epoch, that is, one decision.", minimum=1)
+    horizon: int = option(150, "Epochs of one whole run.", minimum=1)
+
+    augment: Augmentation = option("none", "How training images are varied.")
+    classes: tuple[int, ...] | None = option(
+        None, "Classes that are kept, numbered anew in this order; all if empty.", minimum=0
+    )
+    train_size: int | None = option(
+        None, "Keep only this many training samples; all if empty.", minimum=1
+    )
+    label_noise: float = option(
+        0.0, "Share of the training labels replaced by another class.", minimum=0.0, maximum=1.0
+    )
+    val_fraction: float = option(
+        0.1, "Share of the training data set aside for validation.", above=0.0, maximum=0.9
+    )
+    test_fraction: float = option(
+        0.1,
+        "Share set aside for testing where no official test split exists.",
+        above=0.0,
+        maximum=0.9,
+    )
+    validation_samples: int = option(
+        VALIDATION_SAMPLES, "Fixed validation samples scored after every epoch.", minimum=1
+    )
+
+    param_budget: int = option(500_000, "Parameters that count as a full budget.", minimum=1)
+    param_limit: float | None = option(
+        None,
+        "Most parameters of the grown network, in units of the bare host's: 2 lets it double. A "
+        "seed that could come to exceed it cannot be germinated. Empty is no limit.",
+        minimum=1.0,
+    )
+    flop_limit: float | None = option(
+        None,
+        "Most operations per sample of the grown network, in units of the bare host's; likewise.",
+        minimum=1.0,
+    )
+    baseline_loss: float = option(2.3, "Loss of a network that knows nothing.", above=0.0)
+    target_loss: float = option(0.3, "Loss that counts as solved.", minimum=0.0)
+
+    def __post_init__(self) -> None:
+        """Check the rules that span several fields."""
+        super().__post_init__()
+        check_host_options("TaskConfig", self.host, self.host_options)
+        if (self.num_classes is None) != (self.objective == "regression"):
+            raise ConfigError(
+                f"TaskConfig.num_classes must be empty for regression and only there, "
+                f"got {self.num_classes!r} for {self.objective}"
+            )
+        if self.classes is not None:
+            self._check_classes(self.classes)
+        if self.baseline_loss <= self.target_loss:
+            raise ConfigError(
+                f"TaskConfig.target_loss must be below baseline_loss ({self.baseline_loss}), "
+                f"got {self.target_loss}"
+            )
+
+    def _check_classes(self, classes: tuple[int, ...]) -> None:
+        if self.objective != "classification":
+            raise ConfigError(f"TaskConfig.classes is for classification, not {self.objective}")
+        if len(set(classes)) != len(classes) or len(classes) != self.num_classes:
+            raise ConfigError(
+                f"TaskConfig.classes must be {self.num_classes} different classes, as many as "
+                f"num_classes, got {classes}"
+            )
+
+    @property
+    def training(self) -> TrainingConfig:
+        """How the host is trained, alone."""
+        names = (field.name for field in dataclasses.fields(TrainingConfig))
+        return TrainingConfig(**{name: getattr(self, name) for name in names})
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
+        """Build the configuration from plain data; the host's own class reads its options."""
+        return super().from_mapping(read_host_options(mapping))
+
+
+DataPath = str | os.PathLike[str]
+
+EMBEDDED = "embedded"
+
+
+class Task(ABC):
+    """What is grown: a subclass says where its data comes from and gives its defaults."""
+
+    name: ClassVar[str]
+    """Set by `register_task`."""
+
+    defaults: ClassVar[TaskConfig]
+    """The configuration used when none is given."""
+
+    def __init__(self, config: TaskConfig | None = None) -> None:
+        """Create the task with its defaults, or with a configuration of the caller's."""
+        self.config = self.defaults if config is None else config
+
+    @abstractmethod
+    def read(self, data_path: DataPath | None) -> Source:
+        """Return the data: from the path the user gave, or from where it usually lies.
+
+        Of the configuration it may depend on `input_shape` alone: tasks that agree in class, path
+        and shape of samples share what was read.
+        """
+
+    def find(self, data_path: DataPath | None = None) -> str:
+        """Say where the data lies without reading it, or raise; by default it needs no file."""
+        return EMBEDDED if data_path is None else str(existing(data_path))
+
+    def load(
+        self, data_path: DataPath | None = None, device: torch.device | str = "cpu"
+    ) -> TaskData:
+        """Read and split the data, and put it on a device."""
+        return self.choose(self.split(self.read(data_path), device))
+
+    @property
+    def source_key(self) -> Hashable:
+        """What tasks that read the same have in common."""
+        return type(self), self.config.input_shape
+
+    @property
+    def splits_key(self) -> Hashable:
+        """What tasks that also split it in the same way have in common."""
+        config = self.config
+        return self.source_key, config.classes, config.val_fraction, config.test_fraction
+
+    @property
+    def data_key(self) -> Hashable:
+        """What tasks that also use the same of it have in common."""
+        config = self.config
+        return (
+            self.splits_key,
+            config.samples_per_step,
+            config.train_size,
+            config.label_noise,
+            config.augment,
+            config.validation_samples,
+        )
+
+    def split(self, source: Source, device: torch.device | str = "cpu") -> Splits:
+        """Split what was read, and put it on a device."""
+        if self.config.classes is not None:
+            source = select_classes(source, self.config.classes)
+        self._check(source)
+        return make_splits(
+            source,
+            val_fraction=self.config.val_fraction,
+            test_fraction=self.config.test_fraction,
+            device=device,
+        )
+
+    def choose(self, splits: Splits) -> TaskData:
+        """Return what this task uses of its source."""
+        config = self.config
+        return choose_data(
+            splits,
+            samples_per_step=config.samples_per_step,
+            train_size=config.train_size,
+            label_noise=config.label_noise,
+            augmentation=config.augment,
+            validation_samples=config.validation_samples,
+        )
+
+    def build_host(self, seed: int) -> nn.Module:
+        """Return a fresh host whose weights depend on `seed` alone."""
+        with seeded(seed, "host"):
+            return build_host(self.config.host, self.config.host_options)
+
+    @cached_property
+    def slot_paths(self) -> dict[str, str]:
+        """Slot id to submodule name, in action order."""
+        return host_slots(self._outline)
+
+    @cached_property
+    def host_parameters(self) -> int:
+        """Trainable parameters of the host."""
+        return sum(p.numel() for p in self._outline.parameters() if p.requires_grad)
+
+    @cached_property
+    def host_flops(self) -> int:
+        """Operations of one sample's forward pass through the host."""
+        return self._host_count.total
+
+    @property
+    def param_limit(self) -> int:
+        """Most parameters of the grown network, -1 without a limit."""
+        ratio = self.config.param_limit
+        return NO_LIMIT if ratio is None else math.floor(ratio * self.host_parameters)
+
+    @property
+    def flop_limit(self) -> int:
+        """Most operations per sample of the grown network, -1 without a limit."""
+        ratio = self.config.flop_limit
+        if ratio is None or self._host_count.uncounted:
+            return NO_LIMIT
+        return math.floor(ratio * self.host_flops)
+
+    @property
+    def topology(self) -> Topology:
+        """Kind of activation at the slots."""
+        return HOSTS.get(self.config.host).topology
+
+    @property
+    def objective(self) -> Objective:
+        """Function from outputs and targets to per-sample loss and correctness."""
+        return OBJECTIVES[self.config.objective]
+
+    @property
+    def score_kind(self) -> ScoreKind:
+        """Unit of the score."""
+        return SCORE_KINDS[self.config.objective]
+
+    def example_input(self, batch: int = 2) -> Tensor:
+        """Return a batch of zeros of the right shape and type."""
+        dtype = torch.int64 if self.config.objective == "language" else torch.float32
+        return torch.zeros(batch, *self.config.input_shape, dtype=dtype)
+
+    @cached_property
+    def _host_count(self) -> FlopCount:
+        """The count of one sample's forward pass through the host."""
+        example = self.example_input(1)
+        key = (*self._host_key, example.shape, example.dtype)
+        count = _COUNTED.get(key)
+        if count is None:
+            count = forward_flops(self._outline, example.to("meta"))
+            if not count.uncounted:
+                _COUNTED[key] = count
+        if count.uncounted and self.config.flop_limit is not None:
+            warn(
+                f"the operations of {count.describe_uncounted()} in the host of task "
+                f"{self.name!r} cannot be counted: it has no limit of operations, {HOW_TO_COUNT}"
+            )
+        return count
+
+    @property
+    def _host_key(self) -> tuple[Hashable, ...]:
+        """What tasks with the same host have in common."""
+        return HOSTS.get(self.config.host), repr(self.config.host_options)
+
+    @cached_property
+    def _outline(self) -> nn.Module:
+        """The host without storage: enough to ask it for its shape."""
+        found = _OUTLINES.get(self._host_key)
+        if found is None:
+            with torch.device("meta"):
+                found = build_host(self.config.host, self.config.host_options)
+            _OUTLINES[self._host_key] = found
+        return found
+
+    def _check(self, source: Source) -> None:
+        """Refuse data that the host cannot take."""
+        config = self.config
+        shape = tuple(source.x.shape[1:])
+        if source.kind == "tokens":
+            shape = (shape[0] - 1,)
+        found = OBJECTIVE_FOR[source.target]
+        if found != config.objective:
+            raise DataError(
+                f"{source.origin} is data for {found}, but task {self.name} is {config.objective}"
+            )
+        if shape != config.input_shape:
+            raise DataError(
+                f"{source.origin} has samples of shape {'x'.join(map(str, shape))}, "
+                f"but task {self.name} takes {'x'.join(map(str, config.input_shape))}"
+            )
+        if (source.num_classes or 0) > (config.num_classes or 0):
+            raise DataError(
+                f"{source.origin} has {source.num_classes} classes, "
+                f"but task {self.name} tells apart {config.num_classes}"
+            )
+
+
+K = TypeVar("K", bound=type[Task])
+
+TASKS: Registry[type[Task]] = Registry("task")
+
+
+def register_task(name: str) -> Callable[[K], K]:
+    """Register a class as the task called `name`; the class is returned with its name set."""
+
+    def decorate(task_class: K) -> K:
+        if not (isinstance(task_class, type) and issubclass(task_class, Task)):
+            raise UsageError(f"task {name!r} must be a class that derives from Task")
+        if not isinstance(getattr(task_class, "defaults", None), TaskConfig):
+            raise UsageError(f"task {name!r} needs a class attribute defaults, a TaskConfig")
+        # Under `python -OO` no class has one.
+        if not (task_class.__doc__ or "").strip() and sys.flags.optimize < 2:
+            raise UsageError(f"task {name!r} needs a docstring; its first line is shown to users")
+        TASKS.register(name, task_class)
+        task_class.name = name
+        return task_class
+
+    return decorate
+
+
+def get_task(name: str, **changes: Any) -> Task:
+    """Return the task called `name`, with some fields of its configuration changed."""
+    task_class = TASKS.get(name)
+    return task_class(task_class.defaults.replace(**changes))
+
+
+_TOLD_SETTINGS = (
+    *("host", "num_classes", "objective", "samples_per_step", "batch_size", "horizon"),
+    *("optimizer", "learning_rate", "param_budget", "param_limit", "flop_limit"),
+)
+
+
+def describe_task(name: str, data_path: DataPath | None = None) -> dict[str, Any]:
+    """Return sizes, slots, settings and whether the data is there; no data is read.
+
+    Args:
+        name: A registered task.
+        data_path: Where to look for its data; None for the usual places.
+
+    Returns:
+        Plain numbers, strings, lists and dicts. `data` has `status` ("found" or "missing"),
+        `where` (a folder, or "embedded") and, if missing, `problem`.
+    """
+    task = get_task(name)
+    config = task.config
+    data: dict[str, str | None]
+    try:
+        data = {"status": "found", "where": task.find(data_path), "problem": None}
+    except DataError as error:
+        data = {"status": "missing", "where": None, "problem": str(error)}
+    return {
+        "name": name,
+        "summary": (TASKS.get(name).__doc__ or "").strip().partition("\n")[0],
+        "host_options": config.host_options.to_mapping(),
+        "topology": task.topology,
+        "parameters": task.host_parameters,
+        "flops": task.host_flops,
+        "slots": dict(task.slot_paths),
+        "input_shape": list(config.input_shape),
+        "score": task.score_kind,
+        **{setting: getattr(config, setting) for setting in _TOLD_SETTINGS},
+        "data": data,
+    }
+
+
+# ---- `DataShelf`: the data of many tasks, each source read once and in memory once
+
+
+class DataShelf:
+    """The data of tasks on one device.
+
+    Tasks that differ in what they use of a source, or in how they train on it, share its splits;
+    tasks that split it in other ways share what was read.
+    """
+
+    def __init__(
+        self, data_path: DataPath | None = None, device: torch.device | str = "cpu"
+    ) -> None:
+        """Read from this path, or from where each source usually lies; nothing is read yet."""
+        self._path, self._device = data_path, device
+        self._sources: dict[Hashable, Source] = {}
+        self._splits: dict[Hashable, Splits] = {}
+        self._data: dict[Hashable, TaskData] = {}
+
+    def load(self, task: Task) -> TaskData:
+        """Return what a task trains on; its source is read if no other task's was the same."""
+        if task.data_key not in self._data:
+            self._data[task.data_key] = task.choose(self._load_splits(task))
+        return self._data[task.data_key]
+
+    def forget_all_but(self, tasks: Iterable[Task]) -> None:
+        """Keep only what these tasks use."""
+        needed = list(tasks)
+        _keep(self._sources, {task.source_key for task in needed})
+        _keep(self._splits, {task.splits_key for task in needed})
+        _keep(self._data, {task.data_key for task in needed})
+
+    def _load_splits(self, task: Task) -> Splits:
+        if task.splits_key not in self._splits:
+            if task.source_key not in self._sources:
+                self._sources[task.source_key] = task.read(self._path)
+            source = self._sources[task.source_key]
+            self._splits[task.splits_key] = task.split(source, self._device)
+        return self._splits[task.splits_key]
+
+
+def _keep(shelf: dict[Hashable, Any], keys: set[Hashable]) -> None:
+    for key in shelf.keys() - keys:
+        del shelf[key]

@@ -1,0 +1,289 @@
+"""RecordedRun: the loop of every run, which records, saves, shows, and stops when it is asked to.
+
+After each step the run is written down, a checkpoint saved where one is due, and whoever watches is
+shown the step. A checkpoint holds the watermark of the store, so that a run which was killed at any
+moment goes on from its last checkpoint and leaves, on the CPU, what an uninterrupted run leaves.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, ClassVar, Generic, Self, TypeVar
+
+from esper.leyline.errors import CheckpointError, UsageError, warn
+from esper.leyline.records import Plain
+from esper.nissa.folder import Checkpoints, RunFolder, RunKind, Write
+from esper.nissa.schema import EventKind
+from esper.nissa.store import RunStore
+from esper.utils.process import STOP_SIGNALS, software_versions
+
+# - What a run stands on beside its settings: data, model, its controller's file, and the software
+
+
+SETTABLE = ("data", "controller")
+"""Contents that a setting names, so that another one can be given."""
+
+_CHECKSUM = re.compile("[0-9a-f]{32}")
+
+COMPARED_VERSIONS = ("esper", "python", "torch", "numpy")
+
+
+@dataclass(frozen=True, slots=True)
+class World(Plain):
+    """What was found when a run was started or continued."""
+
+    contents: Mapping[str, str]
+    """By name, such as 'data' or 'training targets': a checksum, or what it is in a few words."""
+    versions: Mapping[str, str]
+    """Of the software."""
+
+    @classmethod
+    def now(cls, contents: Mapping[str, str | None]) -> World:
+        """Return the world with these contents, where there are any, and the software that runs."""
+        found = software_versions()
+        return cls(
+            {name: value for name, value in contents.items() if value is not None},
+            {name: found[name] for name in COMPARED_VERSIONS},
+        )
+
+    def differences(
+        self, run: Path, saved: Mapping[str, Any], changed: Collection[str]
+    ) -> dict[str, tuple[str, str]]:
+        """Return which software is another than it was, by name: its version then and now.
+
+        Args:
+            run: the folder of the run.
+            saved: what a checkpoint says, as `to_mapping` returned it.
+            changed: settings that were changed on purpose, so that their content may differ.
+
+        Raises:
+            UsageError: Some content is another, and nobody said that it should be.
+        """
+        try:
+            contents, versions = dict(saved["contents"]), dict(saved["versions"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"the checkpoint of {run} does not say what it was made with ({error}); "
+                "use another copy of it"
+            ) from None
+        for name, checksum in self.contents.items():
+            before = str(contents.get(name, checksum))
+            if before != checksum and name not in changed:
+                shown = "" if _CHECKSUM.fullmatch(checksum) else f" (was {before}, is {checksum})"
+                again = f" or go on with what is there now by --set {name}=...,"
+                raise UsageError(
+                    f"the {name} of {run} changed since it was saved{shown}; put back what it was,"
+                    f"{again if name in SETTABLE else ''} or start a new run"
+                )
+        return {
+            name: (str(versions[name]), now)
+            for name, now in self.versions.items()
+            if versions.get(name, now) != now
+        }
+
+
+def describe_versions(differences: Mapping[str, tuple[str, str]]) -> str:
+    """Return other software in one line."""
+    return ", ".join(f"{name} {was} -> {now}" for name, (was, now) in differences.items())
+
+
+Step = TypeVar("Step")
+
+INTERRUPTED = 130
+"""Exit code of a run that was stopped and can be continued."""
+
+SAME_REQUEST_S = 1.0
+"""Signals this close to the first are the same request: `timeout` sends one to a process and one to
+its group, batch systems one to every process.
+"""
+
+
+class RecordedRun(ABC, Generic[Step]):
+    """A run that is open for writing in its folder; use it as a context manager.
+
+    Args:
+        folder: where it lies.
+        store: where it is written down.
+        command: the command that started it.
+        world: what it stands on beside its settings.
+        save_every_s: most time from one checkpoint to the next.
+        is_saved: whether the newest checkpoint holds the state to go on from.
+    """
+
+    kind: ClassVar[RunKind]
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        store: RunStore,
+        command: str,
+        world: World,
+        *,
+        save_every_s: float,
+        is_saved: bool,
+    ) -> None:
+        """Bring the parts together; nothing is written yet."""
+        self.folder, self.store, self.command, self.world = folder, store, command, world
+        self.checkpoints = Checkpoints(folder.path, self.kind)
+        self._save_every_s = save_every_s
+        self._saved_at = time.monotonic()
+        self._is_saved = is_saved
+
+    @abstractmethod
+    def steps(self) -> Iterator[Step]:
+        """Do what is left, one step after another."""
+
+    @property
+    @abstractmethod
+    def is_done(self) -> bool:
+        """Whether nothing is left to do."""
+
+    @abstractmethod
+    def record(self, step: Step) -> None:
+        """Write one step down."""
+
+    def is_due(self, step: Step) -> bool:
+        """Return whether a checkpoint is to be saved after a step."""
+        return time.monotonic() - self._saved_at >= self._save_every_s
+
+    @abstractmethod
+    def snapshot(self) -> tuple[dict[str, Any], dict[str, Any], Mapping[str, Write]]:
+        """Return the state, what its manifest says, and the other parts of a checkpoint."""
+
+    @abstractmethod
+    def record_stop(self) -> str:
+        """Write down that the run stops before its end; return where it stopped, in words."""
+
+    def carry_out(
+        self,
+        show: Callable[[Step], None] | None = None,
+        is_stopped: Callable[[], bool] = lambda: False,
+    ) -> bool:
+        """Go on to the end, or until asked to stop; return whether the end was reached.
+
+        Args:
+            show: called after every step.
+            is_stopped: asked after every step; the state is then saved.
+        """
+        for step in self.steps():
+            self._is_saved = False
+            self.record(step)
+            if self.is_due(step):
+                self.save()
+            if show is not None:
+                was_done = self.is_done
+                show(step)
+                # Whoever is shown the step may end the run; that is saved too.
+                self._is_saved &= self.is_done == was_done
+            if is_stopped():
+                break
+        # Not twice: `previous` is to be older than `latest`.
+        if not self._is_saved:
+            self.save()
+        if self.is_done:
+            return True
+        self.folder.log(f"interrupted {self.record_stop()}")
+        return False
+
+    def save(self) -> None:
+        """Save a checkpoint of the state as it is now."""
+        # The mark is in the store before the checkpoint that speaks of it exists.
+        mark = self.store.watermark()
+        state, meta, parts = self.snapshot()
+        about = {"telemetry": mark, "command": self.command, "world": self.world.to_mapping()}
+        self.checkpoints.save({**state, **about}, meta, parts)
+        self._saved_at = time.monotonic()
+        self._is_saved = True
+
+    def tell_versions(self, versions: Mapping[str, tuple[str, str]]) -> None:
+        """Say that the run goes on with other software, where it does."""
+        if not versions:
+            return
+        told = describe_versions(versions)
+        self.folder.log(f"other software: {told}")
+        self.store.event(
+            EventKind.VERSIONS_CHANGED,
+            f"continued with other software: {told}",
+            severity="warning",
+            data={name: list(pair) for name, pair in versions.items()},
+        )
+        warn(
+            f"{self.folder.path} was saved with other software ({told}); from here on its numbers "
+            "may differ from those of an uninterrupted run"
+        )
+
+    def close(self) -> None:
+        """Close the store."""
+        self.store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self.store.__exit__(kind, error, trace)
+
+
+def carry_out_or_raise(run: RecordedRun[Step], show: Callable[[Step], None] | None) -> None:
+    """Carry a run out to its end within a program that does other things too.
+
+    Raises:
+        KeyboardInterrupt: A signal came; the run is saved and can be continued.
+    """
+    with stop_signals() as noted:
+        is_done = run.carry_out(show, lambda: bool(noted))
+    if is_done:
+        return
+    if noted[0] != signal.SIGINT:
+        # What this program does on such a signal is its own affair; usually it ends here.
+        run.close()
+        signal.raise_signal(noted[0])
+    raise KeyboardInterrupt(f"{run.folder.path} is saved; continue it with resume=True")
+
+
+def _is_ours(number: int) -> bool:
+    handler = signal.getsignal(number)
+    if number in (signal.SIGINT, signal.SIGTERM):
+        return handler != signal.SIG_IGN
+    return handler == signal.SIG_DFL
+
+
+@contextmanager
+def stop_signals() -> Iterator[list[int]]:
+    """Within the block `STOP_SIGNALS` are noted in the list, and work goes on until it looks.
+
+    Only the main thread may listen; elsewhere nothing is noted. A signal that whoever started the
+    process has silenced (`nohup` does) stays silent, and one that a program uses itself is its own.
+
+    Raises:
+        KeyboardInterrupt: Another signal came later: whoever sent it does not want to wait.
+    """
+    noted: list[int] = []
+    first = 0.0
+
+    def note(number: int, frame: FrameType | None) -> None:
+        nonlocal first
+        now = time.monotonic()
+        if not noted:
+            noted.append(number)
+            first = now
+        elif now - first > SAME_REQUEST_S:
+            raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield noted
+        return
+    before = {number: signal.signal(number, note) for number in STOP_SIGNALS if _is_ours(number)}
+    try:
+        yield noted
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,494 @@
+"""The report of a growing run: what grew, what it brought against which baseline, what it cost."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from esper.leyline.reasons import is_grown, why_not_grown
+from esper.leyline.records import (
+    DecisionRecord,
+    EpochRecord,
+    ModuleRecord,
+    RunSummary,
+    SeedRecord,
+    SizeRecord,
+    best_by_size,
+    copy_fields,
+    decisions_of,
+    is_loss,
+    kept_record,
+    seed_records,
+)
+from esper.nissa.report import stacks as deepening
+from esper.nissa.report.markup import (
+    argument_words,
+    counted,
+    decimals_for,
+    escaped,
+    format_contribution,
+    format_count,
+    format_number,
+    op_words,
+    outcome_words,
+    shortened,
+    visible,
+)
+from esper.nissa.report.page import (
+    NOTHING,
+    NOTHING_YET,
+    About,
+    AlarmGroup,
+    Column,
+    figure,
+    found_sections,
+    number_columns,
+    origin_sections,
+    paragraph,
+    recorded_section,
+    render_page,
+    render_table,
+    render_tiles,
+    section,
+    so_far,
+    word_columns,
+)
+from esper.nissa.report.picture import DEFAULT_TITLE, draw_architecture, draw_picture
+
+_MOST_KEPT_NAMED = 4
+_NAME_LENGTH = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The numbers a headline tells, from the summary or, before the end, from the epochs."""
+
+    split: str
+    score: float
+    twin: float | None
+    parameters_before: int
+    parameters_after: int
+    flops_before: int
+    flops_after: int
+    epochs: int
+
+    @property
+    def gain(self) -> float | None:
+        """How far the score is above the twin's, None where no twin ran."""
+        return None if self.twin is None else self.score - self.twin
+
+
+def read_outcome(history: Sequence[EpochRecord], summary: RunSummary | None) -> Outcome | None:
+    """Return the numbers to tell, None where nothing was measured at all."""
+    if summary is not None:
+        # The test split is told where it was used: the controller never saw it.
+        is_tested = summary.test_score is not None
+        return copy_fields(
+            Outcome,
+            summary,
+            split="test" if is_tested else "validation",
+            score=summary.val_score if summary.test_score is None else summary.test_score,
+            twin=summary.twin_test_score if is_tested else summary.twin_val_score,
+        )
+    if not history:
+        return None
+    last = history[-1]
+    return Outcome(
+        split="validation",
+        score=last.val_score,
+        twin=last.twin_score,
+        parameters_before=history[0].parameters,
+        parameters_after=last.parameters,
+        flops_before=history[0].flops,
+        flops_after=last.flops,
+        epochs=len(history),
+    )
+
+
+def heading(summary: RunSummary | None, task: str | None = None, kind: str = "grow") -> str:
+    """Return the title of a report."""
+    on = "" if task is None else f" on {shortened(task, _NAME_LENGTH)}"
+    if summary is None and kind != "grow":
+        return f"A run of esper {shortened(kind, _NAME_LENGTH)}{on}"
+    if summary is None:
+        return f"A growing run{on}, not yet at its end"
+    done = "grown" if is_grown(summary.seeds) else "deepened" if summary.stacks else "trained"
+    return f"A network {done} on {shortened(summary.task, _NAME_LENGTH)}"
+
+
+def render_lead(
+    outcome: Outcome,
+    controller: str | None,
+    seeds: Sequence[SeedRecord],
+    why: Sequence[str] = (),
+    kept: str = "",
+    blocks: str = "",
+) -> str:
+    """Return the story of a run in a few sentences.
+
+    `why` says what did not go well, `kept` which epoch's network is the result, `blocks` how a
+    network was deepened that has no seeds.
+    """
+    who = "the controller"
+    if controller is not None:
+        who = f"the controller {shortened(controller, _NAME_LENGTH)}"
+    grew = blocks or _tell_seeds(who, outcome.epochs, seeds)
+    sentences = [grew, kept, _tell_score(outcome)]
+    told = "".join(f"<li>{escaped(line, limit=1000)}</li>\n" for line in why)
+    lead = paragraph("lead", " ".join(filter(None, sentences)))
+    if told:
+        lead += f'<ul class="why">\n{told}</ul>\n'
+    twin = deepening.TWIN if blocks else _TWIN
+    return lead if outcome.gain is None else lead + paragraph("note", twin)
+
+
+def render_figures(
+    outcome: Outcome,
+    summary: RunSummary | None,
+    seeds: Sequence[SeedRecord],
+    history: Sequence[EpochRecord] = (),
+) -> str:
+    """Return the few numbers to remember, as tiles."""
+    tiles = []
+    if outcome.gain is not None:
+        tiles.append(("Gain over the twin", _gained(outcome), f"{outcome.split} split"))
+    tiles.append(_score_tile(outcome.split, outcome.score, outcome.twin))
+    if summary is not None and summary.test_score is not None:
+        tiles.append(_score_tile("validation", summary.val_score, summary.twin_val_score))
+    for name, before, after in (
+        ("Parameters", outcome.parameters_before, outcome.parameters_after),
+        ("Operations per sample", outcome.flops_before, outcome.flops_after),
+    ):
+        sizes = [format_count(size) for size in dict.fromkeys((before, after))]
+        tiles.append((name, " → ".join(sizes), _change(before, after)))
+    depth = history[-1].depth if history else None
+    if depth is not None:
+        stacks = depth.stacks if summary is None else summary.stacks
+        tiles += deepening.block_tiles(stacks, depth.flops, depth.static_flops)
+        return render_tiles(tiles)
+    kept = sum(seed.fate == "fossilized" for seed in seeds)
+    tiles.append(("Seeds kept", f"{format_count(kept)} of {format_count(len(seeds))}", ""))
+    return render_tiles(tiles)
+
+
+def _tell_seeds(who: str, epochs: int, seeds: Sequence[SeedRecord]) -> str:
+    over = f"In {counted(epochs, 'epoch')} {who}"
+    if not seeds:
+        return f"{over} germinated no seed: the network has the shape it started with."
+    slots = len({seed.slot for seed in seeds})
+    kept = [seed for seed in seeds if seed.fate == "fossilized"]
+    pruned = sum(seed.fate == "pruned" for seed in seeds)
+    dropped = sum(seed.fate == "dropped" for seed in seeds)
+    growing = len(seeds) - len(kept) - pruned - dropped
+    fates = []
+    if kept:
+        names = ", ".join(
+            f"{visible(seed.blueprint, limit=_NAME_LENGTH)} at "
+            f"{visible(seed.slot, limit=_NAME_LENGTH)}"
+            for seed in kept[:_MOST_KEPT_NAMED]
+        )
+        more = len(kept) - _MOST_KEPT_NAMED
+        names += f" and {more} more" if more > 0 else ""
+        fates.append(f"{len(kept)} became permanent ({names})")
+    if pruned:
+        fates.append(f"{pruned} {'was' if pruned == 1 else 'were'} pruned")
+    if dropped:
+        fates.append(f"{dropped} had no effect in the network that is kept, and left with the run")
+    if growing:
+        fates.append(f"{growing} {'was' if growing == 1 else 'were'} still growing at the end")
+    germinated = f"germinated {counted(len(seeds), 'seed')} at {counted(slots, 'slot')}"
+    return f"{over} {germinated}: {'; '.join(fates)}."
+
+
+def _tell_kept(summary: RunSummary) -> str:
+    kept, done = format_count(summary.kept_epoch), format_count(summary.epochs)
+    stopped = ""
+    if summary.stopped:
+        stopped = f"The run stopped early, after epoch {done}: {visible(summary.stopped)}. "
+    if summary.kept_epoch == summary.epochs:
+        return f"{stopped}The network of the last epoch is the result."
+    return f"{stopped}The network of epoch {kept}, the best validated of {done}, is the result."
+
+
+def _tell_score(outcome: Outcome) -> str:
+    gain = outcome.gain
+    if is_loss(outcome.score):
+        loss = format_number(-outcome.score)
+        told = f"The network's loss is {loss} on the {outcome.split} split"
+        more, fewer, same = "less than its twin's", "more than its twin's", "as is its twin's"
+    else:
+        score = format_number(outcome.score)
+        told = f"The network scores {score} points on the {outcome.split} split"
+        more, fewer, same = "more than its twin", "fewer than its twin", "as many as its twin"
+    if gain is not None and math.isfinite(gain):
+        size = format_number(abs(gain), decimals=decimals_for(outcome.score))
+        told += f", {size} {more if gain > 0 else fewer}" if gain else f", {same}"
+    before, after = outcome.parameters_before, outcome.parameters_after
+    if before == after:
+        return f"{told}, with {format_count(after)} parameters as at the start."
+    return f"{told}. Its parameters went from {format_count(before)} to {format_count(after)}."
+
+
+def _score_tile(split: str, score: float, twin: float | None) -> tuple[str, str, str]:
+    name, sign = ("Loss", -1) if is_loss(score) else ("Score", 1)
+    beside = "" if twin is None else f"twin {format_number(sign * twin)}"
+    return f"{name}, {split}", format_number(sign * score), beside
+
+
+def _gained(outcome: Outcome) -> str:
+    # With the score's own decimals, so that the two can be compared at a glance.
+    gain = format_number(outcome.gain, decimals=decimals_for(outcome.score), signed=True)
+    return f"{gain} (negative loss)" if is_loss(outcome.score) else f"{gain} points"
+
+
+def _change(before: int, after: int) -> str:
+    if before <= 0 or before == after:
+        return "unchanged" if before == after else ""
+    return f"{format_number((after - before) / before * 100, decimals=1, signed=True)} %"
+
+
+def render_seeds(
+    seeds: Sequence[SeedRecord], at_end: Mapping[str, tuple[float | None, float | None]]
+) -> str:
+    """Return the table of all seeds and what became of them.
+
+    `at_end` has what the seed in a slot was worth after the last epoch, with its standard error.
+    """
+    columns = [
+        Column("Slot"),
+        Column("Blueprint"),
+        *number_columns("Germinated", "Ended"),
+        Column("Fate"),
+        *number_columns("Parameters", "Operations"),
+        *number_columns("While growing ± se" if at_end else "Contribution ± se"),
+    ]
+    rows: list[tuple[object, ...]] = [
+        (
+            seed.slot,
+            seed.blueprint,
+            seed.germinated,
+            NOTHING if seed.ended is None else seed.ended,
+            seed.fate,
+            format_count(seed.parameters),
+            format_count(seed.flops),
+            format_contribution(seed.contribution, seed.contribution_se),
+        )
+        for seed in seeds
+    ]
+    if at_end:
+        columns.append(Column("At the end ± se", "number"))
+        rows = [(*row, _worth_at_end(seed, at_end)) for row, seed in zip(rows, seeds, strict=True)]
+    return render_table("Seeds and what became of them", columns, rows, noun="seed")
+
+
+def render_sizes(sizes: Sequence[SizeRecord]) -> str:
+    """Return the best validation score of every size the network had."""
+    is_of_loss = is_loss(sizes[0].val_score)
+    best = "Lowest validation loss" if is_of_loss else "Best validation score"
+    columns = number_columns("Parameters", "Operations", best, "Epoch")
+    rows = [
+        (
+            format_count(size.parameters),
+            format_count(size.flops),
+            format_number(-size.val_score if is_of_loss else size.val_score),
+            size.epoch,
+        )
+        for size in sizes
+    ]
+    return render_table("The best of every size", columns, rows, noun="size")
+
+
+def render_decisions(history: Sequence[EpochRecord]) -> str:
+    """Return the table of all decisions but WAIT."""
+    where = (*number_columns("Epoch"), Column("Operation"), Column("Slot"))
+    columns = (*where, *word_columns("Arguments"), Column("Outcome"), *word_columns("Reason"))
+    rows = [
+        (
+            _span(first, last),
+            op_words(decision.op),
+            NOTHING if decision.slot is None else decision.slot,
+            argument_words(decision) or NOTHING,
+            outcome_words(decision.outcome),
+            decision.reason or NOTHING,
+        )
+        for first, last, decision in _without_repeats(decisions_of(history))
+    ]
+    return render_table("Decisions other than WAIT", columns, rows, noun="decision")
+
+
+def _without_repeats(
+    decisions: Iterable[tuple[int, DecisionRecord]],
+) -> Iterable[tuple[int, int, DecisionRecord]]:
+    """Yield (first epoch, last epoch, decision); one refused epoch after epoch is told once."""
+    held: tuple[int, int, DecisionRecord] | None = None
+    for epoch, decision in decisions:
+        if held is not None:
+            first, last, before = held
+            if epoch == last + 1 and decision.outcome != "done" and _same(before, decision):
+                held = (first, epoch, decision)
+                continue
+            yield held
+        held = (epoch, epoch, decision)
+    if held is not None:
+        yield held
+
+
+def _same(one: DecisionRecord, other: DecisionRecord) -> bool:
+    # The reasons may count epochs; the last one tells most.
+    return dataclasses.replace(one, reason="") == dataclasses.replace(other, reason="")
+
+
+def _span(first: int, last: int) -> str:
+    return format_count(first) if first == last else f"{format_count(first)}–{format_count(last)}"
+
+
+def _worth_at_end(seed: SeedRecord, at_end: Mapping[str, tuple[float | None, float | None]]) -> str:
+    if seed.fate in ("pruned", "dropped") or seed.slot not in at_end:
+        return NOTHING
+    return format_contribution(*at_end[seed.slot])
+
+
+_TWIN = (
+    "The twin had the same initial weights and the same data in the same order, and only waited. "
+    "This is one run with one random seed: the difference includes chance."
+)
+
+_CAPTION = (
+    "An epoch reaches from the number before it to its own, so a decision stands where its effect "
+    "begins. The light band is a slot's stage, the solid part its alpha; names are blueprints, "
+    "and the number at the end of a life is the points lost without the seed, with its standard "
+    "error, or a dash where that was never measured. Rest the pointer on a band, a mark or the "
+    "curve to read more."
+)
+
+_CONTRIBUTION = (
+    "A contribution is what the network would lose now if the seed were taken out and nothing else "
+    "changed. It is not what the seed has brought: a host that had learned without it would lean "
+    "on it less."
+)
+_GAIN = "What growing has brought is the difference to the twin."
+
+_NETWORK = (
+    "The host on the left, from its input at the top to its output, with what each module puts "
+    "out for one sample; modules without parameters are left out. On the right, the slots on "
+    "their outputs: what lives there{when}, or that nothing does."
+)
+
+
+def render_report(
+    history: Sequence[EpochRecord],
+    summary: RunSummary | None,
+    *,
+    config: Mapping[str, Any],
+    command: str,
+    versions: Mapping[str, str],
+    about: About | None = None,
+    alarms: Sequence[AlarmGroup] = (),
+    modules: Sequence[ModuleRecord] = (),
+    at_end: Mapping[str, tuple[float | None, float | None]] | None = None,
+) -> str:
+    """Return the report of a run as one self-contained HTML page.
+
+    Args:
+        history: The epochs so far, in order; without any, the page says so.
+        summary: How the run ended, None while it has not.
+        config: The complete settings, nested at will.
+        command: The exact command that repeats the run.
+        versions: Name and version of everything the result may depend on.
+        about: What is known of the run beside that.
+        alarms: What monitors found.
+        modules: What the host is made of, for a drawing.
+        at_end: What the seed in a slot was worth at the end, in points, with its standard error.
+    """
+    about = about or About()
+    seeds = _seeds(history, summary)
+    title = heading(summary, about.task, about.kind)
+    return render_page(
+        title,
+        _top(history, summary, seeds, about),
+        *_pictures(history, summary, modules),
+        *found_sections(alarms, about),
+        *recorded_section(about),
+        *_growth_sections(history, seeds, at_end or {}),
+        *origin_sections(summary, config, command, versions, about),
+    )
+
+
+def _seeds(history: Sequence[EpochRecord], summary: RunSummary | None) -> tuple[SeedRecord, ...]:
+    if summary is not None:
+        return summary.seeds
+    return seed_records(tuple(history)) if history else ()
+
+
+def _top(
+    history: Sequence[EpochRecord],
+    summary: RunSummary | None,
+    seeds: Sequence[SeedRecord],
+    about: About,
+) -> str:
+    outcome = read_outcome(history, summary)
+    if outcome is None:
+        told = f"No epochs were recorded, {NOTHING_YET}"
+        return paragraph("lead", "What was recorded so far stands below." if about.counts else told)
+    missing = ""
+    if not history:
+        missing = paragraph("note", "The epochs of this run are not there: no picture.")
+    elif summary is None:
+        missing = paragraph("note", so_far("epoch", history[-1].epoch, about))
+    controller = about.controller if summary is None else summary.controller
+    why: tuple[str, ...] = ()
+    kept = ""
+    if summary is not None:
+        why = why_not_grown(history, summary.kept_epoch, summary.stopped, summary.chance_loss)
+        kept = _tell_kept(summary)
+    is_deepened = bool(history) and history[-1].depth is not None
+    blocks = deepening.tell_blocks(controller, history) if is_deepened else ""
+    lead = render_lead(outcome, controller, seeds, why, kept, blocks)
+    return lead + missing + render_figures(outcome, summary, seeds, history)
+
+
+def _growth_sections(
+    history: Sequence[EpochRecord],
+    seeds: Sequence[SeedRecord],
+    at_end: Mapping[str, tuple[float | None, float | None]],
+) -> Iterator[str]:
+    if seeds:
+        has_twin = any(record.twin_score is not None for record in history)
+        note = paragraph("note", f"{_CONTRIBUTION} {_GAIN}" if has_twin else _CONTRIBUTION)
+        yield section("Seeds", render_seeds(seeds, at_end) + note)
+    elif history and history[-1].depth is not None:
+        yield section("Blocks", deepening.render_blocks(history))
+    elif history:
+        yield section("Seeds", "<p>No seed was germinated.</p>\n")
+    sizes = best_by_size(history)
+    if len(sizes) > 1:
+        yield section("Sizes", render_sizes(sizes))
+    if history and history[-1].depth is not None:
+        return
+    if any(record.decision is not None and record.decision.op != "WAIT" for record in history):
+        yield section("Decisions", render_decisions(history))
+    elif history:
+        yield section("Decisions", "<p>The controller only waited.</p>\n")
+
+
+def _pictures(
+    history: Sequence[EpochRecord], summary: RunSummary | None, modules: Sequence[ModuleRecord]
+) -> Iterator[str]:
+    if history and history[-1].depth is not None:
+        picture = draw_picture(history, title=deepening.TITLE, is_file=False)
+        yield figure(picture, deepening.CAPTION)
+    elif history:
+        yield figure(draw_picture(history, title=DEFAULT_TITLE, is_file=False), _CAPTION)
+    if not modules:
+        return
+    kept = None if summary is None else summary.kept_epoch
+    slots = kept_record(history, kept).slots if history else ()
+    is_last = not history or kept in (None, history[-1].epoch)
+    when = " at the end" if is_last else f" in epoch {kept}"
+    if summary is None:
+        when = f" after epoch {history[-1].epoch}" if history else ""
+    picture = draw_architecture(modules, slots, is_file=False)
+    yield figure(picture, _NETWORK.format(when=when), "Architecture")

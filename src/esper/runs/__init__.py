@@ -1,1 +1,0 @@
-"""Runs: a run in its folder, recorded, checkpointed, stopped and resumed."""

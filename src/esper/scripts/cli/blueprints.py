@@ -1,0 +1,105 @@
+"""`esper blueprints`: what a network can be grown with."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from esper.scripts.cli.main import Parser
+from esper.scripts.cli.output import answer, name_width, new_table, out_console, safe
+
+_WIDTHS = (8, 64)
+_WIDE = 140
+
+
+def set_up(parser: Parser) -> None:
+    """Describe the verb and its options."""
+    parser.description = "List the kinds of seeds a network can be grown with."
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the table."""
+    rows = describe_blueprints()
+    return answer(options.json, {"blueprints": rows}, lambda: print_table(rows))
+
+
+def print_table(rows: list[dict[str, Any]]) -> None:
+    """Print blueprints as a table."""
+    console = out_console()
+    # A narrow terminal keeps the parameters, a wide one shows the operations as well.
+    costs = ("parameters", "flops") if console.width >= _WIDE else ("parameters",)
+    numbers = [f"{_SHORT[cost]}at {width}" for cost in costs for width in _WIDTHS]
+    columns = ("id", "blueprint", "topologies", *numbers, "what it is")
+    table = new_table(_TITLES[costs], columns, numbers=("id", *numbers), whole=("blueprint",))
+    table.columns[1].min_width = name_width(row["name"] for row in rows)
+    for row in rows:
+        table.add_row(
+            str(row["id"]),
+            safe(row["name"]),
+            ", ".join(row["topologies"]),
+            *(_over_topologies(row[cost], width) for cost in costs for width in _WIDTHS),
+            safe(row["note"]),
+        )
+    console.print(table)
+
+
+_SHORT = {"parameters": "", "flops": "FLOPs "}
+_TITLES = {
+    ("parameters",): "Blueprints (parameters at 8 and 64 channels)",
+    ("parameters", "flops"): (
+        "Blueprints (parameters, and FLOPs for 8 x 8 pixels or 64 tokens, at 8 and 64 channels)"
+    ),
+}
+
+
+def _over_topologies(cost: dict[str, dict[str, int]], width: int) -> str:
+    """Return the different costs of a blueprint at one width."""
+    if not cost:
+        return "its block's"
+    return " / ".join(f"{n:,}" for n in sorted({sizes[str(width)] for sizes in cost.values()}))
+
+
+def _shapes(width: int) -> dict[str, tuple[int, ...]]:
+    """Return what operations are counted for: an image of 8 x 8, 64 tokens, one vector."""
+    return {"cnn": (1, width, 8, 8), "sequence": (1, 64, width), "vector": (1, width)}
+
+
+def describe_blueprints() -> list[dict[str, Any]]:
+    """Return every blueprint with its costs, as plain data."""
+    from esper.kasmina.blueprints import BLUEPRINTS, blueprint_names, count_parameters
+    from esper.kasmina.costs import seed_flops
+
+    rows = []
+    for index, name in enumerate(blueprint_names()):
+        blueprint = BLUEPRINTS.get(name)
+        # A copy is as large as the block that it is of.
+        own_size = () if blueprint.is_copy else blueprint.topologies
+        rows.append(
+            {
+                "id": index,
+                "name": name,
+                "kind": blueprint.kind,
+                "topologies": list(blueprint.topologies),
+                "identity_at_start": list(blueprint.identity_at_start),
+                "immediate": blueprint.immediate,
+                "parameters": {
+                    topology: {
+                        str(width): count_parameters(blueprint, width, topology)
+                        for width in _WIDTHS
+                    }
+                    for topology in own_size
+                },
+                "flops": {
+                    topology: {
+                        str(width): seed_flops(blueprint, topology, _shapes(width)[topology])
+                        for width in _WIDTHS
+                    }
+                    for topology in own_size
+                },
+                "selectable": name != "noop",
+                "note": blueprint.note,
+            }
+        )
+    return rows

@@ -1,0 +1,165 @@
+"""`esper demo`: the first two minutes; a narrow network grown on data that comes along.
+
+It grows one network before your eyes, a few more unseen, and puts them beside their twins, which
+only wait, and beside static networks of the same final size. It prints what came of it, whatever
+that is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from esper.leyline.errors import UsageError
+from esper.scripts.cli.main import Parser
+from esper.scripts.cli.output import err_console, new_table, out_console, print_json, safe, tell
+from esper.utils.settings import changed_settings
+
+if TYPE_CHECKING:
+    from esper.growth.run import GrowthConfig
+    from esper.lab.proof.arm import Standing
+    from esper.leyline.records import RunSummary
+
+
+TASK = "digits_narrow"
+"""What is grown."""
+CONTROLLER = "heuristic"
+"""Who decides."""
+FIRST_SEED = 10
+"""Of the seeds that are grown; those before it had a part in the choice of the task."""
+PICTURE = "growth.svg"
+
+
+def set_up(parser: Parser) -> None:
+    """Describe the verb and its options."""
+    parser.description = (
+        f"Grow narrow networks on the embedded digits ({TASK}, {CONTROLLER}) and compare them with "
+        "twins that only wait and with static networks of the same final size."
+    )
+    parser.add_argument("--out", default="runs/demo", metavar="RUN", help="folder of the first run")
+    parser.add_argument(
+        "--seed", type=int, default=FIRST_SEED, metavar="S", help="seed of the first run"
+    )
+    parser.add_argument("--seeds", type=int, default=5, metavar="K", help="networks that are grown")
+    parser.add_argument("--epochs", type=int, metavar="E", help="length (default: the task's)")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Grow, compare and print."""
+    from esper.lab.proof.arm import compare, grow_once, settings_of
+    from esper.lab.tasks import get_task
+
+    if options.seeds < 1:
+        raise UsageError(f"--seeds must be at least 1, got {options.seeds}")
+    changes = {} if options.epochs is None else {"horizon": options.epochs}
+    task = get_task(TASK, **changes)
+    # A seed that is out of range is refused before there is a folder.
+    settings_of(task, options.seed + options.seeds - 1)
+    data = task.load()
+    started = time.process_time()
+    console = err_console()
+    settings = settings_of(task, options.seed)
+    first, document = grow_live(options, settings)
+    grown = [first]
+    for seed in range(options.seed + 1, options.seed + options.seeds):
+        console.print(f"growing another, seed {seed}")
+        grown.append(grow_once(task, data, seed, CONTROLLER))
+    console.print("training static networks of the same size, each at four learning rates")
+    arms = compare(task, grown, data)
+    seconds = time.process_time() - started
+    if options.json:
+        print_json({**document, "cpu_s": seconds, "arms": [asdict(arm) for arm in arms]})
+        return 0
+    print_arms(arms, grown)
+    out = out_console()
+    tell(out, f"picture: {document['picture']}")
+    tell(out, f"report:  {document['report']}")
+    tell(out, f"the first of them by hand: {by_hand(settings)}")
+    out.print(f"done in {seconds:.0f} s of CPU time")
+    return 0
+
+
+def grow_live(options: argparse.Namespace, growth: Any) -> tuple[RunSummary, dict[str, Any]]:
+    """Grow the first network into its folder, shown as it grows; return what came of it."""
+    from esper.growth.recorded import start_growing
+    from esper.lab.tasks.request import GrowRequest
+    from esper.nissa.recorded import carry_out_or_raise
+    from esper.scripts.cli.views import GrowthView
+
+    request = GrowRequest(task=TASK, controller=CONTROLLER, growth=growth)
+    data = request.load()
+    run = request.build(data)
+    growing = start_growing(
+        options.out,
+        run,
+        request.to_mapping(),
+        request.world(data, run),
+        overwrite=True,
+        command=f"esper {shlex.join(options.arguments)}",
+    )
+    title = f"growing {TASK} ({CONTROLLER}, seed {options.seed})"
+    with growing, GrowthView(err_console(), growth.epochs, 0, title=title) as view:
+        carry_out_or_raise(growing, view.show)
+        grown, document = growing.finish()
+    picture = grown.picture(Path(options.out) / PICTURE)
+    return grown.summary, {**document, "picture": str(picture)}
+
+
+def by_hand(growth: GrowthConfig) -> str:
+    """Return the `esper grow` that grows a network of the demo with these settings."""
+    from esper.lab.tasks.request import growth_of
+
+    usual = growth_of(TASK)
+    given = ["--task", TASK, "--controller", CONTROLLER, "--seed", str(growth.seed)]
+    if growth.epochs != usual.epochs:
+        given += ["--epochs", str(growth.epochs)]
+    same = usual.replace(seed=growth.seed, epochs=growth.epochs)
+    for key, (_, value) in changed_settings(same.to_mapping(), growth.to_mapping()).items():
+        given += ["--set", f"growth.{key}={value}"]
+    return f"esper grow {shlex.join(given)}"
+
+
+def print_arms(arms: Sequence[Standing], grown: Sequence[RunSummary]) -> None:
+    """Print the one table, and in a sentence what it shows."""
+    twin, tended, static = arms
+    count = len(grown)
+    of = f"median of {count} seeds" if count > 1 else "one seed"
+    numbers = ("test accuracy", "over the twin", "parameters", "FLOPs")
+    table = new_table(f"{TASK}, {of}", ("", *numbers), numbers=numbers)
+    above = ("–", f"{tended.gain(twin):+.2f}", f"{static.lead(twin):+.2f}")
+    for arm, gain in zip(arms, above, strict=True):
+        table.add_row(
+            safe(arm.name),
+            f"{median(arm.test):.2f}",
+            gain,
+            f"{arm.parameters:,}",
+            f"{arm.flops:,}",
+        )
+    console = out_console()
+    console.print(table)
+    tell(console, verdict(twin, tended, static))
+    console.print("So few seeds tell no difference below about a point from chance.")
+
+
+def verdict(twin: Standing, grown: Standing, static: Standing) -> str:
+    """Return in one sentence what was found, in whichever direction."""
+    wins = sum(own > other for own, other in zip(grown.test, twin.test, strict=True))
+    against_twin, against_static = grown.gain(twin), grown.lead(static)
+    told = f"Growing beat waiting in {wins} of {len(grown.test)} runs ({_points(against_twin)})"
+    if against_static > 0:
+        return f"{told}, and a static network of that size by {_points(against_static)}."
+    if against_static == 0:
+        return f"{told}; a static network of that size is as good."
+    return f"{told}; a static network of that size is better by {_points(-against_static)}."
+
+
+def _points(gain: float) -> str:
+    return f"{gain:+.2f} points"

@@ -1,0 +1,134 @@
+"""`esper tasks`: what can be grown here, and what controllers can be trained on."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from esper.scripts.cli.main import Parser
+from esper.scripts.cli.output import answer, name_width, new_table, out_console, print_json, safe
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from esper.lab.tasks import Family, Member
+    from esper.lab.tasks.family import FamilySplit
+
+
+_SPLITS: tuple[FamilySplit, ...] = ("train", "select", "claim")
+
+
+def set_up(parser: Parser) -> None:
+    """Describe the verb and its options."""
+    parser.description = (
+        "List what can be grown: each task is a data set with a host network, each family a kind "
+        "of task whose members differ."
+    )
+    parser.add_argument(
+        "--family", metavar="NAME", help="list the axes and members of a family instead"
+    )
+    parser.add_argument(
+        "--data", metavar="PATH", help="where data files lie (default: the usual places)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the tables."""
+    from esper.lab.tasks import FAMILIES, TASKS, describe_task, get_family
+
+    if options.family is not None:
+        family = get_family(options.family)
+        document = {"family": {**_describe(family), "members": _members(family)}}
+        return answer(options.json, document, lambda: _print_family(out_console(), family))
+    rows = [describe_task(name, options.data) for name in TASKS.names()]
+    families = [get_family(name) for name in FAMILIES.names()]
+    if options.json:
+        print_json({"tasks": rows, "families": [_describe(family) for family in families]})
+        return 0
+    console = out_console()
+    _print_tasks(console, rows)
+    _print_families(console, families)
+    return 0
+
+
+def _print_tasks(console: Console, rows: list[dict[str, Any]]) -> None:
+    """Print what one chooses a task by; `--json` has the rest."""
+    from esper.lab.tasks.task import EMBEDDED
+
+    columns = ("task", "parameters", "slots", "data", "what it is")
+    table = new_table("Tasks", columns, numbers=("parameters",), whole=("task",))
+    for row in rows:
+        slots, data = list(row["slots"]), row["data"]
+        table.add_row(
+            safe(row["name"]),
+            f"{row['parameters']:,}",
+            safe(" … ".join(dict.fromkeys((slots[0], slots[-1])))),
+            EMBEDDED if data["where"] == EMBEDDED else data["status"],
+            safe(row["summary"]),
+        )
+    console.print(table)
+
+
+def _print_families(console: Console, families: list[Family]) -> None:
+    columns = ("family", *_SPLITS, "what it is")
+    table = new_table("Families", columns, numbers=_SPLITS, whole=("family",))
+    table.columns[0].min_width = name_width(family.name for family in families)
+    for family in families:
+        sizes = (f"{len(family.members(split)):,}" for split in _SPLITS)
+        table.add_row(safe(family.name), *sizes, safe(family.summary))
+    console.print(table)
+    console.print("Members: esper tasks --family NAME")
+
+
+def _print_family(console: Console, family: Family) -> None:
+    console.print(safe(f"{family.name}: {family.summary}"))
+    axes = new_table("Axes", ("axis", "train", "select"))
+    select = dict(family.select.items())
+    for axis, values in family.train.items():
+        axes.add_row(axis, *(safe(_values(axis, each)) for each in (values, select[axis])))
+    console.print(axes)
+    count = len(family.members("train"))
+    console.print(f"train: {count:,} members of {len(family.architectures('train'))} architectures")
+    for title, members in (("select", family.members("select")), *family.claims.items()):
+        heading = title if title == "select" else f"claim: {title}"
+        table = new_table(heading, ("member", "parameters"), numbers=("parameters",))
+        for member in members:
+            table.add_row(safe(member.label), f"{member.task().host_parameters:,}")
+        console.print(table)
+
+
+def _values(axis: str, values: tuple[object, ...]) -> str:
+    """Return the values of an axis; no classes, and no number of images, are all of them."""
+    has_all = axis in ("classes", "train_size")
+    return ", ".join("all" if has_all and not value else str(value) for value in values)
+
+
+def _describe(family: Family) -> dict[str, Any]:
+    return {
+        "name": family.name,
+        "summary": family.summary,
+        "slots": family.max_slots,
+        "sizes": {split: len(family.members(split)) for split in _SPLITS},
+        "axes": {
+            split: {name: list(values) for name, values in axes.items()}
+            for split, axes in (("train", family.train), ("select", family.select))
+        },
+    }
+
+
+def _members(family: Family) -> list[dict[str, Any]]:
+    """Return every member with its axis values, its split and, in claim, its purpose."""
+    found = [
+        _member(each, split) for split in ("train", "select") for each in family.members(split)
+    ]
+    for purpose, members in family.claims.items():
+        found += [{**_member(each, "claim"), "purpose": purpose} for each in members]
+    return found
+
+
+def _member(member: Member, split: str) -> dict[str, Any]:
+    values = dataclasses.asdict(member)
+    return {"label": member.label, "split": split, **values, "rate": member.learning_rate}

@@ -1,0 +1,482 @@
+"""What a person sees while a network grows, and what came of it in the end."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean, median
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from esper.leyline.records import (
+    EpochRecord,
+    decision_line,
+    epoch_line,
+    is_loss,
+    told_kept,
+    told_round,
+    told_worth,
+)
+from esper.nissa.monitors.monitor import light
+from esper.nissa.schema import AlarmRow
+from esper.scripts.cli.output import (
+    LiveView,
+    alarm_line,
+    new_table,
+    out_console,
+    points,
+    safe,
+    sparkline,
+    tell,
+)
+from esper.simic.training.progress import entropies_line, number, round_line, share, signed
+
+if TYPE_CHECKING:
+    from esper.growth.grown import Grown
+    from esper.simic.training.progress import Progress, RoundReport
+
+
+_STAGE_STYLES = {
+    "DORMANT": "dim",
+    "GERMINATED": "yellow",
+    "TRAINING": "cyan",
+    "BLENDING": "magenta",
+    "HOLDING": "blue",
+    "FOSSILIZED": "green",
+    "PRUNED": "red",
+    "EMBARGOED": "red",
+    "RESETTING": "red",
+}
+_MOST_BLOCKS = 48
+"""Blocks of a stack that are drawn one by one."""
+_RECENT = 6
+_SPARKS = 30
+
+
+class GrowthView(LiveView):
+    """Shows a growing run; use it as a context manager and give it every record."""
+
+    def __init__(
+        self, console: Console, epochs: int, done: int, *, title: str, verbose: bool = False
+    ) -> None:
+        """Show a run of this many epochs, of which some may be done already."""
+        counters = (MofNCompleteColumn(), TextColumn("epochs"))
+        super().__init__(console, *counters, title=title, total=epochs, done=done)
+        self._epochs = epochs
+        self._verbose = verbose
+        self._events: list[Text] = []
+        self._scores: list[float] = []
+
+    def show(self, record: EpochRecord, reasons: Sequence[str] = ()) -> None:
+        """Take over one epoch, with the reasons of its decision where they are known."""
+        # A gate that is asked every epoch would drown everything else.
+        shown = [one for one in record.decisions if one.is_act or self._verbose]
+        self._events += [safe(decision_line(record.epoch, one)) for one in shown]
+        if shown:
+            self._events += [safe(f"    {reason}") for reason in reasons]
+        self._progress.update(self._bar, completed=record.epoch)
+        self._scores = [*self._scores, record.val_score][-_SPARKS:]
+        if self._live is not None:
+            self._draw(self._table(record), *self._events[-_RECENT:])
+        else:
+            self._print_lines(record)
+
+    def alarm(self, alarm: AlarmRow) -> None:
+        """Tell an alarm once; what is only informative, and every repetition, is in the report."""
+        if self.is_news(alarm, verbose=self._verbose):
+            self.warn(alarm_line(alarm))
+
+    def _table(self, record: EpochRecord) -> Table:
+        table = Table(box=None, pad_edge=False)
+        if record.depth is not None:
+            table.add_column("stack")
+            table.add_column("blocks awake")
+            for stack in record.depth.stacks:
+                bar = "█" * stack.awake + "░" * (stack.blocks - stack.awake)
+                told = f"{stack.awake} of {stack.blocks}"
+                is_short = stack.blocks <= _MOST_BLOCKS
+                table.add_row(safe(stack.name), f"{bar} {told}" if is_short else told)
+            return self._captioned(table, record)
+        for column in ("slot", "stage", "seed", "alpha", "contribution"):
+            table.add_column(column, justify="right" if column == "alpha" else "left")
+        for slot in record.slots:
+            worth = ""
+            if slot.contribution is not None:
+                worth = told_worth(slot.contribution, slot.contribution_se)
+            table.add_row(
+                safe(slot.name),
+                Text(slot.stage.lower(), style=_STAGE_STYLES.get(slot.stage, "")),
+                safe(slot.blueprint or ""),
+                f"{slot.alpha:.2f}" if slot.blueprint else "",
+                worth,
+            )
+        return self._captioned(table, record)
+
+    def _captioned(self, table: Table, record: EpochRecord) -> Table:
+        table.caption = f"{sparkline(self._scores)}  {epoch_line(record)}"
+        table.caption_justify = "left"
+        return table
+
+    def _print_lines(self, record: EpochRecord) -> None:
+        """Print decisions as they happen, and metrics at a rate a log can bear."""
+        for event in self._events:
+            self._console.print(event, soft_wrap=True)
+        self._events.clear()
+        now = time.monotonic()
+        if self._is_line_due(now, matters=record.epoch in (1, self._epochs)):
+            rate = (now - self._started) / max(record.epoch - self._first, 1)
+            eta = rate * (self._epochs - record.epoch)
+            done = f"epoch {record.epoch}/{self._epochs}"
+            tell(self._console, f"{done}  {epoch_line(record)}  ETA {eta:.0f} s")
+
+
+def print_grown(grown: Grown, document: dict[str, Any]) -> None:
+    """Print what was grown and what it was worth."""
+    from esper.growth.grown import Deepened
+
+    console, summary = out_console(), grown.summary
+    numbers = ("parameters", "FLOPs", "validation", "test")
+    done = "Deepened" if isinstance(grown, Deepened) else "Grown"
+    result = new_table(f"{done}: {summary.task}", ("", *numbers), numbers=numbers)
+
+    def add(name: str, parameters: int, flops: int, *scores: float | None) -> None:
+        result.add_row(name, f"{parameters:,}", f"{flops:,}", *map(points, scores))
+
+    after = summary.parameters_after, summary.flops_after
+    scores = summary.val_score, summary.test_score
+    twins = summary.twin_val_score, summary.twin_test_score
+    before = summary.parameters_before, summary.flops_before
+    if isinstance(grown, Deepened):
+        add("at the start", *before, None, None)
+        if grown.twin is not None:
+            whole = sum(p.numel() for p in grown.twin.parameters() if p.requires_grad)
+            add("twin (static)", whole, grown.garden.host_flops, *twins)
+        add("deepened", *after, *scores)
+    else:
+        if summary.twin_val_score is not None:
+            add("twin (only waits)", *before, *twins)
+        add("grown", *after, *scores)
+    console.print(result)
+    if isinstance(grown, Deepened):
+        _print_depth(console, grown)
+    elif summary.seeds:
+        console.print(_seed_table(grown))
+    else:
+        console.print("The controller germinated nothing.")
+    if len(grown.best_by_size) > 1:
+        console.print(_size_table(grown))
+    tell(console, told_kept(summary))
+    for line in grown.why:
+        tell(console, line)
+    tell(console, f"report: {document['report']}")
+    if document["exported"]:
+        tell(console, f"exported: {document['exported']}")
+
+
+def _print_depth(console: Console, grown: Grown) -> None:
+    """Print when blocks woke, and what the training has taken."""
+    summary = grown.summary
+    table = new_table("Blocks", ("stack", "awake", "woken"))
+    for stack in summary.stacks:
+        moments = [
+            f"{each.after} after step {each.step:,}"
+            for record in grown.history
+            if record.depth is not None and record.epoch <= summary.kept_epoch
+            for each in record.depth.deepenings
+            if each.stack == stack.name and each.outcome == "done" and each.after <= stack.awake
+        ]
+        woken = ", ".join(moments) or "none"
+        table.add_row(safe(stack.name), f"{stack.awake} of {stack.blocks}", woken)
+    console.print(table)
+    spent, static = summary.training_flops, summary.static_flops
+    if spent and static:
+        tell(
+            console,
+            f"training FLOPs: {spent:.4g}, {100 * spent / static:.0f} % of the {static:.4g} that "
+            f"the same steps take with all blocks awake; {summary.seconds:.0f} s",
+        )
+
+
+_CONTRIBUTION = (
+    "contribution: what the network would lose now without the seed, {unit}, ± standard error; "
+    "what growing has brought is the difference to the twin"
+)
+
+
+def _size_table(grown: Grown) -> Table:
+    columns = ("parameters", "FLOPs", "validation", "epoch")
+    table = new_table("Best validation score of every size it had", columns, numbers=columns)
+    for size in grown.best_by_size:
+        table.add_row(
+            f"{size.parameters:,}", f"{size.flops:,}", points(size.val_score), str(size.epoch)
+        )
+    return table
+
+
+def _seed_table(grown: Grown) -> Table:
+    unit = "in loss" if is_loss(grown.summary.val_score) else "in points"
+    costs = ("parameters", "FLOPs")
+    columns = ("slot", "seed", "germinated", "ended", "fate", *costs, "contribution")
+    table = new_table("Seeds", columns, numbers=costs)
+    table.caption, table.caption_justify = _CONTRIBUTION.format(unit=unit), "left"
+    worth = grown.contributions.leave_one_out
+    for seed in grown.summary.seeds:
+        measured = worth.get(seed.slot) if seed.fate not in ("pruned", "dropped") else None
+        shown = "–" if measured is None else str(measured)
+        table.add_row(
+            safe(seed.slot),
+            safe(seed.blueprint),
+            f"epoch {seed.germinated}",
+            "–" if seed.ended is None else f"epoch {seed.ended}",
+            seed.fate,
+            f"{seed.parameters:,}",
+            f"{seed.flops:,}",
+            shown,
+        )
+    return table
+
+
+# ---- What a person sees while a controller trains: a live table, or plain lines without a terminal
+
+
+_SPARKS_TRAIN_VIEW = 40
+_RECENT_ALARMS = 4
+_STEPS_TO_TELL = 5
+"""Steps of episodes that say, in the first round, when the run will end."""
+_UNKNOWN = "unknown"
+_STYLES = {"good": "green", "watch": "yellow", "bad": "red"}
+_PHASES = {"twins": "waiting twins", "rollout": "episodes", "update": "update"}
+
+
+class TrainView(LiveView):
+    """Shows a training run; use it as a context manager and give it every step."""
+
+    def __init__(
+        self,
+        console: Console,
+        rounds: int,
+        done: float = 0.0,
+        *,
+        title: str,
+        verbose: bool = False,
+        evaluate_every: int = 0,
+    ) -> None:
+        """Show a run of this many rounds, of which some may be done already."""
+        counter = TextColumn("{task.fields[where]}", markup=False)
+        where = f"{int(done)}/{rounds} rounds"
+        shown = {"where": where, "eta": _UNKNOWN}
+        super().__init__(console, counter, title=title, total=rounds, done=done, **shown)
+        self._rounds = rounds
+        self._verbose = verbose
+        self._evaluate_every = evaluate_every
+        self._returns: list[float] = []
+        self._gains: list[float] = []
+        self._report: RoundReport | None = None
+        self._evaluated: tuple[int, float] | None = None
+        """Round of the last greedy evaluation, and its gain."""
+        self._paces: deque[float] = deque(maxlen=10 * _STEPS_TO_TELL)
+        """Seconds that a round of steps as long as the last ones would take, of each of them."""
+        self._evaluations: list[float] = []
+        """Seconds of every greedy evaluation so far."""
+        self._alarms: list[Text] = []
+
+    def show(self, progress: Progress) -> None:
+        """Take over one step, and the round it may have finished."""
+        report = progress.report
+        if report is not None:
+            self._report = report
+            self._returns = [*self._returns, report.return_mean][-_SPARKS_TRAIN_VIEW:]
+            if report.gain_mean is not None:
+                self._gains = [*self._gains, report.gain_mean][-_SPARKS_TRAIN_VIEW:]
+            if report.evaluation is not None:
+                self._evaluated = (report.round, report.evaluation.val_gain_mean)
+                self._evaluations.append(report.timings["evaluation"])
+        if progress.phase == "rollout":
+            self._paces.append(progress.seconds * progress.steps)
+        done = progress.done_share * progress.rounds
+        finished = progress.round + (report is not None)
+        eta = self._eta(time.monotonic(), done, finished)
+        where = f"{finished}/{progress.rounds} rounds"
+        self._progress.update(self._bar, completed=done, where=where, eta=eta)
+        if self._live is not None:
+            self._draw(*self._parts(progress))
+        else:
+            self._print_lines(progress, eta)
+
+    def alarm(self, alarm: AlarmRow) -> None:
+        """Tell an alarm once; what is only informative, and every repetition, is in the report."""
+        if not self.is_news(alarm, verbose=self._verbose):
+            return
+        if self._live is not None:
+            # What to try would push everything else off the screen; the report has it.
+            told = replace(alarm, advice=None)
+            self._alarms.append(safe(alarm_line(told, unit="round")))
+        else:
+            self.warn(alarm_line(alarm, unit="round"))
+
+    def _parts(self, progress: Progress) -> list[Table | Text]:
+        parts: list[Table | Text] = [safe(self._phase(progress))]
+        if self._report is not None:
+            parts.append(self._table(self._report))
+        return [*parts, *self._alarms[-_RECENT_ALARMS:]]
+
+    def _phase(self, progress: Progress) -> str:
+        if self._evaluates_next(progress):
+            return "update, then greedy episodes to choose the best policy by"
+        return phase_line(progress)
+
+    def _evaluates_next(self, progress: Progress) -> bool:
+        """Return whether a round's episodes are over and greedy ones follow."""
+        is_over = progress.phase == "rollout" and progress.step == progress.steps
+        return is_over and self._is_evaluated(progress.round + 1)
+
+    def _is_evaluated(self, finished: int) -> bool:
+        """Return whether greedy episodes follow when so many rounds are finished."""
+        every = self._evaluate_every
+        return bool(every) and (finished % every == 0 or finished == self._rounds)
+
+    def _table(self, report: RoundReport) -> Table:
+        table = Table(box=None, pad_edge=False, show_header=False)
+        table.add_column()
+        table.add_column(justify="right")
+        table.add_column()
+        table.add_row("return", signed(report.return_mean), sparkline(self._returns))
+        if report.gain_mean is not None:
+            gain = f"{signed(report.gain_mean)} points"
+            table.add_row("gain over twin", gain, sparkline(self._gains))
+        if self._evaluated is not None:
+            after, greedy = self._evaluated
+            table.add_row(
+                "greedy gain", f"{signed(greedy)} points", f"after round {told_round(after)}"
+            )
+        for name, value, text in (
+            ("explained_variance", report.explained_variance, number(report.explained_variance)),
+            ("approx_kl", report.approx_kl, number(report.approx_kl)),
+            ("wait_share_free", report.wait_share_free, share(report.wait_share_free)),
+        ):
+            words = {"approx_kl": "KL", "wait_share_free": "WAIT on free decisions"}
+            style = _STYLES.get(light(name, value), "")
+            table.add_row(words.get(name, name.replace("_", " ")), Text(text, style=style))
+        if report.potential_share is not None:
+            table.add_row("share of the potential", number(report.potential_share))
+        table.add_row("seeds fossilized", share(report.fossilization_rate))
+        table.add_row("entropies", "", entropies_line(report.conditional_entropies))
+        return table
+
+    def _print_lines(self, progress: Progress, eta: str) -> None:
+        """Print finished rounds at a rate a log can bear, and a sign of life in long ones."""
+        now = time.monotonic()
+        report = progress.report
+        is_edge = report is not None and report.round in (0, self._rounds - 1)
+        # Nothing is heard until a round is closed, and greedy episodes can take as long as it did.
+        is_edge = is_edge or self._evaluates_next(progress)
+        if not self._is_line_due(now, matters=is_edge or (self._verbose and report is not None)):
+            return
+        if report is not None:
+            line = f"round {told_round(report.round)}/{self._rounds}  {round_line(report)}"
+        else:
+            line = f"round {told_round(progress.round)}/{self._rounds}  {self._phase(progress)}"
+        tell(self._console, f"{line}  ETA {eta}")
+
+    def _eta(self, now: float, done: float, finished: int) -> str:
+        """Return how long the rest takes: rounds, whole or in part, and greedy episodes after some.
+
+        Args:
+            now: the time.
+            done: rounds, with what is done of the one in progress.
+            finished: rounds, with the greedy episodes after them.
+        """
+        gone, left = done - self._first, self._rounds - done
+        if gone >= 1:
+            pace = (now - self._started - sum(self._evaluations)) / gone
+        elif len(self._paces) < _STEPS_TO_TELL:
+            return _UNKNOWN
+        else:
+            # Twins come first and so does compiling; what is usual since then says more.
+            pace = median(self._paces)
+        # Until there was one, greedy episodes are taken to last as long as a round.
+        each = fmean(self._evaluations) if self._evaluations else pace
+        to_come = sum(map(self._is_evaluated, range(finished + 1, self._rounds + 1)))
+        return duration(pace * left + each * to_come)
+
+
+def phase_line(progress: Progress) -> str:
+    """Return what is being done now, in one line."""
+    parts = [f"{_PHASES.get(progress.phase, progress.phase)} {progress.step}/{progress.steps}"]
+    if progress.active:
+        parts.append(f"{progress.active} rows")
+    if progress.score_mean is not None:
+        parts.append(f"score {progress.score_mean:.2f}")
+    if progress.gain_mean is not None:
+        parts.append(f"gain {progress.gain_mean:+.2f}")
+    acted = {op: count for op, count in progress.op_counts.items() if op != "WAIT" and count}
+    if acted:
+        parts.append(" ".join(f"{op.lower()} {count}" for op, count in acted.items()))
+    return "  ".join(parts)
+
+
+def duration(seconds: float) -> str:
+    """Return a time to wait, as people say it."""
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def print_trained(console: Console, document: dict[str, Any]) -> None:
+    """Print what was learned, and how to use it."""
+    first, last = document["first"], document["last"]
+    title = f"Trained on {document['task']}: {document['rounds']} rounds, "
+    title += f"{document['env_steps']:,} decisions, {document['seconds']:.0f} s"
+    count = last["rounds"]
+    rounds = ("first round", "last round" if count == 1 else f"last {count} rounds")
+    table = new_table(title, ("", *rounds), numbers=rounds)
+    for key, name, form in SHOWN:
+        if first.get(key) is not None or last.get(key) is not None:
+            table.add_row(name, _text(first.get(key), form), _text(last.get(key), form))
+    greedy = document["evaluation"]
+    if greedy is not None:
+        gain = _text(greedy["gain"], "{:+.2f}")
+        told = f"{greedy['episodes']} episodes after round {told_round(greedy['round'])}"
+        table.add_row("gain, greedy policy, points", "–", gain)
+        table.caption, table.caption_justify = f"greedy: {told}", "left"
+    console.print(table)
+    if _is_paid_for_nothing(last):
+        tell(
+            console,
+            "the return is above 0 and the gain is not: networks are no better than if nothing had "
+            "been done; judge by the gain (`esper query` the table alarms for return_without_gain)",
+        )
+    tell(console, f"policy: {document['policy']}")
+    tell(console, f"report: {document['report']}")
+
+
+SHOWN = (
+    ("return_mean", "return", "{:+.3f}"),
+    ("gain_mean", "gain over the twin, points", "{:+.2f}"),
+    ("germinations", "seeds an episode", "{:.2f}"),
+    ("fossilization_rate", "early seeds fossilized", "{:.0%}"),
+    ("wait_share_free", "WAIT on free decisions", "{:.0%}"),
+    ("explained_variance", "explained variance of the critic", "{:.2f}"),
+    ("potential_share", "the same of the reward's potential", "{:.2f}"),
+    ("approx_kl", "KL of an update, nats", "{:.2g}"),
+)
+"""What is told of rounds: a key of their summary, its name for people, and how it is written."""
+
+
+def _is_paid_for_nothing(last: Mapping[str, Any]) -> bool:
+    """Return whether the last rounds were paid although their networks gained nothing."""
+    paid, gain = last.get("return_mean"), last.get("gain_mean")
+    return paid is not None and gain is not None and paid > 0 >= gain
+
+
+def _text(value: float | None, form: str) -> str:
+    return "–" if value is None else form.format(value)

@@ -1,0 +1,145 @@
+"""`esper watch`: a run in the terminal, live or finished, from its store alone."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, TextColumn
+from rich.table import Table
+
+from esper.leyline.errors import UsageError
+from esper.leyline.records import told_round
+from esper.nissa.listing import RunEntry, describe_run
+from esper.nissa.reader import StoredRun, open_run, read_history
+from esper.nissa.schema import AlarmRow, RoundRow
+from esper.scripts.cli.main import Parser
+from esper.scripts.cli.output import LiveView, find_store, out_console, sparkline, tell
+from esper.scripts.cli.views import GrowthView
+
+_SPARKS = 40
+
+_EPILOG = """\
+examples:
+  esper watch runs/first              until it ends; Ctrl-C stops watching, never the run
+  esper watch runs/first --every 30   look twice a minute
+"""
+
+
+def set_up(parser: Parser) -> None:
+    """Describe the verb and its options."""
+    parser.description = (
+        "Show a run in the terminal: a growing network with its slots or blocks, or a controller "
+        "in training round by round. Follows a run that is under way until it ends."
+    )
+    parser.epilog = _EPILOG
+    parser.add_argument("where", metavar="RUN", help="folder of the run")
+    parser.add_argument(
+        "--every", type=float, default=1.0, metavar="S", help="seconds between looks (default: 1)"
+    )
+    parser.set_defaults(run=run, needs_no_torch=True)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Follow the run to its end, and say how it ended."""
+    if not options.every > 0:
+        raise UsageError(f"--every must be more than 0 seconds, got {options.every}")
+    find_store(options.where)
+    folder, console = Path(options.where), out_console()
+    entry = describe_run(folder)
+    if entry.state == "damaged":
+        raise UsageError(f"{folder} cannot be watched: {entry.note}")
+    with _view_of(entry, console) as view:
+        while True:
+            # Asked before the look, so that the last look comes after the last write.
+            entry = describe_run(folder)
+            with open_run(folder) as stored:
+                view.update(stored)
+            if entry.state != "running":
+                break
+            time.sleep(options.every)
+    tell(console, _ending(entry))
+    return 0
+
+
+def _view_of(entry: RunEntry, console: Console) -> _StoredGrowth | _RoundsView:
+    title = f"{entry.task or entry.kind or 'run'} ({entry.controller or entry.kind})"
+    total = entry.planned or 0
+    if entry.kind == "train":
+        return _RoundsView(console, total, title=title)
+    return _StoredGrowth(console, total, 0, title=title)
+
+
+def _ending(entry: RunEntry) -> str:
+    parts = [f"{entry.path}: {entry.state}, {entry.done or 0} of {entry.planned} {entry.unit}"]
+    if entry.score is not None:
+        parts.append(f"validation score {entry.score:.2f}")
+    if entry.gain is not None:
+        parts.append(f"{entry.gain:+.2f} over the twin")
+    if entry.note:
+        parts.append(entry.note)
+    if entry.state == "interrupted":
+        verb = "train" if entry.kind == "train" else "grow"
+        parts.append(f"go on with `esper {verb} --resume --out {entry.path}`")
+    return "; ".join(parts)
+
+
+class _StoredGrowth(GrowthView):
+    """Shows the epochs of a store, each once."""
+
+    _seen = 0
+
+    def update(self, run: StoredRun) -> None:
+        """Take over new epochs and alarms."""
+        for record in read_history(run):
+            if record.epoch > self._seen:
+                self._seen = record.epoch
+                self.show(record)
+        for alarm in run.records("alarms"):
+            assert isinstance(alarm, AlarmRow)
+            self.alarm(alarm)
+
+
+class _RoundsView(LiveView):
+    """Shows the rounds of a controller's training."""
+
+    def __init__(self, console: Console, rounds: int, *, title: str) -> None:
+        counters = (MofNCompleteColumn(), TextColumn("rounds"))
+        super().__init__(console, *counters, title=title, total=rounds, done=0)
+        self._rounds: list[RoundRow] = []
+
+    def update(self, run: StoredRun) -> None:
+        """Take over new rounds."""
+        seen = self._rounds[-1].round if self._rounds else -1
+        for row in run.records("rounds", where="round > ?", parameters=[seen]):
+            assert isinstance(row, RoundRow)
+            self._rounds.append(row)
+            if self._live is None:
+                tell(self._console, f"round {told_round(row.round)}  {_told(row)}")
+        if self._rounds:
+            self._progress.update(self._bar, completed=self._rounds[-1].round + 1)
+            self._draw(self._table())
+
+    def _table(self) -> Table:
+        table = Table(box=None, pad_edge=False, show_header=False)
+        shown = self._rounds[-_SPARKS:]
+        for name, values in (
+            ("return", [row.return_mean for row in shown]),
+            ("gain over twin, points", [row.gain_mean for row in shown]),
+            ("score, points", [row.score_mean for row in shown]),
+        ):
+            known = [value for value in values if value is not None]
+            if known:
+                table.add_row(name, f"{known[-1]:+.3f}", sparkline(known))
+        return table
+
+
+def _told(row: RoundRow) -> str:
+    parts = [f"return {row.return_mean:+.3f}"] if row.return_mean is not None else []
+    if row.gain_mean is not None:
+        parts.append(f"gain {row.gain_mean:+.2f} points")
+    if row.wait_share_free is not None:
+        parts.append(f"WAIT {100 * row.wait_share_free:.0f} % of free decisions")
+    return "  ".join(parts)

@@ -1,0 +1,305 @@
+"""What of a seed's contribution is paid for: bounded attribution, escrow, synergy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from esper.leyline.actions import LifecycleOp
+from esper.leyline.config import Config, option
+from esper.leyline.stages import AlphaMode, SeedStage
+from esper.simic.rewards.contract import Changes, StepView, follow_seeds
+
+Combination = Literal["harmonic", "geometric", "minimum"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttributionConfig(Config):
+    """How much of a seed's contribution is paid for."""
+
+    combination: Combination = option(
+        "harmonic", "How a contribution beyond the progress made is bounded by it."
+    )
+    unknown_share: float = option(
+        0.5, "Share of the contribution where the progress is unknown.", minimum=0.0, maximum=1.0
+    )
+    regress_steepness: float = option(
+        3.0, "How fast the discount falls per point the network got worse.", minimum=0.0
+    )
+    proxy_weight: float = option(
+        0.3, "Reward per point of progress of a seed that was never measured.", minimum=0.0
+    )
+    settles_prunes: bool = option(
+        True,
+        "Whether a pruned seed settles its account: harm refunds at most what it has cost, and a "
+        "seed that was never measured returns its credit.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RansomwareConfig(Config):
+    """Penalty for a seed credited with more than the network gained."""
+
+    min_contribution: float = option(1.0, "Contributions up to this are never suspected.")
+    min_discount: float = option(
+        0.5, "Regress discount below which the discount alone punishes.", minimum=0.0
+    )
+    min_improvement: float = option(0.1, "Improvement above which the ratio decides.", above=0.0)
+    max_ratio: float = option(5.0, "Contribution over improvement that is still fine.", above=0.0)
+    ratio_weight: float = option(0.1, "Penalty per `max_ratio` of excess.", minimum=0.0)
+    contribution_scale: float = option(
+        10.0, "Contribution without improvement that costs the whole limit.", above=0.0
+    )
+    limit: float = option(0.3, "Largest penalty.", minimum=0.0)
+    hostage_contribution: float = option(
+        0.1, "Contribution above which a seed may hold points hostage."
+    )
+    hostage_improvement: float = option(-0.2, "Improvement below which it does.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimingConfig(Config):
+    """Discount for seeds that were germinated while the host still learned by itself."""
+
+    epochs: int = option(10, "Germinated from this epoch on: no discount; 0 is off.", minimum=0)
+    least: float = option(0.4, "Discount at epoch 0.", minimum=0.0, maximum=1.0)
+
+
+def regress_discount(view: StepView) -> Tensor:
+    """Return [R, S]: 1 where the network is no worse than at the seed's start, less where it is."""
+    fallen = torch.sigmoid(view.config.attribution.regress_steepness * view.improvement)
+    return torch.where(view.improvement >= 0, 1.0, fallen)
+
+
+def ransomware_penalty(view: StepView) -> Tensor:
+    """Return [R, S], 0 or less: credit far beyond what the network has gained."""
+    config = view.config.ransomware
+    worth, improvement = view.contribution, view.improvement
+    if view.config.disable_anti_gaming:
+        return torch.zeros_like(worth)
+    excess = worth / improvement - config.max_ratio
+    by_ratio = config.ratio_weight * excess.clamp(min=0) / config.max_ratio
+    by_size = config.limit * (worth / config.contribution_scale).clamp(max=1)
+    grew = improvement > config.min_improvement
+    penalty = torch.where(grew, by_ratio.clamp(max=config.limit), by_size)
+    suspect = worth > config.min_contribution
+    suspect &= view.once(regress_discount) >= config.min_discount
+    return torch.where(suspect, -penalty, 0.0)
+
+
+def timing_discount(view: StepView) -> Tensor:
+    """Return [R, S]: less than 1 for seeds germinated while the host still learned by itself."""
+    config = view.config.timing
+    if view.config.disable_timing_discount or config.epochs == 0:
+        return torch.ones_like(view.contribution)
+    germinated = (view.before.epoch[:, None] - view.before.age).float()
+    share = (germinated / config.epochs).clamp(max=1)
+    return config.least + (1 - config.least) * share
+
+
+def bound_contribution(
+    worth: Tensor, progress: Tensor, combination: Combination, unknown_share: float
+) -> Tensor:
+    """Return how much of a contribution of at least 0 counts; `progress` is NaN where unknown."""
+    made = progress.nan_to_num(0.0).clamp(min=0)
+    if combination == "harmonic":
+        bounded = 2 * made * worth / (made + worth).clamp(min=torch.finfo(worth.dtype).tiny)
+    elif combination == "geometric":
+        # Roots first: the product of two tiny numbers is 0.
+        bounded = made.sqrt() * worth.clamp(min=0).sqrt()
+    else:
+        bounded = made
+    bounded = torch.where(worth < made, worth, bounded)
+    return torch.where(progress.isnan(), unknown_share * worth, bounded)
+
+
+def earned_attribution(view: StepView) -> Tensor:
+    """Return [R, S]: what of the contribution counts, with regress and timing discounts."""
+    config = view.config.attribution
+    bounded = bound_contribution(
+        view.contribution, view.progress, config.combination, config.unknown_share
+    )
+    return bounded * view.once(regress_discount) * view.once(timing_discount)
+
+
+def seed_attributions(view: StepView) -> Tensor:
+    """Return [R, S]: what each live seed is credited with in this step, 0 for all others."""
+    worth = view.contribution
+    earned = view.once(earned_attribution)
+    penalty = view.once(ransomware_penalty) * view.once(timing_discount)
+    proxy = view.config.attribution.proxy_weight * view.last_change.clamp(min=0)[:, None]
+    usual = torch.where(worth < 0, worth, earned + penalty)
+    usual = torch.where(worth.isnan(), proxy, usual)
+    # To fossilize what made things worse earns nothing.
+    harmful = view.did(LifecycleOp.FOSSILIZE) & (view.improvement < 0)
+    usual = torch.where(harmful, 0.0, usual)
+    # To prune turns credit into cost and cost into a refund; a penalty stays a penalty.
+    debt, credit = _account(view)
+    pruned = torch.where(worth < 0, torch.minimum(-worth, debt), penalty - earned)
+    pruned = torch.where(worth.isnan(), -proxy - credit, pruned)
+    result = torch.where(view.did(LifecycleOp.PRUNE), pruned, usual)
+    return torch.where(view.live, result, 0.0)
+
+
+def attribution(view: StepView) -> Tensor:
+    """Return [R]: the mean over the live seeds."""
+    return view.mean_over_live(view.once(seed_attributions))
+
+
+def follow_attribution(view: StepView) -> Changes:
+    """Add up what each seed has been credited with, for the account a prune settles."""
+    count = view.live.sum(1, keepdim=True).clamp(min=1)
+    paid = view.memory.attribution_paid + view.once(seed_attributions) / count
+    return {"attribution_paid": torch.where(view.has_module & view.had_module, paid, 0.0)}
+
+
+def _account(view: StepView) -> tuple[Tensor, Tensor]:
+    """Return [R, S] twice: the most a prune refunds, and the least it returns.
+
+    Both are in the units of one seed's part: what was paid was the mean over the live seeds.
+    """
+    if not view.config.attribution.settles_prunes:
+        nothing = torch.zeros_like(view.contribution)
+        return nothing + torch.inf, nothing
+    paid = view.memory.attribution_paid * view.live.sum(1, keepdim=True)
+    return (-paid).clamp(min=0), paid.clamp(min=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EscrowConfig(Config):
+    """Credit held in escrow until a seed is fossilized."""
+
+    combination: Combination = option("geometric", "How contribution and progress are combined.")
+    stable_epochs: int = option(
+        3, "Epochs whose least score is the stable one.", minimum=1, maximum=5
+    )
+    max_change: float = option(2.0, "Largest change of a balance in one step.", above=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Balances:
+    """What one step does to the balances; float32 [R, S]."""
+
+    paid: Tensor
+    """What the step pays for each seed."""
+    balance: Tensor
+    """What is in escrow after it."""
+
+
+def move_balances(view: StepView) -> Balances:
+    """Return what the step pays for each seed and what is in escrow then."""
+    config, worth, held = view.config.escrow, view.contribution, view.memory.balance
+    earned = bound_contribution(
+        worth, _stable_progress(view), config.combination, view.config.attribution.unknown_share
+    )
+    goal = (earned + view.once(ransomware_penalty)).clamp(min=0)
+    change = (goal - held).clamp(-config.max_change, config.max_change)
+    # Fossilizing what made things worse must not pay.
+    harmful = view.did(LifecycleOp.FOSSILIZE) & (view.improvement < 0)
+    change = torch.where(harmful, change.clamp(max=0), change)
+    balance = torch.where(worth < 0, 0.0, held + change)
+    paid = torch.where(worth < 0, worth - held, change)
+    judged = view.live & ~worth.isnan() & ~_fading(view)
+    balance = torch.where(judged, balance, held)
+    paid = torch.where(judged, paid, 0.0)
+    lost = view.did(LifecycleOp.PRUNE) | (view.had_module & ~view.has_module)
+    return Balances(paid=torch.where(lost, -held, paid), balance=torch.where(lost, 0.0, balance))
+
+
+def escrow_attribution(view: StepView) -> Tensor:
+    """Return [R]: change of all balances; a harmful seed also costs its harm."""
+    return view.once(move_balances).paid.sum(1)
+
+
+def escrow(view: StepView) -> Tensor:
+    """Return [R], 0 or less: balances of seeds that are not fossilized when the episode ends."""
+    balance = view.once(move_balances).balance
+    # A rolled-back step moves no balance: what was held before it is what was paid.
+    balance = torch.where(view.rolled_back[:, None], view.memory.balance, balance)
+    forfeited = view.ended[:, None] & (view.after.stage != int(SeedStage.FOSSILIZED))
+    return -torch.where(forfeited, balance, 0.0).sum(1)
+
+
+def follow_balances(view: StepView) -> Changes:
+    """Remember the balances; an empty slot has none."""
+    balance = view.once(move_balances).balance
+    return {"balance": torch.where(view.has_module, balance, 0.0)}
+
+
+def _stable_progress(view: StepView) -> Tensor:
+    """Return [R, S]: least score of the last epochs minus that before the seed."""
+    recent = view.before.score_history[:, -view.config.escrow.stable_epochs :]
+    least = torch.where(recent.isnan(), torch.inf, recent).amin(1)
+    return least[:, None] - view.memory.score_before
+
+
+def _fading(view: StepView) -> Tensor:
+    """Return bool [R, S]: the seed is being pruned slowly and earns nothing any more."""
+    down = view.before.alpha_mode == int(AlphaMode.DOWN)
+    return down & (view.before.alpha_target <= 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SynergyConfig(Config):
+    """Bonus for seeds that help each other."""
+
+    weight: float = option(0.1, "Largest bonus.", minimum=0.0)
+    steepness: float = option(0.5, "Scale of the sum of interactions inside tanh.", minimum=0.0)
+    min_discount: float = option(0.5, "Regress discount below which there is none.", minimum=0.0)
+
+
+def synergy(view: StepView) -> Tensor:
+    """Return [R]: the mean over live seeds of what their interactions earn."""
+    config = view.config.synergy
+    total = view.before.interaction.sum(2)
+    bonus = config.weight * torch.tanh(config.steepness * total)
+    sound = view.once(regress_discount) >= config.min_discount
+    earns = sound & (view.once(seed_attributions) > 0) & (total > 0)
+    return view.mean_over_live(torch.where(earns, bonus, 0.0))
+
+
+def describe_attribution(view: StepView) -> Mapping[str, Tensor]:
+    """Return the guards of the attribution: of several live seeds, the most suspicious one's."""
+    worth, improvement = view.contribution, view.improvement
+    grew = view.live & (improvement > view.config.ransomware.min_improvement)
+    penalty = view.once(ransomware_penalty) * view.once(timing_discount)
+    return {
+        "regress_discount": _extreme(view.live, view.once(regress_discount), -1),
+        "timing_discount": _extreme(view.live, view.once(timing_discount), -1),
+        "ransomware_penalty": view.mean_over_live(penalty),
+        "attribution_ratio": _extreme(grew & ~worth.isnan(), worth / improvement, 1),
+    }
+
+
+def share_of_shaping(terms: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Return the potentials' share of the absolute terms, where there are potentials."""
+    if "pbrs" not in terms:
+        return {}
+    whole = torch.stack(list(terms.values())).abs().sum(0)
+    share = terms["pbrs"].abs() / whole
+    return {"shaped_reward_ratio": torch.where(whole > 0, share, 0.0)}
+
+
+def describe_seeds(view: StepView) -> Mapping[str, Tensor]:
+    """Return the row's counts after the step, and live seeds that look like ransomware."""
+    config, story = view.config.ransomware, view.once(follow_seeds)
+    hostage = view.live & (view.contribution > config.hostage_contribution)
+    hostage &= view.improvement < config.hostage_improvement
+    counts = {
+        "seeds_germinated": story["germinated"],
+        "seeds_fossilized": story["fossilized"],
+        "seeds_contributing": story["fossil_contributes"].sum(1),
+        "seeds_pruned": story["removed"],
+        "ransomware_seeds": hostage.sum(1),
+    }
+    return {name: count.float() for name, count in counts.items()}
+
+
+def _extreme(mask: Tensor, values: Tensor, sign: int) -> Tensor:
+    """Return [R]: the greatest (sign 1) or least (sign -1) value under the mask, NaN without."""
+    bounded = torch.where(mask, sign * values, -torch.inf).amax(1)
+    return torch.where(mask.any(1), sign * bounded, torch.nan)

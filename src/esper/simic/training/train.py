@@ -1,0 +1,143 @@
+"""`esper.train`: what the command does, in one call.
+
+trained = esper.train("digits", out="runs/tamiyo", rounds=50)
+esper.train(out="runs/tamiyo", resume=True, ppo={"clip": 0.1})
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from esper.leyline.errors import ConfigError, UsageError, reason_of
+from esper.nissa.folder import SETTINGS, RunFolder, Which
+from esper.nissa.reader import open_run
+from esper.nissa.recorded import carry_out_or_raise
+from esper.nissa.sinks import Sink
+from esper.nissa.store import DEFAULT_SINKS
+from esper.simic.training.config import TrainConfig, get_recipe
+from esper.simic.training.progress import Progress
+from esper.simic.training.recorded import read_run_config, resume_training, start_training
+from esper.utils.process import choose_device
+from esper.utils.settings import change_settings, read_document
+
+DEFAULT_RECIPE = "digits"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """What `esper.train` leaves behind."""
+
+    folder: Path
+    """The run folder."""
+    policy: Path
+    """The best policy: a controller for `esper.grow`."""
+    report: Path
+    """The page to read."""
+    rounds: int
+    """Rounds that were played."""
+    last_round: Mapping[str, Any]
+    """Figures of the last round, such as `return_mean` and `gain_mean`, as the store has them."""
+    summary: Mapping[str, Any]
+    """The beginning and the end of the run in comparison, as in `summary.json`."""
+
+
+def train(
+    recipe: str | None = None,
+    *,
+    out: str | Path,
+    rounds: int | None = None,
+    device: str | None = None,
+    resume: bool | Which = False,
+    overwrite: bool = False,
+    sinks: Iterable[str | Sink] = DEFAULT_SINKS,
+    on_progress: Callable[[Progress], None] | None = None,
+    **settings: Any,
+) -> Trained:
+    """Train a controller in a run folder, as `esper train` does.
+
+    Args:
+        recipe: a recipe's name, or the `config.yaml` of a run; 'digits' by default.
+        out: the run folder.
+        rounds: rounds of episodes and updates; the recipe's by default.
+        device: 'auto', 'cpu' or 'cuda'; the recipe's by default.
+        resume: go on with the run in `out` exactly, or with the settings that are given here, or
+            start it where there is none; 'previous' goes on from the checkpoint before the latest.
+        overwrite: replace the run in `out`.
+        sinks: where curves and alarms are shown beside the store: 'tensorboard', 'wandb' (with
+            WANDB_MODE=offline without a server), a registered name, or an object.
+        on_progress: called after every step; `progress.report` is the round it may have finished.
+        settings: any other setting of `TrainConfig`; a mapping changes some of a nested one, as in
+            `ppo={"clip": 0.1}`.
+
+    Raises:
+        UsageError: Something about the request is wrong; one line says what would be right.
+        KeyboardInterrupt: Ctrl-C. The step in progress was finished and saved.
+    """
+    if resume and overwrite:
+        raise UsageError("resume continues a run and overwrite replaces it; give one of them")
+    given = dict(settings)
+    if rounds is not None:
+        given["rounds"] = rounds
+    if device is not None:
+        given["device"] = choose_device(device).type
+    # A callback may leave the current folder.
+    out = Path(out).absolute()
+    folder = RunFolder(out)
+    if resume and folder.is_run:
+        if recipe is not None:
+            _refuse_other_recipe(folder, find_recipe(recipe))
+        which: Which = "previous" if resume == "previous" else "latest"
+        run = resume_training(out, settings=given, checkpoint=which, sinks=sinks)
+    else:
+        config = resolve_recipe(recipe or DEFAULT_RECIPE, given)
+        run = start_training(
+            out, config, overwrite=overwrite, command="esper.train(...)", sinks=sinks
+        )
+    with run:
+        carry_out_or_raise(run, on_progress)
+        summary = run.finish()
+    with open_run(folder.path) as stored:
+        rows = stored.rows("rounds")
+    return Trained(
+        folder=folder.path,
+        policy=Path(summary["policy"]),
+        report=Path(summary["report"]),
+        rounds=summary["rounds"],
+        last_round=rows[-1],
+        summary=summary,
+    )
+
+
+def resolve_recipe(recipe: str, settings: Mapping[str, Any]) -> TrainConfig:
+    """Return a recipe with some settings changed, complete for the machine it is to run on."""
+    config = change_settings(find_recipe(recipe), settings)
+    if "tasks" in settings and "curriculum" not in settings:
+        config = config.replace(curriculum=())
+    return config.replace(device=choose_device(config.device).type)
+
+
+def find_recipe(name: str) -> TrainConfig:
+    """Return the recipe with a name, or the one that a file or a run folder holds."""
+    path = Path(name)
+    if os.path.isdir(path):
+        path = path / SETTINGS
+    if not os.path.isfile(path):
+        return get_recipe(name)
+    try:
+        return TrainConfig.from_mapping(read_document(path))
+    except (OSError, ConfigError) as error:
+        reason = reason_of(error)
+        raise UsageError(f"{path} is no recipe: {reason}") from None
+
+
+def _refuse_other_recipe(folder: RunFolder, asked: TrainConfig) -> None:
+    found = read_run_config(folder).recipe
+    if asked.recipe != found:
+        raise UsageError(
+            f"{folder.path} was started from the recipe {found!r}, not {asked.recipe!r}; continue "
+            "it with its own, or give another folder by out=..."
+        )

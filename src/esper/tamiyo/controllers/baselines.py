@@ -1,0 +1,287 @@
+"""The controller that never acts: what every other one has to beat."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from esper.leyline.actions import CAUSAL_HEADS, HEAD_NAMES, LifecycleOp
+from esper.leyline.config import Config, option
+from esper.leyline.controller import ControllerContext
+from esper.leyline.errors import EmptyMaskError
+from esper.leyline.rules import Masks
+from esper.leyline.signals import Signals
+from esper.leyline.stages import LIVE_STAGES, SeedStage
+from esper.tamiyo.controllers.registry import (
+    WAIT,
+    Choice,
+    RowView,
+    check_rows,
+    first_untried,
+    head_mask,
+    pack_choices,
+    read_rows,
+    read_settings,
+    refuse_argument,
+    register_controller,
+    tend,
+)
+from esper.utils.randomness import generator
+
+
+@register_controller("wait")
+class WaitController:
+    """Waits in every row at every step; it has no memory."""
+
+    @classmethod
+    def build(cls, argument: str | None, context: ControllerContext) -> WaitController:
+        """Return the controller; it takes no argument and needs nothing of the context."""
+        refuse_argument("wait", argument)
+        return cls()
+
+    def reset(self, rows: int, device: torch.device | str) -> None:
+        """Do nothing: there is nothing to forget."""
+
+    def act(self, signals: Signals, masks: Masks) -> dict[str, Tensor]:
+        """Return WAIT for every row."""
+        return pack_choices([WAIT] * masks.rows, masks)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the empty memory."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Do nothing: there is nothing to restore."""
+
+
+# ---- The controller that acts at random: the control that shows what acting as such is worth
+
+
+@register_controller("random")
+class RandomController:
+    """Draws the op uniformly from the legal ones, then uniformly every head that op uses.
+
+    A draw depends on the seed, the row and the step alone, so a row acts the same whatever the
+    number of rows, and a restored controller goes on with the draws it would have made.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        """Create the controller; `seed` names its stream of draws."""
+        self._seed = seed
+        self._step = 0
+
+    @classmethod
+    def build(cls, argument: str | None, context: ControllerContext) -> RandomController:
+        """Return the controller for this run's seed; it takes no argument."""
+        refuse_argument("random", argument)
+        return cls(context.seed)
+
+    def reset(self, rows: int, device: torch.device | str) -> None:
+        """Start again at the first step."""
+        self._step = 0
+
+    def act(self, signals: Signals, masks: Masks) -> dict[str, Tensor]:
+        """Return one random legal action per row."""
+        on_cpu = masks.to("cpu")
+        choices = [
+            draw_choice(on_cpu, row, None, (self._seed, row, self._step))
+            for row in range(masks.rows)
+        ]
+        self._step += 1
+        return pack_choices(choices, masks)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the number of steps taken."""
+        return {"step": self._step}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue after the given number of steps."""
+        self._step = int(state["step"])
+
+
+def draw_choice(masks: Masks, row: int, op: LifecycleOp | None, keys: tuple[int, ...]) -> Choice:
+    """Return a random legal choice of a row: of this op, or of any if None.
+
+    Args:
+        masks: what is legal, on the CPU.
+        row: whose choice it is.
+        op: what to do; it must be legal.
+        keys: name of the stream of this draw.
+    """
+    stream = generator(*keys, "policy")
+    # One number per head, used or not: a head's draw must not depend on which others are used.
+    uniform = torch.rand(len(HEAD_NAMES), generator=stream, dtype=torch.float64).tolist()
+    draws = dict(zip(HEAD_NAMES, uniform, strict=True))
+    chosen = _pick(masks.op[row], draws["op"], "op", row) if op is None else int(op)
+    choice = {"op": chosen}
+    # CAUSAL_HEADS names the slot before the blueprint, whose mask depends on it.
+    for head in CAUSAL_HEADS[LifecycleOp(chosen)][1:]:
+        mask = head_mask(masks, row, head, chosen, choice.get("slot", 0))
+        choice[head] = _pick(mask, draws[head], head, row)
+    return choice
+
+
+def _pick(mask: Tensor, draw: float, head: str, row: int) -> int:
+    """Return the allowed index that a draw from [0, 1) falls on."""
+    allowed: list[int] = mask.nonzero().flatten().tolist()
+    if not allowed:
+        raise EmptyMaskError(f"row {row} allows no choice of {head!r}; a mask must allow one")
+    return allowed[min(int(draw * len(allowed)), len(allowed) - 1)]
+
+
+# ---- The controller that grows by the clock: what adding something now and then is worth
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeriodicConfig(Config):
+    """How often it germinates."""
+
+    every: int = option(10, "Epochs from one germination to the next.", minimum=1)
+
+
+@register_controller("periodic")
+class PeriodicController:
+    """Germinates a random legal seed every few epochs, advances it and fossilizes it, unjudged.
+
+    A draw depends on the seed, the row and the epoch alone.
+    """
+
+    def __init__(self, seed: int = 0, config: PeriodicConfig | None = None) -> None:
+        """Create the controller; `seed` names its stream of draws."""
+        self.config = config or PeriodicConfig()
+        self._seed = seed
+        self._tried: list[dict[str, int] | None] = []
+
+    @classmethod
+    def build(cls, argument: str | None, context: ControllerContext) -> PeriodicController:
+        """Return the controller for this run's seed; `argument` may be 'every=K'."""
+        return cls(context.seed, read_settings("periodic", argument, PeriodicConfig))
+
+    def reset(self, rows: int, device: torch.device | str) -> None:
+        """Forget what was tried last."""
+        self._tried = [None] * rows
+
+    def act(self, signals: Signals, masks: Masks) -> dict[str, Tensor]:
+        """Return what brings a seed further, or at its time a new one."""
+        on_cpu = masks.to("cpu")
+        choices = []
+        for index, row in enumerate(read_rows(signals, masks)):
+            tried = self._tried[index]
+            has_failed = tried is not None and row.last_op == tried["op"] and not row.last_success
+            wishes = tend(row, range(len(row.stage)))
+            if row.epoch % self.config.every == 0 and any(row.legal[LifecycleOp.GERMINATE]):
+                key = (self._seed, index, row.epoch)
+                wishes.append(draw_choice(on_cpu, index, LifecycleOp.GERMINATE, key))
+            chosen: Choice | None = first_untried(wishes, tried if has_failed else None)
+            self._tried[index] = None if chosen is None else dict(chosen)
+            choices.append(WAIT if chosen is None else chosen)
+        return pack_choices(choices, masks)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what was tried last."""
+        return {"tried": [None if each is None else dict(each) for each in self._tried]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what was tried last."""
+        self._tried = [None if each is None else dict(each) for each in state["tried"]]
+
+
+# ---- The plateau rule: add a seed whenever the score has stopped rising, keep it if the score rose
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlateauConfig(Config):
+    """The constants of the plateau rule."""
+
+    patience: int = option(5, "Epochs without progress after which a seed is added.", minimum=1)
+    trial: int = option(
+        3, "Epochs at full amplitude in which a seed has to better the best score.", minimum=0
+    )
+    min_gain: float = option(
+        0.0, "A seed is kept if the best score rose by more than this, in points or loss."
+    )
+    failures: int = option(2, "Seeds that did not help after which no more are added.", minimum=1)
+    blueprints: tuple[str, ...] = option(
+        ("conv_heavy", "mlp", "attention"), "What is added: the first that fits the slot."
+    )
+
+
+@dataclass(slots=True)
+class _Memory:
+    """What is remembered of one row."""
+
+    reference: float | None = None
+    """Best score when the seed on trial was germinated."""
+    failures: int = 0
+
+
+@register_controller("plateau")
+class PlateauController:
+    """Adds one seed at a time, deepest slot first, on plateaus; keeps what bettered the score."""
+
+    def __init__(self, context: ControllerContext, config: PlateauConfig | None = None) -> None:
+        """Create the controller for the context's blueprints."""
+        self.config = config or PlateauConfig()
+        self._blueprints = context.find_blueprints(self.config.blueprints)
+        self._rows: list[_Memory] = []
+
+    @classmethod
+    def build(cls, argument: str | None, context: ControllerContext) -> PlateauController:
+        """Return the controller; `argument` may set constants, as in 'patience=3'."""
+        return cls(context, read_settings("plateau", argument, PlateauConfig))
+
+    def reset(self, rows: int, device: torch.device | str) -> None:
+        """Give every row an empty memory."""
+        self._rows = [_Memory() for _ in range(rows)]
+
+    def act(self, signals: Signals, masks: Masks) -> dict[str, Tensor]:
+        """Return what the rule says for every row."""
+        check_rows("rule", len(self._rows), signals)
+        choices = []
+        for index, row in enumerate(read_rows(signals, masks)):
+            if row.rolled_back:
+                self._rows[index] = _Memory()
+            choices.append(self._decide(row, self._rows[index]))
+        return pack_choices(choices, masks)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the memory of every row."""
+        return {"rows": [asdict(memory) for memory in self._rows]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the memory of every row."""
+        self._rows = [_Memory(**row) for row in state["rows"]]
+
+    def _decide(self, row: RowView, memory: _Memory) -> Choice:
+        live = [slot for slot, stage in enumerate(row.stage) if stage in LIVE_STAGES]
+        if not live:
+            return self._germinate(row, memory)
+        slot = live[0]
+        if row.stage[slot] != SeedStage.HOLDING:
+            return next(iter(tend(row, [slot])), WAIT)
+        if row.epochs_in_stage[slot] < self.config.trial:
+            return WAIT
+        has_helped = memory.reference is not None and (
+            row.best_score > memory.reference + self.config.min_gain
+        )
+        op = LifecycleOp.FOSSILIZE if has_helped else LifecycleOp.PRUNE
+        if not row.legal[op][slot]:
+            return WAIT
+        if not has_helped:
+            memory.failures += 1
+        return {"op": op, "slot": slot}
+
+    def _germinate(self, row: RowView, memory: _Memory) -> Choice:
+        if memory.failures >= self.config.failures or row.plateau_epochs < self.config.patience:
+            return WAIT
+        for slot in reversed(range(len(row.stage))):
+            if not row.legal[LifecycleOp.GERMINATE][slot]:
+                continue
+            for blueprint in self._blueprints:
+                if row.fits[slot][blueprint]:
+                    memory.reference = row.best_score
+                    return {"op": LifecycleOp.GERMINATE, "slot": slot, "blueprint": blueprint}
+        return WAIT

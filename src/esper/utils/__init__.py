@@ -1,0 +1,1 @@
+"""Tools that are no contract: files, locks, storage, settings, processes, randomness."""

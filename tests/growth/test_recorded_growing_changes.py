@@ -1,0 +1,260 @@
+"""A growing run that is continued in a changed world: noticed, refused, or recorded."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from esper.growth.grow import grow
+from esper.growth.recorded import GrowingRun, start_growing
+from esper.lab.tasks.request import GrowRequest, growth_of, resume_request
+from esper.leyline.errors import ConfigError, EsperWarning, UsageError
+from esper.nissa.folder import GROWING, Checkpoints
+from esper.nissa.reader import open_run
+from esper.nissa.recorded import World
+from tests.plots import same
+
+SCHEDULE = "- {epoch: 2, op: germinate, slot: 0, blueprint: norm}\n"
+
+
+def write_data(path: Path, seed: int = 0) -> None:
+    rng = np.random.default_rng(seed)
+    x, y = rng.normal(size=(60, 4)).astype(np.float32), rng.integers(0, 3, 60)
+    np.savez(path, x=x, y=y)
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with data, a schedule, a model, and a run that was stopped after two epochs."""
+    place = tmp_path_factory.mktemp("world")
+    write_data(place / "data.npz")
+    (place / "plan.yaml").write_text(SCHEDULE)
+    (place / "worldly_net.py").write_text(
+        "from torch import nn\n"
+        "calls = []\n"
+        "def make():\n"
+        "    calls.append(1)\n"
+        "    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))\n"
+    )
+    sys.path.insert(0, str(place))
+    run = start(place)
+    left = [2]
+
+    def is_stopped() -> bool:
+        left[0] -= 1
+        return left[0] <= 0
+
+    with run:
+        assert not run.carry_out(is_stopped=is_stopped)
+    return place
+
+
+def start(place: Path) -> GrowingRun:
+    growth = growth_of(None).replace(epochs=4, seed=5)
+    request = GrowRequest(
+        model="worldly_net:make",
+        slots=("0",),
+        data=str(place / "data.npz"),
+        controller=f"schedule:{place / 'plan.yaml'}",
+        growth=growth,
+    )
+    data = request.load()
+    run = request.build(data)
+    return start_growing(
+        place / "run", run, request.to_mapping(), request.world(data, run), sinks=()
+    )
+
+
+@pytest.fixture
+def place(stopped: Path, tmp_path: Path) -> Path:
+    """A copy of the run, in which data and schedule may be changed where they were."""
+    shutil.copytree(stopped / "run", tmp_path / "run")
+    return tmp_path
+
+
+def resume(place: Path, *, model: str | None = "worldly_net:make", **more: Any) -> GrowingRun:
+    return resume_request(place / "run", model=model, sinks=(), **more)
+
+
+def edit(place: Path, key: str, value: Any) -> None:
+    path = place / "run" / "config.yaml"
+    settings = yaml.safe_load(path.read_text())
+    *outer, last = key.split(".")
+    inner = settings
+    for name in outer:
+        inner = inner[name]
+    inner[last] = value
+    path.write_text(yaml.safe_dump(settings))
+
+
+def events(run: Path, kind: str) -> list[dict[str, Any]]:
+    with open_run(run) as stored:
+        return stored.rows("events", where="kind = ?", parameters=[kind])
+
+
+def test_nothing_changed_is_nothing_told(place: Path) -> None:
+    with resume(place) as run:
+        assert run.carry_out()
+    assert events(place / "run", "settings_changed") == []
+    assert events(place / "run", "versions_changed") == []
+
+
+# -------------------------------------------------------------------------------------------- code
+
+
+def test_a_folder_alone_runs_no_code(place: Path, stopped: Path) -> None:
+    """A run folder is data that people send each other."""
+    edit(place, "model", "evil_module:make")
+    (stopped / "evil_module.py").write_text("raise SystemExit('this was run')\n")
+    with pytest.raises(UsageError, match=r"say so yourself to continue it: .*--model evil_mod"):
+        resume(place, model=None)
+    with pytest.raises(UsageError, match=r"started with the model 'evil_module:make', not with"):
+        resume(place)
+    assert "evil_module" not in sys.modules
+
+
+def test_a_model_is_named_again_to_go_on(place: Path) -> None:
+    with pytest.raises(UsageError, match=r"esper grow --resume --model worldly_net:make --out"):
+        resume(place, model=None)
+    with resume(place) as run:
+        assert run.carry_out()
+
+
+# ---------------------------------------------------------------------------------------- settings
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("growth.seed", 6),
+        ("growth.twin", False),
+        ("growth.training.momentum", 0.5),
+        ("growth.garden.training_mode", "shadow"),
+        ("slots", ["2"]),
+    ],
+)
+@pytest.mark.parametrize("way", ["edited", "set"])
+def test_what_makes_it_another_run_is_refused(place: Path, key: str, value: Any, way: str) -> None:
+    settings = {key: value} if way == "set" else {}
+    if way == "edited":
+        edit(place, key, value)
+    before = (place / "run" / "config.yaml").read_text()
+    with pytest.raises(ConfigError, match=rf"{key} is .* cannot become .*; start a new run"):
+        resume(place, settings=settings)
+    assert (place / "run" / "config.yaml").read_text() == before
+
+
+@pytest.mark.parametrize("way", ["edited", "set"])
+def test_a_change_that_is_allowed_is_made_and_recorded(place: Path, way: str) -> None:
+    changes = {"growth.epochs": 6, "growth.training.learning_rate": 0.02}
+    if way == "edited":
+        for key, value in changes.items():
+            edit(place, key, value)
+    with resume(place, settings=changes if way == "set" else {}) as run:
+        assert run.carry_out()
+        assert run.growth.gardener.epoch == 6
+        growth = run.growth
+        assert growth.twin is not None
+        for one in (growth.trainee, growth.twin):
+            assert {group["lr"] for group in one.optimizer.param_groups} == {0.02}
+    (event,) = events(place / "run", "settings_changed")
+    assert event["data"]["settings"] == {
+        "growth.epochs": [4, 6],
+        "growth.training.learning_rate": [0.01, 0.02],
+    }
+    written = yaml.safe_load((place / "run" / "config.yaml").read_text())
+    assert written["growth"]["epochs"] == 6
+    # It is made once: whoever continues now has it, and is told nothing.
+    with resume(place):
+        pass
+    assert len(events(place / "run", "settings_changed")) == 1
+
+
+# ----------------------------------------------------------------------------- data and controller
+
+
+@pytest.fixture
+def changed(stopped: Path) -> Any:
+    """Put data and schedule back after the test."""
+    kept = {name: (stopped / name).read_bytes() for name in ("data.npz", "plan.yaml")}
+    yield stopped
+    for name, data in kept.items():
+        (stopped / name).write_bytes(data)
+
+
+def test_other_data_is_noticed(place: Path, changed: Path) -> None:
+    write_data(changed / "data.npz", seed=1)
+    with pytest.raises(UsageError, match=r"the data of .* changed since it was saved.*--set data="):
+        resume(place)
+    with resume(place, settings={"data": str(changed / "data.npz")}) as run:
+        assert run.carry_out()
+
+
+def test_the_same_data_elsewhere_is_a_change_of_settings(place: Path, stopped: Path) -> None:
+    shutil.copy(stopped / "data.npz", place / "moved.npz")
+    with resume(place, settings={"data": str(place / "moved.npz")}) as run:
+        assert run.carry_out()
+    (event,) = events(place / "run", "settings_changed")
+    assert list(event["data"]["settings"]) == ["data"]
+
+
+def test_another_schedule_is_noticed(place: Path, changed: Path) -> None:
+    (changed / "plan.yaml").write_text(SCHEDULE.replace("epoch: 2", "epoch: 3"))
+    with pytest.raises(UsageError, match=r"the controller of .* changed since it was saved"):
+        resume(place)
+    controller = f"schedule:{changed / 'plan.yaml'}"
+    with resume(place, settings={"controller": controller}) as run:
+        assert run.carry_out()
+
+
+def test_another_controller_starts_afresh_and_is_recorded(place: Path) -> None:
+    with resume(place, settings={"controller": "wait"}) as run:
+        assert run.carry_out()
+    (event,) = events(place / "run", "settings_changed")
+    assert event["data"]["settings"]["controller"][1] == "wait"
+
+
+def test_other_software_is_told(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def other(cls: type[World], contents: Any) -> World:
+        return World(
+            {name: value for name, value in contents.items() if value is not None},
+            {"torch": "9.9.9"},
+        )
+
+    monkeypatch.setattr(World, "now", classmethod(other))
+    with pytest.warns(EsperWarning, match=r"other software \(torch .* -> 9\.9\.9\)"):
+        run = resume(place)
+    with run:
+        assert run.carry_out()
+    (event,) = events(place / "run", "versions_changed")
+    assert event["data"] == {"torch": [torch.__version__, "9.9.9"]}
+    assert "other software: torch" in (place / "run" / "log.txt").read_text()
+
+
+def test_a_loader_that_gives_other_samples_is_noticed(tmp_path: Path) -> None:
+    def batches(seed: int) -> list[Any]:
+        rng = torch.Generator().manual_seed(seed)
+        x = torch.randn(2, 8, 4, generator=rng)
+        return [(one, torch.arange(8) % 3) for one in x]
+
+    def call(val: list[Any], **more: Any) -> None:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 3))
+        settings = {"epochs": 2, "controller": "wait", "out": tmp_path / "run", **more}
+        grow(model, ["0"], train=batches(0), val=val, **settings)
+
+    call(batches(1))
+    call(batches(1), resume=True)
+    state = Checkpoints(tmp_path / "run", GROWING).load()
+    assert state is not None
+    with pytest.raises(UsageError, match=r"first validation batch of .* changed since"):
+        call(batches(2), resume=True)
+    again = Checkpoints(tmp_path / "run", GROWING).load()
+    assert same(state, again)

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from esper.lab.proof.arm import ControllerArm, ScheduleArm, group_of, parse_arm, seed_of, waiting
+from esper.leyline.errors import UsageError
+from esper.tamiyo.controllers import new_policy, save_policy
+from tests.lab.proof.small import member
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "kind", "argument"),
+    [
+        ("wait", "wait", "wait", None),
+        ("periodic:every=3", "periodic", "periodic", "every=3"),
+        ("slow=periodic:every=9", "slow", "periodic", "every=9"),
+        ("heuristic:rest_epochs=2", "heuristic", "heuristic", "rest_epochs=2"),
+        ("static", "static", "static", None),
+        ("scratch:heuristic", "scratch", "scratch", "heuristic"),
+        ("plan=schedule:a/b=c.json", "plan", "schedule", "a/b=c.json"),
+    ],
+)
+def test_arms_as_people_write_them(text: str, name: str, kind: str, argument: str | None) -> None:
+    spec = parse_arm(text)
+    assert (spec.name, spec.kind, spec.argument) == (name, kind, argument)
+
+
+def test_a_folder_is_a_policy_that_acts_greedily(tmp_path: Path) -> None:
+    save_policy(tmp_path / "tamiyo", new_policy())
+    spec = parse_arm(f"{tmp_path / 'tamiyo'}")
+    assert (spec.name, spec.controller) == ("tamiyo", f"greedy:{tmp_path / 'tamiyo'}")
+    assert parse_arm(f"mine={tmp_path / 'tamiyo'}").name == "mine"
+
+
+def test_a_word_that_is_no_arm_is_told_the_nearest_and_how_to_bring_ones_own() -> None:
+    with pytest.raises(UsageError, match=r"did you mean 'plateau'\?.*tamiyo.*--import FILE"):
+        parse_arm("platau")
+
+
+def test_only_what_draws_needs_a_controller_for_every_member() -> None:
+    one, other = member(2), member(3)
+    drawing, ruled = ControllerArm("r", "random"), ControllerArm("h", "heuristic")
+    assert group_of(drawing, one) != group_of(drawing, other)
+    assert group_of(ruled, one) == group_of(ruled, other)
+    # Nobody knows what a third party's controller does with the number of a row.
+    for spec, draws in (("tamiyo", False), ("greedy:x", False), ("learned:x", True), ("own", True)):
+        assert ControllerArm("arm", spec).is_drawing == draws
+    plan = ScheduleArm("plan", lambda member: ())
+    assert group_of(plan, one) == group_of(waiting(), other)
+    assert seed_of(drawing, one) != seed_of(drawing, other)

@@ -1,0 +1,201 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from esper.lab.proof.arm import parse_arm, waiting
+from esper.lab.proof.member import GivenMember
+from esper.lab.proof.play import Player
+from esper.lab.proof.prove import Proof, ProveConfig, make_arm
+from esper.lab.proof.results import ResultFile, write_report
+from esper.leyline.errors import UsageError
+from tests.lab.proof.made_up import result
+from tests.lab.proof.small import member, play_config
+
+MEMBERS = (member(2), member(2, 600))
+MANY = (*MEMBERS, *(member(2, 100 * number) for number in range(1, 6)))
+"""Enough of them that three comparisons can come to a verdict."""
+GOOD = [
+    {"epoch": 0, "op": "grow", "slot": slot, "blueprint": "conv_heavy", "tempo": 3}
+    for slot in ("100%", "0%")
+]
+
+
+def proof(
+    folder: Path,
+    arms: list[str],
+    stop_after: int | None = None,
+    members: Sequence[GivenMember] = MEMBERS,
+    **changes: object,
+) -> Proof:
+    folder.mkdir(exist_ok=True)
+    config = ProveConfig(arms=tuple(arms), **{"seeds": 3, "play": play_config(), **changes})
+    epochs = 0
+
+    def is_stopped() -> bool:
+        nonlocal epochs
+        epochs += 1
+        return stop_after is not None and epochs > stop_after
+
+    return Proof(config, members, folder, Player(config.play, is_stopped=is_stopped))
+
+
+@pytest.fixture
+def schedule(tmp_path: Path) -> str:
+    path = tmp_path / "good.json"
+    path.write_text(json.dumps(GOOD))
+    return str(path)
+
+
+def played(
+    folder: Path,
+    errors: dict[str, float],
+    *,
+    purpose: str = "proof",
+    spread: float = 0.02,
+    members: Sequence[GivenMember] = MEMBERS,
+) -> None:
+    """Write results down that were never played: mean log errors by arm, the same noise for all.
+
+    They are what counts for the purpose: test errors of a proof, validation errors of rates. The
+    other split says the opposite, so that nobody reads it unnoticed.
+    """
+    stream = np.random.default_rng(0)
+    noise = stream.normal(0, spread, (len(members), 6))
+    folder.mkdir(exist_ok=True)
+    made = []
+    for place, own in enumerate(members):
+        for arm, error in errors.items():
+            counts = np.exp(np.log(error) + noise[place] + stream.normal(0, spread / 4, 6))
+            test, val = (counts, 0.04 / counts)[:: 1 if purpose == "proof" else -1]
+            parameters = 100 if arm == "wait" else 150
+            made.append(
+                result(
+                    arm,
+                    own.label,
+                    test.tolist(),
+                    purpose=purpose,
+                    parameters=parameters,
+                    val_errors=val.tolist(),
+                )
+            )
+    ResultFile(folder / "results.jsonl").add(made)
+
+
+def test_a_known_better_arm_wins_a_null_arm_ties_and_a_worse_one_loses(tmp_path: Path) -> None:
+    errors = {"heuristic": 0.2, "plateau": 0.2, "wait": 0.25, "random": 0.15}
+    played(tmp_path, errors, members=MANY)
+    own = proof(tmp_path, list(errors), members=MANY, seeds=6)
+    assert own.run()  # everything is there already
+    found = own.conclude()
+    verdicts = {each["reference"]: each["verdict"] for each in found["comparisons"]}
+    assert verdicts == {"plateau": "ties", "wait": "beats", "random": "loses"}
+    assert found["fronts"]["parameters"] == ["wait", "random"]
+    assert found["privileged_share"] is None
+    report = write_report(found)
+    fewer = {each["reference"]: each["errors_changed"] for each in found["comparisons"]}
+    assert fewer == pytest.approx({"plateau": 0.0, "wait": -0.2, "random": 1 / 3}, abs=0.01)
+    for words in ("heuristic beats wait: ", "heuristic ties with plateau", "loses to random"):
+        assert words in report
+    for label in found["members"]:
+        assert f"| {label} | " in report
+
+
+def test_two_members_cannot_tell_and_the_report_says_so(tmp_path: Path) -> None:
+    played(tmp_path, {"heuristic": 0.2, "wait": 0.25})
+    found = proof(tmp_path, ["heuristic", "wait"], seeds=6).conclude()
+    assert [each["verdict"] for each in found["comparisons"]] == ["ties"]
+    assert "2 members are too few to say more" in write_report(found)
+
+
+def test_every_kind_of_arm_is_played_and_an_interruption_changes_nothing(
+    tmp_path: Path, schedule: str
+) -> None:
+    privileged = tmp_path / "privileged.json"
+    privileged.write_text(json.dumps({each.label: GOOD[:1] for each in MEMBERS}))
+    arms = [
+        *(f"schedule:{schedule}", "random", "periodic:every=4", "plateau:patience=1"),
+        *("heuristic:min_epoch=2", f"privileged:{privileged}", "static", "scratch:schedule"),
+    ]
+    few = {"seeds": 2, "sizes": (1.0, 2.0), "rates": (0.5, 1.0), "rate_seeds": 1}
+    short = {"play": play_config(horizon=6, rows=24)}
+    whole = proof(tmp_path / "whole", arms, **few, **short)
+    assert whole.run()
+    parts = tmp_path / "parts"
+    for epochs in (3, 14):
+        assert not proof(parts, arms, stop_after=epochs, **few, **short).run()
+    again = proof(parts, arms, **few, **short)
+    assert again.run()
+    name = "results.jsonl"
+    assert (parts / name).read_text() == (tmp_path / "whole" / name).read_text()
+    found = again.conclude()
+    assert json.loads(json.dumps(found)) == json.loads(json.dumps(whole.conclude()))
+    named = ["schedule", "random", "periodic", "plateau", "heuristic", "privileged", "wait"]
+    assert sorted(found["arms"]) == sorted([*named, "static x1", "static x2", "scratch schedule"])
+    required = {each["reference"] for each in found["comparisons"] if each["is_required"]}
+    assert required == {"random", "periodic", "plateau", "heuristic", "wait"}
+    scratch, grown = found["arms"]["scratch schedule"], found["arms"]["schedule"]
+    # The second seed is not blended yet, so it is no part of what was grown.
+    assert 1.0 < scratch["parameters"] < grown["parameters"]
+    assert scratch["germinated"] == 0
+    assert found["best_static"]["arm"].startswith("static x")
+    assert isinstance(found["privileged_share"], float)
+
+
+def test_static_rates_are_chosen_by_member_with_seeds_of_their_own(tmp_path: Path) -> None:
+    slow, usual = "static x2, rate x0.5", "static x2, rate x1"
+    played(tmp_path, {slow: 0.3, usual: 0.2}, purpose="rates")
+    played(tmp_path, {"wait": 0.3, "static x2": 0.2})
+    own = proof(tmp_path, ["wait", "static"], seeds=6, sizes=(2.0,), rates=(0.5, 1.0))
+    (arm,) = own._static()
+    assert arm.rates == {each.label: each.task().config.learning_rate for each in MEMBERS}
+    assert not {s for c in own._rate_cells() for s in c.seeds} & {
+        s for c in own._cells([arm]) for s in c.seeds
+    }
+    assert own.run()
+    assert own.conclude()["best_static"]["arm"] == "static x2"
+
+
+def test_every_opening_of_the_claim_has_seeds_of_its_own(tmp_path: Path) -> None:
+    seeds = [
+        {
+            seed
+            for cell in proof(tmp_path, ["wait"], opening=opening)._cells([waiting()])
+            for seed in cell.seeds
+        }
+        for opening in (0, 1, 2)
+    ]
+    assert len(set.union(*seeds)) == sum(map(len, seeds))
+
+
+@pytest.mark.parametrize(
+    ("arms", "words"),
+    [
+        (["wait", "wait"], "two arms are called 'wait'"),
+        (["static", "wait"], "the first arm is the one under proof"),
+        (["wait", "scratch:heuristic"], "'heuristic', which is not played"),
+        (["wait", "scratch"], "write scratch:ARM"),
+        (["wait", "contextual"], "write contextual:FILE"),
+        (["wait", "static:2"], "takes no argument"),
+        (["wayt"], "there is no arm 'wayt'"),
+    ],
+)
+def test_arms_that_make_no_sense(arms: list[str], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        ProveConfig(arms=tuple(arms))
+
+
+def test_files_that_hold_something_else(tmp_path: Path, schedule: str) -> None:
+    with pytest.raises(UsageError, match="holds no contextual schedule"):
+        make_arm(parse_arm(f"contextual:{schedule}"))
+    with pytest.raises(UsageError, match="holds no schedules by member"):
+        make_arm(parse_arm(f"privileged:{schedule}"))
+    empty = tmp_path / "empty.json"
+    empty.write_text("{}")
+    arm = make_arm(parse_arm(f"privileged:{empty}"))
+    with pytest.raises(UsageError, match="has no schedule for 'width 2, all images'"):
+        arm.schedule(MEMBERS[0])

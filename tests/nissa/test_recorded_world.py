@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from esper.leyline.errors import CheckpointError, UsageError
+from esper.nissa.recorded import (
+    World,
+    describe_versions,
+)
+from esper.tamiyo.controllers.policy_file import controller_fingerprint
+
+WORLD = World({"data": "abc"}, {"torch": "2.13.0", "python": "3.11.7"})
+
+
+def test_the_same_world_has_no_differences(tmp_path: Path) -> None:
+    assert WORLD.differences(tmp_path, WORLD.to_mapping(), ()) == {}
+
+
+def test_other_content_is_refused_unless_it_was_meant(tmp_path: Path) -> None:
+    other = World({"data": "xyz"}, WORLD.versions)
+    with pytest.raises(UsageError, match=r"the data of .* --set data=\.\.\."):
+        other.differences(tmp_path, WORLD.to_mapping(), ())
+    assert other.differences(tmp_path, WORLD.to_mapping(), {"data"}) == {}
+
+
+def test_what_no_setting_names_has_to_be_put_back(tmp_path: Path) -> None:
+    saved = World({"number of training batches": "4"}, WORLD.versions)
+    now = World({"number of training batches": "2"}, WORLD.versions)
+    with pytest.raises(UsageError, match=r"batches of .* changed .*\(was 4, is 2\)") as caught:
+        now.differences(tmp_path, saved.to_mapping(), ())
+    assert "--set" not in str(caught.value)
+
+
+def test_other_software_is_told(tmp_path: Path) -> None:
+    found = World(WORLD.contents, {"torch": "3.0", "python": "3.11.7"})
+    differences = found.differences(tmp_path, WORLD.to_mapping(), ())
+    assert differences == {"torch": ("2.13.0", "3.0")}
+    assert describe_versions(differences) == "torch 2.13.0 -> 3.0"
+
+
+@pytest.mark.parametrize("saved", [{}, {"contents": 3, "versions": {}}, {"contents": {}}])
+def test_a_checkpoint_that_does_not_say_is_refused(
+    tmp_path: Path, saved: dict[str, object]
+) -> None:
+    with pytest.raises(CheckpointError, match="does not say what it was made with"):
+        WORLD.differences(tmp_path, saved, ())
+
+
+def test_a_controller_is_known_by_what_its_file_holds(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.yaml"
+    plan.write_text("- {epoch: 1}")
+    first = controller_fingerprint(f"schedule:{plan}")
+    assert first is not None
+    (tmp_path / "copy.yaml").write_text("- {epoch: 1}")
+    assert controller_fingerprint(f"schedule:{tmp_path / 'copy.yaml'}") == first
+    plan.write_text("- {epoch: 2}")
+    assert controller_fingerprint(f"schedule:{plan}") not in (first, None)
+    assert controller_fingerprint("heuristic") is None
+    assert controller_fingerprint("x" * 5000) is None

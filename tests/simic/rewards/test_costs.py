@@ -1,0 +1,112 @@
+import math
+
+from esper.leyline.actions import LifecycleOp
+from esper.simic.rewards import RewardConfig
+from esper.simic.rewards.costs import (
+    GovernorRewardConfig,
+    RentConfig,
+    ShockConfig,
+    effective_flops,
+    effective_params,
+)
+from tests.simic.rewards.stories import Story, close, every_seed, term
+
+SHAPED = RewardConfig(mode="shaped")
+HOST = 10_000
+
+
+def held(config: RewardConfig, size: int, slots: int = 1, flops: int = 0) -> Story:
+    sizes, operations = every_seed(size), every_seed(flops)
+    story = Story(config, slots=slots, seed_params=sizes, seed_flops=operations)
+    story.hold()
+    return story
+
+
+def test_rent_is_the_logarithm_of_the_growth_in_use() -> None:
+    story = held(SHAPED, 5_000)
+    assert close(term(story.wait(), "rent"), -0.5 * math.log1p(0.0039 + 0.5))
+
+
+def test_rent_has_a_limit() -> None:
+    assert term(held(SHAPED, 10_000_000).wait(), "rent") == -1.5
+    far = SHAPED.replace(rent=RentConfig(limit=8.0))
+    assert close(term(held(far, 10_000_000).wait(), "rent"), -0.5 * math.log1p(1_000.0039))
+
+
+def test_operations_cost_only_where_they_have_a_weight() -> None:
+    story = held(SHAPED, 5_000, flops=750_000)
+    without = term(story.wait(), "rent")
+    assert close(without, -0.5 * math.log1p(0.0039 + 0.5))
+    weighed = SHAPED.replace(rent=RentConfig(flop_weight=0.2))
+    assert close(
+        term(held(weighed, 5_000, flops=750_000).wait(), "rent"), without - 0.2 * math.log1p(0.75)
+    )
+    assert term(held(weighed, 5_000, flops=10**12).wait(), "rent") == -1.5
+
+
+def test_operations_count_by_amplitude() -> None:
+    story = held(SHAPED, 5_000, flops=750_000)
+    assert float(effective_flops(story.signals)) == 750_000
+    story.set_alpha(0)
+    assert close(float(effective_flops(story.signals)), 375_000)
+
+
+def test_amplitude_counts_and_fossils_go_on_paying() -> None:
+    story = held(SHAPED, 5_000)
+    story.set_alpha(0)
+    assert close(float(effective_params(story.signals, SHAPED.rent)), 39 + 2_500)
+    story = held(SHAPED, 5_000)
+    before = term(story.wait(), "rent")
+    assert term(story.fossilize(), "rent") == before
+
+
+def test_a_tiny_host_is_not_punished_out_of_proportion() -> None:
+    tiny = SHAPED.replace(rent=RentConfig(min_host=HOST * 10.0))
+    assert close(term(held(tiny, 5_000).wait(), "rent"), -0.5 * math.log1p(5_039 / 100_000))
+
+
+def test_occupancy_counts_live_and_fossilized_seeds_and_no_cooling_slots() -> None:
+    story = held(SHAPED, 100, slots=3)
+    assert term(story.wait(), "occupancy") == 0
+    assert close(term(story.germinate(1), "occupancy"), -0.01)
+    story.score = 55
+    assert close(term(story.fossilize(0), "occupancy"), -0.01 - 0.002)
+    assert close(term(story.prune(1), "occupancy"), -0.002)
+
+
+def test_shock_is_the_squared_change_by_size() -> None:
+    story = held(SHAPED, 5_000)
+    assert term(story.wait(), "shock") == 0
+    assert close(term(story.set_alpha(0), "shock"), -0.1958 * 0.25 * 0.5)
+
+
+def test_the_seed_that_is_removed_still_counts_with_its_size() -> None:
+    assert close(term(held(SHAPED, 5_000).prune(), "shock"), -0.1958 * 0.5)
+
+
+def test_shock_has_a_limit_which_can_be_lifted() -> None:
+    assert term(held(SHAPED, 10_000_000).prune(), "shock") == -1.0
+    free = SHAPED.replace(shock=ShockConfig(limit=None))
+    assert close(term(held(free, 10_000_000).prune(), "shock"), -195.8)
+
+
+def test_every_seed_the_governor_removes_costs_and_fossils_stay() -> None:
+    story = Story(SHAPED, slots=3)
+    story.hold(0)
+    story.fossilize(0)
+    story.hold(1)
+    story.germinate(2)
+    step = story.do(LifecycleOp.WAIT, rolled_back=True)
+    assert close(term(step, "auto_prune"), -0.4)
+    assert term(step, "rollback") == -10
+
+
+def test_pruning_by_hand_is_no_business_of_the_governor() -> None:
+    story = Story(SHAPED)
+    story.germinate()
+    assert term(story.prune(), "auto_prune") == 0
+
+
+def test_the_penalty_is_configured() -> None:
+    config = SHAPED.replace(governor=GovernorRewardConfig(rollback_penalty=3.0))
+    assert float(Story(config).do(LifecycleOp.WAIT, rolled_back=True).total) == -3
