@@ -101,7 +101,11 @@ def render() -> str:
 
 def render_travelling() -> str:
     """Return the whole page about the travelling observation."""
-    host, slot, pair = travelling.HOST_FEATURES, travelling.SLOT_FEATURES, travelling.PAIR_FEATURES
+    host, slot, pair = (
+        travelling.HOST_FEATURES,
+        travelling.TRAVELLING_SLOT_FEATURES,
+        travelling.PAIR_FEATURES,
+    )
     return "\n".join(
         [
             _TRAVELLING.format(host=len(host), slot=len(slot), pair=len(pair)),
