@@ -54,7 +54,7 @@ SCENARIOS = (
 
 PROGRAM = """
 import sys
-from tests.growth import test_distributed as here
+from tests.growth import test_engine_distributed as here
 here.play(sys.argv[1], int(sys.argv[2]))
 """
 

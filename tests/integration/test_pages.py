@@ -42,7 +42,7 @@ def test_every_public_name_is_in_the_reference() -> None:
     checks = {f"esper.testing.{name}" for name in esper.testing.__all__ if name.startswith("check")}
     assert checks <= pages["plug-ins"]
     # Read, not imported: Gymnasium need not be installed.
-    text = (ROOT / "src" / "esper" / "envs" / "__init__.py").read_text(encoding="utf-8")
+    text = (ROOT / "src" / "esper" / "lab" / "envs" / "__init__.py").read_text(encoding="utf-8")
     listed = re.search(r"__all__ = \[(.*?)\]", text, re.DOTALL)
     assert listed is not None
     names = set(re.findall(r'"(\w+)"', listed[1])) - {"ENV_ID"}

@@ -116,12 +116,16 @@ def test_the_owner_may_measure_otherwise() -> None:
     assert record.val_loss == 7.0
 
 
-@pytest.mark.parametrize("library", ["lightning", "transformers"])
-def test_a_missing_extra_is_named(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("library", "module"), [("lightning", "lightning"), ("transformers", "hugging_face")]
+)
+def test_a_missing_extra_is_named(
+    library: str, module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in [one for one in sys.modules if one.startswith(f"{library}.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, library, None)
-    monkeypatch.delitem(sys.modules, f"esper.integrations.{library}", raising=False)
+    monkeypatch.delitem(sys.modules, f"esper.integrations.{module}", raising=False)
     with pytest.raises(MissingExtraError, match=rf"pip install 'esper-grow\[{library}\]'") as told:
-        __import__(f"esper.integrations.{library}")
+        __import__(f"esper.integrations.{module}")
     assert isinstance(told.value, ImportError)

@@ -1,9 +1,9 @@
-"""A callback for the `Trainer` of Hugging Face that deepens a model while it is trained.
+"""Callbacks for the `Trainer` of Hugging Face: one deepens a model, one grows seeds in it.
 
     Trainer(model, args, callbacks=[DeepenCallback()], ...).train()
 
-The model is the one finally wanted; a quarter of its blocks are awake at first, and the rest wake
-as copies. Checkpoints of the trainer hold the whole model and how many blocks are awake, so
+`DeepenCallback`: the model is the one finally wanted; a quarter of its blocks are awake at first,
+and the rest wake as copies. Checkpoints of the trainer hold the whole model and how many blocks are awake, so
 `train(resume_from_checkpoint=...)` goes on as if it had not stopped.
 """
 

@@ -1,4 +1,4 @@
-"""How many blocks of every stack can be awake."""
+"""Which blocks of the stacks are awake: counting them, waking them, and the network they make."""
 
 from __future__ import annotations
 
@@ -12,9 +12,18 @@ from typing import Any
 from warnings import catch_warnings, simplefilter
 
 from torch import nn
+from torch.optim import Optimizer
 
+from esper.growth.depth.blocks import (
+    Order,
+    Sleeper,
+    copy_block,
+    copy_optimizer_state,
+    plan_copies,
+)
 from esper.growth.depth.rules import Decision
 from esper.growth.depth.stacks import Stack
+from esper.growth.depth.wrapping import Processes
 from esper.kasmina.flops import HOW_TO_COUNT, PASSES_OF_TRAINING, forward_flops
 from esper.leyline.errors import UsageError, unknown_name, warn
 from esper.utils.process import grouped
@@ -70,6 +79,93 @@ def resolve(stacks: Stacks, decision: Decision, awake: Mapping[str, int]) -> dic
 def listed(blocks: Mapping[str, int]) -> str:
     """Return numbers of blocks in words."""
     return ", ".join(f"{count} in {name}" for name, count in blocks.items())
+
+
+class SleepingStacks:
+    """The stacks of a network and of its averaged copies, with some of their blocks asleep.
+
+    Args:
+        networks: the network, then its averaged copies.
+        stacks: those that are deepened.
+        processes: what training in several processes must know of sleeping blocks.
+    """
+
+    def __init__(self, networks: Sequence[nn.Module], stacks: Stacks, processes: Processes) -> None:
+        """Leave all blocks awake."""
+        self._stacks = stacks
+        self._processes = processes
+        self._sleepers = {
+            name: [
+                [Sleeper(_block(network, block), stack.output) for block in stack.blocks]
+                for network in networks
+            ]
+            for name, stack in stacks.items()
+        }
+        # Counted now: under DDP the parameters of sleeping blocks do not require a gradient.
+        self._size = _trainable(networks[0])
+        self._sizes = {
+            name: [_trainable(sleeper.block) for sleeper in own]
+            for name, (own, *_) in self._sleepers.items()
+        }
+
+    def count_parameters(self, awake: Mapping[str, int]) -> int:
+        """Return the trainable parameters of the network with so many blocks awake."""
+        asleep = (sizes[awake[name] :] for name, sizes in self._sizes.items())
+        return self._size - sum(map(sum, asleep))
+
+    def set_awake(self, awake: Mapping[str, int]) -> None:
+        """Let the first blocks of every stack be awake and the others sleep."""
+        self._rouse(awake)
+        self._processes.follow(
+            [
+                sleeper.block
+                for name, (own, *_) in self._sleepers.items()
+                for sleeper in own[awake[name] :]
+            ]
+        )
+
+    @contextmanager
+    def all_awake(self, awake: Mapping[str, int]) -> Iterator[None]:
+        """Wake all blocks for a moment; afterwards so many are awake again."""
+        self._rouse({name: len(stack.blocks) for name, stack in self._stacks.items()})
+        try:
+            yield
+        finally:
+            self._rouse(awake)
+
+    def copy(
+        self,
+        awake: Mapping[str, int],
+        wanted: Mapping[str, int],
+        order: Order,
+        optimizers: Sequence[Optimizer],
+    ) -> None:
+        """Make the blocks that are to wake copies of those awake, with their optimizer state."""
+        for name, stack in self._stacks.items():
+            for target, source in plan_copies(awake[name], wanted[name], order, stack.period):
+                for sleepers in self._sleepers[name]:
+                    copy_block(sleepers[source].block, sleepers[target].block)
+                own = self._sleepers[name][0]
+                copy_optimizer_state(own[source].block, own[target].block, optimizers)
+
+    def _rouse(self, awake: Mapping[str, int]) -> None:
+        for name, networks in self._sleepers.items():
+            for sleepers in networks:
+                for index, sleeper in enumerate(sleepers):
+                    sleeper.set_awake(index < awake[name])
+
+
+def _block(network: nn.Module, name: str) -> nn.Module:
+    try:
+        return network.get_submodule(name)
+    except AttributeError:
+        raise UsageError(
+            f"{type(network).__name__} has no block {name}; ema= takes copies of the model"
+        ) from None
+
+
+def _trainable(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters() if p.requires_grad)
 
 
 # ---- Training FLOPs of a network with some of its blocks asleep

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from esper.growth.depth.awake import (
     Costs,
+    SleepingStacks,
     Undo,
     a_share,
     count_costs,
@@ -28,10 +29,6 @@ from esper.growth.depth.blocks import (
     ORDERS,
     FirstBatch,
     Order,
-    Sleeper,
-    copy_block,
-    copy_optimizer_state,
-    plan_copies,
     unhook,
     wake_copies,
 )
@@ -129,9 +126,7 @@ class Deepen:
         self._total_steps = total_steps
         self._batches_per_step = batches_per_step * world_size()
         self._stacks: dict[str, Stack] = {}
-        self._sleepers: dict[str, list[list[Sleeper]]] = {}
-        self._size, self._sizes = 0, dict[str, list[int]]()
-        """Trainable parameters of the whole network, and of every block by stack."""
+        self._sleeping: SleepingStacks | None = None
         self._start: dict[str, int] = {}
         self._awake: dict[str, int] = {}
         self._planned: list[tuple[int, Decision]] | None = None
@@ -225,9 +220,8 @@ class Deepen:
     def count_parameters(self, awake: Mapping[str, int] | None = None) -> int:
         """Return the trainable parameters of the network that is awake, or of one with these."""
         self._check_found("count_parameters()")
-        awake = self._awake if awake is None else awake
-        asleep = (sizes[awake[name] :] for name, sizes in self._sizes.items())
-        return self._size - sum(map(sum, asleep))
+        assert self._sleeping is not None
+        return self._sleeping.count_parameters(self._awake if awake is None else awake)
 
     def steps_for(self, flops: float) -> int:
         """Return how many optimizer steps a budget of training FLOPs buys under this schedule."""
@@ -430,19 +424,7 @@ class Deepen:
         check_held(names, self._network, self._optimizers)
         for copy in self._networks[1:]:
             unhook(copy)
-        self._sleepers = {
-            name: [
-                [Sleeper(_block(network, block), stack.output) for block in stack.blocks]
-                for network in self._networks
-            ]
-            for name, stack in self._stacks.items()
-        }
-        # Now: under DDP the parameters of sleeping blocks do not require a gradient.
-        self._size = _trainable(self._network)
-        self._sizes = {
-            name: [_trainable(sleeper.block) for sleeper in own]
-            for name, (own, *_) in self._sleepers.items()
-        }
+        self._sleeping = SleepingStacks(self._networks, self._stacks, self._processes)
         wanted = self._wanted_start
         if wanted is None:
             wanted = a_share(self._stacks, START)
@@ -460,10 +442,9 @@ class Deepen:
     def _count_flops(
         self, module: nn.Module, path: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> None:
-        awake = self._awake
-        self._rouse({name: len(stack.blocks) for name, stack in self._stacks.items()})
-        self._costs = count_costs(module, path, self._stacks, args, kwargs)
-        self._rouse(awake)
+        assert self._sleeping is not None
+        with self._sleeping.all_awake(self._awake):
+            self._costs = count_costs(module, path, self._stacks, args, kwargs)
 
     def _check_found(self, what: str) -> None:
         if not self._stacks:
@@ -497,14 +478,8 @@ class Deepen:
         if self._refused:
             return
         self._spent, self._since = self.flops, self._step
-        for name, stack in self._stacks.items():
-            for target, source in plan_copies(
-                self._awake[name], awake[name], self._order, stack.period
-            ):
-                for sleepers in self._sleepers[name]:
-                    copy_block(sleepers[source].block, sleepers[target].block)
-                own = self._sleepers[name][0]
-                copy_optimizer_state(own[source].block, own[target].block, self._optimizers)
+        assert self._sleeping is not None
+        self._sleeping.copy(self._awake, awake, self._order, self._optimizers)
         self._set_awake(awake)
         self._losses.since_growth = 0
         self._history.append({"step": self._step, "awake": dict(awake), "flops": self._spent})
@@ -520,22 +495,9 @@ class Deepen:
         )
 
     def _set_awake(self, awake: dict[str, int]) -> None:
+        assert self._sleeping is not None
         self._awake = awake
-        self._rouse(awake)
-        self._processes.follow(
-            [
-                sleeper.block
-                for name, (own, *_) in self._sleepers.items()
-                for sleeper in own[awake[name] :]
-            ]
-        )
-
-    def _rouse(self, awake: Mapping[str, int]) -> None:
-        """Let the first blocks of every stack be awake and the others sleep, in all networks."""
-        for name, networks in self._sleepers.items():
-            for sleepers in networks:
-                for index, sleeper in enumerate(sleepers):
-                    sleeper.set_awake(index < awake[name])
+        self._sleeping.set_awake(awake)
 
     def _follow_plan(self) -> None:
         """Wake the blocks that the schedule has awake by now."""
@@ -576,16 +538,3 @@ class Deepen:
             losses=self._losses.over,
             windows_since_growth=self._losses.since_growth,
         )
-
-
-def _block(network: nn.Module, name: str) -> nn.Module:
-    try:
-        return network.get_submodule(name)
-    except AttributeError:
-        raise UsageError(
-            f"{type(network).__name__} has no block {name}; ema= takes copies of the model"
-        ) from None
-
-
-def _trainable(module: nn.Module) -> int:
-    return sum(p.numel() for p in module.parameters() if p.requires_grad)

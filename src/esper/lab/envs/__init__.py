@@ -1,28 +1,29 @@
 """The growing of networks as Gymnasium environments, for learners that are not ours.
 
-    import gymnasium, esper.envs
+    import gymnasium, esper.lab.envs
 
     env = gymnasium.make("Esper/Grow-v1", recipe="smoke")
     envs = gymnasium.make_vec("Esper/Grow-v1", num_envs=64, recipe="digits")
 
-Importing this package registers them; `gymnasium.make("esper.envs:Esper/Grow-v1")` imports it by
+Importing this package registers them; `gymnasium.make("esper.lab.envs:Esper/Grow-v1")` imports it by
 itself. It needs the extra: `pip install 'esper-grow[envs]'`. docs/how-to/environments.md says what
 is observed, which actions are legal and when episodes end.
 """
 
 from __future__ import annotations
 
-from esper.lab.envs.grow import (
-    CompoundActions,
-    GrowEnv,
-    GrowVectorEnv,
-    LegalActions,
-    LegalVectorActions,
-)
 from esper.leyline.errors import needing
 
 with needing("esper.lab.envs", "envs"):
     import gymnasium
+
+    from esper.lab.envs.grow import (
+        CompoundActions,
+        GrowEnv,
+        GrowVectorEnv,
+        LegalActions,
+        LegalVectorActions,
+    )
 
 
 ENV_ID = "Esper/Grow-v1"

@@ -7,8 +7,6 @@ one is chosen on *select* members, and what is said of it is measured on *claim*
     family = get_family("image16_family")
     for members in family.draw(7, architectures=4, conditions=16):
         tasks = [member.task() for member in members]
-
-The shipped families and their splits: `esper.tasks.arena`.
 """
 
 from __future__ import annotations

@@ -2,6 +2,6 @@
 
 `esper dashboard` starts it. `app` answers requests, `guard` decides who may ask, `catalog` knows
 which runs there are, `reading` and `episodes` ask the stores, and `stream` tells an open page what
-is new. What is drawn is declared in `esper.report.panels`, for the report as well. Everything a
+is new. What is drawn is declared in `esper.nissa.report.panels`, for the report as well. Everything a
 browser needs lies in `static` and `templates`; nothing comes from outside.
 """

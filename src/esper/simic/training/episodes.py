@@ -5,7 +5,7 @@
         transition, paid = episodes.step(actions)
 
 A row ends at its horizon or when the governor rolls it back; from then on it waits in its place and
-is paid nothing. `Rollout` lets a policy decide; `esper.envs` lets anybody.
+is paid nothing. `Rollout` lets a policy decide; `esper.lab.envs` lets anybody.
 """
 
 from __future__ import annotations
