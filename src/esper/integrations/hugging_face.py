@@ -3,8 +3,8 @@
     Trainer(model, args, callbacks=[DeepenCallback()], ...).train()
 
 `DeepenCallback`: the model is the one finally wanted; a quarter of its blocks are awake at first,
-and the rest wake as copies. Checkpoints of the trainer hold the whole model and how many blocks are awake, so
-`train(resume_from_checkpoint=...)` goes on as if it had not stopped.
+and the rest wake as copies. Checkpoints of the trainer hold the whole model and how many blocks are
+awake, so `train(resume_from_checkpoint=...)` goes on as if it had not stopped.
 """
 
 from __future__ import annotations

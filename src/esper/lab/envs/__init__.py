@@ -5,9 +5,9 @@
     env = gymnasium.make("Esper/Grow-v1", recipe="smoke")
     envs = gymnasium.make_vec("Esper/Grow-v1", num_envs=64, recipe="digits")
 
-Importing this package registers them; `gymnasium.make("esper.lab.envs:Esper/Grow-v1")` imports it by
-itself. It needs the extra: `pip install 'esper-grow[envs]'`. docs/how-to/environments.md says what
-is observed, which actions are legal and when episodes end.
+Importing this package registers them; `gymnasium.make("esper.lab.envs:Esper/Grow-v1")` imports it
+by itself. It needs the extra: `pip install 'esper-grow[envs]'`. docs/how-to/environments.md says
+what is observed, which actions are legal and when episodes end.
 """
 
 from __future__ import annotations
