@@ -29,6 +29,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # One, as the command itself uses, unless `make test-portable` asks for another number.
 THREADS = int(os.environ.setdefault("ESPER_THREADS", "1"))
 torch.set_num_threads(THREADS)
+# Processes that tests start compute with as many.
+os.environ["OMP_NUM_THREADS"] = str(THREADS)
 
 
 class TorchRandom:

@@ -124,8 +124,6 @@ def test_a_run_that_was_stopped_goes_on_to_the_bit(
 def test_a_run_that_was_killed_goes_on_to_the_bit(tmp_path: Path) -> None:
     script = f"""
 import os, signal
-import torch
-torch.set_num_threads({torch.get_num_threads()})
 import esper.growth.recorded
 from tests.growth.test_recorded_growing_depth import TRAIN, deepen
 esper.growth.recorded.SAVE_EVERY_S = 0.0
