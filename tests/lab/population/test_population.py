@@ -20,6 +20,7 @@ from esper.leyline.actions import placeholder_actions
 from esper.leyline.errors import CheckpointError, UsageError
 from esper.leyline.slots import BUILTIN_BLUEPRINTS, BUILTIN_KINDS
 from esper.leyline.stages import SeedStage
+from esper.utils.storage import load_tree, save_tree
 from tests.lab.population.plugins import Odd, OddSeed, plugged_in
 from tests.lab.population.tiny_tasks import (
     MIXED,
@@ -228,10 +229,11 @@ def test_a_saved_population_goes_on_in_another(
     lived: tuple[Population, Script], tmp_path: Path
 ) -> None:
     population, _ = lived
-    population.save(tmp_path / "state")
+    save_tree(tmp_path / "state", population.snapshot(), kind="population", version=1)
     loaded = make_population(rows=ROWS, seed=77, row_seeds=[9, 9, 9, 9, 9])
     with populations(loaded, population.fork(range(population.rows))) as (_, forked):
-        signals = loaded.load(tmp_path / "state")
+        saved, _ = load_tree(tmp_path / "state", kind="population", version=1)
+        signals = loaded.restore(saved)
         assert same(trees(loaded), trees(population))
         assert same(signals.val_loss, population.signals().val_loss)
         assert (loaded.seed, loaded.row_seeds) == (population.seed, population.row_seeds)
@@ -239,7 +241,7 @@ def test_a_saved_population_goes_on_in_another(
 
 
 @pytest.mark.parametrize("strategy", ["sequential", "stacked"])
-def test_what_adamw_remembers_is_saved_to_the_bit(strategy: Strategy, tmp_path: Path) -> None:
+def test_what_adamw_remembers_is_saved_to_the_bit(strategy: Strategy) -> None:
     changes = {"optimizer": "adamw", "learning_rate": 0.003, "seed_rate": "own", "seed_warmup": 3}
     tasks = [task(task.defaults.replace(schedule="cosine", **changes)) for task in MIXED]
     whole, loaded = make_population(tasks, 3, strategy), make_population(tasks, 3, strategy)
@@ -247,8 +249,7 @@ def test_what_adamw_remembers_is_saved_to_the_bit(strategy: Strategy, tmp_path: 
         # Seeds of several ages, some gone again.
         explore(whole, 9, seed=2)
         assert any(bool(group.state.learned.any()) for group in whole.groups)
-        whole.save(tmp_path / "state")
-        loaded.load(tmp_path / "state")
+        loaded.restore(whole.snapshot())
         assert same(trees(loaded), trees(whole))
         assert same(go_on(loaded), go_on(whole))
         assert same(trees(loaded), trees(whole))

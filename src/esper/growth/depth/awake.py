@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import compress
 from typing import Any
 from warnings import catch_warnings, simplefilter
@@ -112,6 +113,16 @@ class SleepingStacks:
         """Return the trainable parameters of the network with so many blocks awake."""
         asleep = (sizes[awake[name] :] for name, sizes in self._sizes.items())
         return self._size - sum(map(sum, asleep))
+
+    def beyond(self, limit: int, awake: Mapping[str, int]) -> str:
+        """Return why so many blocks cannot be awake within a limit (0: none), or an empty text."""
+        parameters = self.count_parameters(awake)
+        if not limit or parameters <= limit:
+            return ""
+        return (
+            f"with {listed(awake)} awake the network would have {parameters:,} parameters, but "
+            f"max_parameters is {limit:,}"
+        )
 
     def set_awake(self, awake: Mapping[str, int]) -> None:
         """Let the first blocks of every stack be awake and the others sleep."""
@@ -236,43 +247,33 @@ _SIDES = {
 _LAYER_TYPES = "layer_types"
 _DEPTHS_BY_STAGE = "depths"
 
-Undo = list[tuple[dict[str, Any], dict[str, Any]]]
-
-
-@contextmanager
-def exported(
-    network: nn.Module,
-    stacks: Mapping[str, Stack],
-    awake: Mapping[str, int],
-    *,
-    has_config: bool = True,
-) -> Iterator[None]:
-    """Take sleeping blocks out of a model, and out of its configuration; put them back after."""
-    undo: Undo = []
-    try:
-        shorten(network, stacks, awake, undo, has_config=has_config)
-        yield
-    finally:
-        put_back(undo)
+_Undo = list[tuple[dict[str, Any], dict[str, Any]]]
 
 
 def shorten(
-    network: nn.Module,
-    stacks: Mapping[str, Stack],
-    awake: Mapping[str, int],
-    undo: Undo,
-    *,
-    has_config: bool = True,
-) -> None:
-    """Take sleeping blocks out of a model; `undo` takes what `put_back` needs.
+    networks: Sequence[nn.Module], stacks: Stacks, awake: Mapping[str, int], *, has_config: bool
+) -> Callable[[], None]:
+    """Take sleeping blocks out of networks, and return how to put them back.
 
     Args:
-        network: the model.
-        stacks: its stacks.
+        networks: the network and its averaged copies.
+        stacks: their stacks.
         awake: blocks awake, by stack.
-        undo: what was there before.
-        has_config: whether the configuration of the model is to say so, too.
+        has_config: whether the configurations of the networks are to say so, too.
     """
+    undo: _Undo = []
+    try:
+        for network in networks:
+            _shorten_network(network, stacks, awake, has_config, undo)
+    except BaseException:
+        _put_back(undo)
+        raise
+    return partial(_put_back, undo)
+
+
+def _shorten_network(
+    network: nn.Module, stacks: Stacks, awake: Mapping[str, int], has_config: bool, undo: _Undo
+) -> None:
     sleeping = grouped(
         (stack.container, block.rpartition(".")[2])
         for name, stack in stacks.items()
@@ -288,8 +289,7 @@ def shorten(
         _shorten_list(container, lists[container], configs[container], asleep, undo)
 
 
-def put_back(undo: Undo) -> None:
-    """Make a model what it was before `shorten`."""
+def _put_back(undo: _Undo) -> None:
     for now, before in reversed(undo):
         now.clear()
         now.update(before)
@@ -300,7 +300,7 @@ def _shorten_list(
     children: dict[str, nn.Module | None],
     configs: Sequence[Any],
     asleep: Sequence[str],
-    undo: Undo,
+    undo: _Undo,
 ) -> None:
     """Leave these blocks out of their list, numbered anew, and of every configuration."""
     is_kept = [key not in asleep for key in children]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -14,14 +14,10 @@ from torch.optim import Optimizer
 from esper.growth.depth.awake import (
     Costs,
     SleepingStacks,
-    Undo,
     a_share,
     count_costs,
     double,
-    exported,
     fill_in,
-    listed,
-    put_back,
     resolve,
     shorten,
 )
@@ -139,9 +135,8 @@ class Deepen:
         self._max_parameters = max_parameters
         self._is_undecided, self._is_finished = False, False
         if isinstance(self._rule, Plateau | Slope) and total_steps is None:
-            raise UsageError(
-                f"controller={controller!r} needs the length of the run: total_steps=N"
-            )
+            needs = "needs the length of the run: total_steps=N"
+            raise UsageError(f"controller={controller!r} {needs}")
         if example is None:
             self._wait_for_a_batch()
         else:
@@ -229,20 +224,13 @@ class Deepen:
         if not isinstance(self._rule, Schedule):
             raise UsageError("steps_for(flops) can tell for controller='schedule' only")
 
-        def cost(steps: int) -> float:
-            moments = self._rule.moments(steps, self._start, partial(double, self._stacks))
-            spent, awake, last = 0.0, self._start, 0
-            for step, decision in sorted(moments.items()):
-                spent += (min(step, steps) - last) * self._flops_per_step(awake)
-                awake, last = resolve(self._stacks, decision, awake), min(step, steps)
-            return spent + (steps - last) * self._flops_per_step(awake)
-
-        most = int(flops / self._flops_per_step(self._start))
-        least = 0
-        while least < most:
-            middle = (least + most + 1) // 2
-            least, most = (middle, most) if cost(middle) <= flops else (least, middle - 1)
-        return least
+        return self._rule.steps_for(
+            flops,
+            self._start,
+            self._flops_per_step,
+            double=partial(double, self._stacks),
+            resolve=partial(resolve, self._stacks),
+        )
 
     def __repr__(self) -> str:
         if not self._stacks:
@@ -262,11 +250,7 @@ class Deepen:
         self.decide()
 
     def count(self, loss: Tensor | float | None = None) -> None:
-        """Count an optimizer step, the first half of `step`: for who measures before blocks wake.
-
-        Args:
-            loss: training loss of the step, which 'plateau' and 'slope' judge by.
-        """
+        """Count an optimizer step: the first half of `step`, to measure before blocks wake."""
         self._step += 1
         if self._is_finished:
             return
@@ -348,26 +332,19 @@ class Deepen:
         self._is_finished = self._is_over()
 
     @contextmanager
-    def export(self) -> Iterator[None]:
+    def export(self, *, has_config: bool = True) -> Iterator[None]:
         """Within the block the model is the smaller network that is awake: save it, or load one.
 
         Sleeping blocks are not in their lists, and configurations of Hugging Face have the smaller
-        depth, so `save_pretrained` and `state_dict` write a network that loads by itself. In turn
-        `load_state_dict` of a shallower network fills the blocks that are awake.
+        depth (`has_config`), so `save_pretrained` and `state_dict` write a network that loads by
+        itself. In turn `load_state_dict` of a shallower network fills the blocks that are awake.
         """
-        with self.shortened(has_config=True):
-            yield
-
-    @contextmanager
-    def shortened(self, *, has_config: bool = False) -> Iterator[None]:
-        """Do what `export` does, with or without the configurations of Hugging Face."""
         self._check_found("export()")
-        with ExitStack() as stack:
-            for network in self._networks:
-                stack.enter_context(
-                    exported(network, self._stacks, self._awake, has_config=has_config)
-                )
+        put_back = shorten(self._networks, self._stacks, self._awake, has_config=has_config)
+        try:
             yield
+        finally:
+            put_back()
 
     def shorten(self) -> Callable[[], None]:
         """Take sleeping blocks out of the model for good, and say how to put them back.
@@ -375,14 +352,7 @@ class Deepen:
         It is then the network that is awake, and nothing of Esper is left in it.
         """
         self._check_found("shorten()")
-        undo: Undo = []
-        try:
-            for network in self._networks:
-                shorten(network, self._stacks, self._awake, undo)
-        except BaseException:
-            put_back(undo)
-            raise
-        return partial(put_back, undo)
+        return shorten(self._networks, self._stacks, self._awake, has_config=True)
 
     # -- the first batch ---------------------------------------------------------------------------
 
@@ -433,7 +403,7 @@ class Deepen:
             awake = self._start
             for decision in self._rule.at.values():
                 awake = resolve(self._stacks, decision, awake)
-        if problem := self._limit(self._start):
+        if problem := self._sleeping.beyond(self._max_parameters, self._start):
             raise UsageError(f"{problem}; start with fewer blocks")
         self._set_awake(self._start)
         if self._loaded is not None:
@@ -474,25 +444,15 @@ class Deepen:
         awake = self._awake if decision is None else resolve(self._stacks, decision, self._awake)
         if awake == self._awake or self._refused:
             return
-        self._refused = self._limit(awake)
+        assert self._sleeping is not None
+        self._refused = self._sleeping.beyond(self._max_parameters, awake)
         if self._refused:
             return
         self._spent, self._since = self.flops, self._step
-        assert self._sleeping is not None
         self._sleeping.copy(self._awake, awake, self._order, self._optimizers)
         self._set_awake(awake)
         self._losses.since_growth = 0
         self._history.append({"step": self._step, "awake": dict(awake), "flops": self._spent})
-
-    def _limit(self, awake: Mapping[str, int]) -> str:
-        """Return why blocks cannot be awake within the limit; empty where they can."""
-        parameters = self.count_parameters(awake)
-        if not self._max_parameters or parameters <= self._max_parameters:
-            return ""
-        return (
-            f"with {listed(awake)} awake the network would have {parameters:,} parameters, but "
-            f"max_parameters is {self._max_parameters:,}"
-        )
 
     def _set_awake(self, awake: dict[str, int]) -> None:
         assert self._sleeping is not None

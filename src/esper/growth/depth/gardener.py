@@ -181,7 +181,7 @@ class DepthGardener(Gardener):
         self._costs = self.depth.count_flops(self._example)
         """FLOPs of the example; those of a step are counted on the first training batch."""
         if weights is not None:
-            with self.depth.shortened():
+            with self.depth.export(has_config=False):
                 load_weights(weights, network, listed(self.depth.awake))
         self.first_awake = self.depth.awake
         # What a first bad epoch goes back to has these weights, too.
@@ -251,7 +251,7 @@ class DepthGardener(Gardener):
         """Put the blocks to sleep that slept in an epoch; within the block there are no others."""
         if epoch is not None:
             self.depth.go_back(self._awake_in(epoch))
-        with self.depth.shortened():
+        with self.depth.export(has_config=False):
             yield
 
     def deliver(self) -> None:

@@ -158,6 +158,30 @@ class Schedule:
             for number, stage in enumerate(stages, 1)
         }
 
+    def steps_for(
+        self,
+        flops: float,
+        start: Mapping[str, int],
+        per_step: Callable[[Mapping[str, int]], float],
+        *,
+        double: Callable[[Mapping[str, int]], Mapping[str, int]],
+        resolve: Callable[[Decision, Mapping[str, int]], Mapping[str, int]],
+    ) -> int:
+        """Return how many steps a budget of FLOPs buys, by what a step costs with blocks awake."""
+
+        def cost(steps: int) -> float:
+            spent, awake, last = 0.0, start, 0
+            for step, decision in sorted(self.moments(steps, start, double).items()):
+                spent += (min(step, steps) - last) * per_step(awake)
+                awake, last = resolve(decision, awake), min(step, steps)
+            return spent + (steps - last) * per_step(awake)
+
+        least, most = 0, int(flops / per_step(start))
+        while least < most:
+            middle = (least + most + 1) // 2
+            least, most = (middle, most) if cost(middle) <= flops else (least, middle - 1)
+        return least
+
 
 class Plateau:
     """Doubles when the loss of the last windows is hardly below that of the windows before.

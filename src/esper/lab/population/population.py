@@ -61,10 +61,7 @@ from esper.leyline.signals import Signals
 from esper.utils.manifest import restoring
 from esper.utils.process import choose_device
 from esper.utils.randomness import derive_seed
-from esper.utils.storage import check_count, load_tree, save_tree
-
-KIND = "population"
-VERSION = 6
+from esper.utils.storage import check_count
 
 _log = logging.getLogger(__name__)
 
@@ -138,10 +135,8 @@ class Population(PopulationRows):
     def locate(self, row: int) -> tuple[TaskGroup, int]:
         """Return the group that a row is in, and its place there."""
         self._need_rows()
-        for group, part in zip(self._groups, self._parts, strict=True):
-            if row in part:
-                return group, part.index(row)
-        raise IndexError(f"there is no row {row}")
+        parts = zip(self._groups, self._parts, strict=True)
+        return next((group, part.index(row)) for group, part in parts if row in part)
 
     def assign(
         self,
@@ -319,15 +314,6 @@ class Population(PopulationRows):
             ]
         )
         return twin
-
-    def save(self, folder: str | Path) -> None:
-        """Write the state of every row into a folder."""
-        save_tree(Path(folder), self.snapshot(), kind=KIND, version=VERSION)
-
-    def load(self, folder: str | Path) -> Signals:
-        """Go back to what `save` wrote."""
-        saved, _ = load_tree(Path(folder), kind=KIND, version=VERSION)
-        return self.restore(saved)
 
     def close(self) -> None:
         """Free processes and threads; `reset` starts anew."""
