@@ -13,8 +13,8 @@ import torch
 import yaml
 
 from esper.growth.grow import grow
-from esper.growth.recorded import GrowingRun, start_growing
-from esper.lab.tasks.request import GrowRequest, growth_of, resume_request
+from esper.growth.recorded import GrowingRun, open_growth
+from esper.lab.tasks.request import GrowSettings, growth_of, request_again
 from esper.leyline.errors import ConfigError, EsperWarning, UsageError
 from esper.nissa.folder import GROWING, Checkpoints
 from esper.nissa.reader import open_run
@@ -58,18 +58,14 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def start(place: Path) -> GrowingRun:
     growth = growth_of(None).replace(epochs=4, seed=5)
-    request = GrowRequest(
+    settings = GrowSettings(
         model="worldly_net:make",
         slots=("0",),
         data=str(place / "data.npz"),
         controller=f"schedule:{place / 'plan.yaml'}",
         growth=growth,
     )
-    data = request.load()
-    run = request.build(data)
-    return start_growing(
-        place / "run", run, request.to_mapping(), request.world(data, run), sinks=()
-    )
+    return open_growth(settings.request(), place / "run", sinks=())
 
 
 @pytest.fixture
@@ -79,8 +75,11 @@ def place(stopped: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def resume(place: Path, *, model: str | None = "worldly_net:make", **more: Any) -> GrowingRun:
-    return resume_request(place / "run", model=model, sinks=(), **more)
+def resume(
+    place: Path, *, model: str | None = "worldly_net:make", settings: dict[str, Any] | None = None
+) -> GrowingRun:
+    request = request_again(place / "run", settings or {}, model=model)
+    return open_growth(request, place / "run", resume="latest", sinks=())
 
 
 def edit(place: Path, key: str, value: Any) -> None:

@@ -188,7 +188,7 @@ def _end_at(epoch: int) -> Any:
     ("changes", "problem"),
     [
         ({"deepen": {"start": 2}}, r"growth\.deepen\.start is None"),
-        ({"deepen": None}, "cannot become 'tamiyo'"),
+        ({"deepen": None}, r"growth\.deepen\.controller is 'schedule' .* cannot become None"),
         ({"deepen": {"controller": "slope"}}, "controller"),
     ],
 )

@@ -289,16 +289,14 @@ def wider() -> nn.Module:
         ({"epochs": 9}, r"growth\.epochs cannot become 9: 10 epochs of .* are trained already"),
         ({"seed": 3}, r"growth\.seed is 2"),
         ({"twin": False}, r"growth\.twin is True"),
-        ({"max_seeds": 1}, r"growth\.garden\.lifecycle\.rules\.max_seeds is 0"),
         ({"slots": SLOTS[:2]}, r"slots is \['stem', 'body', 'neck'\]"),
-        ({"controller": "wait"}, "controller is 'random' .* cannot become 'wait'"),
         ({"optimizer": partial(AdamW, lr=0.1)}, r"optimizer is None .*'AdamW\(lr=0\.1\)'"),
         ({"optimizer": SGD}, "optimizer is None .*'SGD'"),
         ({"scheduler": None}, r"scheduler is 'StepLR\(step_size=3\)'"),
         ({"loss": "regression"}, "loss is None"),
         (
             {"model": wider()},
-            r"another model: its head\.weight is \[3, 6\] there and \[4, 6\] here",
+            r"the module 'head' of the model of .* changed .*out_features=3.*out_features=4",
         ),
         ({"model": nn.Sequential(nn.Linear(4, 3)), "slots": ["0"]}, "model is 'TinyNet'"),
     ],
@@ -312,6 +310,19 @@ def test_another_run_is_not_a_continuation(
         grow_tiny(whole.folder, resume=True, **changes)
     assert "\n" not in str(caught.value)
     assert ((whole.folder / "config.yaml").read_text(), read_manifest(whole.folder)) == before
+
+
+def test_what_the_command_may_change_a_program_may_change(tmp_path: Path) -> None:
+    grow_tiny(tmp_path / "run", epochs=2)
+    found = grow_tiny(tmp_path / "run", epochs=4, controller="wait", max_seeds=3, resume=True)
+    assert [record.decision.op for record in found.history[2:3] if record.decision] == ["WAIT"]
+    with open_run(tmp_path / "run") as stored:
+        (event,) = stored.rows("events", where="kind = ?", parameters=["settings_changed"])
+    assert event["data"]["settings"] == {
+        "controller": ["random", "wait"],
+        "growth.epochs": [2, 4],
+        "growth.garden.lifecycle.rules.max_seeds": [0, 3],
+    }
 
 
 def relu_net() -> nn.Module:

@@ -16,7 +16,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.swa_utils import update_bn
 
 from esper.growth.gardener import GardenerConfig
-from esper.growth.run import GrowthConfig, GrowthRun
+from esper.growth.request import GrowRequest, GrowthConfig
+from esper.growth.run import GrowthRun
 from esper.kasmina.operations import GardenConfig
 from esper.kasmina.training import per_sample_classification, rate_factor, seed_rate_factor
 from esper.lab.tasks import TrainingConfig
@@ -56,7 +57,7 @@ def make_run(controller: Any = None, epochs: int = 8, **changes: Any) -> GrowthR
     model = options.pop("model", None) or make_net(dropout=dropout)
     config = growth_config(epochs, **changes)
     script = Script(GROW_ONE) if controller is None else controller
-    return GrowthRun(model, controller=script, config=config, **options)
+    return GrowthRun(GrowRequest(model=model, controller=script, config=config, **options))
 
 
 _PARTS = (

@@ -107,6 +107,21 @@ its group, batch systems one to every process.
 """
 
 
+class Stopped(KeyboardInterrupt):
+    """A signal asked a run to stop; it is saved and can be continued.
+
+    Args:
+        run: its folder.
+        signal: which signal came first.
+        epoch: after which epoch of it.
+    """
+
+    def __init__(self, run: Path, signal: int, epoch: int) -> None:
+        """Say how a program continues the run."""
+        super().__init__(f"{run} is saved; continue it with resume=True")
+        self.signal, self.epoch = signal, epoch
+
+
 class RecordedRun(ABC, Generic[Step]):
     """A run that is open for writing in its folder; use it as a context manager.
 
