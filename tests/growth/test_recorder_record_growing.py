@@ -43,8 +43,8 @@ def test_a_run_is_written_from_its_start_to_its_end(tmp_path: Path) -> None:
     with open_store(tmp_path, row, sinks=()) as store:
         record_start(store, run)
         recorder = EpochRecorder(store, run)
-        for _ in run.epochs():
-            recorder.record_newest()
+        for record in run.epochs():
+            recorder.record(record)
         grown = run.finish()
         record_end(store, grown)
     with esper.open_run(tmp_path) as stored:
@@ -69,8 +69,8 @@ def test_a_learned_controller_says_why(tmp_path: Path) -> None:
     row = run_row(run, Path("x"), {}, "esper grow")
     with open_store(tmp_path, row, sinks=()) as store:
         recorder = EpochRecorder(store, run)
-        for _ in run.epochs():
-            recorder.record_newest()
+        for record in run.epochs():
+            recorder.record(record)
     with esper.open_run(tmp_path) as stored:
         told = stored.rows("events", where="kind = 'decision_explained'")
         decisions = {one["step"]: one["op"] for one in stored.rows("decisions")}

@@ -54,8 +54,8 @@ def grow(folder: Path) -> None:
     with open_store(folder, row, sinks=()) as store:
         record_start(store, run)
         recorder = EpochRecorder(store, run)
-        for _ in run.epochs():
-            recorder.record_newest()
+        for record in run.epochs():
+            recorder.record(record)
         record_end(store, run.finish())
 
 

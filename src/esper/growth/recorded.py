@@ -80,8 +80,9 @@ class GrowingRun(RecordedRun[EpochRecord]):
         self.settings = settings
         # Whatever an epoch takes, the first is saved.
         self._saved_at = -math.inf
-        self._saved_best = 0
-        """The epoch whose network `checkpoints/best` has, as far as this process has saved it."""
+        if growth.best.epoch:
+            # The folder may have that of a later checkpoint than the one it goes on from.
+            self._best = self._write_best()
 
     def steps(self) -> Iterator[EpochRecord]:
         """Train, measure and decide, one epoch after another."""
@@ -98,19 +99,27 @@ class GrowingRun(RecordedRun[EpochRecord]):
 
     def record(self, step: EpochRecord) -> None:
         """Write an epoch into the store and the log."""
-        self._recorder.record_newest()
+        self._recorder.record(step)
         anew = ""
         if step.statistics_samples:
             anew = f"  BatchNorm statistics from {step.statistics_samples} samples"
         self.folder.log(f"epoch {step.epoch} {epoch_line(step)}{anew}")
 
+    def best(self, step: EpochRecord) -> Write | None:
+        """Return what writes the network of this epoch, where it is the best validated so far."""
+        return self._write_best() if self.growth.best.epoch == step.epoch else None
+
+    def _write_best(self) -> Write:
+        garden, best = self.growth.garden, self.growth.best
+
+        def write(folder: Path) -> None:
+            garden.save(folder, state=best.weights, epoch=best.epoch)
+
+        return write
+
     def snapshot(self) -> tuple[dict[str, Any], dict[str, Any], Mapping[str, Write]]:
-        """Return the state and what its manifest says; the best network is saved first."""
+        """Return the state and what its manifest says."""
         growth = self.growth
-        best = growth.best
-        if best.epoch != self._saved_best:
-            growth.garden.save(self.checkpoints.best, state=best.weights, epoch=best.epoch)
-            self._saved_best = best.epoch
         state = {**growth.state_dict(), "settings": dict(self.settings)}
         meta = {
             "task": growth.name,
@@ -118,7 +127,7 @@ class GrowingRun(RecordedRun[EpochRecord]):
             "seed": growth.config.seed,
             "epoch": growth.gardener.epoch,
             "epochs": growth.config.epochs,
-            "best_score": best.score,
+            "best_score": growth.best.score,
         }
         return state, meta, {}
 

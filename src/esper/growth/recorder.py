@@ -13,6 +13,7 @@ from typing import Any
 from esper.growth.grown import Grown
 from esper.growth.run import GrowthRun
 from esper.kasmina.contribution import Contributions, Estimate
+from esper.leyline.controller import Controller
 from esper.leyline.records import (
     EpochRecord,
     SeedLives,
@@ -100,30 +101,29 @@ class EpochRecorder:
         self._run = run
         self._rows = _epoch_rows(run, run.history)
 
-    def record_newest(self) -> None:
+    def record(self, epoch: EpochRecord) -> None:
         """Write the epoch that was just finished, all of it in one transaction."""
         run = self._run
         self._store.write(
-            *_explanation_rows(run),
+            *_explanation_rows(epoch, run.gardener.controller),
             *self._rows.of(
-                run.history[-1],
+                epoch,
                 memory_bytes=resident_bytes(),
                 gpu_memory_share=gpu_memory_share(run.device),
             ),
         )
 
 
-def _explanation_rows(run: GrowthRun) -> Iterator[Row]:
+def _explanation_rows(epoch: EpochRecord, controller: Controller) -> Iterator[Row]:
     """Return why a learned controller decided as it did; it can be asked only now."""
-    controller, newest = run.gardener.controller, run.history[-1]
-    if newest.decision is not None and isinstance(controller, LearnedController):
+    if epoch.decision is not None and isinstance(controller, LearnedController):
         yield EventRow(
-            step=newest.epoch,
+            step=epoch.epoch,
             # A history that is written at once, after a store was lost, has none.
             volatile=True,
             kind=EventKind.DECISION_EXPLAINED,
             severity="debug",
-            message=f"why {newest.decision.op} was chosen",
+            message=f"why {epoch.decision.op} was chosen",
             data=controller.explain().to_mapping(),
         )
 

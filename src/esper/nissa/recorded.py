@@ -152,6 +152,8 @@ class RecordedRun(ABC, Generic[Step]):
         self._save_every_s = save_every_s
         self._saved_at = time.monotonic()
         self._is_saved = is_saved
+        self._best: Write | None = None
+        """What writes `checkpoints/best`, where the run has made something better than is there."""
 
     @abstractmethod
     def steps(self) -> Iterator[Step]:
@@ -169,6 +171,10 @@ class RecordedRun(ABC, Generic[Step]):
     def is_due(self, step: Step) -> bool:
         """Return whether a checkpoint is to be saved after a step."""
         return time.monotonic() - self._saved_at >= self._save_every_s
+
+    @abstractmethod
+    def best(self, step: Step) -> Write | None:
+        """Return what writes the best that the run has made, where this step has made it."""
 
     @abstractmethod
     def snapshot(self) -> tuple[dict[str, Any], dict[str, Any], Mapping[str, Write]]:
@@ -192,6 +198,7 @@ class RecordedRun(ABC, Generic[Step]):
         for step in self.steps():
             self._is_saved = False
             self.record(step)
+            self._best = self.best(step) or self._best
             if self.is_due(step):
                 self.save()
             if show is not None:
@@ -210,9 +217,12 @@ class RecordedRun(ABC, Generic[Step]):
         return False
 
     def save(self) -> None:
-        """Save a checkpoint of the state as it is now."""
+        """Save a checkpoint of the state as it is now, and before it the best so far."""
         # The mark is in the store before the checkpoint that speaks of it exists.
         mark = self.store.watermark()
+        if self._best is not None:
+            self._best(self.checkpoints.best)
+            self._best = None
         state, meta, parts = self.snapshot()
         about = {"telemetry": mark, "command": self.command, "world": self.world.to_mapping()}
         self.checkpoints.save({**state, **about}, meta, parts)

@@ -6,6 +6,7 @@ policy with the best average so far.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +30,7 @@ from esper.nissa.folder import (
 )
 from esper.nissa.reader import StoredRun, open_run
 from esper.nissa.recorded import RecordedRun, World
-from esper.nissa.report import report_run
+from esper.nissa.report import write_run_report
 from esper.nissa.report.training_tables import late_rounds
 from esper.nissa.sinks import Sink, check_sinks
 from esper.nissa.store import DEFAULT_SINKS, OnAlarm, RunStore, open_store
@@ -101,19 +102,25 @@ class TrainingRun(RecordedRun[Progress]):
         return is_turn or super().is_due(step)
 
     def record(self, step: Progress) -> None:
-        """Write a round down where one is finished, and keep the policy if it is the best."""
+        """Write a round down where one is finished."""
         report = step.report
-        if report is None:
-            return
-        record_round(self.store, self.trainer, report)
-        if report.is_best:
-            meta = {
-                **self._meta(),
-                "merit_rolling": report.merit_rolling,
-                "score_rolling": report.score_rolling,
-            }
-            save_policy(self.checkpoints.best, self._policy(), meta=meta)
-        self.folder.log(f"round {told_round(report.round)} {round_line(report)}")
+        if report is not None:
+            record_round(self.store, self.trainer, report)
+            self.folder.log(f"round {told_round(report.round)} {round_line(report)}")
+
+    def best(self, step: Progress) -> Write | None:
+        """Return what writes the policy of this round, where its average is the best so far."""
+        report = step.report
+        if report is None or not report.is_best:
+            return None
+        meta = {
+            **self._meta(),
+            "merit_rolling": report.merit_rolling,
+            "score_rolling": report.score_rolling,
+        }
+        # It may be trained on before it is written.
+        policy = copy.deepcopy(self._policy())
+        return lambda folder: save_policy(folder, policy, meta=meta)
 
     def snapshot(self) -> tuple[dict[str, Any], dict[str, Any], Mapping[str, Write]]:
         """Return the state, what its manifest says, and the policy as a part of its own."""
@@ -132,9 +139,9 @@ class TrainingRun(RecordedRun[Progress]):
     def finish(self) -> dict[str, Any]:
         """Write what a finished run leaves behind; return its summary."""
         record_end(self.store, self.trainer)
-        path = self.folder.path
-        report = report_run(path)
-        summary = {**summarize_training(path), "report": str(report)}
+        with open_run(self.folder.path) as stored:
+            report = write_run_report(stored)
+            summary = {**summarize_training(stored), "report": str(report)}
         self.folder.finish(summary)
         return summary
 
@@ -291,18 +298,15 @@ UPDATE_FIGURES = ("explained_variance", "potential_share", "approx_kl")
 """Columns of an update that are told of a run."""
 
 
-def summarize_training(folder: Path) -> dict[str, Any]:
+def summarize_training(stored: StoredRun) -> dict[str, Any]:
     """Return how the first round went, how the last tenth did, and where the policy is."""
-    with open_run(folder) as stored:
-        info = stored.info
-        rounds = stored.rows("rounds")
-        updates = stored.rows("updates", columns=("round", *UPDATE_FIGURES), where="is_last = 1")
-        late = late_rounds(rounds)
-        late_updates = updates[-len(late) :] if late else []
-        first_entropies = _entropies(stored, rounds[:1])
-        late_entropies = _entropies(stored, late)
+    info = stored.info
+    rounds = stored.rows("rounds")
+    updates = stored.rows("updates", columns=("round", *UPDATE_FIGURES), where="is_last = 1")
+    late = late_rounds(rounds)
+    late_updates = updates[-len(late) :] if late else []
     return {
-        "run": str(folder),
+        "run": str(stored.folder),
         "recipe": info.recipe,
         "task": info.task,
         "seed": info.seed,
@@ -311,14 +315,14 @@ def summarize_training(folder: Path) -> dict[str, Any]:
         "episodes": sum(row["episodes"] or 0 for row in rounds),
         "env_steps": rounds[-1]["env_steps"] if rounds else 0,
         "seconds": sum(row["seconds"] or 0.0 for row in rounds),
-        "first": {**_means(rounds[:1], updates[:1]), "entropy": first_entropies},
+        "first": {**_means(rounds[:1], updates[:1]), "entropy": _entropies(stored, rounds[:1])},
         "last": {
             "rounds": len(late),
             **_means(late, late_updates),
-            "entropy": late_entropies,
+            "entropy": _entropies(stored, late),
         },
         "evaluation": _last_evaluation(rounds),
-        "policy": str(find_policy(folder)),
+        "policy": str(find_policy(stored.folder)),
     }
 
 
