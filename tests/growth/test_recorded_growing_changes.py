@@ -13,12 +13,12 @@ import torch
 import yaml
 
 from esper.growth.grow import grow
-from esper.growth.recorded import GrowingRun, open_growth
+from esper.growth.recorded import RecordedGrowth, open_growth
 from esper.lab.tasks.request import GrowSettings, growth_of, request_again
 from esper.leyline.errors import ConfigError, EsperWarning, UsageError
 from esper.nissa.folder import GROWING, Checkpoints
 from esper.nissa.reader import open_run
-from esper.nissa.recorded import World
+from esper.nissa.recorded import RunInputs
 from tests.plots import same
 
 SCHEDULE = "- {epoch: 2, op: germinate, slot: 0, blueprint: norm}\n"
@@ -56,7 +56,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def start(place: Path) -> GrowingRun:
+def start(place: Path) -> RecordedGrowth:
     growth = growth_of(None).replace(epochs=4, seed=5)
     settings = GrowSettings(
         model="worldly_net:make",
@@ -77,7 +77,7 @@ def place(stopped: Path, tmp_path: Path) -> Path:
 
 def resume(
     place: Path, *, model: str | None = "worldly_net:make", settings: dict[str, Any] | None = None
-) -> GrowingRun:
+) -> RecordedGrowth:
     request = request_again(place / "run", settings or {}, model=model)
     return open_growth(request, place / "run", resume="latest", sinks=())
 
@@ -221,13 +221,13 @@ def test_another_controller_starts_afresh_and_is_recorded(place: Path) -> None:
 
 
 def test_other_software_is_told(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def other(cls: type[World], contents: Any) -> World:
-        return World(
+    def other(cls: type[RunInputs], contents: Any) -> RunInputs:
+        return RunInputs(
             {name: value for name, value in contents.items() if value is not None},
             {"torch": "9.9.9"},
         )
 
-    monkeypatch.setattr(World, "now", classmethod(other))
+    monkeypatch.setattr(RunInputs, "now", classmethod(other))
     with pytest.warns(EsperWarning, match=r"other software \(torch .* -> 9\.9\.9\)"):
         run = resume(place)
     with run:

@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import LambdaLR, StepLR
 import esper
 from esper.growth.grow import grow
 from esper.growth.grown import Grown
-from esper.growth.recorded import GrowingRun
+from esper.growth.recorded import RecordedGrowth
 from esper.kasmina.loading import load_garden
 from esper.leyline.errors import CheckpointError, UsageError
 from esper.leyline.records import EpochRecord
@@ -238,7 +238,7 @@ def test_a_run_that_failed_goes_on_from_its_last_checkpoint(
         if record.epoch == 5:
             raise RuntimeError("the power went out")
 
-    monkeypatch.setattr(GrowingRun, "is_due", lambda self, step: step.epoch == 3)
+    monkeypatch.setattr(RecordedGrowth, "is_due", lambda self, step: step.epoch == 3)
     with pytest.raises(RuntimeError, match="power"):
         grow_tiny(tmp_path / "run", on_epoch=fail)
     assert read_manifest(tmp_path / "run").epoch == 3
@@ -251,7 +251,7 @@ def test_a_run_that_failed_goes_on_from_its_last_checkpoint(
 def test_the_previous_checkpoint_is_older_and_can_be_gone_on_from(
     whole: Grown, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(GrowingRun, "is_due", lambda self, step: True)
+    monkeypatch.setattr(RecordedGrowth, "is_due", lambda self, step: True)
     out = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
         grow_tiny(out, on_epoch=interrupt_after(6))

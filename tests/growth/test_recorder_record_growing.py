@@ -14,7 +14,7 @@ from esper.growth.recorder import (
     record_start,
     run_row,
 )
-from esper.growth.run import GrowthRun
+from esper.growth.run import GrowthLoop
 from esper.lab.tasks import get_task
 from esper.lab.tasks.request import task_config, task_run
 from esper.leyline.controller import Controller, ControllerContext
@@ -31,7 +31,7 @@ pytestmark = [
 ]
 
 
-def make_run(epochs: int = 3, controller: str | Controller = "random") -> GrowthRun:
+def make_run(epochs: int = 3, controller: str | Controller = "random") -> GrowthLoop:
     task = get_task("digits_mlp")
     config = task_config(task, epochs=epochs, seed=1)
     return task_run(task, task.load(), config=config, controller=controller)

@@ -23,7 +23,7 @@ from esper.growth.gardener import DEFAULT_CONTROLLER
 from esper.growth.grown import Format, Grown, Keep
 from esper.growth.recorded import open_growth
 from esper.growth.request import AUTO, STARTED_BY, GrowRequest, GrowthConfig
-from esper.growth.run import GrowthRun
+from esper.growth.run import GrowthLoop
 from esper.kasmina.slots.placement import DeclaredAxes, SlotNames, slot_paths
 from esper.kasmina.training import SchedulerEvery, SchedulerFactory
 from esper.leyline.controller import Controller
@@ -212,7 +212,7 @@ def grow(
     watcher = EpochProgress(settings.epochs) if is_shown(progress) else None
 
     @contextmanager
-    def watch(growth: GrowthRun) -> Iterator[Show]:
+    def watch(growth: GrowthLoop) -> Iterator[Show]:
         def show(record: EpochRecord) -> None:
             if watcher is not None:
                 watcher.show(record)
@@ -251,7 +251,7 @@ def carry_out(
     request: GrowRequest,
     out: str | Path | None = None,
     *,
-    watch: Callable[[GrowthRun], AbstractContextManager[Show]],
+    watch: Callable[[GrowthLoop], AbstractContextManager[Show]],
     resume: Which | None = None,
     overwrite: bool = False,
     command: str = "",
@@ -276,7 +276,7 @@ def carry_out(
         Stopped: A signal came; the run in `out` is saved and can be continued.
     """
     if out is None:
-        growth = GrowthRun(request)
+        growth = GrowthLoop(request)
         with watch(growth) as show:
             for record in growth.epochs():
                 show(record)
@@ -394,5 +394,5 @@ def _with_samples(config: GrowthConfig, train: Batches) -> GrowthConfig:
     samples = count_samples(train)
     # How many samples so many steps have, nobody says.
     each = 0 if config.decide_every else samples
-    facts = config.gardener.told(train_samples=samples, samples_per_epoch=each)
+    facts = config.gardener.with_task_facts(train_samples=samples, samples_per_epoch=each)
     return config.replace(gardener=facts)

@@ -28,13 +28,13 @@ from esper.growth.recorder import (
     run_row,
 )
 from esper.growth.request import STARTED_BY, GrowRequest
-from esper.growth.run import GrowthRun
+from esper.growth.run import GrowthLoop
 from esper.kasmina.contribution import Contributions, Estimate
 from esper.leyline.errors import UsageError
 from esper.leyline.records import EpochRecord, epoch_line, told_kept
 from esper.nissa.database import STORE_FILE
 from esper.nissa.folder import GROWING, Checkpoints, RunFolder, Which, Write, resume_command
-from esper.nissa.recorded import RecordedRun, World
+from esper.nissa.recorded import RecordedRun, RunInputs
 from esper.nissa.report import report_run
 from esper.nissa.sinks import Sink, check_sinks
 from esper.nissa.store import DEFAULT_SINKS, OnAlarm, RunStore, open_store
@@ -45,7 +45,7 @@ SAVE_EVERY_S = 2.0
 """Least time from one checkpoint to the next."""
 
 
-class GrowingRun(RecordedRun[EpochRecord]):
+class RecordedGrowth(RecordedRun[EpochRecord]):
     """A growing run that is open for writing; made by `open_growth`.
 
     Args:
@@ -53,7 +53,7 @@ class GrowingRun(RecordedRun[EpochRecord]):
         growth: what is grown, in the state to go on from.
         store: where it is written down.
         command: the command that started it.
-        world: what it stands on beside its settings.
+        inputs: what it stands on beside its settings.
         settings: what `config.yaml` says.
         is_saved: whether the newest checkpoint holds the state to go on from.
     """
@@ -63,17 +63,17 @@ class GrowingRun(RecordedRun[EpochRecord]):
     def __init__(
         self,
         folder: RunFolder,
-        growth: GrowthRun,
+        growth: GrowthLoop,
         store: RunStore,
         command: str,
-        world: World,
+        inputs: RunInputs,
         settings: Mapping[str, Any],
         *,
         is_saved: bool = False,
     ) -> None:
         """Bring the parts together; nothing is written yet."""
         super().__init__(
-            folder, store, command, world, save_every_s=SAVE_EVERY_S, is_saved=is_saved
+            folder, store, command, inputs, save_every_s=SAVE_EVERY_S, is_saved=is_saved
         )
         self.growth = growth
         self._recorder = EpochRecorder(store, growth)
@@ -170,7 +170,7 @@ def open_growth(
     command: str = "",
     sinks: Iterable[str | Sink] = DEFAULT_SINKS,
     on_alarm: OnAlarm | None = None,
-) -> GrowingRun:
+) -> RecordedGrowth:
     """Open a run folder to grow a network in it; nothing is trained yet.
 
     Args:
@@ -196,14 +196,14 @@ def open_growth(
         with folder.claim_run() as lock:
             return _open_again(request, folder, partial(store_of, lock=lock), resume, command)
     # A wrong request must not replace a run that is there.
-    growth = GrowthRun(request)
-    world = request.look(growth.example_input)
+    growth = GrowthLoop(request)
+    inputs = request.inputs(growth.example_input)
     with folder.claim_new(request.settings, overwrite=overwrite) as lock:
         folder.log(f"started: {command}" if command else "started")
         row = run_row(growth, folder.path, request.settings, command)
         store = store_of(row, lock=lock)
         record_start(store, growth)
-        return GrowingRun(folder, growth, store, command, world, request.settings)
+        return RecordedGrowth(folder, growth, store, command, inputs, request.settings)
 
 
 def _open_again(
@@ -212,7 +212,7 @@ def _open_again(
     store_of: Callable[..., RunStore],
     which: Which,
     command: str,
-) -> GrowingRun:
+) -> RecordedGrowth:
     """Put a run into the state of a checkpoint and open its store."""
     _refuse_other_program(folder, request.settings)
     checkpoints = Checkpoints(folder.path, GROWING)
@@ -223,12 +223,12 @@ def _open_again(
         with restoring(place):
             # What the checkpoint was saved under, not what the folder says: the file may be edited.
             changes = request.changes_since(dict(state["settings"]))
-    growth = GrowthRun(request)
-    world = request.look(growth.example_input)
+    growth = GrowthLoop(request)
+    inputs = request.inputs(growth.example_input)
     if state is not None:
         with restoring(place):
             renewed = {*changes.settings, *request.renewed}
-            versions = world.differences(folder.path, state["world"], renewed)
+            versions = inputs.differences(folder.path, state["world"], renewed)
             if "controller" in renewed:
                 # Another controller knows nothing of what this one has seen.
                 state["gardener"]["controller"] = growth.gardener.controller.state_dict()
@@ -244,7 +244,9 @@ def _open_again(
         record_start(store, growth)
         record_history(store, growth)
     is_saved = state is not None and which == "latest"
-    run = GrowingRun(folder, growth, store, command, world, request.settings, is_saved=is_saved)
+    run = RecordedGrowth(
+        folder, growth, store, command, inputs, request.settings, is_saved=is_saved
+    )
     run.tell_versions(versions)
     if changes:
         record_changes(store, growth, changes)
@@ -279,7 +281,7 @@ def _refuse_other_program(folder: RunFolder, settings: Mapping[str, Any]) -> Non
         )
 
 
-def _refuse_fewer_epochs(path: Path, growth: GrowthRun) -> None:
+def _refuse_fewer_epochs(path: Path, growth: GrowthLoop) -> None:
     done, asked = growth.gardener.epoch, growth.config.epochs
     if asked < done:
         raise UsageError(

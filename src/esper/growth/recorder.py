@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from esper.growth.grown import Grown
-from esper.growth.run import GrowthRun
+from esper.growth.run import GrowthLoop
 from esper.kasmina.contribution import Contributions, Estimate
 from esper.leyline.controller import Controller
 from esper.leyline.records import (
@@ -45,7 +45,7 @@ _MEASURED = (SeedStage.BLENDING.name, SeedStage.HOLDING.name)
 _WITH_MODULE = tuple(stage.name for stage in MODULE_STAGES)
 
 
-def run_row(run: GrowthRun, folder: Path, config: Mapping[str, Any], command: str) -> RunRow:
+def run_row(run: GrowthLoop, folder: Path, config: Mapping[str, Any], command: str) -> RunRow:
     """Return what the store says of a run that begins."""
     return RunRow(
         kind="grow",
@@ -65,7 +65,7 @@ def run_row(run: GrowthRun, folder: Path, config: Mapping[str, Any], command: st
     )
 
 
-def record_start(store: RunStore, run: GrowthRun) -> None:
+def record_start(store: RunStore, run: GrowthLoop) -> None:
     """Write down the host, which a report draws."""
     store.event(
         EventKind.TRAINING_STARTED,
@@ -74,7 +74,7 @@ def record_start(store: RunStore, run: GrowthRun) -> None:
     )
 
 
-def record_changes(store: RunStore, run: GrowthRun, changes: SettingChanges) -> None:
+def record_changes(store: RunStore, run: GrowthLoop, changes: SettingChanges) -> None:
     """Write down what is different about a run from here on."""
     store.event(
         EventKind.SETTINGS_CHANGED,
@@ -85,7 +85,7 @@ def record_changes(store: RunStore, run: GrowthRun, changes: SettingChanges) -> 
     )
 
 
-def record_history(store: RunStore, run: GrowthRun) -> None:
+def record_history(store: RunStore, run: GrowthLoop) -> None:
     """Write every epoch so far into a store that knows none of them."""
     rows = _epoch_rows(run, ())
     for record in run.history:
@@ -95,7 +95,7 @@ def record_history(store: RunStore, run: GrowthRun) -> None:
 class EpochRecorder:
     """Writes one epoch of a run after another; those it has done before are written already."""
 
-    def __init__(self, store: RunStore, run: GrowthRun) -> None:
+    def __init__(self, store: RunStore, run: GrowthLoop) -> None:
         """Go on after the run's history."""
         self._store = store
         self._run = run
@@ -128,7 +128,7 @@ def _explanation_rows(epoch: EpochRecord, controller: Controller) -> Iterator[Ro
         )
 
 
-def _epoch_rows(run: GrowthRun, history: Iterable[EpochRecord]) -> EpochRows:
+def _epoch_rows(run: GrowthLoop, history: Iterable[EpochRecord]) -> EpochRows:
     return EpochRows(
         history,
         host_parameters=run.parameters_before,
@@ -137,7 +137,7 @@ def _epoch_rows(run: GrowthRun, history: Iterable[EpochRecord]) -> EpochRows:
     )
 
 
-def record_interruption(store: RunStore, run: GrowthRun) -> None:
+def record_interruption(store: RunStore, run: GrowthLoop) -> None:
     """Write down that the run stops before its end, to be continued."""
     store.finish("interrupted", seconds=run.seconds)
 

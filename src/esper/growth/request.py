@@ -27,7 +27,7 @@ from esper.kasmina.training import SchedulerEvery, SchedulerFactory, TrainingCon
 from esper.leyline.config import Config, option
 from esper.leyline.controller import Controller
 from esper.leyline.errors import ConfigError, UsageError, unknown_name
-from esper.nissa.recorded import World
+from esper.nissa.recorded import RunInputs
 from esper.utils.settings import SettingChanges, changed_settings
 
 AUTO = "auto"
@@ -160,7 +160,7 @@ class GrowRequest:
         given = self.controller
         return given if isinstance(given, str) else type(given).__name__
 
-    def look(self, example_input: Any) -> World:
+    def inputs(self, example_input: Any) -> RunInputs:
         """Return what the run stands on beside its settings.
 
         Args:
@@ -183,7 +183,7 @@ class GrowRequest:
             }
             for name, value in functions.items():
                 found |= function_contents(name, value)
-        return World.now({**found, **model_contents(self.model)})
+        return RunInputs.now({**found, **model_contents(self.model)})
 
     def changes_since(self, saved: Mapping[str, Any]) -> SettingChanges:
         """Return what is set otherwise than it was; refuse what would make it another run."""

@@ -1,4 +1,4 @@
-"""GrowthRun: the whole growing of one network, epoch by epoch, with or without its twin.
+"""GrowthLoop: the whole growing of one network, epoch by epoch, with or without its twin.
 
 The twin is the same network with the same initial weights and the same batches that only waits.
 Until the controller first acts, the network is its own twin; then the twin is forked off and both
@@ -63,7 +63,7 @@ from esper.utils.process import choose_device
 from esper.utils.randomness import drawing
 
 
-class GrowthRun:
+class GrowthLoop:
     """Everything about growing one network; iterate `epochs()` to carry it out."""
 
     def __init__(self, request: GrowRequest) -> None:
@@ -83,7 +83,7 @@ class GrowthRun:
                 check_batches(which, batches)
         batch = first_batch(request.val)
         judged = find_criterion(model, request.loss, batch, self.device)
-        config = config.replace(gardener=config.gardener.told(**judged.facts))
+        config = config.replace(gardener=config.gardener.with_task_facts(**judged.facts))
         self.config = config
         criterion, keeps_label = judged.criterion, judged.is_measured_with_labels
         self.example_input, _ = next(iter(Moved([batch], self.device, keeps_label=keeps_label)))

@@ -38,7 +38,7 @@ COMPARED_VERSIONS = ("esper", "python", "torch", "numpy")
 
 
 @dataclass(frozen=True, slots=True)
-class World(Plain):
+class RunInputs(Plain):
     """What was found when a run was started or continued."""
 
     contents: Mapping[str, str]
@@ -47,8 +47,8 @@ class World(Plain):
     """Of the software."""
 
     @classmethod
-    def now(cls, contents: Mapping[str, str | None]) -> World:
-        """Return the world with these contents, where there are any, and the software that runs."""
+    def now(cls, contents: Mapping[str, str | None]) -> RunInputs:
+        """Return these contents, where there are any, with the software that runs."""
         found = software_versions()
         return cls(
             {name: value for name, value in contents.items() if value is not None},
@@ -129,7 +129,7 @@ class RecordedRun(ABC, Generic[Step]):
         folder: where it lies.
         store: where it is written down.
         command: the command that started it.
-        world: what it stands on beside its settings.
+        inputs: what it stands on beside its settings.
         save_every_s: most time from one checkpoint to the next.
         is_saved: whether the newest checkpoint holds the state to go on from.
     """
@@ -141,13 +141,13 @@ class RecordedRun(ABC, Generic[Step]):
         folder: RunFolder,
         store: RunStore,
         command: str,
-        world: World,
+        inputs: RunInputs,
         *,
         save_every_s: float,
         is_saved: bool,
     ) -> None:
         """Bring the parts together; nothing is written yet."""
-        self.folder, self.store, self.command, self.world = folder, store, command, world
+        self.folder, self.store, self.command, self.inputs = folder, store, command, inputs
         self.checkpoints = Checkpoints(folder.path, self.kind)
         self._save_every_s = save_every_s
         self._saved_at = time.monotonic()
@@ -224,7 +224,7 @@ class RecordedRun(ABC, Generic[Step]):
             self._best(self.checkpoints.best)
             self._best = None
         state, meta, parts = self.snapshot()
-        about = {"telemetry": mark, "command": self.command, "world": self.world.to_mapping()}
+        about = {"telemetry": mark, "command": self.command, "world": self.inputs.to_mapping()}
         self.checkpoints.save({**state, **about}, meta, parts)
         self._saved_at = time.monotonic()
         self._is_saved = True

@@ -11,7 +11,7 @@ import torch
 import yaml
 from torch import nn
 
-from esper.growth.run import GrowthRun
+from esper.growth.run import GrowthLoop
 from esper.lab.tasks.request import (
     GrowSettings,
     build_model,
@@ -167,7 +167,7 @@ def test_a_task_is_built_with_the_slots_that_were_chosen() -> None:
         controller="wait",
         growth=growth_of("digits"),
     )
-    run = GrowthRun(settings.request())
+    run = GrowthLoop(settings.request())
     assert run.garden.slot_paths == {"r0c2": "blocks.2", "blocks.0": "blocks.0"}
     assert run.name == "digits"
     with pytest.raises(UsageError, match=r"no slot 'r0c9'.*slots: r0c0, r0c1, r0c2"):
@@ -185,7 +185,7 @@ def test_a_model_is_built_with_its_data(module: str, tmp_path: Path) -> None:
         controller="wait",
         growth=growth_of(None).replace(epochs=1),
     )
-    run = GrowthRun(settings.request())
+    run = GrowthLoop(settings.request())
     (record,) = run.epochs()
     assert record.val_score > 0
     assert run.name == f"{module}:make"

@@ -8,7 +8,7 @@ import torch
 from esper.growth.criterion import Loss
 from esper.growth.gardener import GardenerConfig
 from esper.growth.request import GrowRequest, GrowthConfig
-from esper.growth.run import GrowthRun
+from esper.growth.run import GrowthLoop
 from esper.kasmina.operations import GardenConfig
 from esper.lab.tasks import TrainingConfig, get_task
 from esper.lab.tasks.dataset import TaskData
@@ -72,7 +72,7 @@ def test_signals_know_the_classes_of_somebodys_model() -> None:
         request = GrowRequest(
             model=model, slots=["0"], **parts, config=config, loss=loss, controller="wait"
         )
-        return GrowthRun(request).gardener.signals()
+        return GrowthLoop(request).gardener.signals()
 
     for loss in ("classification", torch.nn.CrossEntropyLoss(label_smoothing=0.1)):
         found = signals(loss)
@@ -109,7 +109,7 @@ def test_another_batch_size_trains_otherwise() -> None:
             config=task_config(task, epochs=1, training=TrainingConfig(batch_size=batch_size)),
             controller="wait",
         )
-        losses += [record.train_loss for record in GrowthRun(request).epochs()]
+        losses += [record.train_loss for record in GrowthLoop(request).epochs()]
     assert losses[0] != losses[1]
 
 

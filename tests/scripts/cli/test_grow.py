@@ -16,8 +16,8 @@ import torch
 import yaml
 
 from esper.growth import grow as growing
-from esper.growth.recorded import GrowingRun
-from esper.growth.run import GrowthRun
+from esper.growth.recorded import RecordedGrowth
+from esper.growth.run import GrowthLoop
 from esper.kasmina.loading import load_garden
 from esper.lab.tasks import get_task
 from esper.lab.tasks.request import GrowSettings
@@ -183,7 +183,7 @@ def test_the_settings_are_complete_and_make_the_same_run_again(
     # Paths mean the same from anywhere.
     assert settings.controller == f"schedule:{tmp_path / 'plan.yaml'}"
 
-    again = list(GrowthRun(settings.request()).epochs())
+    again = list(GrowthLoop(settings.request()).epochs())
     assert plain_history(again) == history_of(tmp_path / "run")
 
 
@@ -797,7 +797,7 @@ def test_a_full_disk_ends_the_run_with_one_line_and_the_last_checkpoint(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         write(path, data)
 
-    monkeypatch.setattr(GrowingRun, "is_due", lambda self, step: True)
+    monkeypatch.setattr(RecordedGrowth, "is_due", lambda self, step: True)
     monkeypatch.setattr(files, "_write_bytes", refuse)
     said = command(*FAST, "--epochs", 4, "--controller", "wait", "--out", "run")
     assert said.code == 1

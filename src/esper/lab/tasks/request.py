@@ -19,7 +19,7 @@ from esper.growth.depth.rules import DeepenConfig
 from esper.growth.gardener import DEFAULT_CONTROLLER
 from esper.growth.own_loss import outputs_of
 from esper.growth.request import AUTO, STARTED_BY, GrowRequest, GrowthConfig
-from esper.growth.run import GrowthRun
+from esper.growth.run import GrowthLoop
 from esper.kasmina.costs import NO_LIMIT
 from esper.kasmina.operations import GardenConfig
 from esper.kasmina.slots.placement import DeclaredAxes, SlotNames, matches
@@ -123,7 +123,7 @@ def data_request(
         config: how it is grown.
         more: other parts of the request.
     """
-    facts = config.gardener.told(
+    facts = config.gardener.with_task_facts(
         train_samples=data.size("train"), samples_per_epoch=data.samples_per_step
     )
     val = FixedBatches(data, "val", subset=True)
@@ -149,7 +149,7 @@ def task_run(
     *,
     config: GrowthConfig,
     controller: str | Controller = DEFAULT_CONTROLLER,
-) -> GrowthRun:
+) -> GrowthLoop:
     """Return the run that grows a task's host on its data, without a folder."""
     request = data_request(
         task.build_host(config.seed),
@@ -160,7 +160,7 @@ def task_run(
         controller=controller,
         name=task.name,
     )
-    return GrowthRun(request)
+    return GrowthLoop(request)
 
 
 def task_config(task: Task, **changes: Any) -> GrowthConfig:

@@ -29,7 +29,7 @@ from esper.nissa.folder import (
     resume_command,
 )
 from esper.nissa.reader import StoredRun, open_run
-from esper.nissa.recorded import RecordedRun, World
+from esper.nissa.recorded import RecordedRun, RunInputs
 from esper.nissa.report import write_run_report
 from esper.nissa.report.training_tables import late_rounds
 from esper.nissa.sinks import Sink, check_sinks
@@ -58,7 +58,7 @@ class TrainingRun(RecordedRun[Progress]):
         trainer: what is trained, in the state to go on from.
         store: where it is written down.
         command: the command that started it.
-        world: what it stands on beside its settings.
+        inputs: what it stands on beside its settings.
         is_saved: whether the newest checkpoint holds the trainer's state.
     """
 
@@ -70,14 +70,14 @@ class TrainingRun(RecordedRun[Progress]):
         trainer: Trainer,
         store: RunStore,
         command: str,
-        world: World,
+        inputs: RunInputs,
         *,
         is_saved: bool = False,
     ) -> None:
         """Bring the parts together; nothing is written yet."""
         save_every_s = trainer.config.checkpoint_seconds
         super().__init__(
-            folder, store, command, world, save_every_s=save_every_s, is_saved=is_saved
+            folder, store, command, inputs, save_every_s=save_every_s, is_saved=is_saved
         )
         self.trainer = trainer
 
@@ -191,14 +191,14 @@ def start_training(
     check_sinks(sinks)
     trainer = Trainer(config, cluster=cluster)
     # A wrong request must not replace a run that is there.
-    world = _find_world(trainer)
+    inputs = _find_inputs(trainer)
     folder = RunFolder(path)
     with folder.claim_new(config.to_mapping(), overwrite=overwrite) as lock:
         folder.log(f"started: {command}" if command else "started")
         row = run_row(trainer, name=folder.path.absolute().name, command=command)
         store = open_store(folder.path, row, sinks=sinks, on_alarm=on_alarm, lock=lock)
         record_start(store, trainer)
-        return TrainingRun(folder, trainer, store, command, world)
+        return TrainingRun(folder, trainer, store, command, inputs)
 
 
 def resume_training(
@@ -240,13 +240,15 @@ def resume_training(
             with restoring(place):
                 changes = compare_settings(TrainConfig.from_mapping(state["config"]), config)
         trainer = Trainer(config, is_continued=state is not None, cluster=cluster)
-        world, versions = _find_world(trainer), {}
+        inputs, versions = _find_inputs(trainer), {}
         command, resume = "", True
         if state is not None:
             with restoring(place):
                 # Other tasks have other data.
                 named = {*changes.settings, *(settings or {})} & {"data", "tasks", "curriculum"}
-                versions = world.differences(folder.path, state["world"], {"data"} if named else ())
+                versions = inputs.differences(
+                    folder.path, state["world"], {"data"} if named else ()
+                )
                 # What was decided by other heads says nothing about fresh ones.
                 restarts = changes.restarts_round or bool(reset_heads)
                 trainer.load_state_dict(state, restart_round=restarts)
@@ -258,7 +260,7 @@ def resume_training(
             folder.path, row, resume=resume, sinks=sinks, on_alarm=on_alarm, lock=lock
         )
         is_saved = state is not None and checkpoint == "latest"
-        run = TrainingRun(folder, trainer, store, command, world, is_saved=is_saved)
+        run = TrainingRun(folder, trainer, store, command, inputs, is_saved=is_saved)
         if state is None:
             record_start(store, trainer)
         folder.log(f"continued in round {told_round(trainer.round)}, step {trainer.step}")
@@ -274,9 +276,9 @@ def resume_training(
         return run
 
 
-def _find_world(trainer: Trainer) -> World:
+def _find_inputs(trainer: Trainer) -> RunInputs:
     rows = trainer.row_source
-    return World.now({"data": rows.read_data() if isinstance(rows, TaskRows) else None})
+    return RunInputs.now({"data": rows.read_data() if isinstance(rows, TaskRows) else None})
 
 
 def read_run_config(folder: RunFolder) -> TrainConfig:
