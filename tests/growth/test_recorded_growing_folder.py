@@ -203,6 +203,7 @@ def test_a_run_that_was_interrupted_ends_as_if_it_never_was(
     assert read_manifest(out).epoch == stop
     with open_run(out) as stored:
         assert stored.info.status == "interrupted"
+        assert stored.info.seconds
     seen: list[int] = []
     # The weights it is made with do not matter: those of the checkpoint do.
     model = make_net(seed=77, dropout=0.2)
@@ -263,6 +264,16 @@ def test_the_previous_checkpoint_is_older_and_can_be_gone_on_from(
     again = grow_tiny(out, resume="previous")
     assert [read_manifest(place).epoch for place in places] == [9, 10]
     assert plain_history(again.history) == plain_history(whole.history)
+
+
+def test_a_signal_while_the_result_is_written_stops_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Grown, "save", lambda self, folder: signal.raise_signal(signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            grow_tiny(tmp_path / "run", epochs=2)
+    assert len(grow_tiny(tmp_path / "run", epochs=2, resume=True).history) == 2
 
 
 def test_a_thread_grows_too(tmp_path: Path) -> None:

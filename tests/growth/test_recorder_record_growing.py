@@ -10,7 +10,6 @@ from esper.growth.recorder import (
     EpochRecorder,
     record_end,
     record_history,
-    record_interruption,
     record_start,
     run_row,
 )
@@ -85,8 +84,5 @@ def test_a_history_can_be_written_at_once(tmp_path: Path) -> None:
     row = run_row(run, Path("x"), {}, "")
     with open_store(tmp_path, row, sinks=()) as store:
         record_history(store, run)
-        record_interruption(store, run)
     with esper.open_run(tmp_path) as stored:
         assert read_history(stored) == run.history
-        assert stored.info.status == "interrupted"
-        assert stored.info.seconds == run.seconds

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -281,21 +281,23 @@ def carry_out(
             for record in growth.epochs():
                 show(record)
         return growth.finish(), {}
-    # What comes while it opens is heeded after the first epoch, which can be saved.
-    with (
-        stop_signals() as noted,
-        open_growth(
-            request,
-            out,
-            resume=resume,
-            overwrite=overwrite,
-            command=command,
-            sinks=sinks,
-            on_alarm=on_alarm,
-        ) as run,
-    ):
-        with watch(run.growth) as show:
-            is_done = run.carry_out(show, lambda: bool(noted))
+    with ExitStack() as opened:
+        # What comes while it opens is heeded after the first epoch, which can be saved.
+        with stop_signals() as noted:
+            run = opened.enter_context(
+                open_growth(
+                    request,
+                    out,
+                    resume=resume,
+                    overwrite=overwrite,
+                    command=command,
+                    sinks=sinks,
+                    on_alarm=on_alarm,
+                )
+            )
+            with watch(run.growth) as show:
+                is_done = run.carry_out(show, lambda: bool(noted))
+        # All that was trained is saved: who wants to stop now does so at once.
         if is_done:
             return run.finish(export)
     raise Stopped(run.folder.path, noted[0], run.growth.gardener.epoch)

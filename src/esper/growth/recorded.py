@@ -23,7 +23,6 @@ from esper.growth.recorder import (
     record_changes,
     record_end,
     record_history,
-    record_interruption,
     record_start,
     run_row,
 )
@@ -133,7 +132,7 @@ class RecordedGrowth(RecordedRun[EpochRecord]):
 
     def record_stop(self) -> str:
         """Write down that the run stops before its end; return where it stopped, in words."""
-        record_interruption(self.store, self.growth)
+        self.store.finish("interrupted", seconds=self.growth.seconds)
         return f"after epoch {self.growth.gardener.epoch}"
 
     def finish(self, export: Format | None = None) -> tuple[Grown, dict[str, Any]]:

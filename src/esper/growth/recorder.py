@@ -137,11 +137,6 @@ def _epoch_rows(run: GrowthLoop, history: Iterable[EpochRecord]) -> EpochRows:
     )
 
 
-def record_interruption(store: RunStore, run: GrowthLoop) -> None:
-    """Write down that the run stops before its end, to be continued."""
-    store.finish("interrupted", seconds=run.seconds)
-
-
 def record_end(store: RunStore, grown: Grown) -> None:
     """Write down how the run ended and what every seed was worth then."""
     summary = grown.summary
